@@ -151,7 +151,7 @@ def at_the_same_time(work: Callable[[], None]) -> Iterator[None]:
 
 def archive_once(spark: "SparkSession", url: str, queue: str, lake: Path, format: str) -> Path:
     """What is there, with nothing killed."""
-    job = Archive(queue=queue, server=Server(url=url), once=True)
+    job = Archive(queue=queue, server=Server(url=url), once=True, include_replays=True)
     with LAKES[format](lake) as opened:
         for _ in job.run(spark, opened, threading.Event()):
             pass

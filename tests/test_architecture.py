@@ -40,6 +40,8 @@ ARROWS = {
     },
     "client": {"protocol", "errors", "limits", "version"},
     "pipeline": {"client", "protocol", "durable", "errors", "limits"},
+    "django": {"client", "errors"},
+    "celery": {"client", "protocol", "errors", "version"},
     "inspection": {"client", "journal", "protocol", "errors", "settings"},
     "page": {"inspection", "client", "protocol", "errors"},
     "transfer": {"inspection", "client", "protocol", "errors"},

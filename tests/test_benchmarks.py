@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import pytest
 
-from benchmarks import budget, client, footprint, process, talk
+from benchmarks import budget, client, features, footprint, process, talk
 from benchmarks.flow import Stalled
 from benchmarks.messages import Messages, Wrong
 from benchmarks.run import arguments, main, measure, measure_all, medians, takes_part
@@ -273,6 +273,13 @@ def test_the_budget_has_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+def test_features_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    features.main(["--count", "500", "--runs", "1"])
+    told = capsys.readouterr().out
+    assert "transactions, 1 in flight" in told
+    assert "keys in order" in told
+
+
 def test_the_clients_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     client.main(["--count", "300", "--runs", "1"])
     rows = [line[:30].rstrip(" 0123456789,.") for line in capsys.readouterr().out.splitlines()[1:]]

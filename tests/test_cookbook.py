@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING
@@ -483,6 +484,28 @@ def count(postgres: Postgres, table: str) -> int:
 
 
 @pytest.mark.slow
+def test_consume_and_produce(kitchen: Kitchen) -> None:
+    kitchen.take("Consume and produce")
+    kitchen.sh()
+    orders = [{"id": n, "items": n % 7, "mail": f"{n}@example.org"} for n in range(1000)]
+    with kitchen.client() as client:
+        client.publish_many(("order.paid", order) for order in orders)
+        for ends_the_broker in (False, True, False):
+            before = waiting(client, "mails")
+            with kitchen.start("transform.py"):
+                until(lambda: waiting(client, "mails") > before + 50)  # noqa: B023
+            if ends_the_broker:
+                kitchen.bounce()
+            assert waiting(client, "mails") < 1000
+        with kitchen.start("transform.py"), kitchen.start("transform.py"):
+            until(lambda: waiting(client, "orders") + unacked(client, "orders") == 0)
+        mails = [json.loads(message.text) for message in client.peek("mails", limit=2000)]
+        packing = [json.loads(message.text) for message in client.peek("packing", limit=2000)]
+    key = itemgetter("order")
+    assert sorted(mails, key=key) == [{"order": o["id"], "to": o["mail"]} for o in orders]
+    assert sorted(packing, key=key) == [{"order": o["id"], "items": o["items"]} for o in orders]
+
+
 def test_exactly_once_effects(kitchen: Kitchen) -> None:
     kitchen.take("Exactly-once effects")
     kitchen.sh()

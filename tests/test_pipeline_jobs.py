@@ -585,6 +585,37 @@ def test_a_replay_that_would_be_archived_again_needs_a_yes(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_an_archive_leaves_out_what_a_replay_published(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, format: str
+) -> None:
+    from pyspark.sql.types import StructType
+
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 30))
+    run(spark, mqks_broker, lake, format)
+    options: dict[str, Any] = {"lake": lake, "server": Server(url=mqks_broker.url)}
+    *_, last = Replay(**options).run(spark, Event())
+    assert last.messages == 30
+    [all_of_it] = run(spark, mqks_broker, lake, format)
+    assert (all_of_it.messages, all_of_it.left_out, all_of_it.files) == (0, 30, 0)
+    assert waits(mqks_broker) == []
+    assert run(spark, mqks_broker, lake, format) == []  # The lake has up to there.
+
+    *_, last = Replay(**options, name="again").run(spark, Event())
+    publish(mqks_broker, some(30, 5))
+    schema = StructType.fromDDL("n bigint")
+    [some_of_it] = run(spark, mqks_broker, lake, format, schema=schema)
+    assert (some_of_it.messages, some_of_it.left_out, some_of_it.unparsed) == (5, 30, 0)
+    assert keys(lake) == sorted(f"m{n}" for n in range(35))
+
+    *_, last = Replay(**options, name="third").run(spark, Event())
+    [told] = run(spark, mqks_broker, lake, format, include_replays=True)
+    assert (told.messages, told.left_out) == (35, 0)
+    assert len(keys(lake)) == 70
+
+
+@pytest.mark.slow
 def test_a_replay_of_many_parts_keeps_the_order(
     spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

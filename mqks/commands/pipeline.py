@@ -105,6 +105,9 @@ def archive(
         float, typer.Option(min=0, help="Seconds before small files are merged; 0: never.")
     ] = 300.0,
     trim: Annotated[bool, "--trim/--no-trim", "Drop archived messages from the queue."] = True,
+    include_replays: Annotated[
+        bool, "--include-replays", "Archive also the messages that a replay has published."
+    ] = False,
     fail_on_data_loss: Annotated[
         bool,
         "--fail-on-data-loss/--no-fail-on-data-loss",
@@ -133,6 +136,7 @@ def archive(
             schema=schema_of(schema),
             roll_s=roll,
             trim=trim,
+            include_replays=include_replays,
             fail_on_data_loss=fail_on_data_loss,
         )
         messages = 0
@@ -149,10 +153,11 @@ def archive(
                     tell(asdict(progress), as_json)
                 else:
                     rate = progress.messages / progress.seconds
-                    unparsed = f", {progress.unparsed:,} unparsed" if progress.unparsed else ""
+                    apart = {"unparsed": progress.unparsed, "replayed": progress.left_out}
+                    told = "".join(f", {count:,} {what}" for what, count in apart.items() if count)
                     typer.echo(
                         f"{progress.messages:,} messages in {duration(progress.seconds)}"
-                        f" ({rate:,.0f}/s), {progress.files} files{unparsed}, lag {progress.lag:,}",
+                        f" ({rate:,.0f}/s), {progress.files} files{told}, lag {progress.lag:,}",
                         err=True,
                     )
         if not as_json:
@@ -293,8 +298,8 @@ def _warn_of_doubles(lake: Path | str, queues: list[str], *, dry_run: bool) -> N
 
     told = (
         f"{lake} was archived from {', '.join(queues)} of this server: if that queue receives the "
-        "replayed messages and is archived again, the lake contains each of them twice, with "
-        "different ids and offsets"
+        "replayed messages and is archived again, the lake contains each of them twice (with "
+        "--include-replays), and consumers of the same events receive them twice"
     )
     if dry_run:
         note(f"{told}; without --dry-run this needs --yes")

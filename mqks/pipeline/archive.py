@@ -19,9 +19,10 @@ from threading import Event
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mqks.client.errors import RequestFailed
-from mqks.pipeline.columns import FIELDS, subset
+from mqks.pipeline.columns import FIELDS, REPLAYED, subset
 from mqks.pipeline.errors import DataLost, StoreAway
 from mqks.pipeline.job import failure
 from mqks.pipeline.lake import COLUMNS, File, Lake, merge, stage
@@ -45,7 +46,7 @@ _READ = ("key", "value", "topic", "offset", "timestamp")
 _ROWS = "key binary, value binary, topic string, offset bigint, timestamp timestamp"
 _FILES = (
     "name string, date string, event string, rows bigint, bytes bigint, first bigint, last bigint,"
-    " arrived_us bigint, unparsed bigint"
+    " arrived_us bigint, unparsed bigint, left_out bigint"
 )
 _UNPARSED = "_mqks_unparsed"
 
@@ -66,6 +67,8 @@ class Progress:
     messages: int
     unparsed: int
     """The number of these that do not fit the schema; their `data` is null."""
+    left_out: int
+    """The number of replayed messages, which are not in the lake."""
     files: int
     bytes: int
     waiting: int
@@ -93,7 +96,10 @@ class _Batch:
         with self.reader as reader:
             for start, end in ranges:
                 fail = self.fail_on_data_loss
-                yield from reader.read(start, end, epoch=self.epoch, fail_on_data_loss=fail)
+                yield from map(
+                    _marked,
+                    reader.read(start, end, epoch=self.epoch, fail_on_data_loss=fail),
+                )
 
     def stage(self, messages: Iterable[pa.RecordBatch]) -> Iterator[File]:
         """Write messages into the lake's staging; yields the files."""
@@ -141,6 +147,8 @@ class Archive:
     roll_s: float = ROLL_S
     """The longest time before small files are merged; until then they are not visible."""
     trim: bool = True
+    include_replays: bool = False
+    """Archive also what a replay has published; the lake may have it already."""
     fail_on_data_loss: bool = True
     """End with DataLost if messages are missing from the queue that the lake does not have."""
 
@@ -151,7 +159,9 @@ class Archive:
         (messages are missing, or an older state of the database was restored) and whatever a Spark
         job fails with.
         """
-        reader = QueueReader(None, self.queue, server=self.server, schema=subset(_READ))
+        schema, leaves_out = subset(_READ), not self.include_replays
+        schema = schema.append(REPLAYED) if leaves_out else schema
+        reader = QueueReader(None, self.queue, server=self.server, schema=schema, meta=leaves_out)
         run = _Run(self, spark, lake, reader)
         with reader:
             yield from run.batches(stop)
@@ -262,7 +272,8 @@ class _Run:
             next=end,
             messages=sum(file.rows for file in files),
             unparsed=sum(file.unparsed for file in files),
-            files=len(files),
+            left_out=sum(file.left_out for file in files),
+            files=sum(bool(file.rows) for file in files),
             bytes=sum(file.bytes for file in files),
             waiting=self.roll(self.job.roll_s),
             seconds=round(time.perf_counter() - began, 3),
@@ -297,6 +308,17 @@ class _Run:
         except RequestFailed:
             if self.reader.range().epoch == epoch:
                 raise
+
+
+def _marked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Without the column `replayed`; a replayed message has no topic then."""
+    *columns, replayed = batch.columns
+    if replayed.type != pa.bool_():
+        return batch
+    if replayed.true_count:
+        topic = _READ.index("topic")
+        columns[topic] = pc.if_else(replayed, pa.scalar(None, pa.string()), columns[topic])
+    return pa.RecordBatch.from_arrays(columns, names=[*_READ])
 
 
 def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":

@@ -34,10 +34,13 @@ FIELDS = {
 """Kafka's columns: a message's id, its data, its event, 0, its number, arrival and attributes."""
 
 SCHEMA = pa.schema(list(FIELDS.items()))
+REPLAYED = pa.field("replayed", pa.bool_())
+"""For readers of attributes: whether a replay has published the message."""
 
 _NEWLINE, _SPACE, _TAB = b"\n \t"
 _EVENT_BYTES = len(b"event=")
 _ESCAPED = replies.ESCAPED
+_ORIGIN = "&origin_offset="
 _TRAITS = r"(,priority=-?[0-9]+)?(,key=[^, ]*)?$"
 
 
@@ -59,7 +62,7 @@ def record_batch(
     pieces = _pieces(text, rows, has_meta)
     take = np.arange(0, 6 * rows, 6, dtype=np.int32)
     events = pieces.take(pa.array(take + 2))
-    if has_meta:
+    if has_meta and pc.any(pc.match_substring(events, ",")).as_py():
         events = pc.replace_substring_regex(events, _TRAITS, "")
     escaped = pc.ends_with(events, _ESCAPED)
     has_escaped = pc.any(escaped).as_py()
@@ -87,6 +90,8 @@ def record_batch(
                 column = pa.array(np.repeat(times, counts)).view(FIELDS[name])
             case "headers" if has_meta:
                 column = _headers(pieces.take(pa.array(take + 5)))
+            case "replayed":
+                column = pc.match_substring(pieces.take(pa.array(take + 5)), _ORIGIN)
             case _:
                 column = pa.nulls(rows, FIELDS[name])
         made[name] = column

@@ -90,6 +90,8 @@ class File:
     """The arrival of its latest message, in microseconds since 1970."""
     unparsed: int = 0
     """Rows whose payload did not fit the schema."""
+    left_out: int = 0
+    """Replayed messages that are in no file; then there is no file, and the name is empty."""
 
     @property
     def directory(self) -> str:
@@ -116,7 +118,8 @@ def stage(
     staging: Path | str, batches: Iterable[pa.RecordBatch], *, by_event: bool = False
 ) -> Iterator[File]:
     """Write messages with the columns of a file into `staging`: one file for each day and event, or
-    for each day. For a table on a store `staging` is its URL, and the names are final."""
+    for each day. Rows with a null as topic are left out, and counted in a file without a name.
+    For a table on a store `staging` is its URL, and the names are final."""
     gathered: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -130,7 +133,12 @@ def stage(
 
 
 def _stage(staging: Path | str, batches: list[pa.RecordBatch], by_event: bool) -> Iterator[File]:
-    for date, event, part in _parts(pa.Table.from_batches(batches), by_event):
+    table = pa.Table.from_batches(batches)
+    if left_out := table["topic"].null_count:
+        arrived_us = pc.max(table["timestamp"]).value
+        yield File("", "", "", 0, 0, 0, 0, arrived_us, left_out=left_out)
+        table = table.filter(table["topic"].is_valid())
+    for date, event, part in _parts(table, by_event):
         offsets = part["offset"]
         first, last = offsets[0].as_py(), offsets[-1].as_py()
         name = _new_name(first, last)
@@ -337,10 +345,11 @@ class Lake:
 
         Large files become visible at once, small files when `roll` merges them.
         """
+        arrived = self._state["arrived"] | self._arrived(queue, epoch, files)
+        files = [file for file in files if file.rows]
         self._check_is_here(file.name for file in files)
         queues = dict(self._state["queues"])
         queues[queue] = queues.get(queue, {}) | {epoch: number}
-        arrived = self._state["arrived"] | self._arrived(queue, epoch, files)
         moves, waiting, now_s = [], self._waiting(), time.time()
         for file in files:
             if file.bytes < SMALL_BYTES:
@@ -440,6 +449,8 @@ class DeltaLake(Lake):
     def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
         from deltalake import CommitProperties, Transaction, write_deltalake
 
+        arrived = self._arrived(queue, epoch, files)
+        files = [file for file in files if file.rows]
         self._check_is_here(file.name for file in files)
         own = self._read_schema(files[0]) if files else COLUMNS
         partitions = {"date": pa.date32()} | ({"event": pa.string()} if self.by_event else {})
@@ -457,7 +468,7 @@ class DeltaLake(Lake):
         if (now := self.next(queue, epoch)) != before:  # This commit would not conflict with that.
             raise in_use(self._table.table_uri, queue, now)
         told = [Transaction(_application(queue, epoch), number)]
-        for time_us in self._arrived(queue, epoch, files).values():
+        for time_us in arrived.values():
             told.append(Transaction(_arrivals(queue, epoch), time_us))
         self._table.create_write_transaction(
             [_addition(file, self._path(file), [*partitions]) for file in files],

@@ -84,7 +84,7 @@ class Replay:
 
     def archived_here(self, spark: "SparkSession") -> list[str]:
         """Queues of the server that the messages were archived from. If such a queue receives the
-        replayed messages and is archived again, the lake contains them twice."""
+        replayed messages and is archived again with replays, the lake contains them twice."""
         found = []
         for queue, epoch in sorted(self.rows(spark).select("queue", "epoch").distinct().collect()):
             with suppress(RequestFailed), QueueReader(None, queue, server=self.server) as reader:

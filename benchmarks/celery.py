@@ -1,0 +1,139 @@
+"""Celery on MQKS and on Redis, in one run: tasks per second, latency, memory, and restarts.
+
+    python -m benchmarks.celery [COUNT]
+
+Needs `redis-server` on PATH, and `pip install redis`. Redis syncs each write (`appendfsync
+always`), as MQKS does. The worker is prefork with two processes, the task does nothing, and is
+acked when it is done.
+"""
+
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+WAITING = 100_000
+app: Any = Celery("bench", broker=os.environ.get("BROKER", "mqks://127.0.0.1"))
+app.conf.update(
+    task_acks_late=True, task_ignore_result=True, broker_connection_retry_on_startup=True
+)
+
+
+@app.task(name="nothing")  # type: ignore[untyped-decorator]
+def nothing() -> None:
+    pass
+
+
+@app.task(name="tell")  # type: ignore[untyped-decorator]
+def tell(path: str) -> None:
+    Path(path).touch()
+
+
+def _until(look: Callable[[], bool], step_s: float = 0.001) -> None:
+    ends_s = time.monotonic() + 120
+    while not look():
+        if time.monotonic() > ends_s:
+            raise SystemExit("nothing happens for two minutes")
+        time.sleep(step_s)
+
+
+def _resident_bytes(pid: int) -> int:
+    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _accepts(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def measure(name: str, url: str, port: int, command: list[str], count: int, tmp: Path) -> None:
+    def server() -> subprocess.Popen[bytes]:
+        started = subprocess.Popen(command, cwd=tmp, stdout=subprocess.DEVNULL)
+        _until(lambda: _accepts(port))
+        return started
+
+    broker = server()
+    os.environ["BROKER"] = app.conf.broker_url = app.conf.broker_read_url = url
+    app.conf.broker_write_url = url
+    with (tmp / "worker.log").open("wb") as log:
+        args = [sys.executable, "-m", "celery", "-A", "benchmarks.celery", "worker", "-c", "2"]
+
+        def worker_started() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(args, stdout=log, stderr=log, start_new_session=True)
+
+        def one() -> float:
+            path = tmp / "told"
+            path.unlink(missing_ok=True)
+            began_s = time.perf_counter()
+            tell.delay(str(path))
+            _until(path.exists, 0.0002)
+            return time.perf_counter() - began_s
+
+        empty = _resident_bytes(broker.pid)
+        began_s = time.perf_counter()
+        for _ in range(count):
+            nothing.delay()
+        published_s = time.perf_counter() - began_s
+        per_task = (_resident_bytes(broker.pid) - empty) / count
+        path = tmp / "last"
+        tell.delay(str(path))
+        worker = worker_started()
+        try:
+            _until(lambda: b" ready." in (tmp / "worker.log").read_bytes() or path.exists())
+            began_s = time.perf_counter()
+            _until(path.exists)
+            done_s = time.perf_counter() - began_s
+            latencies = [one() for _ in range(200)]
+            broker.send_signal(signal.SIGKILL)
+            broker.wait()
+            time.sleep(1)
+            broker = server()
+            began_s = time.perf_counter()
+            one()
+            back_s = time.perf_counter() - began_s
+        finally:
+            os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait()
+            broker.kill()
+            broker.wait()
+    print(
+        f"{name:6} published {count / published_s:7,.0f}/s  done {count / done_s:7,.0f}/s  "
+        f"latency {statistics.median(latencies) * 1000:5.1f} ms  "
+        f"{per_task:5.0f} bytes a waiting task  works {back_s:4.1f} s after a restart",
+        flush=True,
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else WAITING
+    for name in ("mqks", "redis"):
+        port = _free_port()
+        serve = [sys.executable, "-m", "mqks", "serve", "--db", "db", "--port", str(port)]
+        if name == "redis":
+            serve = ["redis-server", "--port", str(port), "--save", "", "--appendonly", "yes"]
+            serve += ["--appendfsync", "always"]
+        with tempfile.TemporaryDirectory() as directory:
+            url = f"{name}://127.0.0.1:{port}"
+            measure(name, url, port, serve, count, Path(directory))
+
+
+if __name__ == "__main__":
+    main()

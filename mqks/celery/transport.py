@@ -1,0 +1,459 @@
+"""The transport: connections, and channels with the methods of AMQP that kombu calls.
+
+The one rule: what is unacked, routed or delayed is known to the server alone.
+"""
+
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from kombu.exceptions import ChannelError
+from kombu.message import Message
+from kombu.transport import base
+from kombu.utils.json import dumps, loads
+
+from mqks.celery import names
+from mqks.celery.link import Consumer, Link
+from mqks.client import requests, urls
+from mqks.client.errors import ConnectionLost, ProtocolViolation, RequestFailed
+from mqks.client.options import Options
+from mqks.errors import ConfigurationError
+from mqks.protocol.escapes import escape, unescape
+from mqks.protocol.replies import ESCAPED
+from mqks.version import __version__
+
+UNUSED_S = 60.0
+"""So long an exclusive or auto-delete queue without `x-expires` stays without a consumer."""
+GET_S = 1.0
+"""How long `basic_get` waits for a message of which the server has told."""
+_POLICY: dict[str, Callable[[Any], list[str]]] = {
+    "x-message-ttl": lambda ms: [f"--ttl={max(ms, 1) / 1000}"],
+    "x-max-length": lambda n: [f"--messages-max={n}", "--overflow=drop"],
+    "x-max-length-bytes": lambda n: [f"--bytes-max={n}", "--overflow=drop"],
+    "x-dead-letter-routing-key": lambda queue: [f"--dead-letters={names.key(queue)}"],
+    "x-single-active-consumer": lambda on: [f"--single-consumer={'yes' if on else 'no'}"],
+}
+"""The policy for arguments of RabbitMQ."""
+_WITHOUT_POLICY = "x-expires", "x-max-priority"
+
+
+class Declared(NamedTuple):
+    queue: str
+    message_count: int
+    consumer_count: int
+
+
+class Channel(base.StdChannel):  # type: ignore[misc]
+    """Raises RequestFailed for what the server refuses, ChannelError for what MQKS does not have,
+    and ConnectionLost."""
+
+    Message: Any = Message
+
+    def __init__(self, link: Link) -> None:
+        self.connection: Link | None = link
+        link.channels.append(self)
+        self.no_ack_consumers = set[str]()
+        self._consumers = dict[str, Consumer]()
+        self._prefetch = 0
+
+    @property
+    def _link(self) -> Link:
+        if self.connection is None:
+            raise ConnectionLost("the channel is closed")
+        return self.connection
+
+    def close(self) -> None:
+        """Its unacked messages return to their queues."""
+        link, self.connection = self.connection, None
+        if link is not None and link.connected:
+            link.channels.remove(self)
+            link.end(*link.of(self))
+
+    # -- exchanges and queues
+
+    def exchange_declare(
+        self, exchange: str = "", type: str = "direct", passive: bool = False, **_: Any
+    ) -> None:
+        if passive:
+            return
+        if type not in Transport.implements.exchange_type:
+            raise ChannelError(f"exchange {exchange}: MQKS has no exchanges of type {type}")
+        self._link.exchange_types[exchange] = type
+
+    def exchange_delete(self, exchange: str, **_: Any) -> None:
+        self._link.exchange_types.pop(exchange, None)
+
+    def exchange_bind(self, *_: Any, **__: Any) -> None:
+        raise ChannelError("MQKS binds queues to exchanges, and no exchanges to each other")
+
+    exchange_unbind = exchange_bind
+
+    def prepare_queue_arguments(self, arguments: Any, **options: Any) -> Any:
+        return base.to_rabbitmq_queue_arguments(arguments, **options)
+
+    def queue_declare(
+        self,
+        queue: str = "",
+        passive: bool = False,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        arguments: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> Declared:
+        """Only a passive one tells how many messages and consumers there are."""
+        if passive:
+            ready, consumers = self._counts(queue)
+            return Declared(queue, ready, consumers)
+        link, queue = self._link, queue or f"mqks.gen-{uuid4().hex}"
+        name = names.key(queue)
+        told = {key: value for key, value in (arguments or {}).items() if value is not None}
+        if unknown := told.keys() - _POLICY.keys() - {*_WITHOUT_POLICY, "x-dead-letter-exchange"}:
+            raise ChannelError(f"queue {queue}: MQKS has no argument {', '.join(sorted(unknown))}")
+        if told.pop("x-dead-letter-exchange", ""):
+            raise ChannelError(f"queue {queue}: dead letters go to a queue: leave out the exchange")
+        flags = [flag for key in _POLICY if key in told for flag in _POLICY[key](told[key])]
+        asked = [f"subscribe --confirm {name} --add {names.event('', queue)}"]
+        if flags:
+            asked.append(f"set_queue --confirm {name} {' '.join(dict.fromkeys(flags))}")
+        if auto_delete or exclusive or "x-expires" in told:
+            # A consumer may set the rule without the permission to delete queues.
+            unused_s = told.get("x-expires", UNUSED_S * 1000) / 1000
+            rule = f"--delete-queue-when-unused={unused_s} --manual-ack --prefetch=1"
+            asked += [f"consume --confirm {name} {rule}", "delete_consumer --confirm "]
+        ids = [link.new_id() for _ in asked]
+        bodies = [*map(str.encode, asked)]
+        if bodies[-1].endswith(b" "):
+            bodies[-1] += ids[-2]
+        link.ask(*bodies, ids=ids)
+        return Declared(queue, 0, 0)
+
+    def _counts(self, queue: str) -> tuple[int, int]:
+        told = requests.stats_told(self._link.ask(b"stats queue " + names.key(queue).encode())[0])
+        return told["ready"], told["consumers"]
+
+    def _rebind(self, add: str, queue: str, exchange: str, routing_key: str) -> None:
+        if exchange:  # The default exchange has all queues, for good.
+            kind = self._link.exchange_types.get(exchange, "direct")
+            events, masks = names.bound(kind, exchange, routing_key)
+            words = [f"rebind --confirm {names.key(queue)}"]
+            words += [f"--{add}", *events] if events else []
+            words += [f"--{add}-mask", *masks] if masks else []
+            self._link.ask(" ".join(words).encode())
+
+    def queue_bind(self, queue: str, exchange: str = "", routing_key: str = "", **_: Any) -> None:
+        self._rebind("add", queue, exchange, routing_key)
+
+    def queue_unbind(self, queue: str, exchange: str = "", routing_key: str = "", **_: Any) -> None:
+        self._rebind("remove", queue, exchange, routing_key)
+
+    def queue_purge(self, queue: str, **_: Any) -> int:
+        """Also messages that wait for their ETA."""
+        body = f"purge --confirm {names.key(queue)} --scheduled"
+        return requests.number_told(self._link.ask(body.encode())[0])
+
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any
+    ) -> int:
+        ready = 0
+        if if_unused or if_empty:
+            ready, consumers = self._counts(queue)
+            if (if_unused and consumers) or (if_empty and ready):
+                raise ChannelError(f"queue {queue} has {ready} messages and {consumers} consumers")
+        self._link.ask(f"delete_queue --confirm {names.key(queue)}".encode())
+        return ready
+
+    # -- messages
+
+    def prepare_message(
+        self,
+        body: str | bytes,
+        priority: int | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        headers: dict[str, Any] | None = None,
+        properties: dict[str, Any] | None = None,
+    ) -> tuple[dict[str, Any], bytes]:
+        about = {
+            "content-type": content_type,
+            "content-encoding": content_encoding,
+            "headers": headers or {},
+            "properties": {**(properties or {}), **({"priority": priority} if priority else {})},
+        }
+        return about, body.encode() if isinstance(body, str) else body
+
+    def basic_publish(
+        self,
+        message: tuple[dict[str, Any], bytes],
+        exchange: str = "",
+        routing_key: str = "",
+        mandatory: bool = False,
+        **_: Any,
+    ) -> None:
+        """Returns when the server has stored the message."""
+        about, body = message
+        properties = about["properties"]
+        flags = ["publish --confirm --escaped"]
+        if mandatory:
+            flags.append("--mandatory")
+        if properties.get("expiration"):
+            flags.append(f"--ttl={max(float(properties['expiration']), 1) / 1000}")
+        if priority := properties.get("priority"):
+            flags.append(f"--priority={min(max(int(priority), 0), 9)}")
+        if (at := _seconds(about["headers"].get("eta"))) is not None:
+            flags.append(f"--at={at}")
+        flags.append(names.event(exchange or "", routing_key or ""))
+        data = escape(b"%b\n%b" % (dumps(about).encode(), body))
+        self._link.ask(b"%b %b" % (" ".join(flags).encode(), data))
+
+    def _received(self, consumer: Consumer, text: bytes, tag: str, no_ack: bool) -> Any:
+        message_id, _, rest = text.partition(b" ")
+        told, _, data = rest.partition(b" ")
+        event = told.removeprefix(b"event=").removesuffix(ESCAPED)
+        name, _, retry = event.partition(b",retry=")
+        exchange, routing_key = names.published(requests.decoded(name))
+        try:
+            first, _, body = (unescape(data) if told.endswith(ESCAPED) else data).partition(b"\n")
+            about = loads(first)
+            args = {
+                "body": body,
+                "content_type": about["content-type"],
+                "content_encoding": about["content-encoding"],
+                "headers": about["headers"],
+                "properties": about["properties"],
+            }
+        except (ValueError, TypeError, KeyError):  # Another program has published it.
+            args = {"body": data, "content_type": "application/json", "content_encoding": "utf-8"}
+        return self.Message(
+            channel=self,
+            delivery_tag=f"{requests.decoded(consumer.id)} {requests.decoded(message_id)}",
+            delivery_info={
+                "consumer_tag": tag,
+                "delivery_tag": f"{requests.decoded(consumer.id)} {requests.decoded(message_id)}",
+                "exchange": exchange,
+                "routing_key": routing_key,
+                "redelivered": bool(retry),
+            },
+            **args,
+        )
+
+    def message_to_python(self, message: Any) -> Any:
+        return message
+
+    def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
+        """The first message, or None. The consumer that takes it ends with its ack."""
+        link, found = self._link, list[bytes]()
+        if not self._counts(queue)[0]:
+            return None
+        consumer = self._consume(
+            queue, " --manual-ack --prefetch=1", lambda _, text: found.append(text)
+        )
+        ends_s = time.monotonic() + GET_S
+        with suppress(TimeoutError):
+            while not found and (left_s := ends_s - time.monotonic()) > 0:
+                link.drain_events(timeout=left_s)
+        if not found:
+            link.end(consumer)
+            return None
+        consumer.is_cancelled = True
+        message = self._received(consumer, found[0], "", no_ack)
+        if no_ack:
+            self.basic_ack(message.delivery_tag)
+        return message
+
+    def _consume(
+        self, queue: str, flags: str, deliver: Callable[[Consumer, bytes], None]
+    ) -> Consumer:
+        link = self._link
+        consumer = Consumer(self, link.new_id(), deliver, acks="--manual-ack" in flags)
+        link.consumers[consumer.id] = consumer
+        body = f"consume --confirm {names.key(queue)} --existing --keep{flags}"
+        try:
+            link.ask(body.encode(), ids=[consumer.id])
+        except BaseException:
+            link.consumers.pop(consumer.id, None)
+            raise
+        return consumer
+
+    def basic_consume(
+        self,
+        queue: str,
+        no_ack: bool = False,
+        consumer_tag: str = "",
+        callback: Callable[[Any], object] | None = None,
+        **_: Any,
+    ) -> str:
+        """No update of its queue changes it, so `on_cancel` is never called."""
+        tag = consumer_tag or uuid4().hex
+        flags = "" if no_ack else " --manual-ack"
+        if self._prefetch and not no_ack:
+            flags += f" --prefetch={self._prefetch}"
+
+        def deliver(consumer: Consumer, text: bytes) -> None:
+            message = self._received(consumer, text, tag, no_ack)
+            if consumer.is_cancelled and consumer.acks:
+                self.basic_release(message.delivery_tag)
+            elif callback is not None:
+                callback(message)
+
+        self._consumers[tag] = self._consume(queue, flags, deliver)
+        if no_ack:
+            self.no_ack_consumers.add(tag)
+        return tag
+
+    def basic_cancel(self, consumer_tag: str, **_: Any) -> None:
+        consumer = self._consumers.pop(consumer_tag, None)
+        self.no_ack_consumers.discard(consumer_tag)
+        if consumer is not None and self.connection is not None:
+            self._link.cancel(consumer)
+
+    def basic_qos(
+        self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False
+    ) -> None:
+        """The most unacked messages of each consumer of this channel."""
+        self._prefetch = prefetch_count
+        for tag, consumer in self._consumers.items():
+            if tag not in self.no_ack_consumers:
+                body = b"set_prefetch %b %d" % (consumer.id, prefetch_count)
+                self._link.send(requests.line(self._link.new_id(), body))
+
+    def _settle(self, action: bytes, delivery_tag: str) -> None:
+        consumer_id, _, message_id = requests.encoded(delivery_tag).partition(b" ")
+        consumer = self._link.consumers.get(consumer_id)
+        if consumer is not None:
+            self._link.settle(consumer, action, message_id)
+
+    def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
+        if multiple:
+            raise ChannelError("MQKS acks messages one by one, and no `multiple`")
+        self._settle(b"ack %b %b", delivery_tag)
+
+    def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """With `requeue` it goes to the tail of its queue, and counts as a reject there; otherwise
+        it is dead."""
+        self._settle(b"reject %b %b" if requeue else b"reject %b %b --dead", delivery_tag)
+
+    def basic_release(self, delivery_tag: str) -> None:
+        self._settle(b"release %b %b", delivery_tag)
+
+    def basic_recover(self, requeue: bool = False) -> None:
+        """Its unacked messages return to their places, and are delivered again."""
+        for consumer in self._link.of(self):
+            consumer.held = 0
+            body = b"release %b --all" % consumer.id
+            self._link.send(requests.line(self._link.new_id(), body))
+
+    def flow(self, active: bool = True) -> None:
+        raise ChannelError("MQKS has no flow control by channel: use prefetch")
+
+
+def _seconds(eta: object) -> float | None:
+    """The time of the header `eta`, in seconds since 1970; None if it has none."""
+    with suppress(ValueError, OverflowError):
+        if isinstance(eta, str) and eta:
+            time_ = datetime.fromisoformat(eta)
+            at = (time_ if time_.tzinfo else time_.replace(tzinfo=UTC)).timestamp()
+            return at if 0 < at < 1e10 else None
+    return None
+
+
+class Transport(base.Transport):  # type: ignore[misc]
+    """What `kombu.Connection` uses for `mqks://`, `mqkss://` and `mqks+unix://`."""
+
+    default_port = urls.PORT
+    # Of the same behaviour as far as Celery asks: mingle and gossip work, events use topics.
+    driver_type = "amqp"
+    driver_name = "mqks"
+    connection_errors = (ProtocolViolation, OSError, *base.Transport.connection_errors)
+    channel_errors = (ChannelError, RequestFailed)
+    recoverable_connection_errors = connection_errors
+    recoverable_channel_errors = ()
+    implements = base.Transport.implements.extend(
+        asynchronous=True,
+        heartbeats=True,
+        exchange_type=frozenset(["direct", "topic", "fanout"]),
+    )
+
+    @property
+    def default_connection_params(self) -> dict[str, Any]:
+        return {"hostname": "127.0.0.1", "port": self.default_port}
+
+    def driver_version(self) -> str:
+        return __version__
+
+    def establish_connection(self) -> Link:
+        """Raises ConfigurationError, AuthenticationFailed, ConnectionLost."""
+        client = self.client
+        if client.virtual_host not in (None, "", "/"):
+            raise ConfigurationError(
+                f"MQKS has no virtual hosts: leave {client.virtual_host!r} out of the URL"
+            )
+        given = {field.name for field in fields(Options)} & {*client.transport_options}
+        values = {name: client.transport_options[name] for name in given}
+        if client.connect_timeout:
+            values.setdefault("connect_timeout_s", client.connect_timeout)
+        tls = client.transport_cls == "mqkss" or bool(client.ssl)
+        if isinstance(client.ssl, dict):
+            context = ssl.create_default_context(cafile=client.ssl.get("ca_certs"))
+            if client.ssl.get("certfile"):
+                context.load_cert_chain(client.ssl["certfile"], client.ssl.get("keyfile"))
+            values.setdefault("ssl_context", context)
+        host = client.hostname or "127.0.0.1"
+        if host.startswith("unix:"):
+            address = urls.parse(f"mqks+{host}")
+        else:
+            password = client.password() if callable(client.password) else client.password
+            credentials = tuple(word for word in (client.userid, password) if word)
+            port = client.port or self.default_port
+            address = urls.Address(host, int(port), tls=tls, credentials=credentials)
+        return Link(client, address, Options(**values))
+
+    def close_connection(self, connection: Link) -> None:
+        self.unregister_from_event_loop(connection, None)
+        connection.leave()
+
+    def _collect(self, connection: Link | None) -> None:
+        """After a fork: the parent uses it on."""
+        if connection is not None:
+            connection.close()
+
+    def create_channel(self, connection: Link) -> Channel:
+        return Channel(connection)
+
+    def close_channel(self, channel: Channel) -> None:
+        channel.close()
+
+    def verify_connection(self, connection: Link) -> bool:
+        return connection.connected
+
+    def drain_events(self, connection: Link, timeout: float | None = None, **_: Any) -> None:
+        connection.drain_events(timeout)
+
+    def get_heartbeat_interval(self, connection: Link) -> float:
+        return self.client.heartbeat or 0
+
+    def heartbeat_check(self, connection: Link, rate: int = 2) -> None:
+        connection.beat(self.get_heartbeat_interval(connection))
+
+    def register_with_event_loop(self, connection: Link, loop: Any) -> None:
+        read = partial(self.on_readable, connection, loop)
+        connection.wake = partial(loop.call_soon, read)
+        connection.unregister = partial(loop.remove, connection.fileno())
+        loop.add_reader(connection.fileno(), read)
+        connection.wake()
+
+    def unregister_from_event_loop(self, connection: Link, loop: Any) -> None:
+        connection.unregister()
+        connection.wake = connection.unregister = lambda: None
+
+    def on_readable(self, connection: Link, loop: Any) -> None:
+        try:
+            connection.drain_events(timeout=0)
+        except TimeoutError:
+            return
+        connection.wake()

@@ -1,0 +1,189 @@
+"""The backend of Django Tasks: enqueues are confirmed publishes, results are rows.
+
+The one rule: the message has the whole task, so it runs even if its row does not exist yet.
+"""
+
+import math
+import secrets
+import threading
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.conf import settings
+from django.core import checks
+from django.utils.module_loading import import_string
+
+from mqks.client.blocking import BlockingClient, connect_blocking
+from mqks.client.requests import name
+from mqks.client.urls import parse
+from mqks.django.seam import (
+    BaseTaskBackend,
+    Task,
+    TaskError,
+    TaskResult,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    task_enqueued,
+)
+from mqks.errors import MqksError
+
+if TYPE_CHECKING:
+    from mqks.django.models import TaskRow
+
+DEFAULTS: dict[str, Any] = {
+    "url": None,
+    "prefix": "tasks.",
+    "outbox": False,
+    "retries": 1,
+    "backoff": (1.0, 600.0),
+    "losses": 3,
+    "dead_letters": None,
+    "results_expire_s": 7 * 86400.0,
+}
+"""`OPTIONS` of the backend. `retries` and `losses` are numbers of failures and of lost workers."""
+
+
+class MqksBackend(BaseTaskBackend):
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        self.settings = DEFAULTS | self.options
+        self._lock = threading.Lock()
+
+    _client: BlockingClient | None = None
+
+    @property
+    def client(self) -> BlockingClient:
+        """Connected at the first call. Raises ConnectionLost."""
+        with self._lock:
+            if self._client is None:
+                self._client = connect_blocking(self.settings["url"])
+            return self._client
+
+    def queue(self, queue_name: str) -> str:
+        """The broker's queue for this queue of Django."""
+        return f"{self.settings['prefix']}{queue_name}"
+
+    def enqueue(self, task: Task, args: Any, kwargs: Any) -> TaskResult:
+        from mqks.django.models import TaskRow
+
+        self.validate_task(task)
+        result = TaskResult(
+            task=task,
+            id=secrets.token_hex(16),
+            status=TaskResultStatus.READY,
+            enqueued_at=datetime.now(UTC if settings.USE_TZ else None),
+            started_at=None,
+            last_attempted_at=None,
+            finished_at=None,
+            args=args,
+            kwargs=kwargs,
+            backend=self.alias,
+            errors=[],
+            worker_ids=[],
+        )
+        row = TaskRow(
+            id=result.id,
+            task_path=task.module_path,
+            backend=self.alias,
+            queue_name=task.queue_name,
+            priority=task.priority,
+            run_after=task.run_after,
+            arguments=[result.args, result.kwargs],
+            enqueued_at=result.enqueued_at,
+            unsent=self.settings["outbox"],
+        )
+        row.save(force_insert=True)
+        if not row.unsent:
+            try:
+                self.publish(row)
+            except BaseException:
+                row.delete()  # If the broker has it all the same, a worker makes the row anew.
+                raise
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def publish(self, row: "TaskRow") -> None:
+        """Returns when the broker has stored it; a second time, it has no effect."""
+        queue = self.queue(row.queue_name)
+        terms: dict[str, Any] = {}
+        if row.run_after is not None:
+            terms["at"] = row.run_after.timestamp()
+        task = {
+            "task_path": row.task_path,
+            "priority": row.priority,
+            "arguments": row.arguments,
+            "enqueued_at": row.enqueued_at.isoformat(),
+            "run_after": row.run_after and row.run_after.isoformat(),
+        }
+        terms |= {"confirm": True, "once": True, "mandatory": True, "priority": row.priority}
+        if queue not in _bound:
+            self.client.subscribe(queue, [queue])
+            _bound.add(queue)
+        self.client.publish(queue, task, id=row.id, **terms)
+
+    def get_result(self, result_id: str) -> TaskResult:
+        from mqks.django.models import TaskRow
+
+        try:
+            return result_of(TaskRow.objects.get(id=result_id))
+        except TaskRow.DoesNotExist:
+            raise TaskResultDoesNotExist(result_id) from None
+
+    def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
+        yield from super().check(**kwargs)
+        where = f"TASKS[{self.alias!r}]['OPTIONS']"
+        if not apps.is_installed("mqks.django"):
+            yield checks.Error("'mqks.django' is not in INSTALLED_APPS.", id="mqks.E001")
+        for unknown in sorted(set(self.options) - set(DEFAULTS)):
+            hint = f"There are {', '.join(DEFAULTS)}."
+            yield checks.Error(f"{where} has an unknown {unknown!r}.", hint=hint, id="mqks.E002")
+        try:
+            parse(self.settings["url"])
+            for queue_name in self.queues:
+                name(self.queue(queue_name))
+        except (MqksError, TypeError, ValueError) as error:
+            yield checks.Error(f"{where}: {error}", id="mqks.E003")
+        for key in ("retries", "losses"):
+            if not isinstance(self.settings[key], int) or self.settings[key] < 1:
+                yield checks.Error(f"{where}[{key!r}] must be at least 1.", id="mqks.E004")
+        expire_s = self.settings["results_expire_s"]
+        if not isinstance(expire_s, int | float) or not 0 < expire_s < math.inf:
+            text = f"{where}['results_expire_s'] must be a number of seconds."
+            yield checks.Error(text, id="mqks.E005")
+
+
+_bound = set[str]()
+"""Queues that this process has created."""
+
+
+def result_of(row: "TaskRow") -> TaskResult:
+    """Raises ImportError if its task is gone."""
+    task = import_string(row.task_path)
+    if not isinstance(task, Task):
+        raise ImportError(f"{row.task_path} is no task")
+    run_after = row.run_after
+    task = task.using(priority=row.priority, queue_name=row.queue_name, run_after=run_after)
+    args, kwargs = row.arguments
+    result = TaskResult(
+        task=task.using(backend=row.backend),
+        id=row.id,
+        status=TaskResultStatus[row.status],
+        enqueued_at=row.enqueued_at,
+        started_at=row.started_at,
+        last_attempted_at=row.last_attempted_at,
+        finished_at=row.finished_at,
+        args=args,
+        kwargs=kwargs,
+        backend=row.backend,
+        errors=[TaskError(exception_class_path=path, traceback=text) for path, text in row.errors],
+        worker_ids=row.worker_ids,
+    )
+    object.__setattr__(result, "_return_value", row.return_value)
+    return result

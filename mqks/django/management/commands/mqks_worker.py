@@ -1,0 +1,78 @@
+"""`manage.py mqks_worker`."""
+
+import signal
+import subprocess
+import threading
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+from django.utils import autoreload
+
+from mqks.django.backend import MqksBackend
+from mqks.django.seam import task_backends
+from mqks.django.worker import Worker, keep
+
+
+class Command(BaseCommand):
+    help = "Run the tasks of a backend of MQKS, until SIGTERM or SIGINT."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--backend", default="default", help="its name in TASKS")
+        parser.add_argument("--queue", action="append", help="a queue; by default all of QUEUES")
+        parser.add_argument("--processes", type=int, default=1)
+        parser.add_argument("--threads", type=int, default=1, help="in each process")
+        parser.add_argument("--reload", action="store_true", help="start again when code changes")
+        parser.add_argument("--relay-only", action="store_true", help="only publish the outbox")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["reload"] and options["processes"] == 1:
+            autoreload.run_with_reloader(self._run, **options)
+        else:
+            self._run(**options)
+
+    def _run(self, **options: Any) -> None:
+        backend = task_backends[options["backend"]]
+        if not isinstance(backend, MqksBackend):
+            self.stderr.write(f"the backend {options['backend']!r} is not MqksBackend")
+            raise SystemExit(2)
+        stop = threading.Event()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: stop.set())
+        if options["processes"] > 1:
+            self._supervise(options, stop)
+            return
+        if options["relay_only"]:
+            keep(backend, stop)
+            return
+        names = options["queue"] or sorted(backend.queues)
+        workers = [Worker(backend, name, options["threads"]) for name in names]
+
+        def run(worker: Worker) -> None:
+            try:
+                worker.run(stop)
+            finally:
+                stop.set()  # One that cannot go on ends the process, with its traceback.
+
+        work = [threading.Thread(target=run, args=(each,)) for each in workers]
+        work.append(threading.Thread(target=keep, args=(backend, stop)))
+        for thread in work:
+            thread.start()
+        self.stderr.write(f"runs tasks of {', '.join(names)}")
+        for thread in work:
+            thread.join()
+        backend.client.close()
+
+    def _supervise(self, options: dict[str, Any], stop: threading.Event) -> None:
+        """Keep so many processes running."""
+        command = [*autoreload.get_child_arguments(), "--processes=1"]
+        children = list[subprocess.Popen[bytes]]()
+        while not stop.is_set():
+            children = [child for child in children if child.poll() is None]
+            while len(children) < options["processes"]:
+                children.append(subprocess.Popen(command))
+            stop.wait(0.5)
+        for child in children:
+            child.terminate()
+        for child in children:
+            child.wait()

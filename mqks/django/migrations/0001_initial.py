@@ -1,0 +1,63 @@
+"""The table of tasks."""
+
+from typing import Any, ClassVar
+
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    initial = True
+
+    dependencies: ClassVar[list[Any]] = []
+
+    operations: ClassVar[list[Any]] = [
+        migrations.CreateModel(
+            name="TaskRow",
+            fields=[
+                (
+                    "id",
+                    models.CharField(
+                        editable=False, max_length=32, primary_key=True, serialize=False
+                    ),
+                ),
+                (
+                    "status",
+                    models.CharField(
+                        choices=[
+                            ("READY", "Ready"),
+                            ("RUNNING", "Running"),
+                            ("FAILED", "Failed"),
+                            ("SUCCESSFUL", "Successful"),
+                        ],
+                        default="READY",
+                        max_length=10,
+                    ),
+                ),
+                ("task_path", models.TextField()),
+                ("backend", models.CharField(max_length=200)),
+                ("queue_name", models.CharField(max_length=200)),
+                ("priority", models.SmallIntegerField(default=0)),
+                ("run_after", models.DateTimeField(null=True)),
+                ("arguments", models.JSONField()),
+                ("enqueued_at", models.DateTimeField()),
+                ("started_at", models.DateTimeField(null=True)),
+                ("last_attempted_at", models.DateTimeField(null=True)),
+                ("finished_at", models.DateTimeField(db_index=True, null=True)),
+                ("worker_ids", models.JSONField(default=list)),
+                ("errors", models.JSONField(default=list)),
+                ("return_value", models.JSONField(null=True)),
+                ("unsent", models.BooleanField(default=False)),
+            ],
+            options={
+                "verbose_name": "task",
+                "ordering": ("-enqueued_at",),
+                "indexes": [
+                    models.Index(
+                        models.F("enqueued_at"),
+                        condition=models.Q(("unsent", True)),
+                        name="mqks_unsent",
+                    )
+                ],
+            },
+        ),
+    ]

@@ -1,0 +1,31 @@
+"""The one place that knows where Django Tasks come from: Django from 6.0, or django-tasks."""
+
+try:
+    from django.tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
+    from django.tasks import base as tasks_base
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.exceptions import TaskResultDoesNotExist
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+except ImportError:
+    from django_tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
+    from django_tasks import base as tasks_base
+    from django_tasks.backends.base import BaseTaskBackend
+    from django_tasks.exceptions import TaskResultDoesNotExist
+    from django_tasks.signals import task_enqueued, task_finished, task_started
+
+Task = tasks_base.Task
+TaskError = tasks_base.TaskError
+
+__all__ = [
+    "BaseTaskBackend",
+    "Task",
+    "TaskContext",
+    "TaskError",
+    "TaskResult",
+    "TaskResultDoesNotExist",
+    "TaskResultStatus",
+    "task_backends",
+    "task_enqueued",
+    "task_finished",
+    "task_started",
+]

@@ -1,0 +1,56 @@
+"""What the tests let the worker do."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+try:
+    from django.tasks import task
+except ImportError:
+    from django_tasks import task
+
+
+@task
+def write(path: str, text: str) -> str:
+    with open(path, "a") as file:
+        file.write(f"{text}\n")
+    return text
+
+
+@task
+async def add(a: int, b: int) -> int:
+    return a + b
+
+
+@task(takes_context=True)
+def attempt(context: Any) -> int:
+    return int(context.attempt)
+
+
+def _fails_twice(path: str) -> int:
+    with open(path, "a") as file:
+        file.write("x")
+    if Path(path).stat().st_size < 3:
+        raise ValueError("not yet")
+    return 3
+
+
+_fails_twice.retries = 3  # type: ignore[attr-defined]
+_fails_twice.__name__ = _fails_twice.__qualname__ = "fails_twice"
+fails_twice = task(_fails_twice)
+
+
+@task
+def fails() -> None:
+    raise ValueError("never")
+
+
+@task
+def kills() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task
+def returns_no_json() -> object:
+    return object()
