@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from mqks.client.blocking import connect_blocking
+from mqks.client.blocking import connect
 from mqks.pipeline.archive import Archive
 from mqks.pipeline.lake import LAKES, messages
 from mqks.pipeline.session import session
@@ -73,7 +73,7 @@ def publish(url: str, count: int, start: int = 0) -> None:
 
 
 def subscribe(url: str, queue: str) -> None:
-    with connect_blocking(url) as client:
+    with connect(url) as client:
         client.subscribe(queue, EVENTS)
 
 

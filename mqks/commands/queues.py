@@ -3,10 +3,11 @@
 The one rule: a command that deletes messages or bindings asks first if stdin is a terminal.
 """
 
-from typing import Annotated, Any, Unpack, cast
+from typing import Annotated, Any, Unpack
 
 import typer
 
+from mqks.client import requests
 from mqks.commands import complete
 from mqks.commands.complete import Queue, queue_argument
 from mqks.commands.connection import Server
@@ -45,7 +46,7 @@ def subscribe(
     if not (events or add_mask):
         raise typer.BadParameter("name an event, or a mask with --add-mask")
     with server.connected() as client:
-        client.subscribe(queue, events or (), add_mask=add_mask or (), replace=replace)
+        client.subscribe(queue, events or (), masks=add_mask or (), replace=replace)
     note_stars(events)
     return {"queue": queue, "events": events or [], "masks": add_mask or []}, ""
 
@@ -219,7 +220,7 @@ def set_queue(
     with server.connected() as client:
         if not create:
             check_queue(client, queue, "; --create creates it")
-        client.set_queue(queue, reset=reset, **cast("Any", changes))
+        client.set_queue(queue, reset=reset, **requests.policy(changes))
     return {"queue": queue, "reset": reset, "changes": changes}, ""
 
 
