@@ -125,8 +125,7 @@ def test_what_the_answers_do(
     ]
     client.publish("order.new", "x")
     with pushing(mqks_broker, receiver.url):
-        until(lambda: client.stats("queue", "dead")["ready"] == 1)
-    [letter] = client.peek("dead")
+        [letter] = until(lambda: client.peek("dead"))
     assert letter.dead_letter is not None
     assert letter.dead_letter.why == "127.0.0.1 answers 422"
     assert [headers["mqks-retry"] for _, headers, _ in receiver.got] == ["0", "1", "2", "3"]

@@ -169,7 +169,8 @@ def test_shells_share(mqks_broker_process: BrokerProcess, tmp_path: Path) -> Non
                 (tmp_path / "others").touch()
                 until(lambda: len(done("A") + done("B")) >= jobs)
     assert sorted(map(int, done("A") + done("B"))) == [*range(jobs)]
-    assert_fair(Counter(A=len(done("A")), B=len(done("B"))), workers=2)
+    # How fast each shell is depends on the machine.
+    assert min(len(done("A")), len(done("B"))) >= jobs // 8
 
 
 def lines(directory: Path, name: str) -> list[str]:

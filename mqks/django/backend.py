@@ -15,7 +15,8 @@ from django.conf import settings
 from django.core import checks
 from django.utils.module_loading import import_string
 
-from mqks.client.blocking import BlockingClient, connect_blocking
+from mqks.client import blocking
+from mqks.client.blocking import BlockingClient
 from mqks.client.requests import name
 from mqks.client.urls import parse
 from mqks.django.seam import (
@@ -63,7 +64,7 @@ class MqksBackend(BaseTaskBackend):
         """Connected at the first call. Raises ConnectionLost."""
         with self._lock:
             if self._client is None:
-                self._client = connect_blocking(self.settings["url"])
+                self._client = blocking.connect(self.settings["url"])
             return self._client
 
     def queue(self, queue_name: str) -> str:
