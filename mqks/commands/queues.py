@@ -7,7 +7,6 @@ from typing import Annotated, Any, Unpack
 
 import typer
 
-from mqks.client import requests
 from mqks.commands import complete
 from mqks.commands.complete import Queue, queue_argument
 from mqks.commands.connection import Server
@@ -217,6 +216,8 @@ def set_queue(
     An empty value clears: then the default of the server's mqks.toml holds, if there is one.
     """
     changes = {field: value or None for field, value in policy.items() if value is not None}
+    from mqks.client import requests
+
     with server.connected() as client:
         if not create:
             check_queue(client, queue, "; --create creates it")
