@@ -174,7 +174,7 @@ async def _batches(consumer: mqks.AsyncConsumer, got: list[bytes], count: int) -
 
 def blocking_client(port: int, count: int) -> Figures:
     watch, data, few = Watch("blocking"), payloads(count), max(count // BARE_SCALE, 1)
-    with mqks.connect_blocking(f"mqks://127.0.0.1:{port}") as client:
+    with mqks.blocking.connect(f"mqks://127.0.0.1:{port}") as client:
 
         def publish_many() -> None:
             client.publish_many((EVENT, payload) for payload in data)

@@ -45,7 +45,7 @@ def measured(count: int) -> dict[str, float]:
     sizes = {name: installed_bytes(name) for name in needed("mqks", set())}
     with tempfile.TemporaryDirectory() as directory:
         db = Path(directory, "mqks.db")
-        with BrokerProcess(db) as broker, mqks.connect_blocking(broker.url) as client:
+        with BrokerProcess(db) as broker, mqks.blocking.connect(broker.url) as client:
             client.subscribe("q", ["e"])
             empty = broker.resident_bytes
             client.publish_many(("e", PAYLOAD) for _ in range(count))

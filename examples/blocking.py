@@ -7,7 +7,7 @@ import threading
 
 import mqks
 
-with mqks.connect_blocking() as client:
+with mqks.blocking.connect() as client:
     with client.consume("numbers", events=["number"]) as consumer:
 
         def publish() -> None:

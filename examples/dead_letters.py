@@ -7,8 +7,8 @@ import mqks
 
 prices = {"tea": 3}
 
-with mqks.connect_blocking() as client:
-    client.set_queue("shop", retries=2, dead_letters="shop.dead")
+with mqks.blocking.connect() as client:
+    client.set_queue("shop", retries=2, dead_letter_queue="shop.dead")
     with client.consume("shop", events=["shop.order"]) as consumer:
         client.publish("shop.order", "coffee")
         client.publish("shop.order", "tea", confirm=True)
@@ -25,8 +25,8 @@ with mqks.connect_blocking() as client:
         sell(3)
         with client.consume("shop.dead", meta=True) as dead_letters:
             dead = dead_letters.receive(timeout_s=10)
-            if dead.letter is not None:
-                print(f"dead: {dead.text}, {dead.letter.reason} in {dead.letter.queue}")
+            if dead.dead_letter is not None:
+                print(f"dead: {dead.text}, {dead.dead_letter.reason} in {dead.dead_letter.queue}")
         # It was not acked, so it is still there.
 
         prices["coffee"] = 4

@@ -33,7 +33,7 @@ async def count(message: mqks.Message) -> None:
 
 @app.consumer("mailer.dead")
 async def tell(message: mqks.Message) -> None:
-    letter = message.letter
+    letter = message.dead_letter
     if letter is not None:
         print(f"gave up after {letter.tries} tries ({letter.reason}): {message.text}", flush=True)
 
@@ -44,7 +44,7 @@ async def set_up() -> None:
     SIGTERM and a restart of the broker do not count."""
     async with mqks.connect() as client:
         await client.set_queue(
-            "mailer", retries=3, losses=3, backoff=(0.05, 60), dead_letters="mailer.dead"
+            "mailer", retries=3, losses=3, backoff=(0.05, 60), dead_letter_queue="mailer.dead"
         )
 
 

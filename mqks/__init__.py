@@ -3,21 +3,19 @@
 The one rule: importing it is cheap; the clients are loaded when they are first asked for.
 """
 
+import sys
 import warnings
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from mqks.version import __version__
 
 if TYPE_CHECKING:
+    from mqks.client import blocking as blocking
     from mqks.client.app import App
     from mqks.client.async_client import AsyncClient, AsyncConsumer, AsyncTail, connect
-    from mqks.client.blocking import (
-        BlockingClient,
-        BlockingConsumer,
-        BlockingTail,
-        connect_blocking,
-    )
+    from mqks.client.blocking import BlockingClient, BlockingConsumer, BlockingTail
     from mqks.client.errors import (
         AuthenticationFailed,
         CallFailed,
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
         RequestFailed,
         Stopped,
     )
-    from mqks.client.messages import DeadLetter, Message, Peeked, QueueUpdate
+    from mqks.client.messages import DeadLetter, Message, PeekedMessage, QueueUpdate
     from mqks.client.options import Options
     from mqks.errors import ConfigurationError, MqksError
 
@@ -56,7 +54,7 @@ __all__ = [
     "Message",
     "MqksError",
     "Options",
-    "Peeked",
+    "PeekedMessage",
     "ProtocolViolation",
     "PublishFailed",
     "QueueMissing",
@@ -66,28 +64,25 @@ __all__ = [
     "RequestFailed",
     "Stopped",
     "__version__",
+    "blocking",
     "connect",
-    "connect_blocking",
 ]
 
 _RENAMED = {
     "ConfirmTimeout": "ReplyTimeout",
     "Failed": "Refused",
     "Letter": "DeadLetter",
+    "Peeked": "PeekedMessage",
     "Update": "QueueUpdate",
+    "connect_blocking": "blocking.connect",
 }
 """Names of 0.1, which still mean the same."""
 
 _HOMES = {
     "mqks.client.app": ("App",),
     "mqks.client.async_client": ("AsyncClient", "AsyncConsumer", "AsyncTail", "connect"),
-    "mqks.client.blocking": (
-        "BlockingClient",
-        "BlockingConsumer",
-        "BlockingTail",
-        "connect_blocking",
-    ),
-    "mqks.client.messages": ("DeadLetter", "Message", "Peeked", "QueueUpdate"),
+    "mqks.client.blocking": ("BlockingClient", "BlockingConsumer", "BlockingTail"),
+    "mqks.client.messages": ("DeadLetter", "Message", "PeekedMessage", "QueueUpdate"),
     "mqks.client.options": ("Options",),
     "mqks.errors": ("ConfigurationError", "MqksError"),
 }
@@ -96,7 +91,9 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name in _RENAMED:
         warnings.warn(f"mqks.{name} is now mqks.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
-        name = _RENAMED[name]
+        return attrgetter(_RENAMED[name])(sys.modules[__name__])
+    if name == "blocking":
+        return import_module("mqks.client.blocking")
     if name in __all__:
         homes = (home for home, names in _HOMES.items() if name in names)
         return getattr(import_module(next(homes, "mqks.client.errors")), name)

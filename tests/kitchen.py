@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from mqks import BlockingClient, connect_blocking
+from mqks import BlockingClient, blocking
 from tests import forks
 from tests.server_process import ServerProcess
 from tests.waiting import WAIT_S
@@ -158,7 +158,7 @@ class Kitchen:
         return (path.read_text().splitlines()[int(told) - 1].strip() if told else ""), printed
 
     def client(self) -> BlockingClient:
-        return connect_blocking(self.broker.url)
+        return blocking.connect(self.broker.url)
 
     def bounce(self) -> None:
         """Kill the broker, and start it again."""

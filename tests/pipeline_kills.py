@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from mqks.client.blocking import connect_blocking
+from mqks.client.blocking import connect
 from mqks.pipeline.archive import Archive
 from mqks.pipeline.lake import LAKES, messages
 from mqks.pipeline.session import session
@@ -73,7 +73,7 @@ def publish(url: str, count: int, start: int = 0) -> None:
 
 
 def subscribe(url: str, queue: str) -> None:
-    with connect_blocking(url) as client:
+    with connect(url) as client:
         client.subscribe(queue, EVENTS)
 
 
@@ -151,7 +151,7 @@ def at_the_same_time(work: Callable[[], None]) -> Iterator[None]:
 
 def archive_once(spark: "SparkSession", url: str, queue: str, lake: Path, format: str) -> Path:
     """What is there, with nothing killed."""
-    job = Archive(queue=queue, server=Server(url=url), once=True, include_replays=True)
+    job = Archive(queue=queue, server=Server(url=url), once=True)
     with LAKES[format](lake) as opened:
         for _ in job.run(spark, opened, threading.Event()):
             pass

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from anyio import to_thread
 
-from mqks import BlockingConsumer, BlockingTail, Options, connect, connect_blocking
+from mqks import BlockingConsumer, BlockingTail, Options, blocking, connect
 
 _AT_ONCE = {"consume", "tail", "ack", "set_prefetch", "stop"}
 """What the async client does without an await."""
@@ -69,7 +69,7 @@ class BlockingSkin:
 
 
 def connect_in_thread(url: str | None = None, options: Options | None = None) -> Any:
-    return BlockingSkin(connect_blocking(url, options))
+    return BlockingSkin(blocking.connect(url, options))
 
 
 SKINS: dict[str, Any] = {"async": connect, "blocking": connect_in_thread}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mqks.client.messages import DeadLetter, Peeked
+from mqks.client.messages import DeadLetter, PeekedMessage
 from tests.chaos.__main__ import main as run_chaos
 from tests.chaos.checker import (
     Checker,
@@ -386,17 +386,21 @@ class WardStory:
         self.book.delivered(holder, name, payload(name), now)
 
     def restart(
-        self, *, stopped: bool = False, letters: tuple[Peeked, ...] = (), **rows: Peeked
+        self,
+        *,
+        stopped: bool = False,
+        letters: tuple[PeekedMessage, ...] = (),
+        **rows: PeekedMessage,
     ) -> None:
         """What is found: `ready` and `scheduled`, at most one each, and letters."""
         places = {place: [rows[place]] if place in rows else [] for place in ("ready", "scheduled")}
         self.book.compare({**places, "dead": [*letters]}, stopped=stopped)
 
 
-def found(name: bytes, reason: str = "", died: float = 200.0) -> Peeked:
+def found(name: bytes, reason: str = "", died: float = 200.0) -> PeekedMessage:
     """As a reader sees it; with a reason, as a dead letter."""
     letter = DeadLetter(reason, QUEUE.decode(), 1, 100.0, died) if reason else None
-    return Peeked(1, 100.0, name.decode(), "ward.new", payload(name), 0, {}, letter, None)
+    return PeekedMessage(1, 100.0, name.decode(), "ward.new", payload(name), 0, {}, letter, None)
 
 
 def ward_lives(ward: WardStory) -> None:

@@ -29,8 +29,8 @@ from mqks import (
     PublishFailed,
     QueueMissing,
     RequestFailed,
+    blocking,
     connect,
-    connect_blocking,
 )
 from mqks.client.app import Work
 from mqks.testing import Broker
@@ -144,7 +144,7 @@ async def test_it_gives_up_what_always_fails(
 ) -> None:
     app, tries = failing_app(mqks_broker.url, **limits)
     async with connect(mqks_broker.url) as client:
-        await client.set_queue("q", dead_letters=letters)
+        await client.set_queue("q", dead_letter_queue=letters)
         await client.subscribe("q", ["e"])
         await client.publish("e", "x", confirm=True)
         with caplog.at_level(logging.INFO):
@@ -204,12 +204,12 @@ async def test_it_backs_off_longer_each_time(mqks_broker: Broker) -> None:
 async def test_the_policy_of_the_queue_goes_first(mqks_broker: Broker) -> None:
     app, tries = failing_app(mqks_broker.url, retries=1, backoff=3600)
     async with connect(mqks_broker.url) as client:
-        await client.set_queue("q", retries=3, backoff=0.001, dead_letters="q.dead")
+        await client.set_queue("q", retries=3, backoff=0.001, dead_letter_queue="q.dead")
         await client.subscribe("q", ["e"])
         await client.publish("e", "x", confirm=True)
         await failures(app, client, 1)
         [dead] = await client.peek("q.dead")
-        assert (dead.text, dead.letter and dead.letter.why) == ("x", "ValueError: never")
+        assert (dead.text, dead.dead_letter and dead.dead_letter.why) == ("x", "ValueError: never")
     assert tries == [0, 1, 2]
 
 
@@ -491,7 +491,7 @@ async def test_hooks_are_called_around_the_work(
         return message.text
 
     async with connect(mqks_broker.url) as client, anyio.create_task_group() as tasks:
-        await client.set_queue("q", dead_letters="dead")
+        await client.set_queue("q", dead_letter_queue="dead")
         await client.subscribe("q", ["e"])
         tasks.start_soon(app.serve, stop)
         assert (await client.call("e", "good")).text == "<good>"
@@ -540,7 +540,7 @@ async def work(message):
         os.kill(os.getpid(), signal.SIGTERM)
 app.run()
 """
-    with connect_blocking(mqks_broker.url) as client:
+    with blocking.connect(mqks_broker.url) as client:
         client.subscribe("q", ["e"])
         client.publish("e", "x", confirm=True)
     done = subprocess.run(

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,7 @@ async def test_what_is_interrupted_has_not_failed(
     connect: Any, mqks_broker: Broker, interrupt: Callable[[Any], Awaitable[None]]
 ) -> None:
     async with connect(mqks_broker.url) as client:
-        await client.set_queue("q", retries=1, dead_letters="dead")
+        await client.set_queue("q", retries=1, dead_letter_queue="dead")
         async with client.consume("q", ["e"]) as consumer:
             await client.publish("e", "x")
             await interrupt(await consumer.receive(WAIT_S))
@@ -297,7 +298,7 @@ async def test_rebind_and_updates(connect: Any, mqks_broker: Broker) -> None:
 async def test_add_and_delete_queue(connect: Any, mqks_broker: Broker) -> None:
     async with connect(mqks_broker.url) as client:
         await client.subscribe("q", ["a"])
-        async with client.consume("q", add=["b"], auto_ack=True) as consumer:
+        async with client.consume("q", ["b"], auto_ack=True) as consumer:
             await client.publish("a", "1")
             await client.publish("b", "2")
             assert [m.data for m in await take(consumer, 2)] == [b"1", b"2"]
@@ -309,7 +310,7 @@ async def test_add_and_delete_queue(connect: Any, mqks_broker: Broker) -> None:
 
 async def test_set_queue(connect: Any, mqks_broker: Broker) -> None:
     async with connect(mqks_broker.url) as client:
-        await client.set_queue("q", retries=3, backoff=(0.5, 60), dead_letters="d", ttl_s=1.5)
+        await client.set_queue("q", retries=3, backoff=(0.5, 60), dead_letter_queue="d", ttl_s=1.5)
         await client.set_queue("q", ttl_s=None, single_consumer=True)
         told = json.loads(await client.request("stats", "queue", "q"))["policy"]
         assert {name: value["value"] for name, value in told.items()} == {
@@ -320,7 +321,12 @@ async def test_set_queue(connect: Any, mqks_broker: Broker) -> None:
         }
         await client.set_queue("q", reset=True)
         assert json.loads(await client.request("stats", "queue", "q"))["policy"] == {}
-        for wrong in ({"ttl_s": 0}, {"retries": -1}, {"backoff": (2, 1)}, {"dead_letters": "a b"}):
+        for wrong in (
+            {"ttl_s": 0},
+            {"retries": -1},
+            {"backoff": (2, 1)},
+            {"dead_letter_queue": "a b"},
+        ):
             with pytest.raises(InvalidRequest):
                 await client.set_queue("q", **wrong)
         with pytest.raises(TypeError, match="'ttl'; did you mean ttl_s"):
@@ -630,7 +636,7 @@ async def test_consumers_with_arguments_of_a_wrong_type(connect: Any, mqks_broke
 
 
 def test_a_blocking_client_without_with(mqks_broker: Broker) -> None:
-    client = mqks.connect_blocking(mqks_broker.url)
+    client = mqks.blocking.connect(mqks_broker.url)
     with ThreadPoolExecutor(8) as threads:
         assert [*threads.map(client.ping, "abcdefgh")] == [*"abcdefgh"]
     assert len(json.loads(client.request("stats", "connections"))) == 1
@@ -642,15 +648,15 @@ def test_a_blocking_client_without_with(mqks_broker: Broker) -> None:
     client.close()
     with pytest.raises(ConnectionLost, match="the client is closed"):
         client.ping()
-    with mqks.connect_blocking(mqks_broker.url) as another:
+    with mqks.blocking.connect(mqks_broker.url) as another:
         assert another.peek("q")[-1].text == "last"
-    mqks.connect_blocking(mqks_broker.url).close()
+    mqks.blocking.connect(mqks_broker.url).close()
 
 
 def test_a_blocking_client_without_with_or_server() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         url = f"mqks://127.0.0.1:{listener.getsockname()[1]}"
-    client = mqks.connect_blocking(url, Options(connect_again=False))
+    client = mqks.blocking.connect(url, Options(connect_again=False))
     for _ in range(2):
         with pytest.raises(ConnectionLost, match="Connection refused"):
             client.publish("e", "x")
@@ -665,7 +671,7 @@ async def test_an_async_client_without_with(mqks_broker: Broker) -> None:
 
 def test_the_module_shows_its_names() -> None:
     assert dir(mqks) == sorted(mqks.__all__)
-    assert {"connect", "connect_blocking", "App", "RequestFailed"} <= {*dir(mqks)}
+    assert {"connect", "blocking", "App", "RequestFailed"} <= {*dir(mqks)}
     for name in dir(mqks):
         assert getattr(mqks, name) is not None
 
@@ -879,7 +885,7 @@ async def test_consumers_that_name_events_at_once_keep_those_of_each_other(
         await client.subscribe("q", ["first"])
 
         async def consume(number: int) -> None:
-            async with client.consume("q", [f"e{number}"], add_mask=[f"m{number}.*"]):
+            async with client.consume("q", [f"e{number}"], masks=[f"m{number}.*"]):
                 pass
 
         async with anyio.create_task_group() as tasks:
@@ -890,7 +896,7 @@ async def test_consumers_that_name_events_at_once_keep_those_of_each_other(
         await client.subscribe("q", ["e8"])
         async with client.consume("q"):
             assert {*await bound(client)} == {*every, "e8"}
-        async with client.consume("q", ["only"], replace=True, add_mask=["m.*"]):
+        async with client.consume("q", ["only"], replace=True, masks=["m.*"]):
             assert await bound(client) == ["m.*", "only"]
         await client.subscribe("q", ["last"], replace=True)
         assert await bound(client) == ["last"]
@@ -904,7 +910,7 @@ async def test_a_reconnect_changes_no_bindings(
         connect(mqks_broker.url) as other,
         client.consume("q", ["a"], replace=True, delete_when_unused=100),
         client.consume("q", ["b"], delete_when_unused=100),
-        client.consume("q", add_mask=["m.*"], delete_when_unused=100),
+        client.consume("q", masks=["m.*"], delete_when_unused=100),
     ):
         earlier = await consumers(other)
         proxy.is_frozen = True
@@ -983,9 +989,9 @@ async def test_consume_creates_a_queue_that_it_binds_or_is_told_to(
     refused: list[dict[str, Any]] = [
         {},
         {"events": ["e"], "create": False},
-        {"add_mask": ["*.*"], "create": False},
+        {"masks": ["*.*"], "create": False},
     ]
-    created: list[dict[str, Any]] = [{"create": True}, {"events": ["e"]}, {"add_mask": ["*.*"]}]
+    created: list[dict[str, Any]] = [{"create": True}, {"events": ["e"]}, {"masks": ["*.*"]}]
     async with connect(mqks_broker.url) as client:
         for options in refused:
             with pytest.raises(RequestFailed) as failure:
@@ -1455,12 +1461,58 @@ async def test_stats(connect: Any, mqks_broker: Broker) -> None:
         ("ConfirmTimeout", "ReplyTimeout"),
         ("Failed", "Refused"),
         ("Letter", "DeadLetter"),
+        ("Peeked", "PeekedMessage"),
         ("Update", "QueueUpdate"),
+        ("connect_blocking", "blocking.connect"),
     ],
 )
 def test_an_old_name_means_the_same(old: str, new: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"mqks.{old} is now mqks.{new}"):
-        assert getattr(mqks, old) is getattr(mqks, new)
+        assert getattr(mqks, old) is attrgetter(new)(mqks)
+
+
+async def test_old_keywords_mean_the_same(connect: Any, mqks_broker: Broker) -> None:
+    def warned(old: str, new: str) -> Any:
+        return pytest.warns(DeprecationWarning, match=f"^{old} is now {new}$")
+
+    async with connect(mqks_broker.url, QUICK) as client:
+        with warned("dead_letters", "dead_letter_queue") as found:
+            await client.set_queue("q", dead_letters="dead")
+        if isinstance(client, mqks.AsyncClient):
+            assert found[0].filename == __file__
+        with warned("add_mask", "masks"):
+            await client.subscribe("q", add_mask=["m.*"])
+        for words in ({"add": ["a"]}, {"events": ["b"], "add": ["c"]}):
+            with warned("add", "events"):
+                async with client.consume("q", **words):
+                    pass
+        with warned("add", "events"):
+            async with client.consume("q", ["d"], add=["f"]):
+                pass
+        told = await client.stats("queue", "q")
+        assert told["events"] == ["a", "b", "c", "d", "f"]
+        assert told["masks"] == ["m.*"]
+        assert told["policy"]["dead_letters"]["value"] == "dead"
+
+        await client.publish("a", "x", confirm=True)
+        async with client.consume("q", meta=True) as consumer:
+            (await consumer.receive(timeout_s=WAIT_S)).reject(dead=True)
+        async with client.consume("dead", meta=True) as consumer:
+            message = await consumer.receive(timeout_s=WAIT_S)
+            (peeked,) = await client.peek("dead")
+            for letter in (message, peeked):
+                with warned("letter", "dead_letter"):
+                    assert letter.letter == letter.dead_letter
+                assert letter.dead_letter.queue == "q"
+
+
+def test_old_keywords_of_a_service() -> None:
+    app = mqks.App()
+    old: Any = app.consumer
+    with pytest.warns(DeprecationWarning, match="is now") as found:
+        old("q", ["a"], add=["b"], add_mask=["m.*"])(print)
+    assert [str(each.message) for each in found] == ["add is now events", "add_mask is now masks"]
+    assert (app._services[0].events, app._services[0].masks) == (("a", "b"), ("m.*",))
 
 
 async def test_schedules(connect: Any, mqks_broker: Broker) -> None:

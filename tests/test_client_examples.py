@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mqks import connect_blocking
+from mqks import blocking
 from mqks.testing import Broker, BrokerProcess
 from tests.waiting import WAIT_S
 
@@ -77,7 +77,7 @@ def test_the_service_of_coming_from(mqks_broker: Broker, tmp_path: Path) -> None
         text=True,
     )
     try:
-        with connect_blocking(mqks_broker.url) as client:
+        with blocking.connect(mqks_broker.url) as client:
             client.subscribe("mails", ["mail.send"])
             client.publish("mail.send", {"to": "all"}, confirm=True)
         assert service.stdout is not None
@@ -100,7 +100,7 @@ HELLO_WORLD = {
 
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_an_example_leaves_the_queues_of_the_readme_alone(name: str, mqks_broker: Broker) -> None:
-    with connect_blocking(mqks_broker.url) as client, ExitStack() as consuming:
+    with blocking.connect(mqks_broker.url) as client, ExitStack() as consuming:
         for queue, events in HELLO_WORLD.items():
             client.subscribe(queue, events)
             consuming.enter_context(client.consume(queue))
@@ -138,7 +138,7 @@ def test_a_message_that_kills_the_service_takes_no_other_along(
     service = [sys.executable, "-c", DEADLY.format(path=str(ROOT / "examples/service.py"))]
     mails = [f"{number}@example.org" for number in range(30)]
     mails[10] = "killer@example.org"
-    with connect_blocking(url) as client:
+    with blocking.connect(url) as client:
         client.subscribe("mailer", ["user.created"])
         client.publish_many(("user.created", {"mail": mail}) for mail in mails)
     out = b""
@@ -163,7 +163,7 @@ def test_a_message_that_kills_the_service_takes_no_other_along(
     assert [line for line in told if line.startswith("gave up")] == [
         'gave up after 3 tries (losses): {"mail":"killer@example.org"}'
     ]
-    with connect_blocking(url) as client:
+    with blocking.connect(url) as client:
         stats = json.loads(client.request("stats"))
         assert (stats["dead"]["losses"], sum(stats["dead"].values()), stats["dropped"]) == (1, 1, 0)
         assert client.evaluate("len(state.queues['mailer'])") == "0"
@@ -178,7 +178,7 @@ def test_service(mqks_broker_process: BrokerProcess) -> None:
         text=True,
     )
     try:
-        with connect_blocking(mqks_broker_process.url) as client:
+        with blocking.connect(mqks_broker_process.url) as client:
             client.subscribe("mailer", ["user.created"])  # Nothing is lost before it listens.
             client.publish("user.created", {"mail": "nowhere"}, confirm=True)
             client.publish("user.created", {"mail": "ann@example.org"}, confirm=True)

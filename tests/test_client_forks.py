@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from mqks import Peeked, connect_blocking
+from mqks import PeekedMessage, blocking
 from mqks.testing import Broker
 from tests.proxy import Proxy
 from tests.waiting import WAIT_S
@@ -30,7 +30,7 @@ def work(who, client):
     for n in range(100):
         client.publish("e", f"{who} {n}", confirm=True)
 
-with mqks.connect_blocking() as client:
+with mqks.blocking.connect() as client:
     client.publish("e", "first", confirm=True)
     client.publish("e", "not sent yet")
     children = []
@@ -44,7 +44,7 @@ with mqks.connect_blocking() as client:
     client.publish("e", "last", confirm=True)
 """
 BY_MULTIPROCESSING = """
-client = mqks.connect_blocking()
+client = mqks.blocking.connect()
 client.publish("e", "first", confirm=True)
 
 def work(who):
@@ -92,7 +92,7 @@ async def main():
 asyncio.run(main())
 """
 WHILE_OTHERS_PUBLISH = """
-client = mqks.connect_blocking()
+client = mqks.blocking.connect()
 goes_on, counts = True, []
 
 def thread():
@@ -121,7 +121,7 @@ client.close()
 print(sum(counts))
 """
 CONSUMER = """
-with mqks.connect_blocking() as client, client.consume("q") as consumer:
+with mqks.blocking.connect() as client, client.consume("q") as consumer:
     client.publish_many(("e", n) for n in range(10))
     message = consumer.receive(60)
     if (child := os.fork()) == 0:
@@ -141,7 +141,7 @@ with mqks.connect_blocking() as client, client.consume("q") as consumer:
     consumer.ack([consumer.receive(60) for n in range(1, 5)])
 """
 CLOSED_IN_THE_PARENT = """
-client = mqks.connect_blocking(client_name="parent")
+client = mqks.blocking.connect(client_name="parent")
 client.publish("e", "x", confirm=True)
 asking, asked = os.pipe()
 if (child := os.fork()) == 0:
@@ -149,7 +149,7 @@ if (child := os.fork()) == 0:
     os.read(asking, 1)
     os._exit(0)
 client.close()
-with mqks.connect_blocking() as other:
+with mqks.blocking.connect() as other:
     while '"parent"' in other.request("stats", "connections"):
         pass
 os.close(asked)
@@ -169,14 +169,14 @@ def run(program: str, path: Path, url: str, **environment: str) -> str:
     return done.stdout
 
 
-def left(url: str) -> list[Peeked]:
-    with connect_blocking(url) as client:
+def left(url: str) -> list[PeekedMessage]:
+    with blocking.connect(url) as client:
         return client.peek("q", limit=10**6)
 
 
 @pytest.fixture
 def url(mqks_broker: Broker) -> str:
-    with connect_blocking(mqks_broker.url) as client:
+    with blocking.connect(mqks_broker.url) as client:
         client.subscribe("q", ["e"])
     return mqks_broker.url
 

@@ -28,7 +28,12 @@ async def test_clients_name_the_nearest(mqks_broker: Broker, skin: str, tracing:
             nearest = {"confrim": "confirm", "mandatry": "mandatory", "oncee": "once"}
             nearest |= {"delay": "delay_s", "ttl": "ttl_s", "prefix": "id_prefix"}
             nearest |= {"evnt": "event", "limt": "limit", "older": "older_s", "retrys": "retries"}
-            nearest |= {"time_out_s": "timeout_s", "ad_mask": "add_mask", "prefech": "prefetch"}
+            nearest |= {
+                "time_out_s": "timeout_s",
+                "ad_mask": "add_mask",
+                "mask": "masks",
+                "prefech": "prefetch",
+            }
             told = f"() got an unexpected keyword argument '{word}'"
             near = f"; did you mean {nearest[word]}?" if word in nearest else ""
             assert str(raised.value).endswith(f"{method}{told}{near}")
@@ -44,7 +49,7 @@ async def test_clients_name_the_nearest(mqks_broker: Broker, skin: str, tracing:
         await refused("move", "q", "r", limt=5)
         await refused("peek", "q", older=5)
         await refused("requeue", "c", evnt="e")
-        await refused("subscribe", "q", ["e"], ad_mask=["m.*"])
+        await refused("subscribe", "q", ["e"], mask=["m.*"])
         await refused("rebind", "q", ad_mask=["m.*"])
         await refused("set_queue", "q", retrys=5)
         await refused("ping", "data", time_out_s=5)
@@ -72,8 +77,8 @@ def test_types_know_the_keywords_too() -> None:
         Options(timeout=5)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"connect.*did you mean client_name\?"):
         mqks.connect(client_nme="web-1")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"connect_blocking.*did you mean client_name\?"):
-        mqks.connect_blocking(client_nme="web-1")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"connect.*did you mean client_name\?"):
+        mqks.blocking.connect(client_nme="web-1")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"App.*did you mean stop_timeout_s\?"):
         mqks.App(stop_timeout=5)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"consumer.*did you mean concurrency\?"):

@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 import pytest
 
-from mqks import App, InvalidRequest, Options, connect, connect_blocking
+from mqks import App, InvalidRequest, Options, blocking, connect
 from mqks.client.options import default_name
 from mqks.pipeline.wire import Server, connected
 from tests import forks
@@ -90,10 +90,10 @@ def test_a_name_is_in_log_lines(server: ServerProcess) -> None:
 @pytest.mark.parametrize("how", ["argument", "options", "url", "url and argument"])
 def test_a_blocking_client_has_a_name(server: ServerProcess, how: str) -> None:
     client = {
-        "argument": lambda: connect_blocking(server.url, client_name="web-1"),
-        "options": lambda: connect_blocking(server.url, Options(client_name="web-1")),
-        "url": lambda: connect_blocking(f"{server.url}?name=web-1"),
-        "url and argument": lambda: connect_blocking(
+        "argument": lambda: blocking.connect(server.url, client_name="web-1"),
+        "options": lambda: blocking.connect(server.url, Options(client_name="web-1")),
+        "url": lambda: blocking.connect(f"{server.url}?name=web-1"),
+        "url and argument": lambda: blocking.connect(
             f"{server.url}/?name=web-1", client_name="other"
         ),
     }[how]()
@@ -126,7 +126,7 @@ def test_an_async_client_keeps_its_name_when_it_connects_again(server: ServerPro
 
 
 def test_a_client_without_a_name(server: ServerProcess) -> None:
-    with connect_blocking(server.url):
+    with blocking.connect(server.url):
         assert names(server) == {None}
 
 
@@ -134,7 +134,7 @@ def test_a_client_without_a_name(server: ServerProcess) -> None:
 def test_a_name_that_cannot_be_sent(server: ServerProcess, name: str) -> None:
     with (
         pytest.raises(InvalidRequest),
-        connect_blocking(server.url, client_name=name),
+        blocking.connect(server.url, client_name=name),
     ):
         pass
 
@@ -163,7 +163,7 @@ def test_a_service_has_the_name_of_its_program(server: ServerProcess, tmp_path: 
         [sys.executable, program], env=environment, stdout=subprocess.PIPE
     ) as service:
         assert service.stdout is not None
-        with connect_blocking(server.url, client_name="test") as client:
+        with blocking.connect(server.url, client_name="test") as client:
             client.subscribe("q", ["e"])
             client.publish("e", "x", confirm=True)
             assert service.stdout.readline() == b"done\n"

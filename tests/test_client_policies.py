@@ -72,7 +72,7 @@ async def test_attributes_of_every_kind_arrive(connect: Any, mqks_broker: Broker
             assert (message.event, message.retry) == ("e,meta=x", 0)
             assert (message.traceparent, message.reply_to) == ("00-1-2-01", None)
         message = await consumer.receive(WAIT_S)
-        assert (message.meta, message.letter, message.event) == ({}, None, "e,meta=x")
+        assert (message.meta, message.dead_letter, message.event) == ({}, None, "e,meta=x")
 
 
 async def test_attributes_are_told_to_those_who_ask(connect: Any, mqks_broker: Broker) -> None:
@@ -385,7 +385,7 @@ async def test_json_knows_the_types_of_the_standard_library(
 async def test_dead_letters_say_why_and_go_back(connect: Any, mqks_broker: Broker) -> None:
     began = time.time() - 1
     async with connect(mqks_broker.url) as client:
-        await client.set_queue("a b".replace(" ", "%"), retries=1, dead_letters="dead")
+        await client.set_queue("a b".replace(" ", "%"), retries=1, dead_letter_queue="dead")
         async with client.consume("a%b", ["e", "f"], meta=True) as consumer:
             for event in ("e", "f", "e"):
                 await client.publish(event, "x", meta={"k": "v"})
@@ -395,24 +395,24 @@ async def test_dead_letters_say_why_and_go_back(connect: Any, mqks_broker: Broke
             async with client.consume("dead", meta=True) as letters:
                 letter = await letters.receive(WAIT_S)
                 assert (letter.meta, letter.retry) == ({"k": "v"}, 0)
-                assert letter.letter is not None
-                reason, queue, tries, published, died, why = letter.letter
+                assert letter.dead_letter is not None
+                reason, queue, tries, published, died, why = letter.dead_letter
                 assert (reason, queue, tries, why) == ("rejects", "a%b", 1, "ValueError: no, 1 & ü")
                 assert began < published <= died < time.time() + 1
                 letter = await letters.receive(WAIT_S)
-                assert letter.letter is not None
-                assert letter.letter.reason == "dead"
+                assert letter.dead_letter is not None
+                assert letter.dead_letter.reason == "dead"
                 await letters.receive(WAIT_S)
             rows = await client.peek("dead")
-            assert [row.letter.reason for row in rows] == ["rejects", "dead", "rejects"]
-            assert [row.letter.why for row in rows][1:] == ["x" * 512, None]
+            assert [row.dead_letter.reason for row in rows] == ["rejects", "dead", "rejects"]
+            assert [row.dead_letter.why for row in rows][1:] == ["x" * 512, None]
 
             assert await client.redrive("dead", event="f") == 1
             revived = await consumer.receive(WAIT_S)
-            assert (revived.event, revived.letter, revived.retry) == ("f", None, 0)
+            assert (revived.event, revived.dead_letter, revived.retry) == ("f", None, 0)
             assert await client.redrive("dead", to="other", limit=1) == 1
             assert await client.move("dead", "other") == 1
-            assert [row.letter is None for row in await client.peek("other")] == [True, False]
+            assert [row.dead_letter is None for row in await client.peek("other")] == [True, False]
 
 
 # ---------------------------------------------------------------- calls

@@ -649,16 +649,16 @@ def test_requests_are_written_as_the_protocol_says() -> None:
     subscribe, consume = requests.subscribe, requests.consume
     assert subscribe("q", ["e"], ["a.*"]) == b"subscribe --confirm q --add e --add-mask a.*"
     assert subscribe("q", ["e"], replace=True) == b"subscribe --confirm q e"
-    assert consume("q", add_mask=["a.*", "**"], prefetch=0) == b"q --add-mask a.* ** --manual-ack"
-    assert consume("q", ["e"], ["f"], create=False) == (
+    assert consume("q", masks=["a.*", "**"], prefetch=0) == b"q --add-mask a.* ** --manual-ack"
+    assert consume("q", ["e", "f"], create=False) == (
         b"q --add e f --existing --manual-ack --prefetch=10"
     )
-    assert consume("q", ["e"], ["f"], replace=True, auto_ack=True) == b"q e --add f"
+    assert consume("q", ["e", "f"], replace=True, auto_ack=True) == b"q e f"
     assert consume("q", auto_ack=True) == b"q --existing"
     assert consume("q", create=True, auto_ack=True) == b"q"
     for replaced in (subscribe, consume):
         with pytest.raises(InvalidRequest, match="at least one event"):
-            replaced("q", [], add_mask=["a.*"], replace=True)
+            replaced("q", [], masks=["a.*"], replace=True)
     assert rebind("q", {"replace": []}) == b"rebind --confirm q"
     assert rebind("q", {"replace": [], "add": ["a"], "remove": ["b"]}) == b"rebind --confirm q a"
     assert requests.delete_queue("q", when_unused=0.5) == (
@@ -669,7 +669,7 @@ def test_requests_are_written_as_the_protocol_says() -> None:
         "retries": 0,
         "losses": 2,
         "backoff": (0.5, 60),
-        "dead_letters": "d",
+        "dead_letter_queue": "d",
         "ttl_s": 1.5,
         "messages_max": None,
         "bytes_max": 9,

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 import trustme
 
-from mqks import BlockingClient, ConnectionLost, Options, ReplyTimeout, Stopped, connect_blocking
+from mqks import BlockingClient, ConnectionLost, Options, ReplyTimeout, Stopped, blocking
 from mqks.client.wire import Wire
 from mqks.testing import Broker
 from tests.proxy import Peer, Proxy
@@ -63,7 +63,7 @@ class Held:
 @pytest.fixture
 def held() -> Iterator[tuple[Held, BlockingClient]]:
     held = Held()
-    with Peer(held.serve) as peer, connect_blocking(peer.url, QUICK) as client:
+    with Peer(held.serve) as peer, blocking.connect(peer.url, QUICK) as client:
         yield held, client
 
 
@@ -133,7 +133,7 @@ def test_a_call_fails_when_the_client_is_closed_meanwhile(
 
 
 def test_a_call_outlives_its_connection(mqks_broker: Broker, threads: ThreadPoolExecutor) -> None:
-    with Proxy(mqks_broker.port) as proxy, connect_blocking(proxy.url, QUICK) as client:
+    with Proxy(mqks_broker.port) as proxy, blocking.connect(proxy.url, QUICK) as client:
         for n in range(20):
             proxy.is_frozen = True
             answer = threads.submit(client.ping, str(n))
@@ -168,7 +168,7 @@ def refusing() -> Iterator[tuple[str, Callable[[], None]]]:
 
 def test_the_reason_is_read_when_a_write_fails() -> None:
     why = "refused by the server: the journal is away (error 00ff)"
-    with refusing() as (url, refuse), connect_blocking(url, QUICK) as client:
+    with refusing() as (url, refuse), blocking.connect(url, QUICK) as client:
         connection = client._connection
         with connection.lock:
             refuse()
@@ -206,7 +206,7 @@ def test_more_than_the_socket_takes(threads: ThreadPoolExecutor) -> None:
         peer.port = peer._server.sockets[0].getsockname()[1]
 
     options = Options(timeout_s=WAIT_S, line_bytes_max=2 * size, in_flight_bytes_max=4 * size)
-    with peer, connect_blocking(peer.url, options) as client:
+    with peer, blocking.connect(peer.url, options) as client:
         published = threads.submit(client.publish, "e", "x" * size, confirm=True, id="big")
         until(lambda: bool(client._connection._out))
         answers = [threads.submit(client.ping, str(n)) for n in range(5)]
@@ -239,7 +239,7 @@ def test_many_threads_get_their_own_answers(
 ) -> None:
     each = 200
 
-    with way(mqks_broker) as (url, options), connect_blocking(url, options) as client:
+    with way(mqks_broker) as (url, options), blocking.connect(url, options) as client:
         client.subscribe("q", ["e"])
 
         def call(thread: int) -> None:
@@ -273,7 +273,7 @@ def test_many_threads_get_their_own_answers(
 def test_threads_share_a_consumer(mqks_broker: Broker, threads: ThreadPoolExecutor) -> None:
     count = 2_000
     got: list[str] = []
-    with connect_blocking(mqks_broker.url) as client:
+    with blocking.connect(mqks_broker.url) as client:
         with client.consume("q", ["e"], prefetch=20) as consumer:
 
             def take() -> None:
@@ -294,7 +294,7 @@ def test_threads_share_a_consumer(mqks_broker: Broker, threads: ThreadPoolExecut
 
 def test_stop_ends_a_receive(mqks_broker: Broker, threads: ThreadPoolExecutor) -> None:
     with (
-        connect_blocking(mqks_broker.url) as client,
+        blocking.connect(mqks_broker.url) as client,
         client.consume("q", ["e"], auto_ack=True) as consumer,
     ):
         message = threads.submit(consumer.receive, WAIT_S)
@@ -361,7 +361,7 @@ def test_an_interrupted_call_leaves_the_client_in_order(
 
 def test_a_signal_handler_may_stop_a_consumer(mqks_broker: Broker) -> None:
     with (
-        connect_blocking(mqks_broker.url) as client,
+        blocking.connect(mqks_broker.url) as client,
         client.consume("q", ["e"], auto_ack=True) as consumer,
     ):
         before = signal.signal(signal.SIGUSR1, lambda number, frame: consumer.stop())
@@ -405,7 +405,7 @@ def test_interrupts_at_any_step(mqks_broker: Broker, seed: int) -> None:
     before = signal.signal(signal.SIGALRM, lambda number, frame: handler())
     interrupted = 0
     try:
-        with connect_blocking(mqks_broker.url, QUICK) as client:
+        with blocking.connect(mqks_broker.url, QUICK) as client:
             client.subscribe("q", ["e"])
             confirmed: list[str] = []
             for n in range(400):
@@ -438,7 +438,7 @@ def test_interrupts_of_a_consumer_lose_nothing(mqks_broker: Broker) -> None:
     before = signal.signal(signal.SIGALRM, lambda number, frame: handler())
     got = set[str]()
     try:
-        with connect_blocking(mqks_broker.url, QUICK) as client:
+        with blocking.connect(mqks_broker.url, QUICK) as client:
             client.subscribe("q", ["e"])
             client.publish_many([("e", n) for n in range(count)])
             with client.consume("q", prefetch=0) as consumer:
@@ -469,7 +469,7 @@ def test_interrupts_of_a_consumer_lose_nothing(mqks_broker: Broker) -> None:
 def test_updates_do_not_lengthen_the_time_for_a_message(tmp_path: Path) -> None:
     updates, many = 0, 1000
     ended = threading.Event()
-    with Broker(tmp_path / "q.db") as broker, connect_blocking(broker.url) as client:
+    with Broker(tmp_path / "q.db") as broker, blocking.connect(broker.url) as client:
 
         def rebind() -> None:
             nonlocal updates

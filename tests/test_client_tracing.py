@@ -38,8 +38,8 @@ from mqks import (
     PublishFailed,
     ReplyTimeout,
     RequestFailed,
+    blocking,
     connect,
-    connect_blocking,
 )
 from mqks.client import tracing
 from mqks.testing import Broker
@@ -188,7 +188,7 @@ async def test_publish_process_publish_process_is_one_trace(
 
 def test_the_same_of_the_blocking_client(mqks_broker: Broker, spans: Spans) -> None:
     with (
-        connect_blocking(mqks_broker.url, TRACING) as client,
+        blocking.connect(mqks_broker.url, TRACING) as client,
         client.consume("orders", ["order.new"]) as orders,
         client.consume("mails", ["mail.due"]) as mails,
     ):
@@ -311,7 +311,7 @@ async def test_a_block_that_raises_rejects_within_its_span(
 ) -> None:
     def one_blocking() -> None:
         with (
-            connect_blocking(mqks_broker.url, TRACING) as client,
+            blocking.connect(mqks_broker.url, TRACING) as client,
             client.consume("q", ["e"]) as consumer,
         ):
             client.publish("e", "x")
@@ -712,7 +712,7 @@ WITHOUT = """
 import sys
 import mqks
 
-with mqks.connect_blocking() as client, client.consume("q", ["e"]) as consumer:
+with mqks.blocking.connect() as client, client.consume("q", ["e"]) as consumer:
     client.publish("e", "x", confirm=True)
     with consumer.receive(60).process() as message:
         print(message.meta)
@@ -726,7 +726,7 @@ async def work(message):
     import os, signal
     os.kill(os.getpid(), signal.SIGTERM)
 
-with mqks.connect_blocking() as client:
+with mqks.blocking.connect() as client:
     client.publish("e", "x", confirm=True)
 app.run()
 """
@@ -749,7 +749,7 @@ def test_nothing_is_imported_that_nobody_has_asked_for(mqks_broker: Broker) -> N
     assert (done.stdout, done.returncode) == ("{}\nset()\n", 0), done.stderr
 
 
-@pytest.mark.parametrize("call", ["mqks.connect", "mqks.connect_blocking"])
+@pytest.mark.parametrize("call", ["mqks.connect", "mqks.blocking.connect"])
 def test_without_the_extra_its_name_is_told(call: str) -> None:
     program = f"""
 import sys
@@ -768,7 +768,7 @@ except mqks.ConfigurationError as error:
 def test_the_example(mqks_broker: Broker) -> None:
     examples = Path(__file__).parents[1] / "examples" / "traces"
     environment = {**os.environ, "MQKS_URL": mqks_broker.url}
-    with connect_blocking(mqks_broker.url) as client:
+    with blocking.connect(mqks_broker.url) as client:
         client.subscribe("orders", ["order.new"])
         client.subscribe("mailer", ["mail.due"])
         client.publish("order.new", {"no": 17}, confirm=True)

@@ -3,9 +3,9 @@
 import anyio
 import pytest
 
+from mqks import blocking
 from mqks.client.app import App
 from mqks.client.async_client import connect
-from mqks.client.blocking import connect_blocking
 from mqks.client.errors import InvalidRequest, RequestFailed
 from mqks.client.messages import Message
 from mqks.testing import Broker
@@ -48,7 +48,7 @@ async def test_all_or_nothing(mqks_broker: Broker) -> None:
 
 
 def test_blocking(mqks_broker: Broker) -> None:
-    with connect_blocking(mqks_broker.url) as client:
+    with blocking.connect(mqks_broker.url) as client:
         client.subscribe("out", ["done"])
         with client.transaction() as step:
             step.publish("done", "1")

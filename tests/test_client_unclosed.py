@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mqks import connect_blocking
+from mqks import blocking
 from mqks.testing import Broker
 from tests.server_process import ServerProcess
 from tests.waiting import WAIT_S
@@ -18,7 +18,7 @@ from tests.waiting import WAIT_S
 MADE = """
 import asyncio, multiprocessing, os, sys, time
 import mqks
-client = mqks.connect_blocking(options=mqks.Options(close_timeout_s=CLOSE_S))
+client = mqks.blocking.connect(options=mqks.Options(close_timeout_s=CLOSE_S))
 """
 PUBLISHED = """
 for n in range(10):
@@ -26,7 +26,7 @@ for n in range(10):
 """
 IN_A_FUNCTION = """
 def published():
-    client = mqks.connect_blocking()
+    client = mqks.blocking.connect()
     for n in range(10):
         client.publish("e", n)
 """
@@ -38,7 +38,7 @@ async def published():
 """
 CHILD = """
 def child():
-    client = mqks.connect_blocking()
+    client = mqks.blocking.connect()
     for n in range(10):
         client.publish("e", n)
 
@@ -61,13 +61,13 @@ def ended(
 
 
 def published(url: str) -> list[str]:
-    with connect_blocking(url) as client:
+    with blocking.connect(url) as client:
         return [message.text for message in client.peek("q")]
 
 
 @pytest.fixture
 def url(mqks_broker: Broker) -> str:
-    with connect_blocking(mqks_broker.url) as client:
+    with blocking.connect(mqks_broker.url) as client:
         client.subscribe("q", ["e"])
     return mqks_broker.url
 
@@ -97,10 +97,10 @@ def test_what_was_published_is_sent(tmp_path: Path, url: str, program: str, code
 @pytest.mark.parametrize(
     ("program", "line"),
     [
-        (MADE + PUBLISHED, "client = mqks.connect_blocking(options"),
-        (MADE + PUBLISHED + "del client", "client = mqks.connect_blocking(options"),
-        (MADE + IN_A_FUNCTION + "published()", "    client = mqks.connect_blocking()"),
-        (MADE + CHILD, "    client = mqks.connect_blocking()"),
+        (MADE + PUBLISHED, "client = mqks.blocking.connect(options"),
+        (MADE + PUBLISHED + "del client", "client = mqks.blocking.connect(options"),
+        (MADE + IN_A_FUNCTION + "published()", "    client = mqks.blocking.connect()"),
+        (MADE + CHILD, "    client = mqks.blocking.connect()"),
         (MADE + ASYNC + "asyncio.run(published())", "    client = await mqks.connect()"),
     ],
 )
@@ -125,9 +125,9 @@ async def published():
     async with mqks.connect() as client, client.consume("q"):
         await client.publish("e", "x")
 
-with mqks.connect_blocking() as client, client.consume("q"):
+with mqks.blocking.connect() as client, client.consume("q"):
     client.publish("e", "x")
-never_used = mqks.connect_blocking()
+never_used = mqks.blocking.connect()
 asyncio.run(published())
 """
     done = ended(tmp_path, url, program, "-X", "dev", "-W", "error")
@@ -142,7 +142,7 @@ def test_a_server_that_is_gone_is_not_waited_for_without_end(
 ) -> None:
     with ServerProcess(db) as server:
         program = f"""
-clients = [client, *(mqks.connect_blocking(options=client._options) for _ in range(9))]
+clients = [client, *(mqks.blocking.connect(options=client._options) for _ in range(9))]
 for each in clients:
     each.publish("e", "confirmed", confirm=True)
 os.kill({server.pid}, {number})

@@ -27,7 +27,7 @@ from typing import IO, Any, cast
 
 import pytest
 
-from mqks import connect_blocking
+from mqks import blocking
 from mqks.commands import main
 from mqks.protocol.requests import Backoff
 from mqks.settings import load
@@ -57,24 +57,24 @@ class Shell:
         return forks.run([*MQKS, *map(str, words)], stdin, self.environ, self.directory)
 
     def ready(self, queue: str) -> int:
-        with connect_blocking(self.url) as client:
+        with blocking.connect(self.url) as client:
             return int(client.evaluate(f"len(state.queues['{queue}'])"))
 
     def subscribe(self) -> None:
-        with connect_blocking(self.url) as client:
+        with blocking.connect(self.url) as client:
             client.subscribe("q", ["e"])
 
     def rest(self, queue: str) -> list[bytes]:
         """The data of all that waits there, taken away."""
         count = self.ready(queue)
-        with connect_blocking(self.url) as client, client.consume(queue, auto_ack=True) as consumer:
+        with blocking.connect(self.url) as client, client.consume(queue, auto_ack=True) as consumer:
             return [consumer.receive(WAIT_S).data for _ in range(count)]
 
     def is_unused(self) -> bool:
         """Whether the server knows of no consumer any more, and has back what they held."""
         ready = "sum(len(waiting) for waiting in state.queues.values())"
         unsettled = "state.queued - state.consumed"
-        with connect_blocking(self.url) as client:
+        with blocking.connect(self.url) as client:
             held = client.evaluate(f"[len(state.queues_by_consumer_ids), {unsettled} - {ready}]")
         return held == "[0, 0]"
 
@@ -333,7 +333,7 @@ def test_no_answer_in_time_ends_with_75(tmp_path: Path, words: list[str]) -> Non
 def fill(shell: Shell, count: int) -> list[bytes]:
     """Messages of a hundred bytes in q."""
     lines = [b"%d %b" % (number, b"x" * 100) for number in range(count)]
-    with connect_blocking(shell.url) as client:
+    with blocking.connect(shell.url) as client:
         client.subscribe("q", ["e"])
         client.publish_many([("e", line) for line in lines])
     return lines
@@ -379,7 +379,7 @@ def test_consume_creates_no_queue_unless_told_to(shell: Shell) -> None:
         code, out, err = shell("consume", *words, "--timeout", 5)
         assert (code, out) == (65, b"")
         assert err == b"mqks: there is no queue ordrs; --create creates it\n"
-    with connect_blocking(shell.url) as client:
+    with blocking.connect(shell.url) as client:
         assert client.evaluate("[len(state.queues), len(state.events_by_queues)]") == "[0, 0]"
     assert shell("consume", "orders", "order.new", "--create", "--timeout", 0.1) == (0, b"", b"")
     assert b"did you mean orders?" in shell("consume", "ordrs", "order.new")[2].lower()
@@ -418,7 +418,7 @@ def test_events_rule_and_add(shell: Shell) -> None:
     consume = ("consume", "q", "e1", "--add", "e2", "--add", "e3", "--create")
     rule = ("--delete-queue-when-unused", 0)
 
-    with shell.start(*consume, *rule) as process, connect_blocking(shell.url) as client:
+    with shell.start(*consume, *rule) as process, blocking.connect(shell.url) as client:
         until(lambda: client.evaluate("sorted(state.queues)") == '["q"]')
         for event in ("e1", "e2", "e3", "e4"):
             client.publish(event, event, confirm=True)
@@ -539,7 +539,7 @@ def test_a_server_that_restarts_is_found_again(shell: Shell, server: ServerProce
 
 def test_requeue_gives_messages_back(shell: Shell) -> None:
     with (
-        connect_blocking(shell.url) as client,
+        blocking.connect(shell.url) as client,
         client.consume("q", ["e"]) as consumer,
     ):
         for name in ("a", "b", "c"):
@@ -573,7 +573,7 @@ def test_the_life_of_a_queue(
         assert (code, err) == (0, "")
         return json.loads(out)
 
-    with connect_blocking(server.url) as client:
+    with blocking.connect(server.url) as client:
         done("subscribe", "q", "a.1", "a.2", "b")
         assert value("sorted(state.queues)") == ["q"]
         done("rebind", "q", "--remove", "b", "--remove-mask", "a.*", "--add", "c", "--add", "d")
@@ -634,7 +634,7 @@ def test_scheduled_messages_and_dead_letters(
 
     told("publish", "e", "1", "--id", "m1", "--meta", "k=v=1,&", "--meta", "a=")
     told("publish", "f.a", "2", "--id", "m2")
-    with connect_blocking(server.url) as client, client.consume("q") as consumer:
+    with blocking.connect(server.url) as client, client.consume("q") as consumer:
         for _ in range(2):
             consumer.receive(WAIT_S).reject()
     assert ids("dead") == ["m1", "m2"]
@@ -712,8 +712,8 @@ def test_attributes_are_told_as_json(shell: Shell) -> None:
     shell.subscribe()
     shell("publish", "e", "x", "--meta", "k=v=1,&", "--meta", "a=", "--id", "m")
     shell("publish", "e", "-", "--meta", "k=%", "--ttl", 3600, "--id-prefix", "l", stdin=b"y\nz\n")
-    with connect_blocking(shell.url) as client:
-        client.set_queue("q", dead_letters="dead")
+    with blocking.connect(shell.url) as client:
+        client.set_queue("q", dead_letter_queue="dead")
         with client.consume("q") as consumer:
             consumer.receive(WAIT_S).reject(dead=True)
 
@@ -739,7 +739,7 @@ def test_durations_have_units_everywhere(shell: Any, tmp_path: Path) -> None:
     began = time.time()
     shell("publish", "e", "x", "--delay", "1h", "--ttl", "90")
     assert shell("purge", "q", "--older", "1d", "--yes")[0] == 0
-    with connect_blocking(shell.url) as client:
+    with blocking.connect(shell.url) as client:
         [row] = client.peek("q", scheduled=True)
         assert row.due is not None
         assert began + 3599 < row.due < time.time() + 3601

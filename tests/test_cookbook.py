@@ -143,7 +143,7 @@ def test_retry_with_backoff(kitchen: Kitchen) -> None:
             assert third - second >= 0.9
         assert len(shop.times("/gone")) == len(shop.times("/ok")) == 1
         assert {
-            (letter.id, letter.letter and letter.letter.reason)
+            (letter.id, letter.dead_letter and letter.dead_letter.reason)
             for letter in client.peek("webhooks.dead")
         } == {("/gone", "dead"), ("/down", "rejects")}
         assert client.redrive("webhooks.dead", limit=1) == 1
@@ -175,8 +175,8 @@ def test_poison_messages(kitchen: Kitchen) -> None:
         assert sorted(parsed) == [f"parsed {number}" for number in range(10)]
         (letter,) = client.peek("documents.dead")
         assert letter.text == "poison"
-        assert letter.letter
-        assert letter.letter.reason == "losses"
+        assert letter.dead_letter
+        assert letter.dead_letter.reason == "losses"
         *_, redriven = out = kitchen.sh()
         assert any("poison" in line and "losses" in line for line in out), out
         assert "1" in redriven

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mqks.client.blocking import connect_blocking
+from mqks.client.blocking import connect
 from mqks.commands import main
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -115,7 +115,7 @@ def test_a_server_is_moved_to_another_one(
     assert without(again, "time", "seq") == without(rows, "time", "seq")
     # The bytes that no text can hold have come through, too.
     with (
-        connect_blocking(other.url) as client,
+        connect(other.url) as client,
         client.consume("q\udcff", delete_when_unused=False, auto_ack=True) as consumer,
     ):
         assert consumer.receive(WAIT_S).data == b"\x00\xff\r"

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mqks import connect_blocking
+from mqks import blocking
 from mqks.testing import BrokerProcess
 from tests.test_client_examples import environ
 from tests.waiting import WAIT_S, until
@@ -65,7 +65,7 @@ class Web:
 def test_it_publishes_in_a_request_and_handles_the_message(
     mqks_broker_process: BrokerProcess,
 ) -> None:
-    with Web(mqks_broker_process.url) as web, connect_blocking(mqks_broker_process.url) as client:
+    with Web(mqks_broker_process.url) as web, blocking.connect(mqks_broker_process.url) as client:
         assert [web.put(name) for name in ("ann", "ann", "ben")] == [202] * 3
         assert web.mailed(2) == ["ann", "ben"]
 
@@ -94,7 +94,7 @@ def test_it_does_not_start_without_a_broker() -> None:
 @pytest.mark.slow
 def test_without_its_worker_the_server_ends(mqks_broker_process: BrokerProcess) -> None:
     with Web(mqks_broker_process.url) as web:
-        with connect_blocking(mqks_broker_process.url) as client:
+        with blocking.connect(mqks_broker_process.url) as client:
             until(lambda: client.evaluate("len(state.queues_by_consumer_ids)") == "1")
             [worker] = json.loads(client.request("stats", "consumers"))
         address = "127.0.0.1", mqks_broker_process.port

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mqks import InvalidRequest, connect_blocking
+from mqks import InvalidRequest, blocking
 from mqks.broker.log.pending import Entry, LaneChange, Mark, QueueState, Run
 from mqks.broker.message.policy import Policy
 from mqks.commands import main
@@ -167,9 +167,9 @@ def test_letters_are_counted_by_what_their_consumers_said(
         OSError(),
         Unprintable(),
     ]
-    with Broker(tmp_path / "mqks.db") as broker, connect_blocking(broker.url) as client:
-        client.set_queue("q", dead_letters="dead")
-        client.set_queue("other", dead_letters="dead")
+    with Broker(tmp_path / "mqks.db") as broker, blocking.connect(broker.url) as client:
+        client.set_queue("q", dead_letter_queue="dead")
+        client.set_queue("other", dead_letter_queue="dead")
         others: list[str | BaseException | None] = [ValueError("ü" * 9999), "said"]
         for queue, some in {"q": reasons, "other": others}.items():
             for _ in some:

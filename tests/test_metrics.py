@@ -21,7 +21,7 @@ from typing import Any, get_args
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mqks import connect_blocking
+from mqks import blocking
 from mqks.client.errors import ProtocolViolation
 from mqks.commands import main
 from mqks.errors import ConfigurationError, Limit
@@ -385,7 +385,7 @@ def test_a_client_of_the_broker_is_told_at_once(
                 assert code == 69
                 assert "the port speaks HTTP" in capsys.readouterr().err
         with pytest.raises(ProtocolViolation, match="the port speaks HTTP"):
-            connect_blocking(f"mqks://{host!s}:{port}").__enter__()
+            blocking.connect(f"mqks://{host!s}:{port}").__enter__()
         another.shutdown()
 
 

@@ -84,7 +84,7 @@ def web_url(server: ServerProcess) -> str:
 
 
 def client_of(server: ServerProcess) -> mqks.BlockingClient:
-    return mqks.connect_blocking(server.url)
+    return mqks.blocking.connect(server.url)
 
 
 def sure(page: Page, button: str, notice: str) -> None:
@@ -345,7 +345,7 @@ def test_each_thing_that_needs_a_person_is_told(browser: Browser, db: Path) -> N
         pages = opened(browser, server)
         page = next(pages)
         client.subscribe("orders", ["order.new"])
-        client.set_queue("orders", dead_letters="orders.dead")
+        client.set_queue("orders", dead_letter_queue="orders.dead")
         client.subscribe("orders.dead", ["none"])
         client.subscribe("waits", ["order.old"])
         client.subscribe("empty", ["none"])
@@ -441,7 +441,7 @@ def test_scheduled_messages_are_promoted_and_cancelled(page: Page, server: Serve
 def test_dead_letters_say_why_and_are_retried(page: Page, server: ServerProcess) -> None:
     with client_of(server) as client:
         client.subscribe("orders", ["order.new"])
-        client.set_queue("orders", retries=1, dead_letters="orders.dead")
+        client.set_queue("orders", retries=1, dead_letter_queue="orders.dead")
         client.publish_many([("order.new", n) for n in range(2)])
         with client.consume("orders") as consumer:
             for _ in range(2):
@@ -464,7 +464,7 @@ def test_dead_letters_of_one_cause_are_retried_or_dropped(
 ) -> None:
     with client_of(server) as client:
         client.subscribe("orders", ["order.new"])
-        client.set_queue("orders", dead_letters="orders.dead")
+        client.set_queue("orders", dead_letter_queue="orders.dead")
         client.publish_many([("order.new", n) for n in range(30)])
         with client.consume("orders") as consumer:
             for n in range(30):
@@ -555,7 +555,7 @@ def test_one_dead_letter_is_moved(page: Page, server: ServerProcess) -> None:
     with client_of(server) as client:
         client.subscribe("orders", ["order.new"])
         client.subscribe("others", ["other"])
-        client.set_queue("orders", retries=1, dead_letters="orders.dead")
+        client.set_queue("orders", retries=1, dead_letter_queue="orders.dead")
         client.publish_many([("order.new", n) for n in range(2)])
         with client.consume("orders") as consumer:
             for _ in range(2):

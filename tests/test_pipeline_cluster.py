@@ -19,7 +19,7 @@ import pyspark
 import pytest
 
 import mqks.__main__
-from mqks.client.blocking import connect_blocking
+from mqks.client.blocking import connect
 from mqks.pipeline.errors import JavaMissing
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.session import check_java
@@ -211,7 +211,7 @@ def test_an_executor_is_killed_and_each_message_is_there_once(
     archived = table.sort_by("offset").select(["topic", "value"]).to_pylist()
     assert archived == [_message(n) for n in range(2 * COUNT)]
 
-    with connect_blocking(url) as client:
+    with connect(url) as client:
         client.subscribe("copy", kills.EVENTS)
     module = mqks.__main__.__file__
     subprocess.run(

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
-from mqks.client.blocking import connect_blocking
+from mqks.client.blocking import connect
 from mqks.client.errors import RequestFailed
 from mqks.commands import main
 from mqks.commands.connection import explained
@@ -57,7 +57,7 @@ NAMED = "PYSPARK_PYTHON, or --conf spark.pyspark.python=PATH, names theirs"
 
 
 def subscribe(broker: Served, queue: str = "clicks", events: list[str] = EVENTS) -> None:
-    with connect_blocking(broker.url) as client:
+    with connect(broker.url) as client:
         client.subscribe(queue, events)
 
 
@@ -147,7 +147,7 @@ def test_a_queue_made_anew_is_archived_from_its_beginning(
         subscribe(mqks_broker)
         publish(mqks_broker, some(first, 10))
         run(spark, mqks_broker, lake)
-        with connect_blocking(mqks_broker.url) as client:
+        with connect(mqks_broker.url) as client:
             client.delete_queue("clicks")
 
     assert keys(lake) == sorted(f"m{n}" for n in range(20))
@@ -163,7 +163,7 @@ def test_a_queue_made_anew_before_the_trim_is_archived_whole(
 
     def trim_too_late(reader: QueueReader, *told: Any) -> None:
         if not trims:
-            with connect_blocking(mqks_broker.url) as client:
+            with connect(mqks_broker.url) as client:
                 client.delete_queue("clicks")
             subscribe(mqks_broker)
             publish(mqks_broker, some(10, 5))
@@ -341,7 +341,7 @@ def test_report_of_a_queue_and_of_its_lake(
     subscribe(mqks_broker)
     publish(mqks_broker, [sent(0, "rare", 5, "s"), *some(100, 1)])
     publish(mqks_broker, [("again", "order.new", "x"), ("other", "order.new", "yy")])
-    with connect_blocking(mqks_broker.url) as client:
+    with connect(mqks_broker.url) as client:
         client.publish("order.new", "x", id="again", confirm=True)
     time.sleep(1.1)  # The next ones are to lie in another window than the first.
     forms = ("s", "ms", "us", "iso")
@@ -577,7 +577,7 @@ def test_a_replay_that_would_be_archived_again_needs_a_yes(
     assert mqks("replay", *at, "--yes").returncode == 0
     assert len(waits(mqks_broker)) == 5
     # The queue of this name is another one now, and so is another server's.
-    with connect_blocking(mqks_broker.url) as client:
+    with connect(mqks_broker.url) as client:
         client.delete_queue("clicks")
         assert job_of_it.archived_here(spark) == []
         client.subscribe("clicks", ["page.view"])
@@ -613,6 +613,12 @@ def test_an_archive_leaves_out_what_a_replay_published(
     [told] = run(spark, mqks_broker, lake, format, include_replays=True)
     assert (told.messages, told.left_out) == (35, 0)
     assert len(keys(lake)) == 70
+
+    # Another queue has no originals of it.
+    subscribe(mqks_broker, "copy")
+    *_, last = Replay(**options, name="fourth").run(spark, Event())
+    [copied] = run(spark, mqks_broker, lake.with_name("copy"), format, queue="copy")
+    assert (copied.messages, copied.left_out) == (70, 0)
 
 
 @pytest.mark.slow

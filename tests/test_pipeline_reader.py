@@ -265,7 +265,7 @@ def test_a_queue_made_anew_is_a_loss(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_behind_tls(mqks_broker: Broker, tmp_path: Path) -> None:
-    with mqks.connect_blocking(mqks_broker.url) as client:
+    with mqks.blocking.connect(mqks_broker.url) as client:
         client.subscribe("q", ["e"])
         client.publish_many([("e", "x" * 1000)] * 500)
     authority = trustme.CA()
@@ -293,7 +293,7 @@ def test_any_number_of_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_trim_is_for_one_epoch(mqks_broker: Broker) -> None:
-    with mqks.connect_blocking(mqks_broker.url) as client, QueueReader(mqks_broker.url, "q") as log:
+    with mqks.blocking.connect(mqks_broker.url) as client, QueueReader(mqks_broker.url, "q") as log:
         client.subscribe("q", ["e"])
         client.publish_many([("e", "old")] * 3)
         before = log.range()
@@ -310,10 +310,10 @@ def test_a_trim_is_for_one_epoch(mqks_broker: Broker) -> None:
 
 def test_numbers_seen_survive_a_kill(mqks_broker_process: BrokerProcess) -> None:
     def publish(count: int) -> None:
-        with mqks.connect_blocking(mqks_broker_process.url) as client:
+        with mqks.blocking.connect(mqks_broker_process.url) as client:
             client.publish_many([("e", "x")] * count)
 
-    with mqks.connect_blocking(mqks_broker_process.url) as client:
+    with mqks.blocking.connect(mqks_broker_process.url) as client:
         client.subscribe("q", ["e"])
     publish(10)
     with QueueReader(mqks_broker_process.url, "q") as log:

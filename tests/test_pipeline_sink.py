@@ -42,7 +42,7 @@ def broker(mqks_broker: Broker) -> Broker:
 
 
 def subscribe(broker: Broker | BrokerProcess) -> None:
-    with mqks.connect_blocking(broker.url) as client:
+    with mqks.blocking.connect(broker.url) as client:
         client.subscribe("q", ["e", "f"])
 
 
@@ -303,7 +303,7 @@ def test_spark_names_the_row_that_cannot_be_said(spark: "SparkSession", broker: 
 def test_a_stream_run_again_publishes_nothing_twice(
     spark: "SparkSession", broker: Broker, tmp_path: Path
 ) -> None:
-    with mqks.connect_blocking(broker.url) as client:
+    with mqks.blocking.connect(broker.url) as client:
         client.subscribe("source", ["s"])
         client.publish_many([("s", f"{n % 5}") for n in range(20)])
     checkpoint = tmp_path / "checkpoint"

@@ -44,7 +44,7 @@ def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def publish(broker: Broker | BrokerProcess, numbers: Iterable[int]) -> None:
-    with mqks.connect_blocking(broker.url) as client:
+    with mqks.blocking.connect(broker.url) as client:
         client.subscribe("q", ["e.0", "e.1"])
         client.publish_many([(f"e.{n % 2}", f"data {n}") for n in numbers])
 
@@ -244,7 +244,7 @@ def test_columns_that_a_message_does_not_have(schema: StructType, hint: str) -> 
 
 
 def test_headers_are_the_attributes(mqks_broker: Broker) -> None:
-    with mqks.connect_blocking(mqks_broker.url) as client:
+    with mqks.blocking.connect(mqks_broker.url) as client:
         client.subscribe("q", ["e"])
         client.publish("e", "plain")
         client.publish("e", "told", meta={"tenant": "a b", "empty": "", "=&": "ü,%"})

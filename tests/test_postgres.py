@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from mqks import __version__, connect_blocking
+from mqks import __version__, blocking
 from mqks.commands import main
 from mqks.errors import ClaimLost, DatabaseLocked, JournalFailed, JournalReverted
 from mqks.settings import DatabaseUrl, Settings
@@ -450,7 +450,7 @@ def test_a_start_reads_no_primary_that_lacks_its_claim(
     monkeypatch.setattr(claim.Claim, "take", taken)
     with (
         Broker(url, db_replication="none") as broker,
-        connect_blocking(broker.url) as reader,
+        blocking.connect(broker.url) as reader,
     ):
         assert [each.id for each in reader.peek("q")] == ["m", "n"]
     primary.kill()

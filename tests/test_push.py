@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from mqks import connect_blocking
+from mqks import blocking
 from mqks.client.blocking import BlockingClient
 from mqks.testing import Broker
 from tests.waiting import WAIT_S, until
@@ -73,8 +73,8 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def client(mqks_broker: Broker) -> Iterator[BlockingClient]:
-    with connect_blocking(mqks_broker.url) as client:
-        client.set_queue("hooks", dead_letters="dead", backoff=0.01)
+    with blocking.connect(mqks_broker.url) as client:
+        client.set_queue("hooks", dead_letter_queue="dead", backoff=0.01)
         client.subscribe("hooks", ["order.new"])
         yield client
 
@@ -125,10 +125,9 @@ def test_what_the_answers_do(
     ]
     client.publish("order.new", "x")
     with pushing(mqks_broker, receiver.url):
-        until(lambda: client.stats("queue", "dead")["ready"] == 1)
-    [letter] = client.peek("dead")
-    assert letter.letter is not None
-    assert letter.letter.why == "127.0.0.1 answers 422"
+        [letter] = until(lambda: client.peek("dead"))
+    assert letter.dead_letter is not None
+    assert letter.dead_letter.why == "127.0.0.1 answers 422"
     assert [headers["mqks-retry"] for _, headers, _ in receiver.got] == ["0", "1", "2", "3"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks import InvalidRequest, RequestFailed, connect_blocking
+from mqks import InvalidRequest, RequestFailed, blocking
 from mqks.broker.base.facts import Facts
 from mqks.broker.base.turns import finish
 from mqks.broker.queue import lane as lane_module
@@ -225,7 +225,7 @@ async def test_peek_finds_one_of_many_on_disk(connect: Any, tmp_path: Path) -> N
 
 def test_an_answer_of_peek_says_where_it_goes_on(mqks_broker: Broker) -> None:
     with (
-        connect_blocking(mqks_broker.url) as client,
+        blocking.connect(mqks_broker.url) as client,
         LineClient(("127.0.0.1", mqks_broker.port)) as k,
     ):
         client.subscribe("q", ["e"])
@@ -241,7 +241,7 @@ def test_an_answer_of_peek_says_where_it_goes_on(mqks_broker: Broker) -> None:
 
 
 def test_what_is_older(mqks_broker: Broker) -> None:
-    with connect_blocking(mqks_broker.url) as client:
+    with blocking.connect(mqks_broker.url) as client:
         client.subscribe("q", ["e"])
         client.publish("e", "old", confirm=True)
         time.sleep(1.1)
@@ -255,7 +255,7 @@ def test_what_is_older(mqks_broker: Broker) -> None:
 
 
 def test_commands_choose_messages(db: Path, tmp_path: Path) -> None:
-    with ServerProcess(db) as server, connect_blocking(server.url) as client:
+    with ServerProcess(db) as server, blocking.connect(server.url) as client:
         shell = Shell(server.url, tmp_path)
         client.subscribe("q", ["a.x", "b"])
         for number in range(4):

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from mqks import RequestFailed, connect_blocking
+from mqks import RequestFailed, blocking
 from mqks.broker.clients import tails as tails_module
 from mqks.testing import Broker
 from mqks.users import Permissions
@@ -237,7 +237,7 @@ def test_users_see_what_they_might_consume_or_bind(tmp_path: Path) -> None:
 def test_the_command_shows_a_queue_or_events(tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "mqks.db") as server,
-        connect_blocking(server.url) as client,
+        blocking.connect(server.url) as client,
     ):
         shell = Shell(server.url, tmp_path)
         client.subscribe("orders", ["order.new"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mqks import RequestFailed, connect_blocking
+from mqks import RequestFailed, blocking
 from mqks.errors import DatabaseLocked
 from mqks.testing import Broker, BrokerProcess
 from tests.waiting import WAIT_S
@@ -19,7 +19,7 @@ def broker(request: pytest.FixtureRequest) -> Broker | BrokerProcess:
 
 
 def test_it_keeps_messages_over_a_restart_on_the_same_port(broker: Broker | BrokerProcess) -> None:
-    with connect_blocking(broker.url) as client:
+    with blocking.connect(broker.url) as client:
         client.subscribe("q", ["e"])
         client.publish("e", "x", confirm=True)
     url = broker.url
@@ -27,13 +27,13 @@ def test_it_keeps_messages_over_a_restart_on_the_same_port(broker: Broker | Brok
     broker.stop()
     broker.start()
     assert broker.url == url
-    with connect_blocking(broker.url) as client, client.consume("q", auto_ack=True) as consumer:
+    with blocking.connect(broker.url) as client, client.consume("q", auto_ack=True) as consumer:
         assert consumer.receive(timeout_s=WAIT_S).text == "x"
 
 
 def test_a_killed_process_keeps_what_was_confirmed(mqks_broker_process: BrokerProcess) -> None:
     broker = mqks_broker_process
-    with connect_blocking(broker.url) as client, client.consume("q", ["e"]) as own:
+    with blocking.connect(broker.url) as client, client.consume("q", ["e"]) as own:
         client.publish("e", "x", confirm=True)
         own.receive(timeout_s=WAIT_S)
         broker.kill()
@@ -55,7 +55,7 @@ def test_what_keeps_it_from_starting_is_told(mqks_broker: Broker, tmp_path: Path
 def test_it_takes_settings(tmp_path: Path) -> None:
     with (
         Broker(tmp_path / "a.db", eval="off") as broker,
-        connect_blocking(broker.url) as client,
+        blocking.connect(broker.url) as client,
         pytest.raises(RequestFailed),
     ):
         client.evaluate("1")

@@ -512,6 +512,29 @@ def test_who_changes_bindings_first_is_done_first() -> None:
     assert [*world.broker.bindings.by_name[b"q"]] == [b"a"]
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_no_event_leads_to_a_queue_that_was_deleted_while_its_bindings_changed(times: int) -> None:
+    """Made anew at once, in another way than by bindings, it does not hide those before it."""
+    world = BareWorld()
+    world.connect("k")
+    events = b" ".join(b"e%d" % number for number in range(9000))
+    world.send("k", b"s subscribe q %b\n" % events)
+    world.broker.turns.chunk_s = -1.0
+
+    world.intake.receive(world.connection("k"), b"r rebind q a\n")
+    for number in range(times):
+        for what in (b"delete_queue q", b"set_queue q --retries=5"):
+            name = f"{what!r} {number}"
+            world.connect(name)
+            world.intake.receive(world.connection(name), b"c %b\n" % what)
+            assert (b"q" in world.broker.queues) == what.startswith(b"set")
+    assert world.connection("k").works
+    world.send("k", b"p publish a x\np publish e1 x\np publish e8999 x\nt stats\n")
+
+    told = json.loads(world.received("k").removeprefix(b"t ok "))
+    assert (told["routed"], told["unroutable"]) == (0, 3)
+
+
 def test_few_expressions_are_under_way_at_once() -> None:
     """What they have made takes memory, so others wait for their turn, however short they are."""
     world = BareWorld()

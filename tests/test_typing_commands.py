@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import typer
 
-from mqks import connect_blocking, users_file
-from mqks.client.messages import Peeked
+from mqks import blocking, users_file
+from mqks.client.messages import PeekedMessage
 from mqks.commands import app, complete
 from mqks.commands.guesses import GUESSES
 from mqks.users import User, hash_token
@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     may_trim = User("trimmer", "", hash_token("trim"), consume=["or*"])
     users_file.write(directory / "users", [may_trim])
     with ServerProcess(directory / "mqks.db", "--users", str(directory / "users")) as running:
-        with connect_blocking(running.url) as client:
+        with blocking.connect(running.url) as client:
             for queue in ("orders", "orders.dead", "mail.eu", "mail:us", "$(reboot)", "x;reboot"):
                 client.subscribe(queue, ["order.new"] if queue == "orders" else [f"of-{queue}"])
             client.publish("order.new", "one", id="m1", confirm=True)
@@ -121,7 +121,7 @@ def test_a_queue_that_does_not_exist(server: ServerProcess, words: str) -> None:
 @pytest.mark.parametrize("words", ["inspect queue ordrs", "inspect messages ordrs"])
 def test_a_queue_that_does_not_exist_in_a_file(tmp_path: Path, words: str) -> None:
     path = tmp_path / "mqks.db"
-    with ServerProcess(path) as server, connect_blocking(server.url) as client:
+    with ServerProcess(path) as server, blocking.connect(server.url) as client:
         client.subscribe("orders", ["e"])
 
     code, _, err = run(server, *shlex.split(words), "--db", path)
@@ -164,7 +164,7 @@ def test_a_user_who_may_not_inspect(server: ServerProcess) -> None:
 
 
 def test_requeue_of_a_consumer_that_does_not_exist(server: ServerProcess) -> None:
-    with connect_blocking(server.url) as client:
+    with blocking.connect(server.url) as client:
         client.request("consume", "--confirm", "mail.eu", "--manual-ack")
         [consumer] = json.loads(client.request("stats", "consumers"))
         wrong = consumer["id"][:-1] + "x"
@@ -198,10 +198,10 @@ def test_peek_prints_without_consuming(server: ServerProcess) -> None:
 
 
 def test_peek_goes_from_page_to_page(server: ServerProcess) -> None:
-    with connect_blocking(server.url) as client:
+    with blocking.connect(server.url) as client:
         client.subscribe("many", ["n"])
         client.publish_many(("n", str(n)) for n in range(250))
-        assert type(client.peek("many", limit=1)[0]) is Peeked
+        assert type(client.peek("many", limit=1)[0]) is PeekedMessage
         try:
             assert run(server, "peek", "many", "-n", 1000)[1].split() == [
                 b"%d" % n for n in range(250)
@@ -309,7 +309,7 @@ def test_a_url_on_the_line_is_asked(server: ServerProcess) -> None:
 
 
 def test_consumers_complete(server: ServerProcess) -> None:
-    with connect_blocking(server.url) as client:
+    with blocking.connect(server.url) as client:
         client.request("consume", "--confirm", "mail.eu", "--manual-ack")
         [consumer] = json.loads(client.request("stats", "consumers"))
 

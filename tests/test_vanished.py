@@ -54,7 +54,7 @@ def test_what_vanished_clients_hold_goes_to_others(
     monkeypatch.setattr(vanished, "LOOK_S", SILENT_S / 2)
     with (
         Broker(tmp_path / "mqks.db", unix=tmp_path / "sock") as broker,
-        mqks.connect_blocking(f"mqks+unix://{tmp_path}/sock") as other,
+        mqks.blocking.connect(f"mqks+unix://{tmp_path}/sock") as other,
         LineClient(("127.0.0.1", broker.port)) as silent,
         LineClient(("127.0.0.1", broker.port)) as busy,
         LineClient(("127.0.0.1", broker.port)) as slow,

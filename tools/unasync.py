@@ -25,7 +25,6 @@ SOURCE, TARGET = CLIENT / "async_client.py", CLIENT / "blocking.py"
 WORDS = {
     "async_client": "blocking",
     "async_connection": "blocking_connection",
-    "connect": "connect_blocking",
     "AsyncClient": "BlockingClient",
     "AsyncConsumer": "BlockingConsumer",
     "AsyncMessages": "BlockingMessages",

@@ -68,7 +68,7 @@ EVENTS += ["order.changed", "user.created", "refund.new", "report.due"]
 def load(url: str, is_over: threading.Event) -> None:
     """Publish, consume, ack and reject, faster and slower."""
     random = Random(7)
-    with mqks.connect_blocking(url, client_name="shop-web") as client:
+    with mqks.blocking.connect(url, client_name="shop-web") as client:
         number = 1000
         while not is_over.wait(0.1):
             number += 1
@@ -87,7 +87,7 @@ def load(url: str, is_over: threading.Event) -> None:
 def work(url: str, queue: str, is_over: threading.Event) -> None:
     random = Random(queue)
     with (
-        mqks.connect_blocking(url, client_name=f"{queue}-1") as client,
+        mqks.blocking.connect(url, client_name=f"{queue}-1") as client,
         client.consume(queue, prefetch=20) as consumer,
     ):
         while not is_over.is_set():
@@ -111,12 +111,12 @@ def main() -> None:
             while not (found := re.search(r"address=(http://\S+)", server.log)):
                 time.sleep(0.01)
             url = server.url.replace("://", f"://{TOKEN}@")
-            with mqks.connect_blocking(url, client_name="deploy") as client:
+            with mqks.blocking.connect(url, client_name="deploy") as client:
                 for queue, events in QUEUES.items():
                     plain = [each for each in events if "*" not in each]
                     masks = [each for each in events if "*" in each]
-                    client.subscribe(queue, plain, add_mask=masks)
-                    client.set_queue(queue, retries=5, dead_letters="dead-letters")
+                    client.subscribe(queue, plain, masks=masks)
+                    client.set_queue(queue, retries=5, dead_letter_queue="dead-letters")
                 client.set_queue("orders", ack_timeout_s=60, ttl_s=86_400, single_consumer=True)
                 for words in MISTAKES:
                     with suppress(mqks.RequestFailed):

@@ -1,7 +1,7 @@
 # Calls the service of prices.py (docs/cookbook.md, Request and reply).
 import mqks
 
-with mqks.connect_blocking() as client:
+with mqks.blocking.connect() as client:
     for item in ("tea", "milk"):
         try:
             print(f"{item} costs {client.call('price.get', item, timeout_s=10).json()}")

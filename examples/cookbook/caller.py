@@ -13,7 +13,7 @@ def take_permit(client: mqks.BlockingClient) -> str:
 
 
 with (
-    mqks.connect_blocking() as client,
+    mqks.blocking.connect() as client,
     client.consume("calls", prefetch=1) as calls,
 ):
     for call in calls:

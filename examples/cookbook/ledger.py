@@ -16,7 +16,7 @@ BOOK = """
     ON CONFLICT (name) DO UPDATE SET balance = balance + excluded.balance
 """
 
-with mqks.connect_blocking() as client, client.consume("payments") as payments:
+with mqks.blocking.connect() as client, client.consume("payments") as payments:
     for payment in payments:
         with payment.process(), db:  # The ack is sent when the transaction has ended.
             if db.execute(NEW, [payment.id]).rowcount:

@@ -13,7 +13,7 @@ def schedule(client: mqks.BlockingClient, run: int) -> None:
     )
 
 
-with mqks.connect_blocking() as client:
+with mqks.blocking.connect() as client:
     client.subscribe("reports", ["report.due"])
     schedule(client, int(time.time() / PERIOD_S) + 1)
     with client.consume("reports", prefetch=1) as due:

@@ -9,7 +9,7 @@ WAITING = """
     SELECT id::text, event, data FROM outbox ORDER BY number LIMIT 100 FOR UPDATE SKIP LOCKED
 """
 
-with mqks.connect_blocking() as client, psycopg.connect(autocommit=True) as db:
+with mqks.blocking.connect() as client, psycopg.connect(autocommit=True) as db:
     while True:
         with db.transaction():
             rows = db.execute(WAITING).fetchall()

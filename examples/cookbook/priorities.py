@@ -14,7 +14,7 @@ def next_job(urgent: mqks.BlockingConsumer, normal: mqks.BlockingConsumer) -> mq
 
 
 with (
-    mqks.connect_blocking() as client,
+    mqks.blocking.connect() as client,
     client.consume("jobs.urgent", prefetch=2) as urgent,
     client.consume("jobs.normal", prefetch=1) as normal,
 ):

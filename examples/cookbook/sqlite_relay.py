@@ -7,7 +7,7 @@ import mqks
 WAITING = "SELECT id, event, data FROM outbox ORDER BY number LIMIT 100"
 
 db = sqlite3.connect("shop.db")
-with mqks.connect_blocking() as client:
+with mqks.blocking.connect() as client:
     while True:
         rows = db.execute(WAITING).fetchall()
         for id, event, data in rows:

@@ -3,7 +3,7 @@ import time
 
 import mqks
 
-with mqks.connect_blocking() as client:
+with mqks.blocking.connect() as client:
     for number in range(150):
         while True:
             try:

@@ -56,8 +56,7 @@ class _Service:
     work: Work
     queue: str
     events: tuple[str, ...]
-    add: tuple[str, ...]
-    add_mask: tuple[str, ...]
+    masks: tuple[str, ...]
     replace: bool
     delete_when_unused: float | bool
     concurrency: int
@@ -107,8 +106,7 @@ class App:
         queue: str,
         events: Iterable[str] = (),
         *,
-        add: Iterable[str] = (),
-        add_mask: Iterable[str] = (),
+        masks: Iterable[str] = (),
         replace: bool = False,
         delete_when_unused: float | bool = False,
         concurrency: int = 1,
@@ -122,9 +120,8 @@ class App:
         without `async` runs in threads, so that it may block. Raises TypeError for anything that
         cannot handle a message.
 
-        The queue is created if it does not exist, and bound to `events` (and `add`) and to the
-        masks in `add_mask`, beside its other bindings; with `replace`, `events` replace all
-        bindings.
+        The queue is created if it does not exist, and bound to `events` and `masks`, beside its
+        other bindings; with `replace`, they replace all bindings.
 
         The service holds at most `prefetch` messages, by default `concurrency`; 0: as many as the
         server allows. If the policy of the queue does not set them, `retries` is the number of
@@ -144,7 +141,7 @@ class App:
         held = concurrency if prefetch is None else prefetch
         if not isinstance(events, str | bytes):
             events = tuple(events)
-        requests.consume(queue, events, add, False, delete_when_unused, add_mask, held)
+        requests.consume(queue, events, False, delete_when_unused, masks, held)
         requests.flags("consume", {"ack_timeout_s": ack_timeout_s})
 
         def register(function: F) -> F:
@@ -153,8 +150,7 @@ class App:
                     _work_of(function, concurrency),
                     queue,
                     tuple(events),
-                    tuple(add),
-                    tuple(add_mask),
+                    tuple(masks),
                     replace,
                 ),
                 *(delete_when_unused, concurrency, held),
@@ -250,8 +246,7 @@ class App:
         async with self.client.consume(
             service.queue,
             service.events,
-            add=service.add,
-            add_mask=service.add_mask,
+            masks=service.masks,
             replace=service.replace,
             create=True,
             delete_when_unused=service.delete_when_unused,

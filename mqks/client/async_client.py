@@ -28,7 +28,7 @@ from mqks.client.errors import (
     Stopped,
 )
 from mqks.client.keywords import check, checking, strict
-from mqks.client.messages import Message, Peeked, QueueUpdate, reading
+from mqks.client.messages import Message, PeekedMessage, QueueUpdate, reading
 from mqks.client.opened import STATE, caller
 from mqks.client.options import Options, named
 from mqks.client.session import (
@@ -453,8 +453,8 @@ class AsyncClient:
     ) -> "AsyncConsumer":
         """A consumer for `async with`, on a separate connection.
 
-        - `events`, `add`, `add_mask`: events and masks, which are added to the bindings of the
-          queue. With `replace`, `events` replace all bindings, for every consumer of the queue.
+        - `events` and `masks` are added to the bindings of the queue. With `replace`, they replace
+          all its bindings, for every consumer of the queue.
         - `create`: create the queue if it does not exist. The default is to create it if events or
           masks are given; otherwise, entering the consumer raises RequestFailed.
         - `auto_ack`: the server acks messages when it sends them, and those that the program has
@@ -494,13 +494,13 @@ class AsyncClient:
         queue: str,
         events: Iterable[str] = (),
         *,
-        add_mask: Iterable[str] = (),
+        masks: Iterable[str] = (),
         replace: bool = False,
         timeout_s: float | None = None,
     ) -> None:
         """Create the queue if it does not exist, and add these events and masks to its bindings.
         With `replace`, they replace its bindings."""
-        await self._request(requests.subscribe(queue, events, add_mask, replace), timeout_s)
+        await self._request(requests.subscribe(queue, events, masks, replace), timeout_s)
 
     async def rebind(
         self, queue: str, *, timeout_s: float | None = None, **changes: Unpack[requests.Changes]
@@ -680,17 +680,17 @@ class AsyncClient:
         scheduled: bool = False,
         timeout_s: float | None = None,
         **selection: Unpack[requests.Selection],
-    ) -> list[Peeked]:
+    ) -> list[PeekedMessage]:
         """The first ready and unacked messages of the queue with sequence numbers above `after`;
         with `scheduled`, the scheduled ones instead. `event` (a mask), `id`, `older_s` (a
         minimum age in seconds) and `where` (attributes) select some. Nothing is consumed."""
-        found: list[Peeked] = []
+        found: list[PeekedMessage] = []
         goes_on: int | None = after
         while goes_on is not None and len(found) < limit:
             left = limit - len(found)
             body, lines = requests.peek(queue, goes_on, left, scheduled, selection), list[bytes]()
             answer = await self._ask(partial(self._ask_lines, body, lines), timeout_s)
-            found += map(Peeked.parse, lines)
+            found += map(PeekedMessage.parse, lines)
             goes_on = requests.peek_goes_on(answer)
         if not found:
             await self.check_queue(queue, timeout_s=timeout_s)

@@ -1,8 +1,10 @@
-"""Keywords that a function does not have: the TypeError names the nearest one that it has.
+"""Keywords that a function does not have: old ones are renamed, and the TypeError for others names
+the nearest one that it has.
 
 The one rule: what is called for each message is not wrapped.
 """
 
+import warnings
 from collections.abc import Callable, Iterable
 from functools import cache, wraps
 from inspect import CO_VARKEYWORDS, Parameter, iscoroutinefunction, signature
@@ -14,6 +16,28 @@ from mqks.errors import did_you_mean
 T = TypeVar("T", bound=type)
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
+
+
+RENAMED = {"add": "events", "add_mask": "masks", "dead_letters": "dead_letter_queue"}
+"""Deprecated keywords of functions that have the new ones instead."""
+
+
+def renamed(old: str, new: str, stacklevel: int) -> None:
+    warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=stacklevel)
+
+
+def _with_new_words(function: Function, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+    """The positional arguments; deprecated keywords are replaced in the others."""
+    known = keywords(function)
+    for old in [*given]:
+        if old in RENAMED and old not in known and (new := RENAMED[old]) in known:
+            renamed(old, new, 4)
+            value = given.pop(old)
+            if old == "add" and len(args) > 2:  # self, queue, events
+                args = *args[:2], [*args[2], *value], *args[3:]
+            else:
+                given[new] = [*given[new], *value] if new in given else value
+    return args
 
 
 def check(given: Iterable[str], function: Function) -> None:
@@ -63,11 +87,13 @@ def checking(function: F) -> F:
 
     @wraps(function)
     def checked(*args: Any, **given: Any) -> Any:
+        args = _with_new_words(function, args, given)
         check(given, function)
         return function(*args, **given)
 
     @wraps(function)
     async def checked_later(*args: Any, **given: Any) -> Any:
+        args = _with_new_words(function, args, given)
         check(given, function)
         return await function(*args, **given)
 

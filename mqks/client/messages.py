@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Unpack
 from urllib.parse import unquote
 
 from mqks.client.errors import InvalidRequest, ProtocolViolation
-from mqks.client.keywords import strict
+from mqks.client.keywords import renamed, strict
 from mqks.client.requests import Backoff, Data, Sent, decoded, flags, is_number, reject
 from mqks.protocol.escapes import unescape
 from mqks.protocol.meta import split_letter
@@ -109,9 +109,15 @@ class Message:
         return _attributes(self._raw_meta())[0]
 
     @property
-    def letter(self) -> DeadLetter | None:
+    def dead_letter(self) -> DeadLetter | None:
         """Why a dead letter died; else None, also without `meta`."""
         return _attributes(self._raw_meta())[1]
+
+    @property
+    def letter(self) -> DeadLetter | None:
+        """Deprecated: `dead_letter`."""
+        renamed("letter", "dead_letter", 3)
+        return self.dead_letter
 
     @property
     def reply_to(self) -> str | None:
@@ -263,7 +269,7 @@ def reading(kind: type[Message], loads: Callable[[bytes], Any] | None) -> type[M
     return type(kind.__name__, (kind,), {"__slots__": (), "_loads": staticmethod(loads)})
 
 
-class Peeked(NamedTuple):
+class PeekedMessage(NamedTuple):
     """A message in a queue: ready, scheduled or unacked."""
 
     seq: int
@@ -275,11 +281,17 @@ class Peeked(NamedTuple):
     data: bytes
     retry: int
     meta: dict[str, str]
-    letter: DeadLetter | None
+    dead_letter: DeadLetter | None
     due: float | None
     """When a scheduled message is added to the queue."""
     priority: int = 0
     key: str | None = None
+
+    @property
+    def letter(self) -> DeadLetter | None:
+        """Deprecated: `dead_letter`."""
+        renamed("letter", "dead_letter", 3)
+        return self.dead_letter
 
     @property
     def text(self) -> str:
@@ -287,7 +299,7 @@ class Peeked(NamedTuple):
         return self.data.decode()
 
     @classmethod
-    def parse(cls, line: bytes) -> "Peeked":
+    def parse(cls, line: bytes) -> "PeekedMessage":
         """From a line of the reply to `peek`. Raises ProtocolViolation."""
         told = peeked(line)
         meta, letter = _attributes(told.meta)

@@ -14,7 +14,7 @@ from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
 from itertools import compress, product
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 from urllib.parse import quote, urlencode
 from uuid import UUID
 
@@ -366,40 +366,31 @@ def auth(credentials: Iterable[str]) -> bytes:
 
 
 def subscribe(
-    queue: str, events: Iterable[str], add_mask: Iterable[str] = (), replace: bool = False
+    queue: str, events: Iterable[str], masks: Iterable[str] = (), replace: bool = False
 ) -> bytes:
-    bindings = _bindings("subscribe", events, (), add_mask, replace)
+    bindings = _bindings("subscribe", events, masks, replace)
     if not bindings:
         raise InvalidRequest("subscribe needs at least one event or mask")
     return b" ".join([b"subscribe --confirm", name(queue), *bindings])
 
 
 def _bindings(
-    action: str,
-    events: Iterable[str],
-    add: Iterable[str],
-    add_mask: Iterable[str],
-    replace: bool,
+    action: str, events: Iterable[str], masks: Iterable[str], replace: bool
 ) -> list[bytes]:
     """The bindings to add or, with `replace`, the new bindings."""
-    named, masks = _names(events), _flag(b"--add-mask", add_mask)
-    if not replace:
-        named += _names(add)
-        return [*([b"--add", *named] if named else ()), *masks]
-    if not named:
+    named = _names(events)
+    if replace and not named:
         raise InvalidRequest(f"{action}: replace needs at least one event")
-    return [*named, *_flag(b"--add", add), *masks]
+    added = [] if replace or not named else [b"--add"]
+    return [*added, *named, *_flag(b"--add-mask", masks)]
 
 
 class Bindings(TypedDict, total=False):
     """The bindings that a consumer adds to its queue, and whether it creates the queue."""
 
-    add: Iterable[str]
-    """Events, in addition to `events`."""
-    add_mask: Iterable[str]
-    """Masks."""
+    masks: Iterable[str]
     replace: bool
-    """Whether `events` replace all bindings of the queue, for every consumer."""
+    """Whether `events` and `masks` replace all bindings of the queue, for every consumer."""
     create: bool | None
     """Whether to create a queue that does not exist; None: if events or masks are given."""
     manual_ack: bool | None
@@ -409,10 +400,9 @@ class Bindings(TypedDict, total=False):
 def consume(
     queue: str,
     events: Iterable[str] = (),
-    add: Iterable[str] = (),
     auto_ack: bool = False,
     delete_when_unused: float | bool = False,
-    add_mask: Iterable[str] = (),
+    masks: Iterable[str] = (),
     prefetch: int | None = None,
     meta: bool = False,
     replace: bool = False,
@@ -426,7 +416,7 @@ def consume(
         told = "manual_ack is the default; write auto_ack=True for the other"
         warnings.warn(told, DeprecationWarning, stacklevel=4)
         auto_ack = not manual_ack
-    bindings = _bindings("consume", events, add, add_mask, replace)
+    bindings = _bindings("consume", events, masks, replace)
     words = [name(queue), *bindings]
     if not (bool(bindings) if create is None else create):
         words.append(EXISTING)
@@ -500,7 +490,7 @@ class Policy(TypedDict, total=False):
     losses: int | None
     deliveries: int | None
     backoff: Backoff | None
-    dead_letters: str | None
+    dead_letter_queue: str | None
     ttl_s: float | None
     messages_max: int | None
     bytes_max: int | None
@@ -511,9 +501,17 @@ class Policy(TypedDict, total=False):
     fair: Literal["key"] | None
 
 
+_POLICY_WORDS = {"dead_letters": "dead_letter_queue"}
+
+
+def policy(fields: Mapping[str, Any]) -> Policy:
+    """The keywords of `set_queue` for fields of a policy, as `stats` names them."""
+    return cast(Policy, {_POLICY_WORDS.get(each, each): value for each, value in fields.items()})
+
+
 def set_queue(queue: str, policy: Policy, reset: bool = False) -> bytes:
     words = [b"set_queue --confirm", name(queue), *([b"--reset"] if reset else [])]
-    known = {field: flag for flag, field in POLICY_FIELDS.items()}
+    known = {_POLICY_WORDS.get(field, field): flag for flag, field in POLICY_FIELDS.items()}
     for field, value in policy.items():
         if field not in known:
             raise InvalidRequest(f"set_queue: a policy has no field {field}")

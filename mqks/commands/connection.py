@@ -83,10 +83,10 @@ def connected_with(url: str | None, options: "Options") -> Iterator["BlockingCli
     """The same with other limits."""
     # Here, as above.
     from mqks.client import urls
-    from mqks.client.blocking import connect_blocking
+    from mqks.client.blocking import connect
     from mqks.client.errors import ConnectionLost
 
-    address, client = urls.parse(url), connect_blocking(url, options)
+    address, client = urls.parse(url), connect(url, options)
     with ExitStack() as leaving:
         try:
             leaving.enter_context(client)

@@ -19,7 +19,7 @@ GUESSES: Final = {
     "journal": "inspect journal",
     **dict.fromkeys(("errors", "log", "logs"), "inspect errors"),
     **dict.fromkeys(("monitor", "watch", "live"), "top"),
-    **dict.fromkeys(("send", "push", "put", "pub", "emit", "enqueue"), "publish EVENT DATA"),
+    **dict.fromkeys(("send", "put", "pub", "emit", "enqueue"), "publish EVENT DATA"),
     **dict.fromkeys(("get", "receive", "pop", "pull", "take"), "consume QUEUE --count 1"),
     **dict.fromkeys(("read", "listen", "worker"), "consume QUEUE"),
     **dict.fromkeys(("create", "declare", "add", "new", "sub"), "subscribe QUEUE EVENT"),

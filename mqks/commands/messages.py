@@ -320,9 +320,8 @@ def consume(
         consumer = stack.enter_context(
             client.consume(
                 queue,
-                events or (),
-                add=add or (),
-                add_mask=add_mask or (),
+                [*(events or ()), *(add or ())],
+                masks=add_mask or (),
                 replace=replace,
                 create=create,
                 auto_ack=not manual_ack,
@@ -528,7 +527,7 @@ def _json(message: "Message", *, meta: bool) -> bytes:
     told: dict[str, Any] = {"id": message.id, "event": message.event, "retry": message.retry}
     told |= data_as_text(message.data)
     if meta:
-        letter = message.letter
+        letter = message.dead_letter
         told |= {"meta": message.meta, "letter": None if letter is None else letter._asdict()}
         told |= {"priority": message.priority, "key": message.key}
     return json.dumps(told).encode() + b"\n"

@@ -106,7 +106,7 @@ def archive(
     ] = 300.0,
     trim: Annotated[bool, "--trim/--no-trim", "Drop archived messages from the queue."] = True,
     include_replays: Annotated[
-        bool, "--include-replays", "Archive also the messages that a replay has published."
+        bool, "--include-replays", "Store also replayed messages whose originals are in the lake."
     ] = False,
     fail_on_data_loss: Annotated[
         bool,

@@ -3,7 +3,7 @@
 The one rule: a command that deletes messages or bindings asks first if stdin is a terminal.
 """
 
-from typing import Annotated, Any, Unpack, cast
+from typing import Annotated, Any, Unpack
 
 import typer
 
@@ -45,7 +45,7 @@ def subscribe(
     if not (events or add_mask):
         raise typer.BadParameter("name an event, or a mask with --add-mask")
     with server.connected() as client:
-        client.subscribe(queue, events or (), add_mask=add_mask or (), replace=replace)
+        client.subscribe(queue, events or (), masks=add_mask or (), replace=replace)
     note_stars(events)
     return {"queue": queue, "events": events or [], "masks": add_mask or []}, ""
 
@@ -216,10 +216,12 @@ def set_queue(
     An empty value clears: then the default of the server's mqks.toml holds, if there is one.
     """
     changes = {field: value or None for field, value in policy.items() if value is not None}
+    from mqks.client import requests
+
     with server.connected() as client:
         if not create:
             check_queue(client, queue, "; --create creates it")
-        client.set_queue(queue, reset=reset, **cast("Any", changes))
+        client.set_queue(queue, reset=reset, **requests.policy(changes))
     return {"queue": queue, "reset": reset, "changes": changes}, ""
 
 

@@ -14,7 +14,8 @@ from django.conf import settings
 from django.core import checks
 from django.utils.module_loading import import_string
 
-from mqks.client.blocking import BlockingClient, connect_blocking
+from mqks.client import blocking
+from mqks.client.blocking import BlockingClient
 from mqks.client.errors import RequestFailed
 from mqks.client.requests import name
 from mqks.client.urls import parse
@@ -64,7 +65,7 @@ class MqksBackend(BaseTaskBackend):
     def _broker(self) -> tuple[BlockingClient, set[str]]:
         url = self.settings["url"]
         if str(url) not in brokers:
-            brokers.setdefault(str(url), (connect_blocking(url), set()))
+            brokers.setdefault(str(url), (blocking.connect(url), set()))
         return brokers[str(url)]
 
     def queue(self, queue_name: str) -> str:

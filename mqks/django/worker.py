@@ -58,7 +58,7 @@ class Worker:
     def run(self, stop: threading.Event) -> None:
         queue = self.backend.queue(self.queue_name)
         if letters := self.backend.settings["dead_letters"]:
-            self.backend.client.set_queue(queue, dead_letters=letters)
+            self.backend.client.set_queue(queue, dead_letter_queue=letters)
         with self.backend.client.consume(queue, [queue], prefetch=self.threads) as consumer:
             work = [
                 threading.Thread(target=self._work, args=(consumer,)) for _ in range(self.threads)

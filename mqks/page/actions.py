@@ -7,7 +7,7 @@ The one rule: an action is requests of the protocol, sent with the permissions o
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from mqks.client import requests
@@ -141,7 +141,7 @@ async def _set_policy(client: AsyncClient, form: Form) -> str:
 
 def _policy(form: Form) -> Policy:
     given = {each.name: _trimmed(form.get(each.name, "")) or None for each in POLICY}
-    return cast(Policy, given)
+    return requests.policy(given)
 
 
 def _trimmed(value: str) -> str:

@@ -31,7 +31,7 @@ from mqks.client.errors import (
     InvalidRequest,
     RequestFailed,
 )
-from mqks.client.messages import Peeked
+from mqks.client.messages import PeekedMessage
 from mqks.inspection.source import group_of
 from mqks.inspection.text import printable, time_text
 from mqks.page import tables
@@ -302,7 +302,7 @@ class Page:
         there = f"--after={name}", f"--then={_whole_number(request, 'unacked')}"
         held = await session.client.stats("unacked", name, f"--limit={HELD}", *there)
         scheduled = "scheduled" in request.query_params
-        messages, reason = list[tuple[Peeked, int]](), ""
+        messages, reason = list[tuple[PeekedMessage, int]](), ""
         causes, looked = list[Mapping[str, Any]](), 0
         try:
             async with self._one_peeks:
@@ -317,7 +317,7 @@ class Page:
                     for each in peeked
                 ]
                 del peeked
-                if not scheduled and any(each.letter for each, _ in messages):
+                if not scheduled and any(each.dead_letter for each, _ in messages):
                     causes, looked = await _causes(session.client, name)
         except RequestFailed:
             reason = "You may not read the messages of this queue."
@@ -531,9 +531,9 @@ def _held(row: tables.Row) -> Mapping[str, Any]:
     return {**row, "delivered": delivered, "held": tables.duration(age_s)}
 
 
-def _message(message: Peeked, data_bytes: int) -> Mapping[str, Any]:
+def _message(message: PeekedMessage, data_bytes: int) -> Mapping[str, Any]:
     """A message whose data are shortened, and how many there were."""
-    letter = message.letter
+    letter = message.dead_letter
     return {
         "seq": message.seq,
         "id": message.id,
@@ -557,7 +557,7 @@ async def _causes(client: AsyncClient, queue: str) -> tuple[list[Mapping[str, An
     counts, looked, size, last = Counter[tuple[str, str, str]](), 0, 0, 0
     while looked < LETTERS and size < LETTERS_BYTES:
         some = await client.peek(queue, after=last, limit=MESSAGES)
-        counts.update(group_of(each.letter._asdict()) for each in some if each.letter)
+        counts.update(group_of(each.dead_letter._asdict()) for each in some if each.dead_letter)
         looked += len(some)
         if len(some) < MESSAGES:
             break
@@ -570,7 +570,7 @@ async def _causes(client: AsyncClient, queue: str) -> tuple[list[Mapping[str, An
     ], looked
 
 
-def _copy_link(message: Peeked) -> str:
+def _copy_link(message: PeekedMessage) -> str:
     """The form to publish a copy with; none for data that a form cannot hold."""
     if len(message.data) > DATA_BYTES_MAX or b"\r" in message.data or b"\0" in message.data:
         return ""

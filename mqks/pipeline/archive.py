@@ -17,12 +17,13 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqks.client.errors import RequestFailed
-from mqks.pipeline.columns import FIELDS, REPLAYED, subset
+from mqks.pipeline.columns import FIELDS, ORIGIN, subset
 from mqks.pipeline.errors import DataLost, StoreAway
 from mqks.pipeline.job import failure
 from mqks.pipeline.lake import COLUMNS, File, Lake, merge, stage
@@ -68,7 +69,7 @@ class Progress:
     unparsed: int
     """The number of these that do not fit the schema; their `data` is null."""
     left_out: int
-    """The number of replayed messages, which are not in the lake."""
+    """The number of replayed messages, whose originals are in the lake."""
     files: int
     bytes: int
     waiting: int
@@ -96,10 +97,30 @@ class _Batch:
         with self.reader as reader:
             for start, end in ranges:
                 fail = self.fail_on_data_loss
-                yield from map(
-                    _marked,
-                    reader.read(start, end, epoch=self.epoch, fail_on_data_loss=fail),
-                )
+                batches = reader.read(start, end, epoch=self.epoch, fail_on_data_loss=fail)
+                yield from map(self._marked, batches)
+
+    def _marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Without their origins. A replayed message that the lake has already has no topic then."""
+        *columns, origins = batch.columns
+        if batch.schema.names[-1] != ORIGIN.name:
+            return batch
+        if origins.null_count < len(origins):
+            topic = _READ.index("topic")
+            is_here = pa.array([self._has(origin) for origin in origins.to_pylist()], pa.bool_())
+            columns[topic] = pc.if_else(is_here, None, columns[topic])
+        return pa.RecordBatch.from_arrays(columns, names=[*_READ])
+
+    def _has(self, origin: str | None) -> bool:
+        """Whether the lake has the message that this one repeats: one of this queue, before the
+        batch."""
+        own = (
+            f"\torigin_queue={quote(self.queue, safe='')}&origin_epoch={self.epoch}&origin_offset="
+        )
+        if origin is None or not origin.startswith(own):
+            return False
+        offset = origin.removeprefix(own).rstrip("\n").partition("&")[0]
+        return offset.isdecimal() and int(offset) < self.ranges[0][0]
 
     def stage(self, messages: Iterable[pa.RecordBatch]) -> Iterator[File]:
         """Write messages into the lake's staging; yields the files."""
@@ -148,7 +169,7 @@ class Archive:
     """The longest time before small files are merged; until then they are not visible."""
     trim: bool = True
     include_replays: bool = False
-    """Archive also what a replay has published; the lake may have it already."""
+    """Archive also what a replay has published and the lake has already."""
     fail_on_data_loss: bool = True
     """End with DataLost if messages are missing from the queue that the lake does not have."""
 
@@ -160,7 +181,7 @@ class Archive:
         job fails with.
         """
         schema, leaves_out = subset(_READ), not self.include_replays
-        schema = schema.append(REPLAYED) if leaves_out else schema
+        schema = schema.append(ORIGIN) if leaves_out else schema
         reader = QueueReader(None, self.queue, server=self.server, schema=schema, meta=leaves_out)
         run = _Run(self, spark, lake, reader)
         with reader:
@@ -308,17 +329,6 @@ class _Run:
         except RequestFailed:
             if self.reader.range().epoch == epoch:
                 raise
-
-
-def _marked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Without the column `replayed`; a replayed message has no topic then."""
-    *columns, replayed = batch.columns
-    if replayed.type != pa.bool_():
-        return batch
-    if replayed.true_count:
-        topic = _READ.index("topic")
-        columns[topic] = pc.if_else(replayed, pa.scalar(None, pa.string()), columns[topic])
-    return pa.RecordBatch.from_arrays(columns, names=[*_READ])
 
 
 def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":

@@ -34,13 +34,13 @@ FIELDS = {
 """Kafka's columns: a message's id, its data, its event, 0, its number, arrival and attributes."""
 
 SCHEMA = pa.schema(list(FIELDS.items()))
-REPLAYED = pa.field("replayed", pa.bool_())
-"""For readers of attributes: whether a replay has published the message."""
+ORIGIN = pa.field("origin", pa.string())
+"""For readers of attributes: those of a message that a replay has published, otherwise null."""
 
 _NEWLINE, _SPACE, _TAB = b"\n \t"
 _EVENT_BYTES = len(b"event=")
 _ESCAPED = replies.ESCAPED
-_ORIGIN = "&origin_offset="
+_ORIGIN = "\torigin_queue="
 _TRAITS = r"(,priority=-?[0-9]+)?(,key=[^, ]*)?$"
 
 
@@ -90,8 +90,9 @@ def record_batch(
                 column = pa.array(np.repeat(times, counts)).view(FIELDS[name])
             case "headers" if has_meta:
                 column = _headers(pieces.take(pa.array(take + 5)))
-            case "replayed":
-                column = pc.match_substring(pieces.take(pa.array(take + 5)), _ORIGIN)
+            case "origin":
+                metas = pieces.take(pa.array(take + 5))
+                column = pc.if_else(pc.starts_with(metas, _ORIGIN), metas, None).cast(pa.string())
             case _:
                 column = pa.nulls(rows, FIELDS[name])
         made[name] = column

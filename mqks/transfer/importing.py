@@ -20,11 +20,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import groupby
-from typing import Any, BinaryIO, Final, NamedTuple, cast
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from mqks.client import requests
 from mqks.client.errors import InvalidRequest
-from mqks.client.requests import Policy
 from mqks.client.wire import Wire, rows
 from mqks.errors import ImportFailed
 from mqks.protocol.escapes import escape
@@ -120,7 +119,7 @@ class Line(NamedTuple):
         if not isinstance(fields, dict):
             raise self.wrong("policy must be an object")
         try:
-            return requests.set_queue(self.text("name"), cast(Policy, fields)) if fields else b""
+            return requests.set_queue(self.text("name"), requests.policy(fields)) if fields else b""
         except InvalidRequest as error:
             raise self.wrong(f"policy: {error}") from None
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from mqks.client.messages import DeadLetter, Peeked
+from mqks.client.messages import DeadLetter, PeekedMessage
 from tests.chaos.checker import Violation, payload
 from tests.chaos.plan import LifePlan
 from tests.chaos.wire import Gone, Life, Wire
@@ -211,7 +211,7 @@ class Book:
         if letter.queue.encode() not in (QUEUE, ASIDE) or not possible.get(letter.reason):
             raise Violation(f"{name!r} cannot have died so: {letter} of {patient}")
 
-    def compare(self, places: dict[str, list[Peeked]], *, stopped: bool) -> None:
+    def compare(self, places: dict[str, list[PeekedMessage]], *, stopped: bool) -> None:
         """All that there is after a start, when nothing is under way; `stopped`: cleanly."""
         where: dict[bytes, list[str]] = {}
         for place, rows in places.items():
@@ -229,11 +229,11 @@ class Book:
             if patient.sure or (stopped and patient.received):
                 raise Violation(f"{name!r} is lost: {patient}")
         for row in places["dead"]:
-            if row.letter is None or row.data != payload(row.id.encode()):
+            if row.dead_letter is None or row.data != payload(row.id.encode()):
                 raise Violation(f"{row} is not a letter as it was published")
-            self.letter(row.id.encode(), row.letter)
+            self.letter(row.id.encode(), row.dead_letter)
 
-    def begin_again(self, places: dict[str, list[Peeked]]) -> None:
+    def begin_again(self, places: dict[str, list[PeekedMessage]]) -> None:
         """What is there is all that there is, and it is sure."""
         there = {row.id.encode() for rows in places.values() for row in rows}
         self.patients = {name: self.patients[name] for name in there}
@@ -278,15 +278,15 @@ class Ward:
         wire.finish()
         await wire.until_closed()
 
-    async def _peek(self, wire: Wire, what: str) -> list[Peeked]:
-        rows: list[Peeked] = []
+    async def _peek(self, wire: Wire, what: str) -> list[PeekedMessage]:
+        rows: list[PeekedMessage] = []
         while True:
             after = rows[-1].seq if rows else 0
             line = f"peek {what} --after={after} --limit=1000"
             *told, _ = await self._ask(wire, line, lambda rest: rest == b"--end")
             if not told:
                 return rows
-            rows += [Peeked.parse(rest) for rest in told]
+            rows += [PeekedMessage.parse(rest) for rest in told]
 
     async def _ask(
         self, wire: Wire, line: str, last: Callable[[bytes], bool], name: bytes = b""

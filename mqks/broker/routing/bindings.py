@@ -60,9 +60,9 @@ class Bindings:
         self.metadata = metadata
         self.queues = queues
         self._pending = pending
-        self._leaving: dict[bytes, Queue] = {}
+        self._leaving: dict[bytes, list[Queue]] = {}
         """Deleted queues that are still in routes, which are removed in turns: events unbound
-        before that must be unbound from these queues."""
+        before that must be unbound from these queues, also if the name has another one by then."""
         self.by_name: Table = {}
         self.masks_by_name: Table = {}
         """Masks with the prefix `MASK`, separate from the events, so that the cost of removing one
@@ -234,14 +234,19 @@ class Bindings:
         table, route, step = self._kind(events)
         for some in slices(events, step):
             yield from self._settled()
-            bound = table.get(name, NOTHING)
-            queue = self.queues.get(name) or self._leaving.get(name)
+            bound, queue = table.get(name, NOTHING), self.queues.get(name)
             changes = self._pending.entry.bindings
             for event in some:
                 changes[name, event] = is_bound = event in bound
                 if queue is not None:
                     route(event, queue, is_bound)
             yield GOES_ON
+            for queue in [*self._leaving.get(name, ())]:
+                yield from self._settled()
+                for event in some:
+                    if event not in bound:
+                        route(event, queue, False)
+                yield GOES_ON
 
     def _kind(self, events: list[bytes]) -> tuple[Table, Callable[[bytes, Queue, bool], None], int]:
         """The table of these events or masks, the function that routes them, and for how many of
@@ -298,7 +303,7 @@ class Bindings:
         """Remove all bindings of a name; `queue` had this name, and is deleted. Return whether
         there were any."""
         if queue is not None:
-            self._leaving[name] = queue
+            self._leaving.setdefault(name, []).append(queue)
         place = yield from self._wait(name)
         events, masks = map(list, self.bound(name))
         with self._named(name):
@@ -308,7 +313,8 @@ class Bindings:
             if queue is not None:
                 yield from self._unroute(queue, events)
                 yield from self._unroute(queue, masks)
-                if self._leaving.get(name) is queue:
+                self._leaving[name].remove(queue)
+                if not self._leaving[name]:
                     del self._leaving[name]
             yield from self._settle(name, events)
             yield from self._settle(name, masks)
