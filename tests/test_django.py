@@ -1,16 +1,17 @@
 """Django Tasks on a real broker, by real workers."""
 
 import os
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.server_process import ServerProcess
+from tests.waiting import WAIT_S, until
 
 pytest.importorskip("django", reason="the extra django is not installed")
 SETTINGS = "tests.django_project.settings"
@@ -28,7 +29,12 @@ def run(program: str, server: ServerProcess, path: Path) -> str:
     start = "import time, django; django.setup()\nfrom tests.django_project.jobs import *\n"
     command = [sys.executable, "-W", "error", "-c", start + program]
     done = subprocess.run(
-        command, env=environment(server, path), capture_output=True, text=True, check=False
+        command,
+        env=environment(server, path),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -36,15 +42,24 @@ def run(program: str, server: ServerProcess, path: Path) -> str:
 
 @contextmanager
 def worker(server: ServerProcess, path: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    with (path / "worker.log").open("a") as log:
+    with (path / "worker.log").open("w") as log:
         process = subprocess.Popen(
-            [*WORKER, *flags], env=environment(server, path), stderr=log, text=True
+            [*WORKER, *flags],
+            env=environment(server, path),
+            stderr=log,
+            text=True,
+            start_new_session=True,
         )
     try:
+        if "--relay-only" not in flags:
+            until(lambda: "runs tasks" in (path / "worker.log").read_text())
         yield process
-    finally:
         process.terminate()
-        assert process.wait() == 0, (path / "worker.log").read_text()
+        assert process.wait(WAIT_S) == 0, (path / "worker.log").read_text()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +67,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerPr
     path = tmp_path_factory.mktemp("django")
     with ServerProcess(path / "mqks.db") as server:
         command = [sys.executable, "-m", "django", "migrate", "-v0"]
-        subprocess.run(command, env=environment(server, path), check=True)
+        subprocess.run(command, env=environment(server, path), check=True, timeout=WAIT_S)
         yield server, path
 
 
 FINISHED = """
+began_s = time.monotonic()
 while not result.is_finished:
+    assert time.monotonic() < began_s + 100
     time.sleep(0.05)
     result.refresh()
 """
@@ -134,14 +151,149 @@ def test_kills_lose_nothing(project: tuple[ServerProcess, Path]) -> None:
             process = subprocess.Popen(WORKER, env=environment(server, path), stderr=log)
         if number == 0:
             run(enqueues, *project)
-        seen = effects.read_text().count("\n") if effects.exists() else 0
-        while seen < min(tasks, 60 * (number + 1)):
-            time.sleep(0.02)
-            seen = effects.read_text().count("\n") if effects.exists() else 0
-        process.kill()
-        process.wait()
+            effects.touch()
+        enough = min(tasks, 60 * (number + 1))
+        try:
+            until(lambda: effects.read_text().count("\n") >= enough)  # noqa: B023
+        finally:
+            process.kill()
+            process.wait()
         server.kill()
         server.start()
     with worker(server, path):
-        while len(set(effects.read_text().split())) < tasks:
-            time.sleep(0.05)
+        until(lambda: len(set(effects.read_text().split())) == tasks)
+
+
+def test_a_deleted_queue_is_made_again(project: tuple[ServerProcess, Path]) -> None:
+    program = """
+import threading
+from mqks.django.seam import task_backends
+later = add.using(backend="outbox").get_backend()
+client, seen = later.client, []
+thread = threading.Thread(target=lambda: seen.append(task_backends["outbox"]))
+thread.start()
+thread.join()
+print(seen[0] is later, seen[0].client is client)
+client.delete_queue("tasks.default", if_exists=True)
+add.enqueue(1, 2)
+client.delete_queue("tasks.default", if_exists=True)
+add.enqueue(1, 2)
+print(len(client.peek("tasks.default")))
+if not (child := __import__("os").fork()):
+    add.enqueue(1, 2)
+    client.close()
+    __import__("os")._exit(0)
+print(__import__("os").waitpid(child, 0)[1], len(client.peek("tasks.default")))
+client.delete_queue("tasks.default", if_exists=True)
+"""
+    assert run(program, *project) == "False True\n1\n0 2\n"
+
+
+def test_what_cannot_be_sent_fails_alone(project: tuple[ServerProcess, Path]) -> None:
+    program = """
+from mqks.django.models import TaskRow
+from mqks.django.worker import relay
+outbox = write.using(backend="outbox")
+outbox.enqueue("", "x" * 2_000_000)
+for number in range(20):
+    outbox.enqueue("", str(number))
+print(relay(outbox.get_backend()), relay(outbox.get_backend()))
+(row,) = TaskRow.objects.filter(backend="outbox", status="FAILED")
+print(row.unsent, row.errors[0][0], row.finished_at is not None)
+outbox.get_backend().client.delete_queue("outbox.default", if_exists=True)
+"""
+    told = "20 0\nFalse mqks.client.errors.InvalidRequest True\n"
+    assert run(program, *project) == told
+
+
+def test_results_expire(project: tuple[ServerProcess, Path]) -> None:
+    program = """
+from datetime import timedelta
+from django.utils.timezone import now
+from mqks.django.models import TaskRow
+from mqks.django.worker import expire
+result = add.enqueue(1, 2)
+backend = result.task.get_backend()
+done = TaskRow.objects.filter(id=result.id)
+for days in 6, 8:
+    done.update(finished_at=now() - timedelta(days=days))
+    print(expire(backend), done.exists())
+print(expire(backend))
+"""
+    assert run(program, *project) == "0 True\n1 False\n0\n"
+
+
+def test_the_admin_shows_tasks(project: tuple[ServerProcess, Path]) -> None:
+    program = """
+from django.contrib.auth.models import User
+from django.test import Client
+from mqks.django.models import TaskRow
+User.objects.filter(username="ann").delete()
+client = Client()
+client.force_login(User.objects.create_superuser("ann"))
+result = fails.enqueue()
+TaskRow.objects.filter(id=result.id).update(status="FAILED", errors=[["E", "a trace"]])
+page = client.get("/admin/mqks/taskrow/?q=" + result.id)
+print(page.status_code, result.id in page.text, "Failed" in page.text)
+page = client.get(f"/admin/mqks/taskrow/{result.id}/change/")
+print(page.status_code, "a trace" in page.text)
+print(client.get("/admin/mqks/taskrow/add/").status_code)
+"""
+    program = program.replace("page.text", "page.content.decode()")
+    assert run(program, *project) == "200 True True\n200 True\n403\n"
+
+
+def test_an_app_that_is_not_installed_is_told(project: tuple[ServerProcess, Path]) -> None:
+    program = """
+from django.test import override_settings
+from mqks.django import MqksBackend
+with override_settings(INSTALLED_APPS=[]):
+    print([each.id for each in MqksBackend("default", {"OPTIONS": {}}).check()])
+"""
+    assert run(program, *project) == "['mqks.E001']\n"
+
+
+@pytest.mark.slow
+def test_a_worker_relays_and_signals_and_ends_its_task(
+    project: tuple[ServerProcess, Path],
+) -> None:
+    server, path = project
+    program = """
+from mqks.django.seam import task_enqueued
+def told(task_result, **_):
+    print("enqueued", task_result.status)
+task_enqueued.connect(told)
+outbox = waits.using(backend="outbox")
+print(outbox.enqueue(%r).id)
+"""
+    file = path / "waits"
+    with worker(server, path, "--relay-only"):
+        told, task_id = run(program % str(file), *project).split("\n")[:2]
+        assert told == "enqueued READY"
+        look = "from mqks.django.models import TaskRow\nprint(TaskRow.objects.filter(unsent=True))"
+        until(lambda: run(look, *project) == "<QuerySet []>\n")
+    assert not file.exists()
+    with worker(server, path, "--backend=outbox") as process:
+        until(file.exists)
+        process.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        file.unlink()
+        assert process.wait(WAIT_S) == 0
+    look = f"print(add.get_backend().get_result({task_id!r}).return_value)"
+    assert run(look, *project) == "done\n"
+    with worker(server, path):  # Of another backend: it relays all the same.
+        run(program % str(file), *project)
+        look = "from mqks.django.models import TaskRow\nprint(TaskRow.objects.filter(unsent=True))"
+        until(lambda: run(look, *project) == "<QuerySet []>\n")
+    run('add.get_backend().client.delete_queue("outbox.default")', *project)
+    log = (path / "signals").read_text()
+    assert log == "started RUNNING\nfinished SUCCESSFUL\n"
+
+
+def test_reload_is_for_one_process(project: tuple[ServerProcess, Path]) -> None:
+    command = [*WORKER, "--reload", "--processes=2"]
+    done = subprocess.run(
+        command, env=environment(*project), capture_output=True, timeout=WAIT_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (2, b"CommandError: --reload is for one process\n")

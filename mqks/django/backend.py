@@ -5,7 +5,6 @@ The one rule: the message has the whole task, so it runs even if its row does no
 
 import math
 import secrets
-import threading
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from django.utils.module_loading import import_string
 
 from mqks.client import blocking
 from mqks.client.blocking import BlockingClient
+from mqks.client.errors import RequestFailed
 from mqks.client.requests import name
 from mqks.client.urls import parse
 from mqks.django.seam import (
@@ -55,17 +55,18 @@ class MqksBackend(BaseTaskBackend):
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
         self.settings = DEFAULTS | self.options
-        self._lock = threading.Lock()
-
-    _client: BlockingClient | None = None
 
     @property
     def client(self) -> BlockingClient:
-        """Connected at the first call. Raises ConnectionLost."""
-        with self._lock:
-            if self._client is None:
-                self._client = blocking.connect(self.settings["url"])
-            return self._client
+        """The one of this process for its URL, connected at its first call."""
+        return self._broker[0]
+
+    @property
+    def _broker(self) -> tuple[BlockingClient, set[str]]:
+        url = self.settings["url"]
+        if str(url) not in brokers:
+            brokers.setdefault(str(url), (blocking.connect(url), set()))
+        return brokers[str(url)]
 
     def queue(self, queue_name: str) -> str:
         """The broker's queue for this queue of Django."""
@@ -111,7 +112,8 @@ class MqksBackend(BaseTaskBackend):
         return result
 
     def publish(self, row: "TaskRow") -> None:
-        """Returns when the broker has stored it; a second time, it has no effect."""
+        """Returns when the broker has stored it; a second time, it has no effect. Raises
+        RequestFailed, InvalidRequest for what cannot be sent, ConnectionLost and ReplyTimeout."""
         queue = self.queue(row.queue_name)
         terms: dict[str, Any] = {}
         if row.run_after is not None:
@@ -124,10 +126,17 @@ class MqksBackend(BaseTaskBackend):
             "run_after": row.run_after and row.run_after.isoformat(),
         }
         terms |= {"confirm": True, "once": True, "mandatory": True, "priority": row.priority}
-        if queue not in _bound:
-            self.client.subscribe(queue, [queue])
-            _bound.add(queue)
-        self.client.publish(queue, task, id=row.id, **terms)
+        client, bound = self._broker
+        if not (is_bound := queue in bound):
+            client.subscribe(queue, [queue])
+            bound.add(queue)
+        try:
+            client.publish(queue, task, id=row.id, **terms)
+        except RequestFailed:
+            bound.discard(queue)
+            if not is_bound:
+                raise
+            self.publish(row)  # Its queue may have been deleted.
 
     def get_result(self, result_id: str) -> TaskResult:
         from mqks.django.models import TaskRow
@@ -160,8 +169,9 @@ class MqksBackend(BaseTaskBackend):
             yield checks.Error(text, id="mqks.E005")
 
 
-_bound = set[str]()
-"""Queues that this process has created."""
+brokers: dict[str, tuple[BlockingClient, set[str]]] = {}
+"""By URL, the client of this process and the queues that it has created: Django makes a backend
+for each thread. A client that is not connected yet may be made twice: one is kept."""
 
 
 def result_of(row: "TaskRow") -> TaskResult:

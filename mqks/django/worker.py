@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,16 +18,25 @@ from django.conf import settings
 from django.db import close_old_connections, transaction
 
 from mqks.client.blocking import BlockingConsumer
+from mqks.client.errors import InvalidRequest, RequestFailed
 from mqks.client.messages import Message
 from mqks.django.backend import MqksBackend, result_of
 from mqks.django.models import TaskRow
-from mqks.django.seam import TaskContext, TaskResult, task_finished, task_started
+from mqks.django.seam import (
+    TaskContext,
+    TaskResult,
+    task_backends,
+    task_finished,
+    task_started,
+)
 
 _log = logging.getLogger("mqks.django")
 
 RELAY_ROWS = 1000
 """The most rows of the outbox that one pass publishes, and of expired results that it deletes."""
 RELAY_S = 0.5
+RELAY_THREADS = 32
+"""The most publishes of the outbox in flight."""
 EXPIRE_S = 60.0
 BROKEN_S = 1.0
 """The pause of a message whose row could not be read or written."""
@@ -81,12 +91,12 @@ class Worker:
         try:
             result = result_of(row)
         except Exception as error:
-            self._failed(row, error, final=True)
+            _failed(row, error, final=True)
             message.reject(dead=True, reason=error)
             return
         if row.attempts - len(row.errors) >= limits["losses"]:
             lost = RuntimeError(f"{limits['losses']} workers were lost with it")
-            self._failed(row, lost, final=True)
+            _failed(row, lost, final=True)
             task_finished.send(type(self.backend), task_result=result_of(row))
             message.reject(dead=True, reason=lost)
             return
@@ -101,7 +111,7 @@ class Worker:
         except BaseException as error:
             retries = getattr(result.task.func, "retries", limits["retries"])
             final = len(row.errors) + 1 >= retries
-            self._failed(row, error, final=final)
+            _failed(row, error, final=final)
             if final:
                 task_finished.send(type(self.backend), task_result=result_of(row))
                 message.reject(dead=True, reason=error)
@@ -121,15 +131,17 @@ class Worker:
             told[key] = told[key] and datetime.fromisoformat(told[key])
         told |= {"backend": self.backend.alias, "queue_name": self.queue_name}
         row: TaskRow = TaskRow.objects.get_or_create(id=message.id, defaults=told)[0]
+        row.unsent = False
         return row
 
-    def _failed(self, row: TaskRow, error: BaseException, *, final: bool) -> None:
-        kind = type(error)
-        text = "".join(traceback.format_exception(error))
-        row.errors = [*row.errors, [f"{kind.__module__}.{kind.__qualname__}", text]]
-        row.status = "FAILED" if final else "READY"
-        row.finished_at = now() if final else None
-        row.save()
+
+def _failed(row: TaskRow, error: BaseException, *, final: bool) -> None:
+    kind = type(error)
+    text = "".join(traceback.format_exception(error))
+    row.errors = [*row.errors, [f"{kind.__module__}.{kind.__qualname__}", text]]
+    row.status = "FAILED" if final else "READY"
+    row.finished_at = now() if final else None
+    row.save()
 
 
 def _call(result: TaskResult) -> Any:
@@ -139,13 +151,34 @@ def _call(result: TaskResult) -> Any:
 
 
 def relay(backend: MqksBackend) -> int:
-    """Publish what the outbox has, each once, and return the number."""
+    """Publish what the outbox has, each once, and return the number.
+
+    What the broker refuses is logged and stays; what cannot be sent at all has failed.
+    """
     waiting = TaskRow.objects.filter(unsent=True, backend=backend.alias).order_by("enqueued_at")
     rows = list(waiting[:RELAY_ROWS])
-    for row in rows:
-        backend.publish(row)
-        TaskRow.objects.filter(id=row.id).update(unsent=False)
-    return len(rows)
+    sent = list[str]()
+
+    def publish(row: TaskRow) -> Exception | None:
+        try:
+            backend.publish(row)
+        except (RequestFailed, InvalidRequest) as error:
+            return error
+        return None
+
+    try:
+        with ThreadPoolExecutor(RELAY_THREADS) as pool:
+            for row, error in zip(rows, pool.map(publish, rows), strict=True):
+                if error is None:
+                    sent.append(row.id)
+                    continue
+                _log.error("task %s could not be published: %s", row.id, error)
+                if isinstance(error, InvalidRequest):
+                    row.unsent = False
+                    _failed(row, error, final=True)
+    finally:
+        TaskRow.objects.filter(id__in=sent).update(unsent=False)
+    return len(sent)
 
 
 def expire(backend: MqksBackend) -> int:
@@ -157,19 +190,25 @@ def expire(backend: MqksBackend) -> int:
         return int(TaskRow.objects.filter(id__in=ids).delete()[0])
 
 
-def keep(backend: MqksBackend, stop: threading.Event) -> None:
-    """Relay the outbox and expire results, until `stop` is set."""
-    expired_s = -EXPIRE_S
+def keep(stop: threading.Event) -> None:
+    """Relay the outbox and expire results of all backends, until `stop` is set."""
+    expires_s = 0.0
     while not stop.is_set():
-        full = False
-        try:
-            close_old_connections()
-            if backend.settings["outbox"]:
-                full = relay(backend) == RELAY_ROWS
-            if time.monotonic() - expired_s >= EXPIRE_S and expire(backend) < RELAY_ROWS:
-                expired_s = time.monotonic()
-        except Exception:
-            _log.exception("the outbox could not be relayed")
-        if not full:
+        is_full, is_due = False, time.monotonic() >= expires_s
+        if is_due:
+            expires_s = time.monotonic() + EXPIRE_S
+        for alias in task_backends:
+            try:
+                close_old_connections()
+                backend = task_backends[alias]
+                if not isinstance(backend, MqksBackend):
+                    continue
+                if backend.settings["outbox"]:
+                    is_full |= relay(backend) == RELAY_ROWS
+                if is_due and expire(backend) == RELAY_ROWS:
+                    expires_s = 0.0
+            except Exception:
+                _log.exception("the outbox of %s could not be relayed", alias)
+        if not is_full:
             stop.wait(RELAY_S)
     close_old_connections()

@@ -2,13 +2,27 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
+
+from mqks.django.seam import task_finished, task_started
 
 try:
     from django.tasks import task
 except ImportError:
     from django_tasks import task
+
+
+def _signalled(signal: Any, task_result: Any, **_: Any) -> None:
+    if task_result.task.func.__name__ == "waits":
+        kind = "started" if signal is task_started else "finished"
+        with open(Path(os.environ["TEST_DB"]).parent / "signals", "a") as file:
+            file.write(f"{kind} {task_result.status}\n")
+
+
+task_started.connect(_signalled)
+task_finished.connect(_signalled)
 
 
 @task
@@ -54,3 +68,12 @@ def kills() -> None:
 @task
 def returns_no_json() -> object:
     return object()
+
+
+@task
+def waits(path: str) -> str:
+    """Until the file is gone."""
+    Path(path).touch()
+    while Path(path).exists():
+        time.sleep(0.01)
+    return "done"

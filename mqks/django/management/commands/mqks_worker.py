@@ -3,14 +3,19 @@
 import signal
 import subprocess
 import threading
+import time
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import autoreload
 
-from mqks.django.backend import MqksBackend
+from mqks.django.backend import MqksBackend, brokers
 from mqks.django.seam import task_backends
 from mqks.django.worker import Worker, keep
+
+RESTART_S = 0.5
+RESTART_S_MAX = 30.0
+"""The first and largest pause after a process is replaced; it doubles while they die soon."""
 
 
 class Command(BaseCommand):
@@ -25,7 +30,9 @@ class Command(BaseCommand):
         parser.add_argument("--relay-only", action="store_true", help="only publish the outbox")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        if options["reload"] and options["processes"] == 1:
+        if options["reload"] and options["processes"] > 1:
+            raise CommandError("--reload is for one process", returncode=2)
+        if options["reload"]:
             autoreload.run_with_reloader(self._run, **options)
         else:
             self._run(**options)
@@ -33,8 +40,8 @@ class Command(BaseCommand):
     def _run(self, **options: Any) -> None:
         backend = task_backends[options["backend"]]
         if not isinstance(backend, MqksBackend):
-            self.stderr.write(f"the backend {options['backend']!r} is not MqksBackend")
-            raise SystemExit(2)
+            text = f"the backend {options['backend']!r} is not MqksBackend"
+            raise CommandError(text, returncode=2)
         stop = threading.Event()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -43,7 +50,8 @@ class Command(BaseCommand):
             self._supervise(options, stop)
             return
         if options["relay_only"]:
-            keep(backend, stop)
+            keep(stop)
+            _close()
             return
         names = options["queue"] or sorted(backend.queues)
         workers = [Worker(backend, name, options["threads"]) for name in names]
@@ -55,24 +63,36 @@ class Command(BaseCommand):
                 stop.set()  # One that cannot go on ends the process, with its traceback.
 
         work = [threading.Thread(target=run, args=(each,)) for each in workers]
-        work.append(threading.Thread(target=keep, args=(backend, stop)))
+        work.append(threading.Thread(target=keep, args=(stop,)))
         for thread in work:
             thread.start()
         self.stderr.write(f"runs tasks of {', '.join(names)}")
         for thread in work:
             thread.join()
-        backend.client.close()
+        _close()
 
     def _supervise(self, options: dict[str, Any], stop: threading.Event) -> None:
         """Keep so many processes running."""
         command = [*autoreload.get_child_arguments(), "--processes=1"]
         children = list[subprocess.Popen[bytes]]()
-        while not stop.is_set():
+        pause_s, started_s = RESTART_S, time.monotonic()
+        while not stop.wait(RESTART_S if children else 0):
             children = [child for child in children if child.poll() is None]
+            if len(children) == options["processes"]:
+                continue
+            if time.monotonic() - started_s > 2 * RESTART_S_MAX:
+                pause_s = RESTART_S
             while len(children) < options["processes"]:
                 children.append(subprocess.Popen(command))
-            stop.wait(0.5)
+            started_s = time.monotonic()
+            stop.wait(pause_s)
+            pause_s = min(pause_s * 2, RESTART_S_MAX)
         for child in children:
             child.terminate()
         for child in children:
             child.wait()
+
+
+def _close() -> None:
+    while brokers:
+        brokers.popitem()[1][0].close()
