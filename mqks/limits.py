@@ -211,6 +211,15 @@ HTTP_CONNECTIONS_MAX: Final = 256
 """Connections at once to the port of metrics and health; for one more the oldest that waits for its
 peer is closed."""
 
+API_BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bodies of the HTTP API that are read or not stored yet, together. A longer one is read alone."""
+
+API_BODY_S: Final = 30.0
+"""How long sending one may take."""
+
+API_STREAMS_MAX: Final = 64
+"""Streams of the HTTP API."""
+
 HISTORY_QUEUES_MAX: Final = 100
 """Queues whose rates of the last day are kept: 34 KiB each."""
 

@@ -145,6 +145,12 @@ class Settings:
     host: str = _listening("127.0.0.1", "Address to listen on.")
     port: int = _listening(25000, "TCP port; 0 selects a free port and logs it.", (0, 65535, ""))
     unix: Path | None = _listening(None, "Path of a Unix socket to listen on as well.")
+    api_host: str = _listening("127.0.0.1", "Address of the HTTP API.")
+    api_port: int | None = _listening(
+        None,
+        "Port of the HTTP API; 0 selects a free port and logs it. Without a number there is none.",
+        (0, 65535, ""),
+    )
     insecure: bool = _listening(
         False, "Listen beyond loopback without users: anyone who can connect may do everything."
     )
@@ -741,6 +747,9 @@ def _mistakes_together(settings: Settings, places: Mapping[str, str]) -> Iterato
     """Values that are valid alone but not together."""
     yield from _bad_queue_names(settings, settings.queue_tables)
     checks = [partial(check_reach, settings, settings.host, places.get("host", "host"))]
+    if settings.api_port is not None:
+        place = places.get("api_host", "api_host")
+        checks.append(partial(check_reach, settings, settings.api_host, place))
     if settings.tls_port:
         place = places.get("tls_host", "tls_host")
         checks.append(partial(check_reach, settings, settings.tls_host, place))

@@ -36,7 +36,7 @@ ARROWS = {
     "journal": {"broker", "protocol", "durable", "files", "errors", "limits", "settings"},
     "server": {
         *("journal", "broker", "users_file", "users", "protocol", "files", "page"),
-        *("errors", "limits", "settings"),
+        *("api", "errors", "limits", "settings"),
     },
     "client": {"protocol", "errors", "limits", "version"},
     "pipeline": {"client", "protocol", "durable", "errors", "limits"},
@@ -44,6 +44,7 @@ ARROWS = {
     "celery": {"client", "protocol", "errors", "version"},
     "inspection": {"client", "journal", "protocol", "errors", "settings"},
     "page": {"inspection", "client", "protocol", "errors"},
+    "api": {"inspection", "client", "protocol", "limits"},
     "transfer": {"inspection", "client", "protocol", "errors"},
     "bench": {"client", "protocol", "errors"},
     "testing": {"server", "journal", "settings"},

@@ -103,7 +103,7 @@ def test_a_crowd_of_every_kind(tmp_path: Path, tls_port: int, open_files: int, l
     db = tmp_path / "mqks.db"
     tls = ("--tls-host", "127.0.0.1", "--tls-port", str(tls_port))
     files = ("--tls-cert", str(cert), "--tls-key", str(key), "--users", str(users))
-    flags = (*tls, *files, "--auth", "always", "--http-port", "0", loop)
+    flags = (*tls, *files, "--auth", "always", "--http-port", "0", "--api-port", "0", loop)
     with Limited(open_files, db, *flags) as server, ExitStack() as stack:
         web = Web(server)
         known = stack.enter_context(LineClient(server.address))

@@ -1,4 +1,4 @@
-"""Metrics and health over HTTP, on a separate port.
+"""Metrics, health and the page over HTTP, on a separate port; the API on another one.
 
 The one rule: whatever happens here, the broker continues. A request only reads, failures are logged
 and answered with 500, and the number of connections is limited: one that waits for its peer makes
@@ -27,6 +27,7 @@ from uvicorn import Config
 from uvicorn import Server as Uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from mqks.api.app import Api, answer
 from mqks.broker.broker import Broker
 from mqks.broker.requests import stats
 from mqks.journal.journal import Journal
@@ -116,10 +117,6 @@ def _app(
         reason = why_not_ready()
         return PlainTextResponse(f"{reason or 'ok'}\n", status_code=503 if reason else 200)
 
-    async def failed(request: Request, failure: Exception) -> Response:
-        log.error("http_failed", path=request.url.path, exception=failure)
-        return PlainTextResponse("internal error\n", status_code=500)
-
     return Starlette(
         routes=[
             Route("/metrics", metrics),
@@ -128,8 +125,18 @@ def _app(
             Route("/readyz", readyz),
             *(page.routes if page else ()),
         ],
-        exception_handlers={Exception: failed},
+        exception_handlers={Exception: _failed},
     )
+
+
+async def _failed(request: Request, failure: Exception) -> Response:
+    log.error("http_failed", path=request.url.path, exception=failure)
+    return PlainTextResponse("internal error\n", status_code=500)
+
+
+async def _api_failed(request: Request, failure: Exception) -> Response:
+    log.error("http_failed", path=request.url.path, exception=failure)
+    return answer(500, {"error": "internal error"})
 
 
 async def _slices(broker: Broker) -> AsyncIterator[bytes]:
@@ -168,6 +175,26 @@ async def serve(
             await tasks.start(_keep_page, page)
         try:
             await _answer(sock, app, connections_max)
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+async def serve_api(
+    sock: socket.socket,
+    settings: Settings,
+    open_inside: Callable[[str, bool], Awaitable[socket.socket]],
+    connections_max: int,
+) -> None:
+    """The same for the HTTP API."""
+    api = Api(
+        open_inside,
+        with_users=settings.users is not None,
+        line_bytes_max=settings.line_bytes_max,
+    )
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(api.run)
+        try:
+            await _answer(sock, api.app(_api_failed), connections_max)
         finally:
             tasks.cancel_scope.cancel()
 

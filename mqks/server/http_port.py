@@ -1,6 +1,6 @@
-"""The HTTP port: opened at the start; what answers there is loaded with the first connection.
+"""The HTTP ports: opened at the start; what answers there is loaded with the first connection.
 
-The one rule: a broker whose HTTP port nobody uses pays for a socket only. The web page, its
+The one rule: a broker whose HTTP ports nobody uses pays for a socket only. The web page, its
 templates and its server are a quarter of the memory of an empty broker.
 """
 
@@ -24,23 +24,31 @@ Answer = Callable[[Any, socket.socket], Awaitable[None]]
 
 
 async def serve(
-    settings: Settings, answer: Answer, *, logged: str = "", task_status: TaskStatus[str]
+    settings: Settings,
+    answer: Answer,
+    *,
+    is_api: bool = False,
+    logged: str = "",
+    task_status: TaskStatus[str],
 ) -> None:
-    """Answer until cancelled. The task status is started with the address, which is logged unless
-    it was `logged` before.
+    """Answer until cancelled, on the port of the page or of the API. The task status is started
+    with the address, which is logged unless it was `logged` before.
 
     Raises AddressUnavailable, unless nobody has asked for this port.
     """
+    host, port, scheme = settings.http_host, settings.http_port, "http"
+    if is_api:
+        host, port, scheme = settings.api_host, settings.api_port, "api:http"
     try:
-        sock = _bind(settings.http_host, settings.http_port)
+        sock = _bind(host, port)
     except AddressUnavailable as failure:
-        if settings.http_port is not None:
+        if port is not None:
             raise
         log.warning("no_page", reason=failure)
         task_status.started("")
         return
     with sock:
-        address = f"http://{shown(*sock.getsockname()[:2])}"
+        address = f"{scheme}://{shown(*sock.getsockname()[:2])}"
         if address != logged:
             log.event("listening", address=address)
         task_status.started(address)
@@ -57,9 +65,7 @@ async def _loaded() -> Any:
             return await anyio.to_thread.run_sync(import_module, "mqks.server.http")
         except (OSError, ImportError) as failure:
             if not told:
-                log.warning(
-                    "connection_failed", reason="the web page was not loaded", error=failure
-                )
+                log.warning("connection_failed", reason="HTTP was not loaded", error=failure)
                 told = True
             await anyio.sleep(AGAIN_S)
 

@@ -17,7 +17,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from mqks.broker.broker import Broker
-from mqks.errors import ConfigurationError, MqksError, Unwritable
+from mqks.errors import ConfigurationError, LimitExceeded, MqksError, Unwritable
 from mqks.journal.journal import Journal
 from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.server import http_port, log, silence, tls
@@ -96,10 +96,13 @@ class Server:
     async def open_inside(self, name: str, trusted: bool) -> socket.socket:
         """A connection from inside this process; a `trusted` one may do everything.
 
-        Raises LimitExceeded.
+        Raises OSError.
         """
         who = Peer(name, trusted, b"")
-        self._gate.enter(who)
+        try:
+            self._gate.enter(who)
+        except LimitExceeded as failure:
+            raise ConnectionRefusedError(str(failure)) from None
         mine, other = socket.socketpair()
         mine.setblocking(False)
         other.setblocking(False)
@@ -206,6 +209,9 @@ class Server:
             self._http_connections_max,
         )
 
+    async def _answer_api(self, http: Any, sock: socket.socket) -> None:
+        await http.serve_api(sock, self.settings, self.open_inside, self._http_connections_max)
+
     def reload(self) -> None:
         """Reload users, certificates and queue defaults. If one of the files is invalid, nothing
         changes."""
@@ -268,6 +274,9 @@ class Server:
                 if self.settings.has_http:
                     serve_http = partial(http_port.serve, logged=self._http_logged)
                     await tasks.start(serve_http, self.settings, self._answer_http)
+                if self.settings.api_port is not None:
+                    serve_api = partial(http_port.serve, is_api=True)
+                    await tasks.start(serve_api, self.settings, self._answer_api)
                 self._notify.tell(
                     "READY=1", f"STATUS=listening on {', '.join(self._listeners.shown)}"
                 )
