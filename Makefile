@@ -2,7 +2,6 @@
 # make test        lint, types and the quick tests
 # make test-slow   the rest: tests at length, and more examples of each property
 # make wheel       the wheel and the sdist; wheel-compiled: a wheel for this platform, some modules compiled
-# Kombu's tests of transports are only in its sources.
 # The environment is made once and installed into again only when pyproject.toml changes.
 
 PYTHON ?= python3
@@ -61,5 +60,6 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.made
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.made
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@# Kombu's tests of transports are only in its sources.
 	$(BIN)/python -m pip download --quiet --no-binary kombu --no-deps --dest $(VENV)/sdists kombu==5.7.0
 	@touch $(VENV)/.installed $@

@@ -213,6 +213,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
 
     def _received(self, consumer: Consumer, text: bytes, tag: str, no_ack: bool) -> Any:
         message_id, _, rest = text.partition(b" ")
+        delivery_tag = requests.decoded(b"%b %b" % (consumer.id, message_id))
         told, _, data = rest.partition(b" ")
         event = told.removeprefix(b"event=").removesuffix(ESCAPED)
         name, _, retry = event.partition(b",retry=")
@@ -231,10 +232,10 @@ class Channel(base.StdChannel):  # type: ignore[misc]
             args = {"body": data, "content_type": "application/json", "content_encoding": "utf-8"}
         return self.Message(
             channel=self,
-            delivery_tag=f"{requests.decoded(consumer.id)} {requests.decoded(message_id)}",
+            delivery_tag=delivery_tag,
             delivery_info={
                 "consumer_tag": tag,
-                "delivery_tag": f"{requests.decoded(consumer.id)} {requests.decoded(message_id)}",
+                "delivery_tag": delivery_tag,
                 "exchange": exchange,
                 "routing_key": routing_key,
                 "redelivered": bool(retry),

@@ -216,7 +216,7 @@ def set_queue(
     An empty value clears: then the default of the server's mqks.toml holds, if there is one.
     """
     changes = {field: value or None for field, value in policy.items() if value is not None}
-    from mqks.client import requests
+    from mqks.client import requests  # here, so that --help does not load it
 
     with server.connected() as client:
         if not create:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqks.client.errors import RequestFailed
-from mqks.pipeline.columns import FIELDS, ORIGIN, subset
+from mqks.pipeline.columns import FIELDS, ORIGIN, ORIGIN_WORDS, subset
 from mqks.pipeline.errors import DataLost, StoreAway
 from mqks.pipeline.job import failure
 from mqks.pipeline.lake import COLUMNS, File, Lake, merge, stage
@@ -106,21 +106,19 @@ class _Batch:
         if batch.schema.names[-1] != ORIGIN.name:
             return batch
         if origins.null_count < len(origins):
-            topic = _READ.index("topic")
-            is_here = pa.array([self._has(origin) for origin in origins.to_pylist()], pa.bool_())
+            topic, is_here = _READ.index("topic"), pa.array(self._has(origins.to_pylist()))
             columns[topic] = pc.if_else(is_here, None, columns[topic])
         return pa.RecordBatch.from_arrays(columns, names=[*_READ])
 
-    def _has(self, origin: str | None) -> bool:
-        """Whether the lake has the message that this one repeats: one of this queue, before the
-        batch."""
-        own = (
-            f"\torigin_queue={quote(self.queue, safe='')}&origin_epoch={self.epoch}&origin_offset="
-        )
-        if origin is None or not origin.startswith(own):
-            return False
-        offset = origin.removeprefix(own).rstrip("\n").partition("&")[0]
-        return offset.isdecimal() and int(offset) < self.ranges[0][0]
+    def _has(self, origins: Iterable[str | None]) -> Iterator[bool]:
+        """Whether the lake has the messages that these repeat: of this queue, before the batch."""
+        words = zip(ORIGIN_WORDS, (quote(self.queue, safe=""), self.epoch, ""), strict=True)
+        own, first = "\t" + "".join(map("".join, words)), self.ranges[0][0]
+        for origin in origins:
+            offset = ""
+            if origin is not None and origin.startswith(own):
+                offset = origin.removeprefix(own).rstrip("\n").partition("&")[0]
+            yield offset.isdecimal() and int(offset) < first
 
     def stage(self, messages: Iterable[pa.RecordBatch]) -> Iterator[File]:
         """Write messages into the lake's staging; yields the files."""

@@ -36,11 +36,12 @@ FIELDS = {
 SCHEMA = pa.schema(list(FIELDS.items()))
 ORIGIN = pa.field("origin", pa.string())
 """For readers of attributes: those of a message that a replay has published, otherwise null."""
+ORIGIN_WORDS = "origin_queue=", "&origin_epoch=", "&origin_offset="
+"""What is before the quoted queue, the epoch and the number in these attributes."""
 
 _NEWLINE, _SPACE, _TAB = b"\n \t"
 _EVENT_BYTES = len(b"event=")
 _ESCAPED = replies.ESCAPED
-_ORIGIN = "\torigin_queue="
 _TRAITS = r"(,priority=-?[0-9]+)?(,key=[^, ]*)?$"
 
 
@@ -92,7 +93,8 @@ def record_batch(
                 column = _headers(pieces.take(pa.array(take + 5)))
             case "origin":
                 metas = pieces.take(pa.array(take + 5))
-                column = pc.if_else(pc.starts_with(metas, _ORIGIN), metas, None).cast(pa.string())
+                is_replayed = pc.starts_with(metas, "\t" + ORIGIN_WORDS[0])
+                column = pc.if_else(is_replayed, metas, None).cast(pa.string())
             case _:
                 column = pa.nulls(rows, FIELDS[name])
         made[name] = column

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ import pyarrow.compute as pc
 from mqks.client import requests, urls
 from mqks.client.errors import RequestFailed
 from mqks.pipeline import objects
+from mqks.pipeline.columns import ORIGIN_WORDS
 from mqks.pipeline.errors import BadOption
 from mqks.pipeline.lake import CONTROL, make_directory, messages, write_atomically
 from mqks.pipeline.reader import QueueReader
@@ -237,16 +239,9 @@ def _pack(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
         coded = batch["queue"].dictionary_encode()
         quoted = [quote(queue, safe="") for queue in coded.dictionary.to_pylist()]
         queues = pa.array(quoted, pa.string()).take(coded.indices)
-        words = [
-            "origin_queue=",
-            queues,
-            "&origin_epoch=",
-            batch["epoch"],
-            "&origin_offset=",
-            offset,
-        ]
+        told = zip(ORIGIN_WORDS, (queues, batch["epoch"], offset), strict=True)
         columns = {
-            "meta": pc.binary_join_element_wise(*words, "").cast(pa.binary()),
+            "meta": pc.binary_join_element_wise(*chain(*told), "").cast(pa.binary()),
             "id": ids.cast(pa.binary()),
             "event": batch["topic"].cast(pa.binary()),
             "value": batch["value"],

@@ -15,7 +15,7 @@ from anyio.abc import TaskStatus
 from mqks.errors import AddressUnavailable
 from mqks.server import log
 from mqks.server.gate import shown
-from mqks.settings import PAGE_PORT, Settings
+from mqks.settings import PAGE_PORT
 
 AGAIN_S = 0.1
 """Interval at which loading is tried again."""
@@ -24,21 +24,19 @@ Answer = Callable[[Any, socket.socket], Awaitable[None]]
 
 
 async def serve(
-    settings: Settings,
+    host: str,
+    port: int | None,
     answer: Answer,
     *,
-    is_api: bool = False,
+    scheme: str = "http",
     logged: str = "",
     task_status: TaskStatus[str],
 ) -> None:
-    """Answer until cancelled, on the port of the page or of the API. The task status is started
-    with the address, which is logged unless it was `logged` before.
+    """Answer until cancelled. The task status is started with the address, which is logged unless
+    it was `logged` before.
 
     Raises AddressUnavailable, unless nobody has asked for this port.
     """
-    host, port, scheme = settings.http_host, settings.http_port, "http"
-    if is_api:
-        host, port, scheme = settings.api_host, settings.api_port, "api:http"
     try:
         sock = _bind(host, port)
     except AddressUnavailable as failure:

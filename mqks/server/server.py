@@ -273,10 +273,12 @@ class Server:
                     tasks.start_soon(self._history.run)
                 if self.settings.has_http:
                     serve_http = partial(http_port.serve, logged=self._http_logged)
-                    await tasks.start(serve_http, self.settings, self._answer_http)
+                    place = self.settings.http_host, self.settings.http_port
+                    await tasks.start(serve_http, *place, self._answer_http)
                 if self.settings.api_port is not None:
-                    serve_api = partial(http_port.serve, is_api=True)
-                    await tasks.start(serve_api, self.settings, self._answer_api)
+                    serve_api = partial(http_port.serve, scheme="api:http")
+                    place = self.settings.api_host, self.settings.api_port
+                    await tasks.start(serve_api, *place, self._answer_api)
                 self._notify.tell(
                     "READY=1", f"STATUS=listening on {', '.join(self._listeners.shown)}"
                 )

@@ -103,9 +103,8 @@ class Standby:
     async def _become_standby(self, tasks: TaskGroup) -> None:
         """It has started as far as service managers are concerned."""
         if self._settings.has_http:
-            self.http_address = await tasks.start(
-                http_port.serve, self._settings, self._answer_http
-            )
+            place = self._settings.http_host, self._settings.http_port
+            self.http_address = await tasks.start(http_port.serve, *place, self._answer_http)
         tasks.start_soon(self._notify.feed_watchdog, self._progress)
         self._notify.tell("READY=1")
 

@@ -49,9 +49,7 @@ def move_waiting(
     lane, count, size = source.lane, 0, 0
     for left in waiting(source, min(end, lane.next_seq), chosen):
         while left and count < limit and not (lane.deleted or is_stuck()):
-            lines, left = yield from some_bodies(source, left, lane.body)
-            if chosen is not None:
-                lines = yield from chosen.by_body(sorted(lines.items()))
+            lines, left = yield from chosen_bodies(source, left, chosen)
             moved = move_these(source, lines, choose, limit - count)
             count, size = count + moved, size + sum(map(len, lines.values()))
             if moved and size >= STEP_BYTES:
@@ -102,6 +100,16 @@ def waiting(source: Place, end: int, chosen: Chosen | None) -> Iterator[Sequence
             first, stop = chosen.next_old(source, first, end)
         numbers, first = source.lane.waiting(first, stop)
         yield numbers
+
+
+def chosen_bodies(
+    source: Place, numbers: Sequence[int], chosen: Chosen | None
+) -> Work[tuple[dict[int, bytes], Sequence[int]]]:
+    """The same as `some_bodies`, of ready messages, without those that are not chosen."""
+    lines, left = yield from some_bodies(source, numbers, source.lane.body)
+    if chosen is not None:
+        lines = yield from chosen.by_body(sorted(lines.items()))
+    return lines, left
 
 
 def some_bodies(

@@ -5,7 +5,7 @@ left alone and not counted.
 """
 
 from mqks.broker.base.turns import GOES_ON, Work
-from mqks.broker.queue.moves import some_bodies, waiting
+from mqks.broker.queue.moves import chosen_bodies, waiting
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.selection import Chosen
 
@@ -16,8 +16,8 @@ def purge_some(queue: Queue, chosen: Chosen, limit: int) -> Work[int]:
     for left in waiting(queue, lane.next_seq, chosen):
         while left and count < limit and not lane.deleted:
             if chosen.needs_bodies:
-                lines, left = yield from some_bodies(queue, left, lane.body)
-                found = [*(yield from chosen.by_body(sorted(lines.items())))]
+                lines, left = yield from chosen_bodies(queue, left, chosen)
+                found = [*lines]
             else:
                 found, left = [*left], ()
             count += _drop(queue, found, limit - count)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mqks.broker.base.turns import GOES_ON, Work
 from mqks.broker.message.letters import letter_of
-from mqks.broker.queue.moves import Choose, move_these, move_waiting, some_bodies, waiting
+from mqks.broker.queue.moves import Choose, chosen_bodies, move_these, move_waiting, waiting
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.selection import Chosen
 from mqks.limits import SEQ_MAX
@@ -58,9 +58,7 @@ def gather(
     limit = min(wanted.limit or SEQ_MAX, most + 1)
     for left in waiting(source, source.lane.next_seq, chosen):
         while left and len(found) < limit and size <= bytes_max and not source.deleted:
-            lines, left = yield from some_bodies(source, left, source.lane.body)
-            if chosen is not None:
-                lines = yield from chosen.by_body(sorted(lines.items()))
+            lines, left = yield from chosen_bodies(source, left, chosen)
             taken = [each for each in sorted(lines.items()) if aim(each[1]) is not None]
             found |= taken[: limit - len(found)]
             size += sum(len(line) for _, line in taken)
