@@ -51,6 +51,7 @@ Limit = Literal[
     "bindings_per_queue_max",
     "consumers_per_connection_max",
     "reads_waiting_max",
+    "receives_waiting_max",
     "transaction_max",
     "tails_max",
     "tails_per_connection_max",

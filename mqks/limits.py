@@ -199,6 +199,14 @@ READ_DISK_BYTES: Final = 64 * 1024 * 1024
 """What one reply to read or peek takes from the disk, about: messages that lie between many of
 other queues, and others who wait for theirs."""
 
+LEASE_S: Final = 30.0
+"""A receive leases messages for so long, unless it or the queue says otherwise."""
+RECEIVE_MAX: Final = 1000
+"""Messages in one reply to receive."""
+RECEIVE_WAIT_S_MAX: Final = 60.0
+RECEIVES_WAITING_MAX: Final = 20_000
+"""Receives of all connections that wait for messages, about 1 KB each."""
+
 EVALUATIONS_MAX: Final = 4
 """Expressions of `_eval` that are under way at once, each of which may hold some 10 MB; those of
 other connections wait."""

@@ -98,7 +98,11 @@ _PATTERNS = {
 }
 _SETTINGS = re.compile(rb"# settings: (.+)")
 _ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|.|$)")
-_PLACEHOLDERS = {b"{error_id}": b"([0-9a-f]{24})", b"{time}": rb"\d+(?:\.\d{3})?"}
+_PLACEHOLDERS = {
+    b"{error_id}": b"(?P<error_id>[0-9a-f]{24})",
+    b"{time}": rb"\d+(?:\.\d{3})?",
+    b"{epoch}": b"(?P<epoch>[^ .]+)",
+}
 _ESCAPED = {b"t": b"\t", b"r": b"\r", b"n": b"\n", b"\\": b"\\"}
 
 
@@ -188,6 +192,7 @@ class _Player:
         self._unsettled: set[str] = set()
         self._pings = 0
         self._last_error_id = b""
+        self._epoch = b""
         self._number = 0
 
     def play(self) -> None:
@@ -208,7 +213,7 @@ class _Player:
             self._may_send[name] = True
         match step.verb:
             case "send":
-                world.send(name, step.data + b"\n")
+                world.send(name, step.data.replace(b"{epoch}", self._epoch) + b"\n")
                 self._unsettled.add(name)
             case "send raw":
                 world.send(name, step.data)
@@ -251,7 +256,9 @@ class _Player:
         found = _matcher(wanted).fullmatch(line)
         if not found:
             raise self._error(f"{name} should get {meaning}, but gets {line!r}")
-        for error_id in found.groups():
+        told = found.groupdict()
+        self._epoch = told.get("epoch") or self._epoch
+        if (error_id := told.get("error_id")) is not None:
             if error_id <= self._last_error_id:
                 raise self._error(f"error id {error_id!r} sorts before one that is older")
             self._last_error_id = error_id

@@ -183,6 +183,8 @@ class Broker:
     def end(self, connection: Connection) -> None:
         """A client sends no more: its consumers and tails end, and its messages are returned."""
         self.end_tails([*connection.tails.values()])
+        if connection.receivers:
+            self.turns.later(_end_receivers(connection))
         self.end_consumers(list(connection.consumers.values()), lost=True)
 
     def disconnect(self, connection: Connection) -> None:
@@ -197,6 +199,8 @@ class Broker:
         """A slow client has caught up: its consumers can get messages again."""
         if connection.reads:
             self.reads_waiting.append(connection)
+        for receiver in [*connection.receivers]:
+            receiver.resume(Rest.SLOW)
         if connection.consumers:
             self.turns.add(self._wake_all(connection))
 
@@ -745,3 +749,10 @@ class Broker:
             if rule is not None and rule.delay_s is not None:
                 finish(self.unused(queue))
         self.schedules.start()
+
+
+def _end_receivers(connection: Connection) -> Work[None]:
+    for some in slices([*connection.receivers], STEP_MESSAGES):
+        for receiver in some:
+            receiver.leave()
+        yield GOES_ON

@@ -696,6 +696,52 @@ class AsyncClient:
             await self.check_queue(queue, timeout_s=timeout_s)
         return found
 
+    async def receive(
+        self,
+        queue: str,
+        *,
+        limit: int = 1,
+        lease_s: float | None = None,
+        wait_s: float = 0,
+        timeout_s: float | None = None,
+    ) -> list[PeekedMessage]:
+        """Up to `limit` messages, each with a `lease` of `lease_s` seconds (by default the ack
+        timeout of the queue, or 30): unless `ack_lease` comes before, it is delivered again. Nobody
+        needs to stay connected meanwhile. Waits `wait_s` for the first one. Raises RequestFailed if
+        there is no such queue."""
+        lines = list[bytes]()
+        body = requests.receive(queue, limit, lease_s, wait_s)
+        await self._ask(partial(self._ask_lines, body, lines), timeout_s)
+        return [*map(PeekedMessage.parse, lines)]
+
+    async def ack_lease(self, queue: str, lease: str, *, timeout_s: float | None = None) -> bool:
+        """A received message is processed; whether it was still there under this lease."""
+        return await self._lease(queue, lease, timeout_s, ack=True)
+
+    async def extend_lease(
+        self, queue: str, lease: str, for_s: float, *, timeout_s: float | None = None
+    ) -> bool:
+        """The lease ends so many seconds from now, earlier or later than before; whether it had not
+        ended."""
+        return await self._lease(queue, lease, timeout_s, for_s=for_s)
+
+    async def reject_lease(
+        self,
+        queue: str,
+        lease: str,
+        *,
+        delay_s: float | None = None,
+        dead: bool = False,
+        reason: str | BaseException | None = None,
+        timeout_s: float | None = None,
+    ) -> bool:
+        """A received message goes back, as by `reject`; whether its lease had not ended."""
+        how = {"reject": True, "delay_s": delay_s, "dead": dead, "reason": reason}
+        return await self._lease(queue, lease, timeout_s, **how)
+
+    async def _lease(self, queue: str, lease: str, timeout_s: float | None, **how: Any) -> bool:
+        return await self._counted(requests.lease(queue, lease, how), timeout_s) > 0
+
     def _ask_lines(self, body: bytes, lines: list[bytes], call: Call) -> bytes:
         call.lines = lines
         return self._session.request(body, call)

@@ -23,7 +23,7 @@ Settle = Callable[["Message", bytes], None]
 _TRAITS = rb"((?:,escaped=1)?(?:,priority=-?\d{1,3})?(?:,key=[^ ,]+)?)"
 _PEEKED = re.compile(
     rb"event=(.*?)(?:,retry=(\d+))?" + _TRAITS + rb"(?:,meta=([^ ,]+))?"
-    rb",seq=(\d+),time=(\d+)(?:,due=(\d+\.\d{3}))?"
+    rb",seq=(\d+),time=(\d+)(?:,due=(\d+\.\d{3}))?(?:,lease=([^ ,]+))?"
 )
 _TOLD_ALL = re.compile(rb"event=(.*),retry=(\d+)" + _TRAITS + rb",meta=[^ ,]*")
 
@@ -270,7 +270,7 @@ def reading(kind: type[Message], loads: Callable[[bytes], Any] | None) -> type[M
 
 
 class PeekedMessage(NamedTuple):
-    """A message in a queue: ready, scheduled or unacked."""
+    """A message in a queue: ready, scheduled or unacked; or one that was received."""
 
     seq: int
     """Its sequence number."""
@@ -286,6 +286,8 @@ class PeekedMessage(NamedTuple):
     """When a scheduled message is added to the queue."""
     priority: int = 0
     key: str | None = None
+    lease: str | None = None
+    """Of a message that was received: what it is acked by."""
 
     @property
     def letter(self) -> DeadLetter | None:
@@ -308,11 +310,12 @@ class PeekedMessage(NamedTuple):
         data = original(told.traits, told.data)
         what = *names, data, told.retry, meta, letter, due_s
         traits = read_traits(told.traits).priority, key_of(told.traits)
-        return cls(told.seq, told.time_us / 1e6, *what, *traits)
+        lease = decoded(told.lease) or None
+        return cls(told.seq, told.time_us / 1e6, *what, *traits, lease)
 
 
 class _Peek(NamedTuple):
-    """A line of `peek`."""
+    """A line of `peek` or `receive`."""
 
     id: bytes
     event: bytes
@@ -324,6 +327,7 @@ class _Peek(NamedTuple):
     seq: int
     time_us: int
     due_us: int
+    lease: bytes
 
 
 def peeked(line: bytes) -> _Peek:
@@ -333,9 +337,10 @@ def peeked(line: bytes) -> _Peek:
     found = _PEEKED.fullmatch(attributes)
     if found is None:
         raise ProtocolViolation(f"the peer sent {line[:80]!r} instead of a message")
-    event, retry, traits, meta, seq, time_us, due_s = found.groups()
+    event, retry, traits, meta, seq, time_us, due_s, lease = found.groups()
     numbers = int(seq), int(time_us), round(float(due_s or 0) * 1e6)
-    return _Peek(message_id, event, data, int(retry or 0), traits, meta or b"", *numbers)
+    told = data, int(retry or 0), traits, meta or b""
+    return _Peek(message_id, event, *told, *numbers, lease or b"")
 
 
 def _attributes(meta: bytes) -> tuple[dict[str, str], DeadLetter | None]:

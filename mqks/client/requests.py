@@ -683,6 +683,16 @@ def peek(queue: str, after: int, limit: int, scheduled: bool, selection: Selecti
     return b" ".join([b"peek", name(queue), *flags("peek", values)])
 
 
+def receive(queue: str, limit: int, lease_s: float | None, wait_s: float) -> bytes:
+    values = {"limit": limit, "lease_s": lease_s, "wait_s": wait_s}
+    return b" ".join([b"receive", name(queue), *flags("receive", values)])
+
+
+def lease(queue: str, lease: str, values: Mapping[str, Any]) -> bytes:
+    words = name(queue), name(lease), *flags("lease", values)
+    return b" ".join([b"lease --confirm", *words])
+
+
 def peek_goes_on(answer: bytes) -> int | None:
     """From the end of a reply to `peek`: the number after which there may be more messages."""
     number = answer.removeprefix(PEEK_GOES_ON)

@@ -124,6 +124,19 @@ def with_traits(message: bytes) -> bytes:
     return Parts(_with(text, traits) if traits else text, meta).joined()
 
 
+def shown(request_id: bytes, message: bytes, retry: int, told: bytes) -> bytes:
+    """The message as one that is looked at: with retry, traits and attributes, where it has any,
+    and what else is `told`."""
+    text, meta, _, traits = parts(message)
+    message_id, event, data = text.split(b" ", 2)
+    if retry:
+        event += b",retry=%d" % retry
+    event += traits
+    if meta:
+        event += b",meta=" + meta
+    return b"%b ok %b %b%b %b\n" % (request_id, message_id, event, told, data)
+
+
 def with_meta(message: bytes, retry: int) -> bytes:
     """The message with `retry`, traits and attributes; `retry` and attributes are always there."""
     text, meta, _, traits = parts(message)

@@ -29,6 +29,8 @@ from mqks.limits import (
     PRIORITY_MIN,
     READ_ROWS_DEFAULT,
     READ_ROWS_MAX,
+    RECEIVE_MAX,
+    RECEIVE_WAIT_S_MAX,
     SCHEDULE_BYTES_MAX,
     SEQ_MAX,
     STATS_ROWS_MAX,
@@ -137,6 +139,30 @@ class Scheduled(NamedTuple):
 
     queue: bytes
     message: bytes
+
+
+class Receive(NamedTuple):
+    """Some ready messages of a queue, for a lease."""
+
+    queue: bytes
+    limit: int = 1
+    lease_us: int | None = None
+    """None: the ack timeout of the queue, or `LEASE_S`."""
+    wait_us: int = 0
+
+
+class Lease(NamedTuple):
+    """What is done with one message that was received: an ack, a reject, or a longer or shorter
+    lease, which ends after `for_us`."""
+
+    queue: bytes
+    lease: bytes
+    ack: bool = False
+    reject: bool = False
+    for_us: int | None = None
+    delay_us: int = 0
+    dead: bool = False
+    why: bytes = b""
 
 
 class Move(NamedTuple):
@@ -725,6 +751,14 @@ def _move(source: bytes, to: bytes | None = None, **values: Any) -> Move:
     return Move(source, to, **values)
 
 
+def _lease(queue: bytes, lease: bytes, **values: Any) -> Lease:
+    if not values.keys() & {"ack", "reject", "for_us"}:
+        raise BadRequest("--ack, --reject or --for is missing")
+    if "reject" not in values and values.keys() & {"delay_us", "dead", "why"}:
+        raise BadRequest("--delay, --dead and --reason are only possible with --reject")
+    return Lease(queue, lease, **values)
+
+
 def _set_queue(queue: bytes, reset: bool = False, **changes: Any) -> SetQueue:
     return SetQueue(queue, changes, reset)
 
@@ -864,6 +898,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--id": ("message_id", _message_id),
     "--jitter": ("jitter_us", _delay_us),
     "--key": ("key", check_key),
+    "--lease": ("lease_us", _delay_us),
     "--limit": ("limit", _number(1, SEQ_MAX)),
     "--mask": ("mask", bytes),
     "--meta": ("meta", check_meta),
@@ -878,6 +913,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--then": ("then", bytes),
     "--to": ("to", _any_name),
     "--tz": ("zone", _short_text),
+    "--wait": ("wait_us", partial(_delay_us, most=RECEIVE_WAIT_S_MAX)),
     "--when-unused": ("rule", _rule),
     "--where": ("where", partial(check_meta, reserved=True)),
     "--worker": ("worker", partial(_one_of, {b"0": 0})),
@@ -886,6 +922,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "range --at": ("at_us", sequence_number),
     "read --limit": ("limit", _number(1, READ_ROWS_MAX)),
     "read --to": ("end", sequence_number),
+    "receive --limit": ("limit", _number(1, RECEIVE_MAX)),
     "schedules --after": ("after", bytes),
     "schedules --limit": ("limit", _number(1, STATS_ROWS_MAX)),
     "stats --after": ("after", bytes),
@@ -959,6 +996,17 @@ _TABLE = (
     Action("begin", "", _only),
     Action("commit", "", _only),
     Action("rollback", "", _only),
+    Action(
+        "receive", "{queue} [--limit={n}] [--lease={seconds}] [--wait={seconds}]", Receive, OF_QUEUE
+    ),
+    Action(
+        "lease",
+        "{queue} {lease} [--ack|--reject|--for={seconds}] [--delay={seconds}|--dead] "
+        "[--reason={text}]",
+        _lease,
+        OF_QUEUE,
+        confirm_anywhere=True,
+    ),
     Action("cancel", SCHEDULED_ONE, Scheduled, OF_QUEUE, confirm_anywhere=True),
     Action("promote", SCHEDULED_ONE, Scheduled, OF_QUEUE, confirm_anywhere=True),
     Action("move", "{queue} {queue} " + CHOICE, _move, MOVES, confirm_anywhere=True, is_kept=True),

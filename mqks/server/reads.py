@@ -262,18 +262,11 @@ class Reads:
         told = []
         for piece in pieces:
             for seq, line in enumerate(split(piece.text[:-1]), piece.first):
-                text, meta, _, traits = replies.parts(line)
-                message_id, event, data = text.split(b" ", 2)
-                mark = marks.get(seq, NO_MARK)
-                if mark.retry:
-                    event += b",retry=%d" % mark.retry
-                event += traits
-                if meta:
-                    event += b",meta=" + meta
-                event += b",seq=%d,time=%d" % (seq, piece.time_us)
+                where = b",seq=%d,time=%d" % (seq, piece.time_us)
                 if due is not None:
-                    event += b",due=%.3f" % (due[seq] / 1e6)
-                told.append(b"%b ok %b %b %b\n" % (read.request_id, message_id, event, data))
+                    where += b",due=%.3f" % (due[seq] / 1e6)
+                retry = marks.get(seq, NO_MARK).retry
+                told.append(replies.shown(read.request_id, line, retry, where))
         told.append(read.request_id + b" ok --end" + (b" after=%d" % last if last else b"") + b"\n")
         return b"".join(told)
 

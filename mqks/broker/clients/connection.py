@@ -11,6 +11,7 @@ from typing import Any, Final
 from mqks.broker.base.turns import Work
 from mqks.broker.clients.consumer import Consumer
 from mqks.broker.clients.outbox import Flow, Outbox
+from mqks.broker.clients.receiver import Receiver
 from mqks.broker.clients.tail import Tail
 from mqks.broker.evaluate.expression import Allowance
 from mqks.broker.log.pending import ErrorRecord
@@ -93,6 +94,7 @@ class Connection(Outbox):
         "overrun",
         "permissions",
         "reads",
+        "receivers",
         "splitter",
         "stranger_errors",
         "stranger_lines",
@@ -128,6 +130,8 @@ class Connection(Outbox):
         self.tails: dict[bytes, Tail] = {}
         self.reads: deque[Read] = deque()
         """Its read requests, in order."""
+        self.receivers: dict[Receiver, None] = {}
+        """Its receives without an answer."""
         self.user: str | None = None
         self.permissions: Permissions | None = STRANGER if stranger else None
         """None: it may do everything."""

@@ -28,7 +28,7 @@ class Flow:
     """What the connections of one broker share: how much they may be sent, and which have something
     to be sent. `outboxes` is for replies that were not taken."""
 
-    __slots__ = ("high_water_bytes", "kept_bytes", "outboxes", "touched", "unacked")
+    __slots__ = ("high_water_bytes", "kept_bytes", "outboxes", "receivers", "touched", "unacked")
 
     def __init__(
         self,
@@ -42,6 +42,8 @@ class Flow:
         """For what consumers hold. Consumers wait for it."""
         self.kept_bytes = 0
         """Memory of the requests that wait for a `commit`, approximately."""
+        self.receivers = 0
+        """Number of receives without an answer."""
         self.high_water_bytes = settings.delivery_pause_bytes
         self.touched: list[Outbox] = []
         """Those to be flushed by the server."""

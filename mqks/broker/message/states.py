@@ -25,6 +25,7 @@ class Event(StrEnum):
     DUE = "due, promote"
     DELIVERY = "delivery"
     DELIVERY_ACKED = "delivery without manual ack"
+    RECEIVE = "receive"
     ACK = "ack"
     REJECT = "reject"
     RELEASE = "release"
@@ -57,11 +58,15 @@ AFTER: Final = {
     (State.NONE, Event.PUBLISH): State.READY,
     (State.NONE, Event.PUBLISH_LATER): State.SCHEDULED,
     (State.SCHEDULED, Event.DUE): State.READY,
+    (State.SCHEDULED, Event.DELIVERIES): State.DEAD,
     (State.SCHEDULED, Event.TTL): State.DEAD,
+    (State.SCHEDULED, Event.ACK): State.NONE,
     (State.SCHEDULED, Event.CANCEL): State.NONE,
     (State.SCHEDULED, Event.DELETION): State.NONE,
     (State.READY, Event.DELIVERY): State.UNACKED,
     (State.READY, Event.DELIVERY_ACKED): State.NONE,
+    (State.READY, Event.RECEIVE): State.SCHEDULED,
+    (State.READY, Event.ACK): State.NONE,
     (State.READY, Event.MOVE): State.READY,
     (State.READY, Event.DELIVERIES): State.DEAD,
     (State.READY, Event.TTL): State.DEAD,

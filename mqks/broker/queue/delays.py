@@ -269,6 +269,16 @@ class Delays:
         self._anew.pop(number, None)
         self._forget(size)
 
+    def put_off(self, number: int, id_crc: int, due_us: int) -> None:
+        """A scheduled message that keeps its place is due at another time."""
+        line, size = self.bodies.get(number), self.bytes // len(self)
+        self.remove(number)
+        if line is None:
+            self.restore(number, id_crc, due_us, place=True)
+            self.bytes += size
+        else:
+            self.add(number, line, id_crc, due_us, place=True)
+
     def _forget(self, size: int) -> None:
         self.bytes = max(0, self.bytes - size) if len(self) else 0
 

@@ -59,6 +59,9 @@ def fate(
     """What becomes of a message, by the first of these that is true: it was killed, it has failed
     too often, its TTL is over, it has to wait. `now_us` is the wall clock."""
     if event is Event.DUE:
+        most = rules.deliveries
+        if mark.keeps_place and most is not None and mark.deliveries >= max(1, most):
+            return Fate(Event.DELIVERIES, mark)  # A lease has ended.
         if is_overdue and mark.version:  # Otherwise its TTL starts now.
             return Fate(Event.TTL, mark)
         joined = mark.due(now_us)
@@ -124,6 +127,16 @@ def give_back(
     return next((each.event for each in fates if each.event in DEATHS), None)
 
 
+def lease(
+    queue: Place, numbers: Sequence[int], lines: Sequence[bytes], lease_us: int
+) -> list[Mark]:
+    """Ready messages, taken out, are received: they are scheduled, and count as delivered."""
+    marks = [queue.lane.mark_of(number).returned() for number in numbers]
+    for number, line, mark in zip(numbers, lines, marks, strict=True):
+        _put_off(queue, number, line, mark, lease_us, keeps_place=True)
+    return marks
+
+
 def join(queue: Place, due: Sequence[Due]) -> None:
     """These scheduled messages are due."""
     lane, rules, now_us = queue.lane, queue.rules, queue.shared.schedule.wall_us()
@@ -147,7 +160,7 @@ def apply(
     why: bytes = b"",
 ) -> None:
     """Do what was decided about messages in this state, and deliver."""
-    lane, clocks = queue.lane, queue.shared.schedule
+    lane = queue.lane
     tail, marks = list[Delivery](), list[Mark]()
     dead: dict[Event, list[Dead]] = {}
     for (number, line), (event, mark, keeps_place, wait_us) in zip(deliveries, fates, strict=True):
@@ -155,13 +168,7 @@ def apply(
         if after is State.DEAD:
             dead.setdefault(event, []).append(Dead(number, line, mark.deliveries))
         elif after is State.SCHEDULED:
-            mark = mark._replace(
-                keeps_place=keeps_place,
-                due_us=clocks.wall_us() + wait_us,
-                id_crc=crc32(replies.message_id(line)),
-            )
-            lane.mark(number, mark)
-            queue.put_off(number, line, mark, clocks.clock_us() + wait_us)
+            _put_off(queue, number, line, mark, wait_us, keeps_place=keeps_place)
         elif keeps_place:
             lane.give_back(number, line, mark)
         else:
@@ -179,6 +186,20 @@ def apply(
     for event, some in dead.items():
         kill(queue, some, event, why)
     queue.deliver()
+
+
+def _put_off(
+    queue: Place, number: int, line: bytes, mark: Mark, wait_us: int, *, keeps_place: bool
+) -> None:
+    """Schedule a message. The caller sets the alarms."""
+    clocks = queue.shared.schedule
+    mark = mark._replace(
+        keeps_place=keeps_place,
+        due_us=clocks.wall_us() + wait_us,
+        id_crc=crc32(replies.message_id(line)),
+    )
+    queue.lane.mark(number, mark)
+    queue.put_off(number, line, mark, clocks.clock_us() + wait_us)
 
 
 def _backoff_us(backoff: Backoff | None, failures: int, line: bytes) -> int:

@@ -96,6 +96,11 @@ class Keys:
         """Whether there may be a message for a consumer that has room."""
         return self.has_next and not self._unread
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether messages are being read from disk."""
+        return bool(self._fetched or self._unread)
+
     # -- which messages are ready
 
     def learn(self) -> bool:
@@ -307,7 +312,7 @@ class Keys:
     def put_off(self, number: int) -> None:
         """A delivered message is scheduled, and keeps its place."""
         hold = self._held.get(number)
-        if hold is not None:
+        if hold is not None and number not in self._put_off:
             hold.put_off += 1
             self._put_off.add(number)
 

@@ -417,6 +417,13 @@ class Queue:
         else:  # It may have been on standby in an earlier queue of this name.
             consumer.resume(Rest.STANDBY)
 
+    @property
+    def is_held_up(self) -> bool:
+        """Whether ready messages may be delivered soon that could not be delivered now."""
+        lane, turns = self.lane, self.shared.turns
+        waits = lane.paging or bool(self.returning) or self in turns.due
+        return lane.ready > 0 and (waits or (self.keys is not None and self.keys.is_reading))
+
     def serve(self, consumer: Taker) -> None:
         """A consumer can take messages: it is the last one in the ring."""
         self.ring[consumer] = None

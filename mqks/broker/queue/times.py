@@ -58,20 +58,21 @@ class Times:
     def add(self, first: int, lines: Sequence[bytes], marks: Sequence[Mark], due_us: int) -> None:
         """Add messages in memory, with consecutive numbers, that are due at this time of their
         clock. The caller calls `set_alarms`."""
-        delays = self._of(marks[0])
+        delays = self.of(marks[0])
         for number, (line, mark) in enumerate(zip(lines, marks, strict=True), first):
             delays.add(number, line, mark.id_crc, due_us, place=mark.keeps_place)
 
     def restore(self, number: int, mark: Mark) -> None:
         """Add a message that is on disk."""
-        self._of(mark).restore(number, mark.id_crc, self._due_us(mark), place=mark.keeps_place)
+        self.of(mark).restore(number, mark.id_crc, self._due_us(mark), place=mark.keeps_place)
 
     def restored(self, mean_bytes: float) -> None:
         """All scheduled messages are restored; `mean_bytes` is the approximate length of a line."""
         for delays in self.kinds:
             delays.bytes = round(mean_bytes * len(delays))
 
-    def _of(self, mark: Mark) -> Delays:
+    def of(self, mark: Mark) -> Delays:
+        """Those by the clock of this mark."""
         return self._dates if mark.is_dated else self._delays
 
     def _due_us(self, mark: Mark) -> int:

@@ -7,6 +7,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection
 from mqks.broker.requests import (
     binding,
+    leases,
     looking,
     messages,
     operating,
@@ -33,6 +34,8 @@ _RUNS: dict[bytes, Run] = {
     b"begin": transactions.begin,
     b"commit": transactions.commit,
     b"rollback": transactions.rollback,
+    b"receive": leases.receive,
+    b"lease": leases.lease,
     b"cancel": queues.cancel,
     b"promote": queues.promote,
     b"move": queues.move,

@@ -1,0 +1,135 @@
+"""`receive` and `lease`: messages that belong to nobody while they are worked on.
+
+The one rule: a lease is named by its queue, and by the number and the deliveries of its message. It
+is valid until the message is delivered again, or leaves.
+"""
+
+from mqks.broker.base.turns import Work
+from mqks.broker.broker import Broker
+from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.receiver import Receiver
+from mqks.broker.log.pending import Mark
+from mqks.broker.message.states import Event
+from mqks.broker.queue.moves import some_bodies
+from mqks.broker.queue.queue import Queue
+from mqks.broker.requests.checks import Doing, check_writable, existing
+from mqks.errors import BadRequest, LimitExceeded
+from mqks.limits import LEASE_S, RECEIVES_WAITING_MAX, SEQ_MAX
+from mqks.protocol.requests import Lease, Receive, Request
+
+READ_WAIT_S = 1.0
+"""So long a receive waits at least while messages are read from disk."""
+
+
+def receive(broker: Broker, connection: Connection, request: Request, wanted: Receive) -> None:
+    queue = existing(broker, "receive", wanted.queue)
+    if queue.rules.single_consumer:
+        raise BadRequest("receive: the queue has a single consumer")
+    if broker.flow.receivers >= RECEIVES_WAITING_MAX:
+        reason = f"the limit of {RECEIVES_WAITING_MAX} waiting receives is reached"
+        raise LimitExceeded("receives_waiting_max", reason)
+    lease_us = wanted.lease_us
+    if lease_us is None:
+        timeout_us = queue.ack_timeout_us
+        lease_us = round(LEASE_S * 1e6) if timeout_us is None else timeout_us
+
+    def left(receiver: Receiver) -> None:
+        broker.flow.receivers -= 1
+        connection.receivers.pop(receiver, None)
+        if receiver.timer is not None:
+            broker.schedule.cancel(receiver.timer)
+
+    receiver = Receiver(request.id, connection, queue, wanted.limit, lease_us, left)
+    broker.flow.receivers += 1
+    connection.receivers[receiver] = None
+    queue.serve(receiver)
+    queue.deliver()
+    if not receiver.has_taken:
+        wait_s = max(wanted.wait_us / 1e6, READ_WAIT_S if queue.is_held_up else 0)
+        if wait_s:
+            receiver.timer = broker.schedule.after(wait_s, receiver.waited)
+        else:
+            receiver.leave()
+
+
+def lease(broker: Broker, connection: Connection, request: Request, wanted: Lease) -> Doing:
+    if wanted.ack:
+        return broker.dropped(wanted.queue, _ack(broker, wanted), confirm=request.confirm)
+    check_writable(broker, request)
+    return _extend(broker, wanted) if wanted.for_us is not None else _reject(broker, wanted)
+
+
+def _ack(broker: Broker, wanted: Lease) -> Work[int | None]:
+    queue = broker.queues.get(wanted.queue)
+    if queue is None or (found := _leased(queue, wanted.lease)) is None:
+        return 0
+    number, mark = found
+    if not _take(queue, number, mark):
+        if not queue.lane.is_waiting(number):
+            return 0
+        queue.lane.take_out(number)
+    queue.shared.counters.consumed += 1
+    queue.lane.settle([number])
+    yield from _tidied(queue)
+    return 1
+
+
+def _extend(broker: Broker, wanted: Lease) -> Work[int]:
+    queue = broker.queues.get(wanted.queue)
+    if queue is None or (found := _leased(queue, wanted.lease)) is None:
+        return 0
+    number, mark = found
+    if not mark.due_us:
+        return 0
+    clocks, for_us = queue.shared.schedule, wanted.for_us or 0
+    mark = mark.changed(due_us=clocks.wall_us() + for_us)
+    queue.lane.mark(number, mark)
+    queue.timed().of(mark).put_off(number, mark.id_crc, clocks.clock_us() + for_us)
+    yield from _tidied(queue)
+    return 1
+
+
+def _reject(broker: Broker, wanted: Lease) -> Work[int]:
+    queue = broker.queues.get(wanted.queue)
+    if queue is None or (found := _leased(queue, wanted.lease)) is None:
+        return 0
+    lines, _ = yield from some_bodies(queue, [found[0]], queue.timed().of(found[1]).bodies.get)
+    # It may have ended meanwhile, or a body that was asked for may have come too late.
+    found = None if queue.deleted else _leased(queue, wanted.lease)
+    if found is None or found[0] not in lines or not _take(queue, *found):
+        return 0
+    number, mark = found
+    # Its delivery is counted by what follows.
+    queue.lane.marks[number] = mark._replace(
+        retry=mark.retry - 1, due_us=0, keeps_place=False, id_crc=0
+    )
+    event = Event.KILL if wanted.dead else Event.REJECT
+    queue.give_back([(number, lines[number])], event, wanted.delay_us, why=wanted.why)
+    yield from _tidied(queue)
+    return 1
+
+
+def _leased(queue: Queue, lease: bytes) -> tuple[int, Mark] | None:
+    """Number and mark of the message of a lease, if it was not delivered again."""
+    epoch, *numbers = lease.rsplit(b".", 2)
+    if len(numbers) < 2 or not all(each.isdigit() and len(each) < 20 for each in numbers):
+        raise BadRequest("lease: this is not a lease")
+    number, deliveries = map(int, numbers)
+    if number > SEQ_MAX or epoch != queue.shared.facts.epoch_of(queue.id).encode():
+        return None
+    mark = queue.lane.marks.get(number)
+    return (number, mark) if mark and mark.retry == deliveries > 0 else None
+
+
+def _take(queue: Queue, number: int, mark: Mark) -> bool:
+    """Take a message out of those that are leased; return whether it was there."""
+    delays = queue.timed().of(mark)
+    is_leased = mark.keeps_place and number in delays.numbers
+    if is_leased:
+        delays.remove(number)
+    return is_leased
+
+
+def _tidied(queue: Queue) -> Work[None]:
+    queue.deliver()
+    yield from queue.timed().tidy()
