@@ -228,6 +228,9 @@ API_BODY_S: Final = 30.0
 API_STREAMS_MAX: Final = 64
 """Streams of the HTTP API."""
 
+API_WAITS_MAX: Final = 128
+"""Requests to the HTTP API that wait for messages."""
+
 HISTORY_QUEUES_MAX: Final = 100
 """Queues whose rates of the last day are kept: 34 KiB each."""
 

@@ -18,6 +18,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from mqks import BlockingClient, blocking, users_file
+from mqks.api.app import LEASE
 from mqks.errors import ConfigurationError
 from mqks.limits import API_BODIES_BYTES_MAX, API_STREAMS_MAX
 from mqks.settings import load
@@ -181,7 +182,9 @@ def test_other_paths_and_methods(api: Api) -> None:
 def test_the_description_is_valid(api: Api) -> None:
     told = api.ask("/openapi.json", method="GET").told
     validate(told)
-    assert {"/publish/{event}", "/events/{mask}"} == set(told["paths"])
+    leases = {f"/leases/{{lease}}/{what}" for what in LEASE}
+    paths = {"/publish/{event}", "/queues/{queue}/receive", "/events/{mask}", *leases}
+    assert paths == set(told["paths"])
 
 
 def test_other_sites_are_refused(api: Api) -> None:
@@ -196,6 +199,90 @@ def test_other_sites_are_refused(api: Api) -> None:
         response.read()
         assert response.status == status
     connection.close()
+
+
+# --------------------------------------------------------------------------------------- leases
+
+
+def test_a_lease_outlives_its_connection_and_a_kill(
+    server: ServerProcess, api: Api, tmp_path: Path
+) -> None:
+    with blocking.connect(server.url) as client:
+        client.subscribe("a/b", ["e"])
+        client.publish("e", ANY_BYTES, id="m1", priority=3, key="k", meta={"from": "shop"})
+        client.publish("e", "second", id="m2", confirm=True)
+    path = f"/queues/{quote('a/b', safe='')}/receive?lease=1h&max=10"
+    (first, second) = api.ask(path).told["messages"]
+    assert base64.b64decode(first.pop("data_base64")) == ANY_BYTES
+    lease = first.pop("lease")
+    traits = {"retry": 0, "priority": 3, "key": "k", "meta": {"from": "shop"}}
+    assert first == {"id": "m1", "event": "e", **traits}
+    assert api.ask(path).told == {"messages": []}
+    server.kill()
+    with ServerProcess(tmp_path / "mqks.db", "--api-port", "0") as again:
+        api = Api(again)
+        assert api.ask(path).told == {"messages": []}
+        assert api.ask(f"/leases/{lease}/ack").told == {"done": "ack"}
+        assert api.ask(f"/leases/{lease}/ack").status == 410
+        lease = second["lease"]
+        assert api.ask(f"/leases/{lease}/extend?lease=1m").status == 200
+        assert api.ask(f"/leases/{lease}/extend?lease=0").status == 200
+        (second,) = api.ask(path).told["messages"]
+        assert (second["id"], second["data"], second["retry"]) == ("m2", "second", 1)
+        assert api.ask(f"/leases/{lease}/ack").status == 410
+        dead = f"/leases/{second['lease']}/reject?dead&reason=no%20such%20customer"
+        assert api.ask(dead).status == 200
+        with blocking.connect(again.url) as client:
+            assert client.stats("queue", "a/b")["ready"] == 0
+
+
+def test_a_receive_waits_for_a_message(api: Api, client: BlockingClient) -> None:
+    client.subscribe("q", ["e"])
+    with ThreadPoolExecutor(20) as pool:
+        waiting = [pool.submit(api.ask, "/queues/q/receive?wait=60") for _ in range(20)]
+        client.publish_many([("e", str(n)) for n in range(20)])
+        found = [each.result().told["messages"] for each in waiting]
+    assert sorted(int(each["data"]) for (each,) in found) == [*range(20)]
+    assert api.ask("/queues/q/receive?wait=0.01").told == {"messages": []}
+
+
+def test_what_a_client_that_has_gone_was_given_goes_back(api: Api, client: BlockingClient) -> None:
+    client.subscribe("q", ["e"])
+    with socket.create_connection(api.address, WAIT_S) as gone:
+        gone.sendall(b"POST /queues/q/receive?wait=60&lease=1h HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        until(lambda: inside(client) == 1)
+        assert api.ask("/queues/q/receive").told == {"messages": []}  # It has come after that one.
+    client.publish("e", "x", confirm=True)
+    (found,) = until(lambda: api.ask("/queues/q/receive").told["messages"])
+    assert (found["data"], found["retry"]) == ("x", 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/queues/nowhere/receive", 404),
+        ("/queues/a%20b/receive", 400),
+        ("/queues/q/receive?max=0", 400),
+        ("/queues/q/receive?max=1001", 400),
+        ("/queues/q/receive?max=ten", 400),
+        ("/queues/q/receive?wait=61", 400),
+        ("/queues/q/receive?lease=soon", 400),
+        ("/queues/q/receive?limit=1", 400),
+        ("/leases/x/ack", 400),
+        ("/leases/cSB4/ack", 400),
+        ("/leases/cSBlLjEuMQ/ack", 410),
+        ("/leases/cSBlLjEuMQ/ack?delay=1", 400),
+        ("/leases/cSBlLjEuMQ/extend", 400),
+        ("/leases/cSBlLjEuMQ/reject?dead&delay=1", 400),
+        ("/leases/cSBlLjEuMQ/drop", 404),
+    ],
+)
+def test_wrong_receives_and_leases(
+    api: Api, client: BlockingClient, path: str, status: int
+) -> None:
+    client.subscribe("q", ["e"])
+    answer = api.ask(path)
+    assert (answer.status, bool(answer.told["error"])) == (status, True)
 
 
 # ---------------------------------------------------------------------------------------- users

@@ -61,6 +61,20 @@ def test_no_more_than_so_many_wait() -> None:
     assert world.broker.limits_reached["receives_waiting_max"] == 1
 
 
+def test_what_one_connection_has_taken_before_the_commit_is_bounded_in_bytes() -> None:
+    world = world_of("a", "b")
+    world.send("b", b"s subscribe q e\n")
+    for n in range(30):
+        world.send("b", b"m%d publish e %b\n" % (n, b"x" * 1_000_000))
+    world.send("a", b"".join(b"r%d receive q --limit=100 --wait=60\n" % n for n in range(40)))
+    answers = world.received("a").split(b"--end\n")
+    assert {each.count(b"lease=") for each in answers[:-1]} <= {1, 2}
+    assert sum(each.count(b"lease=") for each in answers) == 30
+    assert not world.connection("a").rests
+    world.send("b", b"m publish e x\n")
+    assert world.received("a").count(b"lease=") == 1  # Those that have to wait go on.
+
+
 def test_the_end_of_a_queue_ends_the_wait_in_time() -> None:
     world = world_of("a", "b")
     world.send("b", b"s subscribe q e\n")

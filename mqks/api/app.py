@@ -5,8 +5,8 @@ The one rule: an error has the words of the protocol, as JSON.
 
 import binascii
 import json
-from base64 import b64decode
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.resources import files
@@ -22,7 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from mqks.api.clients import Clients, Credentials
+from mqks.api.clients import TIMEOUT_S, Clients, Credentials
 from mqks.client.async_client import AsyncTail
 from mqks.client.errors import (
     AuthenticationFailed,
@@ -31,20 +31,27 @@ from mqks.client.errors import (
     ReplyTimeout,
     RequestFailed,
 )
-from mqks.client.messages import Message
+from mqks.client.messages import Message, PeekedMessage
 from mqks.inspection.text import data_as_text
-from mqks.limits import API_BODIES_BYTES_MAX, API_BODY_S, API_STREAMS_MAX
+from mqks.limits import API_BODIES_BYTES_MAX, API_BODY_S, API_STREAMS_MAX, API_WAITS_MAX
 from mqks.protocol.durations import in_seconds
 
 KEEP_ALIVE_S: Final = 15.0
 """A stream without messages shows at this interval that it is alive."""
 BATCH: Final = 256
 LOGIN: Final = {"WWW-Authenticate": 'Bearer realm="mqks", Basic realm="mqks"'}
-STATUS: Final = (("no permission", 403), ("there is no queue", 404), ("no queue is bound", 404))
+STATUS: Final = (
+    ("no permission", 403),
+    ("there is no queue", 404),
+    ("no queue is bound", 404),
+    ("lease: ", 400),
+)
 """What is in the reason of a refused request; others are limits that were reached, or a journal
 that cannot be written."""
 
 Failed = Callable[[Request, Exception], Awaitable[Response]]
+Terms = Mapping[str, tuple[str, Callable[[str], Any]]]
+"""What may be said in a request: the option of the client, and what reads it."""
 
 
 def _seconds(text: str) -> float:
@@ -55,6 +62,12 @@ def _text(text: str) -> str:
     return unquote(text, errors="surrogateescape")
 
 
+def _flag(text: str) -> bool:
+    if text not in ("", "true", "false"):
+        raise ValueError("it is true or false")
+    return text != "false"
+
+
 def _meta(text: str) -> dict[str, str]:
     pairs = parse_qsl(text, True, True, errors="surrogateescape")
     if len(meta := dict(pairs)) != len(pairs):
@@ -62,7 +75,7 @@ def _meta(text: str) -> dict[str, str]:
     return meta
 
 
-TERMS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+HEADERS: Final[Terms] = {
     "mqks-delay": ("delay_s", _seconds),
     "mqks-ttl": ("ttl_s", _seconds),
     "mqks-priority": ("priority", int),
@@ -71,6 +84,20 @@ TERMS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "mqks-to": ("to", _text),
 }
 """Headers of a message: the option of `publish`, and what reads it."""
+RECEIVE: Final[Terms] = {
+    "max": ("limit", int),
+    "lease": ("lease_s", _seconds),
+    "wait": ("wait_s", _seconds),
+}
+LEASE: Final[dict[str, Terms]] = {
+    "ack": {},
+    "reject": {
+        "delay": ("delay_s", _seconds),
+        "dead": ("dead", _flag),
+        "reason": ("reason", str),
+    },
+    "extend": {"lease": ("for_s", _seconds)},
+}
 
 
 class Api:
@@ -88,6 +115,7 @@ class Api:
         self._body_bytes_max = line_bytes_max
         self._bodies_bytes = 0
         self._streams = 0
+        self._waits = 0
         self._openapi = (files("mqks.api") / "openapi.json").read_bytes()
         self.run = self._clients.run
 
@@ -96,6 +124,8 @@ class Api:
         return Starlette(
             routes=[
                 Route("/publish/{event:path}", self._publish, methods=["POST"]),
+                Route("/queues/{queue:path}/receive", self._receive, methods=["POST"]),
+                Route("/leases/{lease}/{what}", self._settle, methods=["POST"]),
                 Route("/events/{mask:path}", self._events, methods=["GET"]),
                 Route("/openapi.json", self._describe, methods=["GET"]),
             ],
@@ -117,6 +147,43 @@ class Api:
             async with self._clients.of(credentials) as client:
                 message_id = await client.publish(event, body, confirm=True, **options)
         return answer(200, {"id": message_id})
+
+    async def _receive(self, request: Request) -> Response:
+        credentials, options = self._credentials(request), _parameters(request, RECEIVE)
+        queue, wait_s = _name(request, behind=1), options.get("wait_s", 0)
+        if wait_s and self._waits >= API_WAITS_MAX:
+            raise HTTPException(503, f"the limit of {API_WAITS_MAX} waiting requests is reached")
+        with self._room(request):
+            await self._body(request)
+        self._waits += wait_s > 0
+        try:
+            async with self._clients.of(credentials) as client:
+                found = await client.receive(queue, timeout_s=wait_s + TIMEOUT_S, **options)
+                if await request.is_disconnected():
+                    for each in found:
+                        await client.extend_lease(queue, each.lease or "", 0)
+        finally:
+            self._waits -= wait_s > 0
+        return answer(200, {"messages": [_received(queue, each) for each in found]})
+
+    async def _settle(self, request: Request) -> Response:
+        credentials, what = self._credentials(request), request.path_params["what"]
+        if what not in LEASE:
+            raise HTTPException(404, f"a lease has {', '.join(LEASE)}")
+        options = _parameters(request, LEASE[what])
+        if what == "extend" and not options:
+            raise HTTPException(400, "extend needs ?lease=SECONDS")
+        try:
+            told = urlsafe_b64decode(request.path_params["lease"].encode() + b"==")
+            queue, lease = told.decode("utf-8", "surrogateescape").split(" ")
+        except ValueError:
+            raise HTTPException(400, "this is not a lease") from None
+        async with self._clients.of(credentials) as client:
+            ask = {"ack": client.ack_lease, "reject": client.reject_lease}
+            was_there = await ask.get(what, client.extend_lease)(queue, lease, **options)
+        if not was_there:
+            raise HTTPException(410, "the lease has ended")
+        return answer(200, {"done": what})
 
     async def _events(self, request: Request) -> Response:
         if request.method == "HEAD":
@@ -157,7 +224,8 @@ class Api:
     @contextmanager
     def _room(self, request: Request) -> Iterator[None]:
         """Bodies are in memory from here until they are stored."""
-        size = int(request.headers.get("content-length", self._body_bytes_max))
+        unknown = self._body_bytes_max if "transfer-encoding" in request.headers else 0
+        size = int(request.headers.get("content-length", unknown))
         if size > self._body_bytes_max:
             raise self._too_long()
         if self._bodies_bytes and self._bodies_bytes + size > API_BODIES_BYTES_MAX:
@@ -196,31 +264,58 @@ class _Stream(Response):
         await self._answer(scope, receive, send)
 
 
-def _name(request: Request) -> str:
-    """The path behind its first word: any bytes, of which `path_params` has only UTF-8."""
+def _name(request: Request, behind: int = 0) -> str:
+    """The path behind its first word, and before so many others: any bytes, of which `path_params`
+    has only UTF-8."""
     raw: bytes = request.scope["raw_path"]
-    return unquote_to_bytes(raw.split(b"/", 2)[2]).decode("utf-8", "surrogateescape")
+    name = raw.split(b"/", 2)[2].rsplit(b"/", behind)[0]
+    return unquote_to_bytes(name).decode("utf-8", "surrogateescape")
 
 
 def _options(request: Request) -> dict[str, Any]:
     """The options of `publish` in the headers and the query. Raises HTTPException."""
-    options: dict[str, Any] = {}
-    for name, value in request.query_params.multi_items():
-        if name != "mandatory" or value not in ("", "true", "false"):
-            raise HTTPException(400, f"{name}={value} is unknown: ?mandatory is all there is")
-        options["mandatory"] = value != "false"
+    options = _parameters(request, {"mandatory": ("mandatory", _flag)})
     for name, value in request.headers.items():
         if name == "idempotency-key":
             options.update(id=value.strip('"'), once=True)
-        elif name in TERMS:
-            option, read = TERMS[name]
-            try:
-                options[option] = read(value)
-            except (ValueError, OverflowError) as error:
-                raise HTTPException(400, f"{name}: {error}") from None
+        elif name in HEADERS:
+            options |= _read(HEADERS, name, value)
         elif name.startswith("mqks-"):
-            raise HTTPException(400, f"{name} is unknown; there are {', '.join(TERMS)}")
+            raise HTTPException(400, f"{name} is unknown; there are {', '.join(HEADERS)}")
     return options
+
+
+def _parameters(request: Request, terms: Terms) -> dict[str, Any]:
+    """The options in the query. Raises HTTPException."""
+    options: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in terms:
+            raise HTTPException(400, f"{name} is unknown; there are {', '.join(terms) or 'none'}")
+        options |= _read(terms, name, value)
+    return options
+
+
+def _read(terms: Terms, name: str, value: str) -> dict[str, Any]:
+    option, read = terms[name]
+    try:
+        return {option: read(value)}
+    except (ValueError, OverflowError) as error:
+        raise HTTPException(400, f"{name}: {error}") from None
+
+
+def _received(queue: str, message: PeekedMessage) -> dict[str, Any]:
+    token = f"{queue} {message.lease}".encode("utf-8", "surrogateescape")
+    letter = message.dead_letter and message.dead_letter._asdict()
+    more = {"key": message.key, "meta": message.meta, "letter": letter}
+    return {
+        "lease": urlsafe_b64encode(token).rstrip(b"=").decode(),
+        "id": message.id,
+        "event": message.event,
+        **data_as_text(message.data),
+        "retry": message.retry,
+        "priority": message.priority,
+        **{name: value for name, value in more.items() if value},
+    }
 
 
 async def _shown(tail: AsyncTail) -> AsyncIterator[bytes]:
@@ -246,7 +341,7 @@ def _event(message: Message) -> bytes:
     return f"data: {json.dumps(told)}\n\n".encode()
 
 
-def answer(status: int, told: dict[str, str], headers: dict[str, str] | None = None) -> Response:
+def answer(status: int, told: Mapping[str, Any], headers: dict[str, str] | None = None) -> Response:
     """JSON in a line, for terminals."""
     return Response(json.dumps(told) + "\n", status, headers, "application/json")
 

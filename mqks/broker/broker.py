@@ -199,9 +199,7 @@ class Broker:
         """A slow client has caught up: its consumers can get messages again."""
         if connection.reads:
             self.reads_waiting.append(connection)
-        for receiver in [*connection.receivers]:
-            receiver.resume(Rest.SLOW)
-        if connection.consumers:
+        if connection.consumers or connection.receivers:
             self.turns.add(self._wake_all(connection))
 
     def _wake_all(self, connection: Connection) -> Work[None]:
@@ -217,6 +215,10 @@ class Broker:
                 # It may fill the outbox again: the next time it comes after all others.
                 siblings[consumer.id] = siblings.pop(consumer.id)
                 consumer.resume(Rest.SLOW)
+                yield GOES_ON
+        for receiver in [*connection.receivers]:
+            if receiver.rests & Rest.SLOW and not connection.rests:
+                receiver.resume(Rest.SLOW)
                 yield GOES_ON
 
     def _unacked_is_full(self) -> None:

@@ -22,6 +22,8 @@ class Slow:
     """The client reads its replies too slowly."""
     END: Final = 4
     """It has disconnected, or the server stops."""
+    RECEIVES: Final = 8
+    """Its receives have taken more than the high-water mark, and wait for the commit."""
 
 
 class Flow:
@@ -54,7 +56,7 @@ class Outbox(Resting):
 
     __slots__ = (
         *("address", "closed", "flow", "id", "name", "outbox"),
-        *("outbox_bytes", "touched", "unconfirmed"),
+        *("outbox_bytes", "promised_bytes", "touched", "unconfirmed"),
     )
 
     def __init__(self, flow: Flow, connection_id: int, address: str) -> None:
@@ -66,6 +68,7 @@ class Outbox(Resting):
         """The name that the client has set, with surrogate escapes."""
         self.outbox: list[bytes] = []
         self.outbox_bytes = 0
+        self.promised_bytes = 0
         self.touched = False
         self.closed = False
         self.unconfirmed = 0
@@ -89,6 +92,14 @@ class Outbox(Resting):
             self.outbox_bytes > flow.high_water_bytes or outboxes.used > outboxes.limit // 2
         ) and not self.rests & Slow.OUTBOX:
             self.rest(Slow.OUTBOX)
+
+    def promise(self, size: int) -> None:
+        """Replies of this size are written after the commit; less than 0: they are written now."""
+        self.promised_bytes += size
+        if self.promised_bytes > self.flow.high_water_bytes:
+            self.rest(Slow.RECEIVES)
+        elif not self.promised_bytes:
+            self.resume(Slow.RECEIVES)
 
     def fail(self, request_id: bytes, action: bytes, failure: BadRequest) -> None:
         """Reply to a request with an error."""

@@ -19,7 +19,7 @@ class Receiver(Taker):
     """`leave` ends its wait; `on_left` is called once, when it takes no more."""
 
     __slots__ = (
-        *("_entry", "_lease_us", "_limit", "_on_left", "_taken"),
+        *("_entry", "_lease_us", "_limit", "_on_left", "_taken", "_taken_bytes"),
         *("connection", "queue", "timer"),
     )
 
@@ -41,6 +41,7 @@ class Receiver(Taker):
         self._lease_us = lease_us
         self._on_left = on_left
         self._taken: list[tuple[int, bytes, Mark]] = []
+        self._taken_bytes = 0
         self._entry: Entry | None = None
         """What is written with the commit that it waits for: until then it takes more."""
 
@@ -78,6 +79,9 @@ class Receiver(Taker):
         self, numbers: Sequence[int], lines: Sequence[bytes], ids: Sequence[bytes] | None
     ) -> None:
         queue = self.queue
+        size = sum(map(len, lines))
+        self._taken_bytes += size
+        self.connection.promise(size)
         marks = fates.lease(queue, numbers, lines, self._lease_us)
         queue.timed().set_alarms()
         self._taken += zip(numbers, lines, marks, strict=True)
@@ -106,6 +110,7 @@ class Receiver(Taker):
     def _written(self, is_written: bool) -> None:
         self.leave()
         connection, queue = self.connection, self.queue
+        connection.promise(-self._taken_bytes)
         if connection.closed:
             return
         if not is_written:
