@@ -227,7 +227,7 @@ def test_a_lease_outlives_its_connection_and_a_kill(
         lease = second["lease"]
         assert api.ask(f"/leases/{lease}/extend?lease=1m").status == 200
         assert api.ask(f"/leases/{lease}/extend?lease=0").status == 200
-        (second,) = api.ask(path).told["messages"]
+        (second,) = api.ask(f"{path}&wait=30").told["messages"]
         assert (second["id"], second["data"], second["retry"]) == ("m2", "second", 1)
         assert api.ask(f"/leases/{lease}/ack").status == 410
         dead = f"/leases/{second['lease']}/reject?dead&reason=no%20such%20customer"
