@@ -7,11 +7,13 @@ import struct
 import time
 from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Self
 
 import anyio
 import pytest
 
+from mqks.broker.base.ranges import numbers
 from mqks.journal import queue_log
 from mqks.journal.index import Index, QueueIndex
 from mqks.journal.journal import Journal
@@ -192,10 +194,36 @@ def test_a_segment_with_many_holes_is_settled_and_read() -> None:
     segment = index.add_segment(1, 8_000_000)
     index.add_messages(segment, queue, 1, count, 8_000_000, 0)
     for number in range(1, count, 4):
-        index.settle(segment, queue, number, 1)
+        index.settle(segment, queue, [(number, 1)])
     [span] = queue.spans
     assert segment.live == count * 3 // 4
     assert span.living() == [(number + 1, 3) for number in range(1, count, 4)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_numbers_settled_together_are_those_of_their_segments(seed: int) -> None:
+    """Whatever gaps are between the segments, and however many of them a range spans."""
+    chance = Random(seed)
+    index, queue, first = Index(), QueueIndex(1, 1), 1
+    for segment_id in range(1, 9):
+        first, count = first + chance.choice([0, 0, 3]), chance.randrange(1, 12)
+        index.add_messages(index.add_segment(segment_id, 100), queue, first, count, 100, 0)
+        first += count
+    cuts = sorted(chance.sample(range(first + 5), 12))
+    acks = [(start, end - start) for start, end in zip(cuts[::2], cuts[1::2], strict=True)]
+    speaker, before = index.add_segment(9, 100), [*numbers(queue.living(0, first))]
+    settled, about = {*numbers(acks)}, range(1, 9)
+
+    index.settle(speaker, queue, acks)
+
+    left = [number for number in before if number not in settled]
+    assert [*numbers(queue.living(0, first))] == left
+    assert [index.segments[each].live for each in about] == [
+        sum(span.first <= number < span.end for number in left) for span in queue.spans
+    ]
+    assert speaker.about == {
+        span.segment.id for span in queue.spans if settled & {*range(span.first, span.end)}
+    }
 
 
 def test_stats_come_in_pages_and_tell_the_same_as_counted(tmp_path: Path) -> None:
@@ -318,7 +346,7 @@ def test_the_first_living_message_of_a_segment_is_found_whatever_else_is_dead() 
         queue = index.touch(index.add_segment(1, 1 << 20), 1, 4 * gaps + 1, 1)
         index.add_messages(index.segments[1], queue, 1, 4 * gaps, 100 * gaps, 0)
         for number in range(1, 4 * gaps, 4):
-            index.settle(index.segments[1], queue, number, 1)
+            index.settle(index.segments[1], queue, [(number, 1)])
         taken: list[int] = []
         for _ in range(5):
             start = time.thread_time_ns()

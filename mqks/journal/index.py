@@ -208,6 +208,25 @@ class QueueIndex:
             if span.end > first:
                 yield span
 
+    def by_span(self, ranges: Iterable[Range]) -> Iterator[tuple[Span, list[Range]]]:
+        """The parts of the ranges that are in spans; parts of one span come together, if the ranges
+        are in order."""
+        span, parts = None, list[Range]()
+        for part in ranges:
+            first, end = part[0], part[0] + part[1]
+            if span is not None and span.first <= first and end <= span.end:
+                parts.append(part)
+                continue
+            for other in self.overlapping(first, end):
+                if other is not span:
+                    if span is not None:
+                        yield span, parts
+                    span, parts = other, []
+                start = max(first, other.first)
+                parts.append((start, min(end, other.end) - start))
+        if span is not None:
+            yield span, parts
+
     def living(self, first: int, end: int) -> Iterator[Range]:
         """The messages in the range that are not settled."""
         for span in self.overlapping(first, end):
@@ -322,13 +341,11 @@ class Index:
         for segment in self.segments.values():
             segment.spans = [span for span in segment.spans if span.queue.find(span.first) is span]
 
-    def settle(self, segment: Segment, queue: QueueIndex, first: int, count: int) -> None:
+    def settle(self, segment: Segment, queue: QueueIndex, acks: Iterable[Range]) -> None:
         """A segment settles these numbers."""
-        end = first + count
-        for span in queue.overlapping(first, end):
-            start, stop = max(first, span.first), min(end, span.end)
+        for span, dead in queue.by_span(acks):
             self._name(segment, span.segment)
-            self._kill(span, start, stop - start)
+            self._kill(span, dead)
 
     def still_settles(self, queue: QueueIndex, acked: Range, gone: Container[Segment]) -> bool:
         """Whether an old ack is about a segment that still exists and is not in `gone`."""
@@ -365,8 +382,9 @@ class Index:
             segment.about.add(other.id)
             other.named_by.add(segment.id)
 
-    def _kill(self, span: Span, start: int, count: int) -> None:
-        span.add_dead([(start, count)], count)
+    def _kill(self, span: Span, dead: list[Range]) -> None:
+        count = sum([count for _, count in dead])
+        span.add_dead(dead, count)
         if len(span.dead) > span.dead_max:
             span.tidy()
         span.segment.live -= count

@@ -120,8 +120,7 @@ class Journal:
         for segment, sections in placed:
             for section in sections:
                 queue = index.queues[section.queue_id]
-                for first, count in section.acks:
-                    index.settle(segment, queue, first, count)
+                index.settle(segment, queue, section.acks)
                 index.mark(segment, queue, (number for number, _ in section.marks))
             index.look_at(segment)
 

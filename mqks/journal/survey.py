@@ -60,8 +60,7 @@ class Survey:
                 queue = self.index.queues.get(section.queue_id)
                 if queue is None:
                     continue
-                for first, count in section.acks:
-                    self.index.settle(segment, queue, first, count)
+                self.index.settle(segment, queue, section.acks)
                 self._mark(segment, queue, section)
         for segment in self.index.segments.values():
             self.index.look_at(segment)
