@@ -24,6 +24,7 @@ from tests.chaos.checker import (
     Violation,
     payload,
 )
+from tests.chaos.forge import Ledger, Smith, result
 from tests.chaos.hermit import Hermit
 from tests.chaos.plan import plan
 from tests.chaos.play import Chaos, chaos
@@ -540,6 +541,110 @@ def test_what_holds_in_the_ward_is_no_violation() -> None:
 def test_a_violation_in_the_ward_is_found(story: Callable[[WardStory], None]) -> None:
     with pytest.raises(Violation):
         story(WardStory())
+
+
+class ForgeStory:
+    """Two orders of one key, and two workers; one order is certainly there."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.ann, self.ben = Smith(b"ann"), Smith(b"ben")
+        for name in (b"o1", b"o2"):
+            self.ledger.published(name, 1)
+        self.ledger.confirmed(b"o1")
+        self.ledger.delivered(self.ann, b"o1")
+
+    def commit(self, name: bytes = b"o1", *, confirmed: bool = True) -> None:
+        self.ledger.orders[name].sent = True
+        if confirmed:
+            self.ledger.committed(name)
+
+
+MADE = [result(b"o1", part) for part in b"ab"]
+
+
+def forge_lives(story: ForgeStory) -> None:
+    story.ledger.delivered(story.ann, b"o2")
+    story.ledger.orders[b"o2"].returning = b"r1"
+    story.ledger.delivered(story.ann, b"o2")  # Before its confirm, which is none of this one.
+    story.ledger.returned(b"o2", b"r1")
+    story.commit()
+    story.commit(b"o2", confirmed=False)
+    story.ledger.left(story.ann)
+    story.ledger.delivered(story.ben, b"o2")
+    story.commit(b"o2", confirmed=False)
+    story.ledger.compare([b"o2"], MADE)
+    story.ledger.delivered(story.ben, b"o2")
+
+
+def forge_gives_to_two(story: ForgeStory) -> None:
+    story.ledger.delivered(story.ben, b"o1")
+
+
+def forge_breaks_the_order(story: ForgeStory) -> None:
+    story.ledger.delivered(story.ben, b"o2")
+
+
+def forge_goes_on_after_a_reject(story: ForgeStory) -> None:
+    story.ledger.orders[b"o1"].returning = b"r1"
+    story.ledger.returned(b"o1", b"r1")
+    story.ledger.delivered(story.ann, b"o2")
+
+
+def forge_brings_back(story: ForgeStory) -> None:
+    story.commit()
+    story.ledger.delivered(story.ann, b"o1")
+
+
+def forge_loses(story: ForgeStory) -> None:
+    story.ledger.compare([], [])
+
+
+def forge_acks_alone(story: ForgeStory) -> None:
+    story.commit(confirmed=False)
+    story.ledger.compare([], [])
+
+
+def forge_publishes_alone(story: ForgeStory) -> None:
+    story.commit(confirmed=False)
+    story.ledger.compare([b"o1"], MADE)
+
+
+def forge_does_a_half(story: ForgeStory) -> None:
+    story.commit(confirmed=False)
+    story.ledger.compare([], MADE[:1])
+
+
+def forge_does_it_twice(story: ForgeStory) -> None:
+    story.commit(confirmed=False)
+    story.ledger.compare([], MADE * 2)
+
+
+def forge_does_what_was_rolled_back(story: ForgeStory) -> None:
+    story.ledger.compare([], MADE)
+
+
+def forge_forgets_a_commit(story: ForgeStory) -> None:
+    story.commit()
+    story.ledger.compare([b"o1"], [])
+
+
+def test_what_holds_in_the_forge_is_no_violation() -> None:
+    forge_lives(ForgeStory())
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        *(forge_gives_to_two, forge_breaks_the_order, forge_goes_on_after_a_reject),
+        *(forge_brings_back, forge_loses, forge_acks_alone, forge_publishes_alone),
+        *(forge_does_a_half, forge_does_it_twice, forge_does_what_was_rolled_back),
+        forge_forgets_a_commit,
+    ],
+)
+def test_a_violation_in_the_forge_is_found(story: Callable[[ForgeStory], None]) -> None:
+    with pytest.raises(Violation):
+        story(ForgeStory())
 
 
 @pytest.mark.parametrize(

@@ -169,13 +169,13 @@ class Clients:
                 client.rest(Hold.TURN)
                 self._loop.call_soon(client.resume, Hold.TURN)
         intake.finish()
-        if pending.records > records:
+        if pending.records > records and not self._broker.unwritable:
             self._published.take(published_bytes)
             if pending.records > self._settings.batch_records_max or self._published.room < 0:
                 for client, _, _ in publishers:
                     self._wait_for_journal(client, self._published)
             return
-        # Consumers have taken what was published, or no queue has got it.
+        # Consumers have taken what was published, or no queue has got it, or it was refused.
         for client, size, confirms in publishers:
             if confirms:
                 self._await(client, size)

@@ -43,6 +43,8 @@ class LifePlan:
     """Bytes that the database may grow, where it is full."""
     ward: bool
     """Queues with policies are played with."""
+    forge: bool
+    """Orders in order by key are worked on in transactions."""
     hurried: bool
     """The server's turns are short."""
 
@@ -106,4 +108,5 @@ def plan(seed: int, number: int) -> LifePlan:
         room=rng.choice([64 * KIB, 512 * KIB]),
         ward=rng.random() < 0.6 and not full,
         hurried=rng.random() < 0.3,
+        forge=rng.random() < 0.7 and not full and not limited,
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.chaos import forge
 from tests.chaos import server as servers
 from tests.chaos.checker import Checker, Found, Queue, Row, Violation
 from tests.chaos.crowd import (
@@ -67,7 +68,7 @@ class _Looker:
         rules: dict[str, str | None] = {}
         queues: dict[bytes, Found] = {}
         for name, row in rows.items():
-            if name.startswith("n.") or name.encode() in QUEUES:
+            if name.startswith("n.") or name.encode() in (*QUEUES, *forge.QUEUES):
                 continue
             rule = row["rule"]
             rules[name] = None if rule is None else _seconds(rule["delay_s"])
@@ -149,6 +150,7 @@ class Chaos:
         self._checker = Checker()
         self._hermits = [Hermit(f"h{number}") for number in range(HERMITS)]
         self._ward = Ward()
+        self._forge = forge.Forge()
         self._again: dict[str, dict[bytes, int]] = {}
         self._stopped = True
         self._before: Life | None = None
@@ -198,6 +200,7 @@ class Chaos:
         figures.stopped += not its_plan.kill
         figures.events += life.events
         figures.counts = Counter(self._checker.counts)
+        figures.counts["transactions"] = self._forge.ledger.steps
 
     def _keep(
         self, life: Life | None, server: ServerProcess, its_plan: LifePlan, failure: BaseException
@@ -287,6 +290,7 @@ class Chaos:
             raise Violation(f"there are queues that nobody has made: {others}")
         if not its_plan.full:  # What dies at the start would be on its way to another queue.
             await self._ward.restarted(life, stopped=self._stopped)
+            await self._forge.restarted(life)
 
     async def _set_up(self, life: Life, its_plan: LifePlan) -> None:
         owner = Owner(life, its_plan, "set-up")
@@ -309,6 +313,7 @@ class Chaos:
             *(each.run() for each in crowd),
             *(hermit.run(life, p) for hermit in self._hermits[: p.hermits]),
             *([self._ward.run(life, p)] if p.ward else []),
+            *([self._forge.run(life, p)] if p.forge else []),
         ]
 
 

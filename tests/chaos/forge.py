@@ -1,0 +1,302 @@
+"""A queue in order by key, whose workers ack and publish what follows in one transaction.
+
+`Ledger` decides, without IO: an order is in the queue or its two results are there, never both or
+neither, and messages of one key come in order to one worker at a time. `Forge` plays. The results
+have priorities: after each start they are drained, and must come by priority, then by arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from mqks.client.messages import PeekedMessage
+from tests.chaos.checker import Violation
+from tests.chaos.plan import LifePlan
+from tests.chaos.wire import Gone, Life, Wire
+
+RAW, MADE = QUEUES = b"forge.raw", b"forge.made"
+KEYS, ORDERS_MAX, WORKERS = 6, 150, 3
+PARTS = b"ab"
+
+
+@dataclass(slots=True, eq=False)
+class Smith:
+    """A consumer with manual ack."""
+
+    name: bytes
+    left: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Order:
+    key: int
+    place: int
+    """Among those of its key."""
+    sure: bool = False
+    """It is durable."""
+    smith: Smith | None = None
+    returning: bytes = b""
+    """The reject or release of it that was not confirmed."""
+    sent: bool = False
+    """Its commit."""
+    done: bool = False
+    """That was confirmed."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Lives longer than the servers."""
+
+    orders: dict[bytes, Order] = field(default_factory=dict)
+    places: Counter[int] = field(default_factory=Counter)
+    steps: int = 0
+    """Confirmed ones."""
+
+    def _order(self, name: bytes) -> Order:
+        if name not in self.orders:
+            raise Violation(f"{name!r} was never there, or is done since an earlier life")
+        return self.orders[name]
+
+    def published(self, name: bytes, key: int) -> None:
+        self.places[key] += 1
+        self.orders[name] = Order(key, self.places[key])
+
+    def confirmed(self, name: bytes) -> None:
+        self._order(name).sure = True
+
+    def delivered(self, smith: Smith, name: bytes) -> None:
+        if smith.left:
+            return
+        order = self._order(name)
+        if order.done:
+            raise Violation(f"{name!r} is back")
+        other = order.smith
+        if other is not None and not (order.returning or other.left):
+            raise Violation(f"{name!r} is given to {smith.name!r}, {other.name!r} has it")
+        for earlier, each in self.orders.items():
+            is_before = each.key == order.key and each.place < order.place and not each.sent
+            if is_before and each.smith is not smith:
+                raise Violation(f"{name!r} comes before {earlier!r}, which has its key")
+        order.smith, order.returning, order.sent = smith, b"", False
+
+    def returned(self, name: bytes, step: bytes) -> None:
+        """A reject or release was confirmed."""
+        order = self._order(name)
+        if order.returning == step:
+            order.smith, order.returning = None, b""
+
+    def committed(self, name: bytes) -> None:
+        self._order(name).done = True
+        self.steps += 1
+
+    def left(self, smith: Smith) -> None:
+        """Its connection ends."""
+        smith.left = True
+        for order in self.orders.values():
+            if order.smith is smith:
+                order.smith, order.returning = None, b""
+
+    def compare(self, raw: list[bytes], made: list[bytes]) -> None:
+        """All that is there after a start."""
+        if twice := [name for name, count in Counter(raw + made).items() if count > 1]:
+            raise Violation(f"{twice} are there twice")
+        there, results = {*raw}, {*made}
+        for name in there:
+            self._order(name)
+        for name, order in self.orders.items():
+            count = sum(result(name, part) in results for part in PARTS)
+            is_there = name in there
+            if count == 1 or (count and (is_there or not order.sent)):
+                raise Violation(f"{name!r} is there: {is_there}, and {count} of its results")
+            if order.done and not count:
+                raise Violation(f"what {name!r} has made is lost")
+            if order.sure and not (is_there or count):
+                raise Violation(f"{name!r} is lost")
+        self.orders = {name: self.orders[name] for name in raw}
+        for order in self.orders.values():
+            order.sure, order.smith, order.returning, order.sent = True, None, b"", False
+
+
+def result(name: bytes, part: int) -> bytes:
+    return b"%b-%c" % (name, part)
+
+
+class Forge:
+    """Plays one life after the other."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self._life: Life
+        self._plan: LifePlan
+        self._rng: random.Random
+        self._count = 0
+
+    def _id(self, kind: str) -> bytes:
+        self._count += 1
+        return b"%s-forge-%d" % (kind.encode(), self._count)
+
+    async def _ask(self, wire: Wire, line: bytes, name: bytes = b"") -> list[bytes]:
+        """An answer ends with a line that has no attributes."""
+        told, done = list[bytes](), list[bool]()
+
+        def take(word: bytes, rest: bytes) -> bool:
+            if word != b"ok":
+                raise Violation(f"an error for {line!r}")
+            told.append(rest)
+            if b"event=" not in rest:
+                done.append(True)
+            return bool(done)
+
+        name = name or self._id("a")
+        wire.ask(name, take)
+        wire.send(b"%b %b\n" % (name, line))
+        await wire.until(lambda: done)
+        return told[:-1]
+
+    # -- after a start
+
+    async def restarted(self, life: Life) -> None:
+        wire = await Wire.open(life, "forge-look")
+        raw, made = [await self._peek(wire, queue) for queue in QUEUES]
+        self.ledger.compare([each.id.encode() for each in raw], [each.id.encode() for each in made])
+        if made:
+            order = sorted(made, key=lambda each: (-each.priority, each.seq))
+            await self._drain(wire, [each.id.encode() for each in order])
+        wire.finish()
+        await wire.until_closed()
+
+    async def _peek(self, wire: Wire, queue: bytes) -> list[PeekedMessage]:
+        rows: list[PeekedMessage] = []
+        while True:
+            after = rows[-1].seq if rows else 0
+            told = await self._ask(wire, b"peek %b --after=%d --limit=1000" % (queue, after))
+            if not told:
+                return rows
+            rows += map(PeekedMessage.parse, told)
+
+    async def _drain(self, wire: Wire, expected: list[bytes]) -> None:
+        came, name = list[bytes](), self._id("d")
+
+        def take(_: bytes, word: bytes, rest: bytes) -> None:
+            came.append(rest.split(b" ", 1)[0])
+            wire.send(b"a ack %b %b\n" % (name, came[-1]))
+
+        wire.on_line = take
+        await self._ask(wire, b"consume --confirm %b --manual-ack" % MADE, name)
+        await wire.until(lambda: len(came) >= len(expected))
+        if came != expected:
+            raise Violation(f"{came[:20]} came by priority, and not {expected[:20]}")
+        await self._ask(wire, b"ack --confirm %b --all" % name)
+        if left := await self._peek(wire, MADE):
+            raise Violation(f"{MADE!r} was drained, and has {left[:20]}")
+
+    # -- a life
+
+    async def run(self, life: Life, plan: LifePlan) -> None:
+        self._life, self._plan = life, plan
+        self._rng = random.Random(f"{plan.seed} {plan.number} forge")
+        try:
+            wire = await Wire.open(life, "forge-publish")
+            for line in (
+                b"set_queue --confirm %b --ordered=key" % RAW,
+                b"subscribe --confirm %b forge.order" % RAW,
+                b"subscribe --confirm %b forge.result" % MADE,
+            ):
+                await self._ask(wire, line)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._until_gone(partial(self._publish, wire)))
+                for _ in range(WORKERS):
+                    tasks.create_task(self._until_gone(self._work))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        except Gone:
+            if not life.ending:
+                raise Violation("the forge was left") from None
+
+    async def _until_gone(self, play: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await play()
+        except Gone:
+            if not self._life.ending:
+                raise Violation("the forge was left") from None
+
+    async def _publish(self, wire: Wire) -> None:
+        rng, ledger = self._rng, self.ledger
+        while True:
+            lines = list[bytes]()
+            for _ in range(rng.choice([1, 5, 40])):
+                name, key = self._id("o"), rng.randrange(KEYS)
+                ledger.published(name, key)
+                wire.ask(name, self._doing(name, partial(ledger.confirmed, name)))
+                lines.append(b"%b publish --confirm --key=k%d forge.order x\n" % (name, key))
+            wire.send(b"".join(lines))
+            await asyncio.sleep(rng.uniform(0, 0.02))
+            while sum(not each.done for each in ledger.orders.values()) > ORDERS_MAX:
+                await self._ask(wire, b"ping x")
+                await asyncio.sleep(0.01)
+
+    @staticmethod
+    def _doing(name: bytes, done: Callable[[], None]) -> Callable[[bytes, bytes], bool]:
+        """Told of a confirm."""
+
+        def told(word: bytes, rest: bytes) -> bool:
+            if word != b"ok" or rest:
+                raise Violation(f"{name!r}: {word!r} {rest[:100]!r}")
+            done()
+            return True
+
+        return told
+
+    async def _work(self) -> None:
+        """One connection and consumer after the other."""
+        rng = self._rng
+        while True:
+            wire = await Wire.open(self._life, "forge-work")
+            smith, held = Smith(self._id("c")), list[bytes]()
+
+            def came(name: bytes, word: bytes, rest: bytes, smith=smith, held=held) -> None:  # type: ignore[no-untyped-def]
+                if name != smith.name or word != b"ok":
+                    raise Violation(f"nobody asked for it: {name!r} {word!r} {rest[:100]!r}")
+                order = rest.split(b" ", 1)[0]
+                self.ledger.delivered(smith, order)
+                held.append(order)
+
+            wire.on_line = came
+            prefetch = rng.choice([1, 3, 20])
+            line = b"consume --confirm %b --manual-ack --prefetch=%d" % (RAW, prefetch)
+            await self._ask(wire, line, smith.name)
+            for _ in range(rng.randrange(5, 60)):
+                await self._ask(wire, b"ping x")
+                lines = [self._line(wire, smith, each) for each in held if rng.random() < 0.9]
+                held.clear()
+                wire.send(b"".join(lines))
+                await asyncio.sleep(0)
+            self.ledger.left(smith)
+            (wire.break_off if self._plan.breaks and rng.random() < 0.5 else wire.finish)()
+            await wire.until_closed()
+            if self._life.ending:
+                raise Gone
+
+    def _line(self, wire: Wire, smith: Smith, name: bytes) -> bytes:
+        """What is done with an order."""
+        order, what, step = self.ledger.orders[name], self._rng.random(), self._id("t")
+        if what < 0.2:
+            action = b"reject" if what < 0.1 else b"release"
+            order.returning = step
+            wire.ask(step, self._doing(name, partial(self.ledger.returned, name, step)))
+            return b"%b %b --confirm %b %b\n" % (step, action, smith.name, name)
+        begun = b"%b begin\n%b ack %b %b\n" % (step, step, smith.name, name)
+        for part in PARTS:
+            priority = self._rng.randrange(-3, 4)
+            words = result(name, part), priority
+            begun += b"%b publish --priority=%d forge.result x\n" % words
+        if what < 0.3:  # It stays held.
+            return begun + b"%b rollback\n" % step
+        order.sent = True
+        wire.ask(step, self._doing(name, partial(self.ledger.committed, name)))
+        return begun + b"%b commit --confirm\n" % step
