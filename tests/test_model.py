@@ -306,6 +306,31 @@ class Machine(RuleBasedStateMachine):
         if confirm:
             self.model.confirm(connection, "r")
 
+    @rule(
+        connection=CONNECTIONS,
+        consumer_id=CONSUMERS,
+        publishes=st.lists(st.tuples(MESSAGES, EVENTS), max_size=3),
+        is_done=st.booleans(),
+    )
+    def transaction(
+        self, connection: str, consumer_id: str, publishes: list[tuple[str, str]], is_done: bool
+    ) -> None:
+        """It acks one message that the consumer holds, and publishes others."""
+        consumer = self.model.consumers.get(consumer_id)
+        held = consumer.unacked[:1] if consumer is not None else []
+        datas = [f"d{next(self.requests)}" for _ in publishes]
+        made = [(*each, data) for each, data in zip(publishes, datas, strict=True)]
+        lines = ["x begin", *(f"x ack {consumer_id} {message.id}" for message in held)]
+        lines += [f"{m} publish {event} {data}" for m, event, data in made]
+        lines.append("x commit --confirm" if is_done else "x rollback")
+        self.send(connection, "\n".join(lines))
+        if is_done:
+            for message in held:
+                self.model.ack(consumer_id, message.id)
+            for message_id, event, data in made:
+                self.model.publish(message_id, event, data, self.bound_to(event))
+            self.model.confirm(connection, "x")
+
     @rule(connection=CONNECTIONS, consumer_id=CONSUMERS)
     def delete_consumer(self, connection: str, consumer_id: str) -> None:
         self.send(connection, f"dc delete_consumer {consumer_id}")
