@@ -1,6 +1,8 @@
 """A wheel with compiled modules behaves as the sources do."""
 
+import importlib
 import os
+import pkgutil
 import shutil
 import subprocess
 import sys
@@ -11,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import mqks
+import mqks.broker
+import mqks.journal
+import mqks.server
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -31,6 +35,23 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> str:
 def test_every_module_that_is_compiled_exists() -> None:
     installed = Path(mqks.__file__).parents[1]
     assert [name for name in MODULES if not (installed / name).is_file()] == []
+
+
+def test_what_inherits_from_a_compiled_class_is_compiled() -> None:
+    """An interpreted class cannot: its first instance would raise TypeError."""
+    compiled = {name.removesuffix(".py").replace("/", ".") for name in MODULES}
+    for package in (mqks.broker, mqks.journal, mqks.server):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(found.name)
+    wrong = [
+        f"{child.__module__}.{child.__qualname__} of {base.__qualname__}"
+        for module in compiled
+        for base in vars(sys.modules[module]).values()
+        if isinstance(base, type) and base.__module__ == module
+        for child in base.__subclasses__()
+        if child.__module__.startswith("mqks.") and child.__module__ not in compiled
+    ]
+    assert wrong == []
 
 
 @pytest.mark.slow
