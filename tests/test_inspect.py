@@ -136,7 +136,7 @@ KNOWN_TO_BOTH = {
     "errors": ("id", "time", "connection", "request_id", "action", "reason"),
     "schedules": (
         *("name", "cron", "every_s", "tz", "event", "publish", "missed", "jitter_s"),
-        *("paused", "next_us", "last_us"),
+        *("paused", "next_us", "last_us", "error"),
     ),
 }
 

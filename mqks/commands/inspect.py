@@ -57,7 +57,7 @@ MESSAGE = ("seq", "time", "id", "event", "data_bytes", "retry")
 MORE_OF_A_MESSAGE = (
     *("meta", "due", "expires", "rejects", "losses", "letter", "escaped", "priority", "key"),
 )
-SCHEDULE = ("name", "when", "event", "paused", "next", "last", "missed", "publish")
+SCHEDULE = ("name", "when", "event", "paused", "next", "last", "missed", "error", "publish")
 CAUSE = "queue", "reason", "why"
 ERROR_WIDTHS = ("request_id", 24), ("action", 16), ("reason", 100)
 ERROR = ("id", "time", "connection", "request_id", "action", "reason")

@@ -255,6 +255,7 @@ SCHEDULES: Final = Table(
         Column("paused", "Paused", "yes"),
         Column("missed", "If missed", "text"),
         Column("jitter_s", "Jitter", "age"),
+        Column("error", "Error", "text"),
     ),
     "name",
     "name",

@@ -148,6 +148,9 @@ async def serve(
         broker.shared.on_queue_nearly_full = lambda queue: log.warning(
             "queue_nearly_full", queue=log.name(queue.name), ready=queue.ready
         )
+        broker.schedules.on_error = lambda name, reason: log.warning(
+            "tick_failed", schedule=log.name(name), reason=reason
+        )
         broker.on_literal_mask = partial(_log_literal_mask, errors)
         broker.on_revert = partial(_log_revert, errors)
         broker.access.users = users

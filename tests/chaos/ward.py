@@ -261,9 +261,10 @@ class Ward:
         limit = time.monotonic() + SETTLES_S
         while True:
             await self._ask(wire, "ping --confirm x", lambda rest: rest == b"")
+            # In the order in which messages go on by themselves, so that none is missed.
             places = {
-                "ready": await self._peek(wire, QUEUE.decode()),
                 "scheduled": await self._peek(wire, f"{QUEUE.decode()} --scheduled"),
+                "ready": await self._peek(wire, QUEUE.decode()),
                 "aside": await self._peek(wire, ASIDE.decode()),
                 "dead": await self._peek(wire, DEAD.decode()),
             }

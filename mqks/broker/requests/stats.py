@@ -234,7 +234,7 @@ def schedules(broker: Broker, after: bytes, limit: int) -> Rows:
     names = yield from _page(broker.schedules.rows, after, limit)
     for name in names:
         if (found := broker.schedules.rows.get(name)) is not None:
-            yield [found.told(name)]
+            yield [found.told(name, broker.schedules.errors.get(name))]
 
 
 def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:

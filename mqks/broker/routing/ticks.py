@@ -60,7 +60,7 @@ class ScheduleRow(NamedTuple):
         except TypeError:
             raise SchemaTooNew(f"the schedule {shown(name)} is of a newer mqks: use that") from None
 
-    def told(self, name: bytes) -> dict[str, Any]:
+    def told(self, name: bytes, error: str | None = None) -> dict[str, Any]:
         """As `stats` tells it."""
         return {
             "name": name.decode("utf-8", "surrogateescape"),
@@ -74,6 +74,7 @@ class ScheduleRow(NamedTuple):
             "paused": self.paused,
             "next_us": None if self.paused else self.next_us,
             "last_us": self.last_us or None,
+            "error": error,
         }
 
     def is_same(self, other: "ScheduleRow") -> bool:
@@ -88,6 +89,10 @@ class Schedules:
         self, shared: Shared, bindings: Bindings, publishing: Publishing, next_tick: NextTick
     ) -> None:
         self.rows: dict[bytes, ScheduleRow] = {}
+        self.errors: dict[bytes, str] = {}
+        """Why the tick that is due could not be published."""
+        self.on_error: Callable[[bytes, str], None] = lambda name, reason: None
+        """Called when the first try of a tick fails."""
         self._entries: dict[bytes, int] = {}
         """Those that are waited for, in the schedule of the broker."""
         self._names: dict[int, bytes] = {}
@@ -180,6 +185,7 @@ class Schedules:
     def remove(self, name: bytes) -> None:
         if self.rows.pop(name, None) is not None:
             self._stop(name)
+            self.errors.pop(name, None)
             del self._names[self._keys.pop(name)]
             self._pending.entry.schedules[name] = None
 
@@ -198,6 +204,7 @@ class Schedules:
 
     def _store(self, name: bytes, row: ScheduleRow) -> None:
         self.rows[name] = row
+        self.errors.pop(name, None)
         self._pending.entry.schedules[name] = json.dumps(
             {
                 field: value
@@ -250,8 +257,11 @@ class Schedules:
             passed_us = now_us if row.next_us < missed_us else row.next_us
             later = row._replace(next_us=self._after(row, passed_us), last_us=now_us)
             yield from self._publish(name, row, row.next_us, later)
-        except BadRequest:
+        except BadRequest as error:
             if self.rows.get(name) is row and name not in self._entries:
+                if name not in self.errors:
+                    self.on_error(name, str(error))
+                self.errors[name] = str(error)
                 self._wait(name, now_us + TICK_RETRY_S * SECOND_US)
 
     def _publish(self, name: bytes, row: ScheduleRow, time_us: int, new: ScheduleRow) -> Work[None]:
