@@ -108,14 +108,21 @@ def test_a_full_queue_delays_a_tick() -> None:
     assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
     assert ask(world, b"t schedule --confirm a --every=30 publish e x") == b"t ok \n"
     assert ask(world, b"m publish --confirm e x") == b"m ok \n"
-    world.now_us += 30 * SECOND_US
-    due(world)
+    failed: list[tuple[bytes, str]] = []
+    world.broker.schedules.on_error = lambda *what: failed.append(what)
+    for seconds in (30, 1, 1):
+        world.now_us += seconds * SECOND_US
+        due(world)
+        assert b'"error": "queue_messages_max is 1, and' in ask(world, b"l schedules")
+    [(name, reason)] = failed
+    assert (name, reason[:21]) == (b"a", "queue_messages_max is")
     assert len(world.broker.queues[b"q"].lane.blocks) == 1
     assert ask(world, b"p purge --confirm q") == b"p ok 1\n"
     world.now_us += SECOND_US
     due(world)
     world.commit()
     assert len(on_disk(world)[0]) == 1
+    assert b'"error": null' in ask(world, b"l schedules")
 
 
 def test_thousands_of_schedules_are_refused() -> None:
