@@ -1,8 +1,9 @@
-"""`python -m benchmarks.features`: priorities, order by key and transactions, against plain queues.
+"""`python -m benchmarks.features`: priorities, order by key and transactions, beside RabbitMQ.
 
-Each work runs in turns with what it is compared with, on the same broker; medians of the runs are
-told, and their ratio. Transactions (an ack and three publishes, synced) stand beside Redis, where
-MULTI does an XACK and three XADD, synced as well.
+Each work runs in turns with what it is compared with; medians of the runs are told. RabbitMQ has
+priorities by a queue's `x-max-priority`, order by key by an exchange of the plugin for consistent
+hashing with a queue for each consumer, and transactions by `tx.select`. Transactions (an ack and
+three publishes) stand beside Redis, too, where MULTI does an XACK and three XADD, synced.
 
 The one rule: what has come is checked, each message and its order, when the clock has stopped.
 """
@@ -11,10 +12,11 @@ import argparse
 import select
 import socket
 import statistics
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from benchmarks.flow import Flow, ask, run
 from benchmarks.messages import Wrong
 from benchmarks.process import Running
 from benchmarks.servers import SERVERS
+from benchmarks.servers import rabbitmq as amqp
 from benchmarks.servers.redis import command
 
 LEVELS, KEYS, CONSUMERS = 10, 10_000, 8
@@ -45,42 +48,67 @@ def filled(sock: socket.socket, queue: bytes, lines: list[bytes]) -> float:
     return clocked(Flow(sock, b"".join(lines) + end, width=1, until=b"end ok x\n"))
 
 
-def drained(port: int, queue: bytes, total: int, consumers: int = 1) -> tuple[float, list[bytes]]:
-    """Take all messages and ack each; return the seconds and the deliveries as they came."""
-    socks = [SERVERS["mqks"].connect(port) for _ in range(consumers)]
-    told, tails, left = list[bytes](), dict.fromkeys(socks, b""), total
-    began = time.monotonic()
-    names = {sock: b"c%d" % number for number, sock in enumerate(socks)}
-    for sock, name in names.items():
-        sock.sendall(b"%b consume %b --manual-ack --prefetch=100\n" % (name, queue))
-    try:
-        while left:
-            ready, _, _ = select.select(socks, [], [], 60)
-            if not ready:
-                raise Wrong(f"{left} messages did not come")
-            for sock in ready:
-                *lines, tails[sock] = (tails[sock] + sock.recv(1 << 18)).split(b"\n")
-                told += lines
-                left -= len(lines)
-                acks = [b"a ack %b %b\n" % (names[sock], line.split(b" ", 3)[2]) for line in lines]
-                sock.sendall(b"".join(acks))
+Take = Callable[[int, bytes], tuple[list[bytes], bytes, bytes]]
+"""From the number of a consumer and what it has got: messages, their acks, and the rest."""
+
+
+def drained(socks: list[socket.socket], take: Take, total: int) -> list[bytes]:
+    """Take all messages and ack each; return them as they came."""
+    told, tails = list[bytes](), dict.fromkeys(socks, b"")
+    numbers = {sock: number for number, sock in enumerate(socks)}
+    while len(told) < total:
+        ready, _, _ = select.select(socks, [], [], 60)
+        if not ready:
+            raise Wrong(f"{total - len(told)} messages did not come")
+        for sock in ready:
+            chunk = tails[sock] + sock.recv(1 << 18)
+            messages, acks, tails[sock] = take(numbers[sock], chunk)
+            told += messages
+            sock.sendall(acks)
+    return told
+
+
+def _drained(port: int, queue: bytes, total: int, consumers: int) -> tuple[float, list[bytes]]:
+    """Of MQKS: the seconds, too."""
+
+    def take(number: int, chunk: bytes) -> tuple[list[bytes], bytes, bytes]:
+        *lines, tail = chunk.split(b"\n")
+        acks = [b"a ack c%d %b\n" % (number, line.split(b" ", 3)[2]) for line in lines]
+        return lines, b"".join(acks), tail
+
+    with ExitStack() as stack:
+        server = SERVERS["mqks"]
+        socks = [stack.enter_context(server.connect(port)) for _ in range(consumers)]
+        began = time.monotonic()
+        for number, sock in enumerate(socks):
+            sock.sendall(b"c%d consume %b --manual-ack --prefetch=100\n" % (number, queue))
+        told = drained(socks, take, total)
         for sock in socks:
             ask(sock, b"p ping x\n")
         return time.monotonic() - began, told
-    finally:
-        for sock in socks:
-            sock.close()
 
 
 def _line(number: int, flags: bytes, queue: bytes) -> bytes:
     return b"m%08d publish%b %b %b\n" % (number, flags, queue, b"x" * 100)
 
 
-def _numbers(told: list[bytes], total: int) -> list[int]:
-    numbers = [int(line.split(b" ", 3)[2][1:]) for line in told]
+def _numbers(lines: list[bytes]) -> list[int]:
+    return [int(line.split(b" ", 3)[2][1:]) for line in lines]
+
+
+def _check_priorities(numbers: list[int], total: int, levels: int) -> None:
+    if numbers != sorted(range(total), key=lambda n: (-(n % levels), n)):
+        raise Wrong("each message must come once, by priority, then by arrival")
+
+
+def _check_keys(numbers: list[int], total: int, *, ordered: bool) -> None:
     if sorted(numbers) != [*range(total)]:
         raise Wrong("each message must come once")
-    return numbers
+    last = dict[int, int]()
+    for number in numbers:
+        if ordered and last.get(number % KEYS, -1) > number:
+            raise Wrong("messages of one key must come in order")
+        last[number % KEYS] = number
 
 
 def priorities(port: int, total: int, levels: int) -> Figures:
@@ -88,9 +116,8 @@ def priorities(port: int, total: int, levels: int) -> Figures:
     flags = [b" --priority=%d" % (n % levels) if levels > 1 else b"" for n in range(total)]
     with closing(SERVERS["mqks"].connect(port)) as sock:
         fill_s = filled(sock, queue, [_line(n, flags[n], queue) for n in range(total)])
-        drain_s, told = drained(port, queue, total)
-    if _numbers(told, total) != sorted(range(total), key=lambda n: (-(n % levels), n)):
-        raise Wrong("messages must come by priority, then by arrival")
+        drain_s, lines = _drained(port, queue, total, 1)
+    _check_priorities(_numbers(lines), total, levels)
     return {"in_per_s": total / fill_s, "out_per_s": total / drain_s}
 
 
@@ -101,12 +128,8 @@ def keys(port: int, total: int, ordered: bool) -> Figures:
         if ordered:
             ask(sock, b"s set_queue --confirm %b --ordered=key\n" % queue)
         fill_s = filled(sock, queue, [_line(n, flags[n], queue) for n in range(total)])
-        drain_s, told = drained(port, queue, total, CONSUMERS)
-    last = dict[int, int]()
-    for number in _numbers(told, total):
-        if ordered and last.get(number % KEYS, -1) > number:
-            raise Wrong("messages of one key must come in order")
-        last[number % KEYS] = number
+        drain_s, lines = _drained(port, queue, total, CONSUMERS)
+    _check_keys(_numbers(lines), total, ordered=ordered)
     return {"in_per_s": total / fill_s, "out_per_s": total / drain_s}
 
 
@@ -166,13 +189,158 @@ def multis(port: int, total: int, window: int) -> Figures:
     return {"per_s": total / seconds}
 
 
+# -- RabbitMQ
+
+TX_SELECT, TX_COMMIT, TX_COMMIT_OK = b"\0\x5a\0\x0a", b"\0\x5a\0\x14", b"\0\x5a\0\x15"
+NO_TABLE = b"\0\0\0\0"
+HEAD_BYTES, PERSISTENT, DURABLE = 7, 2, 2
+DELIVERY = b"\0\x3c\0\x3c"
+
+
+def declared(sock: socket.socket, queue: bytes, table: bytes = b"", flags: int = DURABLE) -> int:
+    """The number of messages in the queue."""
+    size = struct.pack(">I", len(table))
+    name = amqp.word(queue)
+    told = amqp.call(sock, amqp.QUEUE_DECLARE + b"\0\0" + name + bytes([flags]) + size + table)
+    count: int = struct.unpack_from(">I", told, 5 + told[4])[0]
+    return count
+
+
+def sent(exchange: bytes, key: bytes, data: bytes, priority: int = 0) -> bytes:
+    """The three frames of a publish."""
+    names = amqp.word(exchange) + amqp.word(key)
+    head = struct.pack(">HHQHBB", 60, 0, len(data), 0x1800, PERSISTENT, priority)
+    return (
+        amqp.frame(amqp.METHOD, amqp.PUBLISH + b"\0\0" + names + b"\0")
+        + amqp.frame(amqp.HEADER, head)
+        + amqp.frame(amqp.BODY, data)
+    )
+
+
+def acked(tag: int) -> bytes:
+    return amqp.ACK.pack(amqp.METHOD, 1, 13, amqp.BASIC_ACK, tag, False, amqp.END)
+
+
+def rabbit_filled(sock: socket.socket, publishes: list[bytes]) -> float:
+    amqp.call(sock, amqp.CONFIRM_SELECT + b"\0")
+    room = amqp.ACK.size * len(publishes) + 4096
+    flow = amqp.Confirmed(sock, b"".join(publishes), expected=len(publishes), room_bytes=room)
+    flow.open()
+    return clocked(flow)
+
+
+def rabbit_take(number: int, chunk: bytes) -> tuple[list[bytes], bytes, bytes]:
+    messages, acks, at, whole = list[bytes](), list[bytes](), 0, 0
+    while at + HEAD_BYTES <= len(chunk):
+        kind, _, size = amqp.HEAD.unpack_from(chunk, at)
+        at += HEAD_BYTES
+        if (end := at + size + 1) > len(chunk):
+            break
+        if kind == amqp.METHOD and chunk.startswith(DELIVERY, at):
+            tag_at = at + 5 + chunk[at + 4]
+            acks.append(acked(int.from_bytes(chunk[tag_at : tag_at + 8], "big")))
+        elif kind == amqp.BODY:
+            messages.append(chunk[at : end - 1])
+            whole = end
+        at = end
+    # A delivery is three frames: the last may be under way.
+    return messages, b"".join(acks[: len(messages)]), chunk[whole:]
+
+
+def rabbit_drained(port: int, queues: list[bytes], total: int) -> tuple[float, list[int]]:
+    with ExitStack() as stack:
+        socks = [stack.enter_context(SERVERS["rabbitmq"].connect(port)) for _ in queues]
+        began = time.monotonic()
+        for sock, queue in zip(socks, queues, strict=True):
+            amqp.call(sock, amqp.QOS + struct.pack(">IHB", 0, 100, 0))
+            names = amqp.word(queue) + amqp.word(b"c")
+            amqp.call(sock, amqp.CONSUME + b"\0\0" + names + b"\0" + NO_TABLE)
+        told = drained(socks, rabbit_take, total)
+        for sock in socks:
+            amqp.call(sock, amqp.QOS + struct.pack(">IHB", 0, 0, 0))  # Behind the last ack.
+        return time.monotonic() - began, [int(data[:8]) for data in told]
+
+
+def rabbit_data(number: int) -> bytes:
+    return b"%08d" % number + b"x" * 92
+
+
+def rabbit_priorities(port: int, total: int, levels: int) -> Figures:
+    queue = b"q%d" % next(QUEUES)
+    with closing(SERVERS["rabbitmq"].connect(port)) as sock:
+        highest = amqp.word(b"x-max-priority") + b"I" + struct.pack(">i", levels - 1)
+        declared(sock, queue, highest if levels > 1 else b"")
+        lines = [sent(b"", queue, rabbit_data(n), n % levels) for n in range(total)]
+        fill_s = rabbit_filled(sock, lines)
+    drain_s, numbers = rabbit_drained(port, [queue], total)
+    _check_priorities(numbers, total, levels)
+    return {"in_per_s": total / fill_s, "out_per_s": total / drain_s}
+
+
+def rabbit_keys(port: int, total: int) -> Figures:
+    queues = [b"q%d" % next(QUEUES) for _ in range(CONSUMERS)]
+    with closing(SERVERS["rabbitmq"].connect(port)) as sock:
+        names = amqp.word(b"keys") + amqp.word(b"x-consistent-hash") + b"\2" + NO_TABLE
+        amqp.call(sock, amqp.EXCHANGE_DECLARE + b"\0\0" + names)
+        for queue in queues:
+            declared(sock, queue)
+            bound = amqp.word(queue) + amqp.word(b"keys") + amqp.word(b"10")
+            amqp.call(sock, amqp.QUEUE_BIND + b"\0\0" + bound + b"\0" + NO_TABLE)
+        lines = [sent(b"keys", b"k%d" % (n % KEYS), rabbit_data(n)) for n in range(total)]
+        fill_s = rabbit_filled(sock, lines)
+    drain_s, numbers = rabbit_drained(port, queues, total)
+    _check_keys(numbers, total, ordered=True)
+    return {"in_per_s": total / fill_s, "out_per_s": total / drain_s}
+
+
+def rabbit_transactions(port: int, total: int) -> Figures:
+    """One in flight: a channel that is given a second commit meanwhile closes the connection."""
+    queue, made = b"q%d" % next(QUEUES), b"made%d" % next(QUEUES)
+    connect = SERVERS["rabbitmq"].connect
+    with closing(connect(port)) as filler, closing(connect(port)) as sock:
+        for name in (queue, made):
+            declared(filler, name)
+        rabbit_filled(filler, [sent(b"", queue, rabbit_data(n)) for n in range(total)])
+        amqp.call(sock, TX_SELECT)
+        names = amqp.word(queue) + amqp.word(b"c")
+        amqp.call(sock, amqp.CONSUME + b"\0\0" + names + b"\0" + NO_TABLE)
+        end = b"x" * 92 + amqp.END
+        run(Flow(sock, mark=end, expected=total, room_bytes=total * 250 + 4096))
+        publishes = sent(b"", made, b"x" * 100) * MADE
+        commit = amqp.frame(amqp.METHOD, TX_COMMIT)
+        steps = [acked(tag) + publishes + commit for tag in range(1, total + 1)]
+        mark = amqp.frame(amqp.METHOD, TX_COMMIT_OK)
+        room = len(mark) * total + 4096
+        width = len(steps[0])
+        flow = Flow(
+            sock,
+            b"".join(steps),
+            width=width,
+            ahead=1,
+            mark=mark,
+            expected=total,
+            room_bytes=room,
+        )
+        seconds = clocked(flow)
+        if flow.received != mark * total:
+            raise Wrong("each commit must be confirmed once")
+        if declared(sock, made) != total * MADE:
+            raise Wrong("each transaction must publish all its messages")
+    return {"per_s": total / seconds}
+
+
 def works(total: int) -> Iterator[tuple[str, str, Callable[[int], Figures]]]:
     """Name, server and run of each work; what it is compared with comes before it."""
+    rabbit = "rabbitmq"
     yield "plain, 1 consumer", "mqks", lambda port: priorities(port, total, 1)
     yield f"{LEVELS} priorities", "mqks", lambda port: priorities(port, total, LEVELS)
+    yield "RabbitMQ, plain", rabbit, lambda port: rabbit_priorities(port, total, 1)
+    yield f"RabbitMQ, {LEVELS} priorities", rabbit, lambda p: rabbit_priorities(p, total, LEVELS)
     yield f"plain, {CONSUMERS} consumers", "mqks", lambda port: keys(port, total, False)
     yield f"{KEYS:,} keys in order", "mqks", lambda port: keys(port, total, True)
+    yield f"RabbitMQ, {KEYS:,} keys", rabbit, lambda port: rabbit_keys(port, total)
     few = max(total // 50, 10)
+    yield "RabbitMQ tx, 1 in flight", rabbit, lambda port: rabbit_transactions(port, few)
     yield "Redis MULTI, 1 in flight", "redis-always", lambda port: multis(port, few, 1)
     yield "transactions, 1 in flight", "mqks", lambda port: transactions(port, few, 1)
     some = max(total // 5, 10)

@@ -147,6 +147,7 @@ class Rabbitmq(Server):
 
     def command(self, directory: Path, port: int) -> list[str]:
         told = [f"{name}={value}" for name, value in environment(directory, port).items()]
+        (directory / "plugins").write_text("[rabbitmq_consistent_hash_exchange].\n")
         return ["env", *told, "sh", "-c", 'epmd & exec "$0"', self.program]
 
     def connect(self, port: int) -> socket.socket:
