@@ -9,9 +9,9 @@ One JSON object per line:
 
 Only the name is required. SALT, HASH and SHA-256 are hexadecimal digits.
 
-The one rule: neither the file nor a reply, nor the time it takes, reveals a secret. But the file has
-the secret of `sqs`, since who checks a signature needs the key that made it: only the owner may
-read the file.
+The one rule: neither the file nor a reply, nor the time it takes, reveals a secret. But the file
+has that of `sqs`, since who checks a signature needs the key that made it: only the owner may read
+the file.
 """
 
 import hashlib
@@ -112,8 +112,6 @@ class User:
     name: str
     password: str = ""
     token: str = ""
-    sqs: str = field(default="", repr=False)
-    """The access key of SQS, a colon, and its secret."""
     publish: list[str] = field(default_factory=list)
     consume: list[str] = field(default_factory=list)
     read: list[str] = field(default_factory=list)
@@ -121,6 +119,8 @@ class User:
     monitoring: bool = False
     admin: bool = False
     eval: bool = False
+    sqs: str = field(default="", repr=False)
+    """The access key of SQS, a colon, and its secret."""
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():

@@ -5,29 +5,32 @@ The one rule: an error has the code that its SDKs know, in both protocols.
 
 from typing import Final
 
+from mqks.client.errors import RequestFailed
+
 _PREFIX: Final = "AWS.SimpleQueueService."
-_PREFIXED: Final = {
-    *("BatchEntryIdsNotDistinct", "BatchRequestTooLong", "EmptyBatchRequest"),
-    *("InvalidBatchEntryId", "MessageNotInflight", "TooManyEntriesInBatchRequest"),
-    "UnsupportedOperation",
-}
 _OLD: Final = {
     "QueueDoesNotExist": f"{_PREFIX}NonExistentQueue",
     "QueueNameExists": "QueueAlreadyExists",
+    **{
+        name: _PREFIX + name
+        for name in (
+            *("BatchEntryIdsNotDistinct", "BatchRequestTooLong", "EmptyBatchRequest"),
+            *("InvalidBatchEntryId", "TooManyEntriesInBatchRequest", "UnsupportedOperation"),
+        )
+    },
 }
-WORDS: Final = (
+"""Codes of the Query protocol where they differ; SDKs have them for JSON, too."""
+_REASONS: Final = (
     ("no permission", "AccessDenied", 403),
-    ("may not", "AccessDenied", 403),
     ("there is no queue", "QueueDoesNotExist", 400),
-    ("name_bytes_max", "InvalidParameterValue", 400),
-    ("set_queue: ", "InvalidParameterValue", 400),
-    ("meta: ", "InvalidParameterValue", 400),
-    ("key: ", "InvalidParameterValue", 400),
-    ("lease: ", "ReceiptHandleIsInvalid", 400),
-    ("is longer than line_bytes_max", "InvalidParameterValue", 400),
-    ("_max)", "OverLimit", 403),
+    ("lease: ", "ReceiptHandleIsInvalid", 404),
+    *((word, "OverLimit", 403) for word in ("queues_max", "metadata_bytes_max")),
+    *(
+        (word, "InvalidParameterValue", 400)
+        for word in ("set_queue: ", "meta: ", "key: ", "name_bytes_max", "line_bytes_max")
+    ),
 )
-"""What is in the reason of a request that the broker refused; others concern its state."""
+"""What is in the reason of a refused request; others are of the state of the broker."""
 
 
 class SqsError(Exception):
@@ -35,23 +38,28 @@ class SqsError(Exception):
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
         super().__init__(message)
-        self.code = code
-        self.message = message
-        self.status = status
+        self.code, self.message, self.status = code, message, status
+        self.query_code = _OLD.get(code, code)
+        self.fault = "Sender" if status < 500 else "Receiver"
 
-    @property
-    def query_code(self) -> str:
-        return _PREFIX + self.code if self.code in _PREFIXED else _OLD.get(self.code, self.code)
+    @classmethod
+    def of(cls, failure: Exception) -> "SqsError":
+        """An error of a client of the broker."""
+        if isinstance(failure, cls):
+            return failure
+        reason = (isinstance(failure, RequestFailed) and failure.reason) or str(failure)
+        for word, code, status in _REASONS:
+            if word in reason:
+                return no_queue() if code == "QueueDoesNotExist" else cls(code, reason, status)
+        return cls("ServiceUnavailable", reason, 503)
 
-    @property
-    def is_senders(self) -> bool:
-        return self.status < 500
+
+def wrong(message: str) -> SqsError:
+    return SqsError("InvalidParameterValue", message)
 
 
 def invalid(name: str, value: object, reason: str) -> SqsError:
-    """The value of a parameter is wrong."""
-    told = f"Value {value!s:.500} for parameter {name} is invalid. Reason: {reason}"
-    return SqsError("InvalidParameterValue", told)
+    return wrong(f"Value {value!s:.500} for parameter {name} is invalid. Reason: {reason}")
 
 
 def missing(name: str) -> SqsError:
@@ -60,11 +68,3 @@ def missing(name: str) -> SqsError:
 
 def no_queue() -> SqsError:
     return SqsError("QueueDoesNotExist", "The specified queue does not exist.")
-
-
-def refused(reason: str) -> SqsError:
-    """The broker has refused a request for this reason."""
-    for word, code, status in WORDS:
-        if word in reason:
-            return no_queue() if code == "QueueDoesNotExist" else SqsError(code, reason, status)
-    return SqsError("ServiceUnavailable", reason, 503)

@@ -1,5 +1,5 @@
-"""Signatures of requests: Signature Version 4, as AWS documents it ("Create a signed AWS API
-request").
+"""Signatures of requests: Signature Version 4, as AWS documents it in "Create a signed AWS API
+request".
 
 The one rule: what was signed is computed from what was received, and compared in constant time.
 """
@@ -19,16 +19,15 @@ U = TypeVar("U")
 
 
 def verified(
-    method: str,
-    raw_path: str,
-    query: str,
+    place: tuple[str, str, str],
     headers: Sequence[tuple[str, str]],
     body: bytes,
     find: Callable[[str], tuple[U, str] | None],
     now: datetime,
 ) -> U:
-    """Who has signed the request; `find` returns who has an access key, and its secret; the names
-    of headers are in lower case. Raises SqsError."""
+    """Who has signed the request. `place` is its method, path and query; `find` returns who has an
+    access key, and the secret; the names of headers are in lower case. Raises SqsError."""
+    method, path, query = place
     named = dict(headers)
     algorithm, _, told = named.get("authorization", "").partition(" ")
     if algorithm != _ALGORITHM:
@@ -37,35 +36,25 @@ def verified(
     access_key, *scope = parts.get("Credential", "").split("/")
     found = find(access_key)
     if found is None or len(scope) != 4:
-        reason = "The security token included in the request is invalid."
-        raise SqsError("InvalidClientTokenId", reason, 403)
+        raise SqsError("InvalidClientTokenId", "The access key or its scope is invalid.", 403)
     stamp, signed = named.get("x-amz-date", ""), parts.get("SignedHeaders", "").split(";")
     try:
         at = datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError:
         at = datetime.min.replace(tzinfo=UTC)
-    if abs(now - at) > _SKEW or not stamp.startswith(scope[0]) or "host" not in signed:
-        raise SqsError("SignatureDoesNotMatch", f"Signature not of now: {stamp!r:.40}", 403)
-    values = [
-        f"{name}:{','.join(' '.join(each.split()) for key, each in headers if key == name)}\n"
-        for name in signed
-    ]
+    if abs(now - at) > _SKEW or scope[0] != stamp[:8] or "host" not in signed:
+        raise SqsError("SignatureDoesNotMatch", f"Signature expired: {stamp!r:.40}", 403)
+    values = [" ".join(" ".join(v.split()) for k, v in headers if k == name) for name in signed]
     pairs = sorted((quote(k, "~"), quote(v, "~")) for k, v in parse_qsl(query, True))
-    canonical = "\n".join(
-        (
-            method,
-            quote(raw_path, "/~"),
-            "&".join(f"{key}={value}" for key, value in pairs),
-            "".join(values),
-            ";".join(signed),
-            sha256(body).hexdigest(),
-        )
+    canonical = (
+        *(method, quote(path, "/~"), "&".join(f"{k}={v}" for k, v in pairs)),
+        *(f"{name}:{value}" for name, value in zip(signed, values, strict=True)),
+        *("", ";".join(signed), sha256(body).hexdigest()),
     )
-    text = "\n".join((_ALGORITHM, stamp, "/".join(scope), sha256(canonical.encode()).hexdigest()))
+    digest = sha256("\n".join(canonical).encode()).hexdigest()
     key = f"AWS4{found[1]}".encode()
-    for each in (*scope, text):
+    for each in (*scope, "\n".join((_ALGORITHM, stamp, "/".join(scope), digest))):
         key = hmac.digest(key, each.encode(), "sha256")
     if not hmac.compare_digest(key.hex().encode(), parts.get("Signature", "").encode()):
-        reason = "The request signature we calculated does not match the signature you provided."
-        raise SqsError("SignatureDoesNotMatch", reason, 403)
+        raise SqsError("SignatureDoesNotMatch", "The signature is not that of the request.", 403)
     return found[0]

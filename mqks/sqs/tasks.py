@@ -6,134 +6,93 @@ what it has not moved stays where it is.
 
 import base64
 import json
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from time import time
 from typing import Any, Final
 from uuid import uuid4
 
 import anyio
-from anyio.abc import TaskGroup, TaskStatus
+from anyio.abc import TaskGroup
 
-from mqks.api.clients import Credentials
 from mqks.client.async_client import AsyncClient
 from mqks.client.errors import ClientError
 from mqks.limits import SQS_TASKS_MAX
 from mqks.sqs.errors import SqsError, invalid
-from mqks.sqs.queues import Queue
 
 _STEP: Final = 1000
-_TASKS: Final = 10
-"""Of a queue."""
-
-
-@dataclass(eq=False)
-class _Task:
-    told: dict[str, Any]
-    """As it is listed."""
-    source: str
-    target: str | None
-    rate: int | None
-    """Messages in a second."""
-    id: str = field(default_factory=lambda: str(uuid4()))
-
-    @property
-    def is_running(self) -> bool:
-        return self.told["Status"] in ("RUNNING", "CANCELLING")
+_MOVED: Final = "ApproximateNumberOfMessagesMoved"
+Task = dict[str, Any]
+"""As it is listed."""
 
 
 class MoveTasks:
-    """`client_of` gives a client of the broker for credentials."""
+    """The tasks of all queues that are remembered, the newest first."""
 
-    def __init__(
-        self, client_of: Callable[[Credentials], AbstractAsyncContextManager[AsyncClient]]
-    ) -> None:
-        self._client_of = client_of
-        self._of: OrderedDict[str, deque[_Task]] = OrderedDict()
-        self._group: TaskGroup | None = None
-
-    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        async with anyio.create_task_group() as self._group:
-            task_status.started()
-            await anyio.sleep_forever()
+    def __init__(self) -> None:
+        self._tasks: deque[Task] = deque(maxlen=SQS_TASKS_MAX)
+        self.group: TaskGroup | None = None
 
     def start(
         self,
-        credentials: Credentials,
-        arn: str,
-        source: Queue,
+        open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
+        task: Task,
+        source: str,
         target: str | None,
-        target_arn: str | None,
-        rate: int | None,
-    ) -> dict[str, Any]:
-        """Raises SqsError."""
-        tasks = self._of.setdefault(source.name, deque(maxlen=_TASKS))
-        if any(each.is_running for each in tasks):
-            reason = (
-                "There is already a task running. Only one active task is allowed for a source "
-                "queue arn at a given time."
-            )
-            raise SqsError("UnsupportedOperation", reason)
-        told = {
-            "Status": "RUNNING",
-            "SourceArn": arn,
-            "StartedTimestamp": round(time() * 1000),
-            "ApproximateNumberOfMessagesMoved": 0,
-            "ApproximateNumberOfMessagesToMove": source.row["ready"],
-        }
-        told |= {"DestinationArn": target_arn} if target_arn else {}
-        told |= {"MaxNumberOfMessagesPerSecond": rate} if rate else {}
-        task = _Task(told, source.name, target, rate)
-        handle = json.dumps({"taskId": task.id, "sourceArn": arn}).encode()
-        told["TaskHandle"] = base64.b64encode(handle).decode()
-        tasks.appendleft(task)
-        self._of.move_to_end(source.name)
-        idle = (n for n, some in self._of.items() if not any(each.is_running for each in some))
-        if len(self._of) > SQS_TASKS_MAX and (oldest := next(idle, None)) is not None:
-            del self._of[oldest]
-        assert self._group is not None
-        self._group.start_soon(self._move, credentials, task)
-        return {"TaskHandle": told["TaskHandle"]}
+    ) -> str:
+        """Return its handle. Raises SqsError."""
+        arn = task["SourceArn"]
+        running = [each for each in self._tasks if "TaskHandle" in each]
+        if any(each["SourceArn"] == arn for each in running) or len(running) == SQS_TASKS_MAX:
+            reason = "Only one active task is allowed for a source queue arn at a given time."
+            raise SqsError("UnsupportedOperation", f"There is already a task running. {reason}")
+        told = json.dumps({"taskId": str(uuid4()), "sourceArn": arn})
+        handle = base64.b64encode(told.encode()).decode()
+        started_ms = round(time() * 1000)
+        task |= {"Status": "RUNNING", "StartedTimestamp": started_ms, _MOVED: 0}
+        task["TaskHandle"] = handle
+        self._tasks.appendleft(task)
+        assert self.group is not None
+        self.group.start_soon(self._move, open_client, task, source, target)
+        return handle
 
-    async def _move(self, credentials: Credentials, task: _Task) -> None:
-        told, count = task.told, 1
+    async def _move(
+        self,
+        open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
+        task: Task,
+        source: str,
+        target: str | None,
+    ) -> None:
+        rate, count = task.get("MaxNumberOfMessagesPerSecond"), 1
         try:
-            while count and told["Status"] == "RUNNING":
-                async with self._client_of(credentials) as client:
-                    most = task.rate or _STEP
-                    count = await client.redrive(task.source, to=task.target, limit=most)
-                told["ApproximateNumberOfMessagesMoved"] += count
-                if count and task.rate:
-                    await anyio.sleep(1)
-            told["Status"] = "COMPLETED" if told["Status"] == "RUNNING" else "CANCELLED"
+            while count and task["Status"] == "RUNNING":
+                async with open_client() as client:
+                    count = await client.redrive(source, to=target, limit=rate or _STEP)
+                task[_MOVED] += count
+                await anyio.sleep(1 if rate and count else 0)
+            task["Status"] = "COMPLETED" if task["Status"] == "RUNNING" else "CANCELLED"
         except ClientError as failure:
-            told["Status"], told["FailureReason"] = "FAILED", str(failure)
+            task |= {"Status": "FAILED", "FailureReason": str(failure)}
+        finally:
+            del task["TaskHandle"]
 
-    def listed(self, source: str, most: int) -> list[dict[str, Any]]:
-        """The last tasks of a queue, the newest first."""
-        tasks = [*self._of.get(source, ())][:most]
-        return [
-            {k: v for k, v in each.told.items() if k != "TaskHandle" or each.is_running}
-            for each in tasks
-        ]
+    def of(self, arn: str, most: int) -> list[Task]:
+        return [each for each in self._tasks if each["SourceArn"] == arn][:most]
 
-    @staticmethod
-    def of_handle(handle: object) -> tuple[str, str]:
-        """The ARN and the id of a task. Raises SqsError."""
-        try:
-            told = json.loads(base64.b64decode(str(handle), validate=True))
-            return str(told["sourceArn"]), str(told["taskId"])
-        except (ValueError, LookupError, TypeError):
-            raise invalid("TaskHandle", handle, "Not the handle of a task.") from None
-
-    def cancel(self, source: str, task_id: str) -> dict[str, Any]:
+    def cancel(self, handle: object) -> dict[str, Any]:
         """Raises SqsError."""
-        for each in self._of.get(source, ()):
-            if each.id == task_id and each.told["Status"] == "RUNNING":
-                each.told["Status"] = "CANCELLING"
-                moved = each.told["ApproximateNumberOfMessagesMoved"]
-                return {"ApproximateNumberOfMessagesMoved": moved}
-        reason = "Only active tasks can be cancelled."
-        raise SqsError("ResourceNotFoundException", reason, 404)
+        task = next((each for each in self._tasks if each.get("TaskHandle") == handle), None)
+        if task is None:
+            source_of(handle)
+            raise SqsError("ResourceNotFoundException", "Task does not exist.", 404)
+        task["Status"] = "CANCELLING"
+        return {_MOVED: task[_MOVED]}
+
+
+def source_of(handle: object) -> str:
+    """The ARN of the queue of a task. Raises SqsError."""
+    try:
+        return str(json.loads(base64.b64decode(str(handle), validate=True))["sourceArn"])
+    except (ValueError, LookupError, TypeError):
+        raise invalid("TaskHandle", handle, "Not the handle of a task.") from None

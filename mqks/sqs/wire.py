@@ -11,20 +11,24 @@ from xml.sax.saxutils import escape
 
 from mqks.sqs.errors import SqsError
 
-JSON: Final = "application/x-amz-json-1.0"
-_TARGET: Final = "AmazonSQS."
 _XMLNS: Final = "http://queue.amazonaws.com/doc/2012-11-05/"
-_FIELDS_MAX: Final = 1000
-_DEPTH_MAX: Final = 8
+_FIELDS_MAX, _DEPTH_MAX = 1000, 8
 _PLURAL: Final = {
-    **{name: f"{name}s" for name in ("Attribute", "MessageAttribute", "MessageSystemAttribute")},
-    **{name: f"{name}s" for name in ("Tag", "TagKey", "AttributeName", "MessageAttributeName")},
-    "MessageSystemAttributeName": "MessageSystemAttributeNames",
-    "SendMessageBatchRequestEntry": "Entries",
-    "DeleteMessageBatchRequestEntry": "Entries",
-    "ChangeMessageVisibilityBatchRequestEntry": "Entries",
+    **{
+        name: f"{name}s"
+        for name in (
+            *("Attribute", "MessageAttribute", "MessageSystemAttribute", "Tag", "TagKey"),
+            *("AttributeName", "MessageAttributeName", "MessageSystemAttributeName"),
+        )
+    },
+    **{
+        f"{name}BatchRequestEntry": "Entries"
+        for name in ("SendMessage", "DeleteMessage", "ChangeMessageVisibility")
+    },
 }
 """Lists of a form, and what they are in JSON."""
+_PLAIN_LISTS: Final = ("Entries", "TagKeys", "Actions", "AWSAccountIds")
+_PLAIN: Final = (str, int, float)
 _LISTS: Final = {
     "QueueUrls": "QueueUrl",
     "queueUrls": "QueueUrl",
@@ -41,36 +45,45 @@ _MAPS: Final = {
 
 
 class Call(NamedTuple):
-    """A request, without who sent it."""
-
     action: str
     given: dict[str, Any]
     is_json: bool
 
-
-def parse(target: str, query: str, body: bytes, path: str) -> Call:
-    """The call of a request with this header `X-Amz-Target`. Raises SqsError."""
-    if target:
+    @classmethod
+    def of(cls, target: str, query: str, body: bytes, path: str) -> "Call":
+        """The call of a request with this header `X-Amz-Target`. Raises SqsError."""
         try:
-            given = json.loads(body or b"{}")
-        except (ValueError, RecursionError):
-            given = None
-        if not isinstance(given, dict):
-            raise SqsError("SerializationException", "The body is not an object of JSON.")
-        return Call(target.removeprefix(_TARGET), given, True)
-    try:
-        text = body.decode()
-        form = dict(parse_qsl(query, True, max_num_fields=_FIELDS_MAX))
-        form |= parse_qsl(text, True, max_num_fields=_FIELDS_MAX, errors="strict")
-    except ValueError:
-        raise SqsError("MalformedQueryString", "The body is not a form.") from None
-    given = _nested(form)
-    if path.strip("/"):
-        given.setdefault("QueueUrl", path)
-    return Call(form.get("Action", ""), given, False)
+            if target:
+                given = json.loads(body or b"{}")
+                return cls(target.rpartition(".")[2], _shaped(given), True)
+            form = dict(parse_qsl(query, True, max_num_fields=_FIELDS_MAX))
+            form |= parse_qsl(body.decode(), True, max_num_fields=_FIELDS_MAX, errors="strict")
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise SqsError("SerializationException", "The body cannot be read.") from None
+        given = _shaped(_nested(form))
+        return cls(form.get("Action", ""), {"QueueUrl": path, **given}, False)
+
+
+def _shaped(given: Any) -> dict[str, Any]:
+    """Members that are not null, if lists and objects are only where they belong. Raises
+    TypeError."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        is_list = name.endswith("Names") or name in _PLAIN_LISTS
+        kind: Any = list if is_list else dict if name.endswith(("Attributes", "ags")) else _PLAIN
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(name)
+        if name == "Entries":
+            value = [*map(_shaped, value or ())]
+        elif is_list and not all(isinstance(each, str) for each in value or ()):
+            raise TypeError(name)
+        if value is not None:
+            found[name] = value
+    return found
 
 
 def _nested(form: Mapping[str, str]) -> dict[str, Any]:
+    """`A.1.B` as the B of the first A."""
     tree: dict[str, Any] = {}
     for name, value in form.items():
         *parts, last = name.split(".", _DEPTH_MAX)
@@ -88,8 +101,7 @@ def _listed(name: str, value: Any) -> Any:
         return value
     if "Name" in value or "Key" in value:  # One, without its number.
         value = {"1": value}
-    numbers = sorted((each for each in value if each.isdigit()), key=int)
-    items: list[Any] = [value[number] for number in numbers]
+    items: list[Any] = [value[at] for at in sorted(filter(str.isdecimal, value), key=int)]
     if not all(isinstance(each, dict) for each in items):
         return items
     if _PLURAL[name] == "Entries":
@@ -97,31 +109,28 @@ def _listed(name: str, value: Any) -> Any:
     return {str(each.get("Name", each.get("Key"))): each.get("Value", "") for each in items}
 
 
-def answered(call: Call, told: dict[str, Any], request_id: str) -> tuple[bytes, str]:
+def answered(call: Call, told: Mapping[str, Any], request_id: str) -> tuple[bytes, str]:
     """The body of an answer, and its type."""
     if call.is_json:
-        return json.dumps(told, separators=(",", ":")).encode() if told else b"{}", JSON
+        return _json(told)
     name = call.action
     result = "".join(_xml(key, value, name) for key, value in told.items())
-    return _document(
-        f"{name}Response",
-        (f"<{name}Result>{result}</{name}Result>" if told else "")
-        + f"<ResponseMetadata><RequestId>{request_id}</RequestId></ResponseMetadata>",
-    )
+    result = f"<{name}Result>{result}</{name}Result>" if told else ""
+    metadata = _xml("ResponseMetadata", {"RequestId": request_id}, name)
+    return _document(f"{name}Response", result + metadata)
 
 
 def failed(failure: SqsError, is_json: bool, request_id: str) -> tuple[bytes, str]:
     """The same for an error."""
     if is_json:
-        told = {"__type": f"com.amazonaws.sqs#{failure.code}", "message": failure.message}
-        return json.dumps(told).encode(), JSON
-    kind = "Sender" if failure.is_senders else "Receiver"
-    return _document(
-        "ErrorResponse",
-        f"<Error><Type>{kind}</Type><Code>{failure.query_code}</Code>"
-        f"<Message>{_escaped(failure.message)}</Message><Detail/></Error>"
-        f"<RequestId>{request_id}</RequestId>",
-    )
+        return _json({"__type": f"com.amazonaws.sqs#{failure.code}", "message": failure.message})
+    told = {"Type": failure.fault, "Code": failure.query_code, "Message": failure.message}
+    inner = _xml("Error", told, "") + _xml("RequestId", request_id, "")
+    return _document("ErrorResponse", inner)
+
+
+def _json(told: Mapping[str, Any]) -> tuple[bytes, str]:
+    return json.dumps(told, separators=(",", ":")).encode(), "application/x-amz-json-1.0"
 
 
 def _document(name: str, inner: str) -> tuple[bytes, str]:
@@ -135,14 +144,10 @@ def _xml(name: str, value: Any, action: str) -> str:
         return "".join(_xml(tag, each, action) for each in value)
     if isinstance(value, dict) and name in _MAPS:
         tag, key = _MAPS[name]
-        pairs = ({key: each, "Value": told} for each, told in value.items())
-        return "".join(_xml(tag, pair, action) for pair in pairs)
+        return "".join(_xml(tag, {key: k, "Value": v}, action) for k, v in value.items())
     if isinstance(value, dict):
-        value = "".join(_xml(key, each, action) for key, each in value.items())
-        return f"<{name}>{value}</{name}>"
-    told = ("true" if value else "false") if isinstance(value, bool) else str(value)
-    return f"<{name}>{_escaped(told)}</{name}>"
-
-
-def _escaped(text: str) -> str:
-    return escape(text, {"\r": "&#xD;"})
+        inner = "".join(_xml(key, each, action) for key, each in value.items())
+    else:
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        inner = escape(text, {"\r": "&#xD;"})
+    return f"<{name}>{inner}</{name}>"
