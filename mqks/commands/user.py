@@ -180,8 +180,7 @@ def token(name: Name, users: UsersFile = None) -> Told:
 
 
 def sqs(name: Name, users: UsersFile = None) -> Told:
-    """Create a new access key and secret of SQS for a user, and print them; the old ones become
-    invalid."""
+    """Create a new access key and secret of SQS for a user; the old ones become invalid."""
     keys = _new_keys()
     with _changed(users, name) as (user, _):
         user.sqs = ":".join(keys.values())

@@ -22,6 +22,7 @@ _OLD: Final = {
 """Codes of the Query protocol where they differ; SDKs have them for JSON, too."""
 _REASONS: Final = (
     ("no permission", "AccessDenied", 403),
+    ("needs the permission", "AccessDenied", 403),
     ("there is no queue", "QueueDoesNotExist", 400),
     ("lease: ", "ReceiptHandleIsInvalid", 404),
     *((word, "OverLimit", 403) for word in ("queues_max", "metadata_bytes_max")),

@@ -58,10 +58,10 @@ class Call(NamedTuple):
                 return cls(target.rpartition(".")[2], _shaped(given), True)
             form = dict(parse_qsl(query, True, max_num_fields=_FIELDS_MAX))
             form |= parse_qsl(body.decode(), True, max_num_fields=_FIELDS_MAX, errors="strict")
+            given = {"QueueUrl": path, **_shaped(_nested(form))}
         except (ValueError, TypeError, AttributeError, RecursionError):
             raise SqsError("SerializationException", "The body cannot be read.") from None
-        given = _shaped(_nested(form))
-        return cls(form.get("Action", ""), {"QueueUrl": path, **given}, False)
+        return cls(form.get("Action", ""), given, False)
 
 
 def _shaped(given: Any) -> dict[str, Any]:
