@@ -60,6 +60,6 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.made
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.made
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	@# Kombu's tests of transports are only in its sources.
-	$(BIN)/python -m pip download --quiet --no-binary kombu --no-deps --dest $(VENV)/sdists kombu==5.7.0
+	@# Kombu's tests of transports and moto's of SQS are only in their sources.
+	$(BIN)/python -m pip download --quiet --no-binary kombu,moto --no-deps --dest $(VENV)/sdists kombu==5.7.0 moto==5.2.5
 	@touch $(VENV)/.installed $@

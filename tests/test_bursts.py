@@ -94,6 +94,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
             ),
             *(b"--messages-max=9", b"--bytes-max=99", b"--overflow=drop", b"--reset"),
             *(b"--single-consumer=yes", b"--ack-timeout=9", b"--ordered=key", b"--fair=key"),
+            b"--labels=a=b",
         ),
         b"",
     ),

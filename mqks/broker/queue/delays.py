@@ -50,7 +50,7 @@ class Delays:
 
     __slots__ = (
         *("_anew", "_aside", "_far", "_fresh", "_gone", "_gone_count", "_memory"),
-        *("_near", "_reading", "bodies", "bodies_bytes", "bytes", "numbers"),
+        *("_near", "_reading", "bodies", "bodies_bytes", "bytes", "numbers", "placed"),
     )
 
     def __init__(self, memory: Budget) -> None:
@@ -70,6 +70,8 @@ class Delays:
         """Numbers of those that were added again → their valid entry."""
         self.numbers = Numbers()
         """Those of all scheduled messages."""
+        self.placed = Numbers()
+        """Those of messages that will return to their old place, as leased ones."""
         self._fresh: list[int] = []
         """Numbers whose bodies may not be on disk yet."""
         self.bodies: dict[int, bytes] = {}
@@ -94,6 +96,8 @@ class Delays:
         entry = ((due_us << _NUMBER_BITS | number) << 1 | place) << _CRC_BITS | id_crc
         heapq.heappush(self._far, entry)
         self.numbers.add(number)
+        if place:
+            self.placed.add(number)
         if number in self._gone:
             self._anew[number] = entry
         return entry
@@ -200,6 +204,7 @@ class Delays:
                 heapq.heappush(self._far, entry)
                 continue
             self.numbers.discard(number)
+            self.placed.discard(number)
             self._anew.pop(number, None)
             line = self.bodies[number]
             self._drop(number)
@@ -264,6 +269,7 @@ class Delays:
         line = self._drop(number)
         size = self.bytes // len(self) if line is None else len(line)
         self.numbers.discard(number)
+        self.placed.discard(number)
         self._gone[number] = self._gone.get(number, 0) + 1
         self._gone_count += 1
         self._anew.pop(number, None)
@@ -285,7 +291,7 @@ class Delays:
     def take_all(self) -> Iterator[int]:
         """Take out all at once; yield their numbers one by one, since there may be many."""
         entries, gone, anew = self._all(), self._gone, self._anew
-        self.numbers = Numbers()
+        self.numbers, self.placed = Numbers(), Numbers()
         self._count(-self.bodies_bytes)
         self._far, self._near, self._reading, self._aside = [], [], {}, []
         self._gone, self._anew, self._gone_count = {}, {}, 0

@@ -183,6 +183,11 @@ class Queue:
         """Messages that wait for a time."""
         return 0 if self.times is None else self.times.scheduled
 
+    @property
+    def leased(self) -> int:
+        """Those of them that will return to their old place."""
+        return 0 if self.times is None else self.times.placed
+
     # -- adding messages
 
     def publish(self, ids: Sequence[bytes] | None, lines: list[bytes]) -> None:

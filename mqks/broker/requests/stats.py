@@ -86,12 +86,14 @@ def queues(broker: Broker, after: bytes, limit: int) -> Rows:
 
 
 def queue_row(broker: Broker, queue: Queue) -> Row:
-    rule = queue.policy.delete_when_unused
+    rule, target = queue.policy.delete_when_unused, queue.rules.dead_letters
     return {
         "name": _text(queue.name),
         "ready": queue.ready,
         "unacked": queue.unacked,
         "scheduled": queue.scheduled,
+        "leased": queue.leased,
+        "dead_letters": None if target is None else _text(target),
         "consumers": len(queue.consumers),
         "bindings": broker.bindings.count(queue.name),
         "rule": None if rule is None else {"delay_s": rule.delay_s},
