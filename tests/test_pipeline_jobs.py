@@ -34,12 +34,13 @@ from mqks.errors import MqksError
 from mqks.pipeline import archive as archives
 from mqks.pipeline import job
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
-from mqks.pipeline.lake import LAKES, has_files_without_data, messages
+from mqks.pipeline.lake import Lake, has_files_without_data
 from mqks.pipeline.page import page
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.report import between, report, waiting
 from mqks.pipeline.sink import Publisher
+from mqks.pipeline.table import lake_at, messages
 from mqks.pipeline.wire import Server
 from mqks.testing import Broker, BrokerProcess
 from tests import pipeline_kills as kills
@@ -78,7 +79,7 @@ def run(
     job = archives.Archive(
         queue=options.pop("queue", "clicks"), server=Server(url=broker.url), once=True, **options
     )
-    with LAKES[format](lake) as opened:
+    with lake_at(lake, format) as opened:
         return list(job.run(spark, opened, Event()))
 
 
@@ -183,7 +184,7 @@ def test_archive_goes_on_until_it_is_stopped(
     stop, found = Event(), []
     job = archives.Archive(queue="clicks", server=Server(url=mqks_broker.url), interval_s=0.05)
     publish(mqks_broker, some(0, 3))
-    with LAKES["parquet"](lake) as opened:
+    with Lake(lake) as opened:
         for progress in job.run(spark, opened, stop):
             found.append(progress.messages)
             if len(found) == 3:

@@ -66,7 +66,6 @@ End = Annotated[
     datetime | None,
     typer.Option(parser=instant, metavar="TIME", help="Arrivals before this time."),
 ]
-BY = {None: None, "event": True, "day": False}
 
 
 class Spark(TypedDict):
@@ -88,8 +87,10 @@ def archive(
         "Plain files, or a Delta table. \\[default: parquet; delta on a store]",
     ] = None,
     by: Annotated[
-        Literal["event", "day"] | None,
-        "One directory per day and event, or per day. \\[default: as the lake has it, or day]",
+        str | None,
+        "NAMES",
+        "Partitions: day, hour, event, parsed (whether the payload fits the schema), with commas."
+        " \\[default: as the lake has it, or day]",
     ] = None,
     schema: Annotated[
         str | None,
@@ -123,8 +124,8 @@ def archive(
     with _job("archive", spark, url) as session:
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.job import schema_of, stop_on_signal
-        from mqks.pipeline.lake import LAKES, has_files_without_data
-        from mqks.pipeline.store import DeltaStore
+        from mqks.pipeline.lake import Lake, has_files_without_data, partitions
+        from mqks.pipeline.table import lake_at
         from mqks.pipeline.wire import Server
 
         job = Archive(
@@ -140,13 +141,7 @@ def archive(
             fail_on_data_loss=fail_on_data_loss,
         )
         messages = 0
-        if isinstance(lake, str):
-            if format == "parquet":
-                raise typer.BadParameter("a store has Delta tables only: leave out --format")
-            kind: Any = DeltaStore
-        else:
-            kind = LAKES[format or "parquet"]
-        with kind(lake, by_event=BY[by]) as opened:
+        with lake_at(lake, format, partitions(by)) as opened:
             for progress in job.run(session, opened, stop_on_signal()):
                 messages += progress.messages
                 if as_json:
@@ -162,7 +157,7 @@ def archive(
                     )
         if not as_json:
             typer.echo(f"{messages:,} messages archived", err=True)
-        if schema and messages and kind is LAKES["parquet"] and has_files_without_data(lake):
+        if schema and messages and isinstance(opened, Lake) and has_files_without_data(lake):
             note(
                 f"older files of {lake} have no column data: read the lake in Spark with the "
                 "option mergeSchema=true, in pyarrow with a schema= that has it, or that column "
@@ -204,7 +199,7 @@ def report(
     with _job("report", spark, url, lake) as session:
         from mqks.pipeline import page
         from mqks.pipeline import report as reports
-        from mqks.pipeline.lake import messages
+        from mqks.pipeline.table import messages
 
         rows = messages(session, lake) if lake else reports.waiting(session, queue or "", url)
         found = reports.report(

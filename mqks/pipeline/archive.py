@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -26,8 +25,9 @@ from mqks.client.errors import RequestFailed
 from mqks.pipeline.columns import FIELDS, ORIGIN, ORIGIN_WORDS, subset
 from mqks.pipeline.errors import DataLost, StoreAway
 from mqks.pipeline.job import failure
-from mqks.pipeline.lake import COLUMNS, File, Lake, merge, stage
+from mqks.pipeline.lake import COLUMNS, File, Lake, Staging, merge, stage
 from mqks.pipeline.reader import LogRange, QueueReader, lost
+from mqks.pipeline.table import Table
 from mqks.pipeline.wire import Server
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ FILES_MANY = 1000
 _READ = ("key", "value", "topic", "offset", "timestamp")
 _ROWS = "key binary, value binary, topic string, offset bigint, timestamp timestamp"
 _FILES = (
-    "name string, date string, event string, rows bigint, bytes bigint, first bigint, last bigint,"
-    " arrived_us bigint, unparsed bigint, left_out bigint"
+    "name string, directory string, values array<string>, rows bigint, bytes bigint, first bigint,"
+    " last bigint, arrived_us bigint, unparsed bigint, left_out bigint"
 )
 _UNPARSED = "_mqks_unparsed"
 
@@ -88,8 +88,7 @@ class _Batch:
     epoch: str
     ranges: list[tuple[int, int]]
     archived_us: int
-    staging: Path | str
-    by_event: bool
+    staging: Staging
     fail_on_data_loss: bool
 
     def read(self, ranges: Iterable[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
@@ -122,7 +121,7 @@ class _Batch:
 
     def stage(self, messages: Iterable[pa.RecordBatch]) -> Iterator[File]:
         """Write messages into the lake's staging; yields the files."""
-        return stage(self.staging, map(self._complete, messages), by_event=self.by_event)
+        return stage(self.staging, map(self._complete, messages))
 
     def read_and_stage(self, ranges: Iterable[tuple[int, int]]) -> Iterator[File]:
         """From the broker to the files within one process: no message passes through the JVM."""
@@ -171,7 +170,7 @@ class Archive:
     fail_on_data_loss: bool = True
     """End with DataLost if messages are missing from the queue that the lake does not have."""
 
-    def run(self, spark: "SparkSession", lake: Lake, stop: Event) -> Iterator[Progress]:
+    def run(self, spark: "SparkSession", lake: Lake | Table, stop: Event) -> Iterator[Progress]:
         """Archive until stopped, or with `once` until what existed at the start is in the lake.
 
         `lake` must be entered. Raises RequestFailed (no such queue), OSError (no server), DataLost
@@ -193,7 +192,7 @@ class _Run:
 
     job: Archive
     spark: "SparkSession"
-    lake: Lake
+    lake: Lake | Table
     reader: QueueReader
     away: list[float] = field(default_factory=list)
     """When it was last told that the store is away."""
@@ -243,7 +242,7 @@ class _Run:
         return None
 
     def roll(self, age_s: float) -> int:
-        return self.lake.roll(partial(_merge, self.spark, self.lake.staging), age_s)
+        return self.lake.roll(partial(_merge, self.spark, self.lake.staging.place), age_s)
 
     def _look(self) -> tuple[LogRange, int]:
         """The range of the queue, and the number of its first message that the lake does not have.
@@ -279,7 +278,7 @@ class _Run:
         queue, began = self.job.queue, time.perf_counter()
         files = self._stage(epoch, start, end)
         self.lake.commit(queue, epoch, end, files)
-        if self.lake.by_event and len(files) > FILES_MANY:
+        if len(self.lake.by) > 1 and len(files) > FILES_MANY:
             _log.warning("%d files in one batch: --by day writes one for each day", len(files))
         if self.job.trim:
             self._trim(epoch, end)
@@ -309,16 +308,26 @@ class _Run:
             ranges=_split(start, end, context.defaultParallelism),
             archived_us=time.time_ns() // 1000,
             staging=self.lake.staging,
-            by_event=self.lake.by_event,
             fail_on_data_loss=self.job.fail_on_data_loss,
         )
-        tasks, schema = len(batch.ranges), self.job.schema
+        tasks, schema = len(batch.ranges), self._schema()
         if schema is None:
             parts = context.parallelize(batch.ranges, tasks)
             return parts.mapPartitions(batch.read_and_stage).collect()
         messages = self.spark.range(0, tasks, 1, tasks).mapInArrow(batch.read_rows, _ROWS)
         staged = parsed(messages, schema).mapInArrow(batch.stage_rows, _FILES)
         return [File(*row) for row in staged.collect()]
+
+    def _schema(self) -> "StructType | None":
+        """Of payloads, with types as wide as the lake has them. Raises LakeUnfit."""
+        from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
+
+        given = self.job.schema
+        if given is None:
+            return None
+        own = to_arrow_type(given, timezone="UTC")
+        fitted = self.lake.fitted(own)
+        return given if fitted == own else cast("StructType", from_arrow_type(fitted))
 
     def _trim(self, epoch: str, number: int) -> None:
         """Trim the queue, unless it was created again: then other messages have these numbers."""
@@ -342,7 +351,7 @@ def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
     return whole.withColumn("data", F.when(fits, F.col("data").dropFields(_UNPARSED)))
 
 
-def _merge(spark: "SparkSession", staging: Path, groups: list[list[str]]) -> list[list[str]]:
+def _merge(spark: "SparkSession", staging: Any, groups: list[list[str]]) -> list[list[str]]:
     return spark.sparkContext.parallelize(groups).map(partial(merge, staging)).collect()
 
 
