@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from itertools import count
@@ -951,3 +952,66 @@ def test_replay_while_the_broker_is_killed(spark: "SparkSession", tmp_path: Path
 
     assert kills.counted(copy) == (200_000, 200_000, 200_000)
     assert kills.counted_by_spark(spark, copy) == (200_000, 200_000, 200_000)
+
+
+# ------------------------------------------------------------------------------------- many queues
+
+
+def published(broker: Broker, queue: str, first: int, count: int) -> None:
+    with connect(broker.url) as client:
+        client.subscribe(queue, [queue])
+    publish(broker, some(first, count, queue))
+
+
+def test_queues_by_a_mask_into_one_table(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "FIND_S", 0.0)
+    for number, queue in enumerate(("orders.eu", "orders.us", "orders.us.test", "other")):
+        published(mqks_broker, queue, 100 * number, 10)
+    found = run(spark, mqks_broker, lake, "delta", queue="orders.*", batch_messages=6)
+    assert sorted((p.queue, p.messages) for p in found) == [
+        *(("orders.eu", count) for count in (4, 6)),
+        *(("orders.us", count) for count in (4, 6)),
+    ]
+    with pytest.raises(BadOption, match=r"no queue matches none\.\*"):
+        run(spark, mqks_broker, lake, "delta", queue="none.*")
+
+    stop, told = Event(), []
+    job = archives.Archive(queue="orders.*", server=Server(url=mqks_broker.url), interval_s=0)
+    with lake_at(lake, "delta") as opened:
+        published(mqks_broker, "orders.eu", 50, 3)
+        for progress in job.run(spark, opened, stop):
+            told.append((progress.queue, progress.messages))
+            if len(told) == 1:
+                with connect(mqks_broker.url) as client:
+                    client.delete_queue("orders.us")
+                published(mqks_broker, "orders.new", 60, 2)
+            else:
+                stop.set()
+
+    assert told == [("orders.eu", 3), ("orders.new", 2)]
+    rows = [(row["queue"], row["key"].decode()) for row in messages(spark, lake).collect()]
+    keys = {"orders.eu": [*range(10), 50, 51, 52], "orders.new": [60, 61]}
+    keys["orders.us"] = [*range(100, 110)]
+    assert sorted(rows) == sorted((name, f"m{n}") for name in keys for n in keys[name])
+
+
+def test_the_server_shows_how_far_an_archive_is(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    def row() -> dict[str, Any]:
+        with connect(mqks_broker.url) as client:
+            told: dict[str, Any] = client.stats("queue", "clicks")
+        return told
+
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 10))
+    assert (row()["archived_seq"], row()["archive_lag"]) == (None, None)
+    with lake_at(lake) as opened:
+        job = archives.Archive(queue="clicks", server=Server(url=mqks_broker.url), once=True)
+        steps = replace(job, batch_messages=4).run(spark, opened, Event())
+        assert (next(steps).lag, row()["archived_seq"], row()["archive_lag"]) == (6, 5, 6)
+        list(steps)
+    publish(mqks_broker, some(10, 3))
+    assert (row()["archived_seq"], row()["archive_lag"]) == (11, 3)

@@ -44,7 +44,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Queue = Annotated[str, queue_argument("The queue; it must have no consumers.")]
+Queue = Annotated[str, queue_argument("The queue, or a mask of several; without consumers.")]
 
 
 def _place(text: str) -> Path | str:
@@ -151,7 +151,8 @@ def archive(
                     apart = {"unparsed": progress.unparsed, "replayed": progress.left_out}
                     told = "".join(f", {count:,} {what}" for what, count in apart.items() if count)
                     typer.echo(
-                        f"{progress.messages:,} messages in {duration(progress.seconds)}"
+                        f"{progress.queue}: {progress.messages:,} messages in"
+                        f" {duration(progress.seconds)}"
                         f" ({rate:,.0f}/s), {progress.files} files{told}, lag {progress.lag:,}",
                         err=True,
                     )
