@@ -5,7 +5,7 @@ The one rule: a lake is read back with pyarrow as any program would read it.
 
 import json
 import time
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -468,3 +468,23 @@ def test_a_delta_table_gets_wider_types(tmp_path: Path) -> None:
     assert read["data"][0].as_py()["xs"] == [0.5]
     assert [row["n"] for row in polars.read_delta(tmp_path).sort("offset")["data"]] == told
     assert {file.parent.name for file in map(Path, table.file_uris())} == {"date=2026-11-20"}
+
+
+def test_old_days_leave_a_table_and_its_files_later(tmp_path: Path) -> None:
+    with DeltaTable(tmp_path) as lake:
+        for day in range(3):
+            rows = batch(range(day * 10, day * 10 + 10), time_us=NOON_US + day * DAY_US)
+            lake.commit("q", "x-1", day * 10 + 10, list(stage(lake.staging, [rows])))
+        before = delta(tmp_path)
+        lake.expire(date(2026, 11, 22))
+        version = delta(tmp_path).version()
+        lake.expire(date(2026, 11, 22))
+        assert delta(tmp_path).version() == version, "nothing is too old any more"
+        assert lake.next("q", "x-1") == 30
+        put(lake, range(30, 33))
+    told = sorted(delta(tmp_path).to_pyarrow_table()["offset"].to_pylist())
+
+    assert told == [*range(20, 33)]
+    assert before.to_pyarrow_table().num_rows == 30, "a reader of the older version goes on"
+    with Lake(tmp_path / "plain") as plain, pytest.raises(LakeUnfit, match="only tables forget"):
+        plain.expire(date(2026, 11, 22))

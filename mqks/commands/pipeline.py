@@ -102,9 +102,20 @@ def archive(
     interval: Annotated[
         float, typer.Option(min=0, help="Seconds after which a smaller batch is written.")
     ] = 10.0,
-    roll: Annotated[
-        float, typer.Option(min=0, help="Seconds before small files are merged; 0: never.")
+    merge: Annotated[
+        float,
+        typer.Option(
+            "--merge",
+            "--roll",
+            metavar="SECONDS",
+            help="Merge small files of a directory after this time at the latest; 0: never.",
+        ),
     ] = 300.0,
+    keep: Annotated[
+        float | None,
+        "SECONDS",
+        "Remove days from a table that are older: 90d. \\[default: keep all]",
+    ] = None,
     trim: Annotated[bool, "--trim/--no-trim", "Drop archived messages from the queue."] = True,
     include_replays: Annotated[
         bool, "--include-replays", "Store also replayed messages whose originals are in the lake."
@@ -135,7 +146,8 @@ def archive(
             batch_messages=batch,
             interval_s=interval,
             schema=schema_of(schema),
-            roll_s=roll,
+            roll_s=merge,
+            keep_s=keep,
             trim=trim,
             include_replays=include_replays,
             fail_on_data_loss=fail_on_data_loss,

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any, cast
@@ -46,8 +47,8 @@ IDLE_S = 0.05
 ROLL_S = 300.0
 AWAY_S, TELL_S = 5.0, 60.0
 """Pause before a store is tried again; a store that is away is told so often."""
-FIND_S = 5.0
-"""Pause before new queues are looked for that match a mask."""
+FIND_S, EXPIRE_S = 5.0, 600.0
+"""Pauses before new queues are looked for that match a mask, and days that are too old."""
 FILES_MANY = 1000
 """Of one batch: each file and its directory cost a sync, and each reader opens each file."""
 _READ = ("key", "value", "topic", "offset", "timestamp")
@@ -170,6 +171,8 @@ class Archive:
     """The schema of JSON payloads, which are parsed into the column `data`."""
     roll_s: float = ROLL_S
     """The longest time before small files are merged; until then they are not visible."""
+    keep_s: float | None = None
+    """Days that ended before this time are removed from a table."""
     trim: bool = True
     include_replays: bool = False
     """Archive also what a replay has published and the lake has already."""
@@ -183,13 +186,16 @@ class Archive:
         (messages are missing, or an older state of the database was restored), BadOption (no queue
         matches the mask) and whatever a Spark job fails with.
         """
-        tried, runs, find_s = _Tried(), dict[str, _Run](), -math.inf
+        tried, runs, find_s, expire_s = _Tried(), dict[str, _Run](), -math.inf, -math.inf
 
         def roll(age_s: float) -> int:
             return lake.roll(partial(_merge, spark, lake.staging.place), age_s)
 
         with closing(Connection(self.server)) as connection:
             while not stop.is_set():
+                if self.keep_s is not None and time.monotonic() >= expire_s:
+                    lake.expire((datetime.now(UTC) - timedelta(seconds=self.keep_s)).date())
+                    expire_s = time.monotonic() + EXPIRE_S
                 if time.monotonic() >= find_s:
                     for name in self._queues(connection):
                         if name not in runs:

@@ -167,9 +167,9 @@ class Table:
         return 0
 
     def expire(self, before: date) -> None:
-        """Remove older days: from the table at once, from the store when no reader of an older
+        """Remove older days: from the table at once, and their files when no reader of an older
         version needs them."""
-        if self._opened() is not None:
+        if self._is_open and self._table is not None:
             self._tried("old days are not removed", partial(self._delete, before))
 
     def _tried(self, otherwise: str, work: Any) -> None:
@@ -328,15 +328,19 @@ class DeltaTable(Table):
             before = set(self._table.file_uris())
             self._table.optimize.compact(writer_properties=WriterProperties(compression="ZSTD"))
             self._sync_files(self._new(before))
-            self._table.vacuum(dry_run=False, full=True)
-            self._sync_log(version + 1)
+            self._vacuum(version + 1)
 
     def _delete(self, before: date) -> None:
         days = (day["date"] for day in self._table.partitions())
         if any(str(day) < str(before) for day in days):
             version = self._table.version()
             self._table.delete(f"date < '{before}'")
-            self._sync_log(version + 1)
+            self._vacuum(version + 1)
+
+    def _vacuum(self, first: int) -> None:
+        """Delete files that the table has not used for a week, and those of no commit."""
+        self._table.vacuum(dry_run=False, full=True)
+        self._sync_log(first)
 
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
