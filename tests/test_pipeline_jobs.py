@@ -75,7 +75,11 @@ def some(first: int, count: int, event: str = "page.view") -> list[tuple[str, st
 
 
 def run(
-    spark: "SparkSession", broker: Served, lake: Path, format: str = "parquet", **options: Any
+    spark: "SparkSession",
+    broker: Served,
+    lake: Path | str,
+    format: str | None = None,
+    **options: Any,
 ) -> list[archives.Progress]:
     job = archives.Archive(
         queue=options.pop("queue", "clicks"), server=Server(url=broker.url), once=True, **options
@@ -522,17 +526,17 @@ def test_a_replay_that_an_older_version_began(
 ) -> None:
     """In its masks a star stood for any characters."""
     job = Replay(lake=tmp_path, server=Server(url="mqks://here"), events=now)
-    job._save(17, {"offset": 3})
+    job._save(tmp_path, 17, {"offset": 3})
     state = json.loads((tmp_path / job._state).read_bytes())
     del state["job"]["mask"]
     state["job"]["events"] = before
     (tmp_path / job._state).write_text(json.dumps(state))
 
     if goes_on:
-        assert job._load() == (17, {"offset": 3})
+        assert job._load(tmp_path) == (17, {"offset": 3})
     else:
         with pytest.raises(BadOption, match="another name"):
-            job._load()
+            job._load(tmp_path)
 
 
 def test_a_lake_whose_older_files_have_no_data(

@@ -53,9 +53,21 @@ def _place(text: str) -> Path | str:
     return job.place(text)
 
 
+def _in_catalog(lake: Any, catalog: str | None) -> Any:
+    return _place(f"iceberg://{catalog}/{lake}") if catalog else lake
+
+
 Lake = typer.Argument(
-    metavar="LAKE", help="The directory of the lake, or s3://bucket/path.", parser=_place
+    metavar="LAKE",
+    help="The directory of the lake, or a table as s3://bucket/path, gs://…, az://….",
+    parser=_place,
 )
+Catalog = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="The lake is the Iceberg table namespace.table in this catalog."
+    ),
+]
 LakePath = Annotated[Any, Lake]
 LakeOrNone = Annotated[Any, Lake]
 Start = Annotated[
@@ -82,9 +94,10 @@ def archive(
     lake: LakePath,
     url: Url = None,
     once: Annotated[bool, "End when everything is archived."] = False,
+    catalog: Catalog = None,
     format: Annotated[
-        Literal["parquet", "delta"] | None,
-        "Plain files, or a Delta table. \\[default: parquet; delta on a store]",
+        Literal["parquet", "delta", "iceberg"] | None,
+        "Plain files, or a table. \\[default: parquet; delta on a store; iceberg in a catalog]",
     ] = None,
     by: Annotated[
         str | None,
@@ -128,10 +141,11 @@ def archive(
     as_json: AsJson = False,
     **spark: Unpack[Spark],
 ) -> None:
-    """Move the messages of a queue into Parquet files or a Delta table, each exactly once.
+    """Move the messages of a queue into Parquet files or a table, each exactly once.
 
     Runs until SIGTERM or SIGINT, unless --once is given.
     """
+    lake = _in_catalog(lake, catalog)
     with _job("archive", spark, url) as session:
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.job import schema_of, stop_on_signal
@@ -180,6 +194,7 @@ def archive(
 
 def report(
     lake: LakeOrNone = None,
+    catalog: Catalog = None,
     queue: Annotated[
         str | None,
         typer.Option(
@@ -209,6 +224,7 @@ def report(
     """
     if (lake is None) == (queue is None):
         raise typer.BadParameter("give either a lake or --queue")
+    lake = _in_catalog(lake, catalog)
     with _job("report", spark, url, lake) as session:
         from mqks.pipeline import page
         from mqks.pipeline import report as reports
@@ -236,6 +252,7 @@ def report(
 
 def replay(
     lake: LakePath,
+    catalog: Catalog = None,
     url: Url = None,
     start: Start = None,
     end: End = None,
@@ -256,7 +273,7 @@ def replay(
     The same command continues a replay that was stopped or killed. A replay into the broker that
     the lake is archived from adds the messages to the lake a second time: it needs --yes.
     """
-    times = _speed(speed)
+    times, lake = _speed(speed), _in_catalog(lake, catalog)
     if "?" in events:
         note("--events: in a mask, ? matches only itself, and * any characters except dots")
     with _job("replay", spark, url, lake) as session:

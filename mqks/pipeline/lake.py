@@ -162,7 +162,9 @@ def _stage(staging: Staging, batches: list[pa.RecordBatch]) -> Iterator[File]:
         unparsed = part["data"].null_count if "data" in part.column_names else 0
         place, name = directory(staging.by, values), _new_name(first, last)
         file = File(name, place, values, part.num_rows, 0, first, last, arrived_us, unparsed)
-        yield replace(file, bytes=_write(staging.place, staging.path(file), [part], part.schema))
+        yield replace(
+            file, bytes=write_file(staging.place, staging.path(file), [part], part.schema)
+        )
 
 
 def _parts(table: pa.Table, by: Sequence[str]) -> Iterator[tuple[list[str], pa.Table]]:
@@ -205,7 +207,7 @@ def shown(name: str) -> str:
     return f"{name}.parquet"
 
 
-def _write(place: Place, name: str, tables: Iterable[pa.Table], schema: pa.Schema) -> int:
+def write_file(place: Place, name: str, tables: Iterable[pa.Table], schema: pa.Schema) -> int:
     """Write a Parquet file, synced but for its name; returns its size in bytes."""
     if isinstance(place, str):
         sink = pa.BufferOutputStream()
@@ -251,7 +253,7 @@ def merge(staging: Path, names: list[str]) -> list[str]:
         return names
     firsts, lasts = zip(*(name.split("-")[:2] for name in names), strict=True)
     name = _new_name(min(map(int, firsts)), max(map(int, lasts)))
-    _write(staging, name, _row_groups(files, schema), schema)
+    write_file(staging, name, _row_groups(files, schema), schema)
     return [name]
 
 

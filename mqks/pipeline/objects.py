@@ -87,7 +87,7 @@ def read(place: Place, name: str = "") -> memoryview:
     if isinstance(place, Path):
         return memoryview((place / name).read_bytes())
     if not name:
-        place, _, name = place.rpartition("/")
+        place, name = re.match(r"(\w+://[^/]+)/(.*)", place, re.S).groups()  # type: ignore[union-attr]
 
     def get() -> memoryview | None:
         try:

@@ -35,7 +35,7 @@ from mqks.pipeline.lake import CONTROL
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.report import between
 from mqks.pipeline.sink import Publisher
-from mqks.pipeline.table import messages
+from mqks.pipeline.table import home_of, messages
 from mqks.pipeline.wire import Server
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Replay:
 
         Raises BadOption and the errors of `Publisher.publish`.
         """
-        done, last = self._load()
+        done, last = self._load(home := home_of(self.lake))
         left = _behind(self.rows(spark), last)
         count, parts = _size(left)
         total = done + count
@@ -112,10 +112,10 @@ class Replay:
                 last = {name: part[name][-1].as_py() for name in _ORDER}
                 now_s = time.monotonic()
                 if done - saved >= SAVE_MESSAGES or now_s - saved_s >= SAVE_S:
-                    self._save(done, last)
+                    self._save(home, done, last)
                     saved, saved_s = done, now_s
                     yield Progress(done, total, round(pace.behind_s, 3))
-        self._save(done, last)
+        self._save(home, done, last)
         yield Progress(done, total, round(pace.behind_s, 3))
 
     @property
@@ -128,10 +128,10 @@ class Replay:
         limits = [limit and limit.isoformat() for limit in (self.start, self.end)]
         return {"to": str(urls.parse(self.server.url)), "mask": self.events, "between": limits}
 
-    def _load(self) -> tuple[int, dict[str, Any] | None]:
+    def _load(self, home: objects.Place) -> tuple[int, dict[str, Any] | None]:
         """The number of replayed messages, and the place of the last one. Raises BadOption."""
         try:
-            state = json.loads(bytes(objects.read(self.lake, self._state)))
+            state = json.loads(bytes(objects.read(home, self._state)))
         except FileNotFoundError:
             return 0, None
         job = state["job"]
@@ -144,9 +144,9 @@ class Replay:
             )
         return state["done"], state["last"]
 
-    def _save(self, done: int, last: dict[str, Any] | None) -> None:
+    def _save(self, home: objects.Place, done: int, last: dict[str, Any] | None) -> None:
         state = {"name": self.name, "job": self._job(), "done": done, "last": last}
-        objects.write(self.lake, self._state, json.dumps(state).encode())
+        objects.write(home, self._state, json.dumps(state).encode())
 
 
 def pattern(mask: str) -> str:

@@ -20,6 +20,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 COMPACTION = 16
 """A table is compacted each time after this number of versions."""
+ICEBERG = "iceberg://"
 _DDL = (
     "key binary, value binary, topic string, offset bigint, timestamp timestamp, queue string,"
     " epoch string, archived timestamp, date date"
@@ -67,8 +69,6 @@ class Table:
         self._is_open = False
 
     def __enter__(self) -> Self:
-        if isinstance(self.place, Path):
-            make_directory(self.place)
         with suppress(StoreAway):
             self._opened()
         return self
@@ -81,13 +81,21 @@ class Table:
         if not self._is_open:
             self._table = asked(self.place, self._open)
             self._is_open = True
+            if isinstance(self.files, Path):
+                make_directory(self.files)
             if self._table is not None:
                 self.by = kept_by(self.place, self._by, self._partitions())
         return self._table
 
     @property
+    def files(self) -> Place:
+        """Where its files are."""
+        return self.place
+
+    @property
     def staging(self) -> Staging:
-        return Staging(self.place, self.by, is_final=True)
+        self._opened()
+        return Staging(self.files, self.by, is_final=True)
 
     def next(self, queue: str, epoch: str) -> int | None:
         """The first number of the queue that the table does not have; None before the first."""
@@ -150,26 +158,26 @@ class Table:
 
     def _sync_files(self, names: Iterable[str]) -> None:
         """In a directory, the names of files must be on the disk before a commit that has them."""
-        if isinstance(self.place, Path):
-            paths = [self.place / name for name in names]
+        if isinstance(self.files, Path):
+            paths = [self.files / name for name in names]
             if not all(path.exists() for path in paths):
                 missing = "the files written by the workers are missing"
                 raise LakeUnfit(f"{self.place}: {missing}: {SHARED}")
             for around in {each for path in paths for each in path.parents}:
-                if around.is_relative_to(self.place):
+                if around.is_relative_to(self.files):
                     sync(around)
 
     def roll(self, run: Merge, age_s: float) -> int:
         """Merge small files, which a table can replace while it is read; nothing waits for it. What
         cannot be done now, is done later."""
-        if age_s and self._is_open and self._table is not None:
+        if age_s and self._table is not None:
             self._tried("small files are not merged", self._compact)
         return 0
 
     def expire(self, before: date) -> None:
         """Remove older days: from the table at once, and their files when no reader of an older
         version needs them."""
-        if self._is_open and self._table is not None:
+        if self._table is not None:
             self._tried("old days are not removed", partial(self._delete, before))
 
     def _tried(self, otherwise: str, work: Any) -> None:
@@ -205,7 +213,7 @@ class Table:
         """Of the files of a batch, which all have the same."""
         if not files:
             return COLUMNS
-        content = objects.read(self.place, self.staging.path(files[0]))
+        content = objects.read(self.files, self.staging.path(files[0]))
         return pq.read_schema(pa.BufferReader(content))
 
 
@@ -291,7 +299,7 @@ class DeltaTable(Table):
             pa.unify_schemas([own, whole])
         except pa.ArrowTypeError:  # Files of this format have the types of the table: all anew.
             rows = d.QueryBuilder().register("t", self._table).execute("select * from t")
-            batches = (_cast(batch, whole) for batch in pa.RecordBatchReader.from_stream(rows))
+            batches = (cast(batch, whole) for batch in pa.RecordBatchReader.from_stream(rows))
             anew = pa.RecordBatchReader.from_batches(whole, batches)
             by = [*self.by]
             d.write_deltalake(
@@ -343,7 +351,7 @@ class DeltaTable(Table):
         self._sync_log(first)
 
 
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """With these columns, of which those that are missing are null."""
     columns = [
         batch[field.name].cast(field.type)
@@ -423,11 +431,24 @@ def messages(spark: "SparkSession", place: Place) -> "DataFrame":
 
 
 def _files(place: Place) -> list[str]:
+    if isinstance(place, str) and place.startswith(ICEBERG):
+        from mqks.pipeline import iceberg
+
+        return iceberg.files(place)
     found = delta(place)
     if found is None:
         raise LakeUnfit(f"there is no Delta table at {place}")
-    uris: list[str] = found.file_uris()
-    return uris
+    names = pa.table(found.get_add_actions())["path"].to_pylist()
+    return [f"{place}/{unquote(name)}" for name in names]
+
+
+def home_of(place: Place) -> Place:
+    """Where what belongs to a lake can be stored. Raises what the catalog does."""
+    if isinstance(place, str) and place.startswith(ICEBERG):
+        from mqks.pipeline import iceberg
+
+        return iceberg.place_of(iceberg.found(place).location())
+    return place
 
 
 def _rows(files: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -447,6 +468,12 @@ def lake_at(
     Raises LakeUnfit."""
     if isinstance(place, Path) and format in (None, "parquet"):
         return Lake(place, by=by)
+    if isinstance(place, str) and place.startswith(ICEBERG):
+        from mqks.pipeline.iceberg import IcebergTable
+
+        return IcebergTable(place, by=by)
+    if format == "iceberg":
+        raise LakeUnfit(f"{place}: Iceberg tables have a --catalog, and a name as namespace.table")
     if format == "parquet":
-        raise LakeUnfit(f"{place}: plain files are for directories: leave out --format")
+        raise LakeUnfit(f"{place} cannot have the format {format}: leave out --format")
     return DeltaTable(place, by=by)
