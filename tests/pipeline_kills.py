@@ -28,9 +28,9 @@ import pyarrow.dataset as ds
 
 from mqks.client.blocking import connect
 from mqks.pipeline.archive import Archive
-from mqks.pipeline.lake import LAKES, messages
 from mqks.pipeline.session import session
 from mqks.pipeline.sink import Publisher
+from mqks.pipeline.table import lake_at, messages
 from mqks.pipeline.wire import Server
 from mqks.testing import BrokerProcess
 from tests.conftest import SPARK_SETTINGS
@@ -152,7 +152,7 @@ def at_the_same_time(work: Callable[[], None]) -> Iterator[None]:
 def archive_once(spark: "SparkSession", url: str, queue: str, lake: Path, format: str) -> Path:
     """What is there, with nothing killed."""
     job = Archive(queue=queue, server=Server(url=url), once=True)
-    with LAKES[format](lake) as opened:
+    with lake_at(lake, format) as opened:
         for _ in job.run(spark, opened, threading.Event()):
             pass
     return lake

@@ -101,7 +101,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
     b"purge": (b"q", (*SOME, b"--scheduled"), b""),
     b"peek": (b"q", (*SOME, b"--scheduled", b"--after=1"), b""),
     b"tail": (b"", (b"--queue=q",), b"e"),
-    b"range": (b"q", (b"--at=1",), b""),
+    b"range": (b"q", (b"--at=1", b"--archived=1"), b""),
     b"read": (b"q", (b"--from=1", b"--to=9", b"--limit=3", b"--epoch=1", b"--meta"), b""),
     b"trim": (b"q %d", (b"--epoch=1",), b""),
     b"stats": (b"bindings", (b"--after=q", b"--mask=s*", b"--then=e", b"--limit=3"), b""),

@@ -28,9 +28,10 @@ from mqks.commands import main
 from mqks.pipeline import objects
 from mqks.pipeline.archive import Archive, Progress
 from mqks.pipeline.errors import LakeInUse, LakeUnfit, PipelineError, StoreAway
-from mqks.pipeline.lake import messages, stage, table
+from mqks.pipeline.lake import stage
+from mqks.pipeline.objects import asked
 from mqks.pipeline.replay import Replay
-from mqks.pipeline.store import DeltaStore
+from mqks.pipeline.table import DeltaTable, delta, messages
 from mqks.pipeline.wire import Server
 from mqks.testing import Broker
 from tests import pipeline_kills as kills
@@ -152,7 +153,7 @@ def url(between: Between, request: pytest.FixtureRequest) -> Iterator[str]:
     between.fault = ""
 
 
-def put(lake: DeltaStore, offsets: range) -> None:
+def put(lake: DeltaTable, offsets: range) -> None:
     lake.commit("q", "x-1", offsets.stop, list(stage(lake.staging, [batch(offsets)])))
 
 
@@ -161,21 +162,21 @@ def offsets(url: str) -> list[int]:
     return sorted(polars.read_delta(url)["offset"].to_list())
 
 
-@pytest.mark.parametrize("by_event", [False, True])
-def test_a_table_on_a_store(url: str, by_event: bool) -> None:
-    url = f"{url}-{by_event}"
+@pytest.mark.parametrize("by", [("date",), ("date", "event")])
+def test_a_table_on_a_store(url: str, by: tuple[str, ...]) -> None:
+    url = f"{url}-{len(by)}"
     for first in (1, 5):
-        with DeltaStore(url, by_event=by_event) as lake:
+        with DeltaTable(url, by=by) as lake:
             assert lake.next("q", "x-1") == (None if first == 1 else first)
             put(lake, range(first, first + 4))
-    with DeltaStore(url) as lake:
+    with DeltaTable(url) as lake:
         assert lake.next("q", "x-1") == 9
-        assert lake.by_event == by_event
+        assert lake.by == by
     assert offsets(url) == list(range(1, 9))
 
 
 def test_an_answer_to_a_commit_is_lost(url: str, between: Between) -> None:
-    with DeltaStore(url) as lake:
+    with DeltaTable(url) as lake:
         put(lake, range(1, 5))
         between.fault, before = "swallow", between.conditional
         put(lake, range(5, 9))
@@ -187,7 +188,7 @@ def test_an_answer_to_a_commit_is_lost(url: str, between: Between) -> None:
 
 
 def test_of_two_archives_one_ends(url: str) -> None:
-    with DeltaStore(url) as one, DeltaStore(url) as other:
+    with DeltaTable(url) as one, DeltaTable(url) as other:
         put(one, range(1, 5))
         with pytest.raises(LakeInUse, match=r"another archive .* q up to 5"):
             put(other, range(1, 9))
@@ -199,13 +200,13 @@ def test_a_store_that_refuses_or_is_away(
     url: str, between: Between, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(objects.OPTIONS, "max_retries", "0")
-    with DeltaStore(url) as lake:
+    with DeltaTable(url) as lake:
         put(lake, range(1, 5))
         between.fault = "500"
         with pytest.raises(StoreAway) as away:
             put(lake, range(5, 9))
         with pytest.raises(StoreAway):
-            table(url)
+            asked(url, partial(delta, url))
         between.fault = ""
         put(lake, range(5, 9))
     assert SECRET not in str(away.value)
@@ -218,7 +219,7 @@ def test_an_answer_is_lost_and_then_the_store(
     url: str, between: Between, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(objects.OPTIONS, "max_retries", "0")
-    with DeltaStore(url) as lake:
+    with DeltaTable(url) as lake:
         put(lake, range(1, 5))
         between.fault = "lost"
         with pytest.raises(StoreAway):
@@ -233,7 +234,7 @@ def test_an_answer_is_lost_and_then_the_store(
 
 def test_what_is_wrong_is_no_absence(url: str) -> None:
     """A broken table, another division, other columns: nobody waits until they are over."""
-    with DeltaStore(url) as lake:
+    with DeltaTable(url) as lake:
         put(lake, range(1, 5))
         other = batch(range(5, 9)).append_column("data", pa.array([{"n": 1}] * 4))
         lake.commit("q", "x-1", 9, list(stage(lake.staging, [other])))
@@ -242,12 +243,15 @@ def test_what_is_wrong_is_no_absence(url: str) -> None:
             files = list(stage(lake.staging, [batch(range(9, 12)).append_column("data", data)]))
             with pytest.raises(LakeUnfit, match=f"{url}: the schema does not fit"):
                 lake.commit("q", "x-1", 12, files)
-    with pytest.raises(LakeUnfit, match="use --by day"), DeltaStore(url, by_event=True) as lake:
+    with (
+        pytest.raises(LakeUnfit, match="use --by day"),
+        DeltaTable(url, by=("date", "event")) as lake,
+    ):
         lake.next("q", "x-1")
     assert offsets(url) == list(range(1, 9))
     objects.write(f"{url}/_delta_log", f"{0:020}.json", b"no JSON")
     with pytest.raises(PipelineError) as broken:
-        table(url)
+        asked(url, partial(delta, url))
     assert type(broken.value) is PipelineError
 
 
@@ -255,7 +259,7 @@ def archived(
     spark: "SparkSession", broker: Broker, url: str, stop: Event, once: bool = True
 ) -> Iterator[Progress]:
     job = Archive(queue="clicks", server=Server(url=broker.url), once=once, batch_messages=40)
-    with DeltaStore(url) as lake:
+    with DeltaTable(url) as lake:
         yield from job.run(spark, lake, stop)
 
 
@@ -270,7 +274,7 @@ def test_from_the_queue_to_every_reader_and_back(
     ids = sorted(row[0] for row in rows)
 
     assert sorted(row["key"].decode() for row in messages(spark, url).collect()) == ids
-    found = table(url).to_pyarrow_table()
+    found = asked(url, partial(delta, url)).to_pyarrow_table()
     assert duckdb.execute("select count(*), count(distinct key) from found").fetchall() == [
         (100, 100)
     ]

@@ -200,6 +200,7 @@ class Peek(NamedTuple):
 class Range(NamedTuple):
     queue: bytes
     at_us: int | None = None
+    archived: int | None = None
 
 
 class Log(NamedTuple):
@@ -932,6 +933,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "peek --limit": ("limit", _number(1, PEEK_ROWS_MAX)),
     "publish --ttl": ("ttl_us", lambda value: round(_duration_s(value) * 1e6)),
     "range --at": ("at_us", sequence_number),
+    "range --archived": ("archived", sequence_number),
     "read --limit": ("limit", _number(1, READ_ROWS_MAX)),
     "read --to": ("end", sequence_number),
     "receive --limit": ("limit", _number(1, RECEIVE_MAX)),
@@ -1056,7 +1058,7 @@ _TABLE = (
         _tail,
         {**READS, "events": "bind", "masks": "bind"},
     ),
-    Action("range", "{queue} [--at={microseconds}]", Range, READS),
+    Action("range", "{queue} [--at={microseconds}] [--archived={seq}]", Range, READS),
     Action(
         "read",
         "{queue} --from={seq} [--to={seq}] [--limit={n}] [--epoch={epoch}] [--meta]",

@@ -52,6 +52,7 @@ class Queue:
     __slots__ = (
         *(
             "ack_timeout_us",
+            "archived_seq",
             "capacity",
             "consumers",
             "dead",
@@ -84,6 +85,8 @@ class Queue:
         self.deleted = False
         self.dead = 0
         """Messages that have died here since the start of the server."""
+        self.archived_seq: int | None = None
+        """Everything below is archived, as its archive has told since the start of the server."""
         self.capacity = Capacity(self, shared.queue_messages_max)
         self.told_at = 0
         """Number of ready messages at which to look at the capacity."""
@@ -104,6 +107,11 @@ class Queue:
     def ready(self) -> int:
         """Messages that wait for a consumer."""
         return self.lane.ready
+
+    @property
+    def archive_lag(self) -> int | None:
+        """How many numbers its archive is behind its end; None if none has told."""
+        return None if self.archived_seq is None else self.lane.next_seq - self.archived_seq
 
     @property
     def is_consumed(self) -> bool:

@@ -100,6 +100,8 @@ def queue_row(broker: Broker, queue: Queue) -> Row:
         "dead": queue.dead,
         "next_seq": queue.lane.next_seq,
         "oldest_age_s": queue.oldest_age_s,
+        "archived_seq": queue.archived_seq,
+        "archive_lag": queue.archive_lag,
         "memory_bytes": queue.lane.memory_bytes,
     }
 
