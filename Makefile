@@ -60,6 +60,5 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.made
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.made
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	@# Kombu's tests of transports and moto's of SQS are only in their sources.
-	$(BIN)/python -m pip download --quiet --no-binary kombu,moto --no-deps --dest $(VENV)/sdists kombu==5.7.0 moto==5.2.5
+	$(BIN)/python -m tools.sdists
 	@touch $(VENV)/.installed $@

@@ -54,6 +54,8 @@ class Command(BaseCommand):
             _close()
             return
         names = options["queue"] or sorted(backend.queues)
+        if not names:
+            raise CommandError("QUEUES is empty: name queues by --queue", returncode=2)
         workers = [Worker(backend, name, options["threads"]) for name in names]
 
         def run(worker: Worker) -> None:
