@@ -7,13 +7,14 @@ again shortly before it is due.
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 from zlib import crc32
 
 from mqks.broker.base.budget import Budget
 from mqks.broker.base.ranges import Numbers
 from mqks.broker.base.turns import GOES_ON, WAITS, Work, emptied, ordered, slices
 from mqks.broker.queue.blocks import MESSAGE_OVERHEAD_BYTES
+from mqks.broker.queue.lane import Delivery
 from mqks.limits import (
     GONE_MIN,
     NEAR_BYTES_MAX,
@@ -31,14 +32,6 @@ _CRC: Final = (1 << _CRC_BITS) - 1
 _NUMBER_BITS: Final = SEQ_MAX.bit_length()
 _NUMBER_SHIFT: Final = _CRC_BITS + 1
 _TIME_SHIFT: Final = _NUMBER_SHIFT + _NUMBER_BITS
-
-
-class Due(NamedTuple):
-    """A message that is due. `keeps_place`: it returns to its old place."""
-
-    number: int
-    line: bytes
-    keeps_place: bool
 
 
 def _number(entry: int) -> int:
@@ -73,7 +66,7 @@ class Delays:
         self.placed = Numbers()
         """Those of messages that will return to their old place, as leased ones."""
         self._fresh: list[int] = []
-        """Numbers whose bodies may not be on disk yet."""
+        """Entries whose bodies may not be on disk yet."""
         self.bodies: dict[int, bytes] = {}
         self.bodies_bytes = 0
         """Memory of the bodies."""
@@ -190,9 +183,9 @@ class Delays:
                 heapq.heappush(self._near, entry)
         return missing
 
-    def pop_due(self, now_us: int) -> list[Due]:
+    def pop_due(self, now_us: int) -> list[Delivery]:
         """Take messages that are due, in order, as many as one step takes."""
-        near, due, size = self._near, list[Due](), 0
+        near, due, size = self._near, list[Delivery](), 0
         while near and near[0] >> _TIME_SHIFT <= now_us and len(due) < STEP_MESSAGES:
             if size >= STEP_BYTES:
                 break
@@ -209,7 +202,7 @@ class Delays:
             line = self.bodies[number]
             self._drop(number)
             size += len(line)
-            due.append(Due(number, line, bool(entry >> _CRC_BITS & 1)))
+            due.append((number, line))
         self._forget(size)
         return due
 

@@ -120,7 +120,7 @@ def _commit(broker: Broker, connection: Connection, kept: list[tuple[Request, An
             else:
                 waiters.counts.append((connection, request.id, told))
     # All of it is in one piece of the batch, and nothing of it is written before the rest.
-    broker.pending.moves |= bool(kept)
+    broker.pending.in_one_piece |= bool(kept)
 
 
 def _check(
