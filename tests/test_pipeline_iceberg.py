@@ -17,13 +17,13 @@ from pyiceberg.utils.config import Config
 from mqks.commands import main
 from mqks.pipeline.errors import LakeInUse, LakeUnfit
 from mqks.pipeline.iceberg import MERGED_MAX, IcebergTable, catalog_of, files, found
-from mqks.pipeline.lake import stage
+from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.replay import Replay
-from mqks.pipeline.table import COMPACTION, lake_at, messages
+from mqks.pipeline.table import COMPACTION
 from mqks.pipeline.wire import Server
 from mqks.testing import Broker
 from tests.test_pipeline_jobs import publish, run, some, subscribe, waits
-from tests.test_pipeline_lake import DAY_US, NOON_US, batch, payloads
+from tests.test_pipeline_lake import DAY_US, NOON_US, batch, payloads, put
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,10 +39,6 @@ def _catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "warehouse").mkdir()
 
 
-def put(lake: IcebergTable, rows: pa.RecordBatch, number: int) -> None:
-    lake.commit("q", "x-1", number, list(stage(lake.staging, [rows])))
-
-
 def offsets(url: str = URL) -> list[int]:
     return sorted(found(url).scan().to_arrow()["offset"].to_pylist())
 
@@ -50,7 +46,7 @@ def offsets(url: str = URL) -> list[int]:
 def test_a_commit_has_files_and_how_far_they_go() -> None:
     with IcebergTable(URL) as lake:
         assert lake.next("q", "x-1") is None
-        put(lake, batch(range(4)), 4)
+        put(lake, batch(range(4)))
         lake.commit("q", "x-1", 9, [])
         assert (lake.next("q", "x-1"), lake.arrived_us("q", "x-1")) == (9, NOON_US)
     with IcebergTable(URL) as lake:
@@ -62,8 +58,8 @@ def test_a_commit_has_files_and_how_far_they_go() -> None:
 def test_partitions_are_transforms() -> None:
     url = "iceberg://lake/db.hours"
     with IcebergTable(url, by=("date", "hour", "event")) as lake:
-        put(lake, batch(range(4)), 4)
-        put(lake, batch(range(4, 6), "ö%/ü x"), 6)
+        put(lake, batch(range(4)))
+        put(lake, batch(range(4, 6), "ö%/ü x"))
     with IcebergTable(url) as lake:
         assert lake.by == ("date", "hour", "event")
     assert [field.name for field in found(url).spec().fields] == ["hour", "event"]
@@ -78,18 +74,18 @@ def test_partitions_are_transforms() -> None:
 def test_of_two_archives_one_ends() -> None:
     with IcebergTable(URL) as one, IcebergTable(URL) as other:
         assert one.next("q", "x-1") is other.next("q", "x-1") is None
-        put(one, batch(range(4)), 4)
+        put(one, batch(range(4)))
         with pytest.raises(LakeInUse, match="another archive has committed the queue q up to 4"):
-            put(other, batch(range(6)), 6)
+            put(other, batch(range(6)))
         other.commit("q2", "x-2", 5, [])
-        put(one, batch(range(4, 8)), 8)
+        put(one, batch(range(4, 8)))
         assert other.next("q", "x-1") == 8
     assert offsets() == list(range(8))
 
 
 def test_a_stale_commit_without_files_conflicts_too() -> None:
     with IcebergTable(URL) as one, IcebergTable(URL) as other:
-        put(one, batch(range(4)), 4)
+        put(one, batch(range(4)))
         with pytest.raises(LakeInUse):
             other.commit("q", "x-1", 2, [])
         assert one.next("q", "x-1") == 4
@@ -104,9 +100,9 @@ def test_an_answer_of_the_catalog_is_lost(monkeypatch: pytest.MonkeyPatch) -> No
         raise TimeoutError("no answer")
 
     with IcebergTable(URL) as lake:
-        put(lake, batch(range(4)), 4)
+        put(lake, batch(range(4)))
         monkeypatch.setattr(SqlCatalog, "commit_table", lost)
-        put(lake, batch(range(4, 6)), 6)
+        put(lake, batch(range(4, 6)))
         assert lake.next("q", "x-1") == 6
     assert offsets() == list(range(6))
 
@@ -117,16 +113,14 @@ def test_a_table_grows_with_the_schema_and_gets_wider_types() -> None:
         for n, x in ((pa.int32(), pa.float32()), (pa.int64(), pa.float64()))
     )
     with IcebergTable(URL) as lake:
-        put(lake, batch(range(1)), 1)
-        put(lake, payloads(range(1, 2), pa.array([{"n": 7, "xs": [0.5]}], narrow)), 2)
-        put(lake, payloads(range(2, 3), pa.array([{"n": 2**40, "xs": None}], wide)), 3)
-        assert lake.fitted(narrow) == wide
+        put(lake, batch(range(1)))
+        put(lake, payloads(range(1, 2), pa.array([{"n": 7, "xs": [0.5]}], narrow)))
+        put(lake, payloads(range(2, 3), pa.array([{"n": 2**40, "xs": None}], wide)))
+        assert lake.prepared(narrow) == wide
         with pytest.raises(LakeUnfit, match=r"string after int64"):
-            lake.fitted(pa.struct([("n", pa.string())]))
-        with pytest.raises(LakeUnfit, match="wider types"):
-            put(lake, payloads(range(3, 4), pa.array([{"n": 1}], narrow)), 4)
+            lake.prepared(pa.struct([("n", pa.string())]))
         more = pa.struct([*wide, ("user", pa.string())])
-        put(lake, payloads(range(3, 4), pa.array([{"user": "ann"}], more)), 4)
+        put(lake, payloads(range(3, 4), pa.array([{"user": "ann"}], more)))
     table = found(URL).scan().to_arrow().sort_by("offset")
     assert [data and data["n"] for data in table["data"].to_pylist()] == [None, 7, 2**40, None]
     assert table["data"].to_pylist()[-1]["user"] == "ann"
@@ -135,11 +129,11 @@ def test_a_table_grows_with_the_schema_and_gets_wider_types() -> None:
 def test_small_files_are_merged_and_old_days_leave() -> None:
     with IcebergTable(URL) as lake:
         for n in range(2 * COMPACTION):
-            put(lake, batch(range(n * 2, n * 2 + 2)), n * 2 + 2)
+            put(lake, batch(range(n * 2, n * 2 + 2)))
             lake.roll(lambda groups: groups, 60)
         assert offsets() == list(range(4 * COMPACTION))
         assert len(files(URL)) < COMPACTION <= MERGED_MAX
-        put(lake, batch(range(100, 104), time_us=NOON_US + DAY_US), 104)
+        put(lake, batch(range(100, 104), time_us=NOON_US + DAY_US))
         before = found(URL).current_snapshot().snapshot_id
         lake.expire(date(2026, 11, 21))
         lake.expire(date(2026, 11, 21))
@@ -170,7 +164,7 @@ def test_its_files_are_on_the_disk_before_the_catalog_names_them(
     with IcebergTable(URL) as lake:
         monkeypatch.setattr(os, "fsync", note)
         monkeypatch.setattr(SqlCatalog, "commit_table", checked)
-        put(lake, batch(range(4)), 4)
+        put(lake, batch(range(4)))
         assert set(files(URL)) <= synced
 
 

@@ -37,11 +37,11 @@ from mqks.pipeline import job
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
 from mqks.pipeline.lake import Lake, has_files_without_data
 from mqks.pipeline.page import page
+from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.report import between, report, waiting
 from mqks.pipeline.sink import Publisher
-from mqks.pipeline.table import lake_at, messages
 from mqks.pipeline.wire import Server
 from mqks.testing import Broker, BrokerProcess
 from tests import pipeline_kills as kills
@@ -724,7 +724,7 @@ def test_without_java_exactly_that_is_said(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("url", ["gs://bucket/lake", "s3:/bucket/lake", "file:///lake"])
+@pytest.mark.parametrize("url", ["ftp://bucket/lake", "s3:/bucket/lake", "file:///lake"])
 @pytest.mark.parametrize("command", [["archive", "q"], ["report"], ["replay"]])
 def test_a_url_is_no_directory(
     command: list[str],

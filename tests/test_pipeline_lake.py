@@ -26,7 +26,7 @@ from mqks.pipeline.lake import (
     partitions,
     stage,
 )
-from mqks.pipeline.table import COMPACTION, DeltaTable, delta
+from mqks.pipeline.table import COMPACTION, DeltaTable, Table, delta
 
 BY_EVENT = ("date", "event")
 
@@ -55,9 +55,12 @@ def files_of(lake: Lake | DeltaTable) -> Path:
     return place
 
 
-def put(lake: Lake | DeltaTable, offsets: range, event: str = "e1") -> list[File]:
-    files = list(stage(lake.staging, [batch(offsets, event)]))
-    lake.commit("q", "x-1", offsets.stop, files)
+def put(lake: Lake | Table, rows: range | pa.RecordBatch, event: str = "e1") -> list[File]:
+    given = batch(rows, event) if isinstance(rows, range) else rows
+    names = given.schema.names
+    lake.prepared(given.schema.field("data").type if "data" in names else None)
+    files = list(stage(lake.staging, [given]))
+    lake.commit("q", "x-1", given["offset"][-1].as_py() + 1, files)
     return files
 
 
@@ -164,6 +167,7 @@ def test_a_lake_by_day_has_a_directory_for_each(
 ) -> None:
     with kind(tmp_path) as lake:
         rows = [batch(range(n, n + 1), f"e{n}", NOON_US + n // 500 * DAY_US) for n in range(1000)]
+        lake.prepared(None)
         lake.commit("q", "x-1", 1000, list(stage(lake.staging, rows)))
         roll(lake)
     with pytest.raises(LakeUnfit, match="--by day"):
@@ -183,7 +187,7 @@ def test_a_lake_by_day_has_a_directory_for_each(
 def test_what_waits_does_not_look_like_a_file_of_the_lake(tmp_path: Path) -> None:
     with Lake(tmp_path) as lake:
         put(lake, range(5))
-        assert delta(tmp_path) is None
+        assert list(tmp_path.glob("**/*.parquet")) == []
         roll(lake)
 
     assert list(tmp_path.glob("**/*.parquet")) == shown(tmp_path)
@@ -272,7 +276,7 @@ def test_files_whose_columns_differ_are_not_merged(tmp_path: Path) -> None:
         for first, value in ((0, 1), (2, "text")):
             data = pa.array([{"n": value}] * 2)
             other = batch(range(first, first + 2)).append_column("data", data)
-            lake.commit("q", "x-1", first + 2, list(stage(lake.staging, [other])))
+            put(lake, other)
         put(lake, range(4, 6))
         roll(lake)
 
@@ -317,7 +321,7 @@ def test_a_delta_table_takes_no_payloads_of_another_type(tmp_path: Path) -> None
         def commit(first: int, value: Any) -> None:
             data = pa.array([{"n": value}] * 2)
             rows = batch(range(first, first + 2)).append_column("data", data)
-            lake.commit("q", "x-1", first + 2, list(stage(lake.staging, [rows])))
+            put(lake, rows)
 
         commit(0, 1)
         with pytest.raises(LakeUnfit, match="data"):
@@ -337,7 +341,7 @@ def test_a_delta_table_grows_with_the_schema(tmp_path: Path) -> None:
             part = batch(range(first, first + 1))
             if data is not None:
                 part = part.append_column("data", pa.array([data]))
-            lake.commit("q", "x-1", first + 1, list(stage(lake.staging, [part])))
+            put(lake, part)
     table = delta(tmp_path)
 
     filled = [data and {"n": data["n"], "user": data.get("user")} for data in rows]
@@ -351,9 +355,10 @@ def test_a_delta_table_tells_what_it_cannot_have(tmp_path: Path) -> None:
         data = pa.array([{"took": timedelta(1)}] * 2)
         rows = batch(range(2)).append_column("data", data)
         with pytest.raises(LakeUnfit, match=r"cannot have .* Duration"):
-            lake.commit("q", "x-1", 2, list(stage(lake.staging, [rows])))
+            put(lake, rows)
 
     assert delta(tmp_path) is None
+    assert list(tmp_path.glob("**/*.parquet")) == []
 
 
 def test_what_delta_has_merged_is_on_the_disk(
@@ -420,7 +425,7 @@ def test_partitions_by_hour_and_by_what_was_parsed(tmp_path: Path) -> None:
     rows = payloads(range(4), pa.array([{"n": 1}, None, {"n": 3}, None]))
     for kind in (Lake, DeltaTable):
         with kind(tmp_path / kind.__name__, by=by) as lake:
-            lake.commit("q", "x-1", 4, list(stage(lake.staging, [rows])))
+            put(lake, rows)
             put(lake, range(4, 6))
             roll(lake)
         with kind(tmp_path / kind.__name__) as lake:
@@ -447,18 +452,16 @@ def test_a_delta_table_gets_wider_types(tmp_path: Path) -> None:
         def commit(first: int, number: int, told: pa.DataType) -> None:
             data = pa.array([{"n": number, "xs": [0.5]}] * 2, told)
             rows = payloads(range(first, first + 2), data)
-            lake.commit("q", "x-1", first + 2, list(stage(lake.staging, [rows])))
+            put(lake, rows)
 
         commit(0, 7, narrow)
-        assert lake.fitted(wide) == wide
+        assert lake.prepared(wide) == wide
         commit(2, 2**40, wide)
-        assert lake.fitted(narrow) == wide
-        assert lake.fitted(pa.struct([("n", pa.int8())])) == pa.struct([("n", pa.int64())])
+        assert lake.prepared(narrow) == wide
+        assert lake.prepared(pa.struct([("n", pa.int8())])) == pa.struct([("n", pa.int64())])
         with pytest.raises(LakeUnfit, match=r"data of this table \(string after int64\)"):
-            lake.fitted(kind(pa.string(), pa.float64()))
-        with pytest.raises(LakeUnfit, match="wider types"):
-            commit(4, 1, narrow)
-        commit(4, 8, lake.fitted(narrow))
+            lake.prepared(kind(pa.string(), pa.float64()))
+        commit(4, 8, lake.prepared(narrow))
         assert lake.next("q", "x-1") == 6
     table = delta(tmp_path)
     told = [7, 7, 2**40, 2**40, 8, 8]
@@ -474,7 +477,7 @@ def test_old_days_leave_a_table_and_its_files_later(tmp_path: Path) -> None:
     with DeltaTable(tmp_path) as lake:
         for day in range(3):
             rows = batch(range(day * 10, day * 10 + 10), time_us=NOON_US + day * DAY_US)
-            lake.commit("q", "x-1", day * 10 + 10, list(stage(lake.staging, [rows])))
+            put(lake, rows)
         before = delta(tmp_path)
         lake.expire(date(2026, 11, 22))
         version = delta(tmp_path).version()

@@ -64,9 +64,7 @@ Lake = typer.Argument(
 )
 Catalog = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME", help="The lake is the Iceberg table namespace.table in this catalog."
-    ),
+    typer.Option(metavar="NAME", help="A catalog of pyiceberg; the lake is namespace.table in it."),
 ]
 LakePath = Annotated[Any, Lake]
 LakeOrNone = Annotated[Any, Lake]
@@ -127,7 +125,7 @@ def archive(
     keep: Annotated[
         float | None,
         "SECONDS",
-        "Remove days from a table that are older: 90d. \\[default: keep all]",
+        "Remove days from a table that are older: 90d.",
     ] = None,
     trim: Annotated[bool, "--trim/--no-trim", "Drop archived messages from the queue."] = True,
     include_replays: Annotated[
@@ -150,7 +148,7 @@ def archive(
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.job import schema_of, stop_on_signal
         from mqks.pipeline.lake import Lake, has_files_without_data, partitions
-        from mqks.pipeline.table import lake_at
+        from mqks.pipeline.places import lake_at
         from mqks.pipeline.wire import Server
 
         job = Archive(
@@ -228,7 +226,7 @@ def report(
     with _job("report", spark, url, lake) as session:
         from mqks.pipeline import page
         from mqks.pipeline import report as reports
-        from mqks.pipeline.table import messages
+        from mqks.pipeline.places import messages
 
         rows = messages(session, lake) if lake else reports.waiting(session, queue or "", url)
         found = reports.report(

@@ -363,6 +363,7 @@ class _Run:
     def _stage(self, epoch: str, start: int, end: int) -> list[File]:
         """Run one batch as a Spark job; returns the staged files."""
         context = self.spark.sparkContext
+        schema = self._schema()
         batch = _Batch(
             reader=self.reader,
             queue=self.queue,
@@ -372,7 +373,7 @@ class _Run:
             staging=self.lake.staging,
             fail_on_data_loss=self.job.fail_on_data_loss,
         )
-        tasks, schema = len(batch.ranges), self._schema()
+        tasks = len(batch.ranges)
         if schema is None:
             parts = context.parallelize(batch.ranges, tasks)
             return parts.mapPartitions(batch.read_and_stage).collect()
@@ -385,10 +386,8 @@ class _Run:
         from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
         given = self.job.schema
-        if given is None:
-            return None
-        own = to_arrow_type(given, timezone="UTC")
-        fitted = self.lake.fitted(own)
+        own = None if given is None else to_arrow_type(given, timezone="UTC")
+        fitted = self.lake.prepared(own)
         return given if fitted == own else cast("StructType", from_arrow_type(fitted))
 
     def _trim(self, epoch: str, number: int) -> None:

@@ -24,9 +24,9 @@ import pyarrow.parquet as pq
 from mqks.durable import sync
 from mqks.pipeline import objects
 from mqks.pipeline.errors import ExtraMissing, LakeUnfit
-from mqks.pipeline.lake import COLUMNS, SMALL_BYTES, File, shown, write_file
-from mqks.pipeline.objects import Place, make_directory
-from mqks.pipeline.table import COMPACTION, ICEBERG, Table, cast
+from mqks.pipeline.lake import COLUMNS, SMALL_BYTES, File, Staging, numbered, shown, write_file
+from mqks.pipeline.objects import ICEBERG, Place, make_directory
+from mqks.pipeline.table import COMPACTION, Table, cast
 
 try:
     from pyiceberg.catalog import load_catalog
@@ -66,6 +66,10 @@ class IcebergTable(Table):
     def files(self) -> Place:
         return place_of(f"{self._table.location()}/data")
 
+    @property
+    def staging(self) -> Staging:
+        return super().staging._replace(ids=self._opened().schema().as_arrow())
+
     def _partitions(self) -> Iterable[str]:
         names = [field.name for field in self._table.spec().fields]
         if not names or not set(names) <= _TRANSFORMS.keys():
@@ -81,7 +85,6 @@ class IcebergTable(Table):
 
     def _commit(self, files: Sequence[File], records: dict[str, int], check: Any) -> None:
         check()
-        self._grow(self._files_schema(files))
         staging = self.staging
         # Pyiceberg would repeat a commit that another came before, and so have a batch twice. In
         # memory only: others may do so.
@@ -93,13 +96,9 @@ class IcebergTable(Table):
             one.add_files(paths, check_duplicate_files=False)
         self._is_open = False  # The next look loads it: there is no lock, and another may commit.
 
-    def _grow(self, schema: pa.Schema) -> None:
-        own, schema = pa.struct([*self._columns()]), pa.struct([*schema])
-        if self._unified(own, schema, whole=False) != schema:
-            raise LakeUnfit(f"{self.place}: the schema does not fit: the table has wider types now")
-        if (whole := self._unified(own, schema)) != own:
-            with self._table.update_schema() as update:
-                update.union_by_name(pa.schema([*whole]))
+    def _grow(self, own: pa.Schema | None, whole: pa.Schema) -> None:
+        with self._table.update_schema() as update:
+            update.union_by_name(whole)
 
     def _compact(self) -> None:
         """Each time after some commits; what another commits at the same time, goes before."""
@@ -123,7 +122,8 @@ class IcebergTable(Table):
                 yield pa.Table.from_batches([cast(each, columns) for each in batches], columns)
 
         path = f"{directory}/{shown(uuid.uuid4().hex)}"
-        write_file(place_of(directory), path.rpartition("/")[2], tables(), columns)
+        schema = numbered(columns, self._table.schema().as_arrow())
+        write_file(place_of(directory), path.rpartition("/")[2], tables(), schema)
         with self._table.transaction() as one, one.update_snapshot().overwrite() as change:
             for file in files:
                 change.delete_data_file(file)

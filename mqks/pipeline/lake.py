@@ -17,6 +17,7 @@ Tasks write only into `staging`; files there that no commit names are deleted.
 import fcntl
 import json
 import os
+import re
 import socket
 import time
 import uuid
@@ -80,10 +81,15 @@ class Staging(NamedTuple):
     """The partitions."""
     is_final: bool = False
     """Whether files get their final names: those of a table, which names its files in its log."""
+    ids: pa.Schema | None = None
+    """Columns with the numbers that an Iceberg table has for them."""
 
     def path(self, file: "File") -> str:
         """Of a file in `place`."""
-        return f"{file.directory}/{shown(file.name)}" if self.is_final else file.name
+        if not self.is_final:
+            return file.name
+        # Its log says the values. Readers disagree about escapes in the names of objects.
+        return re.sub(r"[^\w.=/-]", "_", f"{file.directory}/{shown(file.name)}", flags=re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +168,23 @@ def _stage(staging: Staging, batches: list[pa.RecordBatch]) -> Iterator[File]:
         unparsed = part["data"].null_count if "data" in part.column_names else 0
         place, name = directory(staging.by, values), _new_name(first, last)
         file = File(name, place, values, part.num_rows, 0, first, last, arrived_us, unparsed)
-        yield replace(
-            file, bytes=write_file(staging.place, staging.path(file), [part], part.schema)
-        )
+        schema = part.schema if staging.ids is None else numbered(part.schema, staging.ids)
+        size = write_file(staging.place, staging.path(file), [part], schema)
+        yield replace(file, bytes=size)
+
+
+def numbered(schema: pa.Schema, ids: pa.Schema) -> pa.Schema:
+    """A schema with the numbers of its columns and fields."""
+    return pa.schema([_numbered(field, ids.field(field.name)) for field in schema])
+
+
+def _numbered(field: pa.Field, like: pa.Field) -> pa.Field:
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_numbered(each, like.type.field(each.name)) for each in kind])
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_numbered(kind.value_field, like.type.value_field))
+    return pa.field(field.name, kind, metadata=like.metadata)
 
 
 def _parts(table: pa.Table, by: Sequence[str]) -> Iterator[tuple[list[str], pa.Table]]:
@@ -400,7 +420,7 @@ class Lake:
             times.append(before)
         return {epoch: max(times)} if times else {}
 
-    def fitted(self, data: pa.DataType) -> pa.DataType:
+    def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
         """The type of the column `data` in files, for payloads of this one."""
         return data
 

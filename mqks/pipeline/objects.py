@@ -42,6 +42,7 @@ _AWAY = (
 
 Place = Path | str
 """A directory, or the URL of a table."""
+ICEBERG = "iceberg://"
 Got = TypeVar("Got")
 
 

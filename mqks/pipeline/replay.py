@@ -32,10 +32,10 @@ from mqks.pipeline import objects
 from mqks.pipeline.columns import ORIGIN_WORDS
 from mqks.pipeline.errors import BadOption
 from mqks.pipeline.lake import CONTROL
+from mqks.pipeline.places import home_of, messages
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.report import between
 from mqks.pipeline.sink import Publisher
-from mqks.pipeline.table import home_of, messages
 from mqks.pipeline.wire import Server
 
 if TYPE_CHECKING:

@@ -20,13 +20,10 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mqks.durable import sync
-from mqks.pipeline import objects
 from mqks.pipeline.errors import ExtraMissing, LakeInUse, LakeUnfit, PipelineError, StoreAway
 from mqks.pipeline.lake import (
     COLUMNS,
@@ -34,7 +31,6 @@ from mqks.pipeline.lake import (
     PARTITIONS,
     SHARED,
     File,
-    Lake,
     Merge,
     Staging,
     kept_by,
@@ -42,15 +38,10 @@ from mqks.pipeline.lake import (
 from mqks.pipeline.objects import OPTIONS, Place, asked, make_directory
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    pass
 
 COMPACTION = 16
 """A table is compacted each time after this number of versions."""
-ICEBERG = "iceberg://"
-_DDL = (
-    "key binary, value binary, topic string, offset bigint, timestamp timestamp, queue string,"
-    " epoch string, archived timestamp, date date"
-)
 _ALIKE = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal
 
 _log = logging.getLogger("mqks.pipeline")
@@ -67,6 +58,8 @@ class Table:
         self._by = by
         self._table: Any = None
         self._is_open = False
+        self._told: dict[str, int | None] = {}
+        """What `next` has told, by the names of the records: the batches begin there."""
 
     def __enter__(self) -> Self:
         with suppress(StoreAway):
@@ -99,7 +92,9 @@ class Table:
 
     def next(self, queue: str, epoch: str) -> int | None:
         """The first number of the queue that the table does not have; None before the first."""
-        return self._recorded(_application(queue, epoch))
+        name = _application(queue, epoch)
+        self._told[name] = self._recorded(name)
+        return self._told[name]
 
     def arrived_us(self, queue: str, epoch: str) -> int | None:
         """The arrival of the latest message of this queue in the table; None before the first."""
@@ -108,12 +103,20 @@ class Table:
     def _recorded(self, name: str) -> int | None:
         return None if self._opened() is None else self._record(name)
 
-    def fitted(self, data: pa.DataType) -> pa.DataType:
-        """The type of the column `data` in files, for payloads of this one: its fields are as wide
-        as the table has them. Raises LakeUnfit if one has another type there."""
-        if self._opened() is None or "data" not in self._columns().names:
-            return data
-        return self._unified(self._columns().field("data").type, data, whole=False)
+    def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
+        """Make the table ready for files with payloads of this type, if with any; returns the type
+        in the files, whose fields are as wide as the table has them. Raises LakeUnfit."""
+        return asked(self.place, partial(self._prepared, data))
+
+    def _prepared(self, data: pa.DataType | None) -> pa.DataType | None:
+        schema = COLUMNS if data is None else COLUMNS.append(pa.field("data", data))
+        own = None if self._opened() is None else self._columns()
+        whole = schema
+        if own is not None:
+            whole = pa.schema([*self._unified(pa.struct([*own]), pa.struct([*schema]))])
+        if whole != own:
+            self._grow(own, whole)
+        return data and self._unified(whole.field("data").type, data, whole=False)
 
     def _unified(self, old: pa.DataType, new: pa.DataType, *, whole: bool = True) -> pa.DataType:
         try:
@@ -125,10 +128,11 @@ class Table:
             ) from None
 
     def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
-        """Make files part of the table: everything below `number` is in it then."""
-        before = self.next(queue, epoch)
-        times = [file.arrived_us for file in files]
-        records = {_application(queue, epoch): number}
+        """Make files part of the table: everything below `number` is in it then. Raises LakeInUse
+        if another has committed since `next`."""
+        name = _application(queue, epoch)
+        before, times = self._told.get(name), [file.arrived_us for file in files]
+        records = {name: number}
         if times:
             came_us = self.arrived_us(queue, epoch) or 0
             records[_arrivals(queue, epoch)] = max(*times, came_us)
@@ -137,7 +141,7 @@ class Table:
 
         def check() -> None:
             """What was committed since then would not conflict with this commit."""
-            if (now := self.next(queue, epoch)) != before:
+            if (now := self._recorded(name)) != before:
                 raise self._in_use(queue, now)
 
         try:
@@ -146,11 +150,12 @@ class Table:
             raise
         except PipelineError:
             self._is_open = False
-            now = self.next(queue, epoch)
+            now = self._recorded(name)
             if now == before:
                 raise
             if now != number:
                 raise self._in_use(queue, now) from None
+        self._told[name] = number
 
     def _in_use(self, queue: str, number: int | None) -> LakeInUse:
         told = f"another archive has committed the queue {queue} up to {number}"
@@ -197,6 +202,10 @@ class Table:
     def _columns(self) -> pa.Schema:
         raise NotImplementedError
 
+    def _grow(self, own: pa.Schema | None, whole: pa.Schema) -> None:
+        """Give the table, which has its own columns or is none yet, these."""
+        raise NotImplementedError
+
     def _record(self, name: str) -> int | None:
         raise NotImplementedError
 
@@ -208,13 +217,6 @@ class Table:
 
     def _delete(self, before: date) -> None:
         raise NotImplementedError
-
-    def _files_schema(self, files: Sequence[File]) -> pa.Schema:
-        """Of the files of a batch, which all have the same."""
-        if not files:
-            return COLUMNS
-        content = objects.read(self.files, self.staging.path(files[0]))
-        return pq.read_schema(pa.BufferReader(content))
 
 
 class DeltaTable(Table):
@@ -239,8 +241,8 @@ class DeltaTable(Table):
     def _commit(self, files: Sequence[File], records: dict[str, int], check: Any) -> None:
         from deltalake import CommitProperties, Transaction
 
-        first = self._grow(self._files_schema(files))
         check()
+        version = self._table.version()
         told = [Transaction(name, number) for name, number in records.items()]
         self._table.create_write_transaction(
             [self._addition(file) for file in files],
@@ -250,7 +252,7 @@ class DeltaTable(Table):
             commit_properties=CommitProperties(app_transactions=told),
         )
         self._table.update_incremental()
-        self._sync_log(first)
+        self._sync_log(version + 1)
 
     def _addition(self, file: File) -> Any:
         """The entry of a file in the log of a table."""
@@ -265,43 +267,32 @@ class DeltaTable(Table):
             stats=json.dumps({"numRecords": file.rows}),
         )
 
-    def _grow(self, schema: pa.Schema) -> int:
-        """Give the table the columns and fields of these files, and types as wide; returns the
-        version before. A file with another type would make the table unreadable."""
+    def _grow(self, own: pa.Schema | None, whole: pa.Schema) -> None:
         import deltalake as d
 
-        schema = pa.schema([*schema, *((name, PARTITIONS[name]) for name in self.by)])
+        by = [*self.by]
         try:
-            d.Schema.from_arrow(schema)
+            d.Schema.from_arrow(whole)
         except Exception as error:  # It raises nothing more special.
             why = str(error).rpartition("Schema error: ")[2]
             raise LakeUnfit(f"a Delta table cannot have these columns: {why}") from None
-        if self._table is None:
-            made = d.DeltaTable.create(
+        if own is None:
+            self._table = d.DeltaTable.create(
                 self.place,
-                schema,
+                pa.schema([*whole, *((name, PARTITIONS[name]) for name in by)]),
                 mode="ignore",
-                partition_by=[*self.by],
+                partition_by=by,
                 storage_options=_options(self.place),
             )
-            self._table, self._is_open = made, True
-            return 0
-        first: int = self._table.version()
-        own = self._columns()
-        wide, narrow = pa.struct([*own]), pa.struct([*schema])
-        whole = pa.schema([*self._unified(wide, narrow)])
-        if self._unified(wide, narrow, whole=False) != narrow:
-            raise LakeUnfit(f"{self.place}: the schema does not fit: the table has wider types now")
-        if whole == own:
-            return first
-        before = set(self._table.file_uris())
+            self._sync_log(0)
+            return
+        version, before = self._table.version(), set(self._table.file_uris())
         try:
             pa.unify_schemas([own, whole])
         except pa.ArrowTypeError:  # Files of this format have the types of the table: all anew.
             rows = d.QueryBuilder().register("t", self._table).execute("select * from t")
             batches = (cast(batch, whole) for batch in pa.RecordBatchReader.from_stream(rows))
             anew = pa.RecordBatchReader.from_batches(whole, batches)
-            by = [*self.by]
             d.write_deltalake(
                 self._table, anew, mode="overwrite", schema_mode="overwrite", partition_by=by
             )
@@ -310,7 +301,7 @@ class DeltaTable(Table):
             d.write_deltalake(self._table, none, mode="append", schema_mode="merge")
         self._table.update_incremental()
         self._sync_files(self._new(before))
-        return first
+        self._sync_log(version + 1)
 
     def _new(self, before: set[str]) -> Iterator[str]:
         """The files in a directory that were not in the table before."""
@@ -407,73 +398,3 @@ def _application(queue: str, epoch: str) -> str:
 
 def _arrivals(queue: str, epoch: str) -> str:
     return f"{_application(queue, epoch)}/arrived_us"
-
-
-def is_delta(place: Place) -> bool:
-    return isinstance(place, str) or (place / "_delta_log").is_dir()
-
-
-def messages(spark: "SparkSession", place: Place) -> "DataFrame":
-    """The rows of a lake, for Spark: the columns of its files, and `date`. Raises LakeUnfit.
-
-    The event is the column `topic`; the directory may have it cut.
-    """
-    if isinstance(place, Path) and not is_delta(place):
-        if not place.is_dir():
-            raise LakeUnfit(f"there is no lake at {place}")
-        return spark.read.schema(_DDL).parquet(str(place.absolute()))
-    files = [(uri,) for uri in asked(place, partial(_files, place))]
-    if not files:
-        return spark.createDataFrame([], _DDL)
-    tasks = min(len(files), spark.sparkContext.defaultParallelism)
-    named = spark.createDataFrame(files, "file string").repartition(tasks)
-    return named.mapInArrow(_rows, _DDL)
-
-
-def _files(place: Place) -> list[str]:
-    if isinstance(place, str) and place.startswith(ICEBERG):
-        from mqks.pipeline import iceberg
-
-        return iceberg.files(place)
-    found = delta(place)
-    if found is None:
-        raise LakeUnfit(f"there is no Delta table at {place}")
-    names = pa.table(found.get_add_actions())["path"].to_pylist()
-    return [f"{place}/{unquote(name)}" for name in names]
-
-
-def home_of(place: Place) -> Place:
-    """Where what belongs to a lake can be stored. Raises what the catalog does."""
-    if isinstance(place, str) and place.startswith(ICEBERG):
-        from mqks.pipeline import iceberg
-
-        return iceberg.place_of(iceberg.found(place).location())
-    return place
-
-
-def _rows(files: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    schema = COLUMNS.append(pa.field("date", pa.date32()))
-    for uri in (uri for batch in files for uri in batch["file"].to_pylist()):
-        content = objects.read(uri if "://" in uri else Path(uri))
-        for batch in pq.ParquetFile(pa.BufferReader(content)).iter_batches(columns=COLUMNS.names):
-            columns = [batch[name] for name in COLUMNS.names]
-            columns.append(batch["timestamp"].cast(pa.date32()))
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def lake_at(
-    place: Place, format: str | None = None, by: tuple[str, ...] | None = None
-) -> "Lake | Table":
-    """The lake at a place, to be entered; in a directory plain files unless the format is given.
-    Raises LakeUnfit."""
-    if isinstance(place, Path) and format in (None, "parquet"):
-        return Lake(place, by=by)
-    if isinstance(place, str) and place.startswith(ICEBERG):
-        from mqks.pipeline.iceberg import IcebergTable
-
-        return IcebergTable(place, by=by)
-    if format == "iceberg":
-        raise LakeUnfit(f"{place}: Iceberg tables have a --catalog, and a name as namespace.table")
-    if format == "parquet":
-        raise LakeUnfit(f"{place} cannot have the format {format}: leave out --format")
-    return DeltaTable(place, by=by)
