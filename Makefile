@@ -60,6 +60,5 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.made
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.made
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	@# Kombu's tests of transports are only in its sources.
-	$(BIN)/python -m pip download --quiet --no-binary kombu --no-deps --dest $(VENV)/sdists kombu==5.7.0
+	$(BIN)/python -m tools.sdists
 	@touch $(VENV)/.installed $@

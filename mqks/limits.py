@@ -33,6 +33,9 @@ QUEUE_TABLES_MAX: Final = 256
 META_BYTES_MAX: Final = 4096
 """Longest attributes of a message, percent-encoded."""
 
+LABELS_BYTES_MAX: Final = 32 * 1024
+"""Longest labels of a queue, percent-encoded."""
+
 REASON_BYTES_MAX: Final = 512
 """Longest reason of a reject, before it is percent-encoded."""
 
@@ -230,6 +233,24 @@ API_STREAMS_MAX: Final = 64
 
 API_WAITS_MAX: Final = 128
 """Requests to the HTTP API that wait for messages."""
+
+SQS_CONNECTIONS_MAX: Final = 16_384
+"""Connections at once to the port of SQS, most of which wait for messages."""
+
+SQS_REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Longest request to it: 1 MiB of messages, with their escapes."""
+
+SQS_LINE_BYTES_MAX: Final = 2 * 1024 * 1024 + 16 * 1024
+"""Longest line from it: 1 MiB of newlines, escaped, and attributes."""
+
+SQS_QUEUES_MAX: Final = 10_000
+"""Queues whose attributes it knows without asking, for a second."""
+
+SQS_RECENT_MAX: Final = 100_000
+"""Messages whose first delivery it remembers, and as many sequence numbers."""
+
+SQS_TASKS_MAX: Final = 1000
+"""Queues of which it remembers message move tasks, ten each."""
 
 HISTORY_QUEUES_MAX: Final = 100
 """Queues whose rates of the last day are kept: 34 KiB each."""

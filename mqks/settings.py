@@ -151,6 +151,13 @@ class Settings:
         "Port of the HTTP API; 0 selects a free port and logs it. Without a number there is none.",
         (0, 65535, ""),
     )
+    sqs_host: str = _listening("127.0.0.1", "Address of the SQS API.")
+    sqs_port: int | None = _listening(
+        None,
+        "Port of the SQS API, usually 9324; 0 selects a free port and logs it. Without a number "
+        "there is none.",
+        (0, 65535, ""),
+    )
     insecure: bool = _listening(
         False, "Listen beyond loopback without users: anyone who can connect may do everything."
     )
@@ -747,9 +754,11 @@ def _mistakes_together(settings: Settings, places: Mapping[str, str]) -> Iterato
     """Values that are valid alone but not together."""
     yield from _bad_queue_names(settings, settings.queue_tables)
     checks = [partial(check_reach, settings, settings.host, places.get("host", "host"))]
-    if settings.api_port is not None:
-        place = places.get("api_host", "api_host")
-        checks.append(partial(check_reach, settings, settings.api_host, place))
+    for name in ("api", "sqs"):
+        if getattr(settings, f"{name}_port") is not None:
+            place = places.get(f"{name}_host", f"{name}_host")
+            host = getattr(settings, f"{name}_host")
+            checks.append(partial(check_reach, settings, host, place))
     if settings.tls_port:
         place = places.get("tls_host", "tls_host")
         checks.append(partial(check_reach, settings, settings.tls_host, place))

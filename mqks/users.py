@@ -3,12 +3,15 @@
 One JSON object per line:
 
     {"name": "alice", "password": "scrypt:16384:8:1:SALT:HASH", "token": "SHA-256",
+     "sqs": "ACCESS KEY:SECRET",
      "publish": ["orders.**"], "consume": ["alice-*"], "read": [], "bind": ["**"],
      "monitoring": false, "admin": false, "eval": false}
 
 Only the name is required. SALT, HASH and SHA-256 are hexadecimal digits.
 
-The one rule: neither the file nor a reply, nor the time it takes, reveals a secret.
+The one rule: neither the file nor a reply, nor the time it takes, reveals a secret. But the file
+has that of `sqs`, since who checks a signature needs the key that made it: only the owner may read
+the file.
 """
 
 import hashlib
@@ -93,13 +96,13 @@ STRANGER: Final = Permissions()
 
 
 _KINDS: Final = {
-    **dict.fromkeys(("name", "password", "token"), str),
+    **dict.fromkeys(("name", "password", "token", "sqs"), str),
     **dict.fromkeys(("publish", "consume", "read", "bind"), list),
     **dict.fromkeys(("monitoring", "admin", "eval"), bool),
 }
 
 
-_SHOWN: Final = tuple(key for key in _KINDS if key not in ("password", "token"))
+_SHOWN: Final = tuple(key for key in _KINDS if key not in ("password", "token", "sqs"))
 
 
 @dataclass(slots=True)
@@ -116,6 +119,8 @@ class User:
     monitoring: bool = False
     admin: bool = False
     eval: bool = False
+    sqs: str = field(default="", repr=False)
+    """The access key of SQS, a colon, and its secret."""
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():
@@ -128,6 +133,8 @@ class User:
             _read_hash(self.password)
         if self.token and len(bytes.fromhex(self.token)) != hashlib.sha256().digest_size:
             raise ValueError("the token is not a SHA-256 hash in hexadecimal digits")
+        if self.sqs and not all(self.sqs.partition(":")):
+            raise ValueError("sqs is not an access key and a secret with a colon between them")
 
     def permissions(self) -> Permissions:
         """Raises BadRequest for a mask that is too long."""
@@ -235,6 +242,7 @@ class Users:
         self._known: dict[str, Known] = {}
         self._hashes: dict[str, tuple[_Cost, bytes, bytes]] = {}
         self._tokens: dict[bytes, Known] = {}
+        self._signing: dict[str, tuple[Known, str]] = {}
         self._verified: dict[str, bytes] = {}
         """Correct passwords, blinded: the next login of the user is immediate."""
         self.shown: list[dict[str, Any]] = []
@@ -246,6 +254,9 @@ class Users:
                 self._hashes[user.name] = _read_hash(user.password)
             if user.token:
                 self._tokens[self._blind(bytes.fromhex(user.token))] = known
+            if user.sqs:
+                access_key, _, secret = user.sqs.partition(":")
+                self._signing[access_key] = known, secret
 
     def __len__(self) -> int:
         return len(self._known)
@@ -256,6 +267,10 @@ class Users:
     def by_token(self, token: bytes) -> Known | None:
         """The user of this token. It is fast: 32 random bytes need no slow hash."""
         return self._tokens.get(self._blind(hashlib.sha256(token).digest()))
+
+    def by_access_key(self, access_key: str) -> tuple[Known, str] | None:
+        """The user who signs with this key, and the secret."""
+        return self._signing.get(access_key)
 
     def recall(self, name: bytes, password: bytes) -> Known | None:
         """The user, if this password has been verified before."""

@@ -1,6 +1,7 @@
 """Archive and replay while they and the broker are killed with SIGKILL; then everything is counted.
 
     python -m tests.pipeline_kills archive 2000000
+    python -m tests.pipeline_kills archive 2000000 7 store      a Delta table on a store
     python -m tests.pipeline_kills replay 2000000
 
 The one rule: when something is killed follows from a printed seed, and nothing waits without a
@@ -10,6 +11,7 @@ limit.
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -17,8 +19,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,9 +31,11 @@ import pyarrow.dataset as ds
 
 from mqks.client.blocking import connect
 from mqks.pipeline.archive import Archive
-from mqks.pipeline.lake import LAKES, messages
+from mqks.pipeline.objects import Place, store
+from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.session import session
 from mqks.pipeline.sink import Publisher
+from mqks.pipeline.table import delta
 from mqks.pipeline.wire import Server
 from mqks.testing import BrokerProcess
 from tests.conftest import SPARK_SETTINGS
@@ -149,10 +154,10 @@ def at_the_same_time(work: Callable[[], None]) -> Iterator[None]:
     assert not failures, failures
 
 
-def archive_once(spark: "SparkSession", url: str, queue: str, lake: Path, format: str) -> Path:
+def archive_once(spark: "SparkSession", url: str, queue: str, lake: Place, format: str) -> Place:
     """What is there, with nothing killed."""
     job = Archive(queue=queue, server=Server(url=url), once=True)
-    with LAKES[format](lake) as opened:
+    with lake_at(lake, format) as opened:
         for _ in job.run(spark, opened, threading.Event()):
             pass
     return lake
@@ -165,11 +170,13 @@ def archive(
     seed: int,
     format: str = "parquet",
     driver_kills: int = DRIVER_KILLS,
-) -> Path:
-    """Publish and archive so many messages while all is being killed; gives the lake."""
+    lake: str | None = None,
+) -> Place:
+    """Publish and archive so many messages while all is being killed; gives the lake, which is a
+    directory unless it is given."""
     chance = random.Random(seed)
-    lake, log = root / "lake", root / "job.log"
-    staging = lake / "_mqks" / "staging"
+    log = root / "job.log"
+    place: Place = root / "lake" if lake is None else lake
     with BrokerProcess(root / "mqks.db") as broker:
         subscribe(broker.url, "clicks")
         flags = [
@@ -182,31 +189,36 @@ def archive(
             "--roll",
             "0.5",
         ]
-        command = ["archive", "clicks", str(lake), "--url", broker.url, *flags]
+        command = ["archive", "clicks", str(place), "--url", broker.url, *flags]
         with at_the_same_time(lambda: publish(broker.url, count)):
             for number in range(driver_kills):
-                before = _names(staging)
+                before = names(place)
                 job = Job(log, *command)
-                wait_for("a batch", partial(is_at_work, job, staging, before))
+                wait_for("a batch", partial(is_at_work, job, place, before))
                 if number % 2 == 0:  # Every other time the broker dies first, in mid-batch.
                     broker.kill()
                     broker.start()
                 time.sleep(chance.uniform(0, 0.5))  # So as to die anywhere in a batch.
                 job.kill(everything=chance.random() < 0.5)
-        return archive_once(spark, broker.url, "clicks", lake, format)
+        return archive_once(spark, broker.url, "clicks", place, format)
 
 
-def _names(staging: Path) -> set[str]:
-    return {file.name for file in staging.iterdir()} if staging.is_dir() else set()
+def names(place: Place) -> set[str]:
+    """Of the files with messages."""
+    if isinstance(place, str):
+        found = [each["path"] for each in chain(*store(place).list())]
+    else:
+        found = [file.name for file in place.rglob("*")]
+    return {name for name in found if re.search(r"\d{12}-\d{12}-", name)}
 
 
-def is_at_work(job: Job, staging: Path, before: set[str]) -> bool:
-    return bool(job.told) or (job.is_running() and not _names(staging) <= before)
+def is_at_work(job: Job, place: Place, before: set[str]) -> bool:
+    return bool(job.told) or (job.is_running() and not names(place) <= before)
 
 
 def replay(
     spark: "SparkSession", root: Path, count: int, seed: int, broker_kills: int = BROKER_KILLS
-) -> Path:
+) -> Place:
     """Replay a lake into another broker, which is killed again and again, and so is the job but
     for the last time; gives the lake of what came there."""
     chance = random.Random(seed)
@@ -231,14 +243,18 @@ def replay(
         return archive_once(spark, broker.url, "copy", copy, "parquet")
 
 
-def counted(lake: Path) -> Counts:
+def counted(lake: Place) -> Counts:
     """As pyarrow sees it."""
-    table = ds.dataset(lake, partitioning="hive").to_table(columns=["key", "offset"])
+    if isinstance(lake, str):
+        rows = delta(lake).to_pyarrow_dataset()
+    else:
+        rows = ds.dataset(lake, partitioning="hive")
+    table = rows.to_table(columns=["key", "offset"])
     distinct = [pc.count_distinct(table[name]).as_py() for name in ("key", "offset")]
     return Counts(table.num_rows, *distinct)
 
 
-def counted_by_spark(spark: "SparkSession", lake: Path) -> Counts:
+def counted_by_spark(spark: "SparkSession", lake: Place) -> Counts:
     from pyspark.sql import functions as F
 
     rows = messages(spark, lake)
@@ -247,14 +263,20 @@ def counted_by_spark(spark: "SparkSession", lake: Path) -> Counts:
 
 
 if __name__ == "__main__":
-    works: dict[str, Callable[..., Path]] = {"archive": archive, "replay": replay}
+    works: dict[str, Callable[..., Place]] = {"archive": archive, "replay": replay}
     work, count = works[sys.argv[1]], int(sys.argv[2])
     seed = int(sys.argv[3]) if len(sys.argv) > 3 else random.randrange(1000)
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as opened:
+        told: dict[str, str] = {}
+        if sys.argv[4:]:
+            from tests.test_pipeline_store import local_store
+
+            opened.enter_context(local_store())
+            told = {"lake": "s3://bucket/lake", "format": "delta"}
         spark = session("local[2]", **SPARK_SETTINGS)
         began_s = time.monotonic()
         print(f"seed {seed}")
-        lake = work(spark, Path(directory), count, seed)
+        lake = work(spark, Path(directory), count, seed, **told)
         print(f"{count} messages, {time.monotonic() - began_s:.0f} s")
         print("pyarrow:", counted(lake))
         print("Spark:  ", counted_by_spark(spark, lake))

@@ -36,7 +36,7 @@ ARROWS = {
     "journal": {"broker", "protocol", "durable", "files", "errors", "limits", "settings"},
     "server": {
         *("journal", "broker", "users_file", "users", "protocol", "files", "page"),
-        *("api", "errors", "limits", "settings"),
+        *("api", "sqs", "errors", "limits", "settings"),
     },
     "client": {"protocol", "errors", "limits", "version"},
     "pipeline": {"client", "protocol", "durable", "errors", "limits"},
@@ -45,6 +45,7 @@ ARROWS = {
     "inspection": {"client", "journal", "protocol", "errors", "settings"},
     "page": {"inspection", "client", "protocol", "errors"},
     "api": {"inspection", "client", "protocol", "limits"},
+    "sqs": {"api", "client", "protocol", "users", "limits"},
     "transfer": {"inspection", "client", "protocol", "errors"},
     "bench": {"client", "protocol", "errors"},
     "testing": {"server", "journal", "settings"},

@@ -1,14 +1,8 @@
-"""Celery and kombu on a real server: kombu's own tests of a transport, unmodified, and workers."""
+"""Celery and kombu on a real server: kombu's own tests of a transport, unmodified."""
 
 import importlib.util
-import os
-import signal
-import subprocess
-import sys
 import tarfile
-from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -16,8 +10,8 @@ import pytest
 import mqks.celery
 from mqks.celery import names
 from mqks.testing import Broker
-from tests.server_process import ServerProcess
-from tests.waiting import WAIT_S, until
+from tests.waiting import WAIT_S
+from tools.sdists import DIRECTORY
 
 kombu = pytest.importorskip("kombu")
 from kombu.exceptions import ChannelError  # noqa: E402
@@ -27,16 +21,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-SDISTS = Path(sys.prefix) / "sdists"
-"""Where `make` puts the sources of kombu, whose tests no wheel has."""
 
 
 def _mixins() -> Any:
-    found = sorted(SDISTS.glob("kombu-*.tar.gz"))
-    if not found:
+    found = DIRECTORY / f"kombu-{version('kombu')}.tar.gz"
+    if not found.exists():
         return None
-    target = SDISTS / "common.py"
-    with tarfile.open(found[-1]) as sources:
+    target = DIRECTORY / "common.py"
+    with tarfile.open(found) as sources:
         (member,) = (each for each in sources if each.name.endswith("t/integration/common.py"))
         file = sources.extractfile(member)
         assert file is not None
@@ -70,7 +62,7 @@ def failover_connection(mqks_broker: Broker) -> Any:
 if MIXINS is None:
 
     def test_mixins() -> None:
-        pytest.skip(f"the sources of kombu are not in {SDISTS}: `make` gets them")
+        pytest.skip("the sources of this version are not here: python -m tools.sdists gets them")
 
 else:
     # All of them: none is left out.
@@ -181,140 +173,3 @@ def test_a_cancelled_consumer_holds_what_it_has(connection: Any) -> None:
         last = channel.basic_get("q", no_ack=True)
         assert (len(got), last.body) == (2, b"3")
         assert channel.basic_get("q") is None
-
-
-class Workers:
-    """Starts workers, and kills those that still run at the end."""
-
-    def __init__(self, url: str, tmp_path: Path) -> None:
-        self.environment = os.environ | {"BROKER": url, "RESULTS": f"file://{tmp_path}/results"}
-        (tmp_path / "results").mkdir()
-        self.log = tmp_path / "worker.log"
-        self.all: list[subprocess.Popen[bytes]] = []
-
-    def start(self, *flags: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "celery", "-A", "tests.celery_tasks", "worker"]
-        command += ["-l", "INFO", *(flags or ("-c", "2"))]
-        with self.log.open("ab") as log:
-            worker = subprocess.Popen(
-                command, env=self.environment, stdout=log, stderr=log, start_new_session=True
-            )
-        self.all.append(worker)
-        return worker
-
-    def kill(self, worker: subprocess.Popen[bytes]) -> None:
-        """And its children: they are of its own group."""
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
-
-    @property
-    def is_ready(self) -> bool:
-        return b" ready." in self.log.read_bytes()
-
-
-@pytest.fixture
-def workers(mqks_broker: Broker, tmp_path: Path) -> Iterator[Workers]:
-    started = Workers(mqks_broker.url, tmp_path)
-    yield started
-    for worker in started.all:
-        if worker.poll() is None:
-            started.kill(worker)
-
-
-@pytest.fixture
-def tasks(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name in ("BROKER", "RESULTS"):
-        monkeypatch.setenv(name, workers.environment[name])
-    monkeypatch.delitem(sys.modules, "tests.celery_tasks", raising=False)
-    return importlib.import_module("tests.celery_tasks")
-
-
-@pytest.mark.slow
-def test_a_worker(workers: Workers, tasks: Any, tmp_path: Path) -> None:
-    from celery import chord
-
-    worker = workers.start()
-    until(lambda: workers.is_ready)
-    assert tasks.add.delay(1, 2).get(timeout=WAIT_S) == 3
-    assert tasks.add.apply_async((3, 4), countdown=1).get(timeout=WAIT_S) == 7
-    assert chord([tasks.add.s(i, i) for i in range(5)])(tasks.total.s()).get(timeout=WAIT_S) == 20
-    (answer,) = tasks.app.control.ping(timeout=10, limit=1)
-    assert [*answer.values()] == [{"ok": "pong"}]
-    assert tasks.app.control.inspect(timeout=10, limit=1).active_queues()
-    for _ in range(20):  # The replies of all have one queue.
-        assert tasks.app.control.inspect(timeout=10, limit=1).stats()
-    events: list[str] = []
-
-    def seen_event(event: dict[str, Any]) -> None:
-        events.append(event["type"])
-        if event["type"] == "task-succeeded":
-            receiver.should_stop = True
-
-    with tasks.app.connection() as connection:
-        receiver = tasks.app.events.Receiver(connection, handlers={"*": seen_event})
-        tasks.app.control.enable_events()
-        tasks.add.apply_async((1, 1), countdown=2)
-        receiver.capture(limit=None, timeout=WAIT_S, wakeup=False)
-    assert "task-succeeded" in events
-
-    # Warm shutdown: what runs ends, what waits stays.
-    path = str(tmp_path / "slept")
-    tasks.sleep.delay(2, path)
-    until(lambda: Path(path).exists())
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(WAIT_S) == 0
-    assert Path(path).read_text() == "begun\ndone\n"
-    assert tasks.app.control.purge() == 0
-
-
-def test_threads(workers: Workers, tasks: Any, tmp_path: Path) -> None:
-    workers.start("-P", "threads", "-c", "4", "--without-mingle", "--without-gossip")
-    path = tmp_path / "effects"
-    for number in range(50):
-        tasks.note.delay(str(path), str(number))
-    until(lambda: path.exists() and len(path.read_text().split()) == 50)
-
-
-def _effects(path: Path) -> Counter[str]:
-    return Counter(path.read_text().split()) if path.exists() else Counter()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [10_000])
-def test_no_task_is_lost(
-    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """While workers and the server are killed."""
-    path = tmp_path / "effects"
-    with ServerProcess(tmp_path / "db") as server:
-        workers = Workers(server.url, tmp_path)
-        monkeypatch.setenv("BROKER", server.url)
-        monkeypatch.delitem(sys.modules, "tests.celery_tasks", raising=False)
-        tasks = importlib.import_module("tests.celery_tasks")
-        worker = workers.start()
-        try:
-
-            def seen(number: int) -> Callable[[], bool]:
-                return lambda: len(_effects(path)) >= number
-
-            policy = {"max_retries": 100, "interval_start": 0.1, "interval_max": 1}
-            for number in range(count):
-                tasks.note.apply_async((str(path), str(number)), retry_policy=policy)
-                if number in (count // 4, count // 2):
-                    until(seen(number // 4))
-                    workers.kill(worker)
-                    worker = workers.start()
-                if number in (count // 3, count * 2 // 3):
-                    server.kill()
-                    server.start()
-            workers.kill(worker)
-            workers.start()
-            until(seen(count))
-        finally:
-            for each in workers.all:
-                if each.poll() is None:
-                    workers.kill(each)
-    effects = _effects(path)
-    assert {*effects} == {*map(str, range(count))}
-    with capsys.disabled():
-        print(f"\n{count} tasks, {sum(effects.values()) - count} ran again")

@@ -28,6 +28,7 @@ from tests.chaos.forge import Ledger, Smith, result
 from tests.chaos.hermit import Hermit
 from tests.chaos.plan import plan
 from tests.chaos.play import Chaos, chaos
+from tests.chaos.renting import Leases
 from tests.chaos.server import check_log
 from tests.chaos.ward import QUEUE, Book, Holder
 from tests.seeds import printed_seed
@@ -645,6 +646,93 @@ def test_what_holds_in_the_forge_is_no_violation() -> None:
 def test_a_violation_in_the_forge_is_found(story: Callable[[ForgeStory], None]) -> None:
     with pytest.raises(Violation):
         story(ForgeStory())
+
+
+class RentingStory:
+    """Two jobs of one key and one of another; the first is leased from 10 to 20."""
+
+    def __init__(self) -> None:
+        self.book = Leases()
+        for name, key in ((b"j1", 1), (b"j2", 1), (b"j3", 2)):
+            self.book.published(name, key)
+        self.book.confirmed(b"j1")
+        self.given(b"j1", 10)
+
+    def given(self, name: bytes, now: float) -> None:
+        self.book.given({name: b"e.1.%d" % now}, now + 10, now)
+
+    def end(self, name: bytes, now: float, count: int = 1, *, ack: bool = True) -> None:
+        self.book.asks(name, b"l1", ack=ack)
+        self.book.answered(name, b"l1", count, 0, now)
+
+
+def renting_lives(story: RentingStory) -> None:
+    story.given(b"j3", 11)
+    story.book.compare([b"j1", b"j3"], [b"j2"], 12)
+    story.given(b"j1", 21)
+    story.end(b"j1", 22, ack=False)
+    story.given(b"j1", 23)
+    story.end(b"j1", 24)
+    story.given(b"j2", 25)
+    story.end(b"j3", 40, 0)
+    story.book.compare([b"j2"], [b"j3"], 41)
+    story.book.begin_again([b"j2", b"j3"])
+
+
+def renting_gives_twice(story: RentingStory) -> None:
+    story.given(b"j1", 19)
+
+
+def renting_breaks_the_order(story: RentingStory) -> None:
+    story.given(b"j2", 21)
+
+
+def renting_goes_on_after_a_reject(story: RentingStory) -> None:
+    story.end(b"j1", 11, ack=False)
+    story.given(b"j2", 12)
+
+
+def renting_brings_back(story: RentingStory) -> None:
+    story.end(b"j1", 11)
+    story.given(b"j1", 30)
+
+
+def renting_ends_a_lease(story: RentingStory) -> None:
+    story.end(b"j1", 11, 0)
+
+
+def renting_forgets_a_lease(story: RentingStory) -> None:
+    story.book.compare([], [b"j1"], 11)
+
+
+def renting_forgets_an_ack(story: RentingStory) -> None:
+    story.end(b"j1", 11)
+    story.book.compare([], [b"j1"], 30)
+
+
+def renting_loses(story: RentingStory) -> None:
+    story.book.compare([], [b"j2", b"j3"], 30)
+
+
+def renting_doubles(story: RentingStory) -> None:
+    story.book.compare([b"j1"], [b"j1"], 30)
+
+
+def test_what_holds_of_leases_is_no_violation() -> None:
+    renting_lives(RentingStory())
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        *(renting_gives_twice, renting_breaks_the_order, renting_goes_on_after_a_reject),
+        *(renting_brings_back, renting_ends_a_lease, renting_forgets_a_lease),
+        *(renting_forgets_an_ack, renting_loses, renting_doubles),
+    ],
+)
+def test_a_violation_of_leases_is_found(story: Callable[[RentingStory], None]) -> None:
+    with pytest.raises(Violation):
+        story(RentingStory())
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ LIVE = {
     "mqks user revoke": "alice --bind **",
     "mqks user remove": "goner",
     "mqks user token": "alice",
+    "mqks user sqs": "alice",
     "mqks user password": "alice --password-file secret",
     "mqks version": "",
 }

@@ -71,6 +71,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerPr
         yield server, path
 
 
+ROWS = "from mqks.django.models import TaskRow\n"
 FINISHED = """
 began_s = time.monotonic()
 while not result.is_finished:
@@ -135,10 +136,18 @@ def test_wrong_settings_are_told(project: tuple[ServerProcess, Path]) -> None:
 from mqks.django import MqksBackend
 options = {"url": "http://x", "losses": 0, "results_expire_s": "1d", "outboxes": True}
 print(sorted(each.id for each in MqksBackend("default", {"OPTIONS": options}).check()))
+options = {"queues": {"mail": {"outbox": True, "retries": 0}, "default": {"backoff": "long"}}}
+for each in MqksBackend("default", {"OPTIONS": options}).check():
+    print(each.id, each.msg.partition("queue ")[2])
 print(list(MqksBackend("default", {"OPTIONS": {}}).check()))
 """
-    told = "['mqks.E002', 'mqks.E003', 'mqks.E004', 'mqks.E005']\n[]\n"
-    assert run(program, *project) == told
+    assert run(program, *project).splitlines() == [
+        "['mqks.E002', 'mqks.E003', 'mqks.E004', 'mqks.E005']",
+        "mqks.E003 'default': backoff: 'long' is not a number of seconds from 0 to 1e+09",
+        "mqks.E002 'mail' has an unknown 'outbox'.",
+        "mqks.E004 'mail': 'retries' must be at least 1.",
+        "[]",
+    ]
 
 
 @pytest.mark.slow
@@ -199,11 +208,70 @@ for number in range(20):
     outbox.enqueue("", str(number))
 print(relay(outbox.get_backend()), relay(outbox.get_backend()))
 (row,) = TaskRow.objects.filter(backend="outbox", status="FAILED")
-print(row.unsent, row.errors[0][0], row.finished_at is not None)
+print(row.relay_at, row.errors[0][0], row.finished_at is not None)
 outbox.get_backend().client.delete_queue("outbox.default", if_exists=True)
 """
-    told = "20 0\nFalse mqks.client.errors.InvalidRequest True\n"
+    told = "20 0\nNone mqks.client.errors.InvalidRequest True\n"
     assert run(program, *project) == told
+
+
+def test_what_the_broker_refuses_is_set_aside(project: tuple[ServerProcess, Path]) -> None:
+    """With the reason; it delays no other, and is tried again."""
+    program = f"""
+from django.utils.timezone import now
+from mqks.django.worker import relay
+{ROWS}
+outbox = write.using(backend="outbox")
+backend = outbox.get_backend()
+backend.client.set_queue("outbox.full", messages_max=1)
+backend.queues.add("full")
+full = [outbox.using(queue_name="full").enqueue("", str(number)) for number in range(40)]
+outbox.enqueue("", "other")
+print(relay(backend), relay(backend))
+refused = TaskRow.objects.filter(id__in=[each.id for each in full]).exclude(refusal="")
+print(refused.count(), "full" in refused[0].refusal, refused[0].status)
+backend.client.set_queue("outbox.full", messages_max=None)
+refused.update(relay_at=now())
+print(relay(backend), refused.count())
+for queue in "outbox.full", "outbox.default":
+    backend.client.delete_queue(queue)
+"""
+    assert run(program, *project) == "2 0\n39 True READY\n39 0\n"
+
+
+@pytest.mark.slow
+def test_a_restart_of_the_broker_is_no_loss(project: tuple[ServerProcess, Path]) -> None:
+    server, path = project
+    file = path / "long"
+    task_id = run(f"print(waits.enqueue({str(file)!r}).id)", *project).strip()
+    look = f"result = waits.get_result({task_id!r})\n"
+    with worker(server, path, "--threads=5"):
+        for attempt in range(1, 5):
+            until(lambda: run(f"{look}print(result.attempts)", *project) == f"{attempt}\n")  # noqa: B023
+            server.stop()
+            server.start()
+        file.unlink()
+        assert run(f"{look}{FINISHED}print(result.status)", *project) == "SUCCESSFUL\n"
+
+
+@pytest.mark.slow
+def test_a_dead_letter_that_is_redriven_runs_again(project: tuple[ServerProcess, Path]) -> None:
+    server, path = project
+    program = f"result = fails.using(queue_name='own').enqueue(){FINISHED}print(result.id)"
+    with worker(server, path, "--queue=own"):
+        task_id = run(program, *project).strip()
+        program = f"""
+client = add.get_backend().client
+letter, = client.peek("own.dead")
+print(letter.id, letter.dead_letter.why)
+print(client.redrive("own.dead"))
+result = fails.get_result({task_id!r})
+while len(result.errors) < 2:
+    result.refresh()
+{FINISHED}print(result.status, result.attempts)
+"""
+        told = f"{task_id} ValueError: never\n1\nFAILED 2\n"
+        assert run(program, *project) == told
 
 
 def test_results_expire(project: tuple[ServerProcess, Path]) -> None:
@@ -270,7 +338,7 @@ print(outbox.enqueue(%r).id)
     with worker(server, path, "--relay-only"):
         told, task_id = run(program % str(file), *project).split("\n")[:2]
         assert told == "enqueued READY"
-        look = "from mqks.django.models import TaskRow\nprint(TaskRow.objects.filter(unsent=True))"
+        look = f"{ROWS}print(TaskRow.objects.filter(relay_at__isnull=False))"
         until(lambda: run(look, *project) == "<QuerySet []>\n")
     assert not file.exists()
     with worker(server, path, "--backend=outbox") as process:
@@ -284,7 +352,7 @@ print(outbox.enqueue(%r).id)
     assert run(look, *project) == "done\n"
     with worker(server, path):  # Of another backend: it relays all the same.
         run(program % str(file), *project)
-        look = "from mqks.django.models import TaskRow\nprint(TaskRow.objects.filter(unsent=True))"
+        look = f"{ROWS}print(TaskRow.objects.filter(relay_at__isnull=False))"
         until(lambda: run(look, *project) == "<QuerySet []>\n")
     run('add.get_backend().client.delete_queue("outbox.default")', *project)
     log = (path / "signals").read_text()

@@ -1,6 +1,7 @@
 """The grammar of flags: what requests mean, and what is refused."""
 
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def parse(line: bytes) -> Any:
         (b"publish --meta=a=1&b= e x", Publish(b"e", b"x", meta=b"a=1&b=")),
         (
             b"publish --meta=k=%2c%0A --once --ttl=2 --mandatory --delay=3 e  x ",
-            Publish(b"e", b" x ", True, True, 3_000_000, 0, 2_000_000, b"k=%2c%0A"),
+            Publish(b"e", b" x ", inf, True, 3_000_000, 0, 2_000_000, b"k=%2c%0A"),
         ),
         (
             b"rebind q a b c --add d --add-mask m.* --add d e",
@@ -112,7 +113,7 @@ def parse(line: bytes) -> Any:
         (
             b"set_queue q --retries=0 --losses=3 --backoff=1,60 --dead-letters=dead --ttl=0.5 "
             b"--messages-max=10 --bytes-max=1000 --overflow=drop --single-consumer=yes "
-            b"--ack-timeout=30 --ordered=key --fair=key",
+            b"--ack-timeout=30 --ordered=key --fair=key --labels=team=ops&a%20b=",
             SetQueue(
                 b"q",
                 {
@@ -128,6 +129,7 @@ def parse(line: bytes) -> Any:
                     "ack_timeout_s": 30.0,
                     "ordered": "key",
                     "fair": "key",
+                    "labels": b"team=ops&a%20b=",
                 },
                 False,
             ),
@@ -196,7 +198,7 @@ def test_ten_years_are_a_delay(line: bytes) -> None:
             b"publish --ttl e",
             b"publish --x e",
         ),
-        *(b"publish --once --once e", b"publish --once=1 e", b"publish --delay=1 --at=2 e"),
+        *(b"publish --once --once e", b"publish --once=0 e", b"publish --delay=1 --at=2 e"),
         *(b"publish --delay=1 --delay=1 e", b"publish --delay=1", b"publish --meta e x"),
         *(b"rebind", b"rebind q a b c d", b"rebind q --add a b c d", b"rebind --add q"),
         *(b"rebind q --add", b"rebind q --later a", b"subscribe q", b"subscribe q --remove a"),

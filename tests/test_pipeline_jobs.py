@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from itertools import count
@@ -34,8 +35,9 @@ from mqks.errors import MqksError
 from mqks.pipeline import archive as archives
 from mqks.pipeline import job
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
-from mqks.pipeline.lake import LAKES, has_files_without_data, messages
+from mqks.pipeline.lake import Lake, has_files_without_data
 from mqks.pipeline.page import page
+from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.report import between, report, waiting
@@ -73,12 +75,16 @@ def some(first: int, count: int, event: str = "page.view") -> list[tuple[str, st
 
 
 def run(
-    spark: "SparkSession", broker: Served, lake: Path, format: str = "parquet", **options: Any
+    spark: "SparkSession",
+    broker: Served,
+    lake: Path | str,
+    format: str | None = None,
+    **options: Any,
 ) -> list[archives.Progress]:
     job = archives.Archive(
         queue=options.pop("queue", "clicks"), server=Server(url=broker.url), once=True, **options
     )
-    with LAKES[format](lake) as opened:
+    with lake_at(lake, format) as opened:
         return list(job.run(spark, opened, Event()))
 
 
@@ -183,7 +189,7 @@ def test_archive_goes_on_until_it_is_stopped(
     stop, found = Event(), []
     job = archives.Archive(queue="clicks", server=Server(url=mqks_broker.url), interval_s=0.05)
     publish(mqks_broker, some(0, 3))
-    with LAKES["parquet"](lake) as opened:
+    with Lake(lake) as opened:
         for progress in job.run(spark, opened, stop):
             found.append(progress.messages)
             if len(found) == 3:
@@ -520,17 +526,17 @@ def test_a_replay_that_an_older_version_began(
 ) -> None:
     """In its masks a star stood for any characters."""
     job = Replay(lake=tmp_path, server=Server(url="mqks://here"), events=now)
-    job._save(17, {"offset": 3})
+    job._save(tmp_path, 17, {"offset": 3})
     state = json.loads((tmp_path / job._state).read_bytes())
     del state["job"]["mask"]
     state["job"]["events"] = before
     (tmp_path / job._state).write_text(json.dumps(state))
 
     if goes_on:
-        assert job._load() == (17, {"offset": 3})
+        assert job._load(tmp_path) == (17, {"offset": 3})
     else:
         with pytest.raises(BadOption, match="another name"):
-            job._load()
+            job._load(tmp_path)
 
 
 def test_a_lake_whose_older_files_have_no_data(
@@ -718,7 +724,7 @@ def test_without_java_exactly_that_is_said(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("url", ["gs://bucket/lake", "s3:/bucket/lake", "file:///lake"])
+@pytest.mark.parametrize("url", ["ftp://bucket/lake", "s3:/bucket/lake", "file:///lake"])
 @pytest.mark.parametrize("command", [["archive", "q"], ["report"], ["replay"]])
 def test_a_url_is_no_directory(
     command: list[str],
@@ -950,3 +956,66 @@ def test_replay_while_the_broker_is_killed(spark: "SparkSession", tmp_path: Path
 
     assert kills.counted(copy) == (200_000, 200_000, 200_000)
     assert kills.counted_by_spark(spark, copy) == (200_000, 200_000, 200_000)
+
+
+# ------------------------------------------------------------------------------------- many queues
+
+
+def published(broker: Broker, queue: str, first: int, count: int) -> None:
+    with connect(broker.url) as client:
+        client.subscribe(queue, [queue])
+    publish(broker, some(first, count, queue))
+
+
+def test_queues_by_a_mask_into_one_table(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "FIND_S", 0.0)
+    for number, queue in enumerate(("orders.eu", "orders.us", "orders.us.test", "other")):
+        published(mqks_broker, queue, 100 * number, 10)
+    found = run(spark, mqks_broker, lake, "delta", queue="orders.*", batch_messages=6)
+    assert sorted((p.queue, p.messages) for p in found) == [
+        *(("orders.eu", count) for count in (4, 6)),
+        *(("orders.us", count) for count in (4, 6)),
+    ]
+    with pytest.raises(BadOption, match=r"no queue matches none\.\*"):
+        run(spark, mqks_broker, lake, "delta", queue="none.*")
+
+    stop, told = Event(), []
+    job = archives.Archive(queue="orders.*", server=Server(url=mqks_broker.url), interval_s=0)
+    with lake_at(lake, "delta") as opened:
+        published(mqks_broker, "orders.eu", 50, 3)
+        for progress in job.run(spark, opened, stop):
+            told.append((progress.queue, progress.messages))
+            if len(told) == 1:
+                with connect(mqks_broker.url) as client:
+                    client.delete_queue("orders.us")
+                published(mqks_broker, "orders.new", 60, 2)
+            else:
+                stop.set()
+
+    assert told == [("orders.eu", 3), ("orders.new", 2)]
+    rows = [(row["queue"], row["key"].decode()) for row in messages(spark, lake).collect()]
+    keys = {"orders.eu": [*range(10), 50, 51, 52], "orders.new": [60, 61]}
+    keys["orders.us"] = [*range(100, 110)]
+    assert sorted(rows) == sorted((name, f"m{n}") for name in keys for n in keys[name])
+
+
+def test_the_server_shows_how_far_an_archive_is(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    def row() -> dict[str, Any]:
+        with connect(mqks_broker.url) as client:
+            told: dict[str, Any] = client.stats("queue", "clicks")
+        return told
+
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 10))
+    assert (row()["archived_seq"], row()["archive_lag"]) == (None, None)
+    with lake_at(lake) as opened:
+        job = archives.Archive(queue="clicks", server=Server(url=mqks_broker.url), once=True)
+        steps = replace(job, batch_messages=4).run(spark, opened, Event())
+        assert (next(steps).lag, row()["archived_seq"], row()["archive_lag"]) == (6, 5, 6)
+        list(steps)
+    publish(mqks_broker, some(10, 3))
+    assert (row()["archived_seq"], row()["archive_lag"]) == (11, 3)

@@ -5,27 +5,30 @@ The one rule: a lake is read back with pyarrow as any program would read it.
 
 import json
 import time
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
+import polars
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from mqks.pipeline.errors import LakeInUse, LakeUnfit
+from mqks.pipeline.errors import BadOption, LakeInUse, LakeUnfit
 from mqks.pipeline.lake import (
     COLUMNS,
-    DELTA_COMPACTION,
-    DeltaLake,
     File,
     Lake,
-    delta_table,
+    Staging,
     directory,
     merge,
+    partitions,
     stage,
 )
+from mqks.pipeline.table import COMPACTION, DeltaTable, Table, delta
+
+BY_EVENT = ("date", "event")
 
 NOON_US = 1_795_176_000_000_000
 DAY_US = 86_400_000_000
@@ -46,9 +49,18 @@ def batch(offsets: range, event: str = "e1", time_us: int = NOON_US) -> pa.Recor
     return pa.RecordBatch.from_pydict(columns, schema=COLUMNS)
 
 
-def put(lake: Lake, offsets: range, event: str = "e1") -> list[File]:
-    files = list(stage(lake.staging, [batch(offsets, event)], by_event=lake.by_event))
-    lake.commit("q", "x-1", offsets.stop, files)
+def files_of(lake: Lake | DeltaTable) -> Path:
+    place = lake.staging.place
+    assert isinstance(place, Path)
+    return place
+
+
+def put(lake: Lake | Table, rows: range | pa.RecordBatch, event: str = "e1") -> list[File]:
+    given = batch(rows, event) if isinstance(rows, range) else rows
+    names = given.schema.names
+    lake.prepared(given.schema.field("data").type if "data" in names else None)
+    files = list(stage(lake.staging, [given]))
+    lake.commit("q", "x-1", given["offset"][-1].as_py() + 1, files)
     return files
 
 
@@ -57,8 +69,8 @@ def offsets(path: Path) -> list[int]:
     return sorted(table["offset"].to_pylist())
 
 
-def roll(lake: Lake, age_s: float = 0) -> int:
-    return lake.roll(lambda groups: [merge(lake.staging, group) for group in groups], age_s)
+def roll(lake: Lake | DeltaTable, age_s: float = 0) -> int:
+    return lake.roll(lambda groups: [merge(files_of(lake), group) for group in groups], age_s)
 
 
 def shown(path: Path) -> list[Path]:
@@ -66,13 +78,12 @@ def shown(path: Path) -> list[Path]:
 
 
 def test_files_by_day_and_event(tmp_path: Path) -> None:
-    with Lake(tmp_path, by_event=True) as lake:
+    with Lake(tmp_path, by=BY_EVENT) as lake:
         staged = stage(
             lake.staging,
             [batch(range(3)), batch(range(3, 6), "e2"), batch(range(6, 8), "e1", NOON_US + DAY_US)],
-            by_event=True,
         )
-        files = {(file.date, file.event): (file.rows, file.first, file.last) for file in staged}
+        files = {tuple(file.values): (file.rows, file.first, file.last) for file in staged}
 
     assert files == {
         ("2026-11-20", "e1"): (3, 0, 2),
@@ -89,30 +100,28 @@ def test_nothing_is_in_the_lake_before_its_commit(tmp_path: Path) -> None:
     with Lake(tmp_path) as lake:
         assert lake.next("q", "x-1") == 5
         assert lake.next("q", "x-2") is None
-        assert len(list(lake.staging.iterdir())) == 1
+        assert len(list(files_of(lake).iterdir())) == 1
         assert roll(lake) == 0
-        assert list(lake.staging.iterdir()) == []
+        assert list(files_of(lake).iterdir()) == []
 
     assert offsets(tmp_path) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("moved", [0, 1, 2])
 def test_a_commit_that_was_cut_short_is_finished(tmp_path: Path, moved: int) -> None:
-    with Lake(tmp_path, by_event=True) as lake:
+    with Lake(tmp_path, by=BY_EVENT) as lake:
         put(lake, range(1, 5))
         roll(lake)
-        files = [
-            *stage(lake.staging, [batch(range(5, 7)), batch(range(7, 9), "e2")], by_event=True)
-        ]
+        files = [*stage(lake.staging, [batch(range(5, 7)), batch(range(7, 9), "e2")])]
         state = json.loads((lake.control / "state.json").read_text())
         state["queues"]["q"]["x-1"] = 9
         state["moves"] = [[file.name, file.directory] for file in files]
         (lake.control / "state.json").write_text(json.dumps(state))
         for file in files[:moved]:  # So far it came.
             (tmp_path / file.directory).mkdir(parents=True, exist_ok=True)
-            (lake.staging / file.name).rename(tmp_path / file.directory / f"{file.name}.parquet")
+            (files_of(lake) / file.name).rename(tmp_path / file.directory / f"{file.name}.parquet")
     for _ in range(2):
-        with Lake(tmp_path, by_event=True) as lake:
+        with Lake(tmp_path, by=BY_EVENT) as lake:
             assert lake.next("q", "x-1") == 9
         assert offsets(tmp_path) == list(range(1, 9))
 
@@ -130,7 +139,7 @@ ODD += ["null", "__HIVE_DEFAULT_PARTITION__", "_x"]
 
 @pytest.mark.parametrize("event", ODD)
 def test_any_event_has_a_directory(tmp_path: Path, event: str) -> None:
-    with Lake(tmp_path, by_event=True) as lake:
+    with Lake(tmp_path, by=BY_EVENT) as lake:
         put(lake, range(1, 3), event)
         roll(lake)
     partitioning = ds.partitioning(
@@ -146,18 +155,23 @@ def test_any_event_has_a_directory(tmp_path: Path, event: str) -> None:
 
 
 def test_long_events_stay_apart() -> None:
-    assert directory("2026-11-20", "l" * 300) != directory("2026-11-20", "l" * 301)
-    assert all(len(directory("d", event).split("/")[1].encode()) <= 255 for event in ODD)
+    assert directory(BY_EVENT, ["d", "l" * 300]) != directory(BY_EVENT, ["d", "l" * 301])
+    assert all(
+        len(directory(BY_EVENT, ["d", event]).split("/")[1].encode()) <= 255 for event in ODD
+    )
 
 
-@pytest.mark.parametrize("kind", [Lake, DeltaLake])
-def test_a_lake_by_day_has_a_directory_for_each(tmp_path: Path, kind: type[Lake]) -> None:
+@pytest.mark.parametrize("kind", [Lake, DeltaTable])
+def test_a_lake_by_day_has_a_directory_for_each(
+    tmp_path: Path, kind: type[Lake | DeltaTable]
+) -> None:
     with kind(tmp_path) as lake:
         rows = [batch(range(n, n + 1), f"e{n}", NOON_US + n // 500 * DAY_US) for n in range(1000)]
+        lake.prepared(None)
         lake.commit("q", "x-1", 1000, list(stage(lake.staging, rows)))
         roll(lake)
     with pytest.raises(LakeUnfit, match="--by day"):
-        kind(tmp_path, by_event=True).__enter__()
+        kind(tmp_path, by=BY_EVENT).__enter__()
     with kind(tmp_path) as lake:
         assert lake.next("q", "x-1") == 1000
 
@@ -180,17 +194,15 @@ def test_what_waits_does_not_look_like_a_file_of_the_lake(tmp_path: Path) -> Non
 
 
 def test_small_files_wait_to_be_merged(tmp_path: Path) -> None:
-    with Lake(tmp_path, by_event=True) as lake:
+    with Lake(tmp_path, by=BY_EVENT) as lake:
         for n in range(5):
             put(lake, range(n * 10, n * 10 + 10))
         put(lake, range(50, 60), "e2")
         assert roll(lake, 60) == 60
         assert shown(tmp_path) == []
-    with Lake(
-        tmp_path, by_event=True
-    ) as lake:  # They are in the lake: a restart does not lose them.
+    with Lake(tmp_path, by=BY_EVENT) as lake:  # They are in the lake: a restart does not lose them.
         assert roll(lake) == 0
-        assert list(lake.staging.iterdir()) == []
+        assert list(files_of(lake).iterdir()) == []
 
     merged, alone = shown(tmp_path)
     assert pq.read_table(merged)["offset"].to_pylist() == list(range(50))
@@ -235,7 +247,7 @@ def test_the_names_of_a_new_lake_are_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("mqks.pipeline.lake.sync", synced.append)
+    monkeypatch.setattr("mqks.pipeline.objects.sync", synced.append)
     with Lake(tmp_path / "a" / "lake"):
         assert {tmp_path, tmp_path / "a", tmp_path / "a" / "lake"} <= set(synced)
 
@@ -246,14 +258,14 @@ def test_a_roll_that_was_cut_short_is_as_if_it_had_not_begun(tmp_path: Path) -> 
             put(lake, range(n * 10, n * 10 + 10))
 
         def die(groups: list[list[str]]) -> list[list[str]]:
-            merge(lake.staging, groups[0])
+            merge(files_of(lake), groups[0])
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             lake.roll(die, 0)
     assert shown(tmp_path) == []
     with Lake(tmp_path) as lake:
-        assert len(list(lake.staging.iterdir())) == 5
+        assert len(list(files_of(lake).iterdir())) == 5
         roll(lake)
 
     assert offsets(tmp_path) == list(range(50))
@@ -264,7 +276,7 @@ def test_files_whose_columns_differ_are_not_merged(tmp_path: Path) -> None:
         for first, value in ((0, 1), (2, "text")):
             data = pa.array([{"n": value}] * 2)
             other = batch(range(first, first + 2)).append_column("data", data)
-            lake.commit("q", "x-1", first + 2, list(stage(lake.staging, [other])))
+            put(lake, other)
         put(lake, range(4, 6))
         roll(lake)
 
@@ -286,30 +298,30 @@ def test_a_file_that_shows_never_changes_and_never_goes(tmp_path: Path) -> None:
 
 
 def test_delta_has_the_files_and_how_far_they_go_in_one_log(tmp_path: Path) -> None:
-    with DeltaLake(tmp_path, by_event=True) as lake:
+    with DeltaTable(tmp_path, by=BY_EVENT) as lake:
         assert lake.next("q", "x-1") is None
-        for n in range(2 * DELTA_COMPACTION):
+        for n in range(2 * COMPACTION):
             put(lake, range(n * 10, n * 10 + 10), ["e1", "ö%/ü"][n % 2])
             roll(lake, 60)
         lake.commit("q", "x-1", 1000, [])
         assert lake.next("q", "x-1") == 1000
-    with DeltaLake(tmp_path, by_event=True) as lake:
+    with DeltaTable(tmp_path, by=BY_EVENT) as lake:
         assert lake.next("q", "x-1") == 1000
         assert lake.next("q", "x-2") is None
-    table = delta_table(tmp_path).to_pyarrow_table()
+    table = delta(tmp_path).to_pyarrow_table()
 
-    assert sorted(table["offset"].to_pylist()) == list(range(20 * DELTA_COMPACTION))
+    assert sorted(table["offset"].to_pylist()) == list(range(20 * COMPACTION))
     assert set(table["event"].to_pylist()) == {"e1", "ö%/ü"}
-    assert len(delta_table(tmp_path).file_uris()) < 2 * DELTA_COMPACTION
+    assert len(delta(tmp_path).file_uris()) < 2 * COMPACTION
 
 
 def test_a_delta_table_takes_no_payloads_of_another_type(tmp_path: Path) -> None:
-    with DeltaLake(tmp_path) as lake:
+    with DeltaTable(tmp_path) as lake:
 
         def commit(first: int, value: Any) -> None:
             data = pa.array([{"n": value}] * 2)
             rows = batch(range(first, first + 2)).append_column("data", data)
-            lake.commit("q", "x-1", first + 2, list(stage(lake.staging, [rows])))
+            put(lake, rows)
 
         commit(0, 1)
         with pytest.raises(LakeUnfit, match="data"):
@@ -317,20 +329,20 @@ def test_a_delta_table_takes_no_payloads_of_another_type(tmp_path: Path) -> None
         assert lake.next("q", "x-1") == 2
         commit(2, 3)
         put(lake, range(4, 6))
-    data = delta_table(tmp_path).to_pyarrow_table().sort_by("offset")["data"].to_pylist()
+    data = delta(tmp_path).to_pyarrow_table().sort_by("offset")["data"].to_pylist()
 
     assert data == [{"n": 1}, {"n": 1}, {"n": 3}, {"n": 3}, None, None]
 
 
 def test_a_delta_table_grows_with_the_schema(tmp_path: Path) -> None:
     rows = [None, {"n": 1}, {"n": 2, "user": "ann"}, {"n": 3}, None]
-    with DeltaLake(tmp_path) as lake:
+    with DeltaTable(tmp_path) as lake:
         for first, data in enumerate(rows):
             part = batch(range(first, first + 1))
             if data is not None:
                 part = part.append_column("data", pa.array([data]))
-            lake.commit("q", "x-1", first + 1, list(stage(lake.staging, [part])))
-    table = delta_table(tmp_path)
+            put(lake, part)
+    table = delta(tmp_path)
 
     filled = [data and {"n": data["n"], "user": data.get("user")} for data in rows]
     read = table.to_pyarrow_table().sort_by("offset")
@@ -339,12 +351,13 @@ def test_a_delta_table_grows_with_the_schema(tmp_path: Path) -> None:
 
 
 def test_a_delta_table_tells_what_it_cannot_have(tmp_path: Path) -> None:
-    with DeltaLake(tmp_path) as lake:
+    with DeltaTable(tmp_path) as lake:
         data = pa.array([{"took": timedelta(1)}] * 2)
         rows = batch(range(2)).append_column("data", data)
         with pytest.raises(LakeUnfit, match=r"cannot have .* Duration"):
-            lake.commit("q", "x-1", 2, list(stage(lake.staging, [rows])))
+            put(lake, rows)
 
+    assert delta(tmp_path) is None
     assert list(tmp_path.glob("**/*.parquet")) == []
 
 
@@ -352,19 +365,19 @@ def test_what_delta_has_merged_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    with DeltaLake(tmp_path, by_event=True) as lake:
-        for n in range(DELTA_COMPACTION):
+    with DeltaTable(tmp_path, by=BY_EVENT) as lake:
+        for n in range(COMPACTION):
             put(lake, range(n * 10, n * 10 + 10), "ö%/ü")
-        monkeypatch.setattr("mqks.pipeline.lake.sync", synced.append)
+        monkeypatch.setattr("mqks.pipeline.table.sync", lambda name: synced.append(Path(name)))
         roll(lake, 60)
-    [merged] = map(Path, delta_table(tmp_path).file_uris())
-    log = {tmp_path / "_delta_log" / f"{DELTA_COMPACTION + 1:020}.json", tmp_path / "_delta_log"}
+    [merged] = map(Path, delta(tmp_path).file_uris())
+    log = {tmp_path / "_delta_log" / f"{COMPACTION + 1:020}.json", tmp_path / "_delta_log"}
 
     assert {merged, merged.parent, *log} <= set(synced)
 
 
 def test_a_lake_keeps_its_format(tmp_path: Path) -> None:
-    for first, second in ((Lake, DeltaLake), (DeltaLake, Lake)):
+    for first, second in ((Lake, DeltaTable), (DeltaTable, Lake)):
         path = tmp_path / first.__name__
         with first(path) as lake:
             put(lake, range(3))
@@ -372,12 +385,14 @@ def test_a_lake_keeps_its_format(tmp_path: Path) -> None:
             second(path).__enter__()
 
 
-@pytest.mark.parametrize("kind", [Lake, DeltaLake])
-def test_what_a_worker_wrote_elsewhere_is_not_committed(tmp_path: Path, kind: type[Lake]) -> None:
+@pytest.mark.parametrize("kind", [Lake, DeltaTable])
+def test_what_a_worker_wrote_elsewhere_is_not_committed(
+    tmp_path: Path, kind: type[Lake | DeltaTable]
+) -> None:
     with kind(tmp_path / "lake") as lake:
         put(lake, range(1, 5))
         files = list(stage(lake.staging, [batch(range(5, 9))]))
-        (lake.staging / files[0].name).unlink()
+        (files_of(lake) / lake.staging.path(files[0])).unlink()
         with pytest.raises(LakeUnfit, match="a lake is one directory that all machines"):
             lake.commit("q", "x-1", 9, files)
 
@@ -397,4 +412,82 @@ def test_what_a_worker_merged_elsewhere_is_not_committed(tmp_path: Path) -> None
 
 def test_a_worker_without_the_lake_says_so(tmp_path: Path) -> None:
     with pytest.raises(LakeUnfit, match=r"is not on the machine .*: a lake is one directory"):
-        list(stage(tmp_path / "staging", [batch(range(1, 5))]))
+        list(stage(Staging(tmp_path / "staging", ("date",)), [batch(range(1, 5))]))
+
+
+def payloads(offsets: range, data: pa.Array) -> pa.RecordBatch:
+    return batch(offsets).append_column("data", data)
+
+
+def test_partitions_by_hour_and_by_what_was_parsed(tmp_path: Path) -> None:
+    by = partitions("parsed,hour")
+    assert by == ("date", "hour", "parsed")
+    rows = payloads(range(4), pa.array([{"n": 1}, None, {"n": 3}, None]))
+    for kind in (Lake, DeltaTable):
+        with kind(tmp_path / kind.__name__, by=by) as lake:
+            put(lake, rows)
+            put(lake, range(4, 6))
+            roll(lake)
+        with kind(tmp_path / kind.__name__) as lake:
+            assert lake.by == by
+    places = {str(file.parent.relative_to(tmp_path / "Lake")) for file in shown(tmp_path / "Lake")}
+    assert places == {f"date=2026-11-20/hour=12/parsed={told}" for told in ("true", "false")}
+    for apart in ("true", "false"):
+        table = delta(tmp_path / "DeltaTable").to_pyarrow_table(
+            filters=[("parsed", "=", apart == "true")]
+        )
+        assert set(table["hour"].to_pylist()) == {12}
+        assert sorted(table["offset"].to_pylist()) == ([0, 2] if apart == "true" else [1, 3, 4, 5])
+    with pytest.raises(BadOption, match="week is none of"):
+        partitions("week")
+
+
+def test_a_delta_table_gets_wider_types(tmp_path: Path) -> None:
+    def kind(n: pa.DataType, x: pa.DataType) -> pa.DataType:
+        return pa.struct([("n", n), ("xs", pa.list_(pa.field("element", x)))])
+
+    narrow, wide = kind(pa.int32(), pa.float32()), kind(pa.int64(), pa.float64())
+    with DeltaTable(tmp_path) as lake:
+
+        def commit(first: int, number: int, told: pa.DataType) -> None:
+            data = pa.array([{"n": number, "xs": [0.5]}] * 2, told)
+            rows = payloads(range(first, first + 2), data)
+            put(lake, rows)
+
+        commit(0, 7, narrow)
+        assert lake.prepared(wide) == wide
+        commit(2, 2**40, wide)
+        assert lake.prepared(narrow) == wide
+        assert lake.prepared(pa.struct([("n", pa.int8())])) == pa.struct([("n", pa.int64())])
+        with pytest.raises(LakeUnfit, match=r"data of this table \(string after int64\)"):
+            lake.prepared(kind(pa.string(), pa.float64()))
+        commit(4, 8, lake.prepared(narrow))
+        assert lake.next("q", "x-1") == 6
+    table = delta(tmp_path)
+    told = [7, 7, 2**40, 2**40, 8, 8]
+    read = table.to_pyarrow_table().sort_by("offset")
+
+    assert [row["n"] for row in read["data"].to_pylist()] == told
+    assert read["data"][0].as_py()["xs"] == [0.5]
+    assert [row["n"] for row in polars.read_delta(tmp_path).sort("offset")["data"]] == told
+    assert {file.parent.name for file in map(Path, table.file_uris())} == {"date=2026-11-20"}
+
+
+def test_old_days_leave_a_table_and_its_files_later(tmp_path: Path) -> None:
+    with DeltaTable(tmp_path) as lake:
+        for day in range(3):
+            rows = batch(range(day * 10, day * 10 + 10), time_us=NOON_US + day * DAY_US)
+            put(lake, rows)
+        before = delta(tmp_path)
+        lake.expire(date(2026, 11, 22))
+        version = delta(tmp_path).version()
+        lake.expire(date(2026, 11, 22))
+        assert delta(tmp_path).version() == version, "nothing is too old any more"
+        assert lake.next("q", "x-1") == 30
+        put(lake, range(30, 33))
+    told = sorted(delta(tmp_path).to_pyarrow_table()["offset"].to_pylist())
+
+    assert told == [*range(20, 33)]
+    assert before.to_pyarrow_table().num_rows == 30, "a reader of the older version goes on"
+    with Lake(tmp_path / "plain") as plain, pytest.raises(LakeUnfit, match="only tables forget"):
+        plain.expire(date(2026, 11, 22))

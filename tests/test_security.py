@@ -188,6 +188,7 @@ CASES: list[tuple[bytes, set[str]]] = [
     (b"publish --confirm --to=work-1 secret x", {"root"}),
     (b"range work-1", {"root", "worker", "reader"}),
     (b"range --at=1 other", {"root"}),
+    (b"range --archived=1 other", {"root"}),
     (b"read work-1 --from=1", {"root", "worker", "reader"}),
     (b"read --from=1 other", {"root"}),
     (b"trim --confirm work-1 0", {"root", "worker"}),

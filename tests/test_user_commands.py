@@ -171,6 +171,7 @@ def test_a_list(capsys: pytest.CaptureFixture[str], path: Path) -> None:
         "name": "bob",
         "password": False,
         "token": True,
+        "sqs": False,
         "publish": ["x", "y"],
         "consume": [],
         "read": [],
@@ -181,7 +182,7 @@ def test_a_list(capsys: pytest.CaptureFixture[str], path: Path) -> None:
     }
     header, *lines = run(capsys, "list", "--users", path)[1].splitlines()
     assert header.split() == list(rows[0])
-    assert lines[0].split() == ["bob", "no", "yes", "x", "y", "-", "-", "**", "no", "no", "no"]
+    assert lines[0].split() == ["bob", "no", "yes", "no", "x", "y", *"--", "**", "no", "no", "no"]
 
 
 def test_a_user_that_goes(capsys: pytest.CaptureFixture[str], path: Path) -> None:

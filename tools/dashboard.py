@@ -195,6 +195,8 @@ CHARTS = {
         ),
         Panel("Most scheduled", {"mqks_queue_messages_scheduled": ""}),
         Panel("Fullest by their policy", {"mqks_queue_fullness": ""}, unit="percentunit"),
+        Panel("Furthest behind with their archive", {"mqks_queue_archive_lag": ""}),
+        Panel("Archived up to", {"mqks_queue_archived_seq": ""}),
     ),
 }
 

@@ -6,15 +6,13 @@ The one rule: an error has the words of the protocol, as JSON.
 import binascii
 import json
 from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from importlib.resources import files
 from socket import socket
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, unquote_to_bytes
 
-import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -22,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from mqks.api.bodies import Bodies
 from mqks.api.clients import TIMEOUT_S, Clients, Credentials
 from mqks.client.async_client import AsyncTail
 from mqks.client.errors import (
@@ -33,7 +32,7 @@ from mqks.client.errors import (
 )
 from mqks.client.messages import Message, PeekedMessage
 from mqks.inspection.text import data_as_text
-from mqks.limits import API_BODIES_BYTES_MAX, API_BODY_S, API_STREAMS_MAX, API_WAITS_MAX
+from mqks.limits import API_STREAMS_MAX, API_WAITS_MAX
 from mqks.protocol.durations import in_seconds
 
 KEEP_ALIVE_S: Final = 15.0
@@ -110,10 +109,10 @@ class Api:
         with_users: bool,
         line_bytes_max: int,
     ) -> None:
-        self._clients = Clients(lambda name: open_inside(name, False), line_bytes_max)
+        self._clients = Clients(lambda name, _: open_inside(name, False), line_bytes_max)
         self._with_users = with_users
-        self._body_bytes_max = line_bytes_max
-        self._bodies_bytes = 0
+        too_long = f"line_bytes_max is {line_bytes_max}, the body is longer"
+        self._bodies = Bodies(line_bytes_max, too_long)
         self._streams = 0
         self._waits = 0
         self._openapi = (files("mqks.api") / "openapi.json").read_bytes()
@@ -142,8 +141,8 @@ class Api:
 
     async def _publish(self, request: Request) -> Response:
         credentials, event, options = self._credentials(request), _name(request), _options(request)
-        with self._room(request):
-            body = await self._body(request)
+        with self._bodies.room(request):
+            body = await self._bodies.read(request)
             async with self._clients.of(credentials) as client:
                 message_id = await client.publish(event, body, confirm=True, **options)
         return answer(200, {"id": message_id})
@@ -153,8 +152,8 @@ class Api:
         queue, wait_s = _name(request, behind=1), options.get("wait_s", 0)
         if wait_s and self._waits >= API_WAITS_MAX:
             raise HTTPException(503, f"the limit of {API_WAITS_MAX} waiting requests is reached")
-        with self._room(request):
-            await self._body(request)
+        with self._bodies.room(request):
+            await self._bodies.read(request)
         self._waits += wait_s > 0
         try:
             async with self._clients.of(credentials) as client:
@@ -220,38 +219,6 @@ class Api:
         if kind or self._with_users:
             raise HTTPException(401, "authorization must be Bearer TOKEN, or Basic", LOGIN)
         return ()
-
-    @contextmanager
-    def _room(self, request: Request) -> Iterator[None]:
-        """Bodies are in memory from here until they are stored."""
-        unknown = self._body_bytes_max if "transfer-encoding" in request.headers else 0
-        size = int(request.headers.get("content-length", unknown))
-        if size > self._body_bytes_max:
-            raise self._too_long()
-        if self._bodies_bytes and self._bodies_bytes + size > API_BODIES_BYTES_MAX:
-            raise HTTPException(
-                503, "too many messages are being published; try again", {"Retry-After": "1"}
-            )
-        self._bodies_bytes += size
-        try:
-            yield
-        finally:
-            self._bodies_bytes -= size
-
-    async def _body(self, request: Request) -> bytes:
-        body = bytearray()
-        try:
-            with anyio.fail_after(API_BODY_S):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > self._body_bytes_max:
-                        raise self._too_long()
-        except TimeoutError:
-            raise HTTPException(408, f"the body took more than {API_BODY_S:g} s") from None
-        return bytes(body)
-
-    def _too_long(self) -> HTTPException:
-        return HTTPException(413, f"line_bytes_max is {self._body_bytes_max}, the body is longer")
 
 
 class _Stream(Response):

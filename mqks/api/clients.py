@@ -17,6 +17,7 @@ from mqks.client.async_client import AsyncClient
 from mqks.client.errors import ConnectionLost
 from mqks.client.options import Options
 from mqks.client.urls import Address
+from mqks.limits import API_WAITS_MAX
 
 CLIENTS_MAX: Final = 256
 """For one more, one that nobody uses is closed."""
@@ -45,17 +46,27 @@ class _User:
 
 
 class Clients:
-    """`open_stream` connects to the broker, given what the connection is called."""
+    """`open_stream` connects to the broker, given what the connection is called, and the
+    credentials; where it logs in itself, the client does not."""
 
     def __init__(
-        self, open_stream: Callable[[str], Awaitable[socket.socket]], line_bytes_max: int
+        self,
+        open_stream: Callable[[str, Credentials], Awaitable[socket.socket]],
+        line_bytes_max: int,
+        kind: str = "api",
+        *,
+        logs_in: bool = True,
+        waits_max: int = API_WAITS_MAX,
     ) -> None:
         self._open_stream = open_stream
+        self._kind = kind
+        self._logs_in = logs_in
         self._options = Options(
             timeout_s=TIMEOUT_S,
             connect_timeout_s=CONNECT_S,
             connect_again=False,
             line_bytes_max=line_bytes_max,
+            in_flight_max=10_000 + waits_max,
         )
         self._users: dict[Credentials, _User] = {}
         self._tasks: TaskGroup | None = None
@@ -97,8 +108,14 @@ class Clients:
             if not idle:
                 raise ConnectionLost(f"{CLIENTS_MAX} users have requests under way")
             self._users.pop(min(idle)[1]).end.set()
-        name = f"api:{credentials[0]}" if len(credentials) == 2 else "api"
-        address = Address("api", 0, credentials=credentials, opener=lambda: self._open_stream(name))
+        has_name = len(credentials) == (2 if self._logs_in else 1)
+        name = f"{self._kind}:{credentials[0]}" if has_name else self._kind
+        address = Address(
+            self._kind,
+            0,
+            credentials=credentials if self._logs_in else (),
+            opener=lambda: self._open_stream(name, credentials),
+        )
         user = self._users[credentials] = _User(AsyncClient(address, self._options))
         self._tasks.start_soon(self._live, credentials, user)
         return user

@@ -504,6 +504,8 @@ class Broker:
             self.policies.check(name, target)
         names = [name] if target is None else [name, target]
         self.check_queue(*names)
+        if labels := wanted.changes.get("labels"):
+            self.metadata.check_room(len(labels))
         made = [self.new_queue(each) for each in names if each not in self.queues]
         queue = self.queues[name]
         policy = queue.policy.changed(wanted.changes, reset=wanted.reset)
@@ -513,6 +515,7 @@ class Broker:
             yield from self.bindings.queue_made(each)
 
     def set_policy(self, queue: Queue, policy: Policy) -> None:
+        self.metadata.bytes += policy.size_bytes - queue.policy.size_bytes
         queue.policy = policy
         self._changed(queue)
         self.policies.apply(queue)
@@ -670,6 +673,7 @@ class Broker:
         if queue is not None:
             ruled = queue.policy.delete_when_unused is not None
             self._stop_timer(queue)
+            self.metadata.bytes -= queue.policy.size_bytes
             self.turns.add(queue.delete())
             self.pending.entry.queues[queue.id] = None
             if queue.consumers:
@@ -736,6 +740,7 @@ class Broker:
         finish(self.bindings.queue_made(queue))
         # Defaults are applied when all queues exist: what was set has priority.
         queue.policy = policy
+        self.metadata.bytes += policy.size_bytes
         queue.apply(policy)
         return queue
 

@@ -76,6 +76,8 @@ class Repeatable(TypedDict, total=False):
     """From -128 to 127; 0 by default."""
     key: str | None
     """What it belongs to, as a customer's number."""
+    once_s: float | None
+    """The server drops it if it had one with this id less than so many seconds ago."""
 
 
 class Terms(Repeatable, total=False):
@@ -499,6 +501,8 @@ class Policy(TypedDict, total=False):
     ack_timeout_s: float | None
     ordered: Literal["key"] | None
     fair: Literal["key"] | None
+    labels: str | None
+    """Percent-encoded, as the query of a URL."""
 
 
 _POLICY_WORDS = {"dead_letters": "dead_letter_queue"}

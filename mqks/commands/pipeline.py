@@ -44,7 +44,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Queue = Annotated[str, queue_argument("The queue; it must have no consumers.")]
+Queue = Annotated[str, queue_argument("The queue, or a mask of several; without consumers.")]
 
 
 def _place(text: str) -> Path | str:
@@ -53,9 +53,19 @@ def _place(text: str) -> Path | str:
     return job.place(text)
 
 
+def _in_catalog(lake: Any, catalog: str | None) -> Any:
+    return _place(f"iceberg://{catalog}/{lake}") if catalog else lake
+
+
 Lake = typer.Argument(
-    metavar="LAKE", help="The directory of the lake, or s3://bucket/path.", parser=_place
+    metavar="LAKE",
+    help="The directory of the lake, or a table as s3://bucket/path, gs://…, az://….",
+    parser=_place,
 )
+Catalog = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="A catalog of pyiceberg; the lake is namespace.table in it."),
+]
 LakePath = Annotated[Any, Lake]
 LakeOrNone = Annotated[Any, Lake]
 Start = Annotated[
@@ -66,7 +76,6 @@ End = Annotated[
     datetime | None,
     typer.Option(parser=instant, metavar="TIME", help="Arrivals before this time."),
 ]
-BY = {None: None, "event": True, "day": False}
 
 
 class Spark(TypedDict):
@@ -83,13 +92,16 @@ def archive(
     lake: LakePath,
     url: Url = None,
     once: Annotated[bool, "End when everything is archived."] = False,
+    catalog: Catalog = None,
     format: Annotated[
-        Literal["parquet", "delta"] | None,
-        "Plain files, or a Delta table. \\[default: parquet; delta on a store]",
+        Literal["parquet", "delta", "iceberg"] | None,
+        "Plain files, or a table. \\[default: parquet; delta on a store; iceberg in a catalog]",
     ] = None,
     by: Annotated[
-        Literal["event", "day"] | None,
-        "One directory per day and event, or per day. \\[default: as the lake has it, or day]",
+        str | None,
+        "NAMES",
+        "Partitions: day, hour, event, parsed (whether the payload fits the schema), with commas."
+        " \\[default: as the lake has it, or day]",
     ] = None,
     schema: Annotated[
         str | None,
@@ -101,9 +113,20 @@ def archive(
     interval: Annotated[
         float, typer.Option(min=0, help="Seconds after which a smaller batch is written.")
     ] = 10.0,
-    roll: Annotated[
-        float, typer.Option(min=0, help="Seconds before small files are merged; 0: never.")
+    merge: Annotated[
+        float,
+        typer.Option(
+            "--merge",
+            "--roll",
+            metavar="SECONDS",
+            help="Merge small files of a directory after this time at the latest; 0: never.",
+        ),
     ] = 300.0,
+    keep: Annotated[
+        float | None,
+        "SECONDS",
+        "Remove days from a table that are older: 90d.",
+    ] = None,
     trim: Annotated[bool, "--trim/--no-trim", "Drop archived messages from the queue."] = True,
     include_replays: Annotated[
         bool, "--include-replays", "Store also replayed messages whose originals are in the lake."
@@ -116,15 +139,16 @@ def archive(
     as_json: AsJson = False,
     **spark: Unpack[Spark],
 ) -> None:
-    """Move the messages of a queue into Parquet files or a Delta table, each exactly once.
+    """Move the messages of a queue into Parquet files or a table, each exactly once.
 
     Runs until SIGTERM or SIGINT, unless --once is given.
     """
+    lake = _in_catalog(lake, catalog)
     with _job("archive", spark, url) as session:
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.job import schema_of, stop_on_signal
-        from mqks.pipeline.lake import LAKES, has_files_without_data
-        from mqks.pipeline.store import DeltaStore
+        from mqks.pipeline.lake import Lake, has_files_without_data, partitions
+        from mqks.pipeline.places import lake_at
         from mqks.pipeline.wire import Server
 
         job = Archive(
@@ -134,19 +158,14 @@ def archive(
             batch_messages=batch,
             interval_s=interval,
             schema=schema_of(schema),
-            roll_s=roll,
+            roll_s=merge,
+            keep_s=keep,
             trim=trim,
             include_replays=include_replays,
             fail_on_data_loss=fail_on_data_loss,
         )
         messages = 0
-        if isinstance(lake, str):
-            if format == "parquet":
-                raise typer.BadParameter("a store has Delta tables only: leave out --format")
-            kind: Any = DeltaStore
-        else:
-            kind = LAKES[format or "parquet"]
-        with kind(lake, by_event=BY[by]) as opened:
+        with lake_at(lake, format, partitions(by)) as opened:
             for progress in job.run(session, opened, stop_on_signal()):
                 messages += progress.messages
                 if as_json:
@@ -156,13 +175,14 @@ def archive(
                     apart = {"unparsed": progress.unparsed, "replayed": progress.left_out}
                     told = "".join(f", {count:,} {what}" for what, count in apart.items() if count)
                     typer.echo(
-                        f"{progress.messages:,} messages in {duration(progress.seconds)}"
+                        f"{progress.queue}: {progress.messages:,} messages in"
+                        f" {duration(progress.seconds)}"
                         f" ({rate:,.0f}/s), {progress.files} files{told}, lag {progress.lag:,}",
                         err=True,
                     )
         if not as_json:
             typer.echo(f"{messages:,} messages archived", err=True)
-        if schema and messages and kind is LAKES["parquet"] and has_files_without_data(lake):
+        if schema and messages and isinstance(opened, Lake) and has_files_without_data(lake):
             note(
                 f"older files of {lake} have no column data: read the lake in Spark with the "
                 "option mergeSchema=true, in pyarrow with a schema= that has it, or that column "
@@ -172,6 +192,7 @@ def archive(
 
 def report(
     lake: LakeOrNone = None,
+    catalog: Catalog = None,
     queue: Annotated[
         str | None,
         typer.Option(
@@ -201,10 +222,11 @@ def report(
     """
     if (lake is None) == (queue is None):
         raise typer.BadParameter("give either a lake or --queue")
+    lake = _in_catalog(lake, catalog)
     with _job("report", spark, url, lake) as session:
         from mqks.pipeline import page
         from mqks.pipeline import report as reports
-        from mqks.pipeline.lake import messages
+        from mqks.pipeline.places import messages
 
         rows = messages(session, lake) if lake else reports.waiting(session, queue or "", url)
         found = reports.report(
@@ -228,6 +250,7 @@ def report(
 
 def replay(
     lake: LakePath,
+    catalog: Catalog = None,
     url: Url = None,
     start: Start = None,
     end: End = None,
@@ -248,7 +271,7 @@ def replay(
     The same command continues a replay that was stopped or killed. A replay into the broker that
     the lake is archived from adds the messages to the lake a second time: it needs --yes.
     """
-    times = _speed(speed)
+    times, lake = _speed(speed), _in_catalog(lake, catalog)
     if "?" in events:
         note("--events: in a mask, ? matches only itself, and * any characters except dots")
     with _job("replay", spark, url, lake) as session:

@@ -221,17 +221,23 @@ def _rates(seen: Row, width: int) -> "RenderableType":
 
 
 def _queues(seen: Row, width: int) -> "RenderableType":
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             printable(queue["name"]),
             *(f"{queue[key]:,}" for key in ("ready", "unacked", "scheduled", "consumers")),
             *(_rate(queue[key]) for key in ("in_per_s", "out_per_s")),
             "-" if (age_s := queue["oldest_age_s"]) is None else duration(age_s),
+            "-" if (lag := queue["archive_lag"]) is None else f"{lag:,}",
+            _rate(queue["archived_per_s"]),
         )
         for queue in seen["queues"]
     ]
     columns = ("queue", "ready", "unacked", "scheduled", "consumers", "in/s", "out/s", "oldest")
     spare = ("scheduled", "consumers", "oldest", "in/s", "out/s")
+    if any(queue["archive_lag"] is not None for queue in seen["queues"]):
+        archive = "lag", "archived/s"
+        return _table((*columns, *archive), rows, width, spare=(*spare, *reversed(archive)))
+    rows = [row[: len(columns)] for row in rows]
     return _table(columns, rows, width, spare=spare)
 
 

@@ -1,9 +1,10 @@
 """`mqks user`: users and their permissions.
 
-The one rule: a password is never an argument, where others of the machine could see it; a token is
-shown once, and is nowhere after that.
+The one rule: a password is never an argument, where others of the machine could see it; a token and
+a secret are shown once.
 """
 
+import base64
 import os
 import secrets
 import sys
@@ -38,7 +39,7 @@ app = typer.Typer(
 )
 
 COLUMNS = [
-    *("name", "password", "token", "publish", "consume", "read", "bind"),
+    *("name", "password", "token", "sqs", "publish", "consume", "read", "bind"),
     *("monitoring", "admin", "eval"),
 ]
 SHOWN = {True: "yes", False: "no"}
@@ -80,15 +81,16 @@ def add(
     password: Annotated[bool, "Ask for a password."] = False,
     password_file: PasswordFile = None,
     token: Annotated[bool, "Create a token, and print it."] = False,
+    sqs: Annotated[bool, "Create an access key and a secret for SQS, and print them."] = False,
     **permissions: Unpack[Permissions],
 ) -> Told:
-    """Add a user with a password, a token or both.
+    """Add a user with a password, a token, an access key of SQS, or several of them.
 
     In masks * stands for any run without a dot, ** for any run at all. Without --bind it may bind
     all events.
     """
-    if not (password or password_file or token):
-        raise typer.BadParameter("give --password, --password-file or --token")
+    if not (password or password_file or token or sqs):
+        raise typer.BadParameter("give --password, --password-file, --token or --sqs")
     if password and password_file:
         raise typer.BadParameter("--password and --password-file cannot be used together")
     path = _path(users)
@@ -99,14 +101,18 @@ def add(
     _check_masks(permissions)
     secret = _password(password_file) if password or password_file else ""
     new = secrets.token_hex(TOKEN_BYTES) if token else ""
+    keys = _new_keys() if sqs else {}
     given: Any = {what: value for what, value in permissions.items() if value}
+    if keys:
+        given["sqs"] = ":".join(keys.values())
     user = User(name, secret and _hash(secret), new and hash_token(new), **given)
     with users_file.locked(path):
         entries = users_file.read(path) if exists(path) else []
         if any(entry.name == name for entry in entries):
             raise ConfigurationError(f"{path}: the user {name} exists already")
         users_file.write(path, [*entries, user])
-    return {"name": name, "token": new or None}, new
+    told = [new] if new else []
+    return {"name": name, "token": new or None, **keys}, "\n".join([*told, *keys.values()])
 
 
 def list_(users: UsersFile = None, as_json: AsJson = False) -> None:
@@ -119,7 +125,7 @@ def list_(users: UsersFile = None, as_json: AsJson = False) -> None:
 def _row(entry: User, *, as_lists: bool) -> Row:
     row: dict[str, Any] = {name: getattr(entry, name) for name in COLUMNS}
     for name, value in row.items():
-        if name in ("password", "token"):
+        if name in ("password", "token", "sqs"):
             row[name] = value != ""
         elif isinstance(value, list) and not as_lists:
             row[name] = " ".join(value) or "-"
@@ -173,6 +179,19 @@ def token(name: Name, users: UsersFile = None) -> Told:
     return {"name": name, "token": new}, new
 
 
+def sqs(name: Name, users: UsersFile = None) -> Told:
+    """Create a new access key and secret of SQS for a user; the old ones become invalid."""
+    keys = _new_keys()
+    with _changed(users, name) as (user, _):
+        user.sqs = ":".join(keys.values())
+    return {"name": name, **keys}, "\n".join(keys.values())
+
+
+def _new_keys() -> dict[str, str]:
+    access_key = "MQKS" + base64.b32encode(secrets.token_bytes(10)).decode()
+    return {"access_key": access_key, "secret": secrets.token_urlsafe(TOKEN_BYTES)}
+
+
 def password(name: Name, users: UsersFile = None, password_file: PasswordFile = None) -> Told:
     """Ask for a new password of a user; the old one becomes invalid."""
     path = _path(users)
@@ -190,6 +209,7 @@ COMMANDS: dict[Run, str] = {
     revoke: "mqks user revoke alice --bind '**' --eval --users mqks.users",
     remove: "mqks user remove alice --users mqks.users",
     token: "mqks user token alice --users mqks.users",
+    sqs: "mqks user sqs alice --users mqks.users",
     password: "mqks user password alice --users mqks.users",
 }
 for run, example in COMMANDS.items():

@@ -4,10 +4,10 @@ The one rule: the message has the whole task, so it runs even if its row does no
 """
 
 import math
-import secrets
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
 
 from django.apps import apps
 from django.conf import settings
@@ -17,7 +17,7 @@ from django.utils.module_loading import import_string
 from mqks.client import blocking
 from mqks.client.blocking import BlockingClient
 from mqks.client.errors import RequestFailed
-from mqks.client.requests import name
+from mqks.client.requests import Policy, set_queue
 from mqks.client.urls import parse
 from mqks.django.seam import (
     BaseTaskBackend,
@@ -26,6 +26,7 @@ from mqks.django.seam import (
     TaskResult,
     TaskResultDoesNotExist,
     TaskResultStatus,
+    normalize_json,
     task_enqueued,
 )
 from mqks.errors import MqksError
@@ -41,9 +42,12 @@ DEFAULTS: dict[str, Any] = {
     "backoff": (1.0, 600.0),
     "losses": 3,
     "dead_letters": None,
+    "queues": {},
     "results_expire_s": 7 * 86400.0,
 }
 """`OPTIONS` of the backend. `retries` and `losses` are numbers of failures and of lost workers."""
+OF_QUEUES = {"retries", "backoff", "losses", "dead_letters"}
+"""What each of `queues` may have of its own."""
 
 
 class MqksBackend(BaseTaskBackend):
@@ -72,20 +76,25 @@ class MqksBackend(BaseTaskBackend):
         """The broker's queue for this queue of Django."""
         return f"{self.settings['prefix']}{queue_name}"
 
+    def limits(self, queue_name: str) -> dict[str, Any]:
+        """The settings of this queue of Django."""
+        found: dict[str, Any] = self.settings | self.settings["queues"].get(queue_name, {})
+        return found | {"dead_letters": found["dead_letters"] or self.queue("dead")}
+
     def enqueue(self, task: Task, args: Any, kwargs: Any) -> TaskResult:
         from mqks.django.models import TaskRow
 
         self.validate_task(task)
         result = TaskResult(
             task=task,
-            id=secrets.token_hex(16),
+            id=uuid4().hex,
             status=TaskResultStatus.READY,
             enqueued_at=datetime.now(UTC if settings.USE_TZ else None),
             started_at=None,
             last_attempted_at=None,
             finished_at=None,
-            args=args,
-            kwargs=kwargs,
+            args=normalize_json(args),
+            kwargs=normalize_json(kwargs),
             backend=self.alias,
             errors=[],
             worker_ids=[],
@@ -99,10 +108,10 @@ class MqksBackend(BaseTaskBackend):
             run_after=task.run_after,
             arguments=[result.args, result.kwargs],
             enqueued_at=result.enqueued_at,
-            unsent=self.settings["outbox"],
+            relay_at=result.enqueued_at if self.settings["outbox"] else None,
         )
         row.save(force_insert=True)
-        if not row.unsent:
+        if row.relay_at is None:
             try:
                 self.publish(row)
             except BaseException:
@@ -156,13 +165,22 @@ class MqksBackend(BaseTaskBackend):
             yield checks.Error(f"{where} has an unknown {unknown!r}.", hint=hint, id="mqks.E002")
         try:
             parse(self.settings["url"])
-            for queue_name in self.queues:
-                name(self.queue(queue_name))
         except (MqksError, TypeError, ValueError) as error:
             yield checks.Error(f"{where}: {error}", id="mqks.E003")
-        for key in ("retries", "losses"):
-            if not isinstance(self.settings[key], int) or self.settings[key] < 1:
-                yield checks.Error(f"{where}[{key!r}] must be at least 1.", id="mqks.E004")
+        for queue_name in sorted({*self.queues, *self.settings["queues"]}):
+            at = f"{where}, queue {queue_name!r}"
+            for unknown in sorted(set(self.settings["queues"].get(queue_name, ())) - OF_QUEUES):
+                hint = f"There are {', '.join(sorted(OF_QUEUES))}."
+                yield checks.Error(f"{at} has an unknown {unknown!r}.", hint=hint, id="mqks.E002")
+            limits = self.limits(queue_name)
+            policy = {"dead_letter_queue": limits["dead_letters"], "backoff": limits["backoff"]}
+            try:
+                set_queue(self.queue(queue_name), cast(Policy, policy))
+            except (MqksError, TypeError, ValueError) as error:
+                yield checks.Error(f"{at}: {error}", id="mqks.E003")
+            for key in ("retries", "losses"):
+                if not isinstance(limits[key], int) or limits[key] < 1:
+                    yield checks.Error(f"{at}: {key!r} must be at least 1.", id="mqks.E004")
         expire_s = self.settings["results_expire_s"]
         if not isinstance(expire_s, int | float) or not 0 < expire_s < math.inf:
             text = f"{where}['results_expire_s'] must be a number of seconds."

@@ -1,4 +1,4 @@
-"""A task and its result. With the outbox, also what is still to be published."""
+"""A task and its result. With the outbox, also when it is to be published."""
 
 from django.db import models
 
@@ -21,13 +21,16 @@ class TaskRow(models.Model):
     worker_ids = models.JSONField(default=list)
     errors = models.JSONField(default=list)
     return_value = models.JSONField(null=True)
-    unsent = models.BooleanField(default=False)
+    relay_at = models.DateTimeField(null=True, editable=False)
+    refusal = models.TextField(default="", verbose_name="refused by the broker")
 
     class Meta:
         verbose_name = "task"
         ordering = ("-enqueued_at",)
         indexes = (
-            models.Index("enqueued_at", name="mqks_unsent", condition=models.Q(unsent=True)),
+            models.Index(
+                "relay_at", name="mqks_unsent", condition=models.Q(relay_at__isnull=False)
+            ),
         )
 
     def __str__(self) -> str:

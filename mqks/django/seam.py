@@ -6,12 +6,14 @@ try:
     from django.tasks.backends.base import BaseTaskBackend
     from django.tasks.exceptions import TaskResultDoesNotExist
     from django.tasks.signals import task_enqueued, task_finished, task_started
+    from django.utils.json import normalize_json
 except ImportError:
     from django_tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
     from django_tasks import base as tasks_base
     from django_tasks.backends.base import BaseTaskBackend
     from django_tasks.exceptions import TaskResultDoesNotExist
     from django_tasks.signals import task_enqueued, task_finished, task_started
+    from django_tasks.utils import normalize_json
 
 Task = tasks_base.Task
 TaskError = tasks_base.TaskError
@@ -24,6 +26,7 @@ __all__ = [
     "TaskResult",
     "TaskResultDoesNotExist",
     "TaskResultStatus",
+    "normalize_json",
     "task_backends",
     "task_enqueued",
     "task_finished",

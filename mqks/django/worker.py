@@ -3,7 +3,6 @@
 The one rule: a message is acked only after its row says how it ended.
 """
 
-import json
 import logging
 import os
 import socket
@@ -11,6 +10,7 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,13 +18,14 @@ from django.conf import settings
 from django.db import close_old_connections, transaction
 
 from mqks.client.blocking import BlockingConsumer
-from mqks.client.errors import InvalidRequest, RequestFailed
+from mqks.client.errors import InvalidRequest, QueueMissing, RequestFailed
 from mqks.client.messages import Message
 from mqks.django.backend import MqksBackend, result_of
 from mqks.django.models import TaskRow
 from mqks.django.seam import (
     TaskContext,
     TaskResult,
+    normalize_json,
     task_backends,
     task_finished,
     task_started,
@@ -38,6 +39,8 @@ RELAY_S = 0.5
 RELAY_THREADS = 32
 """The most publishes of the outbox in flight."""
 EXPIRE_S = 60.0
+REFUSED_S = 10.0
+"""The pause of a task of the outbox that the broker has refused."""
 BROKEN_S = 1.0
 """The pause of a message whose row could not be read or written."""
 
@@ -56,10 +59,13 @@ class Worker:
         self.id = f"{socket.gethostname()}:{os.getpid()}"
 
     def run(self, stop: threading.Event) -> None:
-        queue = self.backend.queue(self.queue_name)
-        if letters := self.backend.settings["dead_letters"]:
-            self.backend.client.set_queue(queue, dead_letter_queue=letters)
-        with self.backend.client.consume(queue, [queue], prefetch=self.threads) as consumer:
+        queue, limits = self.backend.queue(self.queue_name), self.backend.limits(self.queue_name)
+        letters, client = limits["dead_letters"], self.backend.client
+        mine = letters == self.backend.queue("dead")
+        client.set_queue(letters, **{"ttl_s": limits["results_expire_s"]} if mine else {})
+        client.set_queue(queue, losses=limits["losses"], dead_letter_queue=letters)
+        terms = {"prefetch": self.threads, "backoff": limits["backoff"]}
+        with client.consume(queue, [queue], **terms) as consumer:
             work = [
                 threading.Thread(target=self._work, args=(consumer,)) for _ in range(self.threads)
             ]
@@ -84,23 +90,16 @@ class Worker:
 
     def _handle(self, message: Message) -> None:
         row = self._row(message)
-        if row.finished_at is not None:  # Its ack was lost.
+        if row.status == "SUCCESSFUL":  # Its ack was lost.
             message.ack()
             return
-        limits = self.backend.settings
         try:
-            result = result_of(row)
+            task = result_of(row).task
         except Exception as error:
             _failed(row, error, final=True)
             message.reject(dead=True, reason=error)
             return
-        if row.attempts - len(row.errors) >= limits["losses"]:
-            lost = RuntimeError(f"{limits['losses']} workers were lost with it")
-            _failed(row, lost, final=True)
-            task_finished.send(type(self.backend), task_result=result_of(row))
-            message.reject(dead=True, reason=lost)
-            return
-        row.status, row.last_attempted_at = "RUNNING", now()
+        row.status, row.last_attempted_at, row.finished_at = "RUNNING", now(), None
         row.started_at = row.started_at or row.last_attempted_at
         row.worker_ids = [*row.worker_ids, self.id]
         row.save()
@@ -109,19 +108,15 @@ class Worker:
         try:
             value = _call(result)
         except BaseException as error:
-            retries = getattr(result.task.func, "retries", limits["retries"])
-            final = len(row.errors) + 1 >= retries
+            limits = self.backend.limits(self.queue_name) | vars(task.func)
+            final = len(row.errors) + 1 >= limits["retries"]
             _failed(row, error, final=final)
-            if final:
-                task_finished.send(type(self.backend), task_result=result_of(row))
-                message.reject(dead=True, reason=error)
-            else:
-                first, largest = limits["backoff"]
-                message.reject(delay_s=min(first * 2 ** (len(row.errors) - 1), largest))
+            how = {"dead": True, "reason": error} if final else {"backoff": limits["backoff"]}
+            message.reject(**how)
         else:
             row.status, row.finished_at, row.return_value = "SUCCESSFUL", now(), value
             row.save()
-            task_finished.send(type(self.backend), task_result=result_of(row))
+            _finished(row)
             message.ack()
 
     def _row(self, message: Message) -> TaskRow:
@@ -131,7 +126,7 @@ class Worker:
             told[key] = told[key] and datetime.fromisoformat(told[key])
         told |= {"backend": self.backend.alias, "queue_name": self.queue_name}
         row: TaskRow = TaskRow.objects.get_or_create(id=message.id, defaults=told)[0]
-        row.unsent = False
+        row.relay_at = None
         return row
 
 
@@ -142,21 +137,30 @@ def _failed(row: TaskRow, error: BaseException, *, final: bool) -> None:
     row.status = "FAILED" if final else "READY"
     row.finished_at = now() if final else None
     row.save()
+    if final:
+        _finished(row)
+
+
+def _finished(row: TaskRow) -> None:
+    with suppress(ImportError):  # Its task is gone.
+        result = result_of(row)
+        task_finished.send(type(result.task.get_backend()), task_result=result)
 
 
 def _call(result: TaskResult) -> Any:
     """What the task returns, as JSON has it. Raises TypeError for what JSON does not have."""
     args = [TaskContext(task_result=result)] if result.task.takes_context else []
-    return json.loads(json.dumps(result.task.call(*args, *result.args, **result.kwargs)))
+    return normalize_json(result.task.call(*args, *result.args, **result.kwargs))
 
 
 def relay(backend: MqksBackend) -> int:
     """Publish what the outbox has, each once, and return the number.
 
-    What the broker refuses is logged and stays; what cannot be sent at all has failed.
+    What the broker refuses waits, with the reason in its row, and delays no other; what cannot be
+    sent at all has failed.
     """
-    waiting = TaskRow.objects.filter(unsent=True, backend=backend.alias).order_by("enqueued_at")
-    rows = list(waiting[:RELAY_ROWS])
+    waiting = TaskRow.objects.filter(relay_at__lte=now(), backend=backend.alias)
+    rows = list(waiting.order_by("relay_at")[:RELAY_ROWS])
     sent = list[str]()
 
     def publish(row: TaskRow) -> Exception | None:
@@ -172,13 +176,31 @@ def relay(backend: MqksBackend) -> int:
                 if error is None:
                     sent.append(row.id)
                     continue
-                _log.error("task %s could not be published: %s", row.id, error)
+                if not row.refusal:
+                    _log.error("task %s could not be published: %s", row.id, error)
+                row.refusal, row.relay_at = str(error), now() + timedelta(seconds=REFUSED_S)
+                row.save(update_fields=["refusal", "relay_at"])
                 if isinstance(error, InvalidRequest):
-                    row.unsent = False
+                    row.relay_at = None
                     _failed(row, error, final=True)
     finally:
-        TaskRow.objects.filter(id__in=sent).update(unsent=False)
+        TaskRow.objects.filter(id__in=sent).update(relay_at=None, refusal="")
     return len(sent)
+
+
+def bury(backend: MqksBackend, seen: dict[str, int]) -> None:
+    """Tasks that the broker has given up have failed. `seen` are the last numbers of letters."""
+    for queue in {backend.limits(each)["dead_letters"] for each in backend.queues}:
+        key = f"{backend.alias} {queue}"
+        with suppress(QueueMissing):  # No worker has run yet.
+            letters = backend.client.peek(queue, after=seen.get(key, 0), limit=RELAY_ROWS)
+            dead = {letter.id: letter.dead_letter for letter in letters}
+            for row in TaskRow.objects.filter(id__in=dead, finished_at=None):
+                about = dead[row.id]
+                why = about and f"{about.reason} after {about.tries} deliveries"
+                _failed(row, RuntimeError(f"the broker has given it up: {why}"), final=True)
+            if letters:
+                seen[key] = letters[-1].seq
 
 
 def expire(backend: MqksBackend) -> int:
@@ -191,8 +213,8 @@ def expire(backend: MqksBackend) -> int:
 
 
 def keep(stop: threading.Event) -> None:
-    """Relay the outbox and expire results of all backends, until `stop` is set."""
-    expires_s = 0.0
+    """Relay the outbox, bury dead tasks and expire results of all backends, until `stop` is set."""
+    expires_s, seen = 0.0, dict[str, int]()
     while not stop.is_set():
         is_full, is_due = False, time.monotonic() >= expires_s
         if is_due:
@@ -205,10 +227,11 @@ def keep(stop: threading.Event) -> None:
                     continue
                 if backend.settings["outbox"]:
                     is_full |= relay(backend) == RELAY_ROWS
+                bury(backend, seen)
                 if is_due and expire(backend) == RELAY_ROWS:
                     expires_s = 0.0
             except Exception:
-                _log.exception("the outbox of %s could not be relayed", alias)
+                _log.exception("the tasks of %s could not be kept", alias)
         if not is_full:
             stop.wait(RELAY_S)
     close_old_connections()

@@ -63,8 +63,13 @@ def _queue_rates(queue: Row, earlier: Row | None, passed_s: float) -> Row:
     """Incoming messages are counted by their numbers; outgoing ones are those that came in and no
     longer exist."""
     if earlier is None or queue["next_seq"] < earlier["next_seq"]:
-        return {"in_per_s": None, "out_per_s": None}
+        return {"in_per_s": None, "out_per_s": None, "archived_per_s": None}
     came = queue["next_seq"] - earlier["next_seq"]
     held = ("ready", "unacked", "scheduled")
     more = sum(queue[key] - earlier[key] for key in held)
-    return {"in_per_s": came / passed_s, "out_per_s": max(0, came - more) / passed_s}
+    archived = [row["archived_seq"] for row in (earlier, queue)]
+    return {
+        "in_per_s": came / passed_s,
+        "out_per_s": max(0, came - more) / passed_s,
+        "archived_per_s": None if None in archived else (archived[1] - archived[0]) / passed_s,
+    }

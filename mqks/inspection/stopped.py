@@ -130,6 +130,8 @@ class Stopped:
                 "dead": None,
                 "next_seq": queue.next_seq,
                 "oldest_age_s": _age_s(queue.oldest_us),
+                "archived_seq": None,
+                "archive_lag": None,
                 "memory_bytes": None,
             }
 

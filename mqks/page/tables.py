@@ -196,6 +196,8 @@ QUEUES: Final = Table(
         Column("out_per_s", "Out /s", "rate"),
         Column("dead", "Dead", "count"),
         Column("oldest_age_s", "Oldest", "age"),
+        Column("archive_lag", "Archive lag", "count"),
+        Column("archived_per_s", "Archived/s", "rate"),
         Column("consumers", "Consumers", "count"),
         Column("bindings", "Bindings", "count"),
         Column("memory_bytes", "Memory", "bytes"),

@@ -10,25 +10,31 @@ The one rule: the queue is trimmed only up to the number that the lake has commi
 """
 
 import logging
+import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqks.client.errors import RequestFailed
+from mqks.client.wire import rows
 from mqks.pipeline.columns import FIELDS, ORIGIN, ORIGIN_WORDS, subset
-from mqks.pipeline.errors import DataLost, StoreAway
+from mqks.pipeline.errors import BadOption, DataLost, StoreAway
 from mqks.pipeline.job import failure
-from mqks.pipeline.lake import COLUMNS, File, Lake, merge, stage
+from mqks.pipeline.lake import COLUMNS, File, Lake, Staging, merge, stage
 from mqks.pipeline.reader import LogRange, QueueReader, lost
-from mqks.pipeline.wire import Server
+from mqks.pipeline.replay import pattern
+from mqks.pipeline.table import Table
+from mqks.pipeline.wire import Connection, Server
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,19 +47,19 @@ IDLE_S = 0.05
 ROLL_S = 300.0
 AWAY_S, TELL_S = 5.0, 60.0
 """Pause before a store is tried again; a store that is away is told so often."""
+FIND_S, EXPIRE_S = 5.0, 600.0
+"""Pauses before new queues are looked for that match a mask, and days that are too old."""
 FILES_MANY = 1000
 """Of one batch: each file and its directory cost a sync, and each reader opens each file."""
 _READ = ("key", "value", "topic", "offset", "timestamp")
 _ROWS = "key binary, value binary, topic string, offset bigint, timestamp timestamp"
 _FILES = (
-    "name string, date string, event string, rows bigint, bytes bigint, first bigint, last bigint,"
-    " arrived_us bigint, unparsed bigint, left_out bigint"
+    "name string, directory string, values array<string>, rows bigint, bytes bigint, first bigint,"
+    " last bigint, arrived_us bigint, unparsed bigint, left_out bigint"
 )
 _UNPARSED = "_mqks_unparsed"
 
 _log = logging.getLogger("mqks.pipeline")
-
-Got = TypeVar("Got")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +94,7 @@ class _Batch:
     epoch: str
     ranges: list[tuple[int, int]]
     archived_us: int
-    staging: Path | str
-    by_event: bool
+    staging: Staging
     fail_on_data_loss: bool
 
     def read(self, ranges: Iterable[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
@@ -122,7 +127,7 @@ class _Batch:
 
     def stage(self, messages: Iterable[pa.RecordBatch]) -> Iterator[File]:
         """Write messages into the lake's staging; yields the files."""
-        return stage(self.staging, map(self._complete, messages), by_event=self.by_event)
+        return stage(self.staging, map(self._complete, messages))
 
     def read_and_stage(self, ranges: Iterable[tuple[int, int]]) -> Iterator[File]:
         """From the broker to the files within one process: no message passes through the JVM."""
@@ -155,6 +160,7 @@ class Archive:
     """The settings of an archive."""
 
     queue: str
+    """A name, or a mask: `*` matches any characters except dots, `**` any characters."""
     server: Server
     once: bool = False
     """End when everything that the queue held at the start is archived."""
@@ -165,96 +171,151 @@ class Archive:
     """The schema of JSON payloads, which are parsed into the column `data`."""
     roll_s: float = ROLL_S
     """The longest time before small files are merged; until then they are not visible."""
+    keep_s: float | None = None
+    """Days that ended before this time are removed from a table."""
     trim: bool = True
     include_replays: bool = False
     """Archive also what a replay has published and the lake has already."""
     fail_on_data_loss: bool = True
     """End with DataLost if messages are missing from the queue that the lake does not have."""
 
-    def run(self, spark: "SparkSession", lake: Lake, stop: Event) -> Iterator[Progress]:
+    def run(self, spark: "SparkSession", lake: Lake | Table, stop: Event) -> Iterator[Progress]:
         """Archive until stopped, or with `once` until what existed at the start is in the lake.
 
         `lake` must be entered. Raises RequestFailed (no such queue), OSError (no server), DataLost
-        (messages are missing, or an older state of the database was restored) and whatever a Spark
-        job fails with.
+        (messages are missing, or an older state of the database was restored), BadOption (no queue
+        matches the mask) and whatever a Spark job fails with.
         """
+        tried, runs, find_s, expire_s = _Tried(), dict[str, _Run](), -math.inf, -math.inf
+
+        def roll(age_s: float) -> int:
+            return lake.roll(partial(_merge, spark, lake.staging.place), age_s)
+
+        with closing(Connection(self.server)) as connection:
+            while not stop.is_set():
+                if self.keep_s is not None and time.monotonic() >= expire_s:
+                    lake.expire((datetime.now(UTC) - timedelta(seconds=self.keep_s)).date())
+                    expire_s = time.monotonic() + EXPIRE_S
+                if time.monotonic() >= find_s:
+                    for name in self._queues(connection):
+                        if name not in runs:
+                            reader = self._reader(name, connection)
+                            runs[name] = _Run(self, spark, lake, roll, name, reader)
+                    if self.once and not runs:
+                        raise BadOption(f"no queue matches {self.queue}")
+                    find_s = (
+                        math.inf if self.once or not self._is_mask else time.monotonic() + FIND_S
+                    )
+                was_idle = True
+                for name, run in [*runs.items()]:
+                    try:
+                        progress = tried.step(run.step)
+                    except RequestFailed:
+                        if not self._is_mask or name in self._queues(connection):
+                            raise
+                        progress = _DONE
+                    if isinstance(progress, Progress):
+                        was_idle = False
+                        yield progress
+                    elif progress is _DONE:
+                        del runs[name]
+                    if progress is _AWAY or stop.is_set():
+                        break
+                if self.once and not runs:
+                    break
+                if tried.is_away:
+                    stop.wait(AWAY_S)
+                elif was_idle and not self.once:
+                    stop.wait(min(1.0, max(IDLE_S, self.interval_s)))
+                    roll(self.roll_s)
+        roll(0)
+
+    @property
+    def _is_mask(self) -> bool:
+        return "*" in self.queue
+
+    def _queues(self, connection: Connection) -> list[str]:
+        if not self._is_mask:
+            return [self.queue]
+        found = connection.again(lambda wire: [*rows(wire.stats, "queues", "name")])
+        matches = re.compile(pattern(self.queue)).search
+        return [row["name"] for row in found if matches(row["name"])]
+
+    def _reader(self, queue: str, connection: Connection) -> QueueReader:
         schema, leaves_out = subset(_READ), not self.include_replays
         schema = schema.append(ORIGIN) if leaves_out else schema
-        reader = QueueReader(None, self.queue, server=self.server, schema=schema, meta=leaves_out)
-        run = _Run(self, spark, lake, reader)
-        with reader:
-            yield from run.batches(stop)
-        run.roll(0)
+        return QueueReader(None, queue, connection=connection, schema=schema, meta=leaves_out)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A running archive."""
+_IDLE, _DONE, _AWAY = "idle", "done", "away"
 
-    job: Archive
-    spark: "SparkSession"
-    lake: Lake
-    reader: QueueReader
-    away: list[float] = field(default_factory=list)
-    """When it was last told that the store is away."""
 
-    def batches(self, stop: Event) -> Iterator[Progress]:
-        job = self.job
-        goal, waited_until = None, time.monotonic()
-        while not stop.is_set():
-            looked = self._tried(self._look)
-            if looked is None:
-                stop.wait(AWAY_S)
-                continue
-            log, start = looked
-            if goal is None:
-                goal = log.next
-                if job.trim and log.first < start:  # The last run died between the two.
-                    self._trim(log.epoch, start)
-            end = min(log.next, start + job.batch_messages)
-            if job.once and (start >= goal or end <= start):
-                return
-            short = not job.once and end - start < job.batch_messages
-            if end <= start or (short and time.monotonic() < waited_until):
-                stop.wait(min(1.0, max(IDLE_S, job.interval_s)))
-                self.roll(job.roll_s)
-                continue
-            progress = self._tried(partial(self._archive, log.epoch, start, end))
-            if progress is None:
-                stop.wait(AWAY_S)
-            else:
-                waited_until = time.monotonic() + job.interval_s
-                self.away.clear()
-                yield progress
+class _Tried:
+    """Does steps, and tells once a minute that the store is away."""
 
-    def _tried(self, work: Callable[[], Got]) -> Got | None:
-        """None if the store is away, which is told once a minute."""
+    def __init__(self) -> None:
+        self.is_away = False
+        self._told_s = -math.inf
+
+    def step(self, work: Callable[[], Progress | str]) -> Progress | str:
         from pyspark.errors import PySparkException
 
         try:
-            return work()
+            done = work()
         except (StoreAway, PySparkException) as error:
             found = error if isinstance(error, StoreAway) else failure(str(error))
             if not isinstance(found, StoreAway):
                 raise
-        if not self.away or time.monotonic() - self.away[0] >= TELL_S:
-            _log.warning("%s; the queue waits", found)
-            self.away[:] = [time.monotonic()]
-        return None
+            if time.monotonic() - self._told_s >= TELL_S:
+                _log.warning("%s; the queue waits", found)
+                self._told_s = time.monotonic()
+            self.is_away = True
+            return _AWAY
+        self.is_away = False
+        if isinstance(done, Progress):
+            self._told_s = -math.inf
+        return done
 
-    def roll(self, age_s: float) -> int:
-        return self.lake.roll(partial(_merge, self.spark, self.lake.staging), age_s)
+
+@dataclass(slots=True)
+class _Run:
+    """A running archive of one queue."""
+
+    job: Archive
+    spark: "SparkSession"
+    lake: Lake | Table
+    roll: Callable[[float], int]
+    queue: str
+    reader: QueueReader
+    goal: int | None = None
+    waited_until: float = field(default_factory=time.monotonic)
+
+    def step(self) -> Progress | str:
+        """One batch, or none."""
+        job = self.job
+        log, start = self._look()
+        if self.goal is None:
+            self.goal = log.next
+            if job.trim and log.first < start:  # The last run died between the two.
+                self._trim(log.epoch, start)
+        end = min(log.next, start + job.batch_messages)
+        if job.once and (start >= self.goal or end <= start):
+            return _DONE
+        short = not job.once and end - start < job.batch_messages
+        if end <= start or (short and time.monotonic() < self.waited_until):
+            return _IDLE
+        progress = self._archive(log.epoch, start, end)
+        self.waited_until = time.monotonic() + job.interval_s
+        return progress
 
     def _look(self) -> tuple[LogRange, int]:
         """The range of the queue, and the number of its first message that the lake does not have.
 
         Raises DataLost.
         """
-        queue, log = self.job.queue, self.reader.range()
-        came_us = self.lake.arrived_us(queue, log.epoch)
-        if came_us is not None:
-            log = self.reader.range(came_us + 1)
-        done = self.lake.next(queue, log.epoch)
+        queue, log = self.queue, self.reader.range()
+        done, came_us = (told(queue, log.epoch) for told in (self.lake.next, self.lake.arrived_us))
+        log = self.reader.range(None if came_us is None else came_us + 1, done or log.first)
         if done is None:
             return log, log.first
         other = log.next if log.at is None else log.at
@@ -276,14 +337,14 @@ class _Run:
 
     def _archive(self, epoch: str, start: int, end: int) -> Progress:
         """One batch, from the queue into the lake."""
-        queue, began = self.job.queue, time.perf_counter()
+        queue, began = self.queue, time.perf_counter()
         files = self._stage(epoch, start, end)
         self.lake.commit(queue, epoch, end, files)
-        if self.lake.by_event and len(files) > FILES_MANY:
+        if len(self.lake.by) > 1 and len(files) > FILES_MANY:
             _log.warning("%d files in one batch: --by day writes one for each day", len(files))
         if self.job.trim:
             self._trim(epoch, end)
-        after = self.reader.range()
+        after = self.reader.range(archived=end)
         return Progress(
             queue=queue,
             epoch=epoch,
@@ -302,23 +363,32 @@ class _Run:
     def _stage(self, epoch: str, start: int, end: int) -> list[File]:
         """Run one batch as a Spark job; returns the staged files."""
         context = self.spark.sparkContext
+        schema = self._schema()
         batch = _Batch(
             reader=self.reader,
-            queue=self.job.queue,
+            queue=self.queue,
             epoch=epoch,
             ranges=_split(start, end, context.defaultParallelism),
             archived_us=time.time_ns() // 1000,
             staging=self.lake.staging,
-            by_event=self.lake.by_event,
             fail_on_data_loss=self.job.fail_on_data_loss,
         )
-        tasks, schema = len(batch.ranges), self.job.schema
+        tasks = len(batch.ranges)
         if schema is None:
             parts = context.parallelize(batch.ranges, tasks)
             return parts.mapPartitions(batch.read_and_stage).collect()
         messages = self.spark.range(0, tasks, 1, tasks).mapInArrow(batch.read_rows, _ROWS)
         staged = parsed(messages, schema).mapInArrow(batch.stage_rows, _FILES)
         return [File(*row) for row in staged.collect()]
+
+    def _schema(self) -> "StructType | None":
+        """Of payloads, with types as wide as the lake has them. Raises LakeUnfit."""
+        from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
+
+        given = self.job.schema
+        own = None if given is None else to_arrow_type(given, timezone="UTC")
+        fitted = self.lake.prepared(own)
+        return given if fitted == own else cast("StructType", from_arrow_type(fitted))
 
     def _trim(self, epoch: str, number: int) -> None:
         """Trim the queue, unless it was created again: then other messages have these numbers."""
@@ -342,7 +412,7 @@ def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
     return whole.withColumn("data", F.when(fits, F.col("data").dropFields(_UNPARSED)))
 
 
-def _merge(spark: "SparkSession", staging: Path, groups: list[list[str]]) -> list[list[str]]:
+def _merge(spark: "SparkSession", staging: Any, groups: list[list[str]]) -> list[list[str]]:
     return spark.sparkContext.parallelize(groups).map(partial(merge, staging)).collect()
 
 

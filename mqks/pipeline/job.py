@@ -170,13 +170,15 @@ def schema_of(text: str | None) -> "StructType | None":
 
 
 def place(text: str) -> Path | str:
-    """The directory of a lake, or the URL of a table as `s3://bucket/path`. Raises LakeUnfit for
-    another URL, which would be taken for a path."""
-    if found := re.fullmatch(r"s3a?://([\w.-]+(?:/[\w.=-]+)+)/?", text):
-        return f"s3://{found[1]}"
+    """The directory of a lake, or the URL of a table: `s3://bucket/path`, gs://, az://, or
+    `iceberg://catalog/namespace.table`. Raises LakeUnfit for another URL, which would be taken for
+    a path."""
+    if found := re.fullmatch(r"(s3|gs|az|iceberg)a?://([\w.-]+(?:/[\w.=-]+)+)/?", text):
+        return f"{found[1]}://{found[2]}"
     if found := re.match(r"([A-Za-z][\w+.-]*):/+", text):
         raise LakeUnfit(
-            f"a lake cannot be at {found[0]}…: it is a directory, or a table at s3://bucket/path"
+            f"a lake cannot be at {found[0]}…: it is a directory, a table at s3://bucket/path,"
+            " gs://bucket/path or az://container/path, or iceberg://catalog/namespace.table"
         )
     return Path(text)
 

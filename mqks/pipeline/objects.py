@@ -1,7 +1,9 @@
-"""Objects of a store: read and written whole, with time limits and retries that end.
+"""Files of a lake, in a directory or on an object store: read and written whole, with time limits
+and retries that end.
 
-Credentials, region and endpoint come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_REGION`,
-`AWS_ENDPOINT_URL`), on the driver and on each worker.
+Credentials, region and endpoint come from the environment, as for the stores' own tools
+(`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`), on the driver
+and on each worker.
 
 The one rule: a store that is away is told apart from one that refuses, and from all other errors.
 """
@@ -9,9 +11,12 @@ The one rule: a store that is away is told apart from one that refuses, and from
 import os
 import re
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
-from mqks.pipeline.errors import LakeUnfit, PipelineError, StoreAway
+from mqks.durable import sync
+from mqks.pipeline.errors import ExtraMissing, LakeUnfit, PipelineError, StoreAway
 
 REQUEST_S, ATTEMPTS, RETRIES_S = 60, 4, 20
 """Of each request; then the store counts as away."""
@@ -20,78 +25,110 @@ OPTIONS = {
     "connect_timeout": "5s",
     "max_retries": str(ATTEMPTS),
     "retry_timeout": f"{RETRIES_S}s",
+    "allow_http": "true",  # For an endpoint that is given as http://.
 }
 _STATUS = r"(?:HTTP status|status code)[ :]+"
 _REFUSED = (
-    rf"(?i){_STATUS}403|access.?denied|forbidden|no.?such.?bucket|invalid.?access.?key"
-    "|signature.?does.?not.?match"
+    rf"(?i){_STATUS}40[13]|access.?denied|forbidden|no.?such.?bucket|invalid.?access.?key"
+    "|signature.?does.?not.?match|bucket.?not.?found|container.?not.?found"
+    "|AuthenticationFailed|unauthenticated|permission.?denied"
 )
 _AWAY = (
     rf"(?i){_STATUS}(?:5\d\d|408|429)|network.?connection|error sending request"
     "|connection re(?:set|fused)|timed? ?out|request.?timeout"
     "|service.?unavailable|internal.?failure|slow.?down|throttling"
 )
-"""Of texts: the libraries raise OSError for everything."""
+"""Of texts: the libraries have no types for these."""
 
+Place = Path | str
+"""A directory, or the URL of a table."""
+ICEBERG = "iceberg://"
 Got = TypeVar("Got")
 
 
-def asked(url: str, work: Callable[[], Got]) -> Got:
+def asked(place: Place, work: Callable[[], Got]) -> Got:
     """What the store answers. Raises StoreAway if it does not, or with an error of its own,
-    LakeUnfit if it refuses, and PipelineError for all else."""
+    LakeUnfit if it refuses, and PipelineError for all else; of a directory, whatever happens."""
     try:
         return work()
     except PipelineError:
         raise
     except Exception as error:  # Each library has its own, and deltalake's are plain ones.
+        if isinstance(place, Path):
+            raise
         whole = " ".join(re.sub(r"\x1b\[\d+m|↳", "", str(error)).split())
-        told = whole[:300]
+        told = whole.partition("Debug source:")[0][:300]
         if re.search(_REFUSED, whole):
-            raise LakeUnfit(f"{url}: the store refuses this: {told}") from None
+            raise LakeUnfit(f"{place}: the store refuses this: {told}") from None
         if isinstance(error, (ConnectionError, TimeoutError)) or re.search(_AWAY, whole):
-            raise StoreAway(f"{url}: the store does not answer as it should: {told}") from None
-        raise PipelineError(f"{url}: {type(error).__name__}: {told}") from error
+            raise StoreAway(f"{place}: the store does not answer as it should: {told}") from None
+        raise PipelineError(f"{place}: {type(error).__name__}: {told}") from error
 
 
-def file_system() -> Any:
-    """Raises whatever pyarrow does."""
-    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
-
-    return S3FileSystem(
-        endpoint_override=os.environ.get("AWS_ENDPOINT_URL"),
-        connect_timeout=5,
-        request_timeout=REQUEST_S,
-        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
-        allow_delayed_open=True,  # A small file is one put, not the three of a multipart upload.
+def store(url: str) -> Any:
+    """Raises ExtraMissing, and whatever obstore does."""
+    try:
+        from obstore.store import from_url
+    except ImportError:
+        raise ExtraMissing(
+            "tables on a store need another package: pip install 'mqks[delta]'"
+        ) from None
+    return from_url(
+        url,
+        client_options={"timeout": OPTIONS["timeout"], "connect_timeout": "5s", "allow_http": True},
+        retry_config={
+            "max_retries": int(OPTIONS["max_retries"]),
+            "retry_timeout": timedelta(seconds=RETRIES_S),
+        },
     )
 
 
-def key(url: str, name: str) -> str:
-    """The name of an object for `file_system`."""
-    return f"{url.partition('://')[2]}/{name}"
+def read(place: Place, name: str = "") -> memoryview:
+    """Raises FileNotFoundError, and what `asked` does. Without a name, `place` is the file."""
+    if isinstance(place, Path):
+        return memoryview((place / name).read_bytes())
+    if not name:
+        place, name = re.match(r"(\w+://[^/]+)/(.*)", place, re.S).groups()  # type: ignore[union-attr]
 
-
-def read(url: str, name: str) -> bytes:
-    """Raises FileNotFoundError, and what `asked` does."""
-
-    def get() -> bytes | None:
+    def get() -> memoryview | None:
         try:
-            with file_system().open_input_stream(key(url, name)) as stream:
-                return bytes(stream.read())
-        except FileNotFoundError:
+            return memoryview(store(place).get(name).bytes())
+        except FileNotFoundError as error:
+            if re.search(_REFUSED, str(error)):
+                raise
             return None
 
-    content = asked(url, get)
+    content = asked(place, get)
     if content is None:
-        raise FileNotFoundError(f"{url}/{name}")
+        raise FileNotFoundError(f"{place}/{name}")
     return content
 
 
-def write(url: str, name: str, content: Any) -> None:
-    """One object, whole or not at all. Raises what `asked` does."""
+def write(place: Place, name: str, content: Any) -> None:
+    """One file, whole or not at all. Raises what `asked` does."""
+    if isinstance(place, Path):
+        make_directory((place / name).parent)
+        write_atomically(place / name, content)
+    else:
+        asked(place, lambda: store(place).put(name, bytes(memoryview(content))))
 
-    def put() -> None:
-        with file_system().open_output_stream(key(url, name)) as stream:
-            stream.write(content)
 
-    asked(url, put)
+def make_directory(path: Path) -> None:
+    """Create a directory and its parents, and sync them: a file is lost with the name of its
+    directory."""
+    made = [path, *path.parents]
+    made = made[: [each.exists() for each in made].index(True)]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in made:
+        sync(each.parent)
+
+
+def write_atomically(path: Path, content: Any) -> None:
+    """Replace a file: after a crash it has the complete old or the complete new content."""
+    new = path.with_name(f"{path.name}.new")
+    with new.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(path)
+    sync(path.parent)

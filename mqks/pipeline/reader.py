@@ -52,9 +52,9 @@ class QueueReader:
     """Reads one queue, at `url` or `server`; `schema` has the columns to read.
 
     With `meta`, `headers` are the attributes of the messages; else they are null.
-    `fetch_rows` limits one reply; the server also limits it to about 4 MiB. Calls raise
-    RequestFailed if the server refuses them (no such queue), AuthenticationFailed, and OSError if
-    the server cannot be reached within all retries.
+    `fetch_rows` limits one reply; the server also limits it to about 4 MiB. `connection` may be
+    that of other readers. Calls raise RequestFailed if the server refuses them (no such queue),
+    AuthenticationFailed, and OSError if the server cannot be reached within all retries.
     """
 
     def __init__(
@@ -66,8 +66,9 @@ class QueueReader:
         schema: pa.Schema = SCHEMA,
         fetch_rows: int = FETCH_ROWS,
         meta: bool = False,
+        connection: Connection | None = None,
     ) -> None:
-        self._connection = Connection(server or Server(url=url))
+        self._connection = connection or Connection(server or Server(url=url))
         self._name = queue
         self._queue = requests.name(queue)
         self._schema = schema
@@ -92,10 +93,12 @@ class QueueReader:
         """Close the connection; the next call opens another."""
         self._connection.close()
 
-    def range(self, at_us: int | None = None) -> LogRange:
-        """The range of the queue now; `at_us` are microseconds since 1970."""
-        at = b"" if at_us is None else b" --at=%d" % at_us
-        reply = self._ask(b"r range %b%b \n" % (self._queue, at), "range")
+    def range(self, at_us: int | None = None, archived: int | None = None) -> LogRange:
+        """The range of the queue now; `at_us` are microseconds since 1970. `archived` tells the
+        server that everything below this number is archived."""
+        told = ((b" --at=%d", at_us), (b" --archived=%d", archived))
+        flags = b"".join(flag % number for flag, number in told if number is not None)
+        reply = self._ask(b"r range %b%b \n" % (self._queue, flags), "range")
         fields = _fields(reply)
         number = fields.get("at")
         return LogRange(

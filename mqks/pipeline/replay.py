@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -32,7 +31,8 @@ from mqks.client.errors import RequestFailed
 from mqks.pipeline import objects
 from mqks.pipeline.columns import ORIGIN_WORDS
 from mqks.pipeline.errors import BadOption
-from mqks.pipeline.lake import CONTROL, make_directory, messages, write_atomically
+from mqks.pipeline.lake import CONTROL
+from mqks.pipeline.places import home_of, messages
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.report import between
 from mqks.pipeline.sink import Publisher
@@ -61,7 +61,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    lake: Path | str
+    lake: objects.Place
     server: Server
     name: str = "replay"
     """The name of this replay. Another name gives other ids: everything is replayed again."""
@@ -99,7 +99,7 @@ class Replay:
 
         Raises BadOption and the errors of `Publisher.publish`.
         """
-        done, last = self._load()
+        done, last = self._load(home := home_of(self.lake))
         left = _behind(self.rows(spark), last)
         count, parts = _size(left)
         total = done + count
@@ -112,10 +112,10 @@ class Replay:
                 last = {name: part[name][-1].as_py() for name in _ORDER}
                 now_s = time.monotonic()
                 if done - saved >= SAVE_MESSAGES or now_s - saved_s >= SAVE_S:
-                    self._save(done, last)
+                    self._save(home, done, last)
                     saved, saved_s = done, now_s
                     yield Progress(done, total, round(pace.behind_s, 3))
-        self._save(done, last)
+        self._save(home, done, last)
         yield Progress(done, total, round(pace.behind_s, 3))
 
     @property
@@ -128,14 +128,10 @@ class Replay:
         limits = [limit and limit.isoformat() for limit in (self.start, self.end)]
         return {"to": str(urls.parse(self.server.url)), "mask": self.events, "between": limits}
 
-    def _load(self) -> tuple[int, dict[str, Any] | None]:
+    def _load(self, home: objects.Place) -> tuple[int, dict[str, Any] | None]:
         """The number of replayed messages, and the place of the last one. Raises BadOption."""
         try:
-            state = json.loads(
-                objects.read(self.lake, self._state)
-                if isinstance(self.lake, str)
-                else (self.lake / self._state).read_bytes()
-            )
+            state = json.loads(bytes(objects.read(home, self._state)))
         except FileNotFoundError:
             return 0, None
         job = state["job"]
@@ -148,15 +144,9 @@ class Replay:
             )
         return state["done"], state["last"]
 
-    def _save(self, done: int, last: dict[str, Any] | None) -> None:
+    def _save(self, home: objects.Place, done: int, last: dict[str, Any] | None) -> None:
         state = {"name": self.name, "job": self._job(), "done": done, "last": last}
-        content = json.dumps(state).encode()
-        if isinstance(self.lake, str):
-            objects.write(self.lake, self._state, content)
-        else:
-            path = self.lake / self._state
-            make_directory(path.parent)
-            write_atomically(path, content)
+        objects.write(home, self._state, json.dumps(state).encode())
 
 
 def pattern(mask: str) -> str:

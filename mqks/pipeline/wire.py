@@ -16,7 +16,8 @@ from mqks.client.errors import ConnectionLost
 from mqks.client.options import Options
 from mqks.client.wire import Wire
 
-HEADER_BYTES_MAX = 64 * 1024
+HEADER_BYTES_MAX = 16 * 1024 * 1024
+"""Of a line: a page of `stats queues` has 1000 names."""
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 5.0
 
 _log = logging.getLogger("mqks.pipeline")

@@ -18,11 +18,11 @@ _NUMBER = re.compile(rb"[0-9]+")
 _ALLOWED = re.compile(rb"(?:[!-$&-+\--~]|%[0-9A-Fa-f]{2})+")
 
 
-def check_meta(meta: bytes, *, reserved: bool = False) -> bytes:
+def check_meta(meta: bytes, *, reserved: bool = False, bytes_max: int = META_BYTES_MAX) -> bytes:
     """Return `meta` unchanged if it is valid; with `reserved`, it may have keys that the server
     sets. Raises BadRequest."""
-    if len(meta) > META_BYTES_MAX:
-        raise BadRequest(f"the attributes have {len(meta)} bytes, the limit is {META_BYTES_MAX}")
+    if len(meta) > bytes_max:
+        raise BadRequest(f"the attributes have {len(meta)} bytes, the limit is {bytes_max}")
     if not _ALLOWED.fullmatch(meta):
         raise BadRequest(f"attributes {_shown(meta)} are not percent-encoded, as in a=1&b=x%20y")
     keys = set()

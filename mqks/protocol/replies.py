@@ -85,11 +85,6 @@ def parts(message: bytes) -> Parts:
     return Parts(*message.split(ATTRIBUTES)) if ATTRIBUTES in message else Parts(message)
 
 
-def traits_of(message: bytes) -> bytes:
-    """The traits of a message, `Parts.traits`."""
-    return parts(message).traits if ATTRIBUTES in message else b""
-
-
 def key_of(message: bytes) -> bytes:
     """The key of a message, percent-encoded; empty if it has none."""
     at = message.rfind(b"\t,")

@@ -21,6 +21,7 @@ from mqks.limits import (
     DELETE_DELAY_S_MAX,
     DURATION_S_MAX,
     ESCAPED_STEP_BYTES,
+    LABELS_BYTES_MAX,
     MASK_BYTES_MAX,
     MASKS_MAX,
     PEEK_ROWS_DEFAULT,
@@ -67,7 +68,8 @@ class Request(NamedTuple):
 class Publish(NamedTuple):
     event: bytes
     data: bytes
-    once: bool = False
+    once_s: float = 0.0
+    """How long its id is remembered; 0: it is not."""
     mandatory: bool = False
     delay_us: int = 0
     at_us: int = 0
@@ -198,6 +200,7 @@ class Peek(NamedTuple):
 class Range(NamedTuple):
     queue: bytes
     at_us: int | None = None
+    archived: int | None = None
 
 
 class Log(NamedTuple):
@@ -406,7 +409,7 @@ class Action:
         field, read = word[2:].replace("-", "_"), None
         if equals or names:
             field, read = VALUES.get(f"{self.name} {word}") or VALUES[word]
-        bare = None if equals == "=" else DeleteRule(None) if equals else True
+        bare = None if equals == "=" else BARE.get(field, True)
         self.flags[word.encode()] = Flag(field, read, bare, bool(names))
         return word.encode()
 
@@ -778,7 +781,7 @@ def _schedule(name: bytes, *cron: bytes, **values: Any) -> Scheduling:
             raise BadRequest("publish, --pause, --resume or --run is missing")
     elif bool(cron) == bool(request.every_us):
         raise BadRequest("one of a cron expression and --every is needed")
-    elif request.publish.once or request.publish.at_us:
+    elif request.publish.once_s or request.publish.at_us:
         raise BadRequest("--once and --at have no meaning in a schedule")
     return request
 
@@ -878,11 +881,20 @@ POLICY = (
     ),
     PolicyField("ordered", b"--ordered", _KEY, "key", "Deliver the messages of a key in order."),
     PolicyField("fair", b"--fair", _KEY, "key", "Let the keys of messages take turns."),
+    PolicyField(
+        "labels",
+        b"--labels",
+        partial(check_meta, reserved=True, bytes_max=LABELS_BYTES_MAX),
+        "KEY=VALUE[&...]",
+        "Labels, for people and programs that manage queues.",
+    ),
 )
 POLICY_FLAGS = {field.flag: field.read for field in POLICY}
 DURATIONS = frozenset((BACKOFF, b"--ttl", b"--ack-timeout"))
 POLICY_FIELDS = {field.flag: field.name for field in POLICY}
 """The name of the policy field, by flag."""
+BARE = {"once_s": math.inf, "rule": DeleteRule(None)}
+"""What flags mean without the value that they may have, by their field."""
 VALUES: dict[str, tuple[str, Reader]] = {
     "--add": ("add", bytes),
     "--add-mask": ("add_masks", bytes),
@@ -904,6 +916,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--meta": ("meta", check_meta),
     "--missed": ("missed", partial(_one_of, {b"skip": "skip", b"one": "one"})),
     "--older": ("older_us", _delay_us),
+    "--once": ("once_s", _duration_s),
     "--priority": ("priority", _priority),
     "--prefetch": ("prefetch", _number(1, COUNT_MAX)),
     "--queue": ("queue", _any_name),
@@ -920,6 +933,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "peek --limit": ("limit", _number(1, PEEK_ROWS_MAX)),
     "publish --ttl": ("ttl_us", lambda value: round(_duration_s(value) * 1e6)),
     "range --at": ("at_us", sequence_number),
+    "range --archived": ("archived", sequence_number),
     "read --limit": ("limit", _number(1, READ_ROWS_MAX)),
     "read --to": ("end", sequence_number),
     "receive --limit": ("limit", _number(1, RECEIVE_MAX)),
@@ -948,7 +962,7 @@ ADMIN = {"": "admin"}
 _TABLE = (
     Action(
         "publish",
-        "[--once] [--mandatory] [--delay={seconds}|--at={time}] [--ttl={seconds}] "
+        "[--once[={seconds}]] [--mandatory] [--delay={seconds}|--at={time}] [--ttl={seconds}] "
         "[--meta={key}={value}[&...]] [--to={queue}] [--escaped] [--priority={n}] [--key={key}] "
         "{event} {data}",
         Publish,
@@ -1025,7 +1039,7 @@ _TABLE = (
         "{queue} [--retries={n}] [--losses={n}] [--deliveries={n}] [--backoff={first}[,{max}]] "
         "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] "
-        "[--ordered=key] [--fair=key] [--reset]",
+        "[--ordered=key] [--fair=key] [--labels={key}={value}[&...]] [--reset]",
         _set_queue,
         {"queue": "consume", "dead_letters": "consume"},
         confirm_anywhere=True,
@@ -1044,7 +1058,7 @@ _TABLE = (
         _tail,
         {**READS, "events": "bind", "masks": "bind"},
     ),
-    Action("range", "{queue} [--at={microseconds}]", Range, READS),
+    Action("range", "{queue} [--at={microseconds}] [--archived={seq}]", Range, READS),
     Action(
         "read",
         "{queue} --from={seq} [--to={seq}] [--limit={n}] [--epoch={epoch}] [--meta]",

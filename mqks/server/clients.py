@@ -221,10 +221,12 @@ class Clients:
         self._broker.refusals.expel(client.connection, reason)
         self._expelled(client)
 
-    def trust(self, client: Client) -> None:
-        """It may do everything."""
+    def trust(self, client: Client, user: Known | None) -> None:
+        """It may do everything, or what this user may."""
         self._forget_stranger(client)
         client.connection.permissions = None
+        if user is not None:
+            self._broker.access.authenticate(client.connection, user)
 
     def _look_at_auth(self, client: Client) -> None:
         """An unauthenticated client has sent something, or a login must be verified first."""

@@ -1,4 +1,4 @@
-"""Metrics, health and the page over HTTP, on a separate port; the API on another one.
+"""Metrics, health and the page over HTTP, on a separate port; the API and SQS on others.
 
 The one rule: whatever happens here, the broker continues. A request only reads, failures are logged
 and answered with 500, and the number of connections is limited: one that waits for its peer makes
@@ -38,6 +38,8 @@ from mqks.server.history import History
 from mqks.server.metrics import queue_lines, registry_of, standby_registry
 from mqks.server.steps import done
 from mqks.settings import Settings, is_loopback
+from mqks.sqs.app import OpenInside, Sqs
+from mqks.users import Users
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """The text format that every version of Prometheus reads."""
@@ -195,6 +197,28 @@ async def serve_api(
         await tasks.start(api.run)
         try:
             await _answer(sock, api.app(_api_failed), connections_max)
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+async def serve_sqs(
+    sock: socket.socket,
+    settings: Settings,
+    open_inside: OpenInside,
+    users: Callable[[], Users],
+    connections_max: int,
+) -> None:
+    """The same for the SQS API."""
+    sqs = Sqs(
+        open_inside,
+        users,
+        with_users=settings.users is not None,
+        line_bytes_max=settings.line_bytes_max,
+    )
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(sqs.run)
+        try:
+            await _answer(sock, sqs.app(_api_failed), connections_max)
         finally:
             tasks.cancel_scope.cancel()
 

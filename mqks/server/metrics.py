@@ -159,6 +159,16 @@ QUEUES: Final = (
         "Age of the oldest ready message, accurate to ten seconds; absent without messages.",
         lambda queue: queue.oldest_age_s,
     ),
+    Metric(
+        "mqks_queue_archive_lag",
+        "Messages that the archive of the queue has not stored yet; absent without an archive.",
+        lambda queue: queue.archive_lag,
+    ),
+    Metric(
+        "mqks_queue_archived_seq",
+        "The number up to which the queue is archived; absent without an archive.",
+        lambda queue: queue.archived_seq,
+    ),
 )
 
 # Read from the journal.

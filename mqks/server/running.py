@@ -30,7 +30,7 @@ from mqks.journal.default_store import open_store
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
 from mqks.journal.store import OpenStore
-from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
+from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX, SQS_CONNECTIONS_MAX
 from mqks.server import log
 from mqks.server.clock import now_us
 from mqks.server.cron import next_tick
@@ -100,7 +100,10 @@ async def serve(
     process may open. It limits the connections, so that refused clients get an error, and the
     journal always has a descriptor.
     """
+    sqs_connections_max = min(SQS_CONNECTIONS_MAX, open_files // 4)
     other_files = min(OTHER_FILES, open_files // 2)
+    if settings.sqs_port is not None:
+        other_files += sqs_connections_max
     connections_max = max(1, min(settings.connections_max, open_files - other_files))
     wanted, default = settings.connections_max, SETTINGS["connections_max"].default
     # Few servers need the default, so a little less of it is not worth a warning.
@@ -200,6 +203,7 @@ async def serve(
             inherited,
             http_connections_max,
             http_logged,
+            sqs_connections_max,
         )
         with HeldWatch(broker, settings.loop_held_s):
             await server.run(until, task_status=task_status)

@@ -19,7 +19,7 @@ from anyio.abc import TaskStatus
 from mqks.broker.broker import Broker
 from mqks.errors import ConfigurationError, LimitExceeded, MqksError, Unwritable
 from mqks.journal.journal import Journal
-from mqks.limits import HTTP_CONNECTIONS_MAX
+from mqks.limits import HTTP_CONNECTIONS_MAX, SQS_CONNECTIONS_MAX
 from mqks.server import http_port, log, silence, tls
 from mqks.server.client import Client
 from mqks.server.clients import LARGE_CHUNK_BYTES, Clients
@@ -38,7 +38,7 @@ from mqks.server.silence import Silence
 from mqks.server.vanished import end_unanswering
 from mqks.server.writer import Writer
 from mqks.settings import DatabaseUrl, Settings, read_queue_tables
-from mqks.users import Users
+from mqks.users import Known, Users
 from mqks.users_file import read as read_users
 
 WAIT_S = 0.002
@@ -63,10 +63,12 @@ class Server:
         inherited: Sequence[Inherited] = (),
         http_connections_max: int = HTTP_CONNECTIONS_MAX,
         http_logged: str = "",
+        sqs_connections_max: int = SQS_CONNECTIONS_MAX,
     ) -> None:
         self.settings = settings
         self._http_logged = http_logged
         self._http_connections_max = http_connections_max
+        self._sqs_connections_max = sqs_connections_max
         self._broker = broker
         self._journal = journal
         self._notify = notify
@@ -93,8 +95,11 @@ class Server:
         self._loop.set_exception_handler(self._internal_error)
         self._writer = Writer(broker, journal, release=self._clients.release, flush=self._flush)
 
-    async def open_inside(self, name: str, trusted: bool) -> socket.socket:
-        """A connection from inside this process; a `trusted` one may do everything.
+    async def open_inside(
+        self, name: str, trusted: bool, user: Known | None = None, line_bytes_max: int = 0
+    ) -> socket.socket:
+        """A connection from inside this process; a `trusted` one may do everything, or what this
+        user may, who is known to be one, and send lines of this length.
 
         Raises OSError.
         """
@@ -108,7 +113,9 @@ class Server:
         other.setblocking(False)
         client = await self._door.let_in(mine, who)
         if trusted and client.made:
-            self._clients.trust(client)
+            self._clients.trust(client, user)
+            if line_bytes_max:
+                client.connection.splitter.line_bytes_max = line_bytes_max
         return other
 
     # -- the end of a turn
@@ -212,6 +219,11 @@ class Server:
     async def _answer_api(self, http: Any, sock: socket.socket) -> None:
         await http.serve_api(sock, self.settings, self.open_inside, self._http_connections_max)
 
+    async def _answer_sqs(self, http: Any, sock: socket.socket) -> None:
+        users = partial(getattr, self._broker.access, "users")
+        most = self._sqs_connections_max
+        await http.serve_sqs(sock, self.settings, self.open_inside, users, most)
+
     def reload(self) -> None:
         """Reload users, certificates and queue defaults. If one of the files is invalid, nothing
         changes."""
@@ -279,6 +291,10 @@ class Server:
                     serve_api = partial(http_port.serve, scheme="api:http")
                     place = self.settings.api_host, self.settings.api_port
                     await tasks.start(serve_api, *place, self._answer_api)
+                if self.settings.sqs_port is not None:
+                    serve_sqs = partial(http_port.serve, scheme="sqs:http")
+                    place = self.settings.sqs_host, self.settings.sqs_port
+                    await tasks.start(serve_sqs, *place, self._answer_sqs)
                 self._notify.tell(
                     "READY=1", f"STATUS=listening on {', '.join(self._listeners.shown)}"
                 )

@@ -8,15 +8,12 @@ have priorities: after each start they are drained, and must come by priority, t
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from mqks.client.messages import PeekedMessage
 from tests.chaos.checker import Violation
-from tests.chaos.plan import LifePlan
+from tests.chaos.scene import Scene
 from tests.chaos.wire import Gone, Life, Wire
 
 RAW, MADE = QUEUES = b"forge.raw", b"forge.made"
@@ -126,37 +123,12 @@ def result(name: bytes, part: int) -> bytes:
     return b"%b-%c" % (name, part)
 
 
-class Forge:
-    """Plays one life after the other."""
+class Forge(Scene):
+    name = "forge"
 
     def __init__(self) -> None:
+        super().__init__()
         self.ledger = Ledger()
-        self._life: Life
-        self._plan: LifePlan
-        self._rng: random.Random
-        self._count = 0
-
-    def _id(self, kind: str) -> bytes:
-        self._count += 1
-        return b"%s-forge-%d" % (kind.encode(), self._count)
-
-    async def _ask(self, wire: Wire, line: bytes, name: bytes = b"") -> list[bytes]:
-        """An answer ends with a line that has no attributes."""
-        told, done = list[bytes](), list[bool]()
-
-        def take(word: bytes, rest: bytes) -> bool:
-            if word != b"ok":
-                raise Violation(f"an error for {line!r}")
-            told.append(rest)
-            if b"event=" not in rest:
-                done.append(True)
-            return bool(done)
-
-        name = name or self._id("a")
-        wire.ask(name, take)
-        wire.send(b"%b %b\n" % (name, line))
-        await wire.until(lambda: done)
-        return told[:-1]
 
     # -- after a start
 
@@ -169,15 +141,6 @@ class Forge:
             await self._drain(wire, [each.id.encode() for each in order])
         wire.finish()
         await wire.until_closed()
-
-    async def _peek(self, wire: Wire, queue: bytes) -> list[PeekedMessage]:
-        rows: list[PeekedMessage] = []
-        while True:
-            after = rows[-1].seq if rows else 0
-            told = await self._ask(wire, b"peek %b --after=%d --limit=1000" % (queue, after))
-            if not told:
-                return rows
-            rows += map(PeekedMessage.parse, told)
 
     async def _drain(self, wire: Wire, expected: list[bytes]) -> None:
         came, name = list[bytes](), self._id("d")
@@ -197,33 +160,15 @@ class Forge:
 
     # -- a life
 
-    async def run(self, life: Life, plan: LifePlan) -> None:
-        self._life, self._plan = life, plan
-        self._rng = random.Random(f"{plan.seed} {plan.number} forge")
-        try:
-            wire = await Wire.open(life, "forge-publish")
-            for line in (
-                b"set_queue --confirm %b --ordered=key" % RAW,
-                b"subscribe --confirm %b forge.order" % RAW,
-                b"subscribe --confirm %b forge.result" % MADE,
-            ):
-                await self._ask(wire, line)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._until_gone(partial(self._publish, wire)))
-                for _ in range(WORKERS):
-                    tasks.create_task(self._until_gone(self._work))
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        except Gone:
-            if not life.ending:
-                raise Violation("the forge was left") from None
-
-    async def _until_gone(self, play: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await play()
-        except Gone:
-            if not self._life.ending:
-                raise Violation("the forge was left") from None
+    async def play(self) -> None:
+        wire = await Wire.open(self._life, "forge-publish")
+        for line in (
+            b"set_queue --confirm %b --ordered=key" % RAW,
+            b"subscribe --confirm %b forge.order" % RAW,
+            b"subscribe --confirm %b forge.result" % MADE,
+        ):
+            await self._ask(wire, line)
+        await self._together(partial(self._publish, wire), *[self._work] * WORKERS)
 
     async def _publish(self, wire: Wire) -> None:
         rng, ledger = self._rng, self.ledger
@@ -239,18 +184,6 @@ class Forge:
             while sum(not each.done for each in ledger.orders.values()) > ORDERS_MAX:
                 await self._ask(wire, b"ping x")
                 await asyncio.sleep(0.01)
-
-    @staticmethod
-    def _doing(name: bytes, done: Callable[[], None]) -> Callable[[bytes, bytes], bool]:
-        """Told of a confirm."""
-
-        def told(word: bytes, rest: bytes) -> bool:
-            if word != b"ok" or rest:
-                raise Violation(f"{name!r}: {word!r} {rest[:100]!r}")
-            done()
-            return True
-
-        return told
 
     async def _work(self) -> None:
         """One connection and consumer after the other."""

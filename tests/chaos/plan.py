@@ -45,6 +45,8 @@ class LifePlan:
     """Queues with policies are played with."""
     forge: bool
     """Orders in order by key are worked on in transactions."""
+    renting: bool
+    """Messages are leased."""
     hurried: bool
     """The server's turns are short."""
 
@@ -109,4 +111,5 @@ def plan(seed: int, number: int) -> LifePlan:
         ward=rng.random() < 0.6 and not full,
         hurried=rng.random() < 0.3,
         forge=rng.random() < 0.7 and not full and not limited,
+        renting=rng.random() < 0.7 and not full and not limited,
     )

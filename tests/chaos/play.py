@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import forge
+from tests.chaos import forge, renting
 from tests.chaos import server as servers
 from tests.chaos.checker import Checker, Found, Queue, Row, Violation
 from tests.chaos.crowd import (
@@ -68,7 +68,7 @@ class _Looker:
         rules: dict[str, str | None] = {}
         queues: dict[bytes, Found] = {}
         for name, row in rows.items():
-            if name.startswith("n.") or name.encode() in (*QUEUES, *forge.QUEUES):
+            if name.startswith("n.") or name.encode() in (*QUEUES, *forge.QUEUES, renting.QUEUE):
                 continue
             rule = row["rule"]
             rules[name] = None if rule is None else _seconds(rule["delay_s"])
@@ -151,6 +151,7 @@ class Chaos:
         self._hermits = [Hermit(f"h{number}") for number in range(HERMITS)]
         self._ward = Ward()
         self._forge = forge.Forge()
+        self._renting = renting.Renting()
         self._again: dict[str, dict[bytes, int]] = {}
         self._stopped = True
         self._before: Life | None = None
@@ -201,6 +202,7 @@ class Chaos:
         figures.events += life.events
         figures.counts = Counter(self._checker.counts)
         figures.counts["transactions"] = self._forge.ledger.steps
+        figures.counts["leases"] = self._renting.book.given_count
 
     def _keep(
         self, life: Life | None, server: ServerProcess, its_plan: LifePlan, failure: BaseException
@@ -291,6 +293,7 @@ class Chaos:
         if not its_plan.full:  # What dies at the start would be on its way to another queue.
             await self._ward.restarted(life, stopped=self._stopped)
             await self._forge.restarted(life)
+            await self._renting.restarted(life)
 
     async def _set_up(self, life: Life, its_plan: LifePlan) -> None:
         owner = Owner(life, its_plan, "set-up")
@@ -314,6 +317,7 @@ class Chaos:
             *(hermit.run(life, p) for hermit in self._hermits[: p.hermits]),
             *([self._ward.run(life, p)] if p.ward else []),
             *([self._forge.run(life, p)] if p.forge else []),
+            *([self._renting.run(life, p)] if p.renting else []),
         ]
 
 

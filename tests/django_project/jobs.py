@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mqks.django import limits
 from mqks.django.seam import task_finished, task_started
 
 try:
@@ -42,17 +43,14 @@ def attempt(context: Any) -> int:
     return int(context.attempt)
 
 
-def _fails_twice(path: str) -> int:
+@task
+@limits(retries=3, backoff=0.1)
+def fails_twice(path: str) -> int:
     with open(path, "a") as file:
         file.write("x")
     if Path(path).stat().st_size < 3:
         raise ValueError("not yet")
     return 3
-
-
-_fails_twice.retries = 3  # type: ignore[attr-defined]
-_fails_twice.__name__ = _fails_twice.__qualname__ = "fails_twice"
-fails_twice = task(_fails_twice)
 
 
 @task

@@ -42,7 +42,11 @@ DATABASES = {
 }
 OPTIONS = {"url": os.environ.get("MQKS_URL"), "backoff": (0.1, 1), "dead_letters": "dead"}
 TASKS = {
-    "default": {"BACKEND": "mqks.django.MqksBackend", "OPTIONS": OPTIONS},
+    "default": {
+        "BACKEND": "mqks.django.MqksBackend",
+        "QUEUES": ["default", "own"],
+        "OPTIONS": {**OPTIONS, "queues": {"own": {"dead_letters": "own.dead"}}},
+    },
     "outbox": {
         "BACKEND": "mqks.django.MqksBackend",
         "OPTIONS": {**OPTIONS, "outbox": True, "prefix": "outbox."},

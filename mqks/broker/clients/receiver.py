@@ -43,7 +43,8 @@ class Receiver(Taker):
         self._taken: list[tuple[int, bytes, Mark]] = []
         self._taken_bytes = 0
         self._entry: Entry | None = None
-        """What is written with the commit that it waits for: until then it takes more."""
+        """What was pending when it took its first message: while it still is, it takes more, which
+        is in the same commit."""
 
     @property
     def has_taken(self) -> bool:

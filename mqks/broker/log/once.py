@@ -1,14 +1,16 @@
 """The ids of messages published with `--once`.
 
-The one rule: the window holds a fixed number of the latest ids.
+The one rule: the window holds a fixed number of the latest ids. What it keeps of an id, here and in
+the journal, is the id, or `{id}\\t{microseconds}` for one that counts until that time.
 """
 
 from collections import deque
 from collections.abc import Iterable
+from math import inf
 from typing import Final
 
 ONCE_BYTES: Final = 90
-"""Memory of an id besides its length: an entry of a set and one of a deque (measured)."""
+"""Memory of an id besides its length: an entry of a dict and one of a deque (measured)."""
 
 
 class OnceWindow:
@@ -18,7 +20,8 @@ class OnceWindow:
 
     def __init__(self, ids_max: int) -> None:
         self.ids_max = ids_max
-        self._known: set[bytes] = set()
+        self._known: dict[bytes, bytes] = {}
+        """Ids, and what is kept of each."""
         self._ids: deque[bytes] = deque()
         self._id_bytes = 0
 
@@ -30,23 +33,30 @@ class OnceWindow:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def __contains__(self, message_id: bytes) -> bool:
-        return message_id in self._known
+    def knows(self, message_id: bytes, now_us: int) -> bool:
+        kept = self._known.get(message_id)
+        return kept is not None and (kept == message_id or now_us < int(kept.rpartition(b"\t")[2]))
 
-    def add(self, message_id: bytes) -> bool:
-        """Remember an id; return whether it was not known."""
-        if message_id in self._known:
-            return False
-        self._known.add(message_id)
-        self._ids.append(message_id)
-        self._id_bytes += len(message_id)
+    def add(self, message_id: bytes, now_us: int, for_s: float = inf) -> bytes | None:
+        """Remember an id; return what is to be kept of it, or None if it was known."""
+        if self.knows(message_id, now_us):
+            return None
+        kept = message_id if for_s == inf else b"%b\t%d" % (message_id, now_us + round(for_s * 1e6))
+        self._keep(message_id, kept)
+        return kept
+
+    def _keep(self, message_id: bytes, kept: bytes) -> None:
+        self._known[message_id] = kept
+        self._ids.append(kept)
+        self._id_bytes += len(kept)
         if len(self._ids) > self.ids_max:
             oldest = self._ids.popleft()
-            self._known.discard(oldest)
             self._id_bytes -= len(oldest)
-        return True
+            oldest_id = oldest.partition(b"\t")[0]
+            if self._known.get(oldest_id) == oldest:
+                del self._known[oldest_id]
 
     def restore(self, ids: Iterable[bytes]) -> None:
         """Add the ids of the journal, oldest first."""
-        for message_id in ids:
-            self.add(message_id)
+        for kept in ids:
+            self._keep(kept.partition(b"\t")[0], kept)

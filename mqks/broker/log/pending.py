@@ -34,7 +34,7 @@ class Mark(NamedTuple):
     """Grows with each change: of two marks of one message the higher version counts. The part from
     `RELEASE` on is the number of releases that were counted."""
     retry: int = 0
-    """How often it was returned."""
+    """How often it was returned, or leased."""
     rejects: int = 0
     losses: int = 0
     """How often its consumer rejected it, and was lost while holding it."""
@@ -254,8 +254,8 @@ class Batch:
     """For each change its lane, and the number below which the lane was taken before."""
     is_rest: bool = False
     """Earlier pieces of it have been written."""
-    moves: bool = False
-    """It moves messages from one lane to another, or has ticks, so it is written in one piece."""
+    in_one_piece: bool = False
+    """It has what must not be written in part, see `Pending`."""
 
     @property
     def must_last(self) -> bool:
@@ -266,7 +266,8 @@ class Batch:
         """Whether some of it needs more space than it frees."""
         entry = self.entry
         return bool(entry.once or entry.schedules) or any(
-            change.runs or change.moved or (self.moves and change.marks) for change in entry.changes
+            change.runs or change.moved or (self.in_one_piece and change.marks)
+            for change in entry.changes
         )
 
 
@@ -275,7 +276,7 @@ class Pending:
 
     __slots__ = (
         *("_begun", "_errors_kept_max", "_is_rest", "_left", "_now_us"),
-        *("dirty", "entry", "moves", "records", "unwritable", "waiters"),
+        *("dirty", "entry", "in_one_piece", "records", "unwritable", "waiters"),
     )
 
     def __init__(self, errors_kept_max: int, now_us: Callable[[], int]) -> None:
@@ -286,8 +287,8 @@ class Pending:
         self.waiters = Waiters()
         self.records = 0
         """Number of messages, acks and marks that wait for the writer; it limits publishers."""
-        self.moves = False
-        """Messages were moved from one lane to another, or published by a schedule."""
+        self.in_one_piece = False
+        """A move from one lane to another, a tick or a transaction must not be written in part."""
         self.dirty: list[Changed] = []
         self.unwritable = ""
         """Why nothing can be written durably; publishes are refused while this is not empty."""
@@ -323,19 +324,21 @@ class Pending:
     def take(self, *, whole: bool = False) -> Batch:
         """Take everything; the next batch begins. A batch of very many queues or messages is taken
         in pieces, unless `whole`."""
-        if whole or self.moves:
+        if whole or self.in_one_piece:
             # Both lanes of a move must be in one piece: one of them may be among those left.
             self._begin_anew()
         begun = self._begun
         if begun is None:
-            begun = Batch(self.entry, self.waiters, is_rest=self._is_rest, moves=self.moves)
-            self._is_rest = self.moves = False
+            begun = Batch(
+                self.entry, self.waiters, is_rest=self._is_rest, in_one_piece=self.in_one_piece
+            )
+            self._is_rest = self.in_one_piece = False
             begun.entry.records, self.records = self.records, 0
             self.entry, self.waiters = Entry(), Waiters()
             self._left, self.dirty = self.dirty, []
             self._left.reverse()
         batch = begun
-        count = len(self._left) if whole or begun.moves else self._piece()
+        count = len(self._left) if whole or begun.in_one_piece else self._piece()
         if count < len(self._left):
             # Queues first; waiters and ids last: an id without its message would block the message
             # permanently.
@@ -385,7 +388,7 @@ class Pending:
         for change, (lane, boundary) in zip(entry.changes, batch.taken, strict=True):
             if not lane.deleted:
                 lane.put_back(change, boundary)
-        self.moves = self.moves or batch.moves
+        self.in_one_piece = self.in_one_piece or batch.in_one_piece
         entry.changes = []
         entry.queues.update(later.queues)
         entry.bindings.update(later.bindings)
@@ -402,12 +405,14 @@ class Pending:
         durable id without its message would block the message permanently, and a tick be lost."""
         batch = self.take(whole=True)
         entry = batch.entry
-        rest = Batch(Entry(once=entry.once, records=len(entry.once)), moves=batch.moves)
+        rest = Batch(
+            Entry(once=entry.once, records=len(entry.once)), in_one_piece=batch.in_one_piece
+        )
         rest.entry.schedules, entry.schedules = entry.schedules, {}
         changes, entry.changes, entry.once = entry.changes, [], []
         for change, (lane, boundary) in zip(changes, batch.taken, strict=True):
             # A mark may be of a transaction, whose messages stay pending.
-            settled, later = split(change, boundary, 0 if batch.moves else boundary)
+            settled, later = split(change, boundary, 0 if batch.in_one_piece else boundary)
             entry.changes.append(settled)
             if later is not None:
                 rest.entry.changes.append(later)

@@ -49,6 +49,14 @@ class Policy:
     """`key`: messages of one key are delivered in order, to one consumer at a time."""
     fair: str | None = None
     """`key`: keys take turns."""
+    labels: bytes | None = None
+    """Percent-encoded pairs, without a meaning to the broker."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of what may be long."""
+        return len(self.labels or b"")
+
     is_sparse: bool = False
     """Some of its messages were scheduled, expired or moved out of order: their numbers may be
     missing. Only the queue sets it, and it is never reset."""

@@ -1,7 +1,8 @@
 """The states of a message, and what leads from one to the other.
 
-The one rule: what `AFTER` does not have does not happen. The picture in docs/architecture.md is
-made of it, by `python -m tools.states`.
+The one rule: what `AFTER` does not have does not happen. `queue.fates` holds returned and due
+messages to it; for others the code is written so. The picture in docs/architecture.md is made of
+it, by `python -m tools.states`.
 """
 
 from enum import StrEnum

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 
 from mqks.broker.base.schedule import Alarm, Schedule
 from mqks.broker.base.turns import GOES_ON, Turns, Work, emptied
-from mqks.broker.queue.lane import let_go
+from mqks.broker.queue.lane import free
 from mqks.limits import STEP_MESSAGES
 
 STALE_MIN: Final = 4096
@@ -103,7 +103,7 @@ class Deadlines:
         self._again, self._count = {}, 0
         self._alarm.set(None)
         each = (each for batch in emptied(gone) for each in emptied(batch.delivered))
-        self._turns.add(let_go(chain(each, emptied(again))))
+        self._turns.add(free(chain(each, emptied(again))))
 
     def _look(self) -> None:
         """Look at some of those that are due: they may have been settled or touched."""

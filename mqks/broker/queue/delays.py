@@ -7,13 +7,14 @@ again shortly before it is due.
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 from zlib import crc32
 
 from mqks.broker.base.budget import Budget
 from mqks.broker.base.ranges import Numbers
 from mqks.broker.base.turns import GOES_ON, WAITS, Work, emptied, ordered, slices
 from mqks.broker.queue.blocks import MESSAGE_OVERHEAD_BYTES
+from mqks.broker.queue.lane import Delivery
 from mqks.limits import (
     GONE_MIN,
     NEAR_BYTES_MAX,
@@ -33,14 +34,6 @@ _NUMBER_SHIFT: Final = _CRC_BITS + 1
 _TIME_SHIFT: Final = _NUMBER_SHIFT + _NUMBER_BITS
 
 
-class Due(NamedTuple):
-    """A message that is due. `keeps_place`: it returns to its old place."""
-
-    number: int
-    line: bytes
-    keeps_place: bool
-
-
 def _number(entry: int) -> int:
     return entry >> _NUMBER_SHIFT & SEQ_MAX
 
@@ -50,7 +43,7 @@ class Delays:
 
     __slots__ = (
         *("_anew", "_aside", "_far", "_fresh", "_gone", "_gone_count", "_memory"),
-        *("_near", "_reading", "bodies", "bodies_bytes", "bytes", "numbers"),
+        *("_near", "_reading", "bodies", "bodies_bytes", "bytes", "numbers", "placed"),
     )
 
     def __init__(self, memory: Budget) -> None:
@@ -70,8 +63,10 @@ class Delays:
         """Numbers of those that were added again → their valid entry."""
         self.numbers = Numbers()
         """Those of all scheduled messages."""
+        self.placed = Numbers()
+        """Those of messages that will return to their old place, as leased ones."""
         self._fresh: list[int] = []
-        """Numbers whose bodies may not be on disk yet."""
+        """Entries whose bodies may not be on disk yet."""
         self.bodies: dict[int, bytes] = {}
         self.bodies_bytes = 0
         """Memory of the bodies."""
@@ -94,6 +89,8 @@ class Delays:
         entry = ((due_us << _NUMBER_BITS | number) << 1 | place) << _CRC_BITS | id_crc
         heapq.heappush(self._far, entry)
         self.numbers.add(number)
+        if place:
+            self.placed.add(number)
         if number in self._gone:
             self._anew[number] = entry
         return entry
@@ -186,9 +183,9 @@ class Delays:
                 heapq.heappush(self._near, entry)
         return missing
 
-    def pop_due(self, now_us: int) -> list[Due]:
+    def pop_due(self, now_us: int) -> list[Delivery]:
         """Take messages that are due, in order, as many as one step takes."""
-        near, due, size = self._near, list[Due](), 0
+        near, due, size = self._near, list[Delivery](), 0
         while near and near[0] >> _TIME_SHIFT <= now_us and len(due) < STEP_MESSAGES:
             if size >= STEP_BYTES:
                 break
@@ -200,11 +197,12 @@ class Delays:
                 heapq.heappush(self._far, entry)
                 continue
             self.numbers.discard(number)
+            self.placed.discard(number)
             self._anew.pop(number, None)
             line = self.bodies[number]
             self._drop(number)
             size += len(line)
-            due.append(Due(number, line, bool(entry >> _CRC_BITS & 1)))
+            due.append((number, line))
         self._forget(size)
         return due
 
@@ -264,6 +262,7 @@ class Delays:
         line = self._drop(number)
         size = self.bytes // len(self) if line is None else len(line)
         self.numbers.discard(number)
+        self.placed.discard(number)
         self._gone[number] = self._gone.get(number, 0) + 1
         self._gone_count += 1
         self._anew.pop(number, None)
@@ -285,7 +284,7 @@ class Delays:
     def take_all(self) -> Iterator[int]:
         """Take out all at once; yield their numbers one by one, since there may be many."""
         entries, gone, anew = self._all(), self._gone, self._anew
-        self.numbers = Numbers()
+        self.numbers, self.placed = Numbers(), Numbers()
         self._count(-self.bodies_bytes)
         self._far, self._near, self._reading, self._aside = [], [], {}, []
         self._gone, self._anew, self._gone_count = {}, {}, 0

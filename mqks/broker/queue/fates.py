@@ -14,7 +14,6 @@ from mqks.broker.message.letters import with_published
 from mqks.broker.message.policy import DEFAULT, Policy
 from mqks.broker.message.states import AFTER, APPENDS, DEATHS, KILL, REJECT, Event, State
 from mqks.broker.queue.deaths import Dead, kill
-from mqks.broker.queue.delays import Due
 from mqks.broker.queue.lane import Delivery
 from mqks.broker.queue.moves import move
 from mqks.broker.queue.shared import Place
@@ -137,14 +136,14 @@ def lease(
     return marks
 
 
-def join(queue: Place, due: Sequence[Due]) -> None:
+def join(queue: Place, due: Sequence[Delivery]) -> None:
     """These scheduled messages are due."""
     lane, rules, now_us = queue.lane, queue.rules, queue.shared.schedule.wall_us()
     fates = list[Fate]()
-    for number, line, _ in due:
+    for number, line in due:
         late, mark = is_overdue(queue, number), lane.mark_of(number)
         fates.append(fate(Event.DUE, mark, rules, line, now_us, is_overdue=late))
-    apply(queue, State.SCHEDULED, [(number, line) for number, line, _ in due], fates)
+    apply(queue, State.SCHEDULED, due, fates)
 
 
 def is_overdue(queue: Place, number: int) -> bool:

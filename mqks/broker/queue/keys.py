@@ -14,7 +14,7 @@ from itertools import chain, islice
 from typing import Any, Final, TypeAlias
 
 from mqks.broker.base.turns import emptied
-from mqks.broker.queue.lane import Delivery, let_go
+from mqks.broker.queue.lane import Delivery, free
 from mqks.broker.queue.shared import Place
 from mqks.broker.queue.taker import Rest, Taker
 from mqks.limits import KEYED_MAX, STEP_MESSAGES
@@ -346,7 +346,7 @@ class Keys:
             hold.is_offered = False
         self._offers.clear()
         self._able.clear()
-        self._queue.shared.turns.later(let_go(gone))
+        self._queue.shared.turns.later(free(gone))
 
     def delete(self) -> Iterator[object]:
         """Forget everything; yield it, see `turns.emptied`."""

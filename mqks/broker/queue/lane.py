@@ -127,7 +127,7 @@ class Lane:
     @property
     def has_unwritten_moves(self) -> bool:
         """Whether messages may have come here from another place that the journal still has."""
-        return self.next_seq > self.boundary and bool(self.moved or self.pending.moves)
+        return self.next_seq > self.boundary and bool(self.moved or self.pending.in_one_piece)
 
     # -- contents
 
@@ -371,9 +371,9 @@ class Lane:
         if self.expiry is not None:
             self.expiry.discard(numbers)
 
-    def move_out_all(self, numbers: list[int]) -> None:
-        """Record that these messages are appended elsewhere in the same commit. Their marks are
-        gone then."""
+    def leave_together(self, numbers: list[int]) -> None:
+        """Record that these messages leave together with what else is in the same commit, as the
+        appends of a move. Their marks are gone then."""
         self._forget_marks(numbers)
         self.moved += compress(numbers)
         self._touch()
@@ -410,7 +410,7 @@ class Lane:
         else:
             self._advance()
         if together:
-            self.move_out_all([*gone])
+            self.leave_together([*gone])
         else:
             self.settle(gone)
         return len(gone)
@@ -650,7 +650,7 @@ class Lane:
         return chain.from_iterable(gone)
 
 
-def let_go(things: Iterator[object]) -> Work[None]:
+def free(things: Iterator[object]) -> Work[None]:
     """Consume an iterator of things to be freed, one per step."""
     while sum(1 for _ in islice(things, STEP_BODIES)):
         yield GOES_ON

@@ -26,9 +26,9 @@ def move(
     """Move messages that are alive in `source`, but no longer ready there, to the end of `to`,
     which may be the same queue. `marks` are their new ones; None: they have attributes and no
     marks. The caller delivers."""
-    source.lane.move_out_all([number for number, _ in deliveries])
+    source.lane.leave_together([number for number, _ in deliveries])
     if source is not to:
-        source.lane.pending.moves = True
+        source.lane.pending.in_one_piece = True
         to.take_in([line for _, line in deliveries], marks)
     else:
         for (_, line), mark in zip(deliveries, marks or (), strict=True):

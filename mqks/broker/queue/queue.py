@@ -20,9 +20,8 @@ from mqks.broker.message.states import REJECT, Event
 from mqks.broker.queue import fates
 from mqks.broker.queue.capacity import Capacity
 from mqks.broker.queue.deaths import kill_oldest, kill_waiting, step_parts
-from mqks.broker.queue.delays import Due
 from mqks.broker.queue.keys import Keys
-from mqks.broker.queue.lane import Delivery, Lane, let_go
+from mqks.broker.queue.lane import Delivery, Lane, free
 from mqks.broker.queue.shared import Fetch, Place, Shared
 from mqks.broker.queue.taker import Rest, Taker
 from mqks.broker.queue.times import Times
@@ -52,6 +51,7 @@ class Queue:
     __slots__ = (
         *(
             "ack_timeout_us",
+            "archived_seq",
             "capacity",
             "consumers",
             "dead",
@@ -84,6 +84,8 @@ class Queue:
         self.deleted = False
         self.dead = 0
         """Messages that have died here since the start of the server."""
+        self.archived_seq: int | None = None
+        """Everything below is archived, as its archive has told since the start of the server."""
         self.capacity = Capacity(self, shared.queue_messages_max)
         self.told_at = 0
         """Number of ready messages at which to look at the capacity."""
@@ -104,6 +106,11 @@ class Queue:
     def ready(self) -> int:
         """Messages that wait for a consumer."""
         return self.lane.ready
+
+    @property
+    def archive_lag(self) -> int | None:
+        """How many numbers its archive is behind its end; None if none has told."""
+        return None if self.archived_seq is None else self.lane.next_seq - self.archived_seq
 
     @property
     def is_consumed(self) -> bool:
@@ -150,7 +157,7 @@ class Queue:
             return
         self.keys = self.lane.watcher = Keys(self, is_ordered=is_ordered) if wanted else None
         if old is not None:
-            self.shared.turns.later(let_go(old.delete()))
+            self.shared.turns.later(free(old.delete()))
         self.lane.levels = None
         if self.policy.has_priorities:
             self.lane.rank()
@@ -182,6 +189,11 @@ class Queue:
     def scheduled(self) -> int:
         """Messages that wait for a time."""
         return 0 if self.times is None else self.times.scheduled
+
+    @property
+    def leased(self) -> int:
+        """Those of them that will return to their old place."""
+        return 0 if self.times is None else self.times.placed
 
     # -- adding messages
 
@@ -288,7 +300,7 @@ class Queue:
         """Settle messages that a consumer has acked. `together`: it must not be written without the
         rest of its entry."""
         self.shared.counters.consumed += len(deliveries)
-        settle = self.lane.move_out_all if together else self.lane.settle
+        settle = self.lane.leave_together if together else self.lane.settle
         settle([number for number, _ in deliveries])
 
     def trim(self, end: int, *, together: bool = False) -> Work[int]:
@@ -353,15 +365,15 @@ class Queue:
             self.keys.put_off(number)
         self.timed().add(number, [line], [mark], due_us)
 
-    def join(self, due: Sequence[Due]) -> None:
+    def join(self, due: Sequence[Delivery]) -> None:
         """These scheduled messages are due."""
         lane = self.lane
-        lane.see(line for _, line, _ in due)  # They may come from before the start.
+        lane.see(line for _, line in due)  # They may come from before the start.
         if lane.marks or lane.expiry:
             fates.join(self, due)
         else:
-            lane.move_out_all([number for number, _, _ in due])
-            self.publish(None, [line for _, line, _ in due])
+            lane.leave_together([number for number, _ in due])
+            self.publish(None, [line for _, line in due])
 
     @property
     def dead_letters(self) -> Place | None:
@@ -767,4 +779,4 @@ class Queue:
         for consumer in self.consumers:
             consumer.rest(Rest.NO_QUEUE)
             gone.append(consumer.let_go())
-        return let_go(chain.from_iterable(gone))
+        return free(chain.from_iterable(gone))

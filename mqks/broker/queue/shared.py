@@ -15,8 +15,7 @@ from mqks.broker.base.turns import Turns
 from mqks.broker.log.pending import Mark, Pending, Run
 from mqks.broker.message.policy import Policy
 from mqks.broker.queue.capacity import Capacity
-from mqks.broker.queue.delays import Due
-from mqks.broker.queue.lane import Lane
+from mqks.broker.queue.lane import Delivery, Lane
 from mqks.settings import Settings
 
 
@@ -54,7 +53,7 @@ class Place(Protocol):
     def put_off(self, number: int, line: bytes, mark: Mark, due_us: int) -> None:
         """Schedule a message, by the clock of its mark."""
 
-    def join(self, due: Sequence[Due]) -> None:
+    def join(self, due: Sequence[Delivery]) -> None:
         """These scheduled messages are due."""
 
     def fetch(self, numbers: list[int], then: Callable[[dict[int, bytes]], None]) -> None:

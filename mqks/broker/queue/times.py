@@ -50,6 +50,10 @@ class Times:
         return len(self._delays) + len(self._dates)
 
     @property
+    def placed(self) -> int:
+        return len(self._delays.placed) + len(self._dates.placed)
+
+    @property
     def scheduled_bytes(self) -> int:
         return self._delays.bytes + self._dates.bytes
 

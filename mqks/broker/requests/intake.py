@@ -364,7 +364,8 @@ class Intake:
         others: list[bytes],
         once_ids: list[bytes],
     ) -> None:
-        """Send these confirms with the next commit; `confirms` are those of messages."""
+        """Send these confirms with the next commit, which is after `finish`; `confirms` are those
+        of messages."""
         if once_ids:
             self._publishing.last_once(once_ids)
         if confirms or others:

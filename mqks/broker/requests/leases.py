@@ -56,7 +56,7 @@ def lease(broker: Broker, connection: Connection, request: Request, wanted: Leas
     if wanted.ack:
         return broker.dropped(wanted.queue, _ack(broker, wanted), confirm=request.confirm)
     check_writable(broker, request)
-    return _extend(broker, wanted) if wanted.for_us is not None else _reject(broker, wanted)
+    return _extend(broker, wanted) if wanted.for_us else _give_back(broker, wanted)
 
 
 def _ack(broker: Broker, wanted: Lease) -> Work[int | None]:
@@ -89,7 +89,7 @@ def _extend(broker: Broker, wanted: Lease) -> Work[int]:
     return 1
 
 
-def _reject(broker: Broker, wanted: Lease) -> Work[int]:
+def _give_back(broker: Broker, wanted: Lease) -> Work[int]:
     queue = broker.queues.get(wanted.queue)
     if queue is None or (found := _leased(queue, wanted.lease)) is None:
         return 0
@@ -103,7 +103,7 @@ def _reject(broker: Broker, wanted: Lease) -> Work[int]:
     queue.lane.marks[number] = mark._replace(
         retry=mark.retry - 1, due_us=0, keeps_place=False, id_crc=0
     )
-    event = Event.KILL if wanted.dead else Event.REJECT
+    event = Event.KILL if wanted.dead else Event.REJECT if wanted.reject else Event.END
     queue.give_back([(number, lines[number])], event, wanted.delay_us, why=wanted.why)
     yield from _tidied(queue)
     return 1

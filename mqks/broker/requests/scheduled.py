@@ -9,7 +9,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from mqks.broker.base.turns import GOES_ON, Work
-from mqks.broker.queue.delays import Delays, Due
+from mqks.broker.queue.delays import Delays
+from mqks.broker.queue.lane import Delivery
 from mqks.broker.queue.moves import some_bodies
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.times import Times
@@ -19,7 +20,7 @@ from mqks.protocol import replies
 if TYPE_CHECKING:
     from mqks.broker.broker import Broker
 
-Act = Callable[[Sequence[Due]], None]
+Act = Callable[[Sequence[Delivery]], None]
 """What to do with messages that were taken out."""
 
 
@@ -59,8 +60,8 @@ def promote(broker: "Broker", name: bytes, message_id: bytes | None) -> Work[int
     return count
 
 
-def _settle(queue: Queue, found: Sequence[Due]) -> None:
-    queue.lane.settle([due.number for due in found])
+def _settle(queue: Queue, found: Sequence[Delivery]) -> None:
+    queue.lane.settle([number for number, _ in found])
 
 
 def _found(queue: Queue, times: Times, message_id: bytes, act: Act) -> Work[int]:
@@ -80,14 +81,13 @@ def _found_in(delays: Delays, queue: Queue, message_id: bytes, act: Act) -> Work
     count = 0
     while left and not queue.deleted:
         lines, left = yield from some_bodies(queue, left, delays.bodies.get)
-        found: list[Due] = []
+        found: list[Delivery] = []
         for number in sorted(lines):
             if queue.deleted or number not in delays.numbers:
                 continue
             if replies.message_id(lines[number]) == message_id:
                 delays.remove(number)
-                place = queue.lane.mark_of(number).keeps_place
-                found.append(Due(number, lines[number], place))
+                found.append((number, lines[number]))
         if found:
             act(found)
         count += len(found)

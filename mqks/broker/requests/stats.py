@@ -86,18 +86,22 @@ def queues(broker: Broker, after: bytes, limit: int) -> Rows:
 
 
 def queue_row(broker: Broker, queue: Queue) -> Row:
-    rule = queue.policy.delete_when_unused
+    rule, target = queue.policy.delete_when_unused, queue.rules.dead_letters
     return {
         "name": _text(queue.name),
         "ready": queue.ready,
         "unacked": queue.unacked,
         "scheduled": queue.scheduled,
+        "leased": queue.leased,
+        "dead_letters": None if target is None else _text(target),
         "consumers": len(queue.consumers),
         "bindings": broker.bindings.count(queue.name),
         "rule": None if rule is None else {"delay_s": rule.delay_s},
         "dead": queue.dead,
         "next_seq": queue.lane.next_seq,
         "oldest_age_s": queue.oldest_age_s,
+        "archived_seq": queue.archived_seq,
+        "archive_lag": queue.archive_lag,
         "memory_bytes": queue.lane.memory_bytes,
     }
 

@@ -99,7 +99,7 @@ def _commit(broker: Broker, connection: Connection, kept: list[tuple[Request, An
                 raise _refused(broker, connection, request, failure) from None
             copies, size = copies + len(moved.lines), size + moved.size
         moving.append(moved)
-    while broker.publishing.once_unfinished and any(wanted.once for wanted in published):
+    while broker.publishing.once_unfinished and any(wanted.once_s for wanted in published):
         yield WAITS
     # From here on there is no other turn.
     messages = _check(broker, connection, kept, routes, moving)
@@ -120,7 +120,7 @@ def _commit(broker: Broker, connection: Connection, kept: list[tuple[Request, An
             else:
                 waiters.counts.append((connection, request.id, told))
     # All of it is in one piece of the batch, and nothing of it is written before the rest.
-    broker.pending.moves |= bool(kept)
+    broker.pending.in_one_piece |= bool(kept)
 
 
 def _check(

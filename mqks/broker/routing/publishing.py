@@ -6,6 +6,7 @@ with `--once` only the first with an id.
 
 from collections import deque
 from functools import lru_cache
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from mqks.broker.base.turns import WAITS, Work, slices
@@ -45,7 +46,7 @@ class Single(NamedTuple):
     event: bytes
     body: bytes
     terms: Terms | None
-    once: bool
+    once_s: float
     """Publish it only if its user has not published this id with `--once` before."""
 
 
@@ -193,10 +194,10 @@ class Publishing:
 
     def single(self, message_id: bytes, wanted: Publish) -> Single:
         """The message in its stored form, with its terms."""
-        event, data, once, *_ = wanted
+        event, data, once_s, *_ = wanted
         terms, attributes = self._terms(wanted)
         body = replies.body(message_id, event, data) + attributes
-        return Single(message_id, event, body, terms, once)
+        return Single(message_id, event, body, terms, once_s)
 
     def _terms(self, wanted: Publish) -> tuple[Terms | None, bytes]:
         """The terms of a message, and the bytes after its text."""
@@ -215,23 +216,23 @@ class Publishing:
         return terms, replies.Parts(b"", wanted.meta, published, traits).joined()
 
     def publish(self, connection: Connection, message: Single, queues: Queues) -> None:
-        if not message.once or self.is_new(connection, message.id):
+        if not message.once_s or self.is_new(connection, message.id, message.once_s):
             self._publish(queues, [message.id], [message.body], message.terms)
 
     def publish_to(self, connection: Connection, message: Single, queues: Queues) -> None:
         """The same in any turn, at once for each of a few queues: nothing is left to the end of a
         chunk, which may be another connection's."""
-        message_id, _, body, terms, once = message
-        once_id = connection.once_id(message_id) if once else b""
-        if once and not self._once.add(once_id):
+        message_id, _, body, terms, once_s = message
+        kept = self._kept(connection, message_id, once_s) if once_s else b""
+        if kept is None:
             return
         self._count(queues, 1)
         if tails := self._tails.of_events:
             self._tails.show(tails, [body])
         for queue in queues:
             _append(queue, [message_id], [body], terms)
-        if once:
-            self.last_once([once_id])
+        if kept:
+            self.last_once([kept])
 
     def publish_all(self, message: Single, queues: Queues) -> Work[None]:
         """Publish a message of nobody. The first `ROUTE_QUEUES` queues have it at once."""
@@ -244,24 +245,24 @@ class Publishing:
         """The queues of a message, when routing takes long, or after unfinished `--once` works."""
         while True:
             queues = yield from self._bindings.find(message.event)
-            if not (message.once and self.once_unfinished):
+            if not (message.once_s and self.once_unfinished):
                 return queues
             yield WAITS
 
     def publish_later(self, connection: Connection, message: Single, queues: Queues) -> Work[None]:
         """The same as `publish` in turns."""
-        message_id, _, body, terms, once = message
-        once_id = connection.once_id(message_id)
-        if once and not self._once.add(once_id):
+        message_id, _, body, terms, once_s = message
+        kept = self._kept(connection, message_id, once_s) if once_s else b""
+        if kept is None:
             return
-        self.once_unfinished += once
+        self.once_unfinished += kept != b""
         self._count(queues, 1)
         if tails := self._tails.of_events:
             self._tails.show(tails, [body])
         yield from self._route(queues, [message_id], [body], terms)
-        self.once_unfinished -= once
-        if once:
-            self.last_once([once_id])
+        self.once_unfinished -= kept != b""
+        if kept:
+            self.last_once([kept])
 
     def last_once(self, once_ids: list[bytes]) -> None:
         """Write these ids with the next commit."""
@@ -271,15 +272,19 @@ class Publishing:
 
     def is_known(self, connection: Connection, message_id: bytes) -> bool:
         """Whether this id is known, so that the message is not published again."""
-        return connection.once_id(message_id) in self._once
+        return self._once.knows(connection.once_id(message_id), self._shared.schedule.wall_us())
 
-    def is_new(self, connection: Connection, message_id: bytes) -> bool:
+    def is_new(self, connection: Connection, message_id: bytes, once_s: float = inf) -> bool:
         """Remember an id that may be published once; return whether it was not known."""
-        once_id = connection.once_id(message_id)
-        if not self._once.add(once_id):
+        kept = self._kept(connection, message_id, once_s)
+        if kept is None:
             return False
-        self.once_ids.append(once_id)
+        self.once_ids.append(kept)
         return True
+
+    def _kept(self, connection: Connection, message_id: bytes, once_s: float) -> bytes | None:
+        now_us = self._shared.schedule.wall_us()
+        return self._once.add(connection.once_id(message_id), now_us, once_s)
 
     def check_room(self, message: Single, queues: Queues, *, is_known: bool) -> None:
         """Raise if a message must not be published to these queues now; a known id is published

@@ -280,6 +280,6 @@ class Schedules:
         if self.rows.get(name) is not row:
             return
         # What is in many queues takes several turns; the row is with the first of them.
-        self._pending.moves = True
+        self._pending.in_one_piece = True
         self._store(name, new)
         yield from publishing.publish_all(message, queues)

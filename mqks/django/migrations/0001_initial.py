@@ -46,15 +46,16 @@ class Migration(migrations.Migration):
                 ("worker_ids", models.JSONField(default=list)),
                 ("errors", models.JSONField(default=list)),
                 ("return_value", models.JSONField(null=True)),
-                ("unsent", models.BooleanField(default=False)),
+                ("relay_at", models.DateTimeField(editable=False, null=True)),
+                ("refusal", models.TextField(default="", verbose_name="refused by the broker")),
             ],
             options={
                 "verbose_name": "task",
                 "ordering": ("-enqueued_at",),
                 "indexes": [
                     models.Index(
-                        models.F("enqueued_at"),
-                        condition=models.Q(("unsent", True)),
+                        models.F("relay_at"),
+                        condition=models.Q(("relay_at__isnull", False)),
                         name="mqks_unsent",
                     )
                 ],

@@ -1,11 +1,14 @@
 """`manage.py mqks_worker`."""
 
+import os
 import signal
 import subprocess
 import threading
 import time
+from argparse import ArgumentTypeError
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import autoreload
 
@@ -18,14 +21,20 @@ RESTART_S_MAX = 30.0
 """The first and largest pause after a process is replaced; it doubles while they die soon."""
 
 
+def _count(text: str) -> int:
+    if (count := int(text)) < 1:
+        raise ArgumentTypeError("must be at least 1")
+    return count
+
+
 class Command(BaseCommand):
     help = "Run the tasks of a backend of MQKS, until SIGTERM or SIGINT."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--backend", default="default", help="its name in TASKS")
         parser.add_argument("--queue", action="append", help="a queue; by default all of QUEUES")
-        parser.add_argument("--processes", type=int, default=1)
-        parser.add_argument("--threads", type=int, default=1, help="in each process")
+        parser.add_argument("--processes", type=_count, default=1)
+        parser.add_argument("--threads", type=_count, default=1, help="in each process")
         parser.add_argument("--reload", action="store_true", help="start again when code changes")
         parser.add_argument("--relay-only", action="store_true", help="only publish the outbox")
 
@@ -38,14 +47,23 @@ class Command(BaseCommand):
             self._run(**options)
 
     def _run(self, **options: Any) -> None:
-        backend = task_backends[options["backend"]]
+        try:
+            backend = task_backends[options["backend"]]
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error), returncode=2) from None
         if not isinstance(backend, MqksBackend):
             text = f"the backend {options['backend']!r} is not MqksBackend"
             raise CommandError(text, returncode=2)
         stop = threading.Event()
+
+        def signalled(*_: Any) -> None:
+            if stop.is_set():  # A second one: tasks in progress return to their queues.
+                os._exit(1)
+            stop.set()
+
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: stop.set())
+                signal.signal(number, signalled)
         if options["processes"] > 1:
             self._supervise(options, stop)
             return
@@ -54,6 +72,8 @@ class Command(BaseCommand):
             _close()
             return
         names = options["queue"] or sorted(backend.queues)
+        if not names:
+            raise CommandError("QUEUES is empty: name queues by --queue", returncode=2)
         workers = [Worker(backend, name, options["threads"]) for name in names]
 
         def run(worker: Worker) -> None:

@@ -1,0 +1,212 @@
+"""An Iceberg table in a catalog that pyiceberg knows, at `iceberg://CATALOG/namespace.table`.
+
+The catalog (REST, SQL, Glue and others) comes from pyiceberg's own settings: `~/.pyiceberg.yaml`,
+or `PYICEBERG_CATALOG__NAME__URI`. Partitions are transforms of columns: a day or hour of
+`timestamp`, and `topic`.
+
+The one rule: the files of a batch, and the properties that record how far its queue was read, are
+one commit of the catalog, which fails if any other came before it.
+"""
+
+import io
+import logging
+import os
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mqks.durable import sync
+from mqks.pipeline import objects
+from mqks.pipeline.errors import ExtraMissing, LakeUnfit
+from mqks.pipeline.lake import COLUMNS, SMALL_BYTES, File, Staging, numbered, shown, write_file
+from mqks.pipeline.objects import ICEBERG, Place, make_directory
+from mqks.pipeline.table import COMPACTION, Table, cast
+
+try:
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+    from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO, parquet_files_to_data_files
+except ImportError:
+    raise ExtraMissing("Iceberg tables need another package: pip install 'mqks[iceberg]'") from None
+
+MERGED_MAX = 32
+"""Small files are merged so many at a time, in the memory of the driver."""
+# It warns about each column without statistics.
+logging.getLogger("pyiceberg.io.pyarrow").setLevel(logging.ERROR)
+_TRANSFORMS = {"date": ("timestamp", "day"), "hour": ("timestamp", "hour")}
+_TRANSFORMS["event"] = "topic", "identity"
+
+
+class IcebergTable(Table):
+    """The place is a name in a catalog, and the files are where the catalog says."""
+
+    def _open(self) -> Any:
+        self._catalog, name = catalog_of(str(self.place))
+        try:
+            return self._catalog.load_table(name)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            pass
+        if unfit := set(self.by) - _TRANSFORMS.keys():
+            raise LakeUnfit(f"{self.place}: Iceberg has no partitions by {min(unfit)}")
+        self._catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+        made = self._catalog.create_table_transaction(name, COLUMNS)
+        with made, made.update_spec() as spec:
+            for each in self.by:
+                if each != "date" or "hour" not in self.by:  # An hour says its day.
+                    spec.add_field(*_TRANSFORMS[each], each)
+        return self._catalog.load_table(name)
+
+    @property
+    def files(self) -> Place:
+        return place_of(f"{self._table.location()}/data")
+
+    @property
+    def staging(self) -> Staging:
+        return super().staging._replace(ids=self._opened().schema().as_arrow())
+
+    def _partitions(self) -> Iterable[str]:
+        names = [field.name for field in self._table.spec().fields]
+        if not names or not set(names) <= _TRANSFORMS.keys():
+            raise LakeUnfit(f"{self.place} has other partitions than date, hour and event: {names}")
+        return ("date", *(name for name in names if name != "date"))
+
+    def _columns(self) -> pa.Schema:
+        return _plain(self._table.schema().as_arrow())
+
+    def _record(self, name: str) -> int | None:
+        told = self._table.properties.get(name)
+        return None if told is None else int(told)
+
+    def _commit(self, files: Sequence[File], records: dict[str, int], check: Any) -> None:
+        check()
+        staging = self.staging
+        # Pyiceberg would repeat a commit that another came before, and so have a batch twice. In
+        # memory only: others may do so.
+        self._table.metadata.properties["commit.retry.num-retries"] = "0"
+        with self._table.transaction() as one:
+            one.set_properties({name: str(number) for name, number in records.items()})
+            # Also without files: a commit of properties alone would conflict with nothing.
+            paths = [f"{self._table.location()}/data/{staging.path(file)}" for file in files]
+            one.add_files(paths, check_duplicate_files=False)
+        self._is_open = False  # The next look loads it: there is no lock, and another may commit.
+
+    def _grow(self, own: pa.Schema | None, whole: pa.Schema) -> None:
+        with self._table.update_schema() as update:
+            update.union_by_name(whole)
+
+    def _compact(self) -> None:
+        """Each time after some commits; what another commits at the same time, goes before."""
+        if self._opened().metadata.last_sequence_number % COMPACTION:
+            return
+        small: dict[str, list[Any]] = {}
+        for task in self._table.scan().plan_files():
+            if task.file.file_size_in_bytes < SMALL_BYTES and not task.delete_files:
+                small.setdefault(task.file.file_path.rpartition("/")[0], []).append(task.file)
+        for directory, files in small.items():
+            if len(files) > 1:
+                self._merge(directory, files[:MERGED_MAX])
+
+    def _merge(self, directory: str, files: Sequence[Any]) -> None:
+        columns = self._columns()
+
+        def tables() -> Iterator[pa.Table]:
+            for file in files:
+                content = pa.BufferReader(objects.read(place_of(file.file_path)))
+                batches = pq.ParquetFile(content).iter_batches()
+                yield pa.Table.from_batches([cast(each, columns) for each in batches], columns)
+
+        path = f"{directory}/{shown(uuid.uuid4().hex)}"
+        schema = numbered(columns, self._table.schema().as_arrow())
+        write_file(place_of(directory), path.rpartition("/")[2], tables(), schema)
+        with self._table.transaction() as one, one.update_snapshot().overwrite() as change:
+            for file in files:
+                change.delete_data_file(file)
+            metadata = self._table.metadata
+            for file in parquet_files_to_data_files(self._table.io, metadata, iter([path])):
+                change.append_data_file(file)
+        self._is_open = False
+
+    def _delete(self, before: date) -> None:
+        old = f"timestamp < '{before}T00:00:00+00:00'"
+        if any(True for _ in self._opened().scan(old).plan_files()):
+            self._table.delete(old)
+            self._is_open = False
+
+
+def _plain(schema: pa.Schema) -> pa.Schema:
+    """Iceberg's types as those of a file."""
+    return pa.schema([(field.name, _plain_type(field.type)) for field in schema])
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _plain_type(field.type)) for field in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(pa.field("element", _plain_type(kind.value_type)))
+    return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
+
+
+def catalog_of(url: str) -> tuple[Any, str]:
+    """The catalog, and the name of the table in it. Raises LakeUnfit."""
+    catalog, _, name = url.removeprefix(ICEBERG).partition("/")
+    if not catalog or "." not in name or "/" in name:
+        raise LakeUnfit(f"{url} is not {ICEBERG}CATALOG/namespace.table")
+    told = {"py-io-impl": f"{__name__}.SyncedIO"}
+    for option, variable in (("s3.endpoint", "AWS_ENDPOINT_URL"), ("s3.region", "AWS_REGION")):
+        if variable in os.environ:
+            told[option] = os.environ[variable]
+    try:
+        return load_catalog(catalog, **told), name
+    except ValueError as error:  # It is not configured.
+        raise LakeUnfit(f"{url}: {error}") from None
+
+
+def found(url: str) -> Any:
+    """The table. Raises LakeUnfit."""
+    catalog, name = catalog_of(url)
+    try:
+        return catalog.load_table(name)
+    except (NoSuchTableError, NoSuchNamespaceError):
+        raise LakeUnfit(f"there is no Iceberg table {url}") from None
+
+
+def files(url: str) -> list[str]:
+    """The data files of a table. Raises LakeUnfit."""
+    return [str(place_of(task.file.file_path)) for task in found(url).scan().plan_files()]
+
+
+def place_of(location: str) -> Place:
+    """A directory or file, or a URL."""
+    if location.startswith("file:"):
+        return Path(re.sub("^file:/*", "/", location))
+    return location if "://" in location else Path(location)
+
+
+class SyncedIO(PyArrowFileIO):
+    """Files of a directory are on the disk before the catalog names them."""
+
+    def new_output(self, location: str) -> PyArrowFile:
+        output = super().new_output(location)
+        place = place_of(location)
+        if isinstance(place, Path):
+            output.create = lambda overwrite=False: _SyncedFile(place)  # type: ignore[method-assign]
+        return output
+
+
+class _SyncedFile(io.FileIO):
+    def __init__(self, path: Path) -> None:
+        make_directory(path.parent)
+        self._path = path
+        super().__init__(path, "wb")
+
+    def close(self) -> None:
+        if not self.closed:
+            os.fsync(self.fileno())
+            super().close()
+            sync(self._path.parent)

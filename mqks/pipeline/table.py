@@ -1,0 +1,400 @@
+"""A table, in a directory or on an object store: Delta here, Iceberg in `iceberg`.
+
+    TABLE/date=2026-11-20/{first}-{last}-{id}.parquet
+    TABLE/_delta_log/
+
+Tasks write files to their final names. They are in the table when a commit names them: the next
+entry of the table's log, which also records how far the queue was read. Nothing locks the table: of
+two archives that commit the same queue, one ends with LakeInUse. Files without a commit belong to
+no table.
+
+The one rule: a commit without an answer is looked up in the table, and never just repeated.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+
+from mqks.durable import sync
+from mqks.pipeline.errors import ExtraMissing, LakeInUse, LakeUnfit, PipelineError, StoreAway
+from mqks.pipeline.lake import (
+    COLUMNS,
+    CONTROL,
+    PARTITIONS,
+    SHARED,
+    File,
+    Merge,
+    Staging,
+    kept_by,
+)
+from mqks.pipeline.objects import OPTIONS, Place, asked, make_directory
+
+if TYPE_CHECKING:
+    pass
+
+COMPACTION = 16
+"""A table is compacted each time after this number of versions."""
+_ALIKE = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal
+
+_log = logging.getLogger("mqks.pipeline")
+
+
+class Table:
+    """A table, open for writing. A store that is away when it is opened is asked again later."""
+
+    by: tuple[str, ...]
+
+    def __init__(self, place: Place, *, by: tuple[str, ...] | None = None) -> None:
+        self.place = place.absolute() if isinstance(place, Path) else place
+        self.by = by or ("date",)
+        self._by = by
+        self._table: Any = None
+        self._is_open = False
+        self._told: dict[str, int | None] = {}
+        """What `next` has told, by the names of the records: the batches begin there."""
+
+    def __enter__(self) -> Self:
+        with suppress(StoreAway):
+            self._opened()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        pass
+
+    def _opened(self) -> Any:
+        """The table, or None if there is none yet."""
+        if not self._is_open:
+            self._table = asked(self.place, self._open)
+            self._is_open = True
+            if isinstance(self.files, Path):
+                make_directory(self.files)
+            if self._table is not None:
+                self.by = kept_by(self.place, self._by, self._partitions())
+        return self._table
+
+    @property
+    def files(self) -> Place:
+        """Where its files are."""
+        return self.place
+
+    @property
+    def staging(self) -> Staging:
+        self._opened()
+        return Staging(self.files, self.by, is_final=True)
+
+    def next(self, queue: str, epoch: str) -> int | None:
+        """The first number of the queue that the table does not have; None before the first."""
+        name = _application(queue, epoch)
+        self._told[name] = self._recorded(name)
+        return self._told[name]
+
+    def arrived_us(self, queue: str, epoch: str) -> int | None:
+        """The arrival of the latest message of this queue in the table; None before the first."""
+        return self._recorded(_arrivals(queue, epoch))
+
+    def _recorded(self, name: str) -> int | None:
+        return None if self._opened() is None else self._record(name)
+
+    def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
+        """Make the table ready for files with payloads of this type, if with any; returns the type
+        in the files, whose fields are as wide as the table has them. Raises LakeUnfit."""
+        return asked(self.place, partial(self._prepared, data))
+
+    def _prepared(self, data: pa.DataType | None) -> pa.DataType | None:
+        schema = COLUMNS if data is None else COLUMNS.append(pa.field("data", data))
+        own = None if self._opened() is None else self._columns()
+        whole = schema
+        if own is not None:
+            whole = pa.schema([*self._unified(pa.struct([*own]), pa.struct([*schema]))])
+        if whole != own:
+            self._grow(own, whole)
+        return data and self._unified(whole.field("data").type, data, whole=False)
+
+    def _unified(self, old: pa.DataType, new: pa.DataType, *, whole: bool = True) -> pa.DataType:
+        try:
+            return unified(old, new, whole=whole)
+        except pa.ArrowTypeError as error:
+            raise LakeUnfit(
+                f"{self.place}: the schema does not fit the column data of this table ({error}):"
+                " change --schema, or archive into another table"
+            ) from None
+
+    def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
+        """Make files part of the table: everything below `number` is in it then. Raises LakeInUse
+        if another has committed since `next`."""
+        name = _application(queue, epoch)
+        before, times = self._told.get(name), [file.arrived_us for file in files]
+        records = {name: number}
+        if times:
+            came_us = self.arrived_us(queue, epoch) or 0
+            records[_arrivals(queue, epoch)] = max(*times, came_us)
+        files = [file for file in files if file.rows]
+        self._sync_files(self.staging.path(file) for file in files)
+
+        def check() -> None:
+            """What was committed since then would not conflict with this commit."""
+            if (now := self._recorded(name)) != before:
+                raise self._in_use(queue, now)
+
+        try:
+            asked(self.place, partial(self._commit, files, records, check))
+        except (LakeInUse, LakeUnfit):
+            raise
+        except PipelineError:
+            self._is_open = False
+            now = self._recorded(name)
+            if now == before:
+                raise
+            if now != number:
+                raise self._in_use(queue, now) from None
+        self._told[name] = number
+
+    def _in_use(self, queue: str, number: int | None) -> LakeInUse:
+        told = f"another archive has committed the queue {queue} up to {number}"
+        return LakeInUse(f"{self.place}: {told}")
+
+    def _sync_files(self, names: Iterable[str]) -> None:
+        """In a directory, the names of files must be on the disk before a commit that has them."""
+        if isinstance(self.files, Path):
+            paths = [self.files / name for name in names]
+            if not all(path.exists() for path in paths):
+                missing = "the files written by the workers are missing"
+                raise LakeUnfit(f"{self.place}: {missing}: {SHARED}")
+            for around in {each for path in paths for each in path.parents}:
+                if around.is_relative_to(self.files):
+                    sync(around)
+
+    def roll(self, run: Merge, age_s: float) -> int:
+        """Merge small files, which a table can replace while it is read; nothing waits for it. What
+        cannot be done now, is done later."""
+        if age_s and self._table is not None:
+            self._tried("small files are not merged", self._compact)
+        return 0
+
+    def expire(self, before: date) -> None:
+        """Remove older days: from the table at once, and their files when no reader of an older
+        version needs them."""
+        if self._table is not None:
+            self._tried("old days are not removed", partial(self._delete, before))
+
+    def _tried(self, otherwise: str, work: Any) -> None:
+        try:
+            asked(self.place, work)
+        except PipelineError as error:
+            _log.warning("%s: %s", otherwise, error)
+
+    # What a format has of its own.
+
+    def _open(self) -> Any:
+        raise NotImplementedError
+
+    def _partitions(self) -> Iterable[str]:
+        raise NotImplementedError
+
+    def _columns(self) -> pa.Schema:
+        raise NotImplementedError
+
+    def _grow(self, own: pa.Schema | None, whole: pa.Schema) -> None:
+        """Give the table, which has its own columns or is none yet, these."""
+        raise NotImplementedError
+
+    def _record(self, name: str) -> int | None:
+        raise NotImplementedError
+
+    def _commit(self, files: Sequence[File], records: dict[str, int], check: Any) -> None:
+        raise NotImplementedError
+
+    def _compact(self) -> None:
+        raise NotImplementedError
+
+    def _delete(self, before: date) -> None:
+        raise NotImplementedError
+
+
+class DeltaTable(Table):
+    """An entry of its log is the commit; application transactions in it are the records."""
+
+    def _open(self) -> Any:
+        if isinstance(self.place, Path) and (self.place / CONTROL / "state.json").exists():
+            raise LakeUnfit(f"{self.place} is a lake of plain Parquet files: use --format parquet")
+        return delta(self.place)
+
+    def _partitions(self) -> Iterable[str]:
+        found: list[str] = self._table.metadata().partition_columns
+        return found
+
+    def _columns(self) -> pa.Schema:
+        return pa.schema(self._table.schema().to_arrow())
+
+    def _record(self, name: str) -> int | None:
+        version: int | None = self._table.transaction_version(name)
+        return version
+
+    def _commit(self, files: Sequence[File], records: dict[str, int], check: Any) -> None:
+        from deltalake import CommitProperties, Transaction
+
+        check()
+        version = self._table.version()
+        told = [Transaction(name, number) for name, number in records.items()]
+        self._table.create_write_transaction(
+            [self._addition(file) for file in files],
+            mode="append",
+            schema=self._table.schema(),
+            partition_by=[*self.by],
+            commit_properties=CommitProperties(app_transactions=told),
+        )
+        self._table.update_incremental()
+        self._sync_log(version + 1)
+
+    def _addition(self, file: File) -> Any:
+        """The entry of a file in the log of a table."""
+        from deltalake.transaction import AddAction
+
+        return AddAction(
+            path=self.staging.path(file),
+            size=file.bytes,
+            partition_values=dict(zip(self.by, file.values, strict=True)),
+            modification_time=time.time_ns() // 10**6,
+            data_change=True,
+            stats=json.dumps({"numRecords": file.rows}),
+        )
+
+    def _grow(self, own: pa.Schema | None, whole: pa.Schema) -> None:
+        import deltalake as d
+
+        by = [*self.by]
+        try:
+            d.Schema.from_arrow(whole)
+        except Exception as error:  # It raises nothing more special.
+            why = str(error).rpartition("Schema error: ")[2]
+            raise LakeUnfit(f"a Delta table cannot have these columns: {why}") from None
+        if own is None:
+            self._table = d.DeltaTable.create(
+                self.place,
+                pa.schema([*whole, *((name, PARTITIONS[name]) for name in by)]),
+                mode="ignore",
+                partition_by=by,
+                storage_options=_options(self.place),
+            )
+            self._sync_log(0)
+            return
+        version, before = self._table.version(), set(self._table.file_uris())
+        try:
+            pa.unify_schemas([own, whole])
+        except pa.ArrowTypeError:  # Files of this format have the types of the table: all anew.
+            rows = d.QueryBuilder().register("t", self._table).execute("select * from t")
+            batches = (cast(batch, whole) for batch in pa.RecordBatchReader.from_stream(rows))
+            anew = pa.RecordBatchReader.from_batches(whole, batches)
+            d.write_deltalake(
+                self._table, anew, mode="overwrite", schema_mode="overwrite", partition_by=by
+            )
+        else:
+            none = whole.empty_table()
+            d.write_deltalake(self._table, none, mode="append", schema_mode="merge")
+        self._table.update_incremental()
+        self._sync_files(self._new(before))
+        self._sync_log(version + 1)
+
+    def _new(self, before: set[str]) -> Iterator[str]:
+        """The files in a directory that were not in the table before."""
+        if isinstance(self.place, Path):
+            for uri in set(self._table.file_uris()) - before:
+                sync(uri)
+                yield str(Path(uri).relative_to(self.place))
+
+    def _sync_log(self, first: int) -> None:
+        """The log must be synced before the queue is trimmed; `first` is a version."""
+        if isinstance(self.place, Path):
+            log = self.place / "_delta_log"
+            entries = range(first, self._table.version() + 1)
+            for entry in (*(log / f"{number:020}.json" for number in entries), log, self.place):
+                sync(entry)
+
+    def _compact(self) -> None:
+        from deltalake import WriterProperties
+
+        # Compactions are versions, too, so that the next one is some commits away.
+        version = self._table.version()
+        if version and version % COMPACTION == 0:
+            before = set(self._table.file_uris())
+            self._table.optimize.compact(writer_properties=WriterProperties(compression="ZSTD"))
+            self._sync_files(self._new(before))
+            self._vacuum(version + 1)
+
+    def _delete(self, before: date) -> None:
+        days = (day["date"] for day in self._table.partitions())
+        if any(str(day) < str(before) for day in days):
+            version = self._table.version()
+            self._table.delete(f"date < '{before}'")
+            self._vacuum(version + 1)
+
+    def _vacuum(self, first: int) -> None:
+        """Delete files that the table has not used for a week, and those of no commit."""
+        self._table.vacuum(dry_run=False, full=True)
+        self._sync_log(first)
+
+
+def cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """With these columns, of which those that are missing are null."""
+    columns = [
+        batch[field.name].cast(field.type)
+        if field.name in batch.schema.names
+        else pa.nulls(len(batch), field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def unified(old: pa.DataType, new: pa.DataType, *, whole: bool = True) -> pa.DataType:
+    """A type that has the values of both; without `whole`, with the fields of the new one only.
+    Raises pa.ArrowTypeError."""
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        fields = {field.name: field.type for field in old}
+        made = {
+            field.name: unified(fields[field.name], field.type, whole=whole)
+            if field.name in fields
+            else field.type
+            for field in new
+        }
+        return pa.struct([*((fields | made) if whole else made).items()])
+    if pa.types.is_list(old) and pa.types.is_list(new):
+        element = unified(old.value_type, new.value_type, whole=whole)
+        return pa.list_(new.value_field.with_type(element))
+    if old == new:
+        return new
+    if not any(alike(old) and alike(new) for alike in _ALIKE):
+        raise pa.ArrowTypeError(f"{new} after {old}")
+    both = [pa.schema([("", each)]) for each in (old, new)]
+    return pa.unify_schemas(both, promote_options="permissive").field(0).type
+
+
+def _options(place: Place) -> dict[str, str] | None:
+    return OPTIONS if isinstance(place, str) else None
+
+
+def delta(place: Place) -> Any:
+    """The table, or None if there is none. Raises ExtraMissing, and whatever deltalake does."""
+    try:
+        from deltalake import DeltaTable
+    except ImportError:
+        raise ExtraMissing("Delta tables need another package: pip install 'mqks[delta]'") from None
+    options = _options(place)
+    if not DeltaTable.is_deltatable(str(place), options):
+        return None
+    return DeltaTable(place, storage_options=options)
+
+
+def _application(queue: str, epoch: str) -> str:
+    return f"mqks/{queue}/{epoch}"
+
+
+def _arrivals(queue: str, epoch: str) -> str:
+    return f"{_application(queue, epoch)}/arrived_us"

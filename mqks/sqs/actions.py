@@ -1,0 +1,417 @@
+"""The actions of SQS.
+
+The one rule: an action is one method of `Actions`, for both protocols: `send_message` is
+`SendMessage`. It takes what the JSON protocol has, and returns the answer.
+"""
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from time import time
+from typing import Any, Final
+
+import anyio
+
+from mqks.api.clients import TIMEOUT_S
+from mqks.client.async_client import AsyncClient
+from mqks.client.errors import ClientError
+from mqks.sqs import messages, queues
+from mqks.sqs.errors import SqsError, invalid, missing, wrong
+from mqks.sqs.known import DEDUPLICATION_S, Known
+from mqks.sqs.queues import OWN, RANGES, Queue
+from mqks.sqs.tasks import source_of
+
+BATCH_MAX: Final = 10
+BATCH_BYTES_MAX: Final = 1024 * 1024
+PAGE_ROWS: Final = 1000
+Told = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Actions:
+    """One request: what it has, and what it needs. `open_client` gives the client of its user,
+    `may_read` says what that one sees."""
+
+    given: Told
+    base: str
+    """The begin of URLs of queues."""
+    region: str
+    known: Known
+    open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]]
+    may_read: Callable[[bytes], bool]
+    user: str
+    is_gone: Callable[[], Awaitable[bool]]
+    batch: str = ""
+    """What its entries are."""
+
+    # -- queues
+
+    async def create_queue(self) -> Told:
+        given = self.given.get("Attributes", {})
+        is_fifo = str(given.get("FifoQueue")).lower() == "true"
+        name = queues.check_name(self.given.get("QueueName"), is_fifo=is_fifo)
+        attributes = queues.check(given, is_fifo=is_fifo)
+        tags = queues.check_tags(self.given.get("tags", self.given.get("Tags", {})), name, {})
+        async with self.known.changes:
+            if await self.known.exists(name):
+                present = (await self._seen(name)).attributes(self.region)
+                for each, text in attributes.items():
+                    if text != present.get(each, ""):
+                        reason = "A queue already exists with the same name and a different value"
+                        raise SqsError("QueueNameExists", f"{reason} for attribute {each}")
+            else:
+                await self._check_redrive(name, attributes)
+                retention = RANGES["MessageRetentionPeriod"][2]
+                attributes = {"MessageRetentionPeriod": str(retention), **attributes}
+                await self._set(name, queues.changed(attributes, tags))
+        return {"QueueUrl": queues.url(self.base, name)}
+
+    async def delete_queue(self) -> None:
+        queue = await self._fresh()
+        async with self.open_client() as client:
+            await client.delete_queue(queue.name)
+        self.known.forget(queue.name)
+
+    async def get_queue_url(self) -> Told:
+        queue = await self._seen(self._needed("QueueName"))
+        return {"QueueUrl": queues.url(self.base, queue.name)}
+
+    async def list_queues(self) -> Told:
+        prefix = str(self.given.get("QueueNamePrefix", ""))
+        return await self._listed("QueueUrls", prefix, lambda row: True)
+
+    async def list_dead_letter_source_queues(self) -> Told:
+        name = (await self._seen()).name
+        return await self._listed("queueUrls", "", lambda row: row["dead_letters"] == name)
+
+    async def get_queue_attributes(self) -> Told:
+        wanted = self.given.get("AttributeNames", [])
+        if unknown := [*filter(lambda name: name not in queues.KNOWN, wanted)]:
+            raise SqsError("InvalidAttributeName", f"Unknown Attribute {unknown[0]:.100}.")
+        told = (await self._seen()).attributes(self.region)
+        some = {k: v for k, v in told.items() if k in wanted or "All" in wanted}
+        return {"Attributes": some} if some else {}
+
+    async def set_queue_attributes(self) -> None:
+        async with self.known.changes:
+            queue = await self._fresh()
+            attributes = queues.check(self.given.get("Attributes"), is_fifo=queue.is_fifo)
+            await self._check_redrive(queue.name, attributes)
+            await self._set(queue.name, queues.changed(attributes, queue.labels))
+
+    async def tag_queue(self) -> None:
+        async with self.known.changes:
+            queue = await self._fresh()
+            tags = queues.check_tags(self._needed("Tags"), queue.name, queue.tags)
+            await self._set(queue.name, {"labels": queues.encoded({**queue.labels, **tags})})
+
+    async def untag_queue(self) -> None:
+        async with self.known.changes:
+            queue = await self._fresh()
+            if not (gone := self.given.get("TagKeys")):
+                raise wrong("Tag keys must be between 1 and 128 characters in length.")
+            left = {k: v for k, v in queue.labels.items() if k not in gone or k.startswith(OWN)}
+            await self._set(queue.name, {"labels": queues.encoded(left) or None})
+
+    async def list_queue_tags(self) -> Told:
+        tags = (await self._seen()).tags
+        return {"Tags": tags} if tags else {}
+
+    async def purge_queue(self) -> None:
+        queue = await self._fresh()
+        async with self.open_client() as client:
+            await client.purge(queue.name, scheduled=True)
+
+    async def add_permission(self) -> None:
+        raise SqsError("UnsupportedOperation", queues.NO_POLICY)
+
+    remove_permission = add_permission
+
+    # -- messages
+
+    async def send_message(self) -> Told:
+        return await self._send(await self._queue(), self.given)
+
+    async def send_message_batch(self) -> Told:
+        queue = await self._queue()
+        entries = self._entries("SendMessage")
+        size = sum(len(str(each.get("MessageBody"))) for each in entries)
+        if size > BATCH_BYTES_MAX:
+            reason = f"Batch requests cannot be longer than {BATCH_BYTES_MAX} bytes."
+            raise SqsError("BatchRequestTooLong", f"{reason} You have sent {size} bytes.")
+        for each in entries if queue.is_fifo else ():
+            messages.check_fifo(queue, each)
+        return await self._each(entries, partial(self._send, queue), is_fifo=queue.is_fifo)
+
+    async def receive_message(self) -> Told:
+        queue = await self._queue()
+        limit = number(self.given, "MaxNumberOfMessages", 1, BATCH_MAX) or 1
+        lease_s = number(self.given, "VisibilityTimeout", 0, RANGES["VisibilityTimeout"][1])
+        wait_s = number(self.given, "WaitTimeSeconds", 0, 20)
+        if wait_s is None:
+            wait_s = queue.number("ReceiveMessageWaitTimeSeconds")
+        async with self.open_client() as client:
+            ask = partial(client.receive, queue.name, limit=limit, lease_s=lease_s)
+            found = await ask(wait_s=wait_s, timeout_s=wait_s + TIMEOUT_S)
+            if wait_s and found and await self.is_gone():
+                for each in found:
+                    await client.extend_lease(queue.name, each.lease or "", 0)
+        wanted = self.given.get("AttributeNames", [])
+        wanted = wanted + self.given.get("MessageSystemAttributeNames", [])
+        told = []
+        for each in found:
+            which = (each.lease or "").rpartition(".")[0]
+            first_s = self.known.first_s(which, each.time if each.retry else time())
+            handle = urlsafe_b64encode(_raw(f"{queue.name} {each.lease}")).decode()
+            masks = self.given.get("MessageAttributeNames", [])
+            told.append(messages.incoming(each, handle, first_s, self.region, wanted, masks))
+        return {"Messages": told} if told else {}
+
+    async def delete_message(self) -> None:
+        await self._delete(await self._queue(), self.given)
+
+    async def delete_message_batch(self) -> Told:
+        queue = await self._queue()
+        return await self._each(self._entries("DeleteMessage"), partial(self._delete, queue))
+
+    async def change_message_visibility(self) -> None:
+        await self._change(await self._queue(), self.given)
+
+    async def change_message_visibility_batch(self) -> Told:
+        queue = await self._queue()
+        entries = self._entries("ChangeMessageVisibility")
+        return await self._each(entries, partial(self._change, queue))
+
+    # -- dead letters
+
+    async def start_message_move_task(self) -> Told:
+        arn, to = self._needed("SourceArn"), self.given.get("DestinationArn")
+        source = await self._of_arn("SourceArn", arn)
+        target = (await self._of_arn("DestinationArn", to)).name if to else None
+        rate = number(self.given, "MaxNumberOfMessagesPerSecond", 1, 500)
+        others = replace(self, given={"QueueUrl": queues.url("", source.name), "MaxResults": 1})
+        if not (await others.list_dead_letter_source_queues()):
+            raise wrong("Source queue must be configured as a Dead Letter Queue.")
+        told = {
+            "SourceArn": arn,
+            "DestinationArn": to,
+            "MaxNumberOfMessagesPerSecond": rate,
+            "ApproximateNumberOfMessagesToMove": source.row["ready"],
+        }
+        task = {name: value for name, value in told.items() if value is not None}
+        handle = self.known.tasks.start(self.open_client, task, source.name, target)
+        return {"TaskHandle": handle}
+
+    async def list_message_move_tasks(self) -> Told:
+        arn = self._needed("SourceArn")
+        await self._of_arn("SourceArn", arn)
+        most = number(self.given, "MaxResults", 1, 10) or 1
+        return {"Results": self.known.tasks.of(arn, most)}
+
+    async def cancel_message_move_task(self) -> Told:
+        handle = self._needed("TaskHandle")
+        await self._of_arn("SourceArn", source_of(handle))
+        return self.known.tasks.cancel(handle)
+
+    # -- what they have in common
+
+    def _needed(self, name: str) -> Any:
+        if not (value := self.given.get(name)):
+            raise missing(name)
+        return value
+
+    async def _queue(self) -> Queue:
+        """The queue of the request, as it was a second ago at most. Raises SqsError."""
+        return await self.known.queue(queues.of_url(self.given.get("QueueUrl")))
+
+    async def _fresh(self) -> Queue:
+        return await self.known.queue(queues.of_url(self.given.get("QueueUrl")), is_fresh=True)
+
+    async def _seen(self, name: str = "") -> Queue:
+        """A queue, by default that of the request, as it is, if the user may read it."""
+        queue = await (self.known.queue(name, is_fresh=True) if name else self._fresh())
+        async with self.open_client() as client:
+            await client.request("range", queue.name)
+        return queue
+
+    async def _of_arn(self, parameter: str, arn: object) -> Queue:
+        try:
+            return await self._seen(queues.of_arn(arn, parameter))
+        except SqsError as failure:
+            if failure.code != "QueueDoesNotExist":
+                raise
+            reason = f"The resource that you specified for the {parameter} parameter doesn't exist."
+            raise SqsError("ResourceNotFoundException", reason, 404) from None
+
+    async def _set(self, name: str, policy: Any) -> None:
+        async with self.open_client() as client:
+            await client.set_queue(name, **policy)
+        self.known.forget(name)
+
+    async def _check_redrive(self, name: str, attributes: Mapping[str, str]) -> None:
+        if text := attributes.get("RedrivePolicy"):
+            target = queues.redrive(text)[0]
+            if not await self.known.exists(target):
+                raise invalid("RedrivePolicy", text, "Dead letter target does not exist.")
+            queue = await self.known.queue(target, is_fresh=True)
+            if queue.is_fifo != name.endswith(queues.FIFO):
+                reason = "Dead-letter queue must be same type of queue as the source."
+                raise invalid("RedrivePolicy", text, reason)
+            if not queue.admits(name):
+                raise invalid("RedrivePolicy", text, "Its RedriveAllowPolicy does not allow it.")
+
+    async def _listed(self, key: str, prefix: str, is_wanted: Callable[[Told], bool]) -> Told:
+        """URLs of queues that the user may read, by name."""
+        most, token = number(self.given, "MaxResults", 1, PAGE_ROWS), self.given.get("NextToken")
+        try:
+            after = urlsafe_b64decode(str(token or "")).decode("utf-8", "surrogateescape")
+        except ValueError:
+            raise invalid("NextToken", token, "Not a token.") from None
+        found = list[str]()
+        async for row in self.known.rows(after, prefix):
+            if is_wanted(row) and self.may_read(_raw(row["name"])):
+                found.append(row["name"])
+                if len(found) > (most or PAGE_ROWS):
+                    break
+        some = found[: most or PAGE_ROWS]
+        told: Told = {key: [queues.url(self.base, name) for name in some]} if some else {}
+        if most and len(found) > most:
+            told["NextToken"] = urlsafe_b64encode(_raw(some[-1])).decode()
+        return told
+
+    async def _send(self, queue: Queue, given: Mapping[str, Any]) -> Told:
+        message = messages.outgoing(queue, given, number(given, "DelaySeconds", 0, 900))
+        if not queue.is_fifo:
+            if message.group and "fair" not in queue.policy:
+                await self._set(queue.name, {"fair": "key"})
+            await self._publish(queue.name, message)
+        else:
+            async with self.known.sequence(self.user, message.id) as sequence:
+                message.meta[messages.SEQUENCE] = message.told["SequenceNumber"] = sequence
+                await self._publish(queue.name, message, DEDUPLICATION_S)
+        return message.told
+
+    async def _publish(
+        self, queue: str, message: messages.Outgoing, once_s: float | None = None
+    ) -> None:
+        async with self.open_client() as client:
+            await client.publish(
+                queue,
+                message.body,
+                confirm=True,
+                id=message.id,
+                to=queue,
+                delay_s=message.delay_s,
+                meta=message.meta,
+                key=message.group,
+                once_s=once_s,
+            )
+
+    async def _delete(self, queue: Queue, given: Mapping[str, Any]) -> None:
+        lease = _lease(queue, given)
+        async with self.open_client() as client:
+            await client.ack_lease(queue.name, lease)
+
+    async def _change(self, queue: Queue, given: Mapping[str, Any]) -> None:
+        for_s = number(given, "VisibilityTimeout", 0, RANGES["VisibilityTimeout"][1])
+        if for_s is None:
+            raise missing("VisibilityTimeout")
+        lease = _lease(queue, given)
+        async with self.open_client() as client:
+            if not await client.extend_lease(queue.name, lease, for_s):
+                reason = "Message does not exist or is not available for visibility timeout change."
+                raise invalid("ReceiptHandle", given["ReceiptHandle"], reason)
+
+    def _entries(self, kind: str) -> list[Told]:
+        """The entries of a batch. Raises SqsError."""
+        entries: list[Told] = self.given.get("Entries", [])
+        if not entries:
+            reason = f"There should be at least one {kind}BatchRequestEntry in the request."
+            raise SqsError("EmptyBatchRequest", reason)
+        if len(entries) > BATCH_MAX:
+            reason = f"Maximum number of entries per request are {BATCH_MAX}."
+            told = f"{reason} You have sent {len(entries)}."
+            raise SqsError("TooManyEntriesInBatchRequest", told)
+        ids = [str(each.get("Id", "")) for each in entries]
+        for at, each in enumerate(ids):
+            if not each.translate(_DASHES).isalnum() or len(each) > 80 or not each.isascii():
+                reason = "alphanumeric characters, hyphens and underscores. "
+                reason += "It can be at most 80 letters long."
+                told = f"A batch entry id can only contain {reason}"
+                raise SqsError("InvalidBatchEntryId", told)
+            if each in ids[:at]:
+                raise SqsError("BatchEntryIdsNotDistinct", f"Id {each} repeated.")
+        return entries
+
+    async def _each(
+        self,
+        entries: list[Told],
+        do: Callable[[Told], Awaitable[Told | None]],
+        *,
+        is_fifo: bool = False,
+    ) -> Told:
+        """All entries at the same time; those of one message group in their order."""
+        told: Told = {"Successful": [], "Failed": []}
+        groups: dict[Any, list[Told]] = {}
+        for at, entry in enumerate(entries):
+            groups.setdefault(entry["MessageGroupId"] if is_fifo else at, []).append(entry)
+
+        async def do_all(group: list[Told]) -> None:
+            for entry in group:
+                try:
+                    told["Successful"].append({"Id": entry["Id"], **(await do(entry) or {})})
+                except (SqsError, ClientError) as failure:
+                    error = SqsError.of(failure)
+                    is_senders = {"Id": entry["Id"], "SenderFault": error.fault == "Sender"}
+                    why = {"Code": error.query_code, "Message": error.message}
+                    told["Failed"].append(is_senders | why)
+
+        async with anyio.create_task_group() as tasks:
+            for group in groups.values():
+                tasks.start_soon(do_all, group)
+        order = [entry["Id"] for entry in entries]
+        for results in told.values():
+            results.sort(key=lambda each: order.index(each["Id"]))
+        return {key: value for key, value in told.items() if value or key == "Successful"}
+
+
+_DASHES: Final = str.maketrans("", "", "-_")
+ACTIONS: Final[dict[str, Callable[[Actions], Awaitable[Told | None]]]] = {
+    name.title().replace("_", ""): method
+    for name, method in vars(Actions).items()
+    if callable(method) and not name.startswith("_")
+}
+
+
+def number(given: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
+    """A number that may be missing, as JSON or text. Raises SqsError."""
+    value = given.get(name)
+    if value is None:
+        return None
+    text = str(value)
+    if not text.removeprefix("-").isdecimal() or not low <= int(text[:12]) <= high:
+        between = f"Must be between {low} and {high}, if provided."
+        is_delay = name == "DelaySeconds"
+        reason = f"DelaySeconds must be >= {low} and <= {high}." if is_delay else between
+        raise invalid(name, value, reason)
+    return int(text)
+
+
+def _raw(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _lease(queue: Queue, given: Mapping[str, Any]) -> str:
+    handle = str(given.get("ReceiptHandle") or "")
+    if not handle:
+        raise missing("ReceiptHandle")
+    try:
+        told = urlsafe_b64decode(handle.encode()).decode("utf-8", "surrogateescape")
+    except ValueError:
+        told = ""
+    name, _, lease = told.partition(" ")
+    if name != queue.name or not lease or " " in lease:
+        raise SqsError("ReceiptHandleIsInvalid", "The input receipt handle is invalid.", 404)
+    return lease

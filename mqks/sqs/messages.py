@@ -1,0 +1,223 @@
+"""Messages as SQS sees them, and as the broker has them.
+
+The one rule: the data of a message are its body, and its attributes are its message attributes, in
+both directions. What else SQS needs is in attributes that begin with `sqs.`.
+"""
+
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Mapping
+from hashlib import md5, sha256
+from typing import Any, Final, NamedTuple
+from uuid import UUID, uuid4
+
+from mqks.client.messages import PeekedMessage
+from mqks.protocol.meta import LETTER
+from mqks.sqs.errors import SqsError, invalid, missing, wrong
+from mqks.sqs.queues import ACCOUNT, OWN, Queue, arn
+
+ATTRIBUTES_MAX: Final = 10
+SEQUENCE: Final = f"{OWN}sequence"
+_DEDUPLICATION: Final = f"{OWN}deduplication-id"
+_NAMED, _TYPE = f"{OWN}attribute.", f"{OWN}type."
+"""Begin attributes whose names the broker has a use for, and types other than `String`."""
+_TRACE: Final = "AWSTraceHeader"
+_NAME: Final = re.compile(r"(?!(?i:aws|amazon)\.)(?!\.)(?!.*(?:\.\.|\.$))[A-Za-z0-9_.-]{1,256}")
+_KIND: Final = re.compile(r"(String|Number|Binary)(?:\.[^\0-\x1f]*)?")
+_NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_ID: Final = re.compile(r"[!-~]{1,128}")
+Attributes = dict[str, tuple[str, bytes]]
+"""Type and value of each."""
+
+
+class Outgoing(NamedTuple):
+    """A message that is sent: what `publish` needs, and the answer."""
+
+    id: str
+    body: str
+    meta: dict[str, str]
+    group: str | None
+    delay_s: int | None
+    told: dict[str, Any]
+
+
+def check_fifo(queue: Queue, given: Mapping[str, Any]) -> None:
+    """Check what a FIFO queue needs. Raises SqsError."""
+    if not given.get("MessageGroupId"):
+        raise missing("MessageGroupId")
+    by_content = queue.word("ContentBasedDeduplication") == "true"
+    if not by_content and not given.get("MessageDeduplicationId"):
+        raise wrong(
+            "The queue should either have ContentBasedDeduplication enabled or "
+            "MessageDeduplicationId provided explicitly"
+        )
+
+
+def outgoing(queue: Queue, given: Mapping[str, Any], delay_s: int | None) -> Outgoing:
+    """Check a message. Raises SqsError."""
+    body = given.get("MessageBody")
+    if not isinstance(body, str) or not body:
+        raise missing("MessageBody")
+    if _NO_XML.search(body):
+        raise SqsError("InvalidMessageContents", "The body has characters that XML cannot have.")
+    data = body.encode()
+    attributes = _checked(given.get("MessageAttributes"))
+    system = _checked(given.get("MessageSystemAttributes"))
+    if system.keys() - {_TRACE}:
+        raise invalid("MessageSystemAttributes", min(system), f"Only {_TRACE} is possible.")
+    size = len(data) + sum(len(k) + len(t) + len(v) for k, (t, v) in attributes.items())
+    if size > (most := queue.number("MaximumMessageSize")):
+        reason = f"Message must be shorter than {most} bytes."
+        raise wrong(f"One or more parameters are invalid. Reason: {reason}")
+    group, dedup = (_id(given, name) for name in ("MessageGroupId", "MessageDeduplicationId"))
+    meta, message_id = _as_meta(attributes), str(uuid4())
+    if _TRACE in system:
+        meta[OWN + _TRACE] = system[_TRACE][1].decode()
+    not_valid = "The request include parameter that is not valid for this queue type."
+    if queue.is_fifo:
+        check_fifo(queue, given)
+        if delay_s:
+            raise invalid("DelaySeconds", delay_s, not_valid)
+        dedup = dedup or sha256(data).hexdigest()
+        scope = group if queue.word("DeduplicationScope") == "messageGroup" else None
+        seed = repr((queue.name, queue.labels.get(f"{OWN}created"), scope, dedup))
+        message_id = str(UUID(bytes=sha256(seed.encode()).digest()[:16], version=5))
+        meta[_DEDUPLICATION] = dedup
+    elif dedup is not None:
+        raise invalid("MessageDeduplicationId", dedup, not_valid)
+    told = {"MessageId": message_id, "MD5OfMessageBody": _md5(data)}
+    if attributes:
+        told["MD5OfMessageAttributes"] = digest(attributes)
+    if system:
+        told["MD5OfMessageSystemAttributes"] = digest(system)
+    delay_s = queue.number("DelaySeconds") if delay_s is None else delay_s
+    return Outgoing(message_id, body, meta, group, delay_s or None, told)
+
+
+def _id(given: Mapping[str, Any], name: str) -> str | None:
+    value = given.get(name)
+    if value is not None and not _ID.fullmatch(str(value)):
+        reason = (
+            f"{name} can only include alphanumeric and punctuation characters. 1 to 128 in length."
+        )
+        raise invalid(name, value, reason)
+    return None if value is None else str(value)
+
+
+def _checked(given: Any) -> Attributes:
+    """Message attributes of a request. Raises SqsError."""
+    found: Attributes = {}
+    if given and (not isinstance(given, dict) or len(given) > ATTRIBUTES_MAX):
+        raise wrong(f"At most {ATTRIBUTES_MAX} attributes are allowed.")
+    for name, value in (given or {}).items():
+        told = value if isinstance(value, dict) else {}
+        kind, which = str(told.get("DataType") or ""), f"The message attribute '{name}'"
+        if not _NAME.fullmatch(name):
+            allowed = "A-Z, a-z, 0-9, underscore (_), hyphen (-), and period (.) characters."
+            which = f"The message attribute name '{name}' is invalid."
+            raise wrong(f"{which} Attribute name can contain {allowed}")
+        if not kind:
+            raise wrong(f"{which} must contain non-empty message attribute type.")
+        if (base := _KIND.fullmatch(kind)) is None or len(kind) > 256:
+            supported = "the set of supported type prefixes is Binary, Number, and String."
+            raise wrong(f"{which} has an invalid message attribute type, {supported}")
+        text = str(told.get("BinaryValue" if base[1] == "Binary" else "StringValue") or "")
+        try:
+            raw = b64decode(text, validate=True) if base[1] == "Binary" else text.encode()
+            if base[1] == "Number" and raw:
+                float(text)
+        except ValueError:
+            raise wrong(f"Can't cast the value of {which[4:]} to a {base[1].lower()}.") from None
+        if not raw or _NO_XML.search(text):
+            raise wrong(f"{which} must contain a non-empty value of its type.")
+        found[name] = kind, raw
+    return found
+
+
+def _as_meta(attributes: Attributes) -> dict[str, str]:
+    meta = {}
+    for name, (kind, raw) in attributes.items():
+        is_used = name in LETTER or name.startswith(OWN)
+        is_binary = kind.startswith("Binary")
+        text = b64encode(raw).decode() if is_binary else raw.decode()
+        meta[_NAMED + name if is_used else name] = text
+        if kind != "String":
+            meta[_TYPE + name] = kind
+    return meta
+
+
+def _of_meta(meta: Mapping[str, str]) -> Attributes:
+    found: Attributes = {}
+    for key, value in meta.items():
+        if value and (key.startswith(_NAMED) or not key.startswith(OWN)):
+            name = key.removeprefix(_NAMED)
+            kind, raw = meta.get(_TYPE + name, "String"), value.encode("utf-8", "replace")
+            found[name] = kind, b64decode(raw) if kind.startswith("Binary") else raw
+    return found
+
+
+def digest(attributes: Attributes) -> str:
+    """The MD5 of attributes, as AWS documents it."""
+    told = b""
+    for name, (kind, raw) in sorted(attributes.items()):
+        mark = b"\2" if kind.startswith("Binary") else b"\1"
+        for before, piece in ((b"", name.encode()), (b"", kind.encode()), (mark, raw)):
+            told += before + len(piece).to_bytes(4, "big") + piece
+    return _md5(told)
+
+
+def _md5(data: bytes) -> str:
+    return md5(data, usedforsecurity=False).hexdigest()
+
+
+def incoming(
+    message: PeekedMessage,
+    handle: str,
+    first_s: float,
+    region: str,
+    wanted: Collection[str],
+    masks: Collection[str],
+) -> dict[str, Any]:
+    """A received message with the `wanted` attributes, and message attributes that match `masks`;
+    `first_s` is when it was received first."""
+    meta, letter = message.meta, message.dead_letter
+    attributes = _of_meta(meta)
+    try:
+        body = message.data.decode()
+    except UnicodeDecodeError:
+        body = "\0"
+    if is_encoded := _NO_XML.search(body) is not None:
+        body = b64encode(message.data).decode()
+    system = {
+        "ApproximateFirstReceiveTimestamp": str(round(first_s * 1000)),
+        "ApproximateReceiveCount": str(message.retry + 1),
+        "SenderId": ACCOUNT,
+        "SentTimestamp": str(round(message.time * 1000)),
+        "MessageGroupId": message.key,
+        "MessageDeduplicationId": meta.get(_DEDUPLICATION),
+        "SequenceNumber": meta.get(SEQUENCE),
+        _TRACE: meta.get(OWN + _TRACE),
+        "DeadLetterQueueSourceArn": arn(region, letter.queue) if letter else None,
+    }
+    shown = {k: v for k, v in system.items() if v and (k in wanted or "All" in wanted)}
+    starts = tuple(mask[:-2] for mask in masks if mask.endswith(".*"))
+    every = "All" in masks
+    some = {k: v for k, v in attributes.items() if every or k in masks or k.startswith(starts)}
+    if is_encoded:
+        some["mqks.encoding"] = "String", b"base64"
+    told = {
+        "MessageId": message.id.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
+        "ReceiptHandle": handle,
+        "MD5OfBody": _md5(body.encode()),
+        "Body": body,
+        "Attributes": shown,
+        "MD5OfMessageAttributes": digest(some) if some else None,
+        "MessageAttributes": {name: _shown(*value) for name, value in some.items()},
+    }
+    return {key: value for key, value in told.items() if value or key == "Body"}
+
+
+def _shown(kind: str, raw: bytes) -> dict[str, str]:
+    if kind.startswith("Binary"):
+        return {"BinaryValue": b64encode(raw).decode(), "DataType": kind}
+    return {"StringValue": raw.decode("utf-8", "replace"), "DataType": kind}

@@ -1,0 +1,98 @@
+"""Message move tasks: dead letters go back, or to another queue, while nobody waits for it.
+
+The one rule: a task only asks the broker to redrive, some messages at a time. A restart ends it;
+what it has not moved stays where it is.
+"""
+
+import base64
+import json
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from time import time
+from typing import Any, Final
+from uuid import uuid4
+
+import anyio
+from anyio.abc import TaskGroup
+
+from mqks.client.async_client import AsyncClient
+from mqks.client.errors import ClientError
+from mqks.limits import SQS_TASKS_MAX
+from mqks.sqs.errors import SqsError, invalid
+
+_STEP: Final = 1000
+_MOVED: Final = "ApproximateNumberOfMessagesMoved"
+Task = dict[str, Any]
+"""As it is listed."""
+
+
+class MoveTasks:
+    """The tasks of all queues that are remembered, the newest first."""
+
+    def __init__(self) -> None:
+        self._tasks: deque[Task] = deque(maxlen=SQS_TASKS_MAX)
+        self.group: TaskGroup | None = None
+
+    def start(
+        self,
+        open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
+        task: Task,
+        source: str,
+        target: str | None,
+    ) -> str:
+        """Return its handle. Raises SqsError."""
+        arn = task["SourceArn"]
+        running = [each for each in self._tasks if "TaskHandle" in each]
+        if any(each["SourceArn"] == arn for each in running) or len(running) == SQS_TASKS_MAX:
+            reason = "Only one active task is allowed for a source queue arn at a given time."
+            raise SqsError("UnsupportedOperation", f"There is already a task running. {reason}")
+        told = json.dumps({"taskId": str(uuid4()), "sourceArn": arn})
+        handle = base64.b64encode(told.encode()).decode()
+        started_ms = round(time() * 1000)
+        task |= {"Status": "RUNNING", "StartedTimestamp": started_ms, _MOVED: 0}
+        task["TaskHandle"] = handle
+        self._tasks.appendleft(task)
+        assert self.group is not None
+        self.group.start_soon(self._move, open_client, task, source, target)
+        return handle
+
+    async def _move(
+        self,
+        open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
+        task: Task,
+        source: str,
+        target: str | None,
+    ) -> None:
+        rate, count = task.get("MaxNumberOfMessagesPerSecond"), 1
+        try:
+            while count and task["Status"] == "RUNNING":
+                async with open_client() as client:
+                    count = await client.redrive(source, to=target, limit=rate or _STEP)
+                task[_MOVED] += count
+                await anyio.sleep(1 if rate and count else 0)
+            task["Status"] = "COMPLETED" if task["Status"] == "RUNNING" else "CANCELLED"
+        except ClientError as failure:
+            task |= {"Status": "FAILED", "FailureReason": str(failure)}
+        finally:
+            del task["TaskHandle"]
+
+    def of(self, arn: str, most: int) -> list[Task]:
+        return [each for each in self._tasks if each["SourceArn"] == arn][:most]
+
+    def cancel(self, handle: object) -> dict[str, Any]:
+        """Raises SqsError."""
+        task = next((each for each in self._tasks if each.get("TaskHandle") == handle), None)
+        if task is None:
+            source_of(handle)
+            raise SqsError("ResourceNotFoundException", "Task does not exist.", 404)
+        task["Status"] = "CANCELLING"
+        return {_MOVED: task[_MOVED]}
+
+
+def source_of(handle: object) -> str:
+    """The ARN of the queue of a task. Raises SqsError."""
+    try:
+        return str(json.loads(base64.b64decode(str(handle), validate=True))["sourceArn"])
+    except (ValueError, LookupError, TypeError):
+        raise invalid("TaskHandle", handle, "Not the handle of a task.") from None

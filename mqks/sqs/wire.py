@@ -1,0 +1,153 @@
+"""Both protocols of SQS: JSON, and the older Query with forms and XML.
+
+The one rule: an action gets and gives what the JSON protocol has; Query is translated.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl
+from xml.sax.saxutils import escape
+
+from mqks.sqs.errors import SqsError
+
+_XMLNS: Final = "http://queue.amazonaws.com/doc/2012-11-05/"
+_FIELDS_MAX, _DEPTH_MAX = 1000, 8
+_PLURAL: Final = {
+    **{
+        name: f"{name}s"
+        for name in (
+            *("Attribute", "MessageAttribute", "MessageSystemAttribute", "Tag", "TagKey"),
+            *("AttributeName", "MessageAttributeName", "MessageSystemAttributeName"),
+        )
+    },
+    **{
+        f"{name}BatchRequestEntry": "Entries"
+        for name in ("SendMessage", "DeleteMessage", "ChangeMessageVisibility")
+    },
+}
+"""Lists of a form, and what they are in JSON."""
+_PLAIN_LISTS: Final = ("Entries", "TagKeys", "Actions", "AWSAccountIds")
+_PLAIN: Final = (str, int, float)
+_LISTS: Final = {
+    "QueueUrls": "QueueUrl",
+    "queueUrls": "QueueUrl",
+    "Messages": "Message",
+    "Failed": "BatchResultErrorEntry",
+    "Results": "ListMessageMoveTasksResultEntry",
+}
+"""Lists of an answer, and the elements that they are in XML."""
+_MAPS: Final = {
+    "Attributes": ("Attribute", "Name"),
+    "MessageAttributes": ("MessageAttribute", "Name"),
+    "Tags": ("Tag", "Key"),
+}
+
+
+class Call(NamedTuple):
+    action: str
+    given: dict[str, Any]
+    is_json: bool
+
+    @classmethod
+    def of(cls, target: str, query: str, body: bytes, path: str) -> "Call":
+        """The call of a request with this header `X-Amz-Target`. Raises SqsError."""
+        try:
+            if target:
+                given = json.loads(body or b"{}")
+                return cls(target.rpartition(".")[2], _shaped(given), True)
+            form = dict(parse_qsl(query, True, max_num_fields=_FIELDS_MAX))
+            form |= parse_qsl(body.decode(), True, max_num_fields=_FIELDS_MAX, errors="strict")
+            given = {"QueueUrl": path, **_shaped(_nested(form))}
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise SqsError("SerializationException", "The body cannot be read.") from None
+        return cls(form.get("Action", ""), given, False)
+
+
+def _shaped(given: Any) -> dict[str, Any]:
+    """Members that are not null, if lists and objects are only where they belong. Raises
+    TypeError."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        is_list = name.endswith("Names") or name in _PLAIN_LISTS
+        kind: Any = list if is_list else dict if name.endswith(("Attributes", "ags")) else _PLAIN
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(name)
+        if name == "Entries":
+            value = [*map(_shaped, value or ())]
+        elif is_list and not all(isinstance(each, str) for each in value or ()):
+            raise TypeError(name)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def _nested(form: Mapping[str, str]) -> dict[str, Any]:
+    """`A.1.B` as the B of the first A."""
+    tree: dict[str, Any] = {}
+    for name, value in form.items():
+        *parts, last = name.split(".", _DEPTH_MAX)
+        node: Any = tree
+        for part in parts:
+            node = node.setdefault(part, {}) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node[last] = value
+    return {_PLURAL.get(name, name): _listed(name, value) for name, value in tree.items()}
+
+
+def _listed(name: str, value: Any) -> Any:
+    """Numbered members as a list, or as an object where they have a name or key each."""
+    if name not in _PLURAL or not isinstance(value, dict):
+        return value
+    if "Name" in value or "Key" in value:  # One, without its number.
+        value = {"1": value}
+    items: list[Any] = [value[at] for at in sorted(filter(str.isdecimal, value), key=int)]
+    if not all(isinstance(each, dict) for each in items):
+        return items
+    if _PLURAL[name] == "Entries":
+        return [{_PLURAL.get(k, k): _listed(k, v) for k, v in each.items()} for each in items]
+    return {str(each.get("Name", each.get("Key"))): each.get("Value", "") for each in items}
+
+
+def answered(call: Call, told: Mapping[str, Any], request_id: str) -> tuple[bytes, str]:
+    """The body of an answer, and its type."""
+    if call.is_json:
+        return _json(told)
+    name = call.action
+    result = "".join(_xml(key, value, name) for key, value in told.items())
+    result = f"<{name}Result>{result}</{name}Result>" if told else ""
+    metadata = _xml("ResponseMetadata", {"RequestId": request_id}, name)
+    return _document(f"{name}Response", result + metadata)
+
+
+def failed(failure: SqsError, is_json: bool, request_id: str) -> tuple[bytes, str]:
+    """The same for an error."""
+    if is_json:
+        return _json({"__type": f"com.amazonaws.sqs#{failure.code}", "message": failure.message})
+    told = {"Type": failure.fault, "Code": failure.query_code, "Message": failure.message}
+    inner = _xml("Error", told, "") + _xml("RequestId", request_id, "")
+    return _document("ErrorResponse", inner)
+
+
+def _json(told: Mapping[str, Any]) -> tuple[bytes, str]:
+    return json.dumps(told, separators=(",", ":")).encode(), "application/x-amz-json-1.0"
+
+
+def _document(name: str, inner: str) -> tuple[bytes, str]:
+    text = f'<?xml version="1.0"?><{name} xmlns="{_XMLNS}">{inner}</{name}>'
+    return text.encode("utf-8", "replace"), "text/xml"
+
+
+def _xml(name: str, value: Any, action: str) -> str:
+    if isinstance(value, list):
+        tag = _LISTS.get(name, f"{action}ResultEntry")
+        return "".join(_xml(tag, each, action) for each in value)
+    if isinstance(value, dict) and name in _MAPS:
+        tag, key = _MAPS[name]
+        return "".join(_xml(tag, {key: k, "Value": v}, action) for k, v in value.items())
+    if isinstance(value, dict):
+        inner = "".join(_xml(key, each, action) for key, each in value.items())
+    else:
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        inner = escape(text, {"\r": "&#xD;"})
+    return f"<{name}>{inner}</{name}>"

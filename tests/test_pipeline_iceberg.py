@@ -1,0 +1,198 @@
+"""Iceberg tables in a SQL catalog: commits, partitions, schemas, merging; what readers see.
+
+The one rule: what is in a table is read by pyiceberg through the catalog.
+"""
+
+import os
+from datetime import date
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.utils.config import Config
+
+from mqks.commands import main
+from mqks.pipeline.errors import LakeInUse, LakeUnfit
+from mqks.pipeline.iceberg import MERGED_MAX, IcebergTable, catalog_of, files, found
+from mqks.pipeline.places import lake_at, messages
+from mqks.pipeline.replay import Replay
+from mqks.pipeline.table import COMPACTION
+from mqks.pipeline.wire import Server
+from mqks.testing import Broker
+from tests.test_pipeline_jobs import publish, run, some, subscribe, waits
+from tests.test_pipeline_lake import DAY_US, NOON_US, batch, payloads, put
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+URL = "iceberg://lake/db.events"
+
+
+@pytest.fixture(autouse=True)
+def _catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/catalog.db")
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", f"file://{tmp_path}/warehouse")
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # Else as when it was imported.
+    (tmp_path / "warehouse").mkdir()
+
+
+def offsets(url: str = URL) -> list[int]:
+    return sorted(found(url).scan().to_arrow()["offset"].to_pylist())
+
+
+def test_a_commit_has_files_and_how_far_they_go() -> None:
+    with IcebergTable(URL) as lake:
+        assert lake.next("q", "x-1") is None
+        put(lake, batch(range(4)))
+        lake.commit("q", "x-1", 9, [])
+        assert (lake.next("q", "x-1"), lake.arrived_us("q", "x-1")) == (9, NOON_US)
+    with IcebergTable(URL) as lake:
+        assert lake.by == ("date",)
+        assert (lake.next("q", "x-1"), lake.next("q", "x-2")) == (9, None)
+    assert offsets() == [0, 1, 2, 3]
+
+
+def test_partitions_are_transforms() -> None:
+    url = "iceberg://lake/db.hours"
+    with IcebergTable(url, by=("date", "hour", "event")) as lake:
+        put(lake, batch(range(4)))
+        put(lake, batch(range(4, 6), "ö%/ü x"))
+    with IcebergTable(url) as lake:
+        assert lake.by == ("date", "hour", "event")
+    assert [field.name for field in found(url).spec().fields] == ["hour", "event"]
+    rows = found(url).scan("topic = 'ö%/ü x' and timestamp >= '2026-11-20T12:00:00+00:00'")
+    assert sorted(rows.to_arrow()["offset"].to_pylist()) == [4, 5]
+    with pytest.raises(LakeUnfit, match="use --by hour,event"):
+        IcebergTable(url, by=("date",)).__enter__()
+    with pytest.raises(LakeUnfit, match="no partitions by parsed"):
+        IcebergTable("iceberg://lake/db.other", by=("date", "parsed")).__enter__()
+
+
+def test_of_two_archives_one_ends() -> None:
+    with IcebergTable(URL) as one, IcebergTable(URL) as other:
+        assert one.next("q", "x-1") is other.next("q", "x-1") is None
+        put(one, batch(range(4)))
+        with pytest.raises(LakeInUse, match="another archive has committed the queue q up to 4"):
+            put(other, batch(range(6)))
+        other.commit("q2", "x-2", 5, [])
+        put(one, batch(range(4, 8)))
+        assert other.next("q", "x-1") == 8
+    assert offsets() == list(range(8))
+
+
+def test_a_stale_commit_without_files_conflicts_too() -> None:
+    with IcebergTable(URL) as one, IcebergTable(URL) as other:
+        put(one, batch(range(4)))
+        with pytest.raises(LakeInUse):
+            other.commit("q", "x-1", 2, [])
+        assert one.next("q", "x-1") == 4
+
+
+def test_an_answer_of_the_catalog_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = SqlCatalog.commit_table
+
+    def lost(*told: Any) -> Any:
+        commit(*told)
+        monkeypatch.setattr(SqlCatalog, "commit_table", commit)
+        raise TimeoutError("no answer")
+
+    with IcebergTable(URL) as lake:
+        put(lake, batch(range(4)))
+        monkeypatch.setattr(SqlCatalog, "commit_table", lost)
+        put(lake, batch(range(4, 6)))
+        assert lake.next("q", "x-1") == 6
+    assert offsets() == list(range(6))
+
+
+def test_a_table_grows_with_the_schema_and_gets_wider_types() -> None:
+    narrow, wide = (
+        pa.struct([("n", n), ("xs", pa.list_(pa.field("element", x)))])
+        for n, x in ((pa.int32(), pa.float32()), (pa.int64(), pa.float64()))
+    )
+    with IcebergTable(URL) as lake:
+        put(lake, batch(range(1)))
+        put(lake, payloads(range(1, 2), pa.array([{"n": 7, "xs": [0.5]}], narrow)))
+        put(lake, payloads(range(2, 3), pa.array([{"n": 2**40, "xs": None}], wide)))
+        assert lake.prepared(narrow) == wide
+        with pytest.raises(LakeUnfit, match=r"string after int64"):
+            lake.prepared(pa.struct([("n", pa.string())]))
+        more = pa.struct([*wide, ("user", pa.string())])
+        put(lake, payloads(range(3, 4), pa.array([{"user": "ann"}], more)))
+    table = found(URL).scan().to_arrow().sort_by("offset")
+    assert [data and data["n"] for data in table["data"].to_pylist()] == [None, 7, 2**40, None]
+    assert table["data"].to_pylist()[-1]["user"] == "ann"
+
+
+def test_small_files_are_merged_and_old_days_leave() -> None:
+    with IcebergTable(URL) as lake:
+        for n in range(2 * COMPACTION):
+            put(lake, batch(range(n * 2, n * 2 + 2)))
+            lake.roll(lambda groups: groups, 60)
+        assert offsets() == list(range(4 * COMPACTION))
+        assert len(files(URL)) < COMPACTION <= MERGED_MAX
+        put(lake, batch(range(100, 104), time_us=NOON_US + DAY_US))
+        before = found(URL).current_snapshot().snapshot_id
+        lake.expire(date(2026, 11, 21))
+        lake.expire(date(2026, 11, 21))
+        assert lake.next("q", "x-1") == 104
+    assert offsets() == list(range(100, 104))
+    assert found(URL).scan(snapshot_id=before).to_arrow().num_rows == 4 * COMPACTION + 4
+
+
+def test_its_files_are_on_the_disk_before_the_catalog_names_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    synced: set[str] = set()
+    fsync, commit = os.fsync, SqlCatalog.commit_table
+
+    def note(number: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{number}"))
+        fsync(number)
+
+    def checked(*told: Any) -> Any:
+        answer = commit(*told)
+        snapshot = answer.metadata.current_snapshot()
+        if snapshot is not None:
+            lists = [snapshot.manifest_list, answer.metadata_location]
+            lists += [each.manifest_path for each in snapshot.manifests(found(URL).io)]
+            assert {each.removeprefix("file://") for each in lists} <= synced
+        return answer
+
+    with IcebergTable(URL) as lake:
+        monkeypatch.setattr(os, "fsync", note)
+        monkeypatch.setattr(SqlCatalog, "commit_table", checked)
+        put(lake, batch(range(4)))
+        assert set(files(URL)) <= synced
+
+
+def test_from_the_queue_to_readers_and_back(
+    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
+) -> None:
+    subscribe(mqks_broker)
+    rows = some(0, 40) + some(40, 10, "order.new")
+    publish(mqks_broker, rows)
+    assert sum(p.messages for p in run(spark, mqks_broker, URL, batch_messages=20)) == 50
+    assert waits(mqks_broker) == []
+    ids = sorted(row[0] for row in rows)
+
+    assert sorted(row["key"].decode() for row in messages(spark, URL).collect()) == ids
+    for _ in range(2):
+        list(Replay(lake=URL, server=Server(url=mqks_broker.url)).run(spark, Event()))
+        assert [row[1:] for row in waits(mqks_broker)] == [row[1:] for row in rows]
+
+
+def test_what_is_no_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for wrong in ("iceberg://lake", "iceberg://lake/events", "iceberg://other/db.events"):
+        assert main(["pipeline", "archive", "q", wrong]) == os.EX_DATAERR
+    with pytest.raises(LakeUnfit, match="there is no Iceberg table"):
+        files("iceberg://lake/db.none")
+    with pytest.raises(LakeUnfit, match="--catalog"):
+        lake_at(tmp_path, "iceberg")
+    catalog, name = catalog_of("iceberg://lake/db.foreign")
+    catalog.create_namespace("db")
+    catalog.create_table(name, pa.schema([("x", pa.int64())]))
+    with pytest.raises(LakeUnfit, match="other partitions"):
+        IcebergTable("iceberg://lake/db.foreign").__enter__()
