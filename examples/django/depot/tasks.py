@@ -12,7 +12,7 @@ except ImportError:  # Before Django 6.
     from django_tasks import task
 
 
-@shared_task  # type: ignore[untyped-decorator]
+@shared_task
 def by_celery(order: int) -> str:
     return _pack(order)
 
