@@ -171,9 +171,10 @@ def archive(
     format: str = "parquet",
     driver_kills: int = DRIVER_KILLS,
     lake: str | None = None,
+    files: Path | None = None,
 ) -> Place:
     """Publish and archive so many messages while all is being killed; gives the lake, which is a
-    directory unless it is given."""
+    directory unless it is given. `files` is where it has them, if elsewhere."""
     chance = random.Random(seed)
     log = root / "job.log"
     place: Place = root / "lake" if lake is None else lake
@@ -192,9 +193,9 @@ def archive(
         command = ["archive", "clicks", str(place), "--url", broker.url, *flags]
         with at_the_same_time(lambda: publish(broker.url, count)):
             for number in range(driver_kills):
-                before = names(place)
+                before = names(files or place)
                 job = Job(log, *command)
-                wait_for("a batch", partial(is_at_work, job, place, before))
+                wait_for("a batch", partial(is_at_work, job, files or place, before))
                 if number % 2 == 0:  # Every other time the broker dies first, in mid-batch.
                     broker.kill()
                     broker.start()

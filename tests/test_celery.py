@@ -1,6 +1,7 @@
 """Celery and kombu on a real server: kombu's own tests of a transport, unmodified."""
 
 import importlib.util
+import socket
 import tarfile
 from importlib.metadata import version
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 import mqks.celery
+from mqks import blocking
 from mqks.celery import names
 from mqks.testing import Broker
 from tests.waiting import WAIT_S
@@ -173,3 +175,44 @@ def test_a_cancelled_consumer_holds_what_it_has(connection: Any) -> None:
         last = channel.basic_get("q", no_ack=True)
         assert (len(got), last.body) == (2, b"3")
         assert channel.basic_get("q") is None
+
+
+def test_publishes_in_a_pipeline_are_confirmed_together(mqks_broker: Broker) -> None:
+    from mqks.celery.transport import PIPELINED_MAX, pipelined
+
+    count = PIPELINED_MAX + 10
+    with kombu.Connection(mqks_broker.url) as conn, blocking.connect(mqks_broker.url) as client:
+        producer = conn.Producer()
+        producer.channel.queue_declare("q")
+        with pipelined(producer):
+            for number in range(count):
+                producer.publish({"n": number}, routing_key="q")
+        assert client.stats("queue", "q")["ready"] == count
+        client.set_queue("q", messages_max=count)
+
+        def publish_three(*, shut: bool = False) -> None:
+            with pipelined(producer):
+                for number in range(3):
+                    producer.publish({"n": number}, routing_key="q")
+                if shut:
+                    producer.channel._link._socket.shutdown(socket.SHUT_RDWR)
+
+        with pytest.raises(mqks.RequestFailed, match="messages_max"):
+            publish_three()
+        client.purge("q")
+        publish_three()
+        assert client.stats("queue", "q")["ready"] == 3
+        with pytest.raises(mqks.ConnectionLost):
+            publish_three(shut=True)
+
+
+def test_events_are_not_waited_for(connection: Any) -> None:
+    with connection as conn, conn.channel() as channel:
+        exchange = kombu.Exchange("ev", "topic", delivery_mode=1)
+        queue = kombu.Queue("q", exchange, "#")(channel)
+        queue.declare()
+        answers = channel._link._answers
+        producer = conn.Producer(channel=channel, exchange=exchange)
+        producer.publish({"n": 1}, routing_key="a")
+        assert not answers
+        assert queue.get(no_ack=True).payload == {"n": 1}

@@ -5,29 +5,31 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from tests.postgres import Postgres
 from tests.server_process import ServerProcess
 from tests.waiting import WAIT_S, until
 
 pytest.importorskip("django", reason="the extra django is not installed")
 SETTINGS = "tests.django_project.settings"
 ROOT = Path(__file__).parents[1]
+START = "import time, django; django.setup()\nfrom tests.django_project.jobs import *\n"
 WORKER = [sys.executable, "-m", "django", "mqks_worker"]
 
 
 def environment(server: ServerProcess, path: Path) -> dict[str, str]:
-    more = {"DJANGO_SETTINGS_MODULE": SETTINGS, "MQKS_URL": server.url}
-    return os.environ | more | {"TEST_DB": str(path / "db.sqlite3"), "PYTHONPATH": str(ROOT)}
+    database = os.environ.get("TEST_DB", str(path / "db.sqlite3"))
+    more = {"DJANGO_SETTINGS_MODULE": SETTINGS, "MQKS_URL": server.url, "TEST_DB": database}
+    return os.environ | more | {"TEST_SIGNALS": str(path / "signals"), "PYTHONPATH": str(ROOT)}
 
 
 def run(program: str, server: ServerProcess, path: Path) -> str:
     """What a program of the project prints."""
-    start = "import time, django; django.setup()\nfrom tests.django_project.jobs import *\n"
-    command = [sys.executable, "-W", "error", "-c", start + program]
+    command = [sys.executable, "-W", "error", "-c", START + program]
     done = subprocess.run(
         command,
         env=environment(server, path),
@@ -150,27 +152,66 @@ print(list(MqksBackend("default", {"OPTIONS": {}}).check()))
     ]
 
 
+ENQUEUES = """
+from django.db import close_old_connections
+n = 0
+while n < {count}:
+    close_old_connections()
+    try:
+        write.enqueue({path!r}, str(n))
+        n += 1
+    except Exception:  # It may have been enqueued all the same.
+        time.sleep(0.1)
+"""
+
+
 @pytest.mark.slow
-def test_kills_lose_nothing(project: tuple[ServerProcess, Path]) -> None:
-    server, path = project
-    effects, tasks = path / "effects", 400
-    enqueues = f"for n in range({tasks}): write.enqueue({str(effects)!r}, str(n))"
-    for number in range(4):
-        with (path / "killed.log").open("a") as log:
-            process = subprocess.Popen(WORKER, env=environment(server, path), stderr=log)
-        if number == 0:
-            run(enqueues, *project)
-            effects.touch()
-        enough = min(tasks, 60 * (number + 1))
-        try:
-            until(lambda: effects.read_text().count("\n") >= enough)  # noqa: B023
-        finally:
-            process.kill()
-            process.wait()
-        server.kill()
-        server.start()
-    with worker(server, path):
-        until(lambda: len(set(effects.read_text().split())) == tasks)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("count", [10_000])
+def test_no_task_is_lost(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While workers, the broker and the database, which is a PostgreSQL, are killed."""
+    path, effects = tmp_path, tmp_path / "effects"
+    effects.touch()
+
+    def enough(number: int) -> bool:
+        return effects.read_text().count("\n") >= number
+
+    with ServerProcess(path / "mqks.db") as server, Postgres() as database, ExitStack() as ends:
+        for name, value in (database.environment | {"TEST_DB": "postgres"}).items():
+            monkeypatch.setenv(name, value)
+        command = [sys.executable, "-m", "django", "migrate", "-v0"]
+        subprocess.run(command, env=environment(server, path), check=True, timeout=WAIT_S)
+        log = ends.enter_context((path / "killed.log").open("a"))
+
+        def started(*command: str) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(command, env=environment(server, path), stderr=log)
+            ends.callback(process.wait)
+            ends.callback(process.kill)
+            return process
+
+        program = START + ENQUEUES.format(count=count, path=str(effects))
+        enqueues = started(sys.executable, "-c", program)
+        process = started(*WORKER, "--threads=2")
+        for step in range(1, 10):
+            until(lambda: enough(count * step // 12) or enqueues.poll())  # noqa: B023
+            if step % 3 == 0:
+                process.kill()
+                process = started(*WORKER, "--threads=2")
+            elif step % 3 == 1:
+                server.kill()
+                server.start()
+            else:
+                database.kill()
+                database.start()
+        until(lambda: enqueues.poll() is not None)
+        assert enqueues.returncode == 0
+        until(lambda: len(set(effects.read_text().split())) == count)
+        look = f"{ROWS}print(TaskRow.objects.exclude(status='SUCCESSFUL').values())"
+        until(lambda: run(look, server, path) == "<QuerySet []>\n")
+    with capsys.disabled():
+        print(f"\n{count} tasks, {len(effects.read_text().split()) - count} ran again")
 
 
 def test_a_deleted_queue_is_made_again(project: tuple[ServerProcess, Path]) -> None:

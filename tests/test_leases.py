@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import mqks
+from mqks.broker.log.once import OnceWindow
 from mqks.limits import RECEIVES_WAITING_MAX
 from tests.bare import BareWorld
 from tests.line_client import LineClient
@@ -31,7 +32,9 @@ def test_each_message_goes_to_one_of_those_that_wait() -> None:
     leases = {found[1] for line in lines if (found := re.search(rb"lease=(\S+)", line))}
     assert len(leases) == 50
     queue = world.broker.queues[b"q"]
-    assert queue.scheduled == 50
+    assert queue.scheduled == queue.leased == 50
+    world.send("b", b"d publish --delay=100 e x\n")
+    assert (queue.scheduled, queue.leased) == (51, 50)
     assert queue.lane.oldest is None
     world.advance(61)
     assert [line[-5:] for line in world.received("a").splitlines()] == [b"--end"] * 50
@@ -132,3 +135,32 @@ def test_what_was_told_to_one_is_not_told_to_another_after_a_kill(tmp_path: Path
                 again |= {*re.findall(rb"ok (m\d+) ", line)}
         assert again
         assert not again & told
+
+
+def test_an_id_may_count_for_a_time() -> None:
+    world = world_of("a")
+    world.send("a", b"s subscribe q e\n")
+
+    def publish(once: bytes) -> int:
+        world.send("a", b"m publish --to=q %b e x\nm publish %b e x\n" % (once, once))
+        return world.broker.queues[b"q"].ready
+
+    assert publish(b"--once=10") == 1
+    world.advance(9)
+    assert publish(b"--once=10") == publish(b"--once") == 1
+    world.advance(2)
+    assert publish(b"--once") == 2
+    world.advance(1e6)
+    assert publish(b"--once=10") == 2
+
+
+def test_an_id_counts_for_its_time_over_a_restart() -> None:
+    first, second = OnceWindow(3), OnceWindow(3)
+    kept = [first.add(b"a", 0, 10), first.add(b"a", 20_000_000, 10), first.add(b"b", 0)]
+    second.restore(filter(None, kept))
+    for window in (first, second):
+        assert window.knows(b"a", 29_000_000)
+        assert not window.knows(b"a", 30_000_000)
+        assert window.knows(b"b", 1 << 60)
+        assert window.add(b"c", 0) == b"c"
+        assert window.knows(b"a", 29_000_000), "what left was its older entry"

@@ -125,7 +125,7 @@ def test_history_is_kept_when_nobody_looks(page: Page, server: ServerProcess) ->
         client.publish_many([("order.new", n) for n in range(70)])
         until(lambda: sum(point[1] for point in history("/queue?name=orders")) > 0)
         point = history("/queue?name=orders")[-1]
-        assert point[3] == 70  # Waiting.
+        assert point[3] == 70  # Messages.
         assert sum(point[1] for point in history("/")) > 0
         expect(page.get_by_text("it keeps nothing of before")).to_be_visible()
         legend = page.locator(".u-legend")
@@ -133,7 +133,7 @@ def test_history_is_kept_when_nobody_looks(page: Page, server: ServerProcess) ->
         expect(legend).to_contain_text(re.compile(r"Published:?\s*[\d.]+"))
         assert history("/?range=day") == []  # A minute has not passed.
         page.goto("/queue?name=orders")
-        expect(page.locator(".u-legend")).to_contain_text(re.compile(r"Waiting:?\s*70"))
+        expect(page.locator(".u-legend")).to_contain_text(re.compile(r"Messages:?\s*70"))
 
 
 def test_queues_are_sorted_and_filtered(page: Page, server: ServerProcess) -> None:
@@ -317,12 +317,12 @@ def test_what_needs_a_person_is_first(page: Page, server: ServerProcess) -> None
         page.goto("/")
         client.publish_many([("order.new", n) for n in range(7)])
         first = page.locator("#rows tr td").first
-        expect(first).to_have_text("Grows, and nobody consumes", timeout=20_000)
+        expect(first).to_have_text("Grows without a consumer", timeout=20_000)
         expect(page.locator("#well")).to_be_hidden()
         page.locator("#rows").get_by_role("link", name="orders").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("orders")
         page.goto("/queues")
-        expect(page.locator("#rows tr td").last).to_have_text("nobody consumes")
+        expect(page.locator("#rows tr td").last).to_have_text("no consumer")
 
 
 def test_each_thing_that_needs_a_person_is_told(browser: Browser, db: Path) -> None:
@@ -413,7 +413,7 @@ def test_a_queue_is_purged_moved_and_deleted(page: Page, server: ServerProcess) 
         client.subscribe("others", ["other"])
         client.publish_many([("order.new", n) for n in range(3)])
         page.goto("/queue?name=orders")
-        page.get_by_label("to", exact=True).fill("others")
+        page.get_by_label("all ready messages to").fill("others")
         sure(page, "Move", "3 messages moved to others.")
         page.goto("/queue?name=others")
         sure(page, "Purge", "3 messages purged.")
@@ -525,7 +525,7 @@ def test_one_active_consumer_at_a_time(page: Page, server: ServerProcess) -> Non
         # Another field is changed, and this one stays.
         page.get_by_label("Rejects after").fill("5")
         sure(page, "Change policy", "Policy of orders changed.")
-        expect(page.get_by_text("False from set_queue")).to_be_visible()
+        expect(page.get_by_text("no from set_queue")).to_be_visible()
         page.get_by_text("Change the policy").click()
         page.get_by_label("one consumer at a time").select_option("")
         page.get_by_label("Rejects after").fill("")

@@ -4,6 +4,7 @@ The one rule: what is in a table is read by pyiceberg through the catalog.
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 from threading import Event
@@ -17,11 +18,13 @@ from pyiceberg.utils.config import Config
 from mqks.commands import main
 from mqks.pipeline.errors import LakeInUse, LakeUnfit
 from mqks.pipeline.iceberg import MERGED_MAX, IcebergTable, catalog_of, files, found
+from mqks.pipeline.lake import stage
 from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.table import COMPACTION
 from mqks.pipeline.wire import Server
 from mqks.testing import Broker
+from tests import pipeline_kills as kills
 from tests.test_pipeline_jobs import publish, run, some, subscribe, waits
 from tests.test_pipeline_lake import DAY_US, NOON_US, batch, payloads, put
 
@@ -81,6 +84,22 @@ def test_of_two_archives_one_ends() -> None:
         put(one, batch(range(4, 8)))
         assert other.next("q", "x-1") == 8
     assert offsets() == list(range(8))
+
+
+def test_archives_of_several_queues_commit_at_once() -> None:
+    """Each of their commits fails when another comes before it, and is done again."""
+
+    def work(queue: int) -> None:
+        with IcebergTable(URL) as lake:
+            assert lake.next(f"q{queue}", "x") is None
+            for n in range(5):
+                rows = batch(range(queue * 100 + n, queue * 100 + n + 1))
+                lake.prepared(None)
+                lake.commit(f"q{queue}", "x", n + 1, list(stage(lake.staging, [rows])))
+
+    with IcebergTable(URL), ThreadPoolExecutor(3) as threads:
+        list(threads.map(work, range(3)))
+    assert offsets() == [queue * 100 + n for queue in range(3) for n in range(5)]
 
 
 def test_a_stale_commit_without_files_conflicts_too() -> None:
@@ -196,3 +215,15 @@ def test_what_is_no_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     catalog.create_table(name, pa.schema([("x", pa.int64())]))
     with pytest.raises(LakeUnfit, match="other partitions"):
         IcebergTable("iceberg://lake/db.foreign").__enter__()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_all_is_killed_and_each_message_is_in_the_table_once(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    count, warehouse = 40_000, tmp_path / "warehouse"
+    kills.archive(spark, tmp_path, count, 1, "iceberg", 2, lake=URL, files=warehouse)
+
+    assert kills.counted_by_spark(spark, URL) == (count, count, count)
+    assert offsets() == list(range(1, count + 1))

@@ -442,6 +442,21 @@ def test_partitions_by_hour_and_by_what_was_parsed(tmp_path: Path) -> None:
         partitions("week")
 
 
+def test_two_archives_of_a_queue_into_a_table_in_a_directory(tmp_path: Path) -> None:
+    with DeltaTable(tmp_path) as one, DeltaTable(tmp_path) as other:
+        put(one, range(1, 5))
+        with pytest.raises(LakeInUse, match="queue q up to 5"):
+            put(other, range(1, 3))
+    with DeltaTable(tmp_path) as one, DeltaTable(tmp_path) as other:
+        assert one.next("q", "x-1") == other.next("q", "x-1") == 5
+        put(one, range(5, 9))
+        with pytest.raises(LakeInUse, match="queue q up to 9"):
+            put(other, range(5, 7))
+        other.commit("q2", "x-2", 3, [])
+        put(one, range(9, 11))
+    assert sorted(delta(tmp_path).to_pyarrow_table()["offset"].to_pylist()) == list(range(1, 11))
+
+
 def test_a_delta_table_gets_wider_types(tmp_path: Path) -> None:
     def kind(n: pa.DataType, x: pa.DataType) -> pa.DataType:
         return pa.struct([("n", n), ("xs", pa.list_(pa.field("element", x)))])

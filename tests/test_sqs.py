@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -37,6 +40,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 MIB = 1024 * 1024
+LOST = BotoCoreError, ClientError, KeyError
+"""The server was killed, or its answer ends early, which botocore takes for an empty one."""
 Sqs = Any
 
 
@@ -412,6 +417,15 @@ def test_what_is_no_request_is_refused(server: ServerProcess) -> None:
         assert failure.value.headers["x-amzn-query-error"].endswith(";Sender")
 
 
+def test_web_sites_are_refused(server: ServerProcess) -> None:
+    for name, value in (("Origin", "https://evil.example"), ("Host", "evil.example")):
+        form = b"Action=CreateQueue&QueueName=q"
+        request = urllib.request.Request(base_of(server), form, {name: value})
+        with pytest.raises(urllib.error.HTTPError) as failure:
+            urllib.request.urlopen(request, timeout=WAIT_S)
+        assert failure.value.code in (403, 421)
+
+
 # ------------------------------------------------------------------------------------------ limits
 
 
@@ -541,10 +555,11 @@ def test_kills_lose_nothing_that_was_answered(tmp_path: Path) -> None:
             while not ends.is_set():  # Until it is answered: then the next one of the group.
                 try:
                     url = sqs_of[-1].get_queue_url(QueueName="q.fifo")["QueueUrl"]
-                    sqs_of[-1].send_message(QueueUrl=url, MessageBody=body, **more)
+                    told = sqs_of[-1].send_message(QueueUrl=url, MessageBody=body, **more)
+                    assert told["MessageId"]
                     answered.add(body)
                     break
-                except (BotoCoreError, ClientError):
+                except LOST:
                     time.sleep(0.05)
 
     def receive() -> None:
@@ -561,7 +576,7 @@ def test_kills_lose_nothing_that_was_answered(tmp_path: Path) -> None:
                         maybe.add(body)
                     sqs.delete_message(QueueUrl=url, ReceiptHandle=each["ReceiptHandle"])
                     deleted.add(body)
-            except (BotoCoreError, ClientError):
+            except LOST:
                 time.sleep(0.05)
 
     db = tmp_path / "mqks.db"
@@ -601,3 +616,15 @@ def _all(client: BlockingClient, *, scheduled: bool) -> Iterator[Any]:
     while some := client.peek("q.fifo", after=after, limit=1000, scheduled=scheduled):
         yield from some
         after = some[-1].seq
+
+
+def test_the_example(server: ServerProcess) -> None:
+    program = Path(__file__).parents[1] / "examples/sqs/worker.py"
+    environ = {**os.environ, "AWS_ENDPOINT_URL_SQS": base_of(server)}
+
+    def told(*words: str) -> str:
+        command = [sys.executable, str(program), *words]
+        return subprocess.run(command, env=environ, capture_output=True, text=True).stdout
+
+    assert told("send") == ""
+    assert told() == "done: mow\ndone: rake\ndone: water\n"

@@ -61,6 +61,8 @@ class Link:
         self.consumers: dict[bytes, Consumer] = {}
         self.channels: list[Any] = []
         self.exchange_types: dict[str, str] = {}
+        self.unconfirmed: list[bytes] | None = None
+        """The ids of publishes that `pipelined` waits for at its end."""
         self.wake: Callable[[], object] = lambda: None
         """Called when there are deliveries for `drain_events` that the socket does not show."""
         self.unregister: Callable[[], object] = lambda: None
@@ -96,18 +98,31 @@ class Link:
     def ask(self, *bodies: bytes, ids: Sequence[bytes] = ()) -> list[bytes]:
         """Send requests and return the texts of their answers. Raises RequestFailed with the reason
         for the first one that was refused, ReplyTimeout, and ConnectionLost."""
+        return self.wait(self.start(*bodies, ids=ids))
+
+    def start(self, *bodies: bytes, ids: Sequence[bytes] = ()) -> Sequence[bytes]:
+        """Send requests, and return their ids: their answers are to be waited for."""
         ids = ids or [self.new_id() for _ in bodies]
-        lines = [requests.line(*each) for each in zip(ids, bodies, strict=True)]
-        if max(map(len, lines)) > self.options.line_bytes_max + 1:
-            raise InvalidRequest(
-                f"a message of {max(map(len, lines))} bytes is longer than line_bytes_max, "
-                f"{self.options.line_bytes_max}"
-            )
-        ends_s = time.monotonic() + self.options.timeout_s
+        lines = [self.line(*each) for each in zip(ids, bodies, strict=True)]
         with self._lock:
             self._answers.update(dict.fromkeys(ids))
+            self.send(*lines)
+        return ids
+
+    def line(self, request_id: bytes, body: bytes) -> bytes:
+        """Raises InvalidRequest for one that the server would not read."""
+        line = requests.line(request_id, body)
+        if len(line) > (most := self.options.line_bytes_max) + 1:
+            raise InvalidRequest(
+                f"a message of {len(line)} bytes is longer than line_bytes_max, {most}"
+            )
+        return line
+
+    def wait(self, ids: Sequence[bytes], *, tell: bool = True) -> list[bytes]:
+        """The answers, in order. With `tell`, the reason of an error is asked for."""
+        ends_s = time.monotonic() + self.options.timeout_s
+        with self._lock:
             try:
-                self.send(*lines)
                 while not all(map(self._answers.get, ids)):
                     if not self._read() and not self._wait(select.POLLIN, ends_s):
                         self._lost("no reply before the timeout")
@@ -120,13 +135,13 @@ class Link:
             if each is not None and each.is_error:
                 error_id = requests.decoded(each.text)
                 told = f"the server refused the request, error {error_id}"
-                why = None if bodies[0].startswith(b"stats errors") else self._reason(error_id)
-                raise RequestFailed(told, error_id, why)
+                raise RequestFailed(told, error_id, self._reason(error_id) if tell else None)
         return [each.text for each in replies if each is not None]
 
     def _reason(self, error_id: str) -> str | None:
         with suppress(ClientError):
-            return requests.reason_told(self.ask(requests.reason(error_id))[0])
+            asked = self.start(requests.reason(error_id))
+            return requests.reason_told(self.wait(asked, tell=False)[0])
         return None
 
     def send(self, *lines: bytes) -> None:

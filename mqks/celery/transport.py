@@ -5,8 +5,8 @@ The one rule: what is unacked, routed or delayed is known to the server alone.
 
 import ssl
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from datetime import UTC, datetime
 from functools import partial
@@ -32,6 +32,8 @@ UNUSED_S = 60.0
 """So long an exclusive or auto-delete queue without `x-expires` stays without a consumer."""
 GET_S = 1.0
 """How long `basic_get` waits for a message of which the server has told."""
+PIPELINED_MAX = 1000
+"""The most unconfirmed publishes of `pipelined`."""
 _POLICY: dict[str, Callable[[Any], list[str]]] = {
     "x-message-ttl": lambda ms: [f"--ttl={max(ms, 1) / 1000}"],
     "x-max-length": lambda n: [f"--messages-max={n}", "--overflow=drop"],
@@ -195,10 +197,13 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         mandatory: bool = False,
         **_: Any,
     ) -> None:
-        """Returns when the server has stored the message."""
+        """Returns when the server has stored the message, except within `pipelined`. Events, which
+        are transient and of a topic exchange, are sent without a wait."""
         about, body = message
-        properties = about["properties"]
-        flags = ["publish --confirm --escaped"]
+        properties, link = about["properties"], self._link
+        is_topic = link.exchange_types.get(exchange) == "topic"
+        is_event = is_topic and properties.get("delivery_mode") == 1
+        flags = ["publish --escaped" if is_event else "publish --confirm --escaped"]
         if mandatory:
             flags.append("--mandatory")
         if properties.get("expiration"):
@@ -209,7 +214,15 @@ class Channel(base.StdChannel):  # type: ignore[misc]
             flags.append(f"--at={at}")
         flags.append(names.event(exchange or "", routing_key or ""))
         data = escape(b"%b\n%b" % (dumps(about).encode(), body))
-        self._link.ask(b"%b %b" % (" ".join(flags).encode(), data))
+        request = b"%b %b" % (" ".join(flags).encode(), data)
+        if is_event:
+            link.send(link.line(link.new_id(), request))
+        elif link.unconfirmed is None:
+            link.ask(request)
+        else:
+            if len(link.unconfirmed) >= PIPELINED_MAX:
+                _confirm(link)
+            link.unconfirmed += link.start(request)
 
     def _received(self, consumer: Consumer, text: bytes, tag: str, no_ack: bool) -> Any:
         message_id, _, rest = text.partition(b" ")
@@ -351,6 +364,27 @@ class Channel(base.StdChannel):  # type: ignore[misc]
 
     def flow(self, active: bool = True) -> None:
         raise ChannelError("MQKS has no flow control by channel: use prefetch")
+
+
+def _confirm(link: Link) -> None:
+    waiting, link.unconfirmed = link.unconfirmed or [], []
+    link.wait(waiting)
+
+
+@contextmanager
+def pipelined(producer: Any) -> Iterator[None]:
+    """What is published with this producer of kombu is confirmed when the block ends, all together.
+    Raises RequestFailed for the first message that was refused, and ConnectionLost, after which
+    some may not be stored."""
+    link = producer.channel._link
+    link.unconfirmed = []
+    try:
+        yield
+    finally:
+        try:
+            _confirm(link)
+        finally:
+            link.unconfirmed = None
 
 
 def _seconds(eta: object) -> float | None:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import close_old_connections, transaction
+from django.db import connections, transaction
 
 from mqks.client.blocking import BlockingConsumer
 from mqks.client.errors import InvalidRequest, QueueMissing, RequestFailed
@@ -49,6 +49,14 @@ def now() -> datetime:
     return datetime.now(UTC if settings.USE_TZ else None)
 
 
+def renew() -> None:
+    """Close connections of this thread to databases that have failed or are too old. With a
+    CONN_MAX_AGE of 0, which is about requests, a thread keeps them."""
+    for each in connections.all(initialized_only=True):
+        if each.errors_occurred or each.settings_dict["CONN_MAX_AGE"]:
+            each.close_if_unusable_or_obsolete()
+
+
 class Worker:
     """Runs tasks of one queue in `threads` threads, until `stop` is set."""
 
@@ -79,14 +87,13 @@ class Worker:
 
     def _work(self, consumer: BlockingConsumer) -> None:
         for message in consumer:
-            close_old_connections()
+            renew()
             try:
                 self._handle(message)
             except Exception:
                 _log.exception("task %s could not be handled", message.id)
                 message.release(delay_s=BROKEN_S)
-            finally:
-                close_old_connections()
+        connections.close_all()
 
     def _handle(self, message: Message) -> None:
         row = self._row(message)
@@ -221,7 +228,7 @@ def keep(stop: threading.Event) -> None:
             expires_s = time.monotonic() + EXPIRE_S
         for alias in task_backends:
             try:
-                close_old_connections()
+                renew()
                 backend = task_backends[alias]
                 if not isinstance(backend, MqksBackend):
                     continue
@@ -234,4 +241,4 @@ def keep(stop: threading.Event) -> None:
                 _log.exception("the tasks of %s could not be kept", alias)
         if not is_full:
             stop.wait(RELAY_S)
-    close_old_connections()
+    connections.close_all()

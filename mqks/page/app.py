@@ -33,7 +33,7 @@ from mqks.client.errors import (
 )
 from mqks.client.messages import PeekedMessage
 from mqks.inspection.source import group_of
-from mqks.inspection.text import printable, time_text
+from mqks.inspection.text import printable
 from mqks.page import tables
 from mqks.page.actions import ACTIONS, policy_values
 from mqks.page.limits import NEEDS, rows
@@ -79,12 +79,15 @@ STEP_S: Final = 0.005
 """Pages are laid out one at a time, for so long in one turn of the event loop."""
 LAYOUT: Final = json.JSONEncoder(indent=2, ensure_ascii=False)
 
-QUEUE_SERIES: Final = (("In /s", "published"), ("Out /s", "acked"), ("Waiting", "rejected"))
+FIGURES: Final = ("ready", "unacked", "scheduled", "consumers")
+"""Of a queue, renewed while its page is open."""
+QUEUE_SERIES: Final = ("In /s", "published"), ("Out /s", "acked"), ("Messages", "rejected", "all")
 BROKER_SERIES: Final = (
     *(("Published", "published"), ("Delivered", "delivered"), ("Acked", "acked")),
     *(("Rejected", "rejected"), ("Dead", "dead")),
 )
-"""Names and colours of the lines of the charts, in the order of the points of the history."""
+"""Names and colours of the lines of the charts, in the order of the points of the history; and the
+scale of those with one of their own."""
 
 
 Handler = Callable[[Request, Session], Awaitable[Response]]
@@ -109,7 +112,7 @@ class Page:
         self._sessions = Sessions(open_stream, with_users=users is not None)
         derived = {
             "limits": Derived(NEEDS, partial(rows, limits)),
-            "attention": Derived(NEEDS, partial(attention, limits, history)),
+            "attention": Derived(NEEDS | {"schedules"}, partial(attention, limits, history)),
         }
         if users is not None:
             derived["users"] = Derived(frozenset(), lambda sample: users())
@@ -128,11 +131,13 @@ class Page:
         )
         self._environment.filters["plain"] = printable
         self._environment.filters["duration"] = tables.duration
+        self._environment.filters["setting"] = tables.setting
         self._environment.globals.update(
             cell=tables.cell,
             connection_link=tables.connection_link,
             queue_link=tables.queue_link,
             quoted=tables.quoted,
+            utc=lambda seconds: tables.moment(int(seconds * 1e6)),
         )
         self._one_peeks = anyio.Lock()
         """What is peeked for a page may be large until it is shortened."""
@@ -169,6 +174,7 @@ class Page:
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/logout", self._logout, methods=["POST"]),
             Route("/static/{name}", self._file),
+            Route("/{name:path}", self._file),
         ]
 
     # -- who may
@@ -256,7 +262,7 @@ class Page:
             else json.dumps(
                 [[round(each, 1) for each in row[: len(series) + 1]] for row in points]
             ),
-            "began": time_text(round((time() - uptime_s) * 1e6))[:19].replace("T", " ")
+            "began": tables.moment(int((time() - uptime_s) * 1e6))
             if uptime_s < (86400 if day else 600)
             else "",
         }
@@ -340,6 +346,7 @@ class Page:
                 "unacked": links("unacked", [each["seq"] for each in held], HELD),
                 "messages": links("messages", [each.seq for each, _ in messages], MESSAGES),
             },
+            figures=FIGURES,
             fields=POLICY,
             values=policy_values(row["policy"]) | typed,
             typed=bool(typed),
@@ -416,19 +423,25 @@ class Page:
         events = self.live.watch(view, may_look)
         if queue := _parameter(request, "queue"):
             await session.client.stats("queue", queue, "--limit=1")  # Whether the user may look.
-            events = self._points(requests.name(queue), events)
+            events = self._figures(session.client, queue, events)
         return StreamingResponse(
             self._sessions.watched(session, events),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},
         )
 
-    async def _points(self, queue: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """With each event the last point of the chart of a queue."""
+    async def _figures(
+        self, client: AsyncClient, queue: str, events: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
+        """With each event the figures of a queue, and the last point of its chart."""
         async for event in events:
             yield event
-            if points := self._history.points(queue, day=False):
-                yield f"event: point\ndata: {json.dumps(points[-1])}\n\n".encode()
+            with suppress(RequestFailed):  # It may be deleted.
+                row = await client.stats("queue", queue, "--limit=1")
+                points = self._history.points(requests.name(queue), day=False)
+                numbers = {f"queue.{key}": f"{row[key]:,}" for key in FIGURES}
+                told = {"numbers": numbers, "point": points[-1] if points else []}
+                yield f"event: queue\ndata: {json.dumps(told)}\n\n".encode()
 
     async def _file(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -452,17 +465,20 @@ class Page:
         if session is not None and template != "failed.html":
             notice, session.notice = session.notice, ""
             wrong, session.wrong = session.wrong, ""
-        pieces = self._environment.get_template(template).generate(
-            session=session,
-            notice=notice,
-            wrong=wrong,
-            may_act=self._may_act,
-            here=here,
-            tables=self._tables.values(),
-            **values,
-        )
-        texts = list[str]()
+        texts, environment = list[str](), self._environment
         async with self._one_renders:
+            if not environment.cache:  # Compiling them would hold the loop.
+                for name in environment.list_templates():
+                    await anyio.to_thread.run_sync(environment.get_template, name)
+            pieces = environment.get_template(template).generate(
+                session=session,
+                notice=notice,
+                wrong=wrong,
+                may_act=self._may_act,
+                here=here,
+                tables=self._tables.values(),
+                **values,
+            )
             began_s = monotonic()
             for piece in pieces:
                 texts.append(piece)
@@ -527,24 +543,22 @@ def _held(row: tables.Row) -> Mapping[str, Any]:
     if delivered_us is None:
         return {**row, "delivered": "", "held": ""}
     age_s = max(0.0, time() - delivered_us / 1e6)
-    delivered = time_text(delivered_us)[:19].replace("T", " ")
-    return {**row, "delivered": delivered, "held": tables.duration(age_s)}
+    return {**row, "delivered": tables.moment(delivered_us), "held": tables.duration(age_s)}
 
 
 def _message(message: PeekedMessage, data_bytes: int) -> Mapping[str, Any]:
     """A message whose data are shortened, and how many there were."""
-    letter = message.dead_letter
     return {
         "seq": message.seq,
         "id": message.id,
         "event": message.event,
-        "time": time_text(int(message.time * 1e6))[:19].replace("T", " "),
-        "due": None if message.due is None else time_text(int(message.due * 1e6))[:19],
+        "time": message.time,
+        "due": message.due,
         "retry": message.retry,
         "priority": message.priority,
         "key": message.key,
         "meta": message.meta,
-        "letter": None if letter is None else letter._asdict(),
+        "letter": message.dead_letter,
         "data": _data(message.data),
         "copy_link": _copy_link(message),
         "cut": max(0, data_bytes - DATA_BYTES_MAX),

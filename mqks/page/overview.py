@@ -117,8 +117,8 @@ def numbers(sample: Row) -> dict[str, str]:
 def attention(settings: Mapping[str, Any], history: History, sample: Row) -> list[Row]:
     """What needs a person: rows of the table `ATTENTION`."""
     return [
-        {"what": what, "queue": queue, "told": told}
-        for what, queue, told in _needs(settings, history, sample)
+        {"rank": rank, "what": what, "queue": queue, "told": told}
+        for rank, (what, queue, told) in enumerate(_needs(settings, history, sample))
     ]
 
 
@@ -142,6 +142,9 @@ def _needs(
     for what, rate in (("Requests fail", errors), ("The event loop was held", held)):
         if rate:
             yield what, None, f"{FORMATS['count'](round(rate * ERRORS_S))} in the last 10 minutes"
+    for schedule in sample["schedules"]:
+        if schedule["error"]:
+            yield "A schedule fails", None, f"{schedule['name']}: {schedule['error']}"
     warning_s = settings["queue_age_warning_s"]
     for queue in sample["queues"]:
         name, ready, age_s = queue["name"], queue["ready"], queue["oldest_age_s"] or 0.0
@@ -150,7 +153,7 @@ def _needs(
         key = requests.name(name)
         is_dead = history.is_dead_letters(key)
         if (is_dead or not queue["consumers"]) and (more := history.growth(key)) > 0:
-            what = "Dead letters grow" if is_dead else "Grows, and nobody consumes"
+            what = "Dead letters grow" if is_dead else "Grows without a consumer"
             yield what, name, f"{ready:,} wait, {more:,} more within 10 minutes"
         elif warning_s and age_s >= warning_s and not is_dead:
             yield "Messages wait for long", name, f"the oldest of {ready:,} for {duration(age_s)}"
@@ -160,4 +163,4 @@ def mark(history: History, queue: Row) -> str:
     """What a person should know of a queue in a list."""
     if history.is_dead_letters(requests.name(queue["name"])):
         return "dead letters"
-    return "" if queue["consumers"] else "nobody consumes"
+    return "" if queue["consumers"] else "no consumer"

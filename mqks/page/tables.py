@@ -26,7 +26,7 @@ class Column(NamedTuple):
 
     @property
     def is_number(self) -> bool:
-        return self.kind not in ("text", "texts", "queue", "schedule", "yes")
+        return self.kind not in ("text", "texts", "queue", "schedule", "need", "yes")
 
 
 class Cell(NamedTuple):
@@ -42,7 +42,7 @@ class Table:
     title: str
     columns: Sequence[Column]
     sort: str
-    """The column that it is sorted by unless asked otherwise, numbers from the highest."""
+    """What it is sorted by unless asked otherwise; a column of numbers from the highest."""
     filter: str
     """The column that a filter searches."""
 
@@ -80,11 +80,25 @@ def size(value: float) -> str:
 
 def duration(value: float) -> str:
     if value < 10:
-        return f"{value:.1f} s"
+        return f"{number(value)} s"
     for unit, length, least in (("d", 86400, 2), ("h", 3600, 2), ("min", 60, 2)):
         if value >= least * length:
             return f"{value / length:.0f} {unit}"
     return f"{value:.0f} s"
+
+
+def moment(value: int) -> str:
+    """A time, in UTC."""
+    return time_text(value)[:19].replace("T", " ")
+
+
+def setting(value: object) -> str:
+    """A value of a policy."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(setting, value))
+    return f"{value:.15g}" if isinstance(value, float) else printable(str(value))
 
 
 def short(value: object) -> str:
@@ -101,7 +115,9 @@ FORMATS: Final[dict[str, Callable[[Any], str]]] = {
     "rate": number,
     "bytes": size,
     "age": duration,
-    "time": lambda value: time_text(value)[:23].replace("T", " "),
+    "need": short,
+    "figure": str,
+    "time": moment,
     "connection": number,
     "share": lambda value: f"{value:.1%}",
     "texts": lambda value: short(" ".join(value)),
@@ -125,7 +141,14 @@ def connection_link(connection_id: int) -> str:
     return f"/connection?number={connection_id}"
 
 
+NEEDS: Final = {
+    "A limit is near": "/limits",
+    "Requests fail": "/errors",
+    "A schedule fails": "/schedules",
+}
+"""Where more is said about what needs a person."""
 LINKS: Final[dict[str, Callable[[Any], str]]] = {
+    "need": lambda value: NEEDS.get(value, ""),
     "queue": queue_link,
     "schedule": schedule_link,
     "connection": connection_link,
@@ -148,7 +171,8 @@ def view_of(table: Table, wanted: Mapping[str, str]) -> View:
     sort = wanted.get("sort", "")
     if sort not in columns:
         sort = table.sort
-    order = wanted.get("order") or ("desc" if columns[sort].is_number else "asc")
+    is_number = sort in columns and columns[sort].is_number
+    order = wanted.get("order") or ("desc" if is_number else "asc")
     first = wanted.get("first", "")
     return View(
         table.key,
@@ -220,7 +244,7 @@ CONSUMERS: Final = Table(
         Column("ack_timeout_s", "Ack timeout", "age"),
         Column("unacked", "Unacked", "count"),
         Column("oldest_age_s", "Held for", "age"),
-        Column("unacked_bytes", "Unacked bytes", "bytes"),
+        Column("unacked_bytes", "Bytes", "bytes"),
         Column("blocked", "Paused", "yes"),
     ),
     "unacked",
@@ -255,9 +279,9 @@ SCHEDULES: Final = Table(
         Column("next_us", "Next, UTC", "time"),
         Column("last_us", "Last, UTC", "time"),
         Column("paused", "Paused", "yes"),
+        Column("error", "Error", "text"),
         Column("missed", "If missed", "text"),
         Column("jitter_s", "Jitter", "age"),
-        Column("error", "Error", "text"),
     ),
     "name",
     "name",
@@ -284,8 +308,8 @@ LIMITS: Final = Table(
     (
         Column("setting", "Setting", "text"),
         Column("share", "Used", "share"),
-        Column("now", "Now", "text"),
-        Column("limit", "Limit", "text"),
+        Column("now", "Now", "figure"),
+        Column("limit", "Limit", "figure"),
         Column("what", "Nearest", "text"),
     ),
     "share",
@@ -311,11 +335,11 @@ ATTENTION: Final = Table(
     "attention",
     "What needs a person",
     (
-        Column("what", "What", "text"),
+        Column("what", "What needs a person", "need"),
         Column("queue", "Queue", "queue"),
         Column("told", "Figures", "text"),
     ),
-    "what",
+    "rank",
     "what",
 )
 """Shown by the overview."""

@@ -14,6 +14,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,13 @@ from mqks.pipeline.table import COMPACTION, Table, cast
 
 try:
     from pyiceberg.catalog import load_catalog
-    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+    from pyiceberg.exceptions import CommitFailedException, NoSuchNamespaceError, NoSuchTableError
     from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO, parquet_files_to_data_files
 except ImportError:
     raise ExtraMissing("Iceberg tables need another package: pip install 'mqks[iceberg]'") from None
 
+COMMITS_MAX = 20
+"""Each time that one fails, that of another has come before it."""
 MERGED_MAX = 32
 """Small files are merged so many at a time, in the memory of the driver."""
 # It warns about each column without statistics.
@@ -84,20 +87,27 @@ class IcebergTable(Table):
         return None if told is None else int(told)
 
     def _commit(self, files: Sequence[File], records: dict[str, int], check: Any) -> None:
-        check()
-        staging = self.staging
-        # Pyiceberg would repeat a commit that another came before, and so have a batch twice. In
-        # memory only: others may do so.
-        self._table.metadata.properties["commit.retry.num-retries"] = "0"
-        with self._table.transaction() as one:
-            one.set_properties({name: str(number) for name, number in records.items()})
-            # Also without files: a commit of properties alone would conflict with nothing.
-            paths = [f"{self._table.location()}/data/{staging.path(file)}" for file in files]
-            one.add_files(paths, check_duplicate_files=False)
-        self._is_open = False  # The next look loads it: there is no lock, and another may commit.
+        paths = [f"{self._table.location()}/data/{self.staging.path(file)}" for file in files]
+        for left in reversed(range(COMMITS_MAX)):
+            check()
+            table = self._opened()
+            self._is_open = False  # The next look loads it: another may have committed by then.
+            # Pyiceberg would repeat a commit that another came before, without this check. In
+            # memory only: others may do so.
+            table.metadata.properties["commit.retry.num-retries"] = "0"
+            try:
+                with table.transaction() as one:
+                    one.set_properties({name: str(number) for name, number in records.items()})
+                    # Also without files: a commit of properties alone would conflict with nothing.
+                    one.add_files(paths, check_duplicate_files=False)
+                return
+            except CommitFailedException:
+                if not left:
+                    raise
 
     def _grow(self, own: pa.Schema | None, whole: pa.Schema) -> None:
-        with self._table.update_schema() as update:
+        self._is_open = False
+        with suppress(CommitFailedException), self._table.update_schema() as update:
             update.union_by_name(whole)
 
     def _compact(self) -> None:
@@ -149,6 +159,8 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.struct([(field.name, _plain_type(field.type)) for field in kind])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(pa.field("element", _plain_type(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(_plain_type(kind.key_type), _plain_type(kind.item_type))
     return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
 
 

@@ -184,7 +184,10 @@ def _numbered(field: pa.Field, like: pa.Field) -> pa.Field:
         kind = pa.struct([_numbered(each, like.type.field(each.name)) for each in kind])
     elif pa.types.is_list(kind):
         kind = pa.list_(_numbered(kind.value_field, like.type.value_field))
-    return pa.field(field.name, kind, metadata=like.metadata)
+    elif pa.types.is_map(kind):
+        keys = _numbered(kind.key_field, like.type.key_field)
+        kind = pa.map_(keys, _numbered(kind.item_field, like.type.item_field))
+    return pa.field(field.name, kind, field.nullable, metadata=like.metadata)
 
 
 def _parts(table: pa.Table, by: Sequence[str]) -> Iterator[tuple[list[str], pa.Table]]:

@@ -48,13 +48,13 @@ Got = TypeVar("Got")
 
 def asked(place: Place, work: Callable[[], Got]) -> Got:
     """What the store answers. Raises StoreAway if it does not, or with an error of its own,
-    LakeUnfit if it refuses, and PipelineError for all else; of a directory, whatever happens."""
+    LakeUnfit if it refuses, and PipelineError for all else; OSError of a directory."""
     try:
         return work()
     except PipelineError:
         raise
     except Exception as error:  # Each library has its own, and deltalake's are plain ones.
-        if isinstance(place, Path):
+        if isinstance(place, Path) and isinstance(error, OSError):
             raise
         whole = " ".join(re.sub(r"\x1b\[\d+m|↳", "", str(error)).split())
         told = whole.partition("Debug source:")[0][:300]

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 COMPACTION = 16
 """A table is compacted each time after this number of versions."""
+GROWTHS_MAX = 5
+"""Others may make or change the table at the same time."""
 _ALIKE = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal
 
 _log = logging.getLogger("mqks.pipeline")
@@ -110,13 +112,16 @@ class Table:
 
     def _prepared(self, data: pa.DataType | None) -> pa.DataType | None:
         schema = COLUMNS if data is None else COLUMNS.append(pa.field("data", data))
-        own = None if self._opened() is None else self._columns()
-        whole = schema
-        if own is not None:
+        for _ in range(GROWTHS_MAX):
+            if self._opened() is None:
+                self._grow(None, schema)
+                continue
+            own = self._columns()
             whole = pa.schema([*self._unified(pa.struct([*own]), pa.struct([*schema]))])
-        if whole != own:
+            if whole == own:
+                return data and self._unified(own.field("data").type, data, whole=False)
             self._grow(own, whole)
-        return data and self._unified(whole.field("data").type, data, whole=False)
+        raise LakeUnfit(f"{self.place}: the table does not take these columns: {whole}")
 
     def _unified(self, old: pa.DataType, new: pa.DataType, *, whole: bool = True) -> pa.DataType:
         try:
@@ -277,6 +282,7 @@ class DeltaTable(Table):
             why = str(error).rpartition("Schema error: ")[2]
             raise LakeUnfit(f"a Delta table cannot have these columns: {why}") from None
         if own is None:
+            self._is_open = False  # It may be there, as another has made it.
             self._table = d.DeltaTable.create(
                 self.place,
                 pa.schema([*whole, *((name, PARTITIONS[name]) for name in by)]),
@@ -368,6 +374,8 @@ def unified(old: pa.DataType, new: pa.DataType, *, whole: bool = True) -> pa.Dat
     if pa.types.is_list(old) and pa.types.is_list(new):
         element = unified(old.value_type, new.value_type, whole=whole)
         return pa.list_(new.value_field.with_type(element))
+    if pa.types.is_map(old) and pa.types.is_map(new) and old.key_type == new.key_type:
+        return pa.map_(new.key_type, unified(old.item_type, new.item_type, whole=whole))
     if old == new:
         return new
     if not any(alike(old) and alike(new) for alike in _ALIKE):

@@ -4,6 +4,7 @@ The one rule: an action is one method of `Actions`, for both protocols: `send_me
 `SendMessage`. It takes what the JSON protocol has, and returns the answer.
 """
 
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -26,6 +27,7 @@ from mqks.sqs.tasks import source_of
 BATCH_MAX: Final = 10
 BATCH_BYTES_MAX: Final = 1024 * 1024
 PAGE_ROWS: Final = 1000
+_BATCH_ID: Final = re.compile("[A-Za-z0-9_-]{1,80}")
 Told = dict[str, Any]
 
 
@@ -34,6 +36,7 @@ class Actions:
     """One request: what it has, and what it needs. `open_client` gives the client of its user,
     `may_read` says what that one sees."""
 
+    action: str
     given: Told
     base: str
     """The begin of URLs of queues."""
@@ -43,8 +46,6 @@ class Actions:
     may_read: Callable[[bytes], bool]
     user: str
     is_gone: Callable[[], Awaitable[bool]]
-    batch: str = ""
-    """What its entries are."""
 
     # -- queues
 
@@ -69,7 +70,7 @@ class Actions:
         return {"QueueUrl": queues.url(self.base, name)}
 
     async def delete_queue(self) -> None:
-        queue = await self._fresh()
+        queue = await self._queue(is_fresh=True)
         async with self.open_client() as client:
             await client.delete_queue(queue.name)
         self.known.forget(queue.name)
@@ -96,20 +97,20 @@ class Actions:
 
     async def set_queue_attributes(self) -> None:
         async with self.known.changes:
-            queue = await self._fresh()
+            queue = await self._queue(is_fresh=True)
             attributes = queues.check(self.given.get("Attributes"), is_fifo=queue.is_fifo)
             await self._check_redrive(queue.name, attributes)
             await self._set(queue.name, queues.changed(attributes, queue.labels))
 
     async def tag_queue(self) -> None:
         async with self.known.changes:
-            queue = await self._fresh()
+            queue = await self._queue(is_fresh=True)
             tags = queues.check_tags(self._needed("Tags"), queue.name, queue.tags)
             await self._set(queue.name, {"labels": queues.encoded({**queue.labels, **tags})})
 
     async def untag_queue(self) -> None:
         async with self.known.changes:
-            queue = await self._fresh()
+            queue = await self._queue(is_fresh=True)
             if not (gone := self.given.get("TagKeys")):
                 raise wrong("Tag keys must be between 1 and 128 characters in length.")
             left = {k: v for k, v in queue.labels.items() if k not in gone or k.startswith(OWN)}
@@ -120,7 +121,7 @@ class Actions:
         return {"Tags": tags} if tags else {}
 
     async def purge_queue(self) -> None:
-        queue = await self._fresh()
+        queue = await self._queue(is_fresh=True)
         async with self.open_client() as client:
             await client.purge(queue.name, scheduled=True)
 
@@ -131,19 +132,15 @@ class Actions:
 
     # -- messages
 
-    async def send_message(self) -> Told:
-        return await self._send(await self._queue(), self.given)
+    async def send_message(self) -> Told | None:
+        return await self._one(self._send)
 
     async def send_message_batch(self) -> Told:
-        queue = await self._queue()
-        entries = self._entries("SendMessage")
-        size = sum(len(str(each.get("MessageBody"))) for each in entries)
+        size = sum(len(str(each.get("MessageBody"))) for each in self.given.get("Entries", []))
         if size > BATCH_BYTES_MAX:
             reason = f"Batch requests cannot be longer than {BATCH_BYTES_MAX} bytes."
             raise SqsError("BatchRequestTooLong", f"{reason} You have sent {size} bytes.")
-        for each in entries if queue.is_fifo else ():
-            messages.check_fifo(queue, each)
-        return await self._each(entries, partial(self._send, queue), is_fifo=queue.is_fifo)
+        return await self._each(self._send)
 
     async def receive_message(self) -> Told:
         queue = await self._queue()
@@ -169,20 +166,17 @@ class Actions:
             told.append(messages.incoming(each, handle, first_s, self.region, wanted, masks))
         return {"Messages": told} if told else {}
 
-    async def delete_message(self) -> None:
-        await self._delete(await self._queue(), self.given)
+    async def delete_message(self) -> Told | None:
+        return await self._one(self._delete)
 
     async def delete_message_batch(self) -> Told:
-        queue = await self._queue()
-        return await self._each(self._entries("DeleteMessage"), partial(self._delete, queue))
+        return await self._each(self._delete)
 
-    async def change_message_visibility(self) -> None:
-        await self._change(await self._queue(), self.given)
+    async def change_message_visibility(self) -> Told | None:
+        return await self._one(self._change)
 
     async def change_message_visibility_batch(self) -> Told:
-        queue = await self._queue()
-        entries = self._entries("ChangeMessageVisibility")
-        return await self._each(entries, partial(self._change, queue))
+        return await self._each(self._change)
 
     # -- dead letters
 
@@ -201,8 +195,12 @@ class Actions:
             "ApproximateNumberOfMessagesToMove": source.row["ready"],
         }
         task = {name: value for name, value in told.items() if value is not None}
-        handle = self.known.tasks.start(self.open_client, task, source.name, target)
-        return {"TaskHandle": handle}
+
+        async def redrive(limit: int) -> int:
+            async with self.open_client() as client:
+                return await client.redrive(source.name, to=target, limit=limit)
+
+        return {"TaskHandle": self.known.tasks.start(task, redrive)}
 
     async def list_message_move_tasks(self) -> Told:
         arn = self._needed("SourceArn")
@@ -222,16 +220,14 @@ class Actions:
             raise missing(name)
         return value
 
-    async def _queue(self) -> Queue:
-        """The queue of the request, as it was a second ago at most. Raises SqsError."""
-        return await self.known.queue(queues.of_url(self.given.get("QueueUrl")))
-
-    async def _fresh(self) -> Queue:
-        return await self.known.queue(queues.of_url(self.given.get("QueueUrl")), is_fresh=True)
+    async def _queue(self, *, is_fresh: bool = False) -> Queue:
+        """The queue of the request, by default as it was a second ago at most. Raises SqsError."""
+        return await self.known.queue(queues.of_url(self.given.get("QueueUrl")), is_fresh=is_fresh)
 
     async def _seen(self, name: str = "") -> Queue:
         """A queue, by default that of the request, as it is, if the user may read it."""
-        queue = await (self.known.queue(name, is_fresh=True) if name else self._fresh())
+        name = name or queues.of_url(self.given.get("QueueUrl"))
+        queue = await self.known.queue(name, is_fresh=True)
         async with self.open_client() as client:
             await client.request("range", queue.name)
         return queue
@@ -296,18 +292,10 @@ class Actions:
     async def _publish(
         self, queue: str, message: messages.Outgoing, once_s: float | None = None
     ) -> None:
+        terms: Told = {"delay_s": message.delay_s, "meta": message.meta, "key": message.group}
+        terms |= {"id": message.id, "to": queue, "once_s": once_s}
         async with self.open_client() as client:
-            await client.publish(
-                queue,
-                message.body,
-                confirm=True,
-                id=message.id,
-                to=queue,
-                delay_s=message.delay_s,
-                meta=message.meta,
-                key=message.group,
-                once_s=once_s,
-            )
+            await client.publish(queue, message.body, confirm=True, **terms)
 
     async def _delete(self, queue: Queue, given: Mapping[str, Any]) -> None:
         lease = _lease(queue, given)
@@ -324,49 +312,30 @@ class Actions:
                 reason = "Message does not exist or is not available for visibility timeout change."
                 raise invalid("ReceiptHandle", given["ReceiptHandle"], reason)
 
-    def _entries(self, kind: str) -> list[Told]:
-        """The entries of a batch. Raises SqsError."""
-        entries: list[Told] = self.given.get("Entries", [])
-        if not entries:
-            reason = f"There should be at least one {kind}BatchRequestEntry in the request."
-            raise SqsError("EmptyBatchRequest", reason)
-        if len(entries) > BATCH_MAX:
-            reason = f"Maximum number of entries per request are {BATCH_MAX}."
-            told = f"{reason} You have sent {len(entries)}."
-            raise SqsError("TooManyEntriesInBatchRequest", told)
-        ids = [str(each.get("Id", "")) for each in entries]
-        for at, each in enumerate(ids):
-            if not each.translate(_DASHES).isalnum() or len(each) > 80 or not each.isascii():
-                reason = "alphanumeric characters, hyphens and underscores. "
-                reason += "It can be at most 80 letters long."
-                told = f"A batch entry id can only contain {reason}"
-                raise SqsError("InvalidBatchEntryId", told)
-            if each in ids[:at]:
-                raise SqsError("BatchEntryIdsNotDistinct", f"Id {each} repeated.")
-        return entries
+    async def _one(self, do: Callable[[Queue, Told], Awaitable[Told | None]]) -> Told | None:
+        return await do(await self._queue(), self.given)
 
-    async def _each(
-        self,
-        entries: list[Told],
-        do: Callable[[Told], Awaitable[Told | None]],
-        *,
-        is_fifo: bool = False,
-    ) -> Told:
-        """All entries at the same time; those of one message group in their order."""
-        told: Told = {"Successful": [], "Failed": []}
+    async def _each(self, do: Callable[[Queue, Told], Awaitable[Told | None]]) -> Told:
+        """All entries of a batch at the same time; those of one message group in their order."""
+        queue, told = await self._queue(), {"Successful": list[Told](), "Failed": list[Told]()}
+        entries: list[Told] = self.given.get("Entries", [])
+        _check_batch(self.action, [str(each.get("Id", "")) for each in entries])
         groups: dict[Any, list[Told]] = {}
         for at, entry in enumerate(entries):
-            groups.setdefault(entry["MessageGroupId"] if is_fifo else at, []).append(entry)
+            is_ordered = queue.is_fifo and do == self._send
+            if is_ordered:
+                messages.check_fifo(queue, entry)
+            groups.setdefault(entry["MessageGroupId"] if is_ordered else at, []).append(entry)
 
         async def do_all(group: list[Told]) -> None:
             for entry in group:
+                result = {"Id": entry["Id"]}
                 try:
-                    told["Successful"].append({"Id": entry["Id"], **(await do(entry) or {})})
+                    told["Successful"].append(result | (await do(queue, entry) or {}))
                 except (SqsError, ClientError) as failure:
                     error = SqsError.of(failure)
-                    is_senders = {"Id": entry["Id"], "SenderFault": error.fault == "Sender"}
-                    why = {"Code": error.query_code, "Message": error.message}
-                    told["Failed"].append(is_senders | why)
+                    result |= {"SenderFault": error.fault == "Sender", "Code": error.query_code}
+                    told["Failed"].append(result | {"Message": error.message})
 
         async with anyio.create_task_group() as tasks:
             for group in groups.values():
@@ -377,7 +346,6 @@ class Actions:
         return {key: value for key, value in told.items() if value or key == "Successful"}
 
 
-_DASHES: Final = str.maketrans("", "", "-_")
 ACTIONS: Final[dict[str, Callable[[Actions], Awaitable[Told | None]]]] = {
     name.title().replace("_", ""): method
     for name, method in vars(Actions).items()
@@ -391,12 +359,31 @@ def number(given: Mapping[str, Any], name: str, low: int, high: int) -> int | No
     if value is None:
         return None
     text = str(value)
-    if not text.removeprefix("-").isdecimal() or not low <= int(text[:12]) <= high:
-        between = f"Must be between {low} and {high}, if provided."
-        is_delay = name == "DelaySeconds"
-        reason = f"DelaySeconds must be >= {low} and <= {high}." if is_delay else between
+    is_number = text.removeprefix("-").isdecimal() and len(text) < 10
+    if not is_number or not low <= int(text) <= high:
+        reason = f"Must be between {low} and {high}, if provided."
+        if name == "DelaySeconds":
+            reason = f"DelaySeconds must be >= {low} and <= {high}."
         raise invalid(name, value, reason)
     return int(text)
+
+
+def _check_batch(action: str, ids: list[str]) -> None:
+    """Raises SqsError."""
+    if not ids:
+        reason = f"There should be at least one {action}RequestEntry in the request."
+        raise SqsError("EmptyBatchRequest", reason)
+    if len(ids) > BATCH_MAX:
+        reason = f"Maximum number of entries per request are {BATCH_MAX}."
+        raise SqsError("TooManyEntriesInBatchRequest", f"{reason} You have sent {len(ids)}.")
+    for at, each in enumerate(ids):
+        if not _BATCH_ID.fullmatch(each):
+            reason = "alphanumeric characters, hyphens and underscores."
+            reason = f"A batch entry id can only contain {reason}"
+            length = "It can be at most 80 letters long."
+            raise SqsError("InvalidBatchEntryId", f"{reason} {length}")
+        if each in ids[:at]:
+            raise SqsError("BatchEntryIdsNotDistinct", f"Id {each} repeated.")
 
 
 def _raw(name: str) -> bytes:

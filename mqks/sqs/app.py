@@ -107,6 +107,7 @@ class Sqs:
                 raise SqsError(code, f"The action {call.action:.100} is not valid.")
             credentials = (user.name,) if user.name else ()
             actions = Actions(
+                call.action,
                 call.given,
                 f"{request.url.scheme}://{request.headers.get('host', 'localhost')}",
                 _region(request),

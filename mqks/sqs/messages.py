@@ -23,7 +23,7 @@ _NAMED, _TYPE = f"{OWN}attribute.", f"{OWN}type."
 """Begin attributes whose names the broker has a use for, and types other than `String`."""
 _TRACE: Final = "AWSTraceHeader"
 _NAME: Final = re.compile(r"(?!(?i:aws|amazon)\.)(?!\.)(?!.*(?:\.\.|\.$))[A-Za-z0-9_.-]{1,256}")
-_KIND: Final = re.compile(r"(String|Number|Binary)(?:\.[^\0-\x1f]*)?")
+_KIND: Final = re.compile(r"(String|Number|Binary)(?:\.[A-Za-z0-9_.-]*)?")
 _NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ID: Final = re.compile(r"[!-~]{1,128}")
 Attributes = dict[str, tuple[str, bytes]]

@@ -70,7 +70,8 @@ class Queue(NamedTuple):
     def number(self, attribute: str) -> int:
         _, most, default = RANGES[attribute]
         if attribute not in _SECONDS:
-            return int(self.labels.get(OWN + attribute, default))
+            text = self.labels.get(OWN + attribute, "")
+            return int(text) if text.isdecimal() else default
         # Without a TTL, a message stays: about the most.
         unset = most if attribute == "MessageRetentionPeriod" else default
         return int(min(self.policy.get(_SECONDS[attribute], unset), most))
@@ -87,8 +88,8 @@ class Queue(NamedTuple):
             "ApproximateNumberOfMessages": row["ready"],
             "ApproximateNumberOfMessagesDelayed": row["scheduled"] - row["leased"],
             "ApproximateNumberOfMessagesNotVisible": row["leased"] + row["unacked"],
-            "CreatedTimestamp": int(float(labels.get(f"{OWN}created", 0))),
-            "LastModifiedTimestamp": int(float(labels.get(f"{OWN}modified", 0))),
+            "CreatedTimestamp": labels.get(f"{OWN}created", "0").partition(".")[0],
+            "LastModifiedTimestamp": labels.get(f"{OWN}modified", "0").partition(".")[0],
             "QueueArn": arn(region, self.name),
             "SqsManagedSseEnabled": self.word("SqsManagedSseEnabled"),
         }
@@ -104,9 +105,10 @@ class Queue(NamedTuple):
 
     def admits(self, source: str) -> bool:
         """Whether it may be the dead-letter queue of the source."""
-        told = json.loads(self.labels.get(f"{OWN}RedriveAllowPolicy", '{"redrivePermission": ""}'))
-        allowed = [of_arn(each, "") for each in told.get("sourceQueueArns", ())]
-        return told["redrivePermission"] in ("", "allowAll") or source in allowed
+        name = "RedriveAllowPolicy"
+        told = _json(name, self.labels.get(OWN + name, "{}"))
+        allowed = [of_arn(each, name) for each in told.get("sourceQueueArns", ())]
+        return told.get("redrivePermission", "allowAll") == "allowAll" or source in allowed
 
 
 def arn(region: str, name: str) -> str:
@@ -115,10 +117,10 @@ def arn(region: str, name: str) -> str:
 
 def of_arn(told: object, parameter: str) -> str:
     """The queue of an ARN. Raises SqsError."""
-    start, *_, name = str(told).split(":", 5)
-    if start != "arn" or not name:
+    parts = str(told).split(":", 5)
+    if parts[0] != "arn" or not parts[5:]:
         raise invalid(parameter, told, "Not an ARN of a queue.")
-    return name
+    return parts[5]
 
 
 def url(base: str, name: str) -> str:
@@ -129,8 +131,9 @@ def of_url(told: object) -> str:
     """The queue of a URL, or of its path, or a name. Raises SqsError."""
     if not isinstance(told, str) or not told.strip("/"):
         raise missing("QueueUrl")
-    *before, name = told.partition("://")[2].split("/") if "://" in told else told.split("/")
-    if not name or ("://" in told and not before):
+    _, is_url, path = told.rpartition("://")
+    name = (path.partition("/")[2] if is_url else path).rpartition("/")[2]
+    if not name:
         raise no_queue()
     return unquote(name, errors="surrogateescape")
 
@@ -166,12 +169,9 @@ def check(given: Any, *, is_fifo: bool) -> dict[str, str]:
             raise SqsError("UnsupportedOperation", NO_POLICY)
         if name == "RedriveAllowPolicy" and text:
             told = _json(name, text, "redrivePermission")
-            arns, by_queue = (
-                told.get("sourceQueueArns") or [],
-                told["redrivePermission"] == "byQueue",
-            )
-            known = by_queue or told["redrivePermission"] in ("allowAll", "denyAll")
-            if not known or by_queue != bool(arns) or (by_queue and not 0 < len(arns) <= 10):
+            kind, arns = told["redrivePermission"], told.get("sourceQueueArns", [])
+            most = {"allowAll": 0, "denyAll": 0, "byQueue": 10}.get(str(kind), -1)
+            if not isinstance(arns, list) or not bool(most) <= len(arns) <= most:
                 raise invalid(name, text, "Not a redrive allow policy.")
             for each in arns:
                 of_arn(each, name)
@@ -210,9 +210,8 @@ def changed(attributes: Mapping[str, str], labels: Mapping[str, str]) -> dict[st
         if name in _SECONDS:
             policy[_SECONDS[name]] = int(text) or 1e-6
         elif name == "RedrivePolicy":
-            policy["dead_letter_queue"], policy["deliveries"] = (
-                redrive(text) if text else 2 * [None]
-            )
+            target, count = redrive(text) if text else (None, None)
+            policy |= {"dead_letter_queue": target, "deliveries": count}
         elif name == "FifoQueue":
             policy["ordered"] = "key" if text == "true" else None
         elif text:

@@ -7,8 +7,7 @@ what it has not moved stays where it is.
 import base64
 import json
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable
 from time import time
 from typing import Any, Final
 from uuid import uuid4
@@ -16,8 +15,6 @@ from uuid import uuid4
 import anyio
 from anyio.abc import TaskGroup
 
-from mqks.client.async_client import AsyncClient
-from mqks.client.errors import ClientError
 from mqks.limits import SQS_TASKS_MAX
 from mqks.sqs.errors import SqsError, invalid
 
@@ -34,45 +31,31 @@ class MoveTasks:
         self._tasks: deque[Task] = deque(maxlen=SQS_TASKS_MAX)
         self.group: TaskGroup | None = None
 
-    def start(
-        self,
-        open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
-        task: Task,
-        source: str,
-        target: str | None,
-    ) -> str:
-        """Return its handle. Raises SqsError."""
+    def start(self, task: Task, redrive: Callable[[int], Awaitable[int]]) -> str:
+        """Return its handle. `redrive` moves so many messages at most, and tells how many. Raises
+        SqsError."""
         arn = task["SourceArn"]
         running = [each for each in self._tasks if "TaskHandle" in each]
         if any(each["SourceArn"] == arn for each in running) or len(running) == SQS_TASKS_MAX:
             reason = "Only one active task is allowed for a source queue arn at a given time."
             raise SqsError("UnsupportedOperation", f"There is already a task running. {reason}")
         told = json.dumps({"taskId": str(uuid4()), "sourceArn": arn})
-        handle = base64.b64encode(told.encode()).decode()
-        started_ms = round(time() * 1000)
-        task |= {"Status": "RUNNING", "StartedTimestamp": started_ms, _MOVED: 0}
-        task["TaskHandle"] = handle
+        task |= {"Status": "RUNNING", "StartedTimestamp": round(time() * 1000), _MOVED: 0}
+        task["TaskHandle"] = handle = base64.b64encode(told.encode()).decode()
         self._tasks.appendleft(task)
         assert self.group is not None
-        self.group.start_soon(self._move, open_client, task, source, target)
+        self.group.start_soon(self._move, task, redrive)
         return handle
 
-    async def _move(
-        self,
-        open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
-        task: Task,
-        source: str,
-        target: str | None,
-    ) -> None:
+    async def _move(self, task: Task, redrive: Callable[[int], Awaitable[int]]) -> None:
         rate, count = task.get("MaxNumberOfMessagesPerSecond"), 1
         try:
             while count and task["Status"] == "RUNNING":
-                async with open_client() as client:
-                    count = await client.redrive(source, to=target, limit=rate or _STEP)
+                count = await redrive(rate or _STEP)
                 task[_MOVED] += count
                 await anyio.sleep(1 if rate and count else 0)
             task["Status"] = "COMPLETED" if task["Status"] == "RUNNING" else "CANCELLED"
-        except ClientError as failure:
+        except Exception as failure:  # Told to whoever asks.
             task |= {"Status": "FAILED", "FailureReason": str(failure)}
         finally:
             del task["TaskHandle"]

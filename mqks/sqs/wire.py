@@ -13,20 +13,15 @@ from mqks.sqs.errors import SqsError
 
 _XMLNS: Final = "http://queue.amazonaws.com/doc/2012-11-05/"
 _FIELDS_MAX, _DEPTH_MAX = 1000, 8
-_PLURAL: Final = {
-    **{
-        name: f"{name}s"
-        for name in (
-            *("Attribute", "MessageAttribute", "MessageSystemAttribute", "Tag", "TagKey"),
-            *("AttributeName", "MessageAttributeName", "MessageSystemAttributeName"),
-        )
-    },
-    **{
-        f"{name}BatchRequestEntry": "Entries"
-        for name in ("SendMessage", "DeleteMessage", "ChangeMessageVisibility")
-    },
-}
-"""Lists of a form, and what they are in JSON."""
+_SINGULAR: Final = frozenset(
+    (
+        *("Attribute", "MessageAttribute", "MessageSystemAttribute", "Tag", "TagKey"),
+        *("AttributeName", "MessageAttributeName", "MessageSystemAttributeName"),
+    )
+)
+"""Lists of a form; in JSON their names have an s."""
+_ENTRY: Final = "BatchRequestEntry"
+"""Ends the names of others, which are `Entries` in JSON."""
 _PLAIN_LISTS: Final = ("Entries", "TagKeys", "Actions", "AWSAccountIds")
 _PLAIN: Final = (str, int, float)
 _LISTS: Final = {
@@ -92,21 +87,23 @@ def _nested(form: Mapping[str, str]) -> dict[str, Any]:
             node = node.setdefault(part, {}) if isinstance(node, dict) else None
         if isinstance(node, dict):
             node[last] = value
-    return {_PLURAL.get(name, name): _listed(name, value) for name, value in tree.items()}
+    return dict(_listed(*pair) for pair in tree.items())
 
 
-def _listed(name: str, value: Any) -> Any:
+def _listed(name: str, value: Any) -> tuple[str, Any]:
     """Numbered members as a list, or as an object where they have a name or key each."""
-    if name not in _PLURAL or not isinstance(value, dict):
-        return value
+    is_entry = name.endswith(_ENTRY)
+    if not (is_entry or name in _SINGULAR) or not isinstance(value, dict):
+        return name, value
     if "Name" in value or "Key" in value:  # One, without its number.
         value = {"1": value}
     items: list[Any] = [value[at] for at in sorted(filter(str.isdecimal, value), key=int)]
     if not all(isinstance(each, dict) for each in items):
-        return items
-    if _PLURAL[name] == "Entries":
-        return [{_PLURAL.get(k, k): _listed(k, v) for k, v in each.items()} for each in items]
-    return {str(each.get("Name", each.get("Key"))): each.get("Value", "") for each in items}
+        return f"{name}s", items
+    if is_entry:
+        return "Entries", [dict(_listed(*pair) for pair in each.items()) for each in items]
+    pairs = {str(each.get("Name", each.get("Key"))): each.get("Value", "") for each in items}
+    return f"{name}s", pairs
 
 
 def answered(call: Call, told: Mapping[str, Any], request_id: str) -> tuple[bytes, str]:

@@ -33,8 +33,16 @@ TEMPLATES = [
 ROOT_URLCONF = "tests.django_project.urls"
 ALLOWED_HOSTS = ["testserver"]
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+POSTGRES = {
+    "ENGINE": "django.db.backends.postgresql",
+    "NAME": os.environ.get("PGDATABASE"),
+    "USER": os.environ.get("PGUSER"),
+    "HOST": os.environ.get("PGHOST"),
+}
 DATABASES = {
-    "default": {
+    "default": POSTGRES
+    if os.environ.get("TEST_DB") == "postgres"
+    else {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ.get("TEST_DB", ":memory:"),
         "OPTIONS": {"timeout": 60, "transaction_mode": "IMMEDIATE"},

@@ -18,9 +18,10 @@ function connect() {
     source.onopen = () => { lost.hidden = true; };
     source.onerror = () => { lost.hidden = false; };
     source.onmessage = show;
-    source.addEventListener("point", (event) => {
-      const [time, ...values] = JSON.parse(event.data);
-      chart?.(time, values);
+    source.addEventListener("queue", (event) => {
+      const { numbers, point: [time, ...values] } = JSON.parse(event.data);
+      showNumbers(numbers);
+      if (time) chart?.(time, values);
     });
   }
 }
@@ -31,9 +32,7 @@ connect();
 function show(event) {
   lost.hidden = true;
   const sample = JSON.parse(event.data);
-  for (const each of document.querySelectorAll("[data-number]")) {
-    setText(each, sample.numbers[each.dataset.number] ?? "");
-  }
+  showNumbers(sample.numbers);
   if (rows && sample.rows) {
     showRows(sample.rows);
     if (well) {
@@ -43,7 +42,13 @@ function show(event) {
     if (count) setText(count, `${sample.total.toLocaleString("en")} in all`);
     if (range) setText(range, `${sample.total ? sample.first + 1 : 0} to ${sample.first + sample.rows.length}`);
   }
-  if (chart && document.querySelector("[data-number]")) chart(sample.time, sample.rates);
+  if (well) chart?.(sample.time, sample.rates);
+}
+
+function showNumbers(numbers) {
+  for (const each of document.querySelectorAll("[data-number]")) {
+    setText(each, numbers[each.dataset.number] ?? each.textContent);
+  }
 }
 
 function setText(element, text) {
@@ -82,15 +87,18 @@ function startChart(place) {
   const isDay = place.dataset.day === "1";
   const points = JSON.parse(place.dataset.history);
   const data = [0, ...lines.keys()].map((_, column) => points.map((point) => point[column]));
+  const upwards = { range: (_, low, high) => [0, Math.max(1, high * 1.1)] };
   const axis = { stroke: style.getPropertyValue("--quiet"), grid: { stroke: style.getPropertyValue("--line"), width: 1 } };
   const size = () => ({ width: Math.max(280, place.clientWidth), height: 220 });
   const clock = (seconds, end) => new Date(seconds * 1000).toISOString().slice(11, end);
   const number = (value) => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
+  const ticks = { size: 70, values: (_, ticks) => ticks.map(number) };
   const plot = new uPlot({
     ...size(),
     scales: {
       x: { time: false, range: (_, low, high) => [Math.min(low ?? 0, (high ?? 0) - 60), high ?? 0] },
-      y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] },
+      y: upwards,
+      all: upwards,
     },
     axes: [
       {
@@ -99,12 +107,16 @@ function startChart(place) {
         incrs: [10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 21600],
         values: (_, ticks, __, ___, step) => ticks.map((tick) => clock(tick, step < 60 ? 19 : 16)),
       },
-      { ...axis, size: 70, values: (_, ticks) => ticks.map(number) },
+      { ...axis, ...ticks },
+      ...lines.filter(([, , scale]) => scale).map(([, colour, scale]) => (
+        { ...ticks, scale, side: 1, grid: { show: false }, stroke: style.getPropertyValue(`--${colour}`) }
+      )),
     ],
     series: [
       { label: "UTC", value: (plot, time) => ((time ??= plot.data[0].at(-1)) == null ? "" : clock(time, 19)) },
-      ...lines.map(([label, colour], line) => ({
+      ...lines.map(([label, colour, scale = "y"], line) => ({
         label,
+        scale,
         stroke: style.getPropertyValue(`--${colour}`),
         width: 2,
         value: (plot, value) => ((value ??= plot.data[line + 1].at(-1)) == null ? "" : number(value)),
