@@ -166,7 +166,7 @@ while n < {count}:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", [10_000])
 def test_no_task_is_lost(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -194,8 +194,8 @@ def test_no_task_is_lost(
         program = START + ENQUEUES.format(count=count, path=str(effects))
         enqueues = started(sys.executable, "-c", program)
         process = started(*WORKER, "--threads=2")
-        for step in range(1, 10):
-            until(lambda: enough(count * step // 12) or enqueues.poll())  # noqa: B023
+        for step in range(1, 20):
+            until(lambda: enough(count * step // 20) or enqueues.poll())  # noqa: B023
             if step % 3 == 0:
                 process.kill()
                 process = started(*WORKER, "--threads=2")

@@ -277,6 +277,21 @@ def test_queues_of_any_name_are_told(server: ServerProcess, web: Web) -> None:
     assert told == ['quo"te', "back\\slash", "grün", "raw\\xff", "{x}"]
 
 
+def test_how_far_an_archive_is(server: ServerProcess, web: Web) -> None:
+    with LineClient(server.address) as client:
+        for name in (b"a", b"b"):
+            assert client.ask(b"s subscribe --confirm %b e" % name) == b"s ok "
+        assert client.ask(b"m publish --confirm e x") == b"m ok "
+        assert client.ask(b"r range --archived=1 a").startswith(b"r ok ")
+        told = web.scrape("/metrics/queues")
+        assert client.ask(b"r range --archived=99 a").startswith(b"r ok ")
+        later = web.scrape("/metrics/queues")
+
+    archive = {key: value for key, value in told.items() if "archive" in key[0]}
+    assert archive == {("mqks_queue_archive_lag", "a"): 1, ("mqks_queue_archived_seq", "a"): 1}
+    assert later["mqks_queue_archive_lag", "a"] == 0, "no further than its end"
+
+
 def test_many_queues_are_told_once_each(server: ServerProcess, web: Web) -> None:
     count = 4 * metrics.SLICE_QUEUES + 1
     with LineClient(server.address) as client:

@@ -230,6 +230,14 @@ def test_a_store_that_refuses_or_is_away(
         objects.write("s3://no-such-bucket/x", "y", b"")
 
 
+def test_no_credential_is_told() -> None:
+    def fail() -> None:
+        raise ValueError("GET https://user:secret@store/box/a?sv=1&sig=secret failed: was there?")
+
+    with pytest.raises(PipelineError, match=r"GET https://store/box/a failed: was there\?"):
+        asked("az://box/a", fail)
+
+
 def test_an_answer_is_lost_and_then_the_store(
     url: str, between: Between, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -404,6 +405,13 @@ def test_errors_are_those_of_sqs(sqs: Sqs) -> None:
     }
     for code, do in cases.items():
         assert refusal(do)[0] == code
+    missing = "AWS.SimpleQueueService.NonExistentQueue"
+    for name in ("a b", "--x", "a\nb", "é"):
+        assert refusal(partial(sqs.get_queue_url, QueueName=name))[0] == missing
+        assert "QueueUrls" not in sqs.list_queues(QueueNamePrefix=name)
+    for arn in ("x", "arn:aws:sqs:eu-north-1:000000000000:none"):
+        told = refusal(partial(sqs.list_message_move_tasks, SourceArn=arn))
+        assert told in (("InvalidParameterValue", 400), ("ResourceNotFoundException", 404))
     assert refusal(lambda: new(sqs, "r", Policy="{}"))[0].endswith("UnsupportedOperation")
 
 

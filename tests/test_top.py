@@ -204,6 +204,27 @@ def test_json_tells_one_object_for_each_look(server: ServerProcess) -> None:
     }
 
 
+def test_how_far_an_archive_is(server: ServerProcess) -> None:
+    published(server, b"mails", 5)
+    [earlier] = looks("--url", server.url, "--count", "1")
+    assert (earlier["queues"][0]["archive_lag"], earlier["queues"][0]["archived_seq"]) == (
+        None,
+    ) * 2
+    with LineClient(("127.0.0.1", server.port)) as client:
+        assert client.ask(b"r range --archived=3 mails").startswith(b"r ok ")
+    *_, later = looks("--url", server.url, "--count", "2")
+    [queue] = later["queues"]
+    assert {key: queue[key] for key in ("archived_seq", "archive_lag", "archived_per_s")} == {
+        "archived_seq": 3,
+        "archive_lag": 3,
+        "archived_per_s": 0,
+    }
+    with Terminal(*TOP, "--url", server.url) as terminal:
+        terminal.until(rb"archived/s")
+        terminal.press(b"q")
+        assert terminal.end() == 0
+
+
 def test_rates_are_what_happened_between_two_looks(server: ServerProcess) -> None:
     published(server, b"mails", 5)
     with (

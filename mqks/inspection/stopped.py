@@ -118,12 +118,14 @@ class Stopped:
     def queues(self) -> Iterator[Row]:
         bound = Counter(name for name, _ in self._file.bindings)
         for queue in self._file.queues:
-            rule = queue.policy.delete_when_unused
+            rule, target = queue.policy.delete_when_unused, queue.policy.dead_letters
             yield {
                 "name": requests.decoded(queue.name),
                 "ready": queue.ready,
                 "unacked": queue.unacked,
                 "scheduled": queue.scheduled,
+                "leased": None,
+                "dead_letters": None if target is None else requests.decoded(target),
                 "consumers": 0,
                 "bindings": bound[queue.name],
                 "rule": None if rule is None else {"delay_s": rule.delay_s},

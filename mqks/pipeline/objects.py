@@ -57,7 +57,9 @@ def asked(place: Place, work: Callable[[], Got]) -> Got:
         if isinstance(place, Path) and isinstance(error, OSError):
             raise
         whole = " ".join(re.sub(r"\x1b\[\d+m|↳", "", str(error)).split())
-        told = whole.partition("Debug source:")[0][:300]
+        # Credentials may stand in a URL, before its host or in its query.
+        told = re.sub(r"(?<=//)[^/\s]+@|(?<=[\w/])\?[\w%.~-]+=\S+", "", whole)
+        told = told.partition("Debug source:")[0][:300]
         if re.search(_REFUSED, whole):
             raise LakeUnfit(f"{place}: the store refuses this: {told}") from None
         if isinstance(error, (ConnectionError, TimeoutError)) or re.search(_AWAY, whole):

@@ -235,8 +235,8 @@ class Actions:
     async def _of_arn(self, parameter: str, arn: object) -> Queue:
         try:
             return await self._seen(queues.of_arn(arn, parameter))
-        except SqsError as failure:
-            if failure.code != "QueueDoesNotExist":
+        except (SqsError, ClientError) as failure:
+            if SqsError.of(failure).code != "QueueDoesNotExist":
                 raise
             reason = f"The resource that you specified for the {parameter} parameter doesn't exist."
             raise SqsError("ResourceNotFoundException", reason, 404) from None

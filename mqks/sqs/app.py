@@ -83,12 +83,8 @@ class Sqs:
         request_id, is_json = str(uuid4()), "x-amz-target" in request.headers
         headers = {"x-amzn-requestid": request_id}
         try:
-            try:
-                call, told = await self._told(request)
-            except HTTPException as failure:
-                code = "RequestEntityTooLarge" if failure.status_code == 413 else "Unavailable"
-                raise SqsError(code, failure.detail, failure.status_code) from None
-        except (SqsError, ClientError) as failure:
+            call, told = await self._told(request)
+        except (SqsError, ClientError, HTTPException) as failure:
             error = SqsError.of(failure)
             headers["x-amzn-query-error"] = f"{error.query_code};{error.fault}"
             content, kind = failed(error, is_json, request_id)

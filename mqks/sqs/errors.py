@@ -5,6 +5,8 @@ The one rule: an error has the code that its SDKs know, in both protocols.
 
 from typing import Final
 
+from starlette.exceptions import HTTPException
+
 from mqks.client.errors import RequestFailed
 
 _PREFIX: Final = "AWS.SimpleQueueService."
@@ -45,9 +47,12 @@ class SqsError(Exception):
 
     @classmethod
     def of(cls, failure: Exception) -> "SqsError":
-        """An error of a client of the broker."""
+        """An error of a client of the broker, or of HTTP."""
         if isinstance(failure, cls):
             return failure
+        if isinstance(failure, HTTPException):
+            code = "RequestEntityTooLarge" if failure.status_code == 413 else "ServiceUnavailable"
+            return cls(code, failure.detail, failure.status_code)
         reason = (isinstance(failure, RequestFailed) and failure.reason) or str(failure)
         for word, code, status in _REASONS:
             if word in reason:

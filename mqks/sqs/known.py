@@ -12,9 +12,8 @@ from typing import Any, Final
 import anyio
 
 from mqks.client.async_client import AsyncClient
-from mqks.client.errors import InvalidRequest, RequestFailed
 from mqks.limits import SQS_QUEUES_MAX, SQS_RECENT_MAX
-from mqks.sqs.errors import SqsError, no_queue
+from mqks.sqs.errors import no_queue
 from mqks.sqs.queues import Queue
 from mqks.sqs.tasks import MoveTasks
 
@@ -46,12 +45,11 @@ class Known:
         """What the broker tells about a queue, also to whoever may not ask. Raises SqsError."""
         until_s, queue = self._queues.get(name, (0.0, None))
         if queue is None or is_fresh or monotonic() >= until_s:
-            try:
-                async with self._open_client() as client:
-                    queue = Queue.of(await client.stats("queue", name, "--limit=1"))
-            except (InvalidRequest, RequestFailed) as failure:
-                self.forget(name)
-                raise (no_queue() if " " in name else SqsError.of(failure)) from None
+            self.forget(name)
+            if name.startswith("--") or name.split() != [name]:  # No name at all.
+                raise no_queue()
+            async with self._open_client() as client:
+                queue = Queue.of(await client.stats("queue", name, "--limit=1"))
             _keep(self._queues, name, (monotonic() + KNOWN_S, queue), SQS_QUEUES_MAX)
         return queue
 
@@ -60,8 +58,10 @@ class Known:
 
     async def rows(self, after: str, prefix: str) -> AsyncIterator[dict[str, Any]]:
         """What `stats queues` tells of those whose names begin with the prefix."""
+        if len((after + prefix).split()) > 1:
+            return
         if prefix and not after:  # The last possible name before it.
-            after = prefix[:-1] + chr(ord(prefix[-1]) - 1) + "\udcff"
+            after = prefix[:-1] + chr(max(ord(prefix[-1]) - 1, 33)) + "\udcff"
         while True:
             words = [f"--after={after}"] if after else []
             async with self._open_client() as client:
