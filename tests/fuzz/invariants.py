@@ -183,7 +183,8 @@ def check_counts(queue: Queue) -> None:
     require(lane.ready == sum(1 for _ in waiting(queue)), f"{name!r}: ready is {lane.ready}")
     require(lane.ready_bytes >= 0, f"{name!r}: ready_bytes is {lane.ready_bytes}")
     require(bool(lane.ready) or not lane.ready_bytes, f"{name!r}: {lane.ready_bytes} of nothing")
-    leased = sum(lane.marks[number].keeps_place for number in scheduled(queue))
+    marks = (lane.marks.get(number, NO_MARK) for number in scheduled(queue))
+    leased = sum(mark.keeps_place for mark in marks)
     require(queue.leased == leased, f"{name!r}: leased is {queue.leased}, not {leased}")
     if times is not None:
         count = sum(1 for _ in scheduled(queue))
