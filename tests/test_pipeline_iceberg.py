@@ -145,6 +145,17 @@ def test_a_table_grows_with_the_schema_and_gets_wider_types() -> None:
     assert table["data"].to_pylist()[-1]["user"] == "ann"
 
 
+def test_old_snapshots_leave_the_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mqks.pipeline.iceberg.SNAPSHOTS_S", 0)
+    with IcebergTable(URL) as lake:
+        for n in range(COMPACTION):
+            put(lake, batch(range(n, n + 1)))
+            lake.roll(lambda groups: groups, 60)
+        assert lake.next("q", "x-1") == COMPACTION
+    assert len(found(URL).snapshots()) < COMPACTION
+    assert offsets() == list(range(COMPACTION))
+
+
 def test_small_files_are_merged_and_old_days_leave() -> None:
     with IcebergTable(URL) as lake:
         for n in range(2 * COMPACTION):

@@ -189,7 +189,7 @@ class Archive:
         tried, runs, find_s, expire_s = _Tried(), dict[str, _Run](), -math.inf, -math.inf
 
         def roll(age_s: float) -> int:
-            return lake.roll(partial(_merge, spark, lake.staging.place), age_s)
+            return lake.roll(partial(_merge, spark, lake), age_s)
 
         with closing(Connection(self.server)) as connection:
             while not stop.is_set():
@@ -412,8 +412,9 @@ def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
     return whole.withColumn("data", F.when(fits, F.col("data").dropFields(_UNPARSED)))
 
 
-def _merge(spark: "SparkSession", staging: Any, groups: list[list[str]]) -> list[list[str]]:
-    return spark.sparkContext.parallelize(groups).map(partial(merge, staging)).collect()
+def _merge(spark: "SparkSession", lake: Any, groups: list[list[str]]) -> list[list[str]]:
+    merging = partial(merge, lake.staging.place)
+    return spark.sparkContext.parallelize(groups).map(merging).collect()
 
 
 def _split(start: int, end: int, parts: int) -> list[tuple[int, int]]:

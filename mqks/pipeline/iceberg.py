@@ -15,7 +15,7 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from mqks.durable import sync
 from mqks.pipeline import objects
 from mqks.pipeline.errors import ExtraMissing, LakeUnfit
 from mqks.pipeline.lake import COLUMNS, SMALL_BYTES, File, Staging, numbered, shown, write_file
-from mqks.pipeline.objects import ICEBERG, Place, make_directory
+from mqks.pipeline.objects import DELETED, ICEBERG, Place, make_directory
 from mqks.pipeline.table import COMPACTION, Table, cast
 
 try:
@@ -42,6 +42,12 @@ MERGED_MAX = 32
 """Small files are merged so many at a time, in the memory of the driver."""
 # It warns about each column without statistics.
 logging.getLogger("pyiceberg.io.pyarrow").setLevel(logging.ERROR)
+SNAPSHOTS_S = 86_400
+"""Older ones leave the metadata when files are merged; else it would grow with each commit."""
+_PROPERTIES = {
+    "commit.manifest-merge.enabled": "true",
+    "write.metadata.delete-after-commit.enabled": "true",
+}
 _TRANSFORMS = {"date": ("timestamp", "day"), "hour": ("timestamp", "hour")}
 _TRANSFORMS["event"] = "topic", "identity"
 
@@ -58,7 +64,7 @@ class IcebergTable(Table):
         if unfit := set(self.by) - _TRANSFORMS.keys():
             raise LakeUnfit(f"{self.place}: Iceberg has no partitions by {min(unfit)}")
         self._catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
-        made = self._catalog.create_table_transaction(name, COLUMNS)
+        made = self._catalog.create_table_transaction(name, COLUMNS, properties=_PROPERTIES)
         with made, made.update_spec() as spec:
             for each in self.by:
                 if each != "date" or "hour" not in self.by:  # An hour says its day.
@@ -121,6 +127,10 @@ class IcebergTable(Table):
         for directory, files in small.items():
             if len(files) > 1:
                 self._merge(directory, files[:MERGED_MAX])
+        before = datetime.now(UTC) - timedelta(seconds=SNAPSHOTS_S)
+        if self._opened().snapshots()[0].timestamp_ms < before.timestamp() * 1000:
+            self._table.maintenance.expire_snapshots().older_than(before).commit()
+            self._is_open = False
 
     def _merge(self, directory: str, files: Sequence[Any]) -> None:
         columns = self._columns()
@@ -190,7 +200,10 @@ def found(url: str) -> Any:
 
 def files(url: str) -> list[str]:
     """The data files of a table. Raises LakeUnfit."""
-    return [str(place_of(task.file.file_path)) for task in found(url).scan().plan_files()]
+    tasks = [*found(url).scan().plan_files()]
+    if any(task.delete_files for task in tasks):
+        raise LakeUnfit(f"{url}: {DELETED}")
+    return [str(place_of(task.file.file_path)) for task in tasks]
 
 
 def place_of(location: str) -> Place:

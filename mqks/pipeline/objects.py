@@ -43,6 +43,7 @@ _AWAY = (
 Place = Path | str
 """A directory, or the URL of a table."""
 ICEBERG = "iceberg://"
+DELETED = "files have rows that were deleted since: rewrite them by the tool that deleted the rows"
 Got = TypeVar("Got")
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from mqks.pipeline import objects
 from mqks.pipeline.errors import LakeUnfit
 from mqks.pipeline.lake import COLUMNS, Lake
-from mqks.pipeline.objects import ICEBERG, Place, asked
+from mqks.pipeline.objects import DELETED, ICEBERG, Place, asked
 from mqks.pipeline.table import DeltaTable, Table, delta
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def _files(place: Place) -> list[str]:
     found = delta(place)
     if found is None:
         raise LakeUnfit(f"there is no Delta table at {place}")
+    if any(len(batch) for batch in found.deletion_vectors()):
+        raise LakeUnfit(f"{place}: {DELETED}")
     names = pa.table(found.get_add_actions())["path"].to_pylist()
     return [f"{place}/{unquote(name)}" for name in names]
 
