@@ -72,6 +72,7 @@ class Worker:
         mine = letters == self.backend.queue("dead")
         client.set_queue(letters, **{"ttl_s": limits["results_expire_s"]} if mine else {})
         client.set_queue(queue, losses=limits["losses"], dead_letter_queue=letters)
+        client.peek(letters, limit=1)  # One that may not read them cannot tell what was lost.
         terms = {"prefetch": self.threads, "backoff": limits["backoff"]}
         with client.consume(queue, [queue], **terms) as consumer:
             work = [
@@ -106,7 +107,9 @@ class Worker:
             _failed(row, error, final=True)
             message.reject(dead=True, reason=error)
             return
-        row.status, row.last_attempted_at, row.finished_at = "RUNNING", now(), None
+        if row.status == "FAILED":  # It was redriven, and starts anew.
+            row.errors, row.finished_at = [], None
+        row.status, row.last_attempted_at = "RUNNING", now()
         row.started_at = row.started_at or row.last_attempted_at
         row.worker_ids = [*row.worker_ids, self.id]
         row.save()
@@ -197,7 +200,9 @@ def relay(backend: MqksBackend) -> int:
 
 def bury(backend: MqksBackend, seen: dict[str, int]) -> None:
     """Tasks that the broker has given up have failed. `seen` are the last numbers of letters."""
-    for queue in {backend.limits(each)["dead_letters"] for each in backend.queues}:
+    for queue in {
+        backend.limits(each)["dead_letters"] for each in ("", *backend.settings["queues"])
+    }:
         key = f"{backend.alias} {queue}"
         with suppress(QueueMissing):  # No worker has run yet.
             letters = backend.client.peek(queue, after=seen.get(key, 0), limit=RELAY_ROWS)
