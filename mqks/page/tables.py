@@ -67,7 +67,7 @@ class Shown(NamedTuple):
 
 
 def number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+    return f"{value:,.0f}" if value >= 9.95 or value == int(value) else f"{value:.1f}"
 
 
 def size(value: float) -> str:
