@@ -529,6 +529,7 @@ def test_a_policy_is_changed(page: Page, server: ServerProcess) -> None:
         page.get_by_text("Change the policy").click()
         page.get_by_label("Rejects after").fill("5")
         page.get_by_label("Backoff").fill("1, 60")
+        page.get_by_label("Time to live of a message").fill("1d")
         page.get_by_label("The queue for dead").fill("orders.dead")
         page.get_by_label("Deliveries after").fill("9")
         page.get_by_label("Deliver the messages of a key in order").select_option("key")
@@ -540,6 +541,8 @@ def test_a_policy_is_changed(page: Page, server: ServerProcess) -> None:
         assert told == [9, "key", "key"]
         page.get_by_text("Change the policy").click()
         expect(page.get_by_label("Rejects after")).to_have_value("5")
+        expect(page.get_by_label("Backoff")).to_have_value("1, 60")
+        expect(page.get_by_label("Time to live of a message")).to_have_value("86400")
         page.get_by_label("Rejects after").fill("many")
         page.get_by_role("button", name="Change policy").click()
         expect(page.get_by_role("alert")).to_contain_text("retries: 'many' is not a")
