@@ -51,10 +51,11 @@ VIEWS = {
     "overview": ("/", 800),
     "queues": ("/queues", 480),
     "queue": ("/queue?name=orders", 1150),
-    "dead-letters": ("/queue?name=dead-letters", 1000),
+    "dead-letters": ("/queue?name=dead-letters", 1200),
     "consumers": ("/consumers", 420),
     "connections": ("/connections", 420),
     "connection": ("/connections", 480),
+    "schedules": ("/schedules", 360),
     "errors": ("/errors", 300),
     "limits": ("/limits", 620),
     "users": ("/users", 320),
@@ -118,6 +119,9 @@ def main() -> None:
                     client.subscribe(queue, plain, masks=masks)
                     client.set_queue(queue, retries=5, dead_letter_queue="dead-letters")
                 client.set_queue("orders", ack_timeout_s=60, ttl_s=86_400, single_consumer=True)
+                client.schedule("nightly", "0 3 * * *", "report.due", tz="Europe/Berlin")
+                client.schedule("heartbeat", None, "beat", "x", every_s=5)
+                client.schedule("cleanup", None, "clean", every_s=5, to="cleaners")
                 for words in MISTAKES:
                     with suppress(mqks.RequestFailed):
                         client.request(*words)

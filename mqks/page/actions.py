@@ -15,8 +15,8 @@ from mqks.client.async_client import AsyncClient
 from mqks.client.errors import InvalidRequest, RequestFailed
 from mqks.client.requests import Policy
 from mqks.inspection.text import printable
-from mqks.page.tables import queue_link, schedule_link
-from mqks.protocol.requests import POLICY, policy_text
+from mqks.page.tables import queue_link, schedule_link, setting
+from mqks.protocol.requests import POLICY
 
 Form = Mapping[str, str]
 BINDINGS: Final = 1000
@@ -152,7 +152,7 @@ def _trimmed(value: str) -> str:
 def policy_values(policy: Mapping[str, Any]) -> dict[str, str]:
     """The form's values: what `set_queue` has set, empty where the server's default counts."""
     return {
-        each.name: policy_text(each.flag, told["value"]).decode("utf-8", "surrogateescape")
+        each.name: setting(told["value"])
         if (told := policy.get(each.name)) and told["from"] == "set_queue"
         else ""
         for each in POLICY

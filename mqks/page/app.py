@@ -328,7 +328,7 @@ class Page:
         except RequestFailed:
             reason = "You may not read the messages of this queue."
         typed, session.typed = session.typed, {}
-        if typed.get("queue") != name or "retries" not in typed:
+        if typed.get("queue") != name:
             typed = {}
         here = tables.queue_link(name) + ("&scheduled=1" if scheduled else "")
         links = partial(_links, request, here)
@@ -349,7 +349,7 @@ class Page:
             figures=FIGURES,
             fields=POLICY,
             values=policy_values(row["policy"]) | typed,
-            typed=bool(typed),
+            typed="retries" in typed,
             reason=reason,
             scheduled=scheduled,
             messages=[*starmap(_message, messages)],
@@ -409,7 +409,7 @@ class Page:
             session.notice, session.typed = await action.do(session.client, form), {}
         except KeyError as missing:
             return await self._failed(400, f"{missing.args[0]} is missing.", session)
-        except InvalidRequest as failure:
+        except (InvalidRequest, RequestFailed) as failure:
             session.wrong, session.typed = f"{failure}.", {**form}
         return RedirectResponse(action.back(form), status_code=303)
 

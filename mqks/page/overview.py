@@ -141,7 +141,7 @@ def _needs(
     ]
     for what, rate in (("Requests fail", errors), ("The event loop was held", held)):
         if rate:
-            yield what, None, f"{FORMATS['count'](round(rate * ERRORS_S))} in the last 10 minutes"
+            yield what, None, f"{max(1, round(rate * ERRORS_S)):,} in the last 10 minutes"
     for schedule in sample["schedules"]:
         if schedule["error"]:
             yield "A schedule fails", None, f"{schedule['name']}: {schedule['error']}"

@@ -67,12 +67,12 @@ class Shown(NamedTuple):
 
 
 def number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+    return f"{value:,.0f}" if value >= 9.95 or value == int(value) else f"{value:.1f}"
 
 
 def size(value: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
+        if value < 1000:
             return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
@@ -98,7 +98,7 @@ def setting(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(map(setting, value))
-    return f"{value:.15g}" if isinstance(value, float) else printable(str(value))
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def short(value: object) -> str:
