@@ -5,10 +5,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.postgres import Postgres
 from tests.server_process import ServerProcess
 from tools.sdists import DIRECTORY
 
@@ -75,12 +77,24 @@ DJANGO_TASKS_DB = {
 }
 
 
-def told(name: str, path: Path, without: dict[str, str]) -> dict[str, str]:
+@pytest.fixture(params=["SQLite", "PostgreSQL"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment that leads a project to its database."""
+    if request.param == "SQLite":
+        yield {"TEST_DB": str(tmp_path / "db.sqlite3")}
+        return
+    with Postgres() as server:
+        yield server.environment | {"TEST_DB": "postgres"}
+
+
+def told(
+    name: str, path: Path, database: dict[str, str], without: dict[str, str]
+) -> dict[str, str]:
     """What became of each test that applies."""
     if not any(DIRECTORY.glob(f"{name.replace('-', '[-_]')}-*")):
         pytest.skip(f"the sources of {name} are not here: python -m tools.sdists gets them")
     with ServerProcess(path / "mqks.db") as server:
-        environment = {"MQKS_URL": server.url, "TEST_DB": str(path / "db.sqlite3")}
+        environment = database | {"MQKS_URL": server.url}
         done = subprocess.run(
             [sys.executable, str(SUITES), name, str(path / "suite"), *without],
             env=os.environ | environment,
@@ -94,14 +108,15 @@ def told(name: str, path: Path, without: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_django(tmp_path: Path) -> None:
-    found = told("django", tmp_path, DJANGO if django.VERSION >= (6,) else DJANGO | OF_DJANGO_TASKS)
+def test_django(tmp_path: Path, database: dict[str, str]) -> None:
+    without = DJANGO if django.VERSION >= (6,) else DJANGO | OF_DJANGO_TASKS
+    found = told("django", tmp_path, database, without)
     assert {each: how for each, how in found.items() if how != "passed"} == {}
     assert len(found) > 60
 
 
 @pytest.mark.slow
-def test_django_tasks_db(tmp_path: Path) -> None:
-    found = told("django-tasks-db", tmp_path, DJANGO_TASKS_DB)
+def test_django_tasks_db(tmp_path: Path, database: dict[str, str]) -> None:
+    found = told("django-tasks-db", tmp_path, database, DJANGO_TASKS_DB)
     assert {each: how for each, how in found.items() if how != "passed"} == {}
     assert len(found) >= 30

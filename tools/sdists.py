@@ -25,7 +25,7 @@ def wanted(name: str) -> str:
         found = version(name)
     except PackageNotFoundError:
         return OTHERWISE[name]
-    return OTHERWISE[name] if name == "django" and found < "6" else found
+    return OTHERWISE[name] if name == "django" and int(found.partition(".")[0]) < 6 else found
 
 
 def main() -> None:
