@@ -83,6 +83,6 @@ def die_once(path: str) -> None:
     note(path, "done")
 
 
-@app.task(rate_limit="4/s")  # type: ignore[untyped-decorator]
+@app.task(rate_limit="3/m")  # type: ignore[untyped-decorator]
 def rated(path: str) -> None:
     note(path, str(time.time()))
