@@ -1,5 +1,6 @@
 """`format("mqks")`: what the source plans and reads, most of it without Spark; a few real runs."""
 
+import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -8,9 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql.datasource import CaseInsensitiveDict, InputPartition
+from pyspark.sql.datasource import (
+    CaseInsensitiveDict,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import LongType, StringType, StructType
 
 import mqks
@@ -59,7 +69,7 @@ def source(url: str, **options: object) -> MqksDataSource:
 
 
 def batch_reader(url: str, **options: object) -> BatchReader:
-    return source(url, **options).reader(SCHEMA)
+    return BatchReader(source(url, **options).options, SCHEMA)
 
 
 Make = Callable[..., StreamReader]
@@ -71,7 +81,8 @@ def stream_reader() -> Iterator[Make]:
     with ExitStack() as made:
 
         def make(url: str, **options: object) -> StreamReader:
-            reader = source(url, **{"startingOffsets": EARLIEST} | options).streamReader(SCHEMA)
+            told = source(url, **{"startingOffsets": EARLIEST} | options).options
+            reader = StreamReader(told, SCHEMA)
             made.callback(reader.stop)
             return reader
 
@@ -79,7 +90,7 @@ def stream_reader() -> Iterator[Make]:
 
 
 def rows(
-    reader: BatchReader | StreamReader, partitions: Sequence[InputPartition]
+    reader: DataSourceReader | DataSourceStreamReader, partitions: Sequence[InputPartition]
 ) -> list[dict[str, Any]]:
     """What tasks read, each with a reader and a partition that came to it pickled."""
     found = []
@@ -91,6 +102,69 @@ def rows(
 
 def offsets(reader: BatchReader | StreamReader, partitions: Sequence[InputPartition]) -> list[int]:
     return [row["offset"] for row in rows(reader, partitions)]
+
+
+# -------------------------------------------------------------------------- several queues
+
+
+def publish_to(broker: Broker, queue: str, numbers: Iterable[int]) -> None:
+    with mqks.blocking.connect(broker.url) as client:
+        client.subscribe(queue, [queue])
+        client.publish_many([(queue, f"{n}") for n in numbers])
+
+
+def told(found: Iterable[dict[str, Any]]) -> list[tuple[str, int]]:
+    return sorted((row["queue"], int(row["value"])) for row in found)
+
+
+def test_a_batch_of_several_queues(mqks_broker: Broker) -> None:
+    for queue, count in (("o.eu", 3), ("o.us", 2), ("other", 1), ("o.eu.old", 1)):
+        publish_to(mqks_broker, queue, range(count))
+    made = source(mqks_broker.url, queue="o.*")
+    reader = made.reader(made.schema())
+
+    assert told(rows(reader, reader.partitions())) == [
+        *(("o.eu", n) for n in range(3)),
+        *(("o.us", n) for n in range(2)),
+    ]
+    only = made.reader(StructType().add("queue", StringType()))
+    assert [row for row in rows(only, only.partitions()) if row["queue"] == "o.us"] == [
+        {"queue": "o.us"}
+    ] * 2
+
+
+@pytest.mark.parametrize("options", [{"startingOffsets": "5"}, {"endingOffsets": "5"}])
+def test_numbers_are_of_one_queue(options: dict[str, str]) -> None:
+    made = source("mqks://localhost:1", queue="o.*", **options)
+    with pytest.raises(BadOption, match="several queues"):
+        made.reader(made.schema())
+
+
+def test_a_stream_of_several_queues_reads_later_ones_from_their_begin(mqks_broker: Broker) -> None:
+    publish_to(mqks_broker, "o.eu", range(3))
+    made = source(mqks_broker.url, queue="o.*", startingOffsets="latest")
+    reader = made.streamReader(made.schema())
+    assert isinstance(reader, SupportsTriggerAvailableNow)
+    offset, found = reader.initialOffset(), list[dict[str, Any]]()
+
+    def drain_it() -> None:
+        nonlocal offset
+        while (end := reader.latestOffset(offset, ReadMaxRows(4))) != offset:
+            assert json.loads(json.dumps(end)) == end
+            found.extend(rows(reader, reader.partitions(offset, end)))
+            offset = end
+
+    drain_it()
+    assert found == []  # It begins at the latest.
+    publish_to(mqks_broker, "o.us", range(10))
+    publish_to(mqks_broker, "o.eu", range(3, 6))
+    drain_it()
+    with mqks.blocking.connect(mqks_broker.url) as client:
+        client.delete_queue("o.eu")
+    publish_to(mqks_broker, "o.us", range(10, 12))
+    drain_it()
+    assert told(found) == [*(("o.eu", n) for n in (3, 4, 5)), *(("o.us", n) for n in range(12))]
+    reader.stop()
 
 
 # ----------------------------------------------------------------------------------- options
@@ -219,7 +293,7 @@ def test_the_columns_are_the_same_for_spark_and_for_arrow() -> None:
 def test_a_subset_of_the_columns(mqks_broker: Broker) -> None:
     publish(mqks_broker, [1])
     schema = StructType().add("offset", LongType()).add("topic", StringType(), nullable=False)
-    reader = source(mqks_broker.url).reader(schema)
+    reader = BatchReader(source(mqks_broker.url).options, schema)
 
     assert rows(reader, reader.partitions()) == [{"offset": 1, "topic": "e.1"}]
     [batch] = reader.read(reader.partitions()[0])
@@ -643,6 +717,23 @@ def test_available_now_twice_over(
 
     assert [step["numInputRows"] for step in query.recentProgress if step["numInputRows"]] == [4, 1]
     assert archived(spark, tmp_path) == list(range(1, 16))
+
+
+@pytest.mark.slow
+def test_spark_streams_several_queues(
+    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
+) -> None:
+    for turn in range(2):
+        for queue in ("o.eu", "o.us", *["o.new"] * turn):
+            publish_to(mqks_broker, queue, range(5 * turn, 5 * turn + 5))
+        drain(load(spark, mqks_broker.url, queue="o.*", maxOffsetsPerTrigger=4), tmp_path)
+
+    found = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert told(row.asDict() for row in found) == [
+        *(("o.eu", n) for n in range(10)),
+        *(("o.new", n) for n in range(5, 10)),
+        *(("o.us", n) for n in range(10)),
+    ]
 
 
 def test_a_crash_in_the_first_batch_loses_nothing(

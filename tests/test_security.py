@@ -27,7 +27,7 @@ from mqks.limits import (
     STRANGER_LINE_BYTES_MAX,
     STRANGER_LINES_MAX,
 )
-from mqks.pipeline.replay import pattern
+from mqks.pipeline.reader import pattern
 from mqks.protocol.masks import EventMasks, bound_matches, check_bound, name_masks
 from mqks.protocol.requests import ACTIONS
 from mqks.server import gate

@@ -11,7 +11,6 @@ The one rule: the queue is trimmed only up to the number that the lake has commi
 
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -26,13 +25,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqks.client.errors import RequestFailed
-from mqks.client.wire import rows
 from mqks.pipeline.columns import FIELDS, ORIGIN, ORIGIN_WORDS, subset
 from mqks.pipeline.errors import BadOption, DataLost, StoreAway
 from mqks.pipeline.job import failure
 from mqks.pipeline.lake import COLUMNS, File, Lake, Staging, merge, stage
-from mqks.pipeline.reader import LogRange, QueueReader, lost
-from mqks.pipeline.replay import pattern
+from mqks.pipeline.reader import LogRange, QueueReader, lost, matching
 from mqks.pipeline.table import Table
 from mqks.pipeline.wire import Connection, Server
 
@@ -237,9 +234,7 @@ class Archive:
     def _queues(self, connection: Connection) -> list[str]:
         if not self._is_mask:
             return [self.queue]
-        found = connection.again(lambda wire: [*rows(wire.stats, "queues", "name")])
-        matches = re.compile(pattern(self.queue)).search
-        return [row["name"] for row in found if matches(row["name"])]
+        return matching(connection, self.queue)
 
     def _reader(self, queue: str, connection: Connection) -> QueueReader:
         schema, leaves_out = subset(_READ), not self.include_replays

@@ -7,6 +7,7 @@ The one rule: a reader pickles, without its connection.
 """
 
 import logging
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from mqks.client import requests
 from mqks.client.errors import ProtocolViolation
-from mqks.client.wire import Wire
+from mqks.client.wire import Wire, rows
 from mqks.pipeline.columns import SCHEMA, Ints, record_batch
 from mqks.pipeline.errors import DataLost
 from mqks.pipeline.wire import Connection, Server
@@ -195,6 +196,22 @@ class QueueReader:
             return wire.answer(b"r", f"{asked} of the queue {self._name} (is there one?)")
 
         return self._connection.again(ask)
+
+
+def pattern(mask: str) -> str:
+    """A mask as a regular expression for Java and Python, equivalent to `name_masks`."""
+    runs = re.findall(r"\*+|[^*]+", mask)
+    wild = {"*": "[^.]*"}
+    return (
+        f"(?s)^{''.join(wild.get(run, '.*') if run[0] == '*' else re.escape(run) for run in runs)}$"
+    )
+
+
+def matching(connection: Connection, mask: str) -> list[str]:
+    """The names of the queues that match a mask."""
+    found = connection.again(lambda wire: [*rows(wire.stats, "queues", "name")])
+    matches = re.compile(pattern(mask)).search
+    return [row["name"] for row in found if matches(row["name"])]
 
 
 def _fields(words: bytes) -> dict[str, str]:

@@ -10,7 +10,6 @@ The one rule: the saved progress covers only confirmed messages.
 
 import json
 import math
-import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,7 +32,7 @@ from mqks.pipeline.columns import ORIGIN_WORDS
 from mqks.pipeline.errors import BadOption
 from mqks.pipeline.lake import CONTROL
 from mqks.pipeline.places import home_of, messages
-from mqks.pipeline.reader import QueueReader
+from mqks.pipeline.reader import QueueReader, pattern
 from mqks.pipeline.report import between
 from mqks.pipeline.sink import Publisher
 from mqks.pipeline.wire import Server
@@ -147,15 +146,6 @@ class Replay:
     def _save(self, home: objects.Place, done: int, last: dict[str, Any] | None) -> None:
         state = {"name": self.name, "job": self._job(), "done": done, "last": last}
         objects.write(home, self._state, json.dumps(state).encode())
-
-
-def pattern(mask: str) -> str:
-    """A mask as a regular expression for Java and Python, equivalent to `name_masks`."""
-    runs = re.findall(r"\*+|[^*]+", mask)
-    wild = {"*": "[^.]*"}
-    return (
-        f"(?s)^{''.join(wild.get(run, '.*') if run[0] == '*' else re.escape(run) for run in runs)}$"
-    )
 
 
 class _Pace:

@@ -1,10 +1,10 @@
-"""`format("mqks")` for Spark: a queue as a batch or a stream, and rows published as messages.
+"""`format("mqks")` for Spark: queues as a batch or a stream, and rows published as messages.
 
     spark.dataSource.register(MqksDataSource)      # once for each session
     spark.readStream.format("mqks").option("queue", "clicks").load()
 
 A stream's offset is {"epoch": text, "offset": number}: the next number to read, and the epoch in
-which it means something.
+which it means something. Of several queues, it is {"queues": {name: offset}}.
 
 The one rule: the content of a batch depends only on its two offsets, so that Spark may plan and
 read it any number of times, in any process.
@@ -12,6 +12,7 @@ read it any number of times, in any process.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from pyspark.sql.types import (
     IntegerType,
     LongType,
     StringType,
+    StructField,
     StructType,
     TimestampType,
 )
@@ -50,8 +52,9 @@ from mqks.pipeline.options import (
     read_options,
     write_options,
 )
-from mqks.pipeline.reader import LogRange, QueueReader, lost
+from mqks.pipeline.reader import LogRange, QueueReader, lost, matching
 from mqks.pipeline.sink import BatchWriter, StreamWriter
+from mqks.pipeline.wire import Connection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,6 +69,8 @@ SCHEMA = (
     .add("timestamp", TimestampType())
     .add("headers", ArrayType(StructType().add("key", StringType()).add("value", BinaryType())))
 )
+QUEUE = StructField("queue", StringType())
+"""Besides, of several queues."""
 ROWS_PER_PARTITION = 500_000
 """Of a batch, unless `minPartitions` asks for more partitions: enough for a task to be worth it."""
 
@@ -81,14 +86,18 @@ class MqksDataSource(DataSource):
     def name(cls) -> str:
         return "mqks"
 
+    @property
+    def _is_mask(self) -> bool:
+        return "*" in self.options.get("queue", "")
+
     def schema(self) -> StructType:
-        return SCHEMA
+        return StructType([*SCHEMA, QUEUE]) if self._is_mask else SCHEMA
 
-    def reader(self, schema: StructType) -> "BatchReader":
-        return BatchReader(self.options, schema)
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return (SeveralBatches if self._is_mask else BatchReader)(self.options, schema)
 
-    def streamReader(self, schema: StructType) -> "StreamReader":
-        return StreamReader(self.options, schema)
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return (SeveralStreams if self._is_mask else StreamReader)(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         return BatchWriter(write_options(self.options), schema, overwrite)
@@ -118,13 +127,13 @@ class _Query:
         self.options = read_options(options)
         self._schema = _arrow_schema(schema)
 
-    def _reader(self, retries: int | None = None) -> QueueReader:
+    def _reader(self, connection: Connection | None = None) -> QueueReader:
         options = self.options
-        server = options.server if retries is None else replace(options.server, retries=retries)
         return QueueReader(
             None,
             options.queue,
-            server=server,
+            connection=connection,
+            server=options.server,
             schema=self._schema,
             fetch_rows=options.fetch_rows,
             meta=options.include_headers,
@@ -218,7 +227,8 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
             if given is not None:
                 raise BadOption(f"{name} cannot be used for a stream, which has no end")
         self._target: LogRange | None = None
-        self._planner: QueueReader | None = None
+        self._connection = Connection(replace(self.options.server, retries=1))
+        """Kept, since a batch is planned every second."""
 
     def initialOffset(self) -> Offset:
         # Spark keeps this nowhere, and asks again when the query starts anew before its first
@@ -274,14 +284,11 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
         pass
 
     def stop(self) -> None:
-        if self._planner is not None:
-            self._planner.close()
+        self._connection.close()
 
     def _look(self) -> LogRange:
-        """The log as it is now, over a connection that is kept: a batch is planned every second."""
-        if self._planner is None:
-            self._planner = self._reader(retries=1)
-        return self._planner.range(self.options.start_time_us)
+        """The log as it is now."""
+        return self._reader(self._connection).range(self.options.start_time_us)
 
     def _latest(self, start: Offset, limit: ReadLimit, log: LogRange) -> Offset:
         epoch, number = _position(start)
@@ -298,6 +305,120 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else log.next
         end = max(number, min(log.next, max(number, log.first) + most))
         return start if end == number else _offset(epoch, end)
+
+
+@dataclass(frozen=True)
+class Part(InputPartition):
+    """What one task reads of one of several queues."""
+
+    queue: str
+    slice: InputPartition
+
+
+class _Several:
+    """The queues whose names match a mask, each read as if it were alone."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._given = {name: value for name, value in options.items() if name.lower() != "queue"}
+        self._columns = to_arrow_schema(schema, timezone="UTC")
+        others = [field for field in schema if field.name != QUEUE.name]
+        self._schema = StructType(others or [SCHEMA["offset"]])
+        self.options = read_options(options)
+        for place in (self.options.start, self.options.end):
+            if place is not None and place.offset not in (EARLIEST, LATEST):
+                raise BadOption("offsets of several queues can only be earliest or latest")
+
+    def _of(self, queue: str) -> tuple[Mapping[str, str], StructType]:
+        return self._given | {"queue": queue}, self._schema
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, Part):
+            return
+        for batch in _Query(*self._of(partition.queue)).read(partition.slice):
+            queues = pa.repeat(pa.scalar(partition.queue, pa.string()), len(batch))
+            each = [queues if name == QUEUE.name else batch[name] for name in self._columns.names]
+            yield pa.RecordBatch.from_arrays(each, schema=self._columns)
+
+
+class SeveralBatches(_Several, DataSourceReader):
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        super().__init__(options, schema)
+        BatchReader(*self._of("any"))  # Other options that it refuses.
+
+    def partitions(self) -> Sequence[InputPartition]:
+        with closing(Connection(self.options.server)) as connection:
+            names = matching(connection, self.options.queue)
+        return [
+            Part(name, each) for name in names for each in BatchReader(*self._of(name)).partitions()
+        ]
+
+
+class SeveralStreams(_Several, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Queues that come later are read from their first message on."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._streams: dict[str, StreamReader] = {}
+        self._connection = self._stream("any")._connection
+        self._target: list[str] | None = None
+
+    def _stream(self, name: str) -> StreamReader:
+        if name not in self._streams:
+            stream = self._streams[name] = StreamReader(*self._of(name))
+            stream._connection = next(iter(self._streams.values()))._connection
+        return self._streams[name]
+
+    def _names(self) -> list[str]:
+        return matching(self._connection, self.options.queue)
+
+    def initialOffset(self) -> Offset:
+        self._names()  # What is mistyped ends the query here, at its start.
+        return {"queues": None}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self.options.offsets_per_trigger)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._names()
+        for name in self._target:
+            self._stream(name).prepareForTriggerAvailableNow()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """Each queue may have an equal part of the limit."""
+        begun, told = start["queues"], dict(start["queues"] or {})
+        try:
+            names = self._names() if self._target is None else self._target
+            if isinstance(limit, ReadMaxRows):
+                limit = ReadMaxRows(max(1, limit.max_rows // max(1, len(names))))
+            for name in names:
+                stream = self._stream(name)
+                if name in told:
+                    told[name] = stream.latestOffset(told[name], limit)
+                elif begun is None:
+                    log = stream._target or stream._look()
+                    told[name] = _offset(log.epoch, stream._start(log, LATEST))
+                else:
+                    log = stream._look()
+                    told[name] = _offset(log.epoch, log.first)
+        except _PASSING as error:
+            _log.warning("no new offset of the queues %s: %s", self.options.queue, error)
+            return start
+        return {"queues": told}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        begun = start["queues"] or {}
+        return [
+            Part(name, each)
+            for name, after in end["queues"].items()
+            if name in begun and begun[name] != after
+            for each in self._stream(name).partitions(begun[name], after)
+        ]
+
+    def commit(self, end: Offset) -> None:
+        pass  # As of one queue.
+
+    def stop(self) -> None:
+        self._connection.close()
 
 
 _PASSING = (OSError, ClientError, PipelineError)
