@@ -174,8 +174,9 @@ def test_a_queue_between_much_else_is_read_in_short_steps(
         reader.ask("subscribe --confirm q e")
         reader.ask("subscribe --confirm log much")
         for number in range(20):
-            reader.send(f"m publish much {'x' * 100_000}", f"m{number} publish e x")
-            reader.ask("publish --confirm elsewhere x")
+            # Both in one segment, however the line comes in.
+            reader.send("t begin", f"m publish much {'x' * 100_000}", f"m{number} publish e x")
+            reader.ask("commit --confirm")
         first, found = 1, []
         for _ in range(7):
             reader.send(f"x read q --from={first}")
