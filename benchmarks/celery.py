@@ -1,10 +1,10 @@
-"""Celery on MQKS and on Redis, in one run: tasks per second, latency, memory, and restarts.
+"""Celery on MQKS, Redis and RabbitMQ, in one run: tasks per second, latency, memory, restarts.
 
     python -m benchmarks.celery [COUNT]
 
-Needs `redis-server` on PATH, and `pip install redis`. Redis syncs each write (`appendfsync
-always`), as MQKS does. The worker is prefork with two processes, the task does nothing, and is
-acked when it is done.
+Needs Debian's `redis-server` and `rabbitmq-server`, and `pip install redis`. Redis syncs each write
+(`appendfsync always`), as MQKS does; RabbitMQ confirms each publish. The worker is prefork with two
+processes, the task does nothing, and is acked when it is done.
 """
 
 import os
@@ -22,11 +22,16 @@ from typing import Any, BinaryIO
 
 from celery import Celery
 
+from benchmarks.flow import free_port
+from benchmarks.servers.rabbitmq import Rabbitmq
+
 WAITING = 100_000
 app: Any = Celery("bench", broker=os.environ.get("BROKER", "mqks://127.0.0.1"))
 app.conf.update(
     task_acks_late=True, task_ignore_result=True, broker_connection_retry_on_startup=True
 )
+if app.conf.broker_url.startswith("amqp"):
+    app.conf.broker_transport_options = {"confirm_publish": True}
 
 
 @app.task(name="nothing")  # type: ignore[untyped-decorator]
@@ -60,7 +65,9 @@ def _accepts(port: int) -> bool:
 
 def measure(name: str, port: int, command: list[str], count: int, tmp: Path) -> None:
     def server() -> subprocess.Popen[bytes]:
-        started = subprocess.Popen(command, cwd=tmp, stdout=subprocess.DEVNULL)
+        started = subprocess.Popen(
+            command, cwd=tmp, stdout=subprocess.DEVNULL, start_new_session=True
+        )
         _until(lambda: _accepts(port))
         return started
 
@@ -78,7 +85,7 @@ def measure(name: str, port: int, command: list[str], count: int, tmp: Path) -> 
 
     with ExitStack() as ends, (tmp / "worker.log").open("wb") as log:
         broker = server()
-        ends.callback(lambda: broker.kill())  # The one of then: it is started twice.
+        ends.callback(lambda: os.killpg(broker.pid, signal.SIGKILL))  # The one of then.
         empty = _resident_bytes(broker.pid)
         first, last = tmp / "first", tmp / "last"
         tell.delay(str(first))
@@ -95,7 +102,7 @@ def measure(name: str, port: int, command: list[str], count: int, tmp: Path) -> 
         _until(last.exists)
         done_s = time.perf_counter() - began_s
         latencies = [one() for _ in range(200)]
-        broker.kill()
+        os.killpg(broker.pid, signal.SIGKILL)
         broker.wait()
         time.sleep(1)
         broker = server()
@@ -105,33 +112,28 @@ def measure(name: str, port: int, command: list[str], count: int, tmp: Path) -> 
             one()
             back = f"{time.perf_counter() - began_s:.1f} s"
     print(
-        f"{name:6} published {count / published_s:7,.0f}/s  done {count / done_s:7,.0f}/s  "
+        f"{name:8} published {count / published_s:7,.0f}/s  done {count / done_s:7,.0f}/s  "
         f"latency {statistics.median(latencies) * 1000:5.1f} ms  "
         f"{per_task:5.0f} bytes a waiting task  works again after a restart: {back}",
         flush=True,
     )
 
 
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def main(count: int, name: str = "") -> None:
     if not name:  # An app keeps connections to its broker: each has a process of its own.
-        for each in ("mqks", "redis"):
-            port = str(_free_port())
-            environment = os.environ | {"BROKER": f"{each}://127.0.0.1:{port}"}
+        for each, scheme in (("mqks", "mqks"), ("redis", "redis"), ("rabbitmq", "amqp")):
+            environment = os.environ | {"BROKER": f"{scheme}://127.0.0.1:{free_port()}"}
             command = [sys.executable, "-m", "benchmarks.celery", str(count), each]
             subprocess.run(command, env=environment, check=True)
         return
     port = os.environ["BROKER"].rpartition(":")[2]
-    serve = [sys.executable, "-m", "mqks", "serve", "--db", "db", "--port", port]
-    if name == "redis":
-        serve = ["redis-server", "--port", port, "--save", "", "--appendonly", "yes"]
-        serve += ["--appendfsync", "always"]
     with tempfile.TemporaryDirectory() as directory:
+        serve = [sys.executable, "-m", "mqks", "serve", "--db", "db", "--port", port]
+        if name == "redis":
+            serve = ["redis-server", "--port", port, "--save", "", "--appendonly", "yes"]
+            serve += ["--appendfsync", "always"]
+        elif name == "rabbitmq":
+            serve = Rabbitmq().command(Path(directory), int(port))
         measure(name, int(port), serve, count, Path(directory))
 
 
