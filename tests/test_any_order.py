@@ -422,3 +422,20 @@ Kills.TestCase.settings = Kept.TestCase.settings = settings(
 )
 TestKills = Kills.TestCase
 TestKept = Kept.TestCase
+
+
+def test_a_delivery_that_goes_on_delivers_nothing_expired() -> None:
+    """Of what expired in one turn, some is left when the next delivery goes on."""
+    state = Kept()
+    delayed, e = "--delay=1 --ttl=2", b"e"
+    state.start(memory=0, calls=3)
+    state.consume(flags="", name=b"r", who="b")
+    state.publish(event=e, flags=delayed, many=4, priority=" --priority=5", size=0)
+    state.publish(event=b"e2", flags="--delay=2", many=4, priority="", size=0)
+    state.consume(flags="", name=b"q", who="b")
+    state.redrive(line=b"promote q --all", who="c")
+    state.publish(event=e, flags=delayed, many=2, priority=" --priority=-3", size=1)
+    state.publish(event=e, flags="--key=a --delay=1", many=4, priority=" --priority=-3", size=0)
+    state.publish(event=e, flags="--key=c --ttl=1", many=3, priority="", size=1)
+    state.tick(seconds=5.0)
+    state.teardown()

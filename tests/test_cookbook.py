@@ -132,6 +132,8 @@ def test_retry_with_backoff(kitchen: Kitchen) -> None:
         # Both that failed pause, also over a crash of the broker; the others are done by then.
         until(lambda: len(client.peek("webhooks", scheduled=True)) == 2)
         until(lambda: shop.times("/ok") and shop.times("/gone"))
+        until(lambda: unacked(client, "webhooks") == waiting(client, "webhooks") == 0)
+        client.publish("nobody", "", confirm=True)  # Behind the acks.
         kitchen.bounce()
         until(lambda: len(shop.times("/flaky")) == 3)
         until(lambda: len(client.peek("webhooks.dead")) == 2)

@@ -476,11 +476,16 @@ class Queue:
             return True
         return False
 
+    @property
+    def _has_expired(self) -> bool:
+        """Whether expired messages must go before others are delivered."""
+        return self.times is not None and self.times.must_expire()
+
     def go_on(self) -> None:
         """Continue a delivery that the end of the turn has interrupted: with at least one step,
         however short the turn."""
         waits = self.returning or self.deleted or self.shared.outboxes.room <= 0
-        if not waits and self.can_deliver:
+        if not waits and self.can_deliver and not self._has_expired:
             self.deliver_some()
         self.deliver()
 
@@ -491,7 +496,7 @@ class Queue:
         times, keys = self.times, self.keys
         if keys is not None:
             keys.has_next = True
-        if times is None or not times.must_expire():
+        if not self._has_expired:
             while self.can_deliver and not self._postponed():
                 self.deliver_some()
         if times is not None:
