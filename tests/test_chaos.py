@@ -670,6 +670,7 @@ def renting_lives(story: RentingStory) -> None:
     story.given(b"j3", 11)
     story.book.compare([b"j1", b"j3"], [b"j2"], 12)
     story.given(b"j1", 21)
+    story.book.given({b"j1": b"e.1.12"}, 22, 21.5)  # Read late.
     story.end(b"j1", 22, ack=False)
     story.given(b"j1", 23)
     story.end(b"j1", 24)

@@ -68,6 +68,8 @@ class Leases:
         """The answer of a receive: names and leases, which end then at the earliest."""
         for name, lease in names.items():
             job = self._job(name)
+            if _deliveries(lease) < _deliveries(job.lease):
+                continue  # It has ended, and others read their answer sooner.
             if job.gone:
                 raise Violation(f"{name!r} is back")
             if now < job.until - CLOCK_S and not job.asked:
@@ -116,6 +118,10 @@ class Leases:
             if job.asked:
                 job.until = 0
             job.sure, job.asked, job.acked = True, b"", False
+
+
+def _deliveries(lease: bytes) -> int:
+    return int(lease.rpartition(b".")[2] or 0)
 
 
 class Renting(Scene):
