@@ -84,10 +84,11 @@ def test_it_starts_without_the_packages_of_developers(environment: dict[str, str
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_it_counts_every_event(environment: dict[str, str], tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     command = [*RUN, "--count", "2000", "--keep", str(kept), "--master", "local[1]"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=840)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "every event is there once, unchanged"

@@ -42,6 +42,7 @@ def log(seed: int, library: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return power_cut.record(directory, library, random.Random(seed), STEPS, *TEXTS)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("cuts", [20, pytest.param(400, marks=pytest.mark.slow)])
 def test_what_was_confirmed_outlives_a_power_cut(
     log: Path, seed: int, tmp_path: Path, cuts: int
