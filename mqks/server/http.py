@@ -181,6 +181,15 @@ async def serve(
             tasks.cancel_scope.cancel()
 
 
+async def _serve_door(door: Api | Sqs, sock: socket.socket, connections_max: int) -> None:
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(door.run)
+        try:
+            await _answer(sock, door.app(_api_failed), connections_max)
+        finally:
+            tasks.cancel_scope.cancel()
+
+
 async def serve_api(
     sock: socket.socket,
     settings: Settings,
@@ -193,12 +202,7 @@ async def serve_api(
         with_users=settings.users is not None,
         line_bytes_max=settings.line_bytes_max,
     )
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(api.run)
-        try:
-            await _answer(sock, api.app(_api_failed), connections_max)
-        finally:
-            tasks.cancel_scope.cancel()
+    await _serve_door(api, sock, connections_max)
 
 
 async def serve_sqs(
@@ -215,12 +219,7 @@ async def serve_sqs(
         with_users=settings.users is not None,
         line_bytes_max=settings.line_bytes_max,
     )
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(sqs.run)
-        try:
-            await _answer(sock, sqs.app(_api_failed), connections_max)
-        finally:
-            tasks.cancel_scope.cancel()
+    await _serve_door(sqs, sock, connections_max)
 
 
 async def serve_standby(sock: socket.socket, why: Callable[[], str], connections_max: int) -> None:
