@@ -48,6 +48,7 @@ from mqks.pipeline.options import (
     EARLIEST,
     LATEST,
     Place,
+    ReadOptions,
     near,
     read_options,
     write_options,
@@ -218,7 +219,12 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
     batch then, and ask for no limit.
     """
 
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, str],
+        schema: StructType,
+        connection: Connection | None = None,
+    ) -> None:
         super().__init__(options, schema)
         for name, given in (
             ("endingOffsets", self.options.end),
@@ -227,7 +233,7 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
             if given is not None:
                 raise BadOption(f"{name} cannot be used for a stream, which has no end")
         self._target: LogRange | None = None
-        self._connection = Connection(replace(self.options.server, retries=1))
+        self._connection = connection or _planning(self.options)
         """Kept, since a batch is planned every second."""
 
     def initialOffset(self) -> Offset:
@@ -359,13 +365,13 @@ class SeveralStreams(_Several, DataSourceStreamReader, SupportsTriggerAvailableN
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema)
         self._streams: dict[str, StreamReader] = {}
-        self._connection = self._stream("any")._connection
+        self._connection = _planning(self.options)
+        StreamReader(*self._of("any"), self._connection)  # Other options that it refuses.
         self._target: list[str] | None = None
 
     def _stream(self, name: str) -> StreamReader:
         if name not in self._streams:
-            stream = self._streams[name] = StreamReader(*self._of(name))
-            stream._connection = next(iter(self._streams.values()))._connection
+            self._streams[name] = StreamReader(*self._of(name), self._connection)
         return self._streams[name]
 
     def _names(self) -> list[str]:
@@ -423,6 +429,11 @@ class SeveralStreams(_Several, DataSourceStreamReader, SupportsTriggerAvailableN
 
 _PASSING = (OSError, ClientError, PipelineError)
 """What may be over by the next time."""
+
+
+def _planning(options: ReadOptions) -> Connection:
+    """A connection that gives up soon, for who asks again."""
+    return Connection(replace(options.server, retries=1))
 
 
 def _offset(epoch: str, number: int) -> Offset:
