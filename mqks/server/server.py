@@ -199,7 +199,7 @@ class Server:
             return self._broker.unwritable
         if waits := self._journal.store.waits:
             return waits
-        if self._broker.shared.withholds:
+        if self._broker.withholds:
             return silence.WHY
         return "journal stalls" if self._writer.stalls else ""
 
