@@ -159,6 +159,7 @@ class Actions:
         wanted = wanted + self.given.get("MessageSystemAttributeNames", [])
         told = []
         for each in found:
+            await anyio.sleep(0)  # Those of other ports may have a thousand attributes.
             which = (each.lease or "").rpartition(".")[0]
             first_s = self.known.first_s(which, each.time if each.retry else time())
             handle = urlsafe_b64encode(_raw(f"{queue.name} {each.lease}")).decode()

@@ -7,6 +7,7 @@ both directions. What else SQS needs is in attributes that begin with `sqs.`.
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from hashlib import md5, sha256
 from typing import Any, Final, NamedTuple
 from uuid import UUID, uuid4
@@ -150,9 +151,14 @@ def _of_meta(meta: Mapping[str, str]) -> Attributes:
     found: Attributes = {}
     for key, value in meta.items():
         if value and (key.startswith(_NAMED) or not key.startswith(OWN)):
-            name = key.removeprefix(_NAMED)
-            kind, raw = meta.get(_TYPE + name, "String"), value.encode("utf-8", "replace")
-            found[name] = kind, b64decode(raw) if kind.startswith("Binary") else raw
+            name, raw = key.removeprefix(_NAMED), value.encode("utf-8", "surrogateescape")
+            kind = meta.get(_TYPE + name, "String")
+            if kind.startswith("Binary"):
+                with suppress(ValueError):  # Those of others are any text.
+                    raw = b64decode(raw, validate=True)
+            elif _NO_XML.search(value):
+                kind = "Binary"
+            found[_NO_XML.sub("\ufffd", name)] = _NO_XML.sub("\ufffd", kind), raw
     return found
 
 
