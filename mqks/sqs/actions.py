@@ -18,6 +18,7 @@ import anyio
 from mqks.api.clients import TIMEOUT_S
 from mqks.client.async_client import AsyncClient
 from mqks.client.errors import ClientError
+from mqks.client.requests import encoded
 from mqks.sqs import messages, queues
 from mqks.sqs.errors import SqsError, invalid, missing, wrong
 from mqks.sqs.known import DEDUPLICATION_S, Known
@@ -162,7 +163,7 @@ class Actions:
             await anyio.sleep(0)  # Those of other ports may have a thousand attributes.
             which = (each.lease or "").rpartition(".")[0]
             first_s = self.known.first_s(which, each.time if each.retry else time())
-            handle = urlsafe_b64encode(_raw(f"{queue.name} {each.lease}")).decode()
+            handle = urlsafe_b64encode(encoded(f"{queue.name} {each.lease}")).decode()
             masks = self.given.get("MessageAttributeNames", [])
             told.append(messages.incoming(each, handle, first_s, self.region, wanted, masks))
         return {"Messages": told} if told else {}
@@ -268,14 +269,14 @@ class Actions:
             raise invalid("NextToken", token, "Not a token.") from None
         found = list[str]()
         async for row in self.known.rows(after, prefix):
-            if is_wanted(row) and self.may_read(_raw(row["name"])):
+            if is_wanted(row) and self.may_read(encoded(row["name"])):
                 found.append(row["name"])
                 if len(found) > (most or PAGE_ROWS):
                     break
         some = found[: most or PAGE_ROWS]
         told: Told = {key: [queues.url(self.base, name) for name in some]} if some else {}
         if most and len(found) > most:
-            told["NextToken"] = urlsafe_b64encode(_raw(some[-1])).decode()
+            told["NextToken"] = urlsafe_b64encode(encoded(some[-1])).decode()
         return told
 
     async def _send(self, queue: Queue, given: Mapping[str, Any]) -> Told:
@@ -385,10 +386,6 @@ def _check_batch(action: str, ids: list[str]) -> None:
             raise SqsError("InvalidBatchEntryId", f"{reason} {length}")
         if each in ids[:at]:
             raise SqsError("BatchEntryIdsNotDistinct", f"Id {each} repeated.")
-
-
-def _raw(name: str) -> bytes:
-    return name.encode("utf-8", "surrogateescape")
 
 
 def _lease(queue: Queue, given: Mapping[str, Any]) -> str:

@@ -64,8 +64,9 @@ def outgoing(queue: Queue, given: Mapping[str, Any], delay_s: int | None) -> Out
     data = body.encode()
     attributes = _checked(given.get("MessageAttributes"))
     system = _checked(given.get("MessageSystemAttributes"))
-    if system.keys() - {_TRACE}:
-        raise invalid("MessageSystemAttributes", min(system), f"Only {_TRACE} is possible.")
+    if [*system] not in ([], [_TRACE]) or any(kind != "String" for kind, _ in system.values()):
+        reason = f"Only {_TRACE} is possible, as a String."
+        raise invalid("MessageSystemAttributes", min(system), reason)
     size = len(data) + sum(len(k) + len(t) + len(v) for k, (t, v) in attributes.items())
     if size > (most := queue.number("MaximumMessageSize")):
         reason = f"Message must be shorter than {most} bytes."

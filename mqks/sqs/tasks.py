@@ -77,5 +77,5 @@ def source_of(handle: object) -> str:
     """The ARN of the queue of a task. Raises SqsError."""
     try:
         return str(json.loads(base64.b64decode(str(handle), validate=True))["sourceArn"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise invalid("TaskHandle", handle, "Not the handle of a task.") from None
