@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Unpack
 from urllib.parse import unquote
 
@@ -377,15 +376,10 @@ class Processing:
     def __enter__(self) -> Message:
         return self._message
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
             self._message.ack()
-        elif issubclass(kind, Exception):
+        elif isinstance(error, Exception):
             self._message.reject(reason=error)
         else:  # Its task was cancelled, or its process is to end: the message has not failed.
             self._message.release()
@@ -393,12 +387,7 @@ class Processing:
     async def __aenter__(self) -> Message:
         return self._message
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         self.__exit__(kind, error, trace)
 
 

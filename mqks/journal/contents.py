@@ -23,7 +23,6 @@ The one rule: nothing is written or locked, and each transaction is short.
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from mqks.broker.base.ranges import Range, below, numbers
@@ -176,12 +175,7 @@ class Contents:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
 
     def _keep_schedules(self, rows: Iterable[tuple[bytes, str]]) -> None:
