@@ -4,9 +4,8 @@ The one rule: only the last one who opened it has the claim.
 """
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from anyio.lowlevel import checkpoint
 
@@ -30,21 +29,14 @@ class Memory:
         return self.holder
 
 
-class MemoryStore:
+class MemoryStore(Store):
     def __init__(self, memory: Memory, settings: Settings) -> None:
         self.name = "memory"
-        self.versions: dict[str, str] = {}
-        self.torn = self.waits = ""
-        self.overdue = False
-        self.silent_s = 0.0
-        self.commit_now: Callable[[NewSegment], None] | None = None
         self._memory = memory
         self._once_ids_max = settings.once_ids_max
         self._errors_kept_max = settings.errors_kept_max
 
     # -- starting
-
-    async def claim(self, *, wait: bool) -> None: ...
 
     async def load(self) -> Metadata:
         known = self._memory.metadata
@@ -65,10 +57,6 @@ class MemoryStore:
         self._memory.metadata = replace(metadata, queues=dict(metadata.queues))
         for segment_id in damaged:
             del self._memory.segments[segment_id]
-
-    async def begin(self) -> None: ...
-
-    def announce(self, url: str, far_url: str) -> None: ...
 
     # -- writing
 
@@ -120,37 +108,9 @@ class MemoryStore:
         kept.next_segment = segment_id
         kept.next_queue_id = max(kept.next_queue_id, queue_id)
 
-    async def tidy(self, *, idle: bool) -> bool:
-        return False
-
     # -- reading
 
     async def bodies(self, ids: Sequence[int], *, background: bool = False) -> dict[int, bytes]:
         await checkpoint()
         there = self._memory.segments
         return {each: b"".join(there[each]) for each in ids if each in there}
-
-    def facts(self) -> dict[str, Any]:
-        return {}
-
-    # -- space and maintenance
-
-    async def hold_reserves(self) -> bool:
-        return True
-
-    async def give_up_reserves(self) -> None: ...
-
-    async def has_room(self) -> bool:
-        return True
-
-    def check_free_space(self) -> None: ...
-
-    def look(self) -> str:
-        return ""
-
-    def renew_claim(self) -> str:
-        return ""
-
-    def abandon(self) -> None: ...
-
-    async def close(self) -> None: ...
