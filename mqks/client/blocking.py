@@ -530,21 +530,23 @@ class BlockingClient:
                 return
             except RequestFailed as failure:
                 if requests.tells_missing(failure.reason):
-                    names = self._names_of_queues(timeout_s)
+                    rows = list[dict[str, Any]]()
+                    with suppress(RequestFailed):  # Not everybody may inspect the server.
+                        rows = self._rows("queues", "name", NAMES_COMPARED_MAX, timeout_s)
+                    names = (row["name"] for row in rows)
                     raise QueueMissing(queue, names, failure.error_id) from None
 
-    def _names_of_queues(self, timeout_s: float | None) -> list[str]:
-        """The first ones; none for a user who may not inspect the server."""
-        names, behind = list[str](), None
-        with suppress(RequestFailed):
-            while len(names) < NAMES_COMPARED_MAX:
-                words = requests.page("queues", behind, "name")
-                page = self.stats(*words, timeout_s=timeout_s)
-                names += (row["name"] for row in page)
-                if len(page) < requests.PAGE_ROWS:
-                    break
-                behind = page[-1]
-        return names
+    def _rows(
+        self, what: str, key: str, rows_max: float, timeout_s: float | None
+    ) -> list[dict[str, Any]]:
+        """The rows of a list of `stats` that is sorted by `key`, until there are so many."""
+        rows, behind = list[dict[str, Any]](), None
+        while True:
+            page = self.stats(*requests.page(what, behind, key), timeout_s=timeout_s)
+            rows += page
+            if len(page) < requests.PAGE_ROWS or len(rows) >= rows_max:
+                return rows
+            behind = page[-1]
 
     def delete_queue(
         self,
@@ -661,13 +663,7 @@ class BlockingClient:
     def schedules(self, *, timeout_s: float | None = None) -> list[dict[str, Any]]:
         """All schedules by name, as `stats` shows them. Needs the permission to inspect the
         server."""
-        found: list[dict[str, Any]] = []
-        page: list[dict[str, Any]] | None = None
-        while page is None or len(page) == requests.PAGE_ROWS:
-            words = requests.page("schedules", page[-1] if page else None, "name")
-            page = self.stats(*words, timeout_s=timeout_s)
-            found += page
-        return found
+        return self._rows("schedules", "name", math.inf, timeout_s)
 
     def peek(
         self,
