@@ -11,7 +11,16 @@ from anyio.lowlevel import checkpoint
 
 from mqks.broker.log.pending import Entry
 from mqks.errors import ClaimLost, JournalFailed
-from mqks.journal.store import Head, LastWords, Metadata, NewSegment, QueueRow, Report, Store
+from mqks.journal.store import (
+    Head,
+    LastWords,
+    Metadata,
+    NewSegment,
+    Report,
+    Store,
+    changed_queues,
+    keep_queues,
+)
 from mqks.settings import Settings
 
 
@@ -78,19 +87,9 @@ class MemoryStore(Store):
             kept.next_segment = segment.id + 1
         for segment_id in drop:
             del memory.segments[segment_id]
-        for queue_id, next_seq, cursor in last_words:
-            row = kept.queues[queue_id]
-            kept.queues[queue_id] = row._replace(next_seq=next_seq, cursor=cursor)
-        if entry is not None:
-            self._keep(kept, entry)
-
-    def _keep(self, kept: Metadata, entry: Entry) -> None:
-        for queue_id, state in entry.queues.items():
-            kept.next_queue_id = max(kept.next_queue_id, queue_id + 1)
-            row = kept.queues.pop(queue_id, QueueRow(queue_id, b""))
-            if state is not None:
-                policy = state.policy.encode()
-                kept.queues[queue_id] = row._replace(name=state.name, policy=policy)
+        entry = entry or Entry()
+        kept.next_queue_id = max(kept.next_queue_id, *(each + 1 for each in entry.queues), 1)
+        keep_queues(kept.queues, changed_queues(kept.queues, last_words, entry.queues))
         bound = dict.fromkeys(kept.bindings, True) | entry.bindings
         kept.bindings = [key for key, is_bound in bound.items() if is_bound]
         schedules = kept.schedules | entry.schedules

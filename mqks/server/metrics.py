@@ -7,6 +7,7 @@ for each batch anyway, so monitoring costs nothing per message.
 import platform
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
@@ -133,20 +134,13 @@ NAMES: Final[tuple[str, ...]] = (
 )
 
 
+@dataclass
 class _Collector(Collector):
-    def __init__(
-        self,
-        settings: Settings,
-        broker: Broker,
-        journal: Journal,
-        why_not_ready: Callable[[], str],
-        totals: Callable[[], stats.Row],
-    ) -> None:
-        self._totals = totals
-        self._settings = settings
-        self._broker = broker
-        self._journal = journal
-        self._why_not_ready = why_not_ready
+    _settings: Settings
+    _broker: Broker
+    _journal: Journal
+    _why_not_ready: Callable[[], str]
+    _totals: Callable[[], stats.Row]
 
     def collect(self) -> Iterator[Family]:
         for metrics, row in (TOTALS, self._totals()), (JOURNAL, stats.journal(self._broker)):
