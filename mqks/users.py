@@ -138,15 +138,7 @@ class User:
 
     def permissions(self) -> Permissions:
         """Raises BadRequest for a mask that is too long."""
-        return Permissions(
-            self.publish,
-            self.consume,
-            self.bind,
-            read=self.read,
-            monitoring=self.monitoring,
-            admin=self.admin,
-            eval=self.eval,
-        )
+        return Permissions(**{key: getattr(self, key) for key in _SHOWN if key != "name"})
 
     def line(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False) + "\n"

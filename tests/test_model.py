@@ -152,7 +152,7 @@ class Machine(RuleBasedStateMachine):
         self.received: dict[str, list[str]] = {}
 
     def teardown(self) -> None:
-        self.runner.run(self.journal.close())
+        self.runner.run(self.journal.store.close())
         self.runner.close()
         shutil.rmtree(self.directory)
         self.patch.undo()
@@ -415,7 +415,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        self.runner.run(self.journal.close())
+        self.runner.run(self.journal.store.close())
         self.is_slow, self.page = False, None
         self.model = deepcopy(self.on_disk)
         self.model.recover(self.now)

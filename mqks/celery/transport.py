@@ -10,9 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
+from amqp.protocol import queue_declare_ok_t
 from kombu.exceptions import ChannelError
 from kombu.message import Message
 from kombu.transport import base
@@ -43,12 +44,6 @@ _POLICY: dict[str, Callable[[Any], list[str]]] = {
 }
 """The policy for arguments of RabbitMQ."""
 _WITHOUT_POLICY = "x-expires", "x-max-priority"
-
-
-class Declared(NamedTuple):
-    queue: str
-    message_count: int
-    consumer_count: int
 
 
 class Channel(base.StdChannel):  # type: ignore[misc]
@@ -107,11 +102,10 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         auto_delete: bool = False,
         arguments: dict[str, Any] | None = None,
         **_: Any,
-    ) -> Declared:
+    ) -> queue_declare_ok_t:
         """Only a passive one tells how many messages and consumers there are."""
         if passive:
-            ready, consumers = self._counts(queue)
-            return Declared(queue, ready, consumers)
+            return queue_declare_ok_t(queue, *self._counts(queue))
         link, queue = self._link, queue or f"mqks.gen-{uuid4().hex}"
         name = names.key(queue)
         told = {key: value for key, value in (arguments or {}).items() if value is not None}
@@ -120,20 +114,18 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         if told.pop("x-dead-letter-exchange", ""):
             raise ChannelError(f"queue {queue}: dead letters go to a queue: leave out the exchange")
         flags = [flag for key in _POLICY if key in told for flag in _POLICY[key](told[key])]
-        asked = [f"subscribe --confirm {name} --add {names.event('', queue)}"]
+        event, policy = names.event("", queue), " ".join(dict.fromkeys(flags))
+        asked = {link.new_id(): f"subscribe --confirm {name} --add {event}"}
         if flags:
-            asked.append(f"set_queue --confirm {name} {' '.join(dict.fromkeys(flags))}")
+            asked[link.new_id()] = f"set_queue --confirm {name} {policy}"
         if auto_delete or exclusive or "x-expires" in told:
             # A consumer may set the rule without the permission to delete queues.
             unused_s = told.get("x-expires", UNUSED_S * 1000) / 1000
             rule = f"--delete-queue-when-unused={unused_s} --manual-ack --prefetch=1"
-            asked += [f"consume --confirm {name} {rule}", "delete_consumer --confirm "]
-        ids = [link.new_id() for _ in asked]
-        bodies = [*map(str.encode, asked)]
-        if bodies[-1].endswith(b" "):
-            bodies[-1] += ids[-2]
-        link.ask(*bodies, ids=ids)
-        return Declared(queue, 0, 0)
+            asked[consumer := link.new_id()] = f"consume --confirm {name} {rule}"
+            asked[link.new_id()] = f"delete_consumer --confirm {consumer.decode()}"
+        link.ask(*map(str.encode, asked.values()), ids=[*asked])
+        return queue_declare_ok_t(queue, 0, 0)
 
     def _counts(self, queue: str) -> tuple[int, int]:
         told = requests.stats_told(self._link.ask(b"stats queue " + names.key(queue).encode())[0])
@@ -255,9 +247,6 @@ class Channel(base.StdChannel):  # type: ignore[misc]
             },
             **args,
         )
-
-    def message_to_python(self, message: Any) -> Any:
-        return message
 
     def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
         """The first message, or None. The consumer that takes it ends with its ack."""

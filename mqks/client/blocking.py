@@ -39,6 +39,7 @@ from mqks.client.session import (
     TailSession,
 )
 from mqks.client.steps import Step
+from mqks.protocol.requests import ALL
 
 if TYPE_CHECKING:
     from mqks.client.tracing import Tracing
@@ -222,17 +223,21 @@ class BlockingClient:
     def _request(self, body: bytes, timeout_s: float | None) -> bytes:
         return self._ask(lambda call: self._session.request(body, call), timeout_s)
 
-    def _counted(self, body: bytes, timeout_s: float | None, queue: str | None = None) -> int:
+    def _counted(
+        self, timeout_s: float | None, action: str, place: str, *names: str | bytes, **values: Any
+    ) -> int:
         """A number of messages. Where it is 0, perhaps since their queue does not exist, most
         actions do not say so."""
+        body = requests.confirmed(action, place, *names, **values)
+        is_checked = action not in ("reject", "lease")
         try:
             count = requests.number_told(self._request(body, timeout_s))
         except RequestFailed as failure:
-            if queue is not None and requests.tells_missing(failure.reason):
-                self.check_queue(queue, timeout_s=timeout_s)
+            if is_checked and requests.tells_missing(failure.reason):
+                self.check_queue(place, timeout_s=timeout_s)
             raise
-        if not count and queue is not None:
-            self.check_queue(queue, timeout_s=timeout_s)
+        if not count and is_checked:
+            self.check_queue(place, timeout_s=timeout_s)
         return count
 
     def publish(
@@ -530,21 +535,23 @@ class BlockingClient:
                 return
             except RequestFailed as failure:
                 if requests.tells_missing(failure.reason):
-                    names = self._names_of_queues(timeout_s)
+                    rows = list[dict[str, Any]]()
+                    with suppress(RequestFailed):  # Not everybody may inspect the server.
+                        rows = self._rows("queues", "name", NAMES_COMPARED_MAX, timeout_s)
+                    names = (row["name"] for row in rows)
                     raise QueueMissing(queue, names, failure.error_id) from None
 
-    def _names_of_queues(self, timeout_s: float | None) -> list[str]:
-        """The first ones; none for a user who may not inspect the server."""
-        names, behind = list[str](), None
-        with suppress(RequestFailed):
-            while len(names) < NAMES_COMPARED_MAX:
-                words = requests.page("queues", behind, "name")
-                page = self.stats(*words, timeout_s=timeout_s)
-                names += (row["name"] for row in page)
-                if len(page) < requests.PAGE_ROWS:
-                    break
-                behind = page[-1]
-        return names
+    def _rows(
+        self, what: str, key: str, rows_max: float, timeout_s: float | None
+    ) -> list[dict[str, Any]]:
+        """The rows of a list of `stats` that is sorted by `key`, until there are so many."""
+        rows, behind = list[dict[str, Any]](), None
+        while True:
+            page = self.stats(*requests.page(what, behind, key), timeout_s=timeout_s)
+            rows += page
+            if len(page) < requests.PAGE_ROWS or len(rows) >= rows_max:
+                return rows
+            behind = page[-1]
 
     def delete_queue(
         self,
@@ -573,7 +580,7 @@ class BlockingClient:
         """Drop ready messages of the queue and return their number: all, or those selected by
         `event` (a mask), `id`, `older_s` (a minimum age in seconds), `where` (attributes) and
         `limit`. With `scheduled`, scheduled messages too."""
-        return self._counted(requests.purge(queue, scheduled, choice), timeout_s, queue)
+        return self._counted(timeout_s, "purge", queue, scheduled=scheduled, **choice)
 
     def requeue(
         self,
@@ -585,18 +592,17 @@ class BlockingClient:
         """Move unacked messages of a consumer to the end of its queue and return their number:
         all, or those selected by `event` (a mask), `id`, `older_s` (a minimum age in seconds) and
         `where` (attributes)."""
-        if not selection:
-            selection = {"older_s": 0.0}
-        return self._counted(requests.reject_some(consumer, selection), timeout_s)
+        chosen = selection or {"older_s": 0.0}
+        return self._counted(timeout_s, "reject", consumer, ALL, **chosen)
 
     def cancel(self, queue: str, id: str | None, *, timeout_s: float | None = None) -> int:
         """Drop scheduled messages with this id, or all with None, and return their number."""
-        return self._counted(requests.one_or_all(b"cancel", queue, id), timeout_s, queue)
+        return self._counted(timeout_s, "cancel", queue, ALL if id is None else id)
 
     def promote(self, queue: str, id: str | None, *, timeout_s: float | None = None) -> int:
         """Make scheduled messages with this id ready now, or all with None, and return their
         number."""
-        return self._counted(requests.one_or_all(b"promote", queue, id), timeout_s, queue)
+        return self._counted(timeout_s, "promote", queue, ALL if id is None else id)
 
     def move(
         self,
@@ -609,7 +615,7 @@ class BlockingClient:
         """Move ready messages of a queue to the end of another one and return their number: all,
         or those selected by `event` (a mask), `id`, `older_s` (a minimum age in seconds), `where`
         (attributes) and `limit`."""
-        return self._counted(requests.move(source, to, choice), timeout_s, source)
+        return self._counted(timeout_s, "move", source, to, **choice)
 
     def redrive(
         self,
@@ -621,7 +627,7 @@ class BlockingClient:
     ) -> int:
         """Move dead letters back to the queues where they died, or `to` this one, and reset their
         retries. Return their number. The selection is that of `move`."""
-        return self._counted(requests.redrive(queue, to, choice), timeout_s, queue)
+        return self._counted(timeout_s, "redrive", queue, to=to, **choice)
 
     def schedule(
         self,
@@ -642,32 +648,26 @@ class BlockingClient:
 
     def pause_schedule(self, name: str, *, timeout_s: float | None = None) -> None:
         """Raises RequestFailed if there is no such schedule."""
-        self._request(requests.change_schedule(name, b"--pause"), timeout_s)
+        self._request(requests.confirmed("schedule", name, pause=True), timeout_s)
 
     def resume_schedule(self, name: str, *, timeout_s: float | None = None) -> None:
         """Ticks of the time in which it was paused are not missed. Raises RequestFailed if there is
         no such schedule."""
-        self._request(requests.change_schedule(name, b"--resume"), timeout_s)
+        self._request(requests.confirmed("schedule", name, resume=True), timeout_s)
 
     def run_schedule(self, name: str, *, timeout_s: float | None = None) -> None:
         """Publish its message now, besides the ticks; after a reconnect, perhaps twice. Raises
         RequestFailed if there is no such schedule, or the message can't be published."""
-        self._request(requests.change_schedule(name, b"--run"), timeout_s)
+        self._request(requests.confirmed("schedule", name, run=True), timeout_s)
 
     def unschedule(self, name: str, *, timeout_s: float | None = None) -> None:
         """Remove a schedule, if there is one of this name."""
-        self._request(requests.unschedule(name), timeout_s)
+        self._request(requests.confirmed("unschedule", name), timeout_s)
 
     def schedules(self, *, timeout_s: float | None = None) -> list[dict[str, Any]]:
         """All schedules by name, as `stats` shows them. Needs the permission to inspect the
         server."""
-        found: list[dict[str, Any]] = []
-        page: list[dict[str, Any]] | None = None
-        while page is None or len(page) == requests.PAGE_ROWS:
-            words = requests.page("schedules", page[-1] if page else None, "name")
-            page = self.stats(*words, timeout_s=timeout_s)
-            found += page
-        return found
+        return self._rows("schedules", "name", math.inf, timeout_s)
 
     def peek(
         self,
@@ -714,14 +714,14 @@ class BlockingClient:
 
     def ack_lease(self, queue: str, lease: str, *, timeout_s: float | None = None) -> bool:
         """A received message is processed; whether it was still there under this lease."""
-        return self._lease(queue, lease, timeout_s, ack=True)
+        return self._counted(timeout_s, "lease", queue, lease, ack=True) > 0
 
     def extend_lease(
         self, queue: str, lease: str, for_s: float, *, timeout_s: float | None = None
     ) -> bool:
         """The lease ends so many seconds from now, earlier or later than before; whether it had not
         ended."""
-        return self._lease(queue, lease, timeout_s, for_s=for_s)
+        return self._counted(timeout_s, "lease", queue, lease, for_s=for_s) > 0
 
     def reject_lease(
         self,
@@ -735,10 +735,7 @@ class BlockingClient:
     ) -> bool:
         """A received message goes back, as by `reject`; whether its lease had not ended."""
         how = {"reject": True, "delay_s": delay_s, "dead": dead, "reason": reason}
-        return self._lease(queue, lease, timeout_s, **how)
-
-    def _lease(self, queue: str, lease: str, timeout_s: float | None, **how: Any) -> bool:
-        return self._counted(requests.lease(queue, lease, how), timeout_s) > 0
+        return self._counted(timeout_s, "lease", queue, lease, **how) > 0
 
     def _ask_lines(self, body: bytes, lines: list[bytes], call: Call) -> bytes:
         call.lines = lines
@@ -749,7 +746,8 @@ class BlockingClient:
     ) -> int:
         """Drop ready messages with sequence numbers below `seq` and return their number. With an
         `epoch`, only if the queue still has this epoch."""
-        return self._counted(requests.trim(queue, seq, epoch), timeout_s, queue)
+        number = requests.sequence_number(seq)
+        return self._counted(timeout_s, "trim", queue, number, epoch=epoch)
 
     def reason(self, error_id: str, *, timeout_s: float | None = None) -> str | None:
         """The reason of an error reply; `error_id` is that of RequestFailed. None if the server no

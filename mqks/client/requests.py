@@ -33,6 +33,7 @@ from mqks.protocol.escapes import escape
 from mqks.protocol.meta import check_meta
 from mqks.protocol.requests import (
     ACTIONS,
+    ALL,
     EXISTING,
     KEEP,
     POLICY_FIELDS,
@@ -353,6 +354,13 @@ def request(action: str, arguments: Iterable[str]) -> bytes:
     return b" ".join(words)
 
 
+def confirmed(action: str, *words: str | bytes, **values: Any) -> bytes:
+    """An action that asks for a confirm: names or `ALL`, and `values` as in `flags`. Raises
+    InvalidRequest."""
+    names = (word if word == ALL else name(word) for word in words)
+    return b" ".join([action.encode(), b"--confirm", *names, *flags(action, values)])
+
+
 def set_name(client_name: str) -> bytes:
     """Raises InvalidRequest."""
     return b"set_name " + name(client_name)
@@ -556,17 +564,6 @@ def delete_queue(queue: str, when_unused: float | bool = False) -> bytes:
     return b" ".join(words)
 
 
-def purge(queue: str, scheduled: bool, choice: "Choice") -> bytes:
-    values = {"scheduled": scheduled, **choice}
-    return b" ".join([b"purge --confirm", name(queue), *flags("purge", values)])
-
-
-def one_or_all(action: bytes, queue: str, message_id: str | None) -> bytes:
-    """A cancel or a promote."""
-    which = b"--all" if message_id is None else name(message_id)
-    return b"%b --confirm %b %b" % (action, name(queue), which)
-
-
 class Timing(TypedDict, total=False):
     """When the ticks of a schedule are."""
 
@@ -606,15 +603,6 @@ def schedule(of: str, cron: str | None, event: str, data: Data, options: Schedul
     flag, raw = published(data)
     words = [timed(of, cron, timing), *flags("publish", given), *flag.split(), name(event), raw]
     return b" ".join(words)
-
-
-def change_schedule(of: str, flag: bytes) -> bytes:
-    """`flag` is one of `--pause`, `--resume` and `--run`."""
-    return b" ".join([b"schedule --confirm", name(of), flag])
-
-
-def unschedule(of: str) -> bytes:
-    return b"unschedule --confirm " + name(of)
 
 
 class Selection(TypedDict, total=False):
@@ -665,14 +653,6 @@ def stats_told(answer: bytes) -> Any:
         raise ProtocolViolation(f"the peer sent {answer[:80]!r} instead of JSON") from None
 
 
-def move(source: str, to: str, choice: Choice) -> bytes:
-    return b" ".join([b"move --confirm", name(source), name(to), *flags("move", choice)])
-
-
-def redrive(queue: str, to: str | None, choice: Choice) -> bytes:
-    return b" ".join([b"redrive --confirm", name(queue), *flags("redrive", {"to": to, **choice})])
-
-
 def tail(events: Iterable[str], queue: str | None) -> bytes:
     """The arguments of a tail."""
     words = [*flags("tail", {"queue": queue}), *_names(events)]
@@ -692,11 +672,6 @@ def receive(queue: str, limit: int, lease_s: float | None, wait_s: float) -> byt
     return b" ".join([b"receive", name(queue), *flags("receive", values)])
 
 
-def lease(queue: str, lease: str, values: Mapping[str, Any]) -> bytes:
-    words = name(queue), name(lease), *flags("lease", values)
-    return b" ".join([b"lease --confirm", *words])
-
-
 def peek_goes_on(answer: bytes) -> int | None:
     """From the end of a reply to `peek`: the number after which there may be more messages."""
     number = answer.removeprefix(PEEK_GOES_ON)
@@ -711,13 +686,9 @@ def is_peek_end(text: bytes) -> bool:
 PEEK_GOES_ON = b"--end after="
 
 
-def reject_some(consumer: str, selection: Selection) -> bytes:
-    return b" ".join([b"reject --confirm", name(consumer), b"--all", *flags("reject", selection)])
-
-
-def trim(queue: str, seq: int, epoch: str | None = None) -> bytes:
-    number = b"%d" % count("seq", seq, SEQ_MAX, 0)
-    return b" ".join([b"trim --confirm", name(queue), number, *flags("trim", {"epoch": epoch})])
+def sequence_number(seq: int) -> bytes:
+    """Raises TypeError, InvalidRequest."""
+    return b"%d" % count("seq", seq, SEQ_MAX, 0)
 
 
 def reason(error_id: str) -> bytes:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from itertools import accumulate, count, starmap
 from math import inf
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any
 
 from mqks.client import failures, requests
 from mqks.client.errors import (
@@ -103,14 +103,6 @@ class Call:
             raise PublishFailed(count - len(self.failed), sorted(starmap(failed, self.failed)))
         self.result()
         return sum(map(len, self.ids))
-
-
-class Setup(TypedDict, total=False):
-    """What every session gets; see there."""
-
-    prefix: Required[str]
-    jitter: Required[Callable[[], float]]
-    guard: Callable[[Settle], Settle]
 
 
 class Session:
@@ -498,12 +490,7 @@ class ConsumerSession(Session):
     """Whether deliveries have attributes that nobody asked for."""
 
     def __init__(
-        self,
-        options: Options,
-        credentials: Sequence[str],
-        *,
-        arguments: bytes,
-        **more: Unpack[Setup],
+        self, options: Options, credentials: Sequence[str], *, arguments: bytes, **more: Any
     ) -> None:
         super().__init__(options, credentials, **more)
         self.ready: deque[Message] = deque()
@@ -763,12 +750,7 @@ class ReplySession(ConsumerSession):
     """The consumer of a queue of its own, to which come the replies to what services are asked."""
 
     def __init__(
-        self,
-        options: Options,
-        credentials: Sequence[str],
-        *,
-        queue: str,
-        **more: Unpack[Setup],
+        self, options: Options, credentials: Sequence[str], *, queue: str, **more: Any
     ) -> None:
         rule = REPLIES_KEPT_S
         arguments = requests.consume(queue, [queue], delete_when_unused=rule, prefetch=0, meta=True)

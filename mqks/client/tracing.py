@@ -15,10 +15,9 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
-from types import TracebackType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mqks.client import requests
 from mqks.client.errors import InvalidRequest, PublishFailed
@@ -346,18 +345,13 @@ class TracedProcessing(Processing):
 
     def __init__(self, message: TracedMessage) -> None:
         super().__init__(message)
-        self._span: AbstractContextManager[None] = message.tracing.process(message, is_alone=False)
+        self._span: Any = message.tracing.process(message, is_alone=False)
 
     def __enter__(self) -> Message:
         self._span.__enter__()
         return super().__enter__()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             super().__exit__(kind, error, trace)
         finally:

@@ -824,71 +824,45 @@ class PolicyField(NamedTuple):
     journal, clients, `mqks set-queue` and the page all take it from here."""
 
     name: str
-    flag: bytes
     read: Reader
     value: str
     """What to write, as in `N`, or all there is, as in `yes|no`."""
     help: str
 
+    @property
+    def flag(self) -> bytes:
+        return b"--" + self.name.removesuffix("_s").replace("_", "-").encode()
 
-_COUNT, _MOST = _number(0, COUNT_MAX), _number(1, SEQ_MAX)
-_OVERFLOW = partial(_one_of, {b"reject": "reject", b"drop": "drop"})
-_KEY = partial(_one_of, {b"key": "key"})
-_YES_NO = partial(_one_of, {b"yes": True, b"no": False})
-POLICY = (
-    PolicyField("retries", b"--retries", _COUNT, "N", "Rejects after which a message is dead."),
-    PolicyField(
-        "losses", b"--losses", _COUNT, "N", "Lost consumers after which a message is dead."
-    ),
-    PolicyField(
-        "deliveries",
-        b"--deliveries",
-        _COUNT,
-        "N",
-        "Deliveries after which a message is dead, however they end.",
-    ),
-    PolicyField(
-        "backoff",
-        BACKOFF,
-        _backoff,
-        "FIRST[,MAX]",
-        "Backoff: seconds before a redelivery; doubles up to MAX.",
-    ),
-    PolicyField("dead_letters", b"--dead-letters", _name, "QUEUE", "The queue for dead messages."),
-    PolicyField("ttl_s", b"--ttl", _duration_s, "SECONDS", "Time to live of a message."),
-    PolicyField("messages_max", b"--messages-max", _MOST, "N", "The most messages in the queue."),
-    PolicyField("bytes_max", b"--bytes-max", _MOST, "N", "The most bytes in the queue."),
-    PolicyField(
-        "overflow",
-        b"--overflow",
-        _OVERFLOW,
-        "reject|drop",
-        "At a limit: reject publishes, or drop the oldest.",
-    ),
-    PolicyField(
-        "single_consumer",
-        b"--single-consumer",
-        _YES_NO,
-        "yes|no",
-        "Deliver to one consumer at a time.",
-    ),
-    PolicyField(
-        "ack_timeout_s",
-        ACK_TIMEOUT,
-        _duration_s,
-        "SECONDS",
-        "Ack timeout, after which a message is redelivered.",
-    ),
-    PolicyField("ordered", b"--ordered", _KEY, "key", "Deliver the messages of a key in order."),
-    PolicyField("fair", b"--fair", _KEY, "key", "Let the keys of messages take turns."),
-    PolicyField(
-        "labels",
-        b"--labels",
-        partial(check_meta, reserved=True, bytes_max=LABELS_BYTES_MAX),
-        "KEY=VALUE[&...]",
-        "Labels, for people and programs that manage queues.",
-    ),
+
+_Kind = tuple[Reader, str]
+_COUNT: _Kind = _number(0, COUNT_MAX), "N"
+_MOST: _Kind = _number(1, SEQ_MAX), "N"
+_SECONDS: _Kind = _duration_s, "SECONDS"
+_BACKOFF: _Kind = _backoff, "FIRST[,MAX]"
+_OVERFLOW: _Kind = partial(_one_of, {b"reject": "reject", b"drop": "drop"}), "reject|drop"
+_YES_NO: _Kind = partial(_one_of, {b"yes": True, b"no": False}), "yes|no"
+_KEY: _Kind = partial(_one_of, {b"key": "key"}), "key"
+_LABELS: _Kind = (
+    partial(check_meta, reserved=True, bytes_max=LABELS_BYTES_MAX),
+    "KEY=VALUE[&...]",
 )
+_POLICY = {
+    "retries": (_COUNT, "Rejects after which a message is dead."),
+    "losses": (_COUNT, "Lost consumers after which a message is dead."),
+    "deliveries": (_COUNT, "Deliveries after which a message is dead, however they end."),
+    "backoff": (_BACKOFF, "Backoff: seconds before a redelivery; doubles up to MAX."),
+    "dead_letters": ((_name, "QUEUE"), "The queue for dead messages."),
+    "ttl_s": (_SECONDS, "Time to live of a message."),
+    "messages_max": (_MOST, "The most messages in the queue."),
+    "bytes_max": (_MOST, "The most bytes in the queue."),
+    "overflow": (_OVERFLOW, "At a limit: reject publishes, or drop the oldest."),
+    "single_consumer": (_YES_NO, "Deliver to one consumer at a time."),
+    "ack_timeout_s": (_SECONDS, "Ack timeout, after which a message is redelivered."),
+    "ordered": (_KEY, "Deliver the messages of a key in order."),
+    "fair": (_KEY, "Let the keys of messages take turns."),
+    "labels": (_LABELS, "Labels, for people and programs that manage queues."),
+}
+POLICY = [PolicyField(name, *kind, help) for name, (kind, help) in _POLICY.items()]
 POLICY_FLAGS = {field.flag: field.read for field in POLICY}
 DURATIONS = frozenset((BACKOFF, b"--ttl", b"--ack-timeout"))
 POLICY_FIELDS = {field.flag: field.name for field in POLICY}

@@ -38,8 +38,7 @@ from mqks.server.history import History
 from mqks.server.metrics import queue_lines, registry_of, standby_registry
 from mqks.server.steps import done
 from mqks.settings import Settings, is_loopback
-from mqks.sqs.app import OpenInside, Sqs
-from mqks.users import Users
+from mqks.sqs.app import Sqs
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """The text format that every version of Prometheus reads."""
@@ -181,45 +180,14 @@ async def serve(
             tasks.cancel_scope.cancel()
 
 
-async def _serve_door(door: Api | Sqs, sock: socket.socket, connections_max: int) -> None:
+async def serve_door(door: Api | Sqs, sock: socket.socket, connections_max: int) -> None:
+    """The same for the HTTP API, or that of SQS."""
     async with anyio.create_task_group() as tasks:
         await tasks.start(door.run)
         try:
             await _answer(sock, door.app(_api_failed), connections_max)
         finally:
             tasks.cancel_scope.cancel()
-
-
-async def serve_api(
-    sock: socket.socket,
-    settings: Settings,
-    open_inside: Callable[[str, bool], Awaitable[socket.socket]],
-    connections_max: int,
-) -> None:
-    """The same for the HTTP API."""
-    api = Api(
-        open_inside,
-        with_users=settings.users is not None,
-        line_bytes_max=settings.line_bytes_max,
-    )
-    await _serve_door(api, sock, connections_max)
-
-
-async def serve_sqs(
-    sock: socket.socket,
-    settings: Settings,
-    open_inside: OpenInside,
-    users: Callable[[], Users],
-    connections_max: int,
-) -> None:
-    """The same for the SQS API."""
-    sqs = Sqs(
-        open_inside,
-        users,
-        with_users=settings.users is not None,
-        line_bytes_max=settings.line_bytes_max,
-    )
-    await _serve_door(sqs, sock, connections_max)
 
 
 async def serve_standby(sock: socket.socket, why: Callable[[], str], connections_max: int) -> None:

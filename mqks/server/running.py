@@ -196,7 +196,7 @@ async def serve(
         starting.cancel()
         with anyio.CancelScope(shield=True):
             if journal:
-                await journal.close()
+                await journal.store.close()
 
 
 def _report(line: str) -> None:

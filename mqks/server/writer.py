@@ -71,7 +71,7 @@ class Writer:
         self._state = State()
         self._low: LowDiskSpace | None = None
         """Seen, and not yet acted upon by the task."""
-        self._busy = False
+        self.busy = False
         """The task has the journal."""
         self.stopping = False
         self._ended = False
@@ -123,13 +123,13 @@ class Writer:
             # It is known already that the messages cannot be written.
             if broker.pending.waiters:
                 self._wake.set()
-        elif self._busy or state.failure or state.gone:
+        elif self.busy or state.failure or state.gone:
             self._wake.set()
         elif not broker.pending.has_changes:
             self.committed(broker.pending.take())
         elif (
             alone
-            and self._journal.can_write_now
+            and self._journal.store.commit_now is not None
             and broker.pending.records <= AT_ONCE_RECORDS_MAX
             and not broker.pending.has_metadata
             and monotonic() >= self._at_once_from_s
@@ -175,14 +175,9 @@ class Writer:
             # Confirms release consumers, and their deliveries must be written too.
             self._wake.set()
 
-    @property
-    def busy(self) -> bool:
-        """Whether a commit is under way."""
-        return self._busy
-
     def progress(self) -> int | None:
         """Changes with each finished journal step; None while there is nothing to do."""
-        return self._steps if self._busy or self._broker.pending else None
+        return self._steps if self.busy or self._broker.pending else None
 
     def stepped(self) -> None:
         self._steps += 1
@@ -191,7 +186,7 @@ class Writer:
     @property
     def stalls(self) -> bool:
         """Whether a journal step takes so long that nobody should wait for confirms."""
-        return self._busy and monotonic() - self._step_s > STALL_S
+        return self.busy and monotonic() - self._step_s > STALL_S
 
     def stop(self) -> None:
         """Write what is pending, then end `run`."""
@@ -208,7 +203,7 @@ class Writer:
     async def _run(self) -> None:
         while not self.stopping or self._broker.pending:
             self._wake.clear()
-            self._busy, self._step_s = True, monotonic()
+            self.busy, self._step_s = True, monotonic()
             if self._low is not None:
                 await self._leave_full_disk(self._low)
             self._low = None
@@ -218,11 +213,11 @@ class Writer:
                 if self._journal.overdue:
                     await self._tidy(idle=False)
                 if self.stopping and self.disk_full:
-                    self._busy = False
+                    self.busy = False
                     return
             if self._journal.overdue:
                 await self._tidy(idle=False)
-            self._busy = False
+            self.busy = False
             if not self.stopping and not self._broker.pending:
                 await self._rest()
             self.check()
@@ -265,10 +260,10 @@ class Writer:
                 await self._wake.wait()
             if not self._wake.is_set():
                 self._untidy = False
-                self._busy, self._step_s = True, monotonic()
+                self.busy, self._step_s = True, monotonic()
                 while not self._wake.is_set() and await self._tidy(idle=True):
                     pass
-                self._busy = False
+                self.busy = False
         if not self._broker.pending:
             await self._wake.wait()
 

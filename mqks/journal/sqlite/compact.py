@@ -42,7 +42,7 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
         await journal.compact_fully()
         await store.shrink()
     finally:
-        await journal.close()
+        await store.close()
     refuse_wal(path, path)
     return before, _size(path)
 
