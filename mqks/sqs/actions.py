@@ -19,7 +19,7 @@ from mqks.api.clients import TIMEOUT_S
 from mqks.client.async_client import AsyncClient
 from mqks.client.errors import ClientError
 from mqks.client.requests import encoded
-from mqks.sqs import messages, queues
+from mqks.sqs import messages, policies, queues
 from mqks.sqs.errors import SqsError, invalid, missing, wrong
 from mqks.sqs.known import DEDUPLICATION_S, Known
 from mqks.sqs.queues import OWN, RANGES, Queue
@@ -127,9 +127,15 @@ class Actions:
             await client.purge(queue.name, scheduled=True)
 
     async def add_permission(self) -> None:
-        raise SqsError("UnsupportedOperation", queues.NO_POLICY)
+        label, accounts = self._needed("Label"), self.given.get("AWSAccountIds", [])
+        actions = self.given.get("Actions") or self.given.get("ActionNames") or []
+        await self._change_policy(
+            lambda text, arn: policies.allowed(text, arn, label, accounts, actions)
+        )
 
-    remove_permission = add_permission
+    async def remove_permission(self) -> None:
+        label = self._needed("Label")
+        await self._change_policy(lambda text, _: policies.without(text, label))
 
     # -- messages
 
@@ -247,6 +253,13 @@ class Actions:
         async with self.open_client() as client:
             await client.set_queue(name, **policy)
         self.known.forget(name)
+
+    async def _change_policy(self, change: Callable[[str, str], str]) -> None:
+        async with self.known.changes:
+            queue = await self._queue(is_fresh=True)
+            old = queue.labels.get(f"{OWN}Policy", "")
+            new = {"Policy": change(old, queues.arn(self.region, queue.name))}
+            await self._set(queue.name, queues.changed(new, queue.labels))
 
     async def _check_redrive(self, name: str, attributes: Mapping[str, str]) -> None:
         if text := attributes.get("RedrivePolicy"):
@@ -398,5 +411,6 @@ def _lease(queue: Queue, given: Mapping[str, Any]) -> str:
         told = ""
     name, _, lease = told.partition(" ")
     if name != queue.name or not lease or " " in lease:
-        raise SqsError("ReceiptHandleIsInvalid", "The input receipt handle is invalid.", 404)
-    return lease
+        why = f'"{handle:.1000}" is not a valid receipt handle' if "Id" in given else "is invalid"
+        raise SqsError("ReceiptHandleIsInvalid", f"The input receipt handle {why}.", 404)
+    return lease if queue.is_fifo else f"{lease.rpartition('.')[0]}.0"  # Of whoever has it now.

@@ -19,6 +19,7 @@ _SINGULAR: Final = frozenset(
     (
         *("Attribute", "MessageAttribute", "MessageSystemAttribute", "Tag", "TagKey"),
         *("AttributeName", "MessageAttributeName", "MessageSystemAttributeName"),
+        *("AWSAccountId", "ActionName"),
     )
 )
 """Lists of a form; in JSON their names have an s."""

@@ -32,7 +32,7 @@ class Receiver(Taker):
         lease_us: int,
         on_left: "Callable[[Receiver], None]",
     ) -> None:
-        super().__init__(request_id, manual_ack=True)
+        super().__init__(request_id, manual_ack=True, is_brief=True)
         self.connection = connection
         self.queue = queue
         self.timer: int | None = None
