@@ -153,7 +153,7 @@ def test_names_of_others_hide_no_queue(server: ServerProcess, client: LineClient
         (
             "DeleteMessage",
             {"ReceiptHandle": base64.urlsafe_b64encode(b"q a\nb").decode()},
-            (400, "InvalidParameterValue"),
+            (404, "ReceiptHandleIsInvalid"),
         ),
         (
             "SetQueueAttributes",
