@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from http.client import HTTPResponse
 from pathlib import Path
-from socket import create_connection
+from socket import SO_RCVBUF, SOL_SOCKET, create_connection, socket
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -169,3 +169,25 @@ def test_odd_requests_are_the_senders_fault(
     if isinstance(given, dict):
         given = {"QueueUrl": "q", **given}
     assert ask(server, action, given) == told
+
+
+@pytest.mark.slow
+def test_who_does_not_read_is_closed(server: ServerProcess) -> None:
+    """After 5 to 10 seconds without any progress, or at once for more than all may have."""
+    body = "x" * 1024 * 1024
+    ask(server, "SendMessage", {"QueueUrl": "q", "MessageBody": body})
+    given = b'{"QueueUrl": "q", "VisibilityTimeout": 0}'
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: AmazonSQS.ReceiveMessage\r\n"
+    head += b"Content-Length: %d\r\n\r\n" % len(given)
+    place, files = urlsplit(base_of(server)), Path(f"/proc/{server.pid}/fd")
+    before = len([*files.iterdir()])
+    with ExitStack() as stack:
+        peers = [stack.enter_context(socket()) for _ in range(100)]
+        for peer in peers:
+            peer.setsockopt(SOL_SOCKET, SO_RCVBUF, 4096)
+            peer.connect((place.hostname, place.port))
+            peer.sendall(head + given)
+        until(lambda: len([*files.iterdir()]) > before + len(peers) / 2)
+        until(lambda: len([*files.iterdir()]) < before + 10)
+    [message] = ask(server, "ReceiveMessage", {"QueueUrl": "q"})[1]["Messages"]
+    assert message["Body"] == body

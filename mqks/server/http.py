@@ -11,7 +11,7 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import ClassVar, cast
 from urllib.parse import urlsplit
 
 import anyio
@@ -31,7 +31,7 @@ from mqks.api.app import Api, answer
 from mqks.broker.broker import Broker
 from mqks.broker.requests import stats
 from mqks.journal.journal import Journal
-from mqks.limits import HTTP_CONNECTIONS_MAX
+from mqks.limits import HTTP_CONNECTIONS_MAX, HTTP_UNREAD_BYTES_MAX
 from mqks.page.app import SECURITY, Page
 from mqks.server import log
 from mqks.server.history import History
@@ -51,11 +51,15 @@ STOP_S = 1
 
 class _Protocol(H11Protocol):
     connections_max = HTTP_CONNECTIONS_MAX
+    unread: "ClassVar[dict[_Protocol, int]]"
+    """Long answers that wait for their peers, and their bytes, those first that wait longest."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.made_s = self.loop.time()
         self._is_new = True
+        self._left = 0
+        """Bytes of an answer that its peer had yet to take."""
         if len(self.connections) > self.connections_max:
             waiting = [each for each in cast(set[_Protocol], self.connections) if each.waits]
             min(waiting, key=lambda each: each.made_s, default=self).transport.abort()
@@ -73,7 +77,26 @@ class _Protocol(H11Protocol):
         if not self.cycle or (self.cycle.response_complete and not self.timeout_keep_alive_task):
             self.transport.abort()
         elif not self.transport.is_closing():
+            before, self._left = self._left, self.transport.get_write_buffer_size()
+            if self._left and self._left == before:
+                self.transport.abort()
             self.loop.call_later(REQUEST_S, self._end_silent)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.unread[self] = self.transport.get_write_buffer_size()
+        while len(self.unread) > 1 and sum(self.unread.values()) > HTTP_UNREAD_BYTES_MAX:
+            longest = next(iter(self.unread))
+            del self.unread[longest]
+            longest.transport.abort()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.unread.pop(self, None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.unread.pop(self, None)
 
     def data_received(self, data: bytes) -> None:
         if self._is_new and b"\n" in data:
@@ -221,7 +244,7 @@ async def _answer(sock: socket.socket, app: Starlette, connections_max: int) -> 
         Config(
             # Beyond loopback nobody can know its names.
             _guarded(own) if is_loopback(host) else own,
-            http=type("Protocol", (_Protocol,), {"connections_max": connections_max}),
+            http=type("Protocol", (_Protocol,), {"connections_max": connections_max, "unread": {}}),
             # Event loops accept all at once that wait there, before one can be closed.
             backlog=connections_max // 4,
             ws="none",

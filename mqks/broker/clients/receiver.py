@@ -108,6 +108,12 @@ class Receiver(Taker):
         if not self._taken:
             self.leave()
 
+    def _has(self, number: int, mark: Mark) -> bool:
+        """Whether the lease of a message, whose commit may have taken long, is not over."""
+        now = self.queue.lane.marks.get(number)
+        leased = self.queue.timed().of(mark).numbers
+        return now is not None and now.retry == mark.retry and number in leased
+
     def _written(self, is_written: bool) -> None:
         self.leave()
         connection, queue = self.connection, self.queue
@@ -127,5 +133,6 @@ class Receiver(Taker):
                 % (number, queue.arrived_us(number), epoch, number, mark.retry),
             )
             for number, line, mark in self._taken
+            if self._has(number, mark)
         ]
         connection.write(b"".join([*told, replies.ok(self.id, b"--end")]))
