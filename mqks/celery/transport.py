@@ -223,17 +223,18 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         event = told.removeprefix(b"event=").removesuffix(ESCAPED)
         name, _, retry = event.partition(b",retry=")
         exchange, routing_key = names.published(requests.decoded(name))
+        data = unescape(data) if told.endswith(ESCAPED) else data
+        first, _, body = data.partition(b"\n")
         try:
-            first, _, body = (unescape(data) if told.endswith(ESCAPED) else data).partition(b"\n")
             about = loads(first)
             args = {
                 "body": body,
                 "content_type": about["content-type"],
                 "content_encoding": about["content-encoding"],
-                "headers": about["headers"],
-                "properties": about["properties"],
+                "headers": {**about["headers"]},
+                "properties": {**about["properties"]},
             }
-        except (ValueError, TypeError, KeyError):  # Another program has published it.
+        except Exception:  # Another program has published it, and kombu's types raise anything.
             args = {"body": data, "content_type": "application/json", "content_encoding": "utf-8"}
         return self.Message(
             channel=self,
