@@ -395,9 +395,15 @@ def _bindings(
     return [*added, *named, *_flag(b"--add-mask", masks)]
 
 
-class Bindings(TypedDict, total=False):
-    """The bindings that a consumer adds to its queue, and whether it creates the queue."""
+class Consuming(TypedDict, total=False):
+    """The options of `consume`."""
 
+    auto_ack: bool
+    delete_when_unused: float | bool
+    prefetch: int | None
+    backoff: Backoff | None
+    ack_timeout_s: float | None
+    meta: bool
     masks: Iterable[str]
     replace: bool
     """Whether `events` and `masks` replace all bindings of the queue, for every consumer."""
@@ -624,6 +630,16 @@ class Choice(Selection, total=False):
 
     limit: int | None
     """At most this number, the first ones."""
+
+
+class Selecting(Selection, total=False):
+    """A selection, and how long to wait for what is done with it."""
+
+    timeout_s: float | None
+
+
+class Choosing(Choice, Selecting, total=False):
+    """The same with a limit."""
 
 
 def exists(queue: str) -> tuple[bytes, bytes]:
