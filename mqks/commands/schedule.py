@@ -35,19 +35,12 @@ class Options(TypedDict):
         typer.Option(help=r"What to publish for missed ticks. \[default: skip]"),
     ]
     jitter_s: Annotated[
-        float | None,
-        typer.Option("--jitter", metavar="SECONDS", help="Each tick is late by up to this time."),
+        float | None, "--jitter", "SECONDS", "Each tick is late by up to this time."
     ]
     pause: Annotated[bool, "Add it paused."]
     mandatory: Annotated[bool, "Try a tick again until a queue is bound to the event."]
-    delay_s: Annotated[
-        float | None,
-        typer.Option("--delay", metavar="SECONDS", help="Deliver each message after this time."),
-    ]
-    ttl_s: Annotated[
-        float | None,
-        typer.Option("--ttl", metavar="SECONDS", help="Time to live of a message in a queue."),
-    ]
+    delay_s: Annotated[float | None, "--delay", "SECONDS", "Deliver each message after this time."]
+    ttl_s: Annotated[float | None, "--ttl", "SECONDS", "Time to live of a message in a queue."]
     meta: Annotated[Names, "KEY=VALUE", "An attribute of the messages. Repeatable."]
     to: Annotated[str | None, "QUEUE", "Only this queue gets the messages."]
     priority: Annotated[int | None, "N", "Their priority, from -128 to 127."]
