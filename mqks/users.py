@@ -35,18 +35,6 @@ _HASH_BYTES: Final = 32
 class Permissions:
     """What one user may do."""
 
-    __slots__ = (
-        "admin",
-        "consumes",
-        "eval",
-        "may_bind",
-        "may_bind_mask",
-        "may_consume",
-        "may_publish",
-        "may_read",
-        "monitoring",
-    )
-
     def __init__(
         self,
         publish: Iterable[str] = (),

@@ -225,11 +225,10 @@ class AsyncClient:
     async def _request(self, body: bytes, timeout_s: float | None) -> bytes:
         return await self._ask(lambda call: self._session.request(body, call), timeout_s)
 
-    async def _counted(
-        self, timeout_s: float | None, action: str, place: str, *names: str | bytes, **values: Any
-    ) -> int:
+    async def _counted(self, action: str, place: str, *names: str | bytes, **values: Any) -> int:
         """A number of messages. Where it is 0, perhaps since their queue does not exist, most
         actions do not say so."""
+        timeout_s = values.pop("timeout_s", None)
         body = requests.confirmed(action, place, *names, **values)
         is_checked = action not in ("reject", "lease")
         try:
@@ -444,17 +443,7 @@ class AsyncClient:
         return connection
 
     def consume(
-        self,
-        queue: str,
-        events: Iterable[str] = (),
-        *,
-        auto_ack: bool = False,
-        delete_when_unused: float | bool = False,
-        prefetch: int | None = None,
-        backoff: requests.Backoff | None = None,
-        ack_timeout_s: float | None = None,
-        meta: bool = False,
-        **bindings: Unpack[requests.Bindings],
+        self, queue: str, events: Iterable[str] = (), **options: Unpack[requests.Consuming]
     ) -> "AsyncConsumer":
         """A consumer for `async with`, on a separate connection.
 
@@ -473,18 +462,9 @@ class AsyncClient:
           True: immediately.
         - `meta`: messages include their attributes.
         """
-        arguments = requests.consume(
-            queue,
-            events,
-            auto_ack=auto_ack,
-            delete_when_unused=delete_when_unused,
-            prefetch=prefetch,
-            backoff=backoff,
-            ack_timeout_s=ack_timeout_s,
-            meta=meta or self._tracing is not None,  # It has the trace.
-            **bindings,
-        )
-        return AsyncConsumer(self, queue, arguments)
+        if self._tracing is not None:
+            options["meta"] = True  # It has the trace.
+        return AsyncConsumer(self, queue, requests.consume(queue, events, **options))
 
     def tail(self, *events: str, queue: str | None = None) -> "AsyncTail":
         """Messages as they are published, for `async with`, without consuming them: those that
@@ -572,64 +552,44 @@ class AsyncClient:
         await self._request(body, timeout_s)
 
     async def purge(
-        self,
-        queue: str,
-        *,
-        scheduled: bool = False,
-        timeout_s: float | None = None,
-        **choice: Unpack[requests.Choice],
+        self, queue: str, *, scheduled: bool = False, **choice: Unpack[requests.Choosing]
     ) -> int:
         """Drop ready messages of the queue and return their number: all, or those selected by
         `event` (a mask), `id`, `older_s` (a minimum age in seconds), `where` (attributes) and
         `limit`. With `scheduled`, scheduled messages too."""
-        return await self._counted(timeout_s, "purge", queue, scheduled=scheduled, **choice)
+        return await self._counted("purge", queue, scheduled=scheduled, **choice)
 
-    async def requeue(
-        self,
-        consumer: str,
-        *,
-        timeout_s: float | None = None,
-        **selection: Unpack[requests.Selection],
-    ) -> int:
+    async def requeue(self, consumer: str, **selection: Unpack[requests.Selecting]) -> int:
         """Move unacked messages of a consumer to the end of its queue and return their number:
         all, or those selected by `event` (a mask), `id`, `older_s` (a minimum age in seconds) and
         `where` (attributes)."""
-        chosen = selection or {"older_s": 0.0}
-        return await self._counted(timeout_s, "reject", consumer, ALL, **chosen)
+        if not selection.keys() - {"timeout_s"}:
+            selection["older_s"] = 0.0
+        return await self._counted("reject", consumer, ALL, **selection)
 
     async def cancel(self, queue: str, id: str | None, *, timeout_s: float | None = None) -> int:
         """Drop scheduled messages with this id, or all with None, and return their number."""
-        return await self._counted(timeout_s, "cancel", queue, ALL if id is None else id)
+        which = ALL if id is None else id
+        return await self._counted("cancel", queue, which, timeout_s=timeout_s)
 
     async def promote(self, queue: str, id: str | None, *, timeout_s: float | None = None) -> int:
         """Make scheduled messages with this id ready now, or all with None, and return their
         number."""
-        return await self._counted(timeout_s, "promote", queue, ALL if id is None else id)
+        which = ALL if id is None else id
+        return await self._counted("promote", queue, which, timeout_s=timeout_s)
 
-    async def move(
-        self,
-        source: str,
-        to: str,
-        *,
-        timeout_s: float | None = None,
-        **choice: Unpack[requests.Choice],
-    ) -> int:
+    async def move(self, source: str, to: str, **choice: Unpack[requests.Choosing]) -> int:
         """Move ready messages of a queue to the end of another one and return their number: all,
         or those selected by `event` (a mask), `id`, `older_s` (a minimum age in seconds), `where`
         (attributes) and `limit`."""
-        return await self._counted(timeout_s, "move", source, to, **choice)
+        return await self._counted("move", source, to, **choice)
 
     async def redrive(
-        self,
-        queue: str,
-        *,
-        to: str | None = None,
-        timeout_s: float | None = None,
-        **choice: Unpack[requests.Choice],
+        self, queue: str, *, to: str | None = None, **choice: Unpack[requests.Choosing]
     ) -> int:
         """Move dead letters back to the queues where they died, or `to` this one, and reset their
         retries. Return their number. The selection is that of `move`."""
-        return await self._counted(timeout_s, "redrive", queue, to=to, **choice)
+        return await self._counted("redrive", queue, to=to, **choice)
 
     async def schedule(
         self,
@@ -716,14 +676,16 @@ class AsyncClient:
 
     async def ack_lease(self, queue: str, lease: str, *, timeout_s: float | None = None) -> bool:
         """A received message is processed; whether it was still there under this lease."""
-        return await self._counted(timeout_s, "lease", queue, lease, ack=True) > 0
+        done = await self._counted("lease", queue, lease, ack=True, timeout_s=timeout_s)
+        return done > 0
 
     async def extend_lease(
         self, queue: str, lease: str, for_s: float, *, timeout_s: float | None = None
     ) -> bool:
         """The lease ends so many seconds from now, earlier or later than before; whether it had not
         ended."""
-        return await self._counted(timeout_s, "lease", queue, lease, for_s=for_s) > 0
+        done = await self._counted("lease", queue, lease, for_s=for_s, timeout_s=timeout_s)
+        return done > 0
 
     async def reject_lease(
         self,
@@ -736,8 +698,8 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> bool:
         """A received message goes back, as by `reject`; whether its lease had not ended."""
-        how = {"reject": True, "delay_s": delay_s, "dead": dead, "reason": reason}
-        return await self._counted(timeout_s, "lease", queue, lease, **how) > 0
+        how = {"delay_s": delay_s, "dead": dead, "reason": reason, "timeout_s": timeout_s}
+        return await self._counted("lease", queue, lease, reject=True, **how) > 0
 
     def _ask_lines(self, body: bytes, lines: list[bytes], call: Call) -> bytes:
         call.lines = lines
@@ -749,7 +711,7 @@ class AsyncClient:
         """Drop ready messages with sequence numbers below `seq` and return their number. With an
         `epoch`, only if the queue still has this epoch."""
         number = requests.sequence_number(seq)
-        return await self._counted(timeout_s, "trim", queue, number, epoch=epoch)
+        return await self._counted("trim", queue, number, epoch=epoch, timeout_s=timeout_s)
 
     async def reason(self, error_id: str, *, timeout_s: float | None = None) -> str | None:
         """The reason of an error reply; `error_id` is that of RequestFailed. None if the server no

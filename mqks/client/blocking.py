@@ -223,11 +223,10 @@ class BlockingClient:
     def _request(self, body: bytes, timeout_s: float | None) -> bytes:
         return self._ask(lambda call: self._session.request(body, call), timeout_s)
 
-    def _counted(
-        self, timeout_s: float | None, action: str, place: str, *names: str | bytes, **values: Any
-    ) -> int:
+    def _counted(self, action: str, place: str, *names: str | bytes, **values: Any) -> int:
         """A number of messages. Where it is 0, perhaps since their queue does not exist, most
         actions do not say so."""
+        timeout_s = values.pop("timeout_s", None)
         body = requests.confirmed(action, place, *names, **values)
         is_checked = action not in ("reject", "lease")
         try:
@@ -442,17 +441,7 @@ class BlockingClient:
         return connection
 
     def consume(
-        self,
-        queue: str,
-        events: Iterable[str] = (),
-        *,
-        auto_ack: bool = False,
-        delete_when_unused: float | bool = False,
-        prefetch: int | None = None,
-        backoff: requests.Backoff | None = None,
-        ack_timeout_s: float | None = None,
-        meta: bool = False,
-        **bindings: Unpack[requests.Bindings],
+        self, queue: str, events: Iterable[str] = (), **options: Unpack[requests.Consuming]
     ) -> "BlockingConsumer":
         """A consumer for `with`, on a separate connection.
 
@@ -471,18 +460,9 @@ class BlockingClient:
           True: immediately.
         - `meta`: messages include their attributes.
         """
-        arguments = requests.consume(
-            queue,
-            events,
-            auto_ack=auto_ack,
-            delete_when_unused=delete_when_unused,
-            prefetch=prefetch,
-            backoff=backoff,
-            ack_timeout_s=ack_timeout_s,
-            meta=meta or self._tracing is not None,  # It has the trace.
-            **bindings,
-        )
-        return BlockingConsumer(self, queue, arguments)
+        if self._tracing is not None:
+            options["meta"] = True  # It has the trace.
+        return BlockingConsumer(self, queue, requests.consume(queue, events, **options))
 
     def tail(self, *events: str, queue: str | None = None) -> "BlockingTail":
         """Messages as they are published, for `with`, without consuming them: those that
@@ -570,64 +550,44 @@ class BlockingClient:
         self._request(body, timeout_s)
 
     def purge(
-        self,
-        queue: str,
-        *,
-        scheduled: bool = False,
-        timeout_s: float | None = None,
-        **choice: Unpack[requests.Choice],
+        self, queue: str, *, scheduled: bool = False, **choice: Unpack[requests.Choosing]
     ) -> int:
         """Drop ready messages of the queue and return their number: all, or those selected by
         `event` (a mask), `id`, `older_s` (a minimum age in seconds), `where` (attributes) and
         `limit`. With `scheduled`, scheduled messages too."""
-        return self._counted(timeout_s, "purge", queue, scheduled=scheduled, **choice)
+        return self._counted("purge", queue, scheduled=scheduled, **choice)
 
-    def requeue(
-        self,
-        consumer: str,
-        *,
-        timeout_s: float | None = None,
-        **selection: Unpack[requests.Selection],
-    ) -> int:
+    def requeue(self, consumer: str, **selection: Unpack[requests.Selecting]) -> int:
         """Move unacked messages of a consumer to the end of its queue and return their number:
         all, or those selected by `event` (a mask), `id`, `older_s` (a minimum age in seconds) and
         `where` (attributes)."""
-        chosen = selection or {"older_s": 0.0}
-        return self._counted(timeout_s, "reject", consumer, ALL, **chosen)
+        if not selection.keys() - {"timeout_s"}:
+            selection["older_s"] = 0.0
+        return self._counted("reject", consumer, ALL, **selection)
 
     def cancel(self, queue: str, id: str | None, *, timeout_s: float | None = None) -> int:
         """Drop scheduled messages with this id, or all with None, and return their number."""
-        return self._counted(timeout_s, "cancel", queue, ALL if id is None else id)
+        which = ALL if id is None else id
+        return self._counted("cancel", queue, which, timeout_s=timeout_s)
 
     def promote(self, queue: str, id: str | None, *, timeout_s: float | None = None) -> int:
         """Make scheduled messages with this id ready now, or all with None, and return their
         number."""
-        return self._counted(timeout_s, "promote", queue, ALL if id is None else id)
+        which = ALL if id is None else id
+        return self._counted("promote", queue, which, timeout_s=timeout_s)
 
-    def move(
-        self,
-        source: str,
-        to: str,
-        *,
-        timeout_s: float | None = None,
-        **choice: Unpack[requests.Choice],
-    ) -> int:
+    def move(self, source: str, to: str, **choice: Unpack[requests.Choosing]) -> int:
         """Move ready messages of a queue to the end of another one and return their number: all,
         or those selected by `event` (a mask), `id`, `older_s` (a minimum age in seconds), `where`
         (attributes) and `limit`."""
-        return self._counted(timeout_s, "move", source, to, **choice)
+        return self._counted("move", source, to, **choice)
 
     def redrive(
-        self,
-        queue: str,
-        *,
-        to: str | None = None,
-        timeout_s: float | None = None,
-        **choice: Unpack[requests.Choice],
+        self, queue: str, *, to: str | None = None, **choice: Unpack[requests.Choosing]
     ) -> int:
         """Move dead letters back to the queues where they died, or `to` this one, and reset their
         retries. Return their number. The selection is that of `move`."""
-        return self._counted(timeout_s, "redrive", queue, to=to, **choice)
+        return self._counted("redrive", queue, to=to, **choice)
 
     def schedule(
         self,
@@ -714,14 +674,16 @@ class BlockingClient:
 
     def ack_lease(self, queue: str, lease: str, *, timeout_s: float | None = None) -> bool:
         """A received message is processed; whether it was still there under this lease."""
-        return self._counted(timeout_s, "lease", queue, lease, ack=True) > 0
+        done = self._counted("lease", queue, lease, ack=True, timeout_s=timeout_s)
+        return done > 0
 
     def extend_lease(
         self, queue: str, lease: str, for_s: float, *, timeout_s: float | None = None
     ) -> bool:
         """The lease ends so many seconds from now, earlier or later than before; whether it had not
         ended."""
-        return self._counted(timeout_s, "lease", queue, lease, for_s=for_s) > 0
+        done = self._counted("lease", queue, lease, for_s=for_s, timeout_s=timeout_s)
+        return done > 0
 
     def reject_lease(
         self,
@@ -734,8 +696,8 @@ class BlockingClient:
         timeout_s: float | None = None,
     ) -> bool:
         """A received message goes back, as by `reject`; whether its lease had not ended."""
-        how = {"reject": True, "delay_s": delay_s, "dead": dead, "reason": reason}
-        return self._counted(timeout_s, "lease", queue, lease, **how) > 0
+        how = {"delay_s": delay_s, "dead": dead, "reason": reason, "timeout_s": timeout_s}
+        return self._counted("lease", queue, lease, reject=True, **how) > 0
 
     def _ask_lines(self, body: bytes, lines: list[bytes], call: Call) -> bytes:
         call.lines = lines
@@ -747,7 +709,7 @@ class BlockingClient:
         """Drop ready messages with sequence numbers below `seq` and return their number. With an
         `epoch`, only if the queue still has this epoch."""
         number = requests.sequence_number(seq)
-        return self._counted(timeout_s, "trim", queue, number, epoch=epoch)
+        return self._counted("trim", queue, number, epoch=epoch, timeout_s=timeout_s)
 
     def reason(self, error_id: str, *, timeout_s: float | None = None) -> str | None:
         """The reason of an error reply; `error_id` is that of RequestFailed. None if the server no

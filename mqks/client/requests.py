@@ -14,7 +14,7 @@ from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
 from itertools import compress, product
-from typing import Any, Literal, NamedTuple, TypedDict, cast
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast
 from urllib.parse import quote, urlencode
 from uuid import UUID
 
@@ -395,9 +395,15 @@ def _bindings(
     return [*added, *named, *_flag(b"--add-mask", masks)]
 
 
-class Bindings(TypedDict, total=False):
-    """The bindings that a consumer adds to its queue, and whether it creates the queue."""
+class Consuming(TypedDict, total=False):
+    """The options of `consume`."""
 
+    auto_ack: bool
+    delete_when_unused: float | bool
+    prefetch: int | None
+    backoff: Backoff | None
+    ack_timeout_s: float | None
+    meta: bool
     masks: Iterable[str]
     replace: bool
     """Whether `events` and `masks` replace all bindings of the queue, for every consumer."""
@@ -407,41 +413,30 @@ class Bindings(TypedDict, total=False):
     """Deprecated: the contrary of `auto_ack`."""
 
 
-def consume(
-    queue: str,
-    events: Iterable[str] = (),
-    auto_ack: bool = False,
-    delete_when_unused: float | bool = False,
-    masks: Iterable[str] = (),
-    prefetch: int | None = None,
-    meta: bool = False,
-    replace: bool = False,
-    create: bool | None = None,
-    backoff: Backoff | None = None,
-    ack_timeout_s: float | None = None,
-    manual_ack: bool | None = None,
-) -> bytes:
+def consume(queue: str, events: Iterable[str] = (), **options: Unpack[Consuming]) -> bytes:
     """The arguments of a consume."""
+    auto_ack, manual_ack = options.get("auto_ack", False), options.get("manual_ack")
     if manual_ack is not None:
         told = "manual_ack is the default; write auto_ack=True for the other"
         warnings.warn(told, DeprecationWarning, stacklevel=4)
         auto_ack = not manual_ack
-    bindings = _bindings("consume", events, masks, replace)
+    bindings = _bindings("consume", events, options.get("masks", ()), options.get("replace", False))
     words = [name(queue), *bindings]
-    if not (bool(bindings) if create is None else create):
+    if not (bool(bindings) if (create := options.get("create")) is None else create):
         words.append(EXISTING)
-    if delete_when_unused is not False:
-        words.append(DeleteRule(_delay_s(delete_when_unused)).flag())
+    if (rule := options.get("delete_when_unused", False)) is not False:
+        words.append(DeleteRule(_delay_s(rule)).flag())
+    held = {key: options.get(key) for key in ("prefetch", "backoff", "ack_timeout_s")}
     if not auto_ack:
         words.append(b"--manual-ack")
-    elif prefetch or backoff or ack_timeout_s:
+        if held["prefetch"] is None:
+            held["prefetch"] = PREFETCH
+    elif any(held.values()):
         raise InvalidRequest(
             "prefetch, backoff and ack_timeout_s are for unacked messages, and auto_ack leaves none"
         )
-    if prefetch is None:
-        prefetch = 0 if auto_ack else PREFETCH
-    more = {"prefetch": prefetch or None, "backoff": backoff, "ack_timeout_s": ack_timeout_s}
-    return b" ".join([*words, *flags("consume", {**more, "meta": meta})])
+    held["prefetch"] = held["prefetch"] or None
+    return b" ".join([*words, *flags("consume", {**held, "meta": options.get("meta")})])
 
 
 def with_prefetch(arguments: bytes, prefetch: int) -> bytes:
@@ -624,6 +619,16 @@ class Choice(Selection, total=False):
 
     limit: int | None
     """At most this number, the first ones."""
+
+
+class Selecting(Selection, total=False):
+    """A selection, and how long to wait for what is done with it."""
+
+    timeout_s: float | None
+
+
+class Choosing(Choice, Selecting, total=False):
+    """The same with a limit."""
 
 
 def exists(queue: str) -> tuple[bytes, bytes]:

@@ -401,15 +401,13 @@ class Session:
         """Look at the time; False when the connection has been silent for too long."""
         if now_s < self.deadline_s:
             return True
-        if self._pinged or self._is_unanswered(now_s):
+        is_greeting = self.state is State.GREETING
+        if self._pinged or (is_greeting and now_s >= self._heard_s + self.greeting_s):
             return False
         self._pinged = True
         if self.state is State.UP:
             self._put(b"%b ping alive\n" % self.new_id())
         return True
-
-    def _is_unanswered(self, now_s: float) -> bool:
-        return self.state is State.GREETING and now_s >= self._heard_s + self.greeting_s
 
     @property
     def silence(self) -> str:

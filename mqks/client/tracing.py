@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from mqks.client import requests
 from mqks.client.errors import InvalidRequest, PublishFailed
-from mqks.client.messages import Message, MetaMessage, Processing, Settle, settled
+from mqks.client.messages import Message, MetaMessage, Processing, settled
 from mqks.client.urls import Address
 from mqks.errors import ConfigurationError
 from mqks.version import __version__
@@ -314,15 +314,8 @@ class TracedMessage(MetaMessage):
     tracing: ClassVar[Tracing]
     queue: ClassVar[str]
 
-    def __init__(
-        self,
-        consumer_id: bytes,
-        message_id: bytes,
-        event: bytes,
-        data: bytes,
-        settle: Settle | None,
-    ) -> None:
-        super().__init__(consumer_id, message_id, event, data, settle)
+    def __init__(self, *told: Any) -> None:
+        super().__init__(*told)
         self.context: Context | None = None
         """Of its process span, also after that has ended."""
 

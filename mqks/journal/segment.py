@@ -112,17 +112,7 @@ def encode(sections: Sequence[Section]) -> tuple[bytes, list[bytes]]:
     for section in sections:
         runs, acks = section.runs, section.acks
         short, long = _packed(section.marks)
-        pieces.append(
-            SECTION.pack(
-                section.queue_id,
-                section.next_seq,
-                section.cursor,
-                len(runs),
-                len(acks),
-                len(short),
-                len(long),
-            )
-        )
+        pieces.append(SECTION.pack(*section[:3], len(runs), len(acks), len(short), len(long)))
         for first, time_us, lines in runs:
             key = (id(lines[0]), id(lines[-1]), len(lines))
             twin = shared.get(key)

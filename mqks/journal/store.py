@@ -17,7 +17,9 @@ exists.
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
+
+from anyio import CancelScope
 
 from mqks.broker.log.pending import Entry, ErrorRecord, QueueState
 from mqks.broker.message.policy import DEFAULT
@@ -242,6 +244,13 @@ class Store:
         """The server ends: a commit that still waits may fail with JournalFailed."""
 
     async def close(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        with CancelScope(shield=True):
+            await self.close()
 
 
 def changed_queues(

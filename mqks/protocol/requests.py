@@ -471,6 +471,11 @@ _FLAG = re.compile(r"(?<!{msg_id}\|)(--[a-z-]+)(\[?=)?( {)?")
 
 def _plain(action: Action, rest: bytes, names_max: int) -> Any:
     """Words, and flags anywhere."""
+    return action.made(*_told(action, rest))
+
+
+def _told(action: Action, rest: bytes) -> tuple[list[bytes], dict[str, Any]]:
+    """The words, and the values of the flags."""
     words: list[bytes] = []
     found: dict[str, Any] = {}
     for argument in _arguments(action.name, rest):
@@ -479,7 +484,7 @@ def _plain(action: Action, rest: bytes, names_max: int) -> Any:
             words.append(argument)
         else:
             action.take(argument, found)
-    return action.made(words, found)
+    return words, found
 
 
 def _with_data(action: Action, rest: bytes, names_max: int) -> Any:
@@ -524,13 +529,7 @@ def _with_publish(action: Action, rest: bytes, names_max: int) -> Any:
     rest, is_one, line = rest.partition(b" publish ")
     if is_one and len(line) > SCHEDULE_BYTES_MAX:
         raise action.error(f"publish has {len(line)} bytes, the limit is {SCHEDULE_BYTES_MAX}")
-    words: list[bytes] = []
-    found: dict[str, Any] = {}
-    for argument in _arguments(action.name, rest):
-        if argument[:2] == b"--":
-            action.take(argument, found)
-        else:
-            words.append(argument)
+    words, found = _told(action, rest)
     if is_one:
         found |= {"publish": ACTIONS[b"publish"].parse(line, names_max), "line": line}
     return action.made(words, found)
@@ -619,7 +618,8 @@ def _number(least: int, most: int) -> Reader:
 
 
 def _whole_number(value: bytes, least: int, most: int) -> int:
-    if not value.isdigit() or len(value) > 19 or not least <= int(value) <= most:
+    digits = value.removeprefix(b"-") if least < 0 else value
+    if not digits.isdigit() or len(digits) > 19 or not least <= int(value) <= most:
         raise BadRequest(f"{shown(value)} is not a whole number from {least} to {most}")
     return int(value)
 
@@ -649,15 +649,6 @@ def _duration_s(value: bytes) -> float:
     if not seconds:
         raise BadRequest(f"{shown(value)} is not a number of seconds greater than 0")
     return max(seconds, 1e-6)
-
-
-def _priority(value: bytes) -> int:
-    digits = value.removeprefix(b"-")
-    if not digits.isdigit() or len(digits) > 3 or not PRIORITY_MIN <= int(value) <= PRIORITY_MAX:
-        raise BadRequest(
-            f"{shown(value)} is not a whole number from {PRIORITY_MIN} to {PRIORITY_MAX}"
-        )
-    return int(value)
 
 
 def _name(value: bytes) -> bytes:
@@ -762,10 +753,6 @@ def _lease(queue: bytes, lease: bytes, **values: Any) -> Lease:
     return Lease(queue, lease, **values)
 
 
-def _set_queue(queue: bytes, reset: bool = False, **changes: Any) -> SetQueue:
-    return SetQueue(queue, changes, reset)
-
-
 def _short_text(value: bytes) -> str:
     if len(value) > CRON_BYTES_MAX:
         raise BadRequest(f"{shown(value)} has {len(value)} bytes, the limit is {CRON_BYTES_MAX}")
@@ -796,10 +783,6 @@ def _tail(*words: bytes, queue: bytes | None = None) -> WantedTail:
     for mask in masks:
         check_bound(mask)
     return WantedTail(queue, [word for word in words if b"*" not in word], masks)
-
-
-def _stats(*words: bytes, **values: Any) -> Stats:
-    return Stats(words, **values)
 
 
 def _only(value: Any = None, worker: int = 0) -> Any:
@@ -891,7 +874,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--missed": ("missed", partial(_one_of, {b"skip": "skip", b"one": "one"})),
     "--older": ("older_us", _delay_us),
     "--once": ("once_s", _duration_s),
-    "--priority": ("priority", _priority),
+    "--priority": ("priority", _number(PRIORITY_MIN, PRIORITY_MAX)),
     "--prefetch": ("prefetch", _number(1, COUNT_MAX)),
     "--queue": ("queue", _any_name),
     "--reason": ("why", check_reason),
@@ -1014,7 +997,7 @@ _TABLE = (
         "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] "
         "[--ordered=key] [--fair=key] [--labels={key}={value}[&...]] [--reset]",
-        _set_queue,
+        lambda queue, reset=False, **changes: SetQueue(queue, changes, reset),
         {"queue": "consume", "dead_letters": "consume"},
         confirm_anywhere=True,
     ),
@@ -1043,7 +1026,7 @@ _TABLE = (
     Action(
         "stats",
         "[{what} [{name}]] [--after={key}] [--then={key}|--mask={mask}] [--limit={n}]",
-        _stats,
+        lambda *words, **values: Stats(words, **values),
         {"words": "monitoring"},
     ),
     Action(

@@ -134,7 +134,7 @@ NAMES: Final[tuple[str, ...]] = (
 )
 
 
-@dataclass
+@dataclass(eq=False)  # The registry has it as a key.
 class _Collector(Collector):
     _settings: Settings
     _broker: Broker
