@@ -223,7 +223,7 @@ def test_in_memory(story: Story, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@each(STORIES)
+@each(story for story in STORIES if story.needs_a_process)
 def test_in_postgresql(story: Story, postgres: Postgres) -> None:
     played(story, lambda _: PostgresWorld(postgres, story))
 
