@@ -241,32 +241,39 @@ def test_who_goes_while_waiting_takes_nothing_away(server: ServerProcess, sqs: S
     assert until(lambda: received(sqs, url))[0]["Body"] == "x"
 
 
-def test_maximum_receives_and_a_move_task(sqs: Sqs) -> None:
+def test_maximum_receives_and_a_move_task(tmp_path: Path, server: ServerProcess) -> None:
+    sqs = connected(server)
     dead = new(sqs, "dead")
     arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]
     redrive = {"deadLetterTargetArn": arn["QueueArn"], "maxReceiveCount": "2"}
     url = new(sqs, RedrivePolicy=json.dumps(redrive))
-    ids = {sqs.send_message(QueueUrl=url, MessageBody=str(n))["MessageId"] for n in range(5)}
+    ids = {sqs.send_message(QueueUrl=url, MessageBody=str(n))["MessageId"] for n in range(20)}
     for _ in range(2):
         until(lambda: len(received(sqs, url, VisibilityTimeout=0)) == 0)
     found = until(lambda: received(sqs, dead, VisibilityTimeout=0))
     assert {each["MessageId"] for each in found} <= ids
     source = found[0]["Attributes"]["DeadLetterQueueSourceArn"]
     assert source == "arn:aws:sqs:eu-north-1:000000000000:q"
-    until(lambda: counts(sqs, dead)[0] == 5)
+    until(lambda: counts(sqs, dead)[0] == 20)
     start = sqs.start_message_move_task
     assert refusal(lambda: start(SourceArn=source))[0] == "InvalidParameterValue"
-    handle = start(SourceArn=arn["QueueArn"], MaxNumberOfMessagesPerSecond=1)["TaskHandle"]
-    assert "UnsupportedOperation" in refusal(lambda: start(SourceArn=arn["QueueArn"]))[0]
-    sqs.cancel_message_move_task(TaskHandle=handle)
-    tasks = sqs.list_message_move_tasks
-    status = "CANCELLED"
-    until(lambda: tasks(SourceArn=arn["QueueArn"])["Results"][0]["Status"] == status)
-    start(SourceArn=arn["QueueArn"])
-    status = "COMPLETED"
-    until(lambda: tasks(SourceArn=arn["QueueArn"])["Results"][0]["Status"] == status)
-    assert (counts(sqs, url)[0], counts(sqs, dead)[0]) == (5, 0)
-    assert len(tasks(SourceArn=arn["QueueArn"], MaxResults=10)["Results"]) == 2
+    slow = {"SourceArn": arn["QueueArn"], "MaxNumberOfMessagesPerSecond": 1}
+    start(**slow)
+    assert "UnsupportedOperation" in refusal(lambda: start(**slow))[0]
+    server.kill()
+    with ServerProcess(tmp_path / "mqks.db", "--sqs-port", "0") as again:
+        sqs = connected(again)
+        start, tasks = sqs.start_message_move_task, sqs.list_message_move_tasks
+        [task] = tasks(SourceArn=arn["QueueArn"])["Results"]
+        assert (task["Status"], "TaskHandle" in task) == ("FAILED", False)
+        sqs.cancel_message_move_task(TaskHandle=start(**slow)["TaskHandle"])
+        status = "CANCELLED"
+        until(lambda: tasks(SourceArn=arn["QueueArn"])["Results"][0]["Status"] == status)
+        start(SourceArn=arn["QueueArn"])
+        status = "COMPLETED"
+        until(lambda: tasks(SourceArn=arn["QueueArn"])["Results"][0]["Status"] == status)
+        assert (counts(sqs, url)[0], counts(sqs, dead)[0]) == (20, 0)
+        assert len(tasks(SourceArn=arn["QueueArn"], MaxResults=10)["Results"]) == 2
 
 
 # -------------------------------------------------------------------------------------------- FIFO
@@ -447,11 +454,26 @@ def test_a_body_has_a_mebibyte(sqs: Sqs, client: BlockingClient) -> None:
     assert refusal(lambda: sqs.send_message(QueueUrl=url, MessageBody=too_long))[1] == 400
     longest = "a" * (5 * MIB)
     assert refusal(lambda: sqs.send_message(QueueUrl=url, MessageBody=longest))[1] == 413
-    value = {"DataType": "String", "StringValue": "x" * 4096}
-    told = refusal(
-        lambda: sqs.send_message(QueueUrl=url, MessageBody="x", MessageAttributes={"a": value})
-    )
-    assert told == ("InvalidParameterValue", 400)
+    large: dict[str, Any] = {
+        "text": {"DataType": "String", "StringValue": "\n" * (MIB // 2)},
+        "raw": {"DataType": "Binary.x", "BinaryValue": bytes(MIB // 4)},
+    }
+    sent = sqs.send_message(QueueUrl=url, MessageBody="body", MessageAttributes=large)
+    [plain] = client.peek("q")
+    assert plain.data.startswith(b"body")
+    assert len(plain.data) == 4 + int(plain.meta["sqs.attributes-bytes"])
+    [message] = received(sqs, url)
+    assert (message["Body"], message["MessageAttributes"]) == ("body", large)
+    assert message["MD5OfMessageAttributes"] == sent["MD5OfMessageAttributes"]
+    sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    large["raw"]["BinaryValue"] = bytes(MIB // 2)
+    send = partial(sqs.send_message, QueueUrl=url, MessageBody="x", MessageAttributes=large)
+    assert refusal(send) == ("InvalidParameterValue", 400)
+    for size in ("2", "3", "4", "x"):  # Of another door.
+        client.publish("e", b"\0\0\0\xff", to="q", meta={"sqs.attributes-bytes": size})
+    bodies = [each["Body"] for each in received(sqs, url)]
+    assert bodies == ["AAA=", "AA==", "", "AAAA/w=="]
+    sqs.purge_queue(QueueUrl=url)
     assert client.stats("queue", "q")["ready"] == 0
 
 

@@ -4,6 +4,7 @@ The one rule: an action is one method of `Actions`, for both protocols: `send_me
 `SendMessage`. It takes what the JSON protocol has, and returns the answer.
 """
 
+import json
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Mapping
@@ -28,6 +29,7 @@ from mqks.sqs.tasks import source_of
 BATCH_MAX: Final = 10
 BATCH_BYTES_MAX: Final = 1024 * 1024
 PAGE_ROWS: Final = 1000
+MOVE_TASK: Final = f"{OWN}move-task"
 _BATCH_ID: Final = re.compile("[A-Za-z0-9_-]{1,80}")
 Told = dict[str, Any]
 
@@ -104,18 +106,19 @@ class Actions:
             await self._set(queue.name, queues.changed(attributes, queue.labels))
 
     async def tag_queue(self) -> None:
-        async with self.known.changes:
-            queue = await self._queue(is_fresh=True)
-            tags = queues.check_tags(self._needed("Tags"), queue.name, queue.tags)
-            await self._set(queue.name, {"labels": queues.encoded({**queue.labels, **tags})})
+        given = self._needed("Tags")
+        await self._relabel(
+            lambda queue: {**queue.labels, **queues.check_tags(given, queue.name, queue.tags)}
+        )
 
     async def untag_queue(self) -> None:
-        async with self.known.changes:
-            queue = await self._queue(is_fresh=True)
-            if not (gone := self.given.get("TagKeys")):
-                raise wrong("Tag keys must be between 1 and 128 characters in length.")
-            left = {k: v for k, v in queue.labels.items() if k not in gone or k.startswith(OWN)}
-            await self._set(queue.name, {"labels": queues.encoded(left) or None})
+        if not (gone := self.given.get("TagKeys")):
+            raise wrong("Tag keys must be between 1 and 128 characters in length.")
+        await self._relabel(
+            lambda queue: {
+                k: v for k, v in queue.labels.items() if k not in gone or k.startswith(OWN)
+            }
+        )
 
     async def list_queue_tags(self) -> Told:
         tags = (await self._seen()).tags
@@ -129,13 +132,15 @@ class Actions:
     async def add_permission(self) -> None:
         label, accounts = self._needed("Label"), self.given.get("AWSAccountIds", [])
         actions = self.given.get("Actions") or self.given.get("ActionNames") or []
-        await self._change_policy(
-            lambda text, arn: policies.allowed(text, arn, label, accounts, actions)
+        await self._relabel(
+            lambda queue: policies.allowed(
+                queue.labels, queues.arn(self.region, queue.name), label, accounts, actions
+            )
         )
 
     async def remove_permission(self) -> None:
         label = self._needed("Label")
-        await self._change_policy(lambda text, _: policies.without(text, label))
+        await self._relabel(lambda queue: policies.without(queue.labels, label))
 
     # -- messages
 
@@ -208,13 +213,18 @@ class Actions:
             async with self.open_client() as client:
                 return await client.redrive(source.name, to=target, limit=limit)
 
-        return {"TaskHandle": self.known.tasks.start(task, redrive)}
+        async def note(task: Told) -> None:
+            await self._relabel(
+                lambda queue: {**queue.labels, MOVE_TASK: json.dumps(task)}, source.name
+            )
+
+        return {"TaskHandle": await self.known.tasks.start(task, redrive, note)}
 
     async def list_message_move_tasks(self) -> Told:
         arn = self._needed("SourceArn")
-        await self._of_arn("SourceArn", arn)
+        noted = (await self._of_arn("SourceArn", arn)).labels.get(MOVE_TASK, "")
         most = number(self.given, "MaxResults", 1, 10) or 1
-        return {"Results": self.known.tasks.of(arn, most)}
+        return {"Results": self.known.tasks.of(arn, most, noted)}
 
     async def cancel_message_move_task(self) -> Told:
         handle = self._needed("TaskHandle")
@@ -254,12 +264,12 @@ class Actions:
             await client.set_queue(name, **policy)
         self.known.forget(name)
 
-    async def _change_policy(self, change: Callable[[str, str], str]) -> None:
+    async def _relabel(self, change: Callable[[Queue], Mapping[str, str]], name: str = "") -> None:
+        """Set the labels of a queue, by default that of the request."""
         async with self.known.changes:
-            queue = await self._queue(is_fresh=True)
-            old = queue.labels.get(f"{OWN}Policy", "")
-            new = {"Policy": change(old, queues.arn(self.region, queue.name))}
-            await self._set(queue.name, queues.changed(new, queue.labels))
+            name = name or queues.of_url(self.given.get("QueueUrl"))
+            labels = change(await self.known.queue(name, is_fresh=True))
+            await self._set(name, {"labels": queues.encoded(labels) or None})
 
     async def _check_redrive(self, name: str, attributes: Mapping[str, str]) -> None:
         if text := attributes.get("RedrivePolicy"):

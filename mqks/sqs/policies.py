@@ -5,10 +5,13 @@ only allow: what it promises to others they do not get, but one that denies woul
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 from mqks.sqs.errors import SqsError, invalid, missing
 
+POLICY: Final = "sqs.Policy"
+"""The label."""
 ACTIONS_MAX: Final = 7
 _SHARED: Final = (
     *("*", "ChangeMessageVisibility", "DeleteMessage", "GetQueueAttributes", "GetQueueUrl"),
@@ -34,10 +37,12 @@ def checked(text: str) -> dict[str, Any]:
     return dict(policy)
 
 
-def allowed(text: str, arn: str, label: str, accounts: list[str], actions: list[str]) -> str:
-    """The policy of the queue, "" for none, with one more statement. Raises SqsError."""
+def allowed(
+    labels: Mapping[str, str], arn: str, label: str, accounts: list[str], actions: list[str]
+) -> dict[str, str]:
+    """The labels of a queue with one more statement in its policy. Raises SqsError."""
     empty: dict[str, Any] = {"Version": "2012-10-17", "Id": f"{arn}/SQSDefaultPolicy"}
-    policy = checked(text) if text else {**empty, "Statement": []}
+    policy = checked(labels[POLICY]) if POLICY in labels else {**empty, "Statement": []}
     if any(each.get("Sid") == label for each in policy["Statement"]):
         raise invalid("Label", label, "Already exists.")
     if not actions:
@@ -60,13 +65,15 @@ def allowed(text: str, arn: str, label: str, accounts: list[str], actions: list[
         "Action": names if len(names) > 1 else names[0],
         "Resource": arn,
     }
-    return json.dumps({**policy, "Statement": [*policy["Statement"], more]})
+    policy["Statement"].append(more)
+    return {**labels, POLICY: json.dumps(policy)}
 
 
-def without(text: str, label: str) -> str:
-    """The policy without a statement; "" if nothing is left. Raises SqsError."""
-    policy = checked(text) if text else {"Statement": []}
+def without(labels: Mapping[str, str], label: str) -> dict[str, str]:
+    """The labels without a statement; without a policy if nothing is left. Raises SqsError."""
+    policy = checked(labels[POLICY]) if POLICY in labels else {"Statement": []}
     left = [each for each in policy["Statement"] if each.get("Sid") != label]
     if len(left) == len(policy["Statement"]):
         raise invalid("Label", label, "can't find label on existing policy.")
-    return json.dumps({**policy, "Statement": left}) if left else ""
+    text = json.dumps({**policy, "Statement": left})
+    return {k: text if k == POLICY else v for k, v in labels.items() if left or k != POLICY}
