@@ -318,8 +318,7 @@ class Queue:
                 kill_oldest(self, SEQ_MAX, Event.OVERFLOW, most)
             else:
                 fitting = STEP_BYTES * self.lane.ready // (self.lane.ready_bytes + 1) + 1
-                gone = self.lane.levels.last(min(most, fitting))
-                kill_waiting(self, [number for number, _ in gone], Event.OVERFLOW)
+                kill_waiting(self, self.lane.levels.last(min(most, fitting)), Event.OVERFLOW)
             yield GOES_ON
         self.is_dropping = False
         self.deliver()
@@ -547,12 +546,16 @@ class Queue:
             return
         lane = self.lane
         # Messages beyond what one consumer can take need not be taken and put back each time.
-        most = next(iter(self.ring)).room() if len(self.ring) == 1 else SEQ_MAX
+        takers = [*islice(self.ring, TAKERS_MAX)]
+        most = SEQ_MAX
+        if len(takers) == 1 or lane.levels is not None:
+            most = sum([max(0, taker.room()) for taker in takers])
+        if not most:
+            for taker in takers:
+                taker.rest_if_full()
+            return
         if lane.levels is not None:
-            if len(self.ring) > 1:
-                takers = islice(self.ring, TAKERS_MAX)
-                most = sum(max(0, taker.room()) for taker in takers)
-            self._deliver_out(*lane.ranked(max(1, most)))
+            self._deliver_out(*lane.ranked(most))
             return
         first, lines = lane.front(most)
         taken = self._dispatch(range(first, first + len(lines)), lines, None, stored=True)
