@@ -109,10 +109,12 @@ class Receiver(Taker):
             self.leave()
 
     def _has(self, number: int, mark: Mark) -> bool:
-        """Whether the lease of a message, whose commit may have taken long, is not over."""
+        """Whether the lease of a message, whose commit may have taken long, is not over. One of no
+        time at all is a look."""
         now = self.queue.lane.marks.get(number)
         leased = self.queue.timed().of(mark).numbers
-        return now is not None and now.retry == mark.retry and number in leased
+        is_leased = now is not None and now.retry == mark.retry and number in leased
+        return is_leased or not self._lease_us
 
     def _written(self, is_written: bool) -> None:
         self.leave()
