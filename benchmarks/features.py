@@ -1,9 +1,11 @@
 """`python -m benchmarks.features`: priorities, order by key and transactions, beside RabbitMQ.
 
-Each work runs in turns with what it is compared with; medians of the runs are told. RabbitMQ has
+The works take turns in each round. Told are the median of the rounds, and the median of the ratios
+to what a work stands beside within one round, with the least and the greatest. RabbitMQ has
 priorities by a queue's `x-max-priority`, order by key by an exchange of the plugin for consistent
 hashing with a queue for each consumer, and transactions by `tx.select`. Transactions (an ack and
-three publishes) stand beside Redis, too, where MULTI does an XACK and three XADD, synced.
+three publishes) stand beside Redis, too, where MULTI does an XACK and three XADD, synced. `cpu_us`
+is the processor time of the broker for a message or a transaction, with filling the queue.
 
 The one rule: what has come is checked, each message and its order, when the clock has stopped.
 """
@@ -15,10 +17,12 @@ import statistics
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.flow import Flow, ask, run
 from benchmarks.messages import Wrong
@@ -27,7 +31,7 @@ from benchmarks.servers import SERVERS
 from benchmarks.servers import rabbitmq as amqp
 from benchmarks.servers.redis import command
 
-LEVELS, KEYS, CONSUMERS = 10, 10_000, 8
+LEVELS, MANY_LEVELS, KEYS, CONSUMERS = 10, 200, 10_000, 8
 MADE = 3
 """Messages that a transaction publishes."""
 QUEUES = count()
@@ -113,7 +117,10 @@ def _check_keys(numbers: list[int], total: int, *, ordered: bool) -> None:
 
 def priorities(port: int, total: int, levels: int) -> Figures:
     queue = b"q%d" % next(QUEUES)
-    flags = [b" --priority=%d" % (n % levels) if levels > 1 else b"" for n in range(total)]
+    lowest = -(levels // 2)
+    flags = [b" --priority=%d" % (lowest + n % levels) for n in range(total)]
+    if levels == 1:
+        flags = [b""] * total
     with closing(SERVERS["mqks"].connect(port)) as sock:
         fill_s = filled(sock, queue, [_line(n, flags[n], queue) for n in range(total)])
         drain_s, lines = _drained(port, queue, total, 1)
@@ -280,13 +287,14 @@ def rabbit_priorities(port: int, total: int, levels: int) -> Figures:
 def rabbit_keys(port: int, total: int) -> Figures:
     queues = [b"q%d" % next(QUEUES) for _ in range(CONSUMERS)]
     with closing(SERVERS["rabbitmq"].connect(port)) as sock:
-        names = amqp.word(b"keys") + amqp.word(b"x-consistent-hash") + b"\2" + NO_TABLE
+        exchange = b"keys%d" % next(QUEUES)
+        names = amqp.word(exchange) + amqp.word(b"x-consistent-hash") + b"\2" + NO_TABLE
         amqp.call(sock, amqp.EXCHANGE_DECLARE + b"\0\0" + names)
         for queue in queues:
             declared(sock, queue)
-            bound = amqp.word(queue) + amqp.word(b"keys") + amqp.word(b"10")
+            bound = amqp.word(queue) + amqp.word(exchange) + amqp.word(b"10")
             amqp.call(sock, amqp.QUEUE_BIND + b"\0\0" + bound + b"\0" + NO_TABLE)
-        lines = [sent(b"keys", b"k%d" % (n % KEYS), rabbit_data(n)) for n in range(total)]
+        lines = [sent(exchange, b"k%d" % (n % KEYS), rabbit_data(n)) for n in range(total)]
         fill_s = rabbit_filled(sock, lines)
     drain_s, numbers = rabbit_drained(port, queues, total)
     _check_keys(numbers, total, ordered=True)
@@ -329,48 +337,92 @@ def rabbit_transactions(port: int, total: int) -> Figures:
     return {"per_s": total / seconds}
 
 
-def works(total: int) -> Iterator[tuple[str, str, Callable[[int], Figures]]]:
-    """Name, server and run of each work; what it is compared with comes before it."""
-    rabbit = "rabbitmq"
-    yield "plain, 1 consumer", "mqks", lambda port: priorities(port, total, 1)
-    yield f"{LEVELS} priorities", "mqks", lambda port: priorities(port, total, LEVELS)
-    yield "RabbitMQ, plain", rabbit, lambda port: rabbit_priorities(port, total, 1)
-    yield f"RabbitMQ, {LEVELS} priorities", rabbit, lambda p: rabbit_priorities(p, total, LEVELS)
-    yield f"plain, {CONSUMERS} consumers", "mqks", lambda port: keys(port, total, False)
-    yield f"{KEYS:,} keys in order", "mqks", lambda port: keys(port, total, True)
-    yield f"RabbitMQ, {KEYS:,} keys", rabbit, lambda port: rabbit_keys(port, total)
-    few = max(total // 50, 10)
-    yield "RabbitMQ tx, 1 in flight", rabbit, lambda port: rabbit_transactions(port, few)
-    yield "Redis MULTI, 1 in flight", "redis-always", lambda port: multis(port, few, 1)
-    yield "transactions, 1 in flight", "mqks", lambda port: transactions(port, few, 1)
-    some = max(total // 5, 10)
-    yield "Redis MULTI, 100 in flight", "redis-always", lambda port: multis(port, some, 100)
-    yield "transactions, 100 in flight", "mqks", lambda port: transactions(port, some, 100)
+class Work(NamedTuple):
+    name: str
+    server: str
+    total: int
+    """The number of its messages or transactions."""
+    run: Callable[[int, int], Figures]
+    """By the port of the server and that number."""
+    beside: tuple[str, ...] = ()
+    """Works of which the ratios are told; they come before it."""
 
 
-def measure(total: int) -> dict[tuple[str, str], float]:
-    """Each figure of one run, by work and name."""
+def works(total: int) -> Iterator[Work]:
+    ours, rabbit, redis = "mqks", "rabbitmq", "redis-always"
+    few, some = max(total // 50, 10), max(total // 5, 10)
+    plain, plains = "plain, 1 consumer", f"plain, {CONSUMERS} consumers"
+    ranked, keyed = f"RabbitMQ, {LEVELS} priorities", f"RabbitMQ, {KEYS:,} keys"
+    yield Work("RabbitMQ, plain", rabbit, total, lambda p, n: rabbit_priorities(p, n, 1))
+    yield Work(ranked, rabbit, total, lambda p, n: rabbit_priorities(p, n, LEVELS))
+    yield Work(plain, ours, total, lambda p, n: priorities(p, n, 1), ("RabbitMQ, plain",))
+    for levels, beside in (LEVELS, (plain, ranked)), (MANY_LEVELS, (plain,)):
+        run = partial(priorities, levels=levels)
+        yield Work(f"{levels} priorities", ours, total, run, beside)
+    yield Work(keyed, rabbit, total, rabbit_keys)
+    yield Work(plains, ours, total, lambda p, n: keys(p, n, False))
+    yield Work(f"{KEYS:,} keys", ours, total, lambda p, n: keys(p, n, True), (plains, keyed))
+    yield Work("RabbitMQ tx, 1 in flight", rabbit, few, rabbit_transactions)
+    for window, number in (1, few), (100, some):
+        others = [f"Redis MULTI, {window} in flight"]
+        yield Work(others[0], redis, number, partial(multis, window=window))
+        others += ["RabbitMQ tx, 1 in flight"] * (window == 1)
+        run = partial(transactions, window=window)
+        yield Work(f"transactions, {window} in flight", ours, number, run, tuple(others))
+
+
+def measure(total: int, others: Mapping[str, Running]) -> dict[tuple[str, str], float]:
+    """Each figure of one round, by work and name."""
     told = dict[tuple[str, str], float]()
     with tempfile.TemporaryDirectory() as directory:
-        for name, server, work in works(total):
-            if SERVERS[server].missing():
+        for work in works(total):
+            if SERVERS[work.server].missing():
                 continue
-            place = Path(directory, str(len(told)))
-            place.mkdir()
-            with Running(SERVERS[server], place) as running:
-                for figure, value in work(running.port).items():
-                    told[name, figure] = value
+            if (running := others.get(work.server)) is not None:
+                found = work.run(running.port, work.total)
+            else:
+                place = Path(directory, str(len(told)))
+                place.mkdir()
+                with Running(SERVERS[work.server], place) as running:
+                    before_s = running.cpu_s
+                    found = work.run(running.port, work.total)
+                    found["cpu_us"] = (running.cpu_s - before_s) / work.total * 1e6
+            told |= {(work.name, figure): value for figure, value in found.items()}
     return told
+
+
+def rounds(total: int, runs: int, most_s: float) -> Iterator[dict[tuple[str, str], float]]:
+    """So many rounds, or as many as fit in this time. The other servers run through all of them:
+    RabbitMQ takes seconds to start."""
+    began = time.monotonic()
+    with ExitStack() as stack:
+        others = dict[str, Running]()
+        for name in "rabbitmq", "redis-always":
+            if not SERVERS[name].missing():
+                place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                others[name] = stack.enter_context(Running(SERVERS[name], place))
+        for done in range(1, runs + 1):
+            yield measure(total, others)
+            if (time.monotonic() - began) * (done + 1) / done > most_s:
+                return
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=200_000)
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=350.0, help="no more rounds than fit")
     options = parser.parse_args(arguments)
-    runs = [measure(options.count) for _ in range(options.runs)]
+    runs = [*rounds(options.count, options.runs, options.seconds)]
+    beside = {work.name: work.beside for work in works(options.count)}
+    print(f"{len(runs)} rounds")
     for name, figure in runs[0]:
-        print(f"{name:30} {figure:10} {statistics.median(r[name, figure] for r in runs):12,.0f}")
+        print(f"{name:30} {figure:10} {statistics.median(r[name, figure] for r in runs):12,.1f}")
+        for other in beside[name]:
+            if (other, figure) in runs[0]:
+                ratios = sorted(r[name, figure] / r[other, figure] for r in runs)
+                middle = statistics.median(ratios)
+                print(f"{'':8}{middle:8.2f} of {other} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
 
 
 if __name__ == "__main__":

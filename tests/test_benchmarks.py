@@ -276,7 +276,7 @@ def test_features_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     features.main(["--count", "500", "--runs", "1"])
     told = capsys.readouterr().out
     assert "transactions, 1 in flight" in told
-    assert "keys in order" in told
+    assert "of plain, 8 consumers" in told
 
 
 def test_the_clients_are_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,8 +113,10 @@ class Journal:
         for segment, sections in placed:
             for section in sections:
                 queue = index.queues[section.queue_id]
-                index.settle(segment, queue, section.acks)
-                index.mark(segment, queue, (number for number, _ in section.marks))
+                if section.acks:
+                    index.settle(segment, queue, section.acks)
+                if section.marks:
+                    index.mark(segment, queue, (number for number, _ in section.marks))
             index.look_at(segment)
 
     def _place(self, parts: Parts) -> list[tuple[Segment, list[Section]]]:

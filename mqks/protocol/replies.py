@@ -93,11 +93,11 @@ def key_of(message: bytes) -> bytes:
 
 def priority_of(message: bytes) -> int:
     """The priority of a message, from its traits."""
-    traits = message.rfind(ATTRIBUTES + b",")
-    found = -1 if traits < 0 else message.find(PRIORITY, traits)
-    if found < 0:
+    traits = message.rfind(b"\t,")
+    if traits < 0:
         return 0
-    return int(message[found + len(PRIORITY) :].partition(b",")[0])
+    _, found, priority = message[traits:].partition(PRIORITY)
+    return int(priority.partition(b",")[0]) if found else 0
 
 
 def plain(message: bytes) -> bytes:

@@ -86,6 +86,8 @@ class Publish(NamedTuple):
     @property
     def traits(self) -> bytes:
         """See `replies.Parts`."""
+        if not (self.escaped or self.priority or self.key):
+            return b""
         return b"%b%b%b" % (
             b",escaped=1" if self.escaped else b"",
             b",priority=%d" % self.priority if self.priority else b"",
@@ -420,6 +422,8 @@ class Action:
     def parse(self, rest: bytes, names_max: int) -> Any:
         """The request of these arguments, or Parsing of it. `names_max` is the maximum of each kind
         of names. Raises BadRequest."""
+        if not (rest or self._most):
+            return self.result()
         return self._parse(self, rest, names_max)
 
     def take(self, argument: bytes, found: dict[str, Any]) -> None:

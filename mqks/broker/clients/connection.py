@@ -44,11 +44,11 @@ class Transaction:
         self.failed = False
         """A request was refused, and so will be `commit`."""
 
-    def keep(self, request: Request, wanted: Any) -> None:
-        """Keep a request until `commit`. Raises LimitExceeded."""
+    def keep(self, request: Request, wanted: Any, size: int) -> None:
+        """Keep a request with a text of this size until `commit`. Raises LimitExceeded."""
         if self.failed:
             return
-        size = len(request.id) + len(request.rest) + KEPT_OVERHEAD_BYTES
+        size += KEPT_OVERHEAD_BYTES
         if len(self.kept) >= TRANSACTION_LINES_MAX or self._size + size > TRANSACTION_BYTES_MAX:
             raise LimitExceeded(
                 "transaction_max",
@@ -60,7 +60,7 @@ class Transaction:
             raise LimitExceeded("transaction_max", reason)
         self._size += size
         self._flow.kept_bytes += size
-        self.kept.append((request._replace(rest=b""), wanted))
+        self.kept.append((request, wanted))
 
     def end(self) -> None:
         """Its requests are done, or dropped."""

@@ -311,13 +311,24 @@ class Blocks:
                 self._blocks.append(Block(range(first, first), [], 0, 0))
             self._blocks[-1].insert(first, [None] * count)
 
-    def append_numbers(self, other: "Blocks") -> None:
-        """Append the numbers of others, as messages that are only on disk."""
-        self.count += other.count
-        for block in other._blocks:
-            numbers = block.numbers[:]
-            lines = None if isinstance(numbers, range) else [None] * len(numbers)
-            self._blocks.append(Block(numbers, cast("list[bytes | None] | None", lines), 0, 0))
+    def append_numbers(self, numbers: Sequence[int]) -> None:
+        """The same for any numbers, in order."""
+        if numbers[-1] - numbers[0] == len(numbers) - 1:
+            self.append_on_disk(numbers[0], len(numbers))
+            return
+        self.count += len(numbers)
+        for start in range(0, len(numbers), BLOCK):
+            some = array("q", numbers[start : start + BLOCK])
+            last = self._blocks[-1] if self._blocks else None
+            if last and last.lines is not None and len(last.lines) + len(some) <= BLOCK:
+                last.numbers = array("q", last.numbers) + some
+                last.lines += [None] * len(some)
+            else:
+                self._blocks.append(Block(some, [None] * len(some), 0, 0))
+
+    def parts(self) -> Iterator[Sequence[int]]:
+        """All numbers, block by block."""
+        return (block.numbers for block in self._blocks)
 
     def put_front(self, first: int, lines: list[bytes]) -> None:
         """Put these messages in front of all others."""

@@ -6,7 +6,7 @@ left in another way than by a delivery. They are skipped, and go by and by. Bodi
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 
 from mqks.broker.base.budget import Budget
 from mqks.broker.queue.blocks import BLOCK, Blocks
@@ -41,9 +41,9 @@ class Levels:
         self.learned = self.unknown_end = 0
         """From `learned` on and below `unknown_end`, messages are on disk and their priorities are
         not known yet."""
-        if ready.count:
-            self._level(0).append_numbers(ready)
-            self._count = ready.count
+        for some in ready.parts():
+            self._level(0).append_numbers(some)
+        self._count = ready.count
 
     @property
     def is_learning(self) -> bool:
@@ -64,11 +64,12 @@ class Levels:
 
     def append(self, first: int, lines: Iterable[bytes]) -> None:
         """Add messages with consecutive numbers above all others."""
-        for priority, some in groupby(map(priority_of, lines)):
-            count = sum(1 for _ in some)
-            self._level(priority).append_on_disk(first, count)
-            self._count += count
-            first += count
+        found: dict[int, list[int]] = {}
+        for number, priority in enumerate(map(priority_of, lines), first):
+            found.setdefault(priority, []).append(number)
+        for priority, numbers in found.items():
+            self._level(priority).append_numbers(numbers)
+            self._count += len(numbers)
         self._sweep()
 
     def add(self, number: int, line: bytes) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mqks.broker.base.turns import GOES_ON, Work, finish, slices
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.connection import Connection, Transaction
 from mqks.broker.requests import permits
 from mqks.broker.requests.actions import RUNS
 from mqks.broker.requests.checks import Doing
@@ -19,17 +19,35 @@ from mqks.broker.requests.transactions import AT_ONCE
 from mqks.broker.routing.gathering import NO_GROUP
 from mqks.errors import BadRequest, LineTooLong, Unwritable
 from mqks.limits import GROUPS_COPIES_MAX, LINES_MAX, STEP_MESSAGES, STRANGER_LINES_MAX
-from mqks.protocol.requests import ALL, CONFIRM, ONCE, Request, parse_request, shown
+from mqks.protocol.requests import (
+    ALL,
+    CONFIRM,
+    ONCE,
+    Answer,
+    Publish,
+    Request,
+    parse_request,
+    shown,
+)
 from mqks.users import STRANGER, Permissions
 
 PLAIN = b"."
 """An argument that sorts before it may be empty, or a flag."""
+BEGIN = b" begin"
 WIDE = GROUPS_COPIES_MAX // LINES_MAX
 """Lines for more queues are handled in smaller blocks."""
 PLACING = frozenset((b"publish", b"reject", b"release", b"promote", b"move", b"redrive"))
 """Actions that give messages new places, which is not possible on a full disk."""
 GATHERED_ON_MAX = 256
 """Lines that stay gathered for the next chunk; more are worth a step of their own."""
+
+
+def is_of_transaction(connection: Connection) -> bool:
+    """Whether its next line is in a transaction, or begins one."""
+    if connection.transaction is not None:
+        return True
+    line = connection.lines[connection.handled]
+    return line[line.find(b" ") :] == BEGIN
 
 
 class Intake:
@@ -82,7 +100,7 @@ class Intake:
             return
         connection.overrun, connection.eval_steps = False, None
         while not connection.waits:
-            if connection.transaction is not None and connection.lines:
+            if connection.lines and is_of_transaction(connection):
                 self._keep(connection)
             elif connection.lines:
                 self._handle(connection)
@@ -274,24 +292,48 @@ class Intake:
         self._end(connection, confirms, others)
 
     def _keep(self, connection: Connection) -> None:
-        """Keep the lines of a transaction, up to the one that ends it."""
+        """Keep the lines of transactions, and do them at the lines that end them."""
         self.finish()
         broker, confirms = self._broker, list[bytes]()
         room = min(broker.settings.output_buffer_bytes_max, broker.shared.outboxes.room)
-        while (transaction := connection.transaction) is not None and not connection.waits:
-            line = connection.lines[connection.handled]
+        while not connection.waits and is_of_transaction(connection):
+            line, transaction = connection.lines[connection.handled], connection.transaction
             connection.handled += 1
-            request = self._line(connection, line, room)
-            if request is None and line:
-                transaction.fail()
-            elif request is not None and request.confirm and request.action in AT_ONCE:
-                confirms.append(request.id)
+            if transaction is None or not self._keep_plain(transaction, line):
+                request = self._line(connection, line, room)
+                if request is None and line and transaction is not None:
+                    transaction.fail()
+                elif request is not None and request.confirm and request.action in AT_ONCE:
+                    confirms.append(request.id)
             if connection.handled >= len(connection.lines):
                 connection.lines, connection.handled = [], 0
                 break
-        if connection.lines and not connection.waits:
-            connection.overrun = self._outruns_journal
+            if connection.transaction is None and self._outruns_journal:
+                connection.overrun = True
         self._end(connection, [], confirms)
+
+    def _keep_plain(self, transaction: Transaction, line: bytes) -> bool:
+        """Keep a line if it is a publish or an ack without flags; return whether it was. This takes
+        2 µs, any other line 10."""
+        try:
+            request_id, action, argument, rest = line.split(b" ", 3)
+        except ValueError:
+            return False
+        is_short = 0 < len(request_id) <= self._broker.metadata.name_bytes_max
+        if transaction.failed or not is_short or not argument or argument[:2] == b"--":
+            return False
+        wanted: Publish | Answer
+        if action == b"publish":
+            wanted = Publish(argument, rest)
+        elif action == b"ack" and rest >= PLAIN and b" " not in rest:
+            wanted = Answer(argument, rest)
+        else:
+            return False
+        try:
+            transaction.keep(Request(request_id, action, False, b""), wanted, len(line))
+        except BadRequest:
+            return False  # The same again, with its reply.
+        return True
 
     def _may_gather(self, connection: Connection, verb: bytes, consumer_id: bytes) -> bool:
         """Whether acks or rejects of this consumer may be gathered."""
@@ -436,7 +478,8 @@ class Intake:
         if kept is not None:
             if getattr(wanted, "message", b"") == ALL:
                 raise BadRequest(f"{action.name}: --all is not possible between begin and commit")
-            kept.keep(request, wanted)
+            size = len(request.id) + len(request.rest)
+            kept.keep(request._replace(rest=b""), wanted, size)
             return None
         if isinstance(wanted, Generator) or (may is not None and "bind" in action.needs.values()):
             return self._begin_in_turns(connection, request, wanted)

@@ -24,6 +24,8 @@ from mqks.users import STRANGER
 
 AT_ONCE = frozenset((b"begin", b"commit", b"rollback", b"ping"))
 """Actions that are not kept until `commit`."""
+ROUTES_MAX = 64
+"""A transaction of more events takes several turns."""
 
 
 class Moving(NamedTuple):
@@ -63,7 +65,31 @@ def commit(
     transaction = _ended(connection, "commit")
     if transaction.failed:
         raise BadRequest("commit: nothing was done, because a request since begin was refused")
-    return _commit_and_end(broker, connection, transaction)
+    routes = _known_routes(broker, transaction.kept)
+    if routes is None:
+        return _commit_and_end(broker, connection, transaction)
+    try:
+        _do(broker, connection, transaction.kept, routes, [None] * len(transaction.kept))
+    finally:
+        transaction.end()
+    return None
+
+
+def _known_routes(broker: Broker, kept: list[tuple[Request, Any]]) -> dict[bytes, Queues] | None:
+    """The queues of each event; None if the commit may take several turns."""
+    routes: dict[bytes, Queues] = {}
+    for _, wanted in kept:
+        if isinstance(wanted, Publish):
+            if wanted.once_s and broker.publishing.once_unfinished:
+                return None
+            if wanted.to is None and wanted.event not in routes:
+                queues = broker.bindings.route(wanted.event)
+                if queues is None or len(routes) >= ROUTES_MAX:
+                    return None
+                routes[wanted.event] = queues
+        elif not isinstance(wanted, Answer):
+            return None
+    return routes
 
 
 def _commit_and_end(broker: Broker, connection: Connection, transaction: Transaction) -> Work[None]:
@@ -101,15 +127,36 @@ def _commit(broker: Broker, connection: Connection, kept: list[tuple[Request, An
         moving.append(moved)
     while broker.publishing.once_unfinished and any(wanted.once_s for wanted in published):
         yield WAITS
-    # From here on there is no other turn.
+    _do(broker, connection, kept, routes, moving)
+
+
+def _do(
+    broker: Broker,
+    connection: Connection,
+    kept: Sequence[tuple[Request, Any]],
+    routes: dict[bytes, Queues],
+    moving: Sequence[Moving | None],
+) -> None:
+    """All of it, in this turn."""
     messages = _check(broker, connection, kept, routes, moving)
-    waiters = broker.pending.waiters
+    publishing, waiters = broker.publishing, broker.pending.waiters
     # Moves are the first: consumers may take what is ready when others make room.
     counts = [each and redrives.move_gathered(broker, *each) for each in moving]
+    to: Queues = {}
+    ids, bodies = list[bytes](), list[bytes]()
+    """Plain messages for the queues `to`, which are one step."""
     for (request, wanted), message, count in zip(kept, messages, counts, strict=True):
         told = None if count is None else b"%d" % count
-        if message is not None:
-            broker.publishing.publish_to(connection, *message)
+        is_plain = message is not None and message[0].terms is None and not message[0].once_s
+        if ids and not (is_plain and message is not None and message[1] is to):
+            publishing.give(to, ids, bodies)
+            ids, bodies = [], []
+        if message is not None and is_plain:
+            to = message[1]
+            ids.append(message[0].id)
+            bodies.append(message[0].body)
+        elif message is not None:
+            publishing.publish_to(connection, *message)
         elif count is None:
             told = _settle(broker, connection, request, wanted)
         if request.confirm:
@@ -119,6 +166,8 @@ def _commit(broker: Broker, connection: Connection, kept: list[tuple[Request, An
                 waiters.confirms.append((connection, [request.id]))
             else:
                 waiters.counts.append((connection, request.id, told))
+    if ids:
+        publishing.give(to, ids, bodies)
     # All of it is in one piece of the batch, and nothing of it is written before the rest.
     broker.pending.in_one_piece |= bool(kept)
 
@@ -134,9 +183,10 @@ def _check(
     one of them is not possible, together with those before it; its id gets an error, too."""
     if broker.unwritable:
         raise Unwritable(f"{broker.unwritable}: commits are refused until the journal is writable")
-    copies = sum(len(each.lines) for each in moving if each is not None)
+    copies = sum([len(each.lines) for each in moving if each is not None])
     found = list[tuple[Single, Queues] | None]()
-    settled = Counter[tuple[bytes, bytes]]()
+    settled: Counter[tuple[bytes, bytes]] = Counter()
+    known: dict[bytes, Queues] = {}
     publishing = broker.publishing
     try:
         for (request, wanted), moved in zip(kept, moving, strict=True):
@@ -145,7 +195,11 @@ def _check(
                     action = ACTIONS[request.action]
                     finish(permits.check(broker, connection.permissions, action, request, wanted))
                 if isinstance(wanted, Publish):
-                    queues = _queues(broker, wanted, routes)
+                    queues = known.get(wanted.event) if wanted.to is None else None
+                    if queues is None:
+                        queues = _queues(broker, wanted, routes)
+                        if wanted.to is None:
+                            known[wanted.event] = queues
                     copies += len(queues)
                     if wanted.to is None and wanted.event not in routes:
                         copies = TRANSACTION_COPIES_MAX + 1

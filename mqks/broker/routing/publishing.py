@@ -226,13 +226,19 @@ class Publishing:
         kept = self._kept(connection, message_id, once_s) if once_s else b""
         if kept is None:
             return
-        self._count(queues, 1)
-        if tails := self._tails.of_events:
-            self._tails.show(tails, [body])
-        for queue in queues:
-            _append(queue, [message_id], [body], terms)
+        self.give(queues, [message_id], [body], terms)
         if kept:
             self.last_once([kept])
+
+    def give(
+        self, queues: Queues, ids: list[bytes], bodies: list[bytes], terms: Terms | None = None
+    ) -> None:
+        """Give all these messages to each of a few queues at once."""
+        self._count(queues, len(ids))
+        if tails := self._tails.of_events:
+            self._tails.show(tails, bodies)
+        for queue in queues:
+            _append(queue, ids, bodies, terms)
 
     def publish_all(self, message: Single, queues: Queues) -> Work[None]:
         """Publish a message of nobody. The first `ROUTE_QUEUES` queues have it at once."""
@@ -300,8 +306,9 @@ class Publishing:
             queue.capacity.check(len(message.body), where)
 
     def reserve(self, queues: Queues, size: int, count: int = 1) -> None:
-        """Count a message of this size as on its way to these queues; a `count` of -1 undoes it."""
-        for queue in queues:
+        """Count a message of this size as on its way to those of these queues that it may fill; a
+        `count` of -1 undoes it."""
+        for queue in self._tight(queues):
             queue.capacity.reserve(count, count * size)
 
     def check_route(self, event: bytes, queues: Queues) -> None:
@@ -313,21 +320,21 @@ class Publishing:
 def _traited(flag: bytes, rest: bytes) -> tuple[bytes, bytes] | None:
     """The event of a publish with no other flags than these, and its data followed by its traits;
     None if it must be parsed singly."""
-    words = []
-    for _ in _TRAITS:
-        words.append(flag)
-        flag, _, rest = rest.partition(b" ")
-        if not flag.startswith(_TRAITS):
+    event, _, data = rest.partition(b" ")
+    for _ in _TRAITS[1:]:
+        if not event.startswith(_TRAITS):
             break
+        flag = b"%b %b" % (flag, event)
+        event, _, data = data.partition(b" ")
     try:
-        traits = _traits(b" ".join(words))
+        traits = _traits(flag)
     except BadRequest:
         return None
     if traits.startswith(replies.ESCAPED) and (
-        len(rest) > ESCAPED_STEP_BYTES or not is_escaped(rest)
+        len(data) > ESCAPED_STEP_BYTES or not is_escaped(data)
     ):
         return None
-    return flag, b"%b\t\t\t%b" % (rest, traits) if traits else rest
+    return event, b"%b\t\t\t%b" % (data, traits) if traits else data
 
 
 @lru_cache(maxsize=1024)
