@@ -204,8 +204,8 @@ other queues, and others who wait for theirs."""
 
 LEASE_S: Final = 30.0
 """A receive leases messages for so long, unless it or the queue says otherwise."""
-RECEIVE_MAX: Final = 1000
-"""Messages in one reply to receive."""
+RECEIVE_MAX: Final = 100
+"""Messages in one reply to receive: each is marked, scheduled and told by itself."""
 RECEIVE_WAIT_S_MAX: Final = 60.0
 RECEIVES_WAITING_MAX: Final = 20_000
 """Receives of all connections that wait for messages, about 1 KB each."""

@@ -45,6 +45,7 @@ class BareWorld(Played):
 
     def send_together(self, chunks: list[tuple[str, bytes]]) -> None:
         """The chunks of one turn of the server."""
+        self.broker.turns.begin()
         for name, data in chunks:
             self.intake.add(self._connections[name], data)
         self.intake.finish()

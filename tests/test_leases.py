@@ -128,9 +128,9 @@ def test_what_was_told_to_one_is_not_told_to_another_after_a_kill(tmp_path: Path
         server.kill()
         server.launch()
         with LineClient(server.address) as client:
-            client.send(b"r receive q --limit=1000\nr receive q --limit=1000\n")
+            client.send(b"r receive q --limit=100\n" * 20)
             again, ends = set[bytes](), 0
-            while ends < 2:
+            while ends < 20:
                 line = client.line()
                 ends += line.endswith(b"--end")
                 again |= {*re.findall(rb"ok (m\d+) ", line)}

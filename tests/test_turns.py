@@ -113,6 +113,27 @@ def test_what_many_connections_publish_is_published_in_one_step() -> None:
         assert sorted(map(bytes.strip, world.received(name).splitlines())) == expected.split(b"\n")
 
 
+def test_many_connections_share_one_turn() -> None:
+    """What comes after it is over waits for the next one, and none is left out for long."""
+    world = BareWorld()
+    ticks = count()
+    world.broker.turns.clock, world.broker.turns.chunk_s = lambda: float(next(ticks)), 20.0
+    names = [f"k{number}" for number in range(50)]
+    for name in names:
+        world.connect(name)
+    world.send("k0", b"s subscribe q e\n")
+    world.broker.turns.begin()
+    for name in names:
+        world.intake.add(world.connection(name), b"p ping\nm publish --confirm e a\n")
+    world.intake.finish()
+    left = [name for name in names if world.connection(name).overrun]
+    assert 0 < len(left) < 50
+    assert left == names[-len(left) :]
+    for name in names:
+        world.send(name, b"")
+        assert sorted(world.received(name).splitlines())[-2:] == [b"m ok ", b"p ok "]
+
+
 def test_who_publishes_is_known_of_each_chunk() -> None:
     """Acks and requests that follow another connection's messages have them published, but do not
     wait for the journal as publishers."""

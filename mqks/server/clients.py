@@ -141,12 +141,14 @@ class Clients:
             return
         chunks, self._chunks = self._chunks, []
         intake, pending = self._intake, self._broker.pending
+        self._broker.turns.begin()
         records, published_bytes = pending.records, 0
         publishers: list[tuple[Client, int, bool]] = []
         for client, data in chunks:
             if client.ended:
                 continue
-            connection, size = client.connection, len(data)
+            connection = client.connection
+            size = len(data) or sum(map(len, connection.chunks))  # What an earlier turn left.
             changes, unconfirmed = pending.changes, connection.unconfirmed
             intake.add(connection, data)
             if client.stranger or connection.awaits_login or connection.expelled:

@@ -80,6 +80,7 @@ class Intake:
         """Handle every line that this chunk completes. Afterwards `connection.expelled` is true if
         the connection must be closed, and `connection.overrun` if this must be called again, even
         without new bytes."""
+        self._turns.begin()
         self.add(connection, data)
         self.finish()
 
@@ -90,13 +91,16 @@ class Intake:
             self._publishing.gathering.flush()
 
     def add(self, connection: Connection, data: bytes) -> None:
-        """The same as `receive`, but messages may stay gathered until `finish`, which must follow
-        in the same turn: those of many connections are published in one step."""
+        """The same for one of several connections in a turn that has begun: when the turn is over,
+        what has come in waits for the next one. Messages may stay gathered until `finish`, which
+        must follow in the same turn: those of many connections are published in one step."""
         self.publishes = False
-        self._turns.begin()
         if data and not connection.expelled:
             connection.chunks.append(data)
         if connection.works or connection.awaits_login:
+            return
+        if self._turns.over:
+            connection.overrun = True
             return
         connection.overrun, connection.eval_steps = False, None
         while not connection.waits:
