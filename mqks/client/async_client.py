@@ -8,7 +8,6 @@ The one rule: a session is used only while its lock is held. Tasks of one event 
 """
 
 import math
-import random
 import secrets
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
@@ -16,8 +15,8 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from mqks.client import requests, urls
-from mqks.client.async_connection import Connection, Connections, Event, Lock, S, begin, guard
+from mqks.client import async_connection, requests, urls
+from mqks.client.async_connection import Connection, Connections, Event
 from mqks.client.common import Client, Consumer, Messages, Tail
 from mqks.client.errors import (
     ClientError,
@@ -30,7 +29,6 @@ from mqks.client.errors import (
 )
 from mqks.client.keywords import check, checking, strict
 from mqks.client.messages import Message, PeekedMessage
-from mqks.client.opened import STATE
 from mqks.client.options import Options, named
 from mqks.client.session import (
     Asked,
@@ -54,7 +52,7 @@ REASON_S = 2.0
 
 
 @strict("publish")
-class AsyncClient(Client):
+class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
     """A connected client. `connect` creates it.
 
     Every call may raise ConnectionLost (the client is closed), ReplyTimeout after `timeout_s`
@@ -62,13 +60,9 @@ class AsyncClient(Client):
     and InvalidRequest before anything is sent. While the client reconnects, calls wait.
     """
 
+    _skin = async_connection
+    _connection: Connection[Session]
     _replies: Connection[ReplySession] | None
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in STATE:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        begin(self)
-        return self.__dict__[name]
 
     async def __aenter__(self) -> Self:
         if self._is_open:
@@ -103,18 +97,6 @@ class AsyncClient(Client):
         Raises ConnectionLost if they cannot be sent."""
         if self._is_open:
             await self.__aexit__(None, None, None)
-
-    def _new_connection(self, kind: type[S], **more: Any) -> Connection[S]:
-        lock = Lock()
-        session = kind(
-            self._options,
-            self._address.credentials,
-            prefix=secrets.token_hex(6),
-            jitter=random.random,
-            guard=partial(guard, lock),
-            **more,
-        )
-        return Connection(self._address, self._options, session, lock)
 
     async def _start(self, connection: Connection[Any]) -> None:
         """Start a connection and wait until it is up. It is closed with the client."""
@@ -328,18 +310,6 @@ class AsyncClient(Client):
                 await self._explain(failure)
                 raise
 
-    def transaction(self, timeout_s: float | None = None) -> "AsyncTransaction":
-        """Several requests in one commit, for `async with`: what is published, acked, rejected and
-        released through it is sent at the end of the block, and takes effect together or not at
-        all. Nothing is sent if the block raises.
-
-        The end waits until the server has stored it, and raises RequestFailed if the server refuses
-        it, for example because a consumer does not hold its message any more: then nothing was
-        done. After a reconnect it is sent again: what contains an ack is not done twice; other
-        messages may be stored twice, unless they have an `id` and `once`.
-        """
-        return AsyncTransaction(self, timeout_s)
-
     async def call(
         self, event: str, data: requests.Data = None, timeout_s: float | None = None
     ) -> Message:
@@ -406,38 +376,6 @@ class AsyncClient(Client):
                 Call().result()
             session.raise_if_closed()
         return connection
-
-    def consume(
-        self, queue: str, events: Iterable[str] = (), **options: Unpack[requests.Consuming]
-    ) -> "AsyncConsumer":
-        """A consumer for `async with`, on a separate connection.
-
-        - `events` and `masks` are added to the bindings of the queue. With `replace`, they replace
-          all its bindings, for every consumer of the queue.
-        - `create`: create the queue if it does not exist. The default is to create it if events or
-          masks are given; otherwise, entering the consumer raises RequestFailed.
-        - `auto_ack`: the server acks messages when it sends them, and those that the program has
-          not handled when it ends are lost. Otherwise each must be acked, or it is redelivered.
-        - `prefetch`: the most unacked messages of the consumer, by default 10. 0 means as many as
-          the server allows: faster, but other consumers of the queue may get nothing.
-        - `backoff`: the pause after the second and later losses of a message, if the policy of the
-          queue has no `backoff`: seconds, or a pair of first and largest. Not with `auto_ack`.
-        - `ack_timeout_s`: its ack timeout, instead of that of the queue. Not with `auto_ack`.
-        - `delete_when_unused`: delete the queue after this number of seconds without a consumer;
-          True: immediately.
-        - `meta`: messages include their attributes.
-        """
-        if self._tracing is not None:
-            options["meta"] = True  # It has the trace.
-        return AsyncConsumer(self, queue, requests.consume(queue, events, **options))
-
-    def tail(self, *events: str, queue: str | None = None) -> "AsyncTail":
-        """Messages as they are published, for `async with`, without consuming them: those that
-        match the events and masks or, with a `queue`, those that are added to it. Messages that the
-        client reads too slowly are dropped and counted in `tail.dropped`. Messages published during
-        a reconnect are neither shown nor counted.
-        """
-        return AsyncTail(self, queue or "", requests.tail(events, queue))
 
     async def subscribe(
         self,
@@ -835,6 +773,9 @@ class AsyncConsumer(Consumer, AsyncMessages):
 
 class AsyncTail(Tail, AsyncMessages):
     """A tail. `tail` creates it."""
+
+
+AsyncClient._kinds = AsyncConsumer, AsyncTail, AsyncTransaction
 
 
 @checking
