@@ -17,7 +17,7 @@ from mqks.settings import load
 if TYPE_CHECKING:
     from mqks.client.blocking import BlockingClient
     from mqks.client.options import Options
-    from mqks.inspection.source import Source
+    from mqks.inspection.stopped import Source
 
 REASON_S = 2.0
 """How long the server may take to send the reason of an error."""

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from mqks.errors import InspectionFailed
-from mqks.inspection.source import Row, Source
+from mqks.inspection.source import Row
+from mqks.inspection.stopped import Source
 from mqks.inspection.text import data_as_text
 
 VERSION = 1
