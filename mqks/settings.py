@@ -5,7 +5,7 @@ their checks are derived from that field; tests compare mqks.toml.example and do
 with it.
 """
 
-# ruff: noqa: RUF009  A default that is a call to a `_Group` makes a field.
+# ruff: noqa: RUF009  A default that is a call to one of a group makes a field.
 
 import ipaddress
 import re
@@ -80,29 +80,18 @@ class About:
     """Unless it is set, it is at most this part of `memory_bytes`: 2 is a half, 0 none."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Settings that are listed together; calling it creates a field."""
-
-    name: str
-
-    def __call__(
-        self,
-        default: T,
-        why: str,
-        bounds: tuple[float, float, str] = (0, 0, ""),
-        *,
-        share: int = 0,
-    ) -> T:
-        """`bounds` are the minimum, the maximum and the unit."""
-        low, high, unit = bounds
-        about = About(self.name, why, unit, (low, high), share)
-        return field(default=default, metadata={"about": about})
+def _setting(
+    group: str, default: T, why: str, bounds: tuple[float, float, str] = (0, 0, ""), share: int = 0
+) -> T:
+    """A field; `bounds` are the minimum, the maximum and the unit."""
+    low, high, unit = bounds
+    return field(default=default, metadata={"about": About(group, why, unit, (low, high), share)})
 
 
-_storage, _listening, _security = _Group("Storage"), _Group("Listening"), _Group("Security")
-_limits, _memory, _monitoring = _Group("Limits"), _Group("Memory"), _Group("Monitoring")
-_process, _advanced = _Group("Process"), _Group(ADVANCED)
+_storage, _listening = partial(_setting, "Storage"), partial(_setting, "Listening")
+_security, _limits = partial(_setting, "Security"), partial(_setting, "Limits")
+_memory, _monitoring = partial(_setting, "Memory"), partial(_setting, "Monitoring")
+_process, _advanced = partial(_setting, "Process"), partial(_setting, ADVANCED)
 
 
 PAGE_PORT: Final = 25080

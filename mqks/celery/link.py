@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from threading import RLock
 from typing import Any
@@ -34,19 +35,17 @@ READ_BYTES = 256 * 1024
 _NOT_NOW = BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError
 
 
+@dataclass(slots=True, eq=False)
 class Consumer:
     """One `consume` of a channel. `deliver` is called with each delivery, as it is on the wire."""
 
-    def __init__(
-        self, channel: Any, id_: bytes, deliver: Callable[["Consumer", bytes], None], *, acks: bool
-    ) -> None:
-        self.channel = channel
-        self.id = id_
-        self.deliver = deliver
-        self.acks = acks
-        self.held = 0
-        """Unacked messages."""
-        self.is_cancelled = False
+    channel: Any
+    id: bytes
+    deliver: Callable[["Consumer", bytes], None]
+    acks: bool
+    held: int = 0
+    """Unacked messages."""
+    is_cancelled: bool = False
 
 
 class Link:

@@ -6,16 +6,16 @@ The one rule: a session is touched with its lock held.
 """
 
 import math
-import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from mqks.client import requests, urls
-from mqks.client.blocking_connection import Connection, Connections, Event, Lock, S, begin, guard
+from mqks.client import blocking_connection, requests, urls
+from mqks.client.blocking_connection import Connection, Connections, Event
+from mqks.client.common import Client, Consumer, Messages, Tail
 from mqks.client.errors import (
     ClientError,
     ConnectionLost,
@@ -26,23 +26,20 @@ from mqks.client.errors import (
     Stopped,
 )
 from mqks.client.keywords import check, checking, strict
-from mqks.client.messages import Message, PeekedMessage, QueueUpdate, reading
-from mqks.client.opened import STATE, caller
+from mqks.client.messages import Message, PeekedMessage
 from mqks.client.options import Options, named
 from mqks.client.session import (
     Asked,
     Call,
-    ConsumerSession,
     ReplySession,
     Session,
     State,
-    TailSession,
 )
 from mqks.client.steps import Step
 from mqks.protocol.requests import ALL
 
 if TYPE_CHECKING:
-    from mqks.client.tracing import Tracing
+    pass
 
 TURN_MESSAGES = 256
 """After this number of messages without a wait, the connection's `turn` is called."""
@@ -53,7 +50,7 @@ REASON_S = 2.0
 
 
 @strict("publish")
-class BlockingClient:
+class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransaction"]):
     """A connected client. `connect` creates it.
 
     Every call may raise ConnectionLost (the client is closed), ReplyTimeout after `timeout_s`
@@ -61,22 +58,9 @@ class BlockingClient:
     and InvalidRequest before anything is sent. While the client reconnects, calls wait.
     """
 
-    def __init__(self, url: urls.Urls | urls.Address | None, options: Options) -> None:
-        self._address = url if isinstance(url, urls.Address) else urls.parse(url)
-        self._options = named(options, self._address.client_name)
-        self._made_at = caller()
-        self._replies: Connection[ReplySession] | None = None
-        self._tracing: Tracing | None = None
-        if self._options.tracing:
-            from mqks.client import tracing
-
-            self._tracing = tracing.Tracing(self._address, self._options.client_name)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in STATE:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        begin(self)
-        return self.__dict__[name]
+    _skin = blocking_connection
+    _connection: Connection[Session]
+    _replies: Connection[ReplySession] | None
 
     def __enter__(self) -> Self:
         if self._is_open:
@@ -112,36 +96,6 @@ class BlockingClient:
         if self._is_open:
             self.__exit__(None, None, None)
 
-    def __del__(self) -> None:
-        if "_connections" in self.__dict__:
-            self._connections.forsaken()
-
-    @property
-    def _is_open(self) -> bool:
-        return "_connections" in self.__dict__ and self._session.state is not State.CLOSED
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it has ended, and every call raises ConnectionLost."""
-        return self._session.failure is not None
-
-    @property
-    def server(self) -> str:
-        """The server that it is connected to, or was last, as `host:port` or `unix:/path`."""
-        return self._session.server
-
-    def _new_connection(self, kind: type[S], **more: Any) -> Connection[S]:
-        lock = Lock()
-        session = kind(
-            self._options,
-            self._address.credentials,
-            prefix=secrets.token_hex(6),
-            jitter=random.random,
-            guard=partial(guard, lock),
-            **more,
-        )
-        return Connection(self._address, self._options, session, lock)
-
     def _start(self, connection: Connection[Any]) -> None:
         """Start a connection and wait until it is up. It is closed with the client."""
         session, limit_s = connection.session, self._options.connect_timeout_s
@@ -173,13 +127,6 @@ class BlockingClient:
             connection.notify()  # Reading may have been held back.
         left.wait(self._options.close_timeout_s, shield=True)
         connection.close("the consumer is closed")
-
-    def _deadline(self, timeout_s: float | None) -> float:
-        if timeout_s is None:
-            timeout_s = self._options.timeout_s
-        elif not isinstance(timeout_s, int | float):
-            raise TypeError(f"timeout_s must be a number of seconds, not {timeout_s!r}")
-        return time.monotonic() + timeout_s
 
     def _ask(self, send: Callable[[Call], bytes], timeout_s: float | None) -> bytes:
         try:
@@ -361,18 +308,6 @@ class BlockingClient:
                 self._explain(failure)
                 raise
 
-    def transaction(self, timeout_s: float | None = None) -> "BlockingTransaction":
-        """Several requests in one commit, for `with`: what is published, acked, rejected and
-        released through it is sent at the end of the block, and takes effect together or not at
-        all. Nothing is sent if the block raises.
-
-        The end waits until the server has stored it, and raises RequestFailed if the server refuses
-        it, for example because a consumer does not hold its message any more: then nothing was
-        done. After a reconnect it is sent again: what contains an ack is not done twice; other
-        messages may be stored twice, unless they have an `id` and `once`.
-        """
-        return BlockingTransaction(self, timeout_s)
-
     def call(
         self, event: str, data: requests.Data = None, timeout_s: float | None = None
     ) -> Message:
@@ -439,38 +374,6 @@ class BlockingClient:
                 Call().result()
             session.raise_if_closed()
         return connection
-
-    def consume(
-        self, queue: str, events: Iterable[str] = (), **options: Unpack[requests.Consuming]
-    ) -> "BlockingConsumer":
-        """A consumer for `with`, on a separate connection.
-
-        - `events` and `masks` are added to the bindings of the queue. With `replace`, they replace
-          all its bindings, for every consumer of the queue.
-        - `create`: create the queue if it does not exist. The default is to create it if events or
-          masks are given; otherwise, entering the consumer raises RequestFailed.
-        - `auto_ack`: the server acks messages when it sends them, and those that the program has
-          not handled when it ends are lost. Otherwise each must be acked, or it is redelivered.
-        - `prefetch`: the most unacked messages of the consumer, by default 10. 0 means as many as
-          the server allows: faster, but other consumers of the queue may get nothing.
-        - `backoff`: the pause after the second and later losses of a message, if the policy of the
-          queue has no `backoff`: seconds, or a pair of first and largest. Not with `auto_ack`.
-        - `ack_timeout_s`: its ack timeout, instead of that of the queue. Not with `auto_ack`.
-        - `delete_when_unused`: delete the queue after this number of seconds without a consumer;
-          True: immediately.
-        - `meta`: messages include their attributes.
-        """
-        if self._tracing is not None:
-            options["meta"] = True  # It has the trace.
-        return BlockingConsumer(self, queue, requests.consume(queue, events, **options))
-
-    def tail(self, *events: str, queue: str | None = None) -> "BlockingTail":
-        """Messages as they are published, for `with`, without consuming them: those that
-        match the events and masks or, with a `queue`, those that are added to it. Messages that the
-        client reads too slowly are dropped and counted in `tail.dropped`. Messages published during
-        a reconnect are neither shown nor counted.
-        """
-        return BlockingTail(self, queue or "", requests.tail(events, queue))
 
     def subscribe(
         self,
@@ -699,10 +602,6 @@ class BlockingClient:
         how = {"delay_s": delay_s, "dead": dead, "reason": reason, "timeout_s": timeout_s}
         return self._counted("lease", queue, lease, reject=True, **how) > 0
 
-    def _ask_lines(self, body: bytes, lines: list[bytes], call: Call) -> bytes:
-        call.lines = lines
-        return self._session.request(body, call)
-
     def trim(
         self, queue: str, seq: int, *, epoch: str | None = None, timeout_s: float | None = None
     ) -> int:
@@ -745,7 +644,7 @@ class BlockingClient:
 
 
 @strict("receive")
-class BlockingMessages:
+class BlockingMessages(Messages):
     """A consumer or a tail, for `with`, then `for`.
 
     Several threads may iterate at once; each message goes to one of them. The iteration ends after
@@ -753,15 +652,8 @@ class BlockingMessages:
     refuses to start it again after a reconnect.
     """
 
-    _kind: type[ConsumerSession] = ConsumerSession
-    _tracing: "Tracing | None" = None
-
-    def __init__(self, client: BlockingClient, queue: str, arguments: bytes) -> None:
-        self.queue = queue
-        self._client = client
-        self._arguments = arguments
-        self._is_stopping = False
-        self._handed = 0
+    _client: BlockingClient
+    _end = StopIteration
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_session", "_connection"):
@@ -771,28 +663,12 @@ class BlockingMessages:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __enter__(self) -> Self:
-        client = self._client
-        client._session.raise_if_closed()
-        self._connection = client._new_connection(self._kind, arguments=self._arguments)
-        self._session = self._connection.session
-        if self._tracing is not None:
-            self._session.message_type = reading(
-                self._tracing.message_type(self.queue), client._options.json_loads
-            )
-        client._start(self._connection)
+        self._connect()
+        self._client._start(self._connection)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._client._leave(self._connection)
-
-    def stop(self) -> None:
-        """End the iteration. Messages that were not yet received return to the queue."""
-        with self._connection.lock:
-            self._is_stopping = True
-            self._connection.notify()
-
-    def _tell(self, update: QueueUpdate | int) -> None:
-        """Called with updates about the messages."""
 
     def _filled(self, timeout_s: float | None) -> None:
         """Wait for messages. Raises StopIteration after `stop`, and TimeoutError."""
@@ -805,24 +681,6 @@ class BlockingMessages:
         except RequestFailed as failure:
             self._client._explain(failure)
             raise
-
-    def _is_filled(self) -> bool:
-        session = self._session
-        with self._connection.lock:
-            while session.updates:
-                self._tell(session.updates.popleft())
-            if self._is_stopping:
-                raise StopIteration
-            session.is_awaited = not session.ready
-            if session.is_awaited:
-                session.raise_if_closed()
-                self._connection.resume()
-            return bool(session.ready)
-
-    def _has_news(self) -> object:
-        session = self._session
-        self._connection.resume()  # Another thread may have taken all, and be busy with it.
-        return session.ready or session.updates or session.failure or self._is_stopping
 
     def __iter__(self) -> Self:
         return self
@@ -899,34 +757,8 @@ class BlockingTransaction(Step):
 
 
 @strict()
-class BlockingConsumer(BlockingMessages):
+class BlockingConsumer(Consumer, BlockingMessages):
     """A consumer. `consume` creates it."""
-
-    on_update: Callable[[QueueUpdate], object] | None = None
-    """Called from the iteration when the bindings or the delete rule of the queue change."""
-
-    def __init__(self, client: BlockingClient, queue: str, arguments: bytes) -> None:
-        super().__init__(client, queue, arguments)
-        self._tracing = client._tracing
-
-    def _tell(self, update: QueueUpdate | int) -> None:
-        if isinstance(update, QueueUpdate) and self.on_update is not None:
-            self.on_update(update)
-
-    def ack(self, messages: Iterable[Message]) -> None:
-        """Ack several messages."""
-        span: AbstractContextManager[None] = nullcontext()
-        if self._tracing is not None and not isinstance(messages, Message):
-            messages = list(messages)
-            span = self._tracing.ack_many(self.queue, messages)
-        with span, self._connection.lock:
-            self._session.ack_all(messages)
-
-    def set_prefetch(self, prefetch: int) -> None:
-        """Change the most unacked messages from now on, while it holds some; 0: as many as the
-        server allows."""
-        with self._connection.lock:
-            self._session.set_prefetch(prefetch)
 
     def rebind(
         self, *, timeout_s: float | None = None, **changes: Unpack[requests.Changes]
@@ -935,20 +767,11 @@ class BlockingConsumer(BlockingMessages):
         self._client.rebind(self.queue, timeout_s=timeout_s, **changes)
 
 
-class BlockingTail(BlockingMessages):
+class BlockingTail(Tail, BlockingMessages):
     """A tail. `tail` creates it."""
 
-    _kind = TailSession
-    dropped = 0
-    """The number of messages dropped so far."""
-    on_dropped: Callable[[int], object] | None = None
-    """Called from the iteration with the number of dropped messages."""
 
-    def _tell(self, update: QueueUpdate | int) -> None:
-        if isinstance(update, int):
-            self.dropped += update
-            if self.on_dropped is not None:
-                self.on_dropped(update)
+BlockingClient._kinds = BlockingConsumer, BlockingTail, BlockingTransaction
 
 
 @checking

@@ -19,13 +19,12 @@ from mqks.commands.bench import bench
 from mqks.commands.check_config import check_config
 from mqks.commands.copy import copy, new_epoch
 from mqks.commands.declare import Run, declare
-from mqks.commands.export import export
 from mqks.commands.guesses import Commands
-from mqks.commands.import_ import import_
 from mqks.commands.options import Told, note
 from mqks.commands.push import push
 from mqks.commands.serve import Serve, serve
 from mqks.commands.top import top
+from mqks.commands.transfer import export, import_
 from mqks.compiled import is_compiled
 from mqks.errors import MqksError, reason
 

@@ -17,7 +17,7 @@ from mqks.settings import load
 if TYPE_CHECKING:
     from mqks.client.blocking import BlockingClient
     from mqks.client.options import Options
-    from mqks.inspection.source import Source
+    from mqks.inspection.stopped import Source
 
 REASON_S = 2.0
 """How long the server may take to send the reason of an error."""
@@ -113,12 +113,7 @@ def source_of(
     from mqks.inspection.live import Live  # here, as above
     from mqks.inspection.stopped import source_of
 
-    options = limited(timeout_s)
-    if url and (db is None or _is_flag(context, "url")):
+    options, told_by = limited(timeout_s), context.get_parameter_source("url")
+    if url and (db is None or (told_by is not None and told_by.name == "COMMANDLINE")):
         return Live(url, options)
     return source_of(load({"db": db}, os.environ).db, options, note, is_named=db is not None)
-
-
-def _is_flag(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"

@@ -4,6 +4,7 @@ The one rule: a name that does not exist is an error before anything is asked or
 itself does nothing at an action on such a queue, and confirms that.
 """
 
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -28,28 +29,14 @@ def check_queue(client: "BlockingClient", name: str, otherwise: str = "") -> Non
         raise
 
 
-def check_consumer(client: "BlockingClient", consumer_id: str) -> None:
-    """The same for the id of a consumer."""
-    _check(client, "consumer", "id", consumer_id)
-
-
-def check_schedule(client: "BlockingClient", name: str) -> None:
-    """The same for a schedule."""
-    _check(client, "schedule", "name", name)
-
-
-def _check(client: "BlockingClient", what: str, key: str, wanted: str) -> None:
-    found = _names(client, f"{what}s", key)
-    if found is not None and len(found) < NAMES_COMPARED_MAX and wanted not in found:
-        raise InspectionFailed(f"there is no {what} {wanted}{did_you_mean(wanted, found)}")
-
-
-def _names(client: "BlockingClient", what: str, key: str) -> list[str] | None:
-    """Of the first ones; None for a user who may not inspect."""
+def check(client: "BlockingClient", what: str, key: str, wanted: str) -> None:
+    """The same for a consumer, or what else has a list in `stats`, and this `key` there."""
     from mqks.client.errors import RequestFailed  # here, as above
     from mqks.client.wire import rows
 
-    try:
-        return [row[key] for row in islice(rows(client.stats, what, key), NAMES_COMPARED_MAX)]
-    except RequestFailed:
-        return None
+    with suppress(RequestFailed):  # Not everybody may inspect the server.
+        found = [
+            row[key] for row in islice(rows(client.stats, f"{what}s", key), NAMES_COMPARED_MAX)
+        ]
+        if len(found) < NAMES_COMPARED_MAX and wanted not in found:
+            raise InspectionFailed(f"there is no {what} {wanted}{did_you_mean(wanted, found)}")

@@ -35,7 +35,7 @@ from mqks.inspection.text import data_as_text, printable, time_text
 from mqks.settings import load
 
 if TYPE_CHECKING:
-    from mqks.inspection.source import Source
+    from mqks.inspection.stopped import Source
 
 Row = dict[str, Any]
 
@@ -174,7 +174,8 @@ def unacked(
     """List unacked messages of consumers, or those when the server ended."""
     rows = source.unacked(name)
     if not as_json:
-        rows = (row | {"delivered": _time(row["delivered_us"])} for row in rows)
+        times = ((row, row["delivered_us"]) for row in rows)
+        rows = (row | {"delivered": at and time_text(at)} for row, at in times)
     _list(rows, UNACKED, as_json)
 
 
@@ -336,10 +337,6 @@ def _shortened(row: Row) -> Row:
 
 def _duration(seconds: float | None) -> str | None:
     return None if seconds is None else duration(seconds)
-
-
-def _time(time_us: int | None) -> str | None:
-    return None if time_us is None else time_text(time_us)
 
 
 def _second(time_us: int | None) -> str | None:

@@ -28,7 +28,7 @@ import typer
 from mqks.commands import complete
 from mqks.commands.complete import Queue
 from mqks.commands.connection import Server, checked, connected, limited
-from mqks.commands.existing import check_consumer, check_queue
+from mqks.commands.existing import check, check_queue
 from mqks.commands.inspect import message_object
 from mqks.commands.options import (
     AddMask,
@@ -575,7 +575,7 @@ def requeue(
         raise typer.BadParameter("give message ids, --event or --older, or --all")
     with server.connected() as client:
         ids = [checked(each) for each in messages or ()] or ["--all"]
-        check_consumer(client, checked(consumer))
+        check(client, "consumer", "id", checked(consumer))
         if are_some:
             count = client.requeue(consumer, event=event, older_s=older_s)
             told = {"consumer": consumer, "event": event, "older_s": older_s, "requeued": count}

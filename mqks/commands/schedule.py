@@ -9,7 +9,7 @@ import typer
 
 from mqks.commands.connection import Server
 from mqks.commands.declare import Run, declare
-from mqks.commands.existing import check_schedule
+from mqks.commands.existing import check
 from mqks.commands.inspect import SCHEDULE, schedule_cells
 from mqks.commands.messages import pairs
 from mqks.commands.options import AsJson, Names, Told, Yes, confirm, table
@@ -105,7 +105,7 @@ def run(server: Server, name: Name) -> Told:
 def remove(server: Server, name: Name, yes: Yes = False) -> Told:
     """Remove a schedule. Messages that it has published stay."""
     with server.connected() as client:
-        check_schedule(client, name)
+        check(client, "schedule", "name", name)
         confirm(f"Remove the schedule {printable(name)}?", yes)
         client.unschedule(name)
     return {"name": name}, ""

@@ -5,7 +5,7 @@ from contextlib import suppress
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
-from typing import Any, Self, cast
+from typing import Self, cast
 
 from mqks.client import requests
 from mqks.client.errors import ConnectionLost, RequestFailed
@@ -40,11 +40,11 @@ class Live:
         return self._object()
 
     def queues(self) -> Iterator[Row]:
-        return self._rows([b"queues"], "name")
+        return self._rows("queues", "name")
 
     def queue(self, name: str) -> Row:
         try:
-            return self._object(b"queue", requests.name(name))
+            return self._object(_words("queue", name))
         except RequestFailed:
             names = self._names()
             if names is None or name in names:  # Who may list the queues may see each.
@@ -62,28 +62,28 @@ class Live:
         return InspectionFailed(f"{self._server.address}: there is no queue {queue}{near}")
 
     def bindings(self, event: str | None) -> Iterator[Row]:
-        return self._rows([b"bindings", *_given(event)], "queue", "event", "mask")
+        return self._rows(_words("bindings", event), "queue", "event", "mask")
 
     def consumers(self) -> Iterator[Row]:
-        return self._rows([b"consumers"], "id")
+        return self._rows("consumers", "id")
 
     def connections(self) -> Iterator[Row]:
-        return self._rows([b"connections"], "id")
+        return self._rows("connections", "id")
 
     def unacked(self, queue: str | None) -> Iterator[Row]:
         if queue is not None:
             self.queue(queue)
-        return self._rows([b"unacked", *_given(queue)], "queue", "seq")
+        return self._rows(_words("unacked", queue), "queue", "seq")
 
     def schedules(self) -> Iterator[Row]:
-        return self._rows([b"schedules"], "name")
+        return self._rows("schedules", "name")
 
     def journal(self) -> Row:
-        return self._object(b"journal")
+        return self._object("journal")
 
     def errors(self, limit: int, error_id: str | None = None) -> list[Row]:
         """Error replies, the newest first; or only the one with this id, if it exists."""
-        rows = self._ask(b"errors", *_given(error_id), b"--limit=%d" % limit)
+        rows = self._server.stats(_words("errors", error_id), f"--limit={limit}")
         return list(map(error_row, reversed(rows)))
 
     def messages(self, queue: str, wanted: Wanted = EVERY) -> Iterator[Row]:
@@ -116,16 +116,13 @@ class Live:
             yield from page
             goes_on = requests.peek_goes_on(end) or (page[-1]["seq"] if page else None)
 
-    def _rows(self, words: list[bytes], *keys: str) -> Iterator[Row]:
-        return rows(self._server.stats, requests.decoded(b" ".join(words)), *keys)
+    def _rows(self, words: str, *keys: str) -> Iterator[Row]:
+        return rows(self._server.stats, words, *keys)
 
-    def _object(self, *words: bytes) -> Row:
-        told: Row = self._ask(*words)
+    def _object(self, *words: str) -> Row:
+        told: Row = self._server.stats(*words)
         return told
 
-    def _ask(self, *words: bytes) -> Any:
-        return self._server.stats(*map(requests.decoded, words))
 
-
-def _given(name: str | None) -> list[bytes]:
-    return [] if name is None else [requests.name(name)]
+def _words(what: str, name: str | None) -> str:
+    return what if name is None else f"{what} {requests.decoded(requests.name(name))}"

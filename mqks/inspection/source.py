@@ -1,11 +1,13 @@
 """The source of inspected data: the server that uses a database, or the file if there is none.
 
-Both return the same rows, with the names of `stats`; values that a source does not know are None.
+Both have the same methods, and return the same rows, with the names of `stats`; values that a
+source does not know are None. Names are text with surrogate escapes. A queue that does not exist
+raises InspectionFailed.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple
 
 from mqks.client import requests
 from mqks.client.messages import attributes, key_of, original
@@ -31,26 +33,6 @@ class Wanted(NamedTuple):
 
 
 EVERY: Final = Wanted()
-
-
-class Source(Protocol):
-    """A context. Names are text with surrogate escapes. Raises InspectionFailed for a queue that
-    does not exist."""
-
-    def totals(self) -> Row: ...
-    def queues(self) -> Iterator[Row]: ...
-    def queue(self, name: str) -> Row: ...
-    def bindings(self, event: str | None) -> Iterator[Row]: ...
-    def consumers(self) -> Iterator[Row]: ...
-    def connections(self) -> Iterator[Row]: ...
-    def unacked(self, queue: str | None) -> Iterator[Row]: ...
-    def schedules(self) -> Iterator[Row]: ...
-    def journal(self) -> Row: ...
-    def messages(self, queue: str, wanted: Wanted = EVERY) -> Iterator[Row]:
-        """Rows of `message_row`, read on demand."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, kind: object, error: object, trace: object) -> None: ...
 
 
 def message_row(

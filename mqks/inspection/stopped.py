@@ -14,7 +14,7 @@ from mqks.client.messages import original
 from mqks.client.options import Options
 from mqks.errors import InspectionFailed, JournalDamaged, did_you_mean
 from mqks.inspection.live import Live
-from mqks.inspection.source import EVERY, Note, Row, Source, Wanted, error_row, message_row
+from mqks.inspection.source import EVERY, Note, Row, Wanted, error_row, message_row
 from mqks.journal.contents import Message
 from mqks.journal.default_store import contents
 from mqks.journal.sqlite.lock import server_of
@@ -34,7 +34,7 @@ _ONLY_OF_A_SERVER = (
 
 def source_of(
     database: Path | DatabaseUrl, options: Options, note: Note, *, is_named: bool
-) -> Source:
+) -> "Source":
     """The server that uses this file, or the file, or, unless the file was named, the default
     server. Of PostgreSQL the database."""
     if isinstance(database, DatabaseUrl):
@@ -237,6 +237,9 @@ class Stopped:
         for message in islice(found, wanted.limit):
             self._doubtful += message.doubtful
             yield message_row(**message._asdict())
+
+
+Source = Live | Stopped
 
 
 def _selected(selection: Mapping[str, Any]) -> Callable[[Message], bool]:

@@ -6,14 +6,6 @@ it, and more.
         found.messages(b"queue", after=0)                            # an iterator, in order
         found.errors(limit=20)                                       # the newest first
 
-- `Queue`: name, id, policy, next_seq, cursor, ready, unacked, scheduled, bytes, oldest_us
-- `Message`: seq, time_us, id, event, data, retry, unacked, doubtful, meta, rejects, losses, due_us,
-  expires_us
-- `ErrorRecord`: id, time_us, connection, request_id, action, reason
-- `Facts`: schema_version, epoch, db_bytes, wal_bytes, page_bytes, free_pages, segments,
-  segment_bytes, set_aside
-- `Damage`: place, what
-
 It can be read while a server uses it: segments never change, so a list of their ids, read in one
 transaction, is a state of the journal, whenever their bodies are read. Heads are kept in memory,
 texts are not.

@@ -110,9 +110,11 @@ def encode(sections: Sequence[Section]) -> tuple[bytes, list[bytes]]:
     text_bytes = 0
     shared: dict[tuple[int, int, int], tuple[list[bytes], int, int]] = {}
     for section in sections:
-        runs, acks = section.runs, section.acks
-        short, long = _packed(section.marks)
-        pieces.append(SECTION.pack(*section[:3], len(runs), len(acks), len(short), len(long)))
+        queue_id, next_seq, cursor, runs, acks, marks = section
+        short, long = _packed(marks)
+        pieces.append(
+            SECTION.pack(queue_id, next_seq, cursor, len(runs), len(acks), len(short), len(long))
+        )
         for first, time_us, lines in runs:
             key = (id(lines[0]), id(lines[-1]), len(lines))
             twin = shared.get(key)

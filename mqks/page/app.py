@@ -7,7 +7,7 @@ change a token that only our own forms know.
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from importlib.resources import files
 from itertools import islice, starmap
@@ -121,7 +121,8 @@ class Page:
             for key, table in tables.TABLES.items()
             if (users or key != "users") and key != "attention"
         }
-        self.live = Live(self._watching, derived, partial(mark, history))
+        watching = partial(self._sessions.client, trusted=True)
+        self.live = Live(watching, derived, partial(mark, history))
         self._environment = Environment(
             loader=PackageLoader("mqks.page"),
             autoescape=select_autoescape(default=True),
@@ -144,11 +145,6 @@ class Page:
         self._one_renders = anyio.Lock()
         root = files("mqks.page") / "static"
         self._static = {name: (root / name).read_bytes() for name in STATIC}
-
-    @asynccontextmanager
-    async def _watching(self) -> AsyncIterator[AsyncClient]:
-        async with self._sessions.client(trusted=True) as client:
-            yield client
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Keep sessions and samples until cancelled."""

@@ -17,13 +17,6 @@ class Nearest(NamedTuple):
     what: str = ""
 
 
-class Limit(NamedTuple):
-    setting: str
-    kind: str
-    """How it is shown: a key of `FORMATS`."""
-    nearest: Callable[[Row], Nearest]
-
-
 def _of(part: str, key: str) -> Callable[[Row], Nearest]:
     """A journal in PostgreSQL has no files, and no keys for them."""
     return lambda sample: Nearest(sample[part].get(key) or 0)
@@ -49,35 +42,36 @@ def _address(sample: Row) -> Nearest:
     return Nearest(counts[0][1], counts[0][0]) if counts else Nearest(0)
 
 
-LIMITS: Final = (
-    Limit("connections_max", "count", _of("totals", "connections")),
-    Limit("connections_per_address_max", "count", _address),
-    Limit("queues_max", "count", _of("totals", "queues")),
-    Limit("queue_messages_max", "count", _highest("queues", "ready", "name")),
-    Limit("bindings_per_queue_max", "count", _highest("queues", "bindings", "name")),
-    Limit("prefetch_max", "count", _highest("consumers", "unacked", "id")),
-    Limit("consumers_per_connection_max", "count", _highest("connections", "consumers", "address")),
-    Limit("output_buffer_bytes_max", "bytes", _highest("connections", "outbox_bytes", "address")),
-    Limit("metadata_bytes_max", "bytes", _of("totals", "metadata_bytes")),
-    Limit("unacked_bytes_max", "bytes", _of("totals", "unacked_bytes")),
-    Limit("unsent_bytes_max", "bytes", _of("totals", "unsent_bytes")),
-    Limit("db_bytes_max", "bytes", _db_bytes),
-    Limit("wal_bytes_max", "bytes", _of("journal", "wal_bytes")),
-    Limit("once_ids_max", "count", _of("journal", "once_ids")),
-)
+LIMITS: Final[dict[str, Callable[[Row], Nearest]]] = {
+    "connections_max": _of("totals", "connections"),
+    "connections_per_address_max": _address,
+    "queues_max": _of("totals", "queues"),
+    "queue_messages_max": _highest("queues", "ready", "name"),
+    "bindings_per_queue_max": _highest("queues", "bindings", "name"),
+    "prefetch_max": _highest("consumers", "unacked", "id"),
+    "consumers_per_connection_max": _highest("connections", "consumers", "address"),
+    "output_buffer_bytes_max": _highest("connections", "outbox_bytes", "address"),
+    "metadata_bytes_max": _of("totals", "metadata_bytes"),
+    "unacked_bytes_max": _of("totals", "unacked_bytes"),
+    "unsent_bytes_max": _of("totals", "unsent_bytes"),
+    "db_bytes_max": _db_bytes,
+    "wal_bytes_max": _of("journal", "wal_bytes"),
+    "once_ids_max": _of("journal", "once_ids"),
+}
+"""By the setting: what comes nearest to it."""
 NEEDS: Final = frozenset({"queues", "consumers", "connections"})
 """Lists that a sample must have for the limits."""
 
 
 def rows(settings: Mapping[str, int], sample: Row) -> list[Row]:
     """A row for each limit; `settings` has their values, 0 for no limit."""
-    return [_row(each, settings[each.setting], each.nearest(sample)) for each in LIMITS]
+    return [_row(name, settings[name], nearest(sample)) for name, nearest in LIMITS.items()]
 
 
-def _row(limit: Limit, most: int, nearest: Nearest) -> Row:
-    shown = FORMATS[limit.kind]
+def _row(name: str, most: int, nearest: Nearest) -> Row:
+    shown = FORMATS["bytes" if "bytes" in name else "count"]
     return {
-        "setting": limit.setting,
+        "setting": name,
         "share": nearest.value / most if most else None,
         "now": shown(nearest.value),
         "limit": shown(most) if most else "none",

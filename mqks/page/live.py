@@ -180,16 +180,14 @@ class Live:
 
     async def _take(self, client: AsyncClient, tables: set[str], after: str = "") -> Row:
         """Totals, journal and what some tables need; for one after the other."""
-        async with self._one_takes:
-            return await self._taken(client, tables, after)
-
-    async def _taken(self, client: AsyncClient, tables: set[str], after: str) -> Row:
         derived = {key: self._derived[key] for key in self._derived.keys() & tables}
         lists = (tables - derived.keys()).union(*(each.needs for each in derived.values()))
         sample: Row = {"connected": True, "queues": [], "has_queues": "queues" in lists}
-        sample["totals"], sample["journal"] = await client.stats(), await client.stats("journal")
-        for key in sorted(lists):
-            sample[key] = await rows_of(client, key, after)
+        async with self._one_takes:
+            sample["totals"] = await client.stats()
+            sample["journal"] = await client.stats("journal")
+            for key in sorted(lists):
+                sample[key] = await rows_of(client, key, after)
         for queue in sample["queues"]:
             queue["mark"] = self._mark(queue)
         for key, each in derived.items():

@@ -475,11 +475,6 @@ _FLAG = re.compile(r"(?<!{msg_id}\|)(--[a-z-]+)(\[?=)?( {)?")
 
 def _plain(action: Action, rest: bytes, names_max: int) -> Any:
     """Words, and flags anywhere."""
-    return action.made(*_told(action, rest))
-
-
-def _told(action: Action, rest: bytes) -> tuple[list[bytes], dict[str, Any]]:
-    """The words, and the values of the flags."""
     words: list[bytes] = []
     found: dict[str, Any] = {}
     for argument in _arguments(action.name, rest):
@@ -488,7 +483,7 @@ def _told(action: Action, rest: bytes) -> tuple[list[bytes], dict[str, Any]]:
             words.append(argument)
         else:
             action.take(argument, found)
-    return words, found
+    return action.made(words, found)
 
 
 def _with_data(action: Action, rest: bytes, names_max: int) -> Any:
@@ -533,7 +528,13 @@ def _with_publish(action: Action, rest: bytes, names_max: int) -> Any:
     rest, is_one, line = rest.partition(b" publish ")
     if is_one and len(line) > SCHEDULE_BYTES_MAX:
         raise action.error(f"publish has {len(line)} bytes, the limit is {SCHEDULE_BYTES_MAX}")
-    words, found = _told(action, rest)
+    words: list[bytes] = []
+    found: dict[str, Any] = {}
+    for argument in _arguments(action.name, rest):
+        if argument[:2] == b"--":
+            action.take(argument, found)
+        else:
+            words.append(argument)
     if is_one:
         found |= {"publish": ACTIONS[b"publish"].parse(line, names_max), "line": line}
     return action.made(words, found)
@@ -622,8 +623,7 @@ def _number(least: int, most: int) -> Reader:
 
 
 def _whole_number(value: bytes, least: int, most: int) -> int:
-    digits = value.removeprefix(b"-") if least < 0 else value
-    if not digits.isdigit() or len(digits) > 19 or not least <= int(value) <= most:
+    if not value.isdigit() or len(value) > 19 or not least <= int(value) <= most:
         raise BadRequest(f"{shown(value)} is not a whole number from {least} to {most}")
     return int(value)
 
@@ -653,6 +653,15 @@ def _duration_s(value: bytes) -> float:
     if not seconds:
         raise BadRequest(f"{shown(value)} is not a number of seconds greater than 0")
     return max(seconds, 1e-6)
+
+
+def _priority(value: bytes) -> int:
+    digits = value.removeprefix(b"-")
+    if not digits.isdigit() or len(digits) > 3 or not PRIORITY_MIN <= int(value) <= PRIORITY_MAX:
+        raise BadRequest(
+            f"{shown(value)} is not a whole number from {PRIORITY_MIN} to {PRIORITY_MAX}"
+        )
+    return int(value)
 
 
 def _name(value: bytes) -> bytes:
@@ -878,7 +887,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--missed": ("missed", partial(_one_of, {b"skip": "skip", b"one": "one"})),
     "--older": ("older_us", _delay_us),
     "--once": ("once_s", _duration_s),
-    "--priority": ("priority", _number(PRIORITY_MIN, PRIORITY_MAX)),
+    "--priority": ("priority", _priority),
     "--prefetch": ("prefetch", _number(1, COUNT_MAX)),
     "--queue": ("queue", _any_name),
     "--reason": ("why", check_reason),

@@ -85,9 +85,7 @@ class Clients:
     def refusal(self, peer: Peer, failure: BadRequest) -> bytes:
         """The reply to a client that is refused or disconnected."""
         told = isinstance(failure, Unwritable)
-        reply = self._broker.refusals.reply(
-            peer.address, b"-", b"", str(failure), stranger=True, told=told
-        )
+        reply = self._broker.refusals.reply(peer.address, str(failure), told=told)
         self._schedule_flush()
         return reply
 

@@ -128,7 +128,11 @@ class HeldWatch:
             cpu_ms=round(cpu_s * 1000),
             gc_ms=round(self._collected_s * 1000),
             where=seen.where or "-",
-            **seen.handled._asdict(),
+            connection=seen.handled.connection,
+            client=seen.handled.client,
+            action=seen.handled.action,
+            line_bytes=seen.handled.line_bytes,
+            lines=seen.handled.lines,
             suppressed=suppressed,
         )
 

@@ -35,7 +35,7 @@ from mqks.limits import HTTP_CONNECTIONS_MAX, HTTP_UNREAD_BYTES_MAX
 from mqks.page.app import SECURITY, Page
 from mqks.server import log
 from mqks.server.history import History
-from mqks.server.metrics import queue_lines, registry_of, standby_registry
+from mqks.server.metrics import Metrics, Standby, queue_lines, registry_of
 from mqks.server.steps import done
 from mqks.settings import Settings, is_loopback
 from mqks.sqs.app import Sqs
@@ -127,7 +127,7 @@ def _app(
     page: Page | None,
 ) -> Starlette:
     totals: stats.Row = {}
-    registry = registry_of(settings, broker, journal, why_not_ready, lambda: totals)
+    registry = registry_of(Metrics(settings, broker, journal, why_not_ready, lambda: totals))
 
     async def metrics(request: Request) -> Response:
         nonlocal totals
@@ -231,7 +231,7 @@ def _standby_app(why: Callable[[], str]) -> Starlette:
 
 
 async def _standby_metrics(request: Request) -> Response:
-    return Response(generate_latest(standby_registry()), media_type=TEXT)
+    return Response(generate_latest(registry_of(Standby())), media_type=TEXT)
 
 
 async def _healthz(request: Request) -> Response:
@@ -239,11 +239,10 @@ async def _healthz(request: Request) -> Response:
 
 
 async def _answer(sock: socket.socket, app: Starlette, connections_max: int) -> None:
-    host, own = sock.getsockname()[0], _for_its_own_site(app)
     server = _Uvicorn(
         Config(
             # Beyond loopback nobody can know its names.
-            _guarded(own) if is_loopback(host) else own,
+            _guarded(app, has_names=is_loopback(sock.getsockname()[0])),
             http=type("Protocol", (_Protocol,), {"connections_max": connections_max, "unread": {}}),
             # Event loops accept all at once that wait there, before one can be closed.
             backlog=connections_max // 4,
@@ -274,33 +273,32 @@ async def _keep_page(page: Page, *, task_status: TaskStatus[None]) -> None:
             await anyio.sleep(1)
 
 
-def _guarded(app: ASGIApp) -> ASGIApp:
-    """Refuses who asks under a name, which may be that of a web site (DNS rebinding): addresses and
-    `localhost` are none. Who names no host is no browser."""
-
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            name = urlsplit("//" + Headers(scope=scope).get("host", "")).hostname or "localhost"
-            is_own = name == "localhost" or bool(ipaddress.ip_address(name))
-        except ValueError:
-            is_own = False
-        await (app if is_own else _MISDIRECTED)(scope, receive, send)
-
-    return guarded
-
-
-def _for_its_own_site(app: ASGIApp) -> ASGIApp:
+def _guarded(app: ASGIApp, *, has_names: bool) -> ASGIApp:
     """Refuses what the pages of other sites make a browser ask for, such as an image that costs a
-    view. Who follows a link from there is led on. Programs send no such headers."""
+    view, and who asks under a name that it has not."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        await (app if _is_own(Headers(scope=scope)) else _foreign(scope))(scope, receive, send)
+        headers = Headers(scope=scope)
+        answering = app if _is_own_site(headers) else _foreign(scope)
+        if has_names and not _is_own_name(headers.get("host", "")):
+            answering = _MISDIRECTED
+        await answering(scope, receive, send)
 
     return guarded
 
 
-def _is_own(headers: Headers) -> bool:
-    """Behind a proxy only the browser knows the host name that both have."""
+def _is_own_name(host: str) -> bool:
+    """Any other may be that of a web site (DNS rebinding). Who names no host is no browser."""
+    try:
+        name = urlsplit("//" + host).hostname or "localhost"
+        return name == "localhost" or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
+
+
+def _is_own_site(headers: Headers) -> bool:
+    """Behind a proxy only the browser knows the host name that both have. Programs send no such
+    headers."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         return site in ("same-origin", "none")

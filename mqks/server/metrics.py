@@ -135,7 +135,10 @@ NAMES: Final[tuple[str, ...]] = (
 
 
 @dataclass(eq=False)  # The registry has it as a key.
-class _Collector(Collector):
+class Metrics(Collector):
+    """The metrics of `/metrics`: all but those of single queues. `totals` returns the result of
+    `stats.totals`, which may take several turns."""
+
     _settings: Settings
     _broker: Broker
     _journal: Journal
@@ -177,36 +180,19 @@ class _Collector(Collector):
         yield build
 
 
-def registry_of(
-    settings: Settings,
-    broker: Broker,
-    journal: Journal,
-    why_not_ready: Callable[[], str],
-    totals: Callable[[], stats.Row],
-) -> CollectorRegistry:
-    """The metrics of `/metrics`: all but those of single queues, and the process. `totals` returns
-    the result of `stats.totals`, which may take several turns."""
-    registry = _process()
-    registry.register(_Collector(settings, broker, journal, why_not_ready, totals))
-    return registry
+class Standby(Collector):
+    """The metrics of a standby."""
 
-
-class _Standby(Collector):
     def collect(self) -> Iterator[Family]:
         yield GaugeMetricFamily(*ACTIVE, 0)
 
 
-def standby_registry() -> CollectorRegistry:
-    """The metrics of a standby."""
-    registry = _process()
-    registry.register(_Standby())
-    return registry
-
-
-def _process() -> CollectorRegistry:
+def registry_of(collector: Collector) -> CollectorRegistry:
+    """Its metrics, and those of the process."""
     registry = CollectorRegistry()
-    for collector in (ProcessCollector, PlatformCollector, GCCollector):
-        collector(registry=registry)
+    for kind in (ProcessCollector, PlatformCollector, GCCollector):
+        kind(registry=registry)
+    registry.register(collector)
     return registry
 
 

@@ -1,23 +1,5 @@
-"""An export: queues, bindings and messages as rows, to be read by any program.
-
-    {"kind": "mqks", "version": 1, "messages": true}
-    {"kind": "queue", "name": "mail", "rule": {"delay_s": 60.0}, "policy": {"ttl_s": 3600.0}}
-    {"kind": "message", "queue": "mail", "seq": 7, "time": "2026-11-20T22:01:19.464125+00:00",
-     "id": "m1", "event": "user.new", "retry": 0, "data": "bob"}
-    {"kind": "binding", "queue": "mail", "event": "user.new"}
-    {"kind": "binding", "queue": "mail", "mask": "user.*.gone"}
-    {"kind": "schedule", "name": "beat", "cron": null, "every_s": 30.0, "tz": "UTC",
-     "missed": "skip", "jitter_s": 0.0, "paused": false, "publish": "user.new bob"}
-    {"kind": "end", "queues": 1, "messages": 1, "bindings": 2, "schedules": 1}
-
-All queues come first, then the messages of each in order, then all bindings, so that an import can
-fill queues that get no other messages meanwhile. An export of all queues ends with the schedules.
-A message has more fields if they have a value:
-`meta`, when it is `due`, when it `expires`, how many `rejects` and `losses` it had, its `priority`
-and `key`, whether it was published `escaped` (its data here are the original ones), and for a dead
-letter the `letter`: its reason, queue, tries, and when it was published and died. Data that are not
-UTF-8 are in `data_base64` instead. Names that are not UTF-8 contain surrogates, which JSON can
-write.
+"""An export: queues, bindings and messages as rows, to be read by any program. Its lines are those
+in `docs/backup.md`.
 
 The one rule: memory use does not grow with the number of messages.
 """
@@ -26,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from mqks.errors import InspectionFailed
-from mqks.inspection.source import Row, Source
+from mqks.inspection.source import Row
+from mqks.inspection.stopped import Source
 from mqks.inspection.text import data_as_text
 
 VERSION = 1

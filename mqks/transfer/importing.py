@@ -1,13 +1,7 @@
-"""Imports an export into a running server.
+"""Imports an export into a running server, as `docs/backup.md` describes.
 
-A message is published to its queue alone (`publish --to`), under its own id and event and with its
-attributes, whatever else is bound to the event. All bindings come last, so that a new queue gets
-nothing else meanwhile.
-
-Messages get new numbers and times, and their counts start at 0. Scheduled messages keep their due
-time; schedules have their first tick after the import. A dead letter becomes an ordinary message:
-the reason of its death is not imported. Delete rules are set at the end, except those without a
-delay, which would delete the queue at once.
+All bindings come last, so that a new queue gets nothing else meanwhile. Scheduled messages keep
+their due time; schedules have their first tick after the import.
 
 The one rule: a line is imported completely or not at all, and errors contain the line number.
 """

@@ -104,23 +104,10 @@ class Refusals:
         if not connection.closed:
             connection.write(replies.error(request_id, record.id))
 
-    def reply(
-        self,
-        address: str,
-        request_id: bytes,
-        action: bytes,
-        reason: str,
-        *,
-        stranger: bool,
-        user: str | None = None,
-        client: str | None = None,
-        told: bool = False,
-    ) -> bytes:
+    def reply(self, address: str, reason: str, *, told: bool) -> bytes:
         """Record an error without a connection, and return its reply; `told`: with its reason."""
-        record = self._record(
-            address, request_id, action, reason, stranger=stranger, user=user, client=client
-        )
-        return replies.error(request_id, record.id, reason if told else "")
+        record = self._record(address, b"-", b"", reason, stranger=True)
+        return replies.error(b"-", record.id, reason if told else "")
 
     def _record(
         self,
@@ -130,8 +117,8 @@ class Refusals:
         reason: str,
         *,
         stranger: bool,
-        user: str | None,
-        client: str | None,
+        user: str | None = None,
+        client: str | None = None,
         is_logged: bool = False,
     ) -> ErrorRecord:
         """Record an error under a new id. Errors of unauthenticated connections that are not logged

@@ -1,17 +1,41 @@
-"""`mqks import`: its options; `transfer.importing` does the work."""
+"""`mqks export` and `mqks import`: their options; `transfer/` does the work."""
 
+import json
 import os
 import stat
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
 from mqks.commands.connection import Server, limited
 from mqks.commands.options import Names, Told, note, progress
 from mqks.errors import ImportFailed
+
+if TYPE_CHECKING:
+    from mqks.inspection.stopped import Source
+
+
+def export(
+    source: "Source",
+    messages: Annotated[bool, "Also export messages."] = False,
+    queue: Annotated[Names, "QUEUE", "Only this queue. Repeatable."] = None,
+) -> None:
+    """Write queues, bindings and optionally messages as JSON lines.
+
+    Reads from a running server, or from the file of a stopped one.
+    """
+    from mqks.transfer.exporting import lines  # here, so that --help need not load them
+
+    # On a terminal, the bar would be mixed with the lines.
+    bar = nullcontext(lambda more: None) if sys.stdout.isatty() else progress("Exporting")
+    with bar as advance:
+        for row in lines(source, messages, queue or []):
+            sys.stdout.write(json.dumps(row) + "\n")
+            advance(1)
+        sys.stdout.flush()
 
 
 def import_(
@@ -28,7 +52,7 @@ def import_(
     On exit code 65, an invalid line is named; the lines before it are imported. With --event,
     messages are added only to their own queue, whatever other queues are bound to.
     """
-    from mqks.client import requests  # here, so that --help need not load them
+    from mqks.client import requests  # here, as above
     from mqks.client.wire import Wire
     from mqks.transfer.importing import Import, lines_of
 
