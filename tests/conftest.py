@@ -26,7 +26,7 @@ from tests.postgres import Postgres, PostgresMissing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["mqks.testing"]
+pytest_plugins = ["mqks.testing", "tests.fixtures"]
 
 FROM_OUTSIDE = ("MQKS_", "NOTIFY_", "WATCHDOG_", "LISTEN_", "COLUMNS", "LINES")
 """Beginnings of variables: our own, and what service managers and terminals set."""
