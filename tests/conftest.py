@@ -1,7 +1,7 @@
 """What every test gets: asyncio for coroutines, and no settings from around the test run.
 
 With `-n` (pytest-xdist) files run side by side in several processes, each with fixtures of its own.
-The tests of one file run in one process, in their order, and so do all that start a JVM.
+The tests of one file run in one process, in their order, and all that start a JVM in two of them.
 """
 
 import os
@@ -26,7 +26,7 @@ from tests.postgres import Postgres, PostgresMissing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["mqks.testing"]
+pytest_plugins = ["mqks.testing", "tests.fixtures"]
 
 FROM_OUTSIDE = ("MQKS_", "NOTIFY_", "WATCHDOG_", "LISTEN_", "COLUMNS", "LINES")
 """Beginnings of variables: our own, and what service managers and terminals set."""
@@ -50,8 +50,10 @@ def pytest_sessionstart() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONGEST = "tests/test_pipeline_", "tests/test_power_cut", "tests/test_compiled"
-"""Beginnings of files that take long, and so begin first. The first are those that start JVMs."""
+JVMS = "tests/test_pipeline_jobs", "tests/test_pipeline_"
+"""Beginnings of files that share a JVM."""
+LONGEST = *JVMS, "tests/test_power_cut", "tests/test_compiled"
+"""Beginnings of files that take long, and so begin first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -65,8 +67,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             """What is of one scope runs in one process."""
-            jvm, *_ = LONGEST
-            return jvm if nodeid.startswith(jvm) else str(super()._split_scope(nodeid))
+            shared = (jvm for jvm in JVMS if nodeid.startswith(jvm))
+            return next(shared, str(super()._split_scope(nodeid)))
 
     config.option.loadscopereorder = False
     return ByFile(config, log)

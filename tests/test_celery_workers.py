@@ -351,7 +351,7 @@ def test_flower(workers: Workers) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [10_000])
+@pytest.mark.parametrize("count", [2_000])
 def test_no_task_is_lost(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,17 +55,6 @@ QUICK = Options(
 )
 
 
-@pytest.fixture(params=SKINS)
-def connect(request: pytest.FixtureRequest) -> Any:
-    return SKINS[request.param]
-
-
-@pytest.fixture
-def proxy(mqks_broker: Broker) -> Iterator[Proxy]:
-    with Proxy(mqks_broker.port) as proxy:
-        yield proxy
-
-
 async def take(consumer: Any, count: int) -> list[Any]:
     return [await consumer.receive(timeout_s=WAIT_S) for _ in range(count)]
 

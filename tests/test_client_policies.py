@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -41,17 +41,6 @@ QUICK = Options(
     timeout_s=WAIT_S, connect_timeout_s=WAIT_S, reconnect_min_s=0.01, reconnect_max_s=0.05
 )
 HOUR_S = 3600
-
-
-@pytest.fixture(params=SKINS)
-def connect(request: pytest.FixtureRequest) -> Any:
-    return SKINS[request.param]
-
-
-@pytest.fixture
-def proxy(mqks_broker: Broker) -> Iterator[Proxy]:
-    with Proxy(mqks_broker.port) as proxy:
-        yield proxy
 
 
 # ---------------------------------------------------------------- attributes and times

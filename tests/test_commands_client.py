@@ -80,12 +80,6 @@ class Shell:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path / "mqks.db") as running:
-        yield running
-
-
-@pytest.fixture
 def shell(server: ServerProcess, tmp_path: Path) -> Shell:
     directory = tmp_path / "elsewhere"
     directory.mkdir()

@@ -228,24 +228,23 @@ def test_too_few_files_for_a_server(tmp_path: Path, open_files: int) -> None:
     assert not (tmp_path / "mqks.db").exists()
 
 
-def test_without_a_descriptor_to_accept_with(tmp_path: Path) -> None:
+def test_without_a_descriptor_to_accept_with(server: ServerProcess, client: LineClient) -> None:
     """It waits for one, tells it once and serves those who are there."""
-    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        soft, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
-        used = len(os.listdir(f"/proc/{server.pid}/fd"))
-        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used, hard))
-        with LineClient(server.address) as waiting:
-            waiting.send(b"p ping\n")
-            until(lambda: "event=connection_failed reason=accept" in server.log)
-            for _ in range(20):
-                assert client.ask(b"m publish --confirm e x") == b"m ok "
-            assert client.ask(b"p peek --limit=1 q").startswith(b"p ok m event=e,seq=1,")
-            assert client.line() == b"p ok --end"
-            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (soft, hard))
-            assert waiting.line() == b"p ok "
-        assert server.log.count("event=connection_failed") == 1
-        assert server.stop() == 0
+    assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+    soft, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    used = len(os.listdir(f"/proc/{server.pid}/fd"))
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used, hard))
+    with LineClient(server.address) as waiting:
+        waiting.send(b"p ping\n")
+        until(lambda: "event=connection_failed reason=accept" in server.log)
+        for _ in range(20):
+            assert client.ask(b"m publish --confirm e x") == b"m ok "
+        assert client.ask(b"p peek --limit=1 q").startswith(b"p ok m event=e,seq=1,")
+        assert client.line() == b"p ok --end"
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (soft, hard))
+        assert waiting.line() == b"p ok "
+    assert server.log.count("event=connection_failed") == 1
+    assert server.stop() == 0
 
 
 # --------------------------------------------------------------------------------- Unix sockets

@@ -499,10 +499,10 @@ def bytes_of(path: Path) -> int:
 
 
 @pytest.mark.slow
-def test_the_file_shrinks_when_a_reader_is_done_and_nothing_is_written(db: Path) -> None:
+def test_the_file_shrinks_when_a_reader_is_done_and_nothing_is_written(
+    client: LineClient, db: Path
+) -> None:
     with (
-        ServerProcess(db) as server,
-        LineClient(server.address) as client,
         closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as other,
         closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as reader,
     ):

@@ -24,12 +24,6 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path / "mqks.db") as server:
-        yield server
-
-
-@pytest.fixture
 def other(tmp_path: Path) -> Iterator[ServerProcess]:
     with ServerProcess(tmp_path / "other.db") as server:
         yield server

@@ -103,27 +103,28 @@ def test_a_file_that_is_looked_at_is_as_it_was(stopped: Path) -> None:
     assert stopped.read_bytes() == before
 
 
-def test_what_moves_while_it_is_read_is_found_again(db: Path) -> None:
+def test_what_moves_while_it_is_read_is_found_again(
+    server: ServerProcess, client: LineClient, db: Path
+) -> None:
     """The server compacts what the reader has listed but not read yet."""
-    with ServerProcess(db) as server, LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        publish(client, 20)
-        with DatabaseFile.open(db) as file:
-            messages = file.messages(b"q")
-            assert file.facts.segments <= 20
-            assert [each.id for each in islice(messages, 2)] == [b"m0", b"m1"]
-            publish(client, 600)  # Small segments are merged when 512 have gathered.
-            with DatabaseFile.open(db) as later:
+    assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+    publish(client, 20)
+    with DatabaseFile.open(db) as file:
+        messages = file.messages(b"q")
+        assert file.facts.segments <= 20
+        assert [each.id for each in islice(messages, 2)] == [b"m0", b"m1"]
+        publish(client, 600)  # Small segments are merged when 512 have gathered.
+        with DatabaseFile.open(db) as later:
 
-                def is_merged() -> bool:
-                    later.refresh()
-                    return later.facts.segments <= 200
+            def is_merged() -> bool:
+                later.refresh()
+                return later.facts.segments <= 200
 
-                until(is_merged)
-            rest = [each.id for each in messages]
-            assert rest[:18] == [b"m%d" % number for number in range(2, 20)]
-            assert file.damage == []
-        server.terminate()
+            until(is_merged)
+        rest = [each.id for each in messages]
+        assert rest[:18] == [b"m%d" % number for number in range(2, 20)]
+        assert file.damage == []
+    server.terminate()
 
 
 def test_what_is_no_database_is_refused(db: Path) -> None:
@@ -257,15 +258,14 @@ def test_rows_without_sense_are_told(stopped: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_served_file_is_verified_but_for_its_structure(
-    db: Path, capsys: pytest.CaptureFixture[str]
+    client: LineClient, db: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with ServerProcess(db) as server, LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        publish(client, 5)
-        assert main(["verify", str(db)]) == 0
-        out, err = capsys.readouterr()
-        assert "1 queues, 5 messages" in out
-        assert "served" in err
+    assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+    publish(client, 5)
+    assert main(["verify", str(db)]) == 0
+    out, err = capsys.readouterr()
+    assert "1 queues, 5 messages" in out
+    assert "served" in err
 
 
 # ------------------------------------------------------------------------------ check-config

@@ -387,14 +387,10 @@ def test_a_purge_of_many_messages_with_one_that_came_back() -> None:
     assert not queue.lane.marks
 
 
-def test_a_consumer_that_does_not_read(tmp_path: Path) -> None:
+def test_a_consumer_that_does_not_read(server: ServerProcess) -> None:
     """It gets no more than its connection can hold; the rest stays in the queue, others go on."""
     count, data = 400, b"x" * 100_000
-    with (
-        ServerProcess(tmp_path / "mqks.db") as server,
-        LineClient(server.address) as stuck,
-        LineClient(server.address) as publisher,
-    ):
+    with LineClient(server.address) as stuck, LineClient(server.address) as publisher:
         assert stuck.ask(b"c consume --confirm q e") == b"c ok "
         for number in range(count):
             publisher.send(b"m%d publish e %s\n" % (number, data))

@@ -442,17 +442,16 @@ def test_an_update_is_parsed() -> None:
     assert QueueUpdate.parse(b"q") == QueueUpdate("q", [], False)
 
 
-def test_masks_survive_a_kill(tmp_path: Path) -> None:
+def test_masks_survive_a_kill(server: ServerProcess) -> None:
     """In the table of bindings, as events do: many, some of them removed again."""
     masks = b" ".join(b"a.%d.**" % number for number in range(6000))
     gone = b" ".join(b"a.%d.**" % number for number in range(50))
-    with ServerProcess(tmp_path / "mqks.db") as server:
-        with LineClient(server.address) as client:
-            assert client.ask(b"s subscribe --confirm q e --add-mask " + masks) == b"s ok "
-            assert client.ask(b"r rebind --confirm q --remove-mask " + gone) == b"r ok "
-        server.kill()
-        server.start()
-        with LineClient(server.address) as client:
-            for event, count in ((b"a.49.x", 0), (b"a.50.x.y", 1), (b"a.5999.x", 1), (b"e", 1)):
-                assert client.ask(b"m publish --confirm %b x" % event) == b"m ok "
-                assert client.ask(b"t purge --confirm q") == b"t ok %d" % count
+    with LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm q e --add-mask " + masks) == b"s ok "
+        assert client.ask(b"r rebind --confirm q --remove-mask " + gone) == b"r ok "
+    server.kill()
+    server.start()
+    with LineClient(server.address) as client:
+        for event, count in ((b"a.49.x", 0), (b"a.50.x.y", 1), (b"a.5999.x", 1), (b"e", 1)):
+            assert client.ask(b"m publish --confirm %b x" % event) == b"m ok "
+            assert client.ask(b"t purge --confirm q") == b"t ok %d" % count

@@ -43,7 +43,7 @@ def log(seed: int, library: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("cuts", [20, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cuts", [20, pytest.param(150, marks=pytest.mark.slow)])
 def test_what_was_confirmed_outlives_a_power_cut(
     log: Path, seed: int, tmp_path: Path, cuts: int
 ) -> None:
@@ -95,7 +95,7 @@ def test_what_was_confirmed_outlives_a_power_cut_in_the_database_alone(
     library: Path, seed: int, tmp_path: Path
 ) -> None:
     log = power_cut.record(tmp_path, library, random.Random(seed), STEPS)
-    figures = power_cut.cut(log, tmp_path, 400, seed)
+    figures = power_cut.cut(log, tmp_path, 150, seed)
     assert figures.damaged == figures.broken == []
 
 

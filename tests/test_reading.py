@@ -91,8 +91,8 @@ class Reader:
 
 
 @pytest.mark.slow
-def test_a_log_is_read_in_pages_of_any_size(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "mqks.db") as server, Reader(server.address) as reader:
+def test_a_log_is_read_in_pages_of_any_size(server: ServerProcess) -> None:
+    with Reader(server.address) as reader:
         reader.ask("subscribe --confirm q e")
         sent = [f"m{i} event=e {'d' * (i % 300)}" for i in range(20_000)]
         for start in range(0, len(sent), 1000):
@@ -150,12 +150,8 @@ def test_more_reads_ahead_than_allowed_are_refused(
         assert reader.ask("peek q") == "--end"
 
 
-def test_a_reader_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
-    with (
-        ServerProcess(tmp_path / "mqks.db") as server,
-        Reader(server.address) as slow,
-        Reader(server.address) as reader,
-    ):
+def test_a_reader_that_does_not_read_holds_up_nobody(server: ServerProcess) -> None:
+    with Reader(server.address) as slow, Reader(server.address) as reader:
         reader.ask("subscribe --confirm q e")
         for _ in range(40):
             reader.send(*[f"m publish e {'x' * 10_000}" for _ in range(100)])
@@ -233,8 +229,8 @@ def test_numbers_settled_together_are_those_of_their_segments(seed: int) -> None
     }
 
 
-def test_stats_come_in_pages_and_tell_the_same_as_counted(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "mqks.db") as server, Reader(server.address) as reader:
+def test_stats_come_in_pages_and_tell_the_same_as_counted(server: ServerProcess) -> None:
+    with Reader(server.address) as reader:
         names = sorted(f"q{i}" for i in range(25))
         for name in names:
             reader.ask(f"subscribe --confirm {name} e {name}.own")

@@ -26,16 +26,9 @@ from tests.bare import BareWorld
 from tests.fuzz.disk import Disk
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
-from tests.skins import SKINS
 from tests.test_commands_client import Shell
 from tests.test_moves import World, filled, names
 from tests.waiting import WAIT_S
-
-
-@pytest.fixture(params=SKINS)
-def connect(request: pytest.FixtureRequest) -> Any:
-    return SKINS[request.param]
-
 
 STEPS = st.lists(
     st.sampled_from(["purge", "purge", "page", "commit", "take", "publish", "give back", "delete"]),
@@ -254,8 +247,8 @@ def test_what_is_older(mqks_broker: Broker) -> None:
         assert client.purge("q", older_s=0) == 1
 
 
-def test_commands_choose_messages(db: Path, tmp_path: Path) -> None:
-    with ServerProcess(db) as server, blocking.connect(server.url) as client:
+def test_commands_choose_messages(server: ServerProcess, tmp_path: Path) -> None:
+    with blocking.connect(server.url) as client:
         shell = Shell(server.url, tmp_path)
         client.subscribe("q", ["a.x", "b"])
         for number in range(4):

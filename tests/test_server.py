@@ -67,21 +67,22 @@ def test_what_a_confirmed_consumer_gets_is_journaled_at_once(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_second_signal_does_not_cut_a_stop_short(tmp_path: Path, again: signal.Signals) -> None:
+def test_a_second_signal_does_not_cut_a_stop_short(
+    server: ServerProcess, client: LineClient, again: signal.Signals
+) -> None:
     """A client that reads late gets what it was sent before."""
     count, data = 100, b"x" * 100_000
-    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
-        client.send(b"".join(b"p%d ping %s\n" % (number, data) for number in range(count)))
-        with LineClient(server.address) as other:
-            while b'"blocked": true' not in other.ask(b"st stats connections"):
-                pass
-        os.kill(server.pid, signal.SIGTERM)
-        until(lambda: "event=stopping" in server.log)
-        os.kill(server.pid, again)
-        got = rest(client)
-        assert got == [b"p%d ok %s" % (number, data) for number in range(len(got))]
-        assert server.wait() == 0
-        assert "event=stopped" in server.log
+    client.send(b"".join(b"p%d ping %s\n" % (number, data) for number in range(count)))
+    with LineClient(server.address) as other:
+        while b'"blocked": true' not in other.ask(b"st stats connections"):
+            pass
+    os.kill(server.pid, signal.SIGTERM)
+    until(lambda: "event=stopping" in server.log)
+    os.kill(server.pid, again)
+    got = rest(client)
+    assert got == [b"p%d ok %s" % (number, data) for number in range(len(got))]
+    assert server.wait() == 0
+    assert "event=stopped" in server.log
 
 
 @pytest.mark.parametrize(
@@ -172,12 +173,11 @@ def test_half_closed_connections_count_and_end(tmp_path: Path) -> None:
         until(is_let_in)
 
 
-def test_reads_are_answered_before_a_half_closed_connection_ends(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        client.send(b"".join(b"p%d peek q\n" % number for number in range(16)))
-        client.close_sending_side()
-        assert rest(client) == [b"p%d ok --end" % number for number in range(16)]
+def test_reads_are_answered_before_a_half_closed_connection_ends(client: LineClient) -> None:
+    assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+    client.send(b"".join(b"p%d peek q\n" % number for number in range(16)))
+    client.close_sending_side()
+    assert rest(client) == [b"p%d ok --end" % number for number in range(16)]
 
 
 def test_a_slow_consumer_is_told_the_newest_update_only(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from select import select
 from typing import Any
@@ -20,21 +19,9 @@ from mqks.users import Permissions
 from tests.bare import BareWorld
 from tests.proxy import Proxy
 from tests.server_process import ServerProcess
-from tests.skins import SKINS
 from tests.test_client_contract import QUICK
 from tests.test_commands_client import Shell
 from tests.waiting import WAIT_S, until
-
-
-@pytest.fixture(params=SKINS)
-def connect(request: pytest.FixtureRequest) -> Any:
-    return SKINS[request.param]
-
-
-@pytest.fixture
-def proxy(mqks_broker: Broker) -> Iterator[Proxy]:
-    with Proxy(mqks_broker.port) as proxy:
-        yield proxy
 
 
 def bare(**settings: Any) -> BareWorld:
@@ -234,11 +221,8 @@ def test_users_see_what_they_might_consume_or_bind(tmp_path: Path) -> None:
         assert world.received("t").startswith(b"u error ")
 
 
-def test_the_command_shows_a_queue_or_events(tmp_path: Path) -> None:
-    with (
-        ServerProcess(tmp_path / "mqks.db") as server,
-        blocking.connect(server.url) as client,
-    ):
+def test_the_command_shows_a_queue_or_events(server: ServerProcess, tmp_path: Path) -> None:
+    with blocking.connect(server.url) as client:
         shell = Shell(server.url, tmp_path)
         client.subscribe("orders", ["order.new"])
 

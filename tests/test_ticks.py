@@ -3,7 +3,6 @@
 import json
 import random
 import time
-from pathlib import Path
 
 import pytest
 
@@ -157,25 +156,24 @@ def test_cron_expressions() -> None:
 
 
 @pytest.mark.slow
-def test_ticks_outlive_kills(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "mqks.db") as server:
+def test_ticks_outlive_kills(server: ServerProcess) -> None:
+    with LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        assert client.ask(b"t schedule --confirm a --every=1 publish e x") == b"t ok "
+    for count in range(2, 6):
         with LineClient(server.address) as client:
-            assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-            assert client.ask(b"t schedule --confirm a --every=1 publish e x") == b"t ok "
-        for count in range(2, 6):
-            with LineClient(server.address) as client:
-                while json.loads(_rest(client.ask(b"r stats queue q")))["ready"] < count:
-                    time.sleep(0.1)
-            server.kill()
-            server.start()
-        with LineClient(server.address) as client:
-            assert client.ask(b"t schedule --confirm a --pause") == b"t ok "
-            ready = json.loads(_rest(client.ask(b"r stats queue q")))["ready"]
-            assert client.ask(b"c consume --confirm q") == b"c ok "
-            ids = [client.line().split(b" ")[2] for _ in range(ready)]
-            assert len(ids) == len(set(ids)) >= 5
-            [schedule] = json.loads(_rest(client.ask(b"s schedules")))
-            assert schedule["paused"]
+            while json.loads(_rest(client.ask(b"r stats queue q")))["ready"] < count:
+                time.sleep(0.1)
+        server.kill()
+        server.start()
+    with LineClient(server.address) as client:
+        assert client.ask(b"t schedule --confirm a --pause") == b"t ok "
+        ready = json.loads(_rest(client.ask(b"r stats queue q")))["ready"]
+        assert client.ask(b"c consume --confirm q") == b"c ok "
+        ids = [client.line().split(b" ")[2] for _ in range(ready)]
+        assert len(ids) == len(set(ids)) >= 5
+        [schedule] = json.loads(_rest(client.ask(b"s schedules")))
+        assert schedule["paused"]
 
 
 def _rest(answer: bytes) -> bytes:

@@ -36,7 +36,6 @@ from mqks.users import User, hash_token
 from tests.line_client import LineClient
 from tests.proxy import Peer
 from tests.server_process import ServerProcess
-from tests.skins import SKINS
 from tests.waiting import WAIT_S, until
 
 TOKEN = "0123456789abcdef"
@@ -46,11 +45,6 @@ ALICE = User("alice", token=hash_token(TOKEN), publish=["**"], consume=["**"])
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
     return trustme.CA()
-
-
-@pytest.fixture(params=SKINS)
-def connect(request: pytest.FixtureRequest) -> Any:
-    return SKINS[request.param]
 
 
 def trusting(authority: trustme.CA) -> ssl.SSLContext:

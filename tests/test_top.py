@@ -16,8 +16,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -88,12 +86,6 @@ class Terminal:
         self.process.wait(WAIT_S)
         os.close(self._ours)
         os.close(self._theirs)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path / "mqks.db") as running:
-        yield running
 
 
 def published(server: ServerProcess, queue: bytes, count: int) -> None:

@@ -187,14 +187,10 @@ def test_many_connections_do_not_exceed_the_limit_of_a_queue() -> None:
     assert replies == [b"ok"] * 3 + [b"error"] * 2
 
 
-def test_others_have_their_turn_between_costly_lines(tmp_path: Path) -> None:
+def test_others_have_their_turn_between_costly_lines(server: ServerProcess) -> None:
     """Each of them takes milliseconds, all of them many turns; they come in one chunk."""
     events, count = 20_000, 60
-    with (
-        ServerProcess(tmp_path / "mqks.db") as server,
-        LineClient(server.address) as busy,
-        LineClient(server.address) as other,
-    ):
+    with LineClient(server.address) as busy, LineClient(server.address) as other:
         names = b" ".join(b"e%d" % number for number in range(events))
         assert busy.ask(b"s subscribe --confirm q " + names) == b"s ok "
         with server.paused():
@@ -227,14 +223,10 @@ def test_lines_without_replies_need_no_room_for_them() -> None:
 
 
 @pytest.mark.slow
-def test_a_chunk_has_no_more_replies_waiting_than_it_may(tmp_path: Path) -> None:
+def test_a_chunk_has_no_more_replies_waiting_than_it_may(server: ServerProcess) -> None:
     """A few bytes ask for megabytes; who does not take them gets them later."""
     queues, count = 5000, 120
-    with (
-        ServerProcess(tmp_path / "mqks.db") as server,
-        LineClient(server.address) as asking,
-        LineClient(server.address) as other,
-    ):
+    with LineClient(server.address) as asking, LineClient(server.address) as other:
         asking.send(b"".join(b"s subscribe q%d e\n" % number for number in range(queues)))
         assert asking.ask(b"s subscribe --confirm q e") == b"s ok "
         before = server.resident_bytes
@@ -284,17 +276,16 @@ def test_what_is_kept_when_a_turn_ends_twice_over_is_not_lost(looks: int) -> Non
     assert re.fullmatch(rb"m{21} error \w{24}\np ok x\n", world.received("k"))
 
 
-def test_a_publisher_that_goes_leaves_no_message_half_routed(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "mqks.db") as server:
-        with LineClient(server.address) as client:
-            for number in range(QUEUES):
-                client.send(b"s subscribe q%d e\n" % number)
-            assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-            client.send(b"m1 publish e a\n" * 20)
-        with LineClient(server.address) as other:
-            ready = b"0"
-            while ready != b"%d" % (20 * (QUEUES + 1)):
-                ready = other.ask(b"s stats").partition(b'"messages_ready": ')[2].split(b",")[0]
+def test_a_publisher_that_goes_leaves_no_message_half_routed(server: ServerProcess) -> None:
+    with LineClient(server.address) as client:
+        for number in range(QUEUES):
+            client.send(b"s subscribe q%d e\n" % number)
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        client.send(b"m1 publish e a\n" * 20)
+    with LineClient(server.address) as other:
+        ready = b"0"
+        while ready != b"%d" % (20 * (QUEUES + 1)):
+            ready = other.ask(b"s stats").partition(b'"messages_ready": ')[2].split(b",")[0]
 
 
 def test_a_batch_of_very_many_queues_is_written_in_pieces_and_confirmed_with_the_last() -> None:

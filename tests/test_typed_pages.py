@@ -80,9 +80,6 @@ def typed(text: str, directory: Path, server: ServerProcess) -> None:
         "```\nmqks ping\n```",
     ],
 )
-def test_a_page_that_is_wrong_is_noticed(wrong: str, tmp_path: Path) -> None:
-    with (
-        ServerProcess(tmp_path / "mqks.db") as server,
-        pytest.raises(AssertionError),
-    ):
+def test_a_page_that_is_wrong_is_noticed(server: ServerProcess, wrong: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
         typed(wrong, tmp_path, server)

@@ -1,0 +1,37 @@
+"""Servers and clients, as many tests want them; loaded when pytest has loaded `mqks.testing`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqks.testing import Broker
+from tests.line_client import LineClient
+from tests.proxy import Proxy
+from tests.server_process import ServerProcess
+from tests.skins import SKINS
+
+
+@pytest.fixture
+def server(db: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(db) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[LineClient]:
+    with LineClient(server.address) as client:
+        yield client
+
+
+@pytest.fixture(params=SKINS)
+def connect(request: pytest.FixtureRequest) -> Any:
+    """Connects either client."""
+    return SKINS[request.param]
+
+
+@pytest.fixture
+def proxy(mqks_broker: Broker) -> Iterator[Proxy]:
+    with Proxy(mqks_broker.port) as proxy:
+        yield proxy
