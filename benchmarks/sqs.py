@@ -1,6 +1,6 @@
 """The SQS port beside moto, and beside RabbitMQ with a client of its own, in one run.
 
-    python -m benchmarks.sqs [COUNT]
+    python -m benchmarks.sqs [COUNT [SERVER ...]]
 
 Needs `pip install 'moto[server]'` and Debian's `rabbitmq-server`. SQS is asked by boto3, RabbitMQ
 by py-amqp with confirms, one message in flight on each connection. moto keeps messages in memory
@@ -158,8 +158,8 @@ async def idle(port: int, url: str, group: int) -> str:
     )
 
 
-def main(count: int) -> None:
-    for name in ("mqks", "moto", "rabbitmq"):
+def main(count: int, *names: str) -> None:
+    for name in names or ("mqks", "moto", "rabbitmq"):
         port = free_port()
         with tempfile.TemporaryDirectory() as directory:
             command = [sys.executable, "-m", "mqks", "serve", "--db", "db", "--port", "0"]
@@ -168,7 +168,7 @@ def main(count: int) -> None:
                 command = [sys.executable, "-m", "moto.server", "-p", str(port)]
             elif name == "rabbitmq":
                 command = Rabbitmq().command(Path(directory), port)
-            with (Path(directory) / "log").open("wb") as log:
+            with (Path(directory) / "told").open("wb") as log:
                 server = subprocess.Popen(
                     command, cwd=directory, stdout=log, stderr=log, start_new_session=True
                 )
@@ -189,4 +189,4 @@ def main(count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5000)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5000, *sys.argv[2:])
