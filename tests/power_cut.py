@@ -18,32 +18,37 @@ import argparse
 import itertools
 import os
 import random
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlencode
 
 from mqks.testing import Broker
 from tests import disk_log, unsynced
 from tests.line_client import LineClient
-from tests.promises import LATE, LATE_S, MADE, ONCE_IDS, RAW, Found, Promises, look, peeked
+from tests.promises import LATE, LATE_S, MADE, ONCE_IDS, RAW, WEB, Found, Promises, look, peeked
 from tests.server_process import ServerProcess
 from tests.unsynced import Disk
 from tests.waiting import WAIT_S, until
 
 _DATABASE = "mqks.db"
+_SQS = re.compile(r"address=sqs:http://(\S+):(\d+)")
 _INDEX = "mqks.db-shm"
 """SQLite's index of the WAL: mapped, never synced, made anew."""
 _FLAGS = (
     *("--wal-checkpoint-pages", "20", "--once-ids-max", str(ONCE_IDS)),
-    *("--ballast-bytes", "64KiB", "--disk-free-bytes-min", "0"),
+    *("--sqs-port", "0", "--ballast-bytes", "64KiB", "--disk-free-bytes-min", "0"),
 )
 _LIVES = "killed", "failing", "once", "stopped", "once", "killed"
 """How each life of the server ends: killed in a sync, by syncs that fail or one that does, or
@@ -81,6 +86,8 @@ class _Load:
     rng: random.Random
     again: dict[bytes, bytes]
     steps: int = 0
+    asked: int = 0
+    """Requests by SQS."""
     _ids: itertools.count[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _faults: list[BaseException] = field(default_factory=list)
@@ -95,15 +102,18 @@ class _Load:
             self._ask(client, b"subscribe", b"jobs jobs")
             for queue in (RAW, MADE):
                 self._ask(client, b"subscribe", queue + b" " + queue)
+            with closing(self._web(client, self.rng)) as first:
+                next(first)  # What answers there is loaded now.
         work = [self._publish, self._publish, self._work, self._work, self._once, self._shape]
         work += [self._trim, self._take, self._plan, self._labour, self._labour, self._follow]
+        work += [self._web, self._web]
         threads = [
             threading.Thread(target=self._until_left, args=(each, random.Random(self.rng.random())))
             for each in work
         ]
         for thread in threads:
             thread.start()
-        until(lambda: self.steps >= steps or self._faults)
+        until(lambda: (self.steps >= steps and self.asked >= steps // 10) or self._faults)
         end()
         for thread in threads:
             thread.join(WAIT_S)
@@ -257,6 +267,36 @@ class _Load:
             client.send(b"".join(lines))
             yield
 
+    def _web(self, client: LineClient, rng: random.Random) -> Generator[None, None, None]:
+        """By SQS: what is received is leased for an hour, and most of it deleted."""
+        host, port = until(lambda: _SQS.findall(self.server.log))[-1]
+
+        def ask(action: str, **form: str) -> bytes:
+            data = urlencode({"Action": action, "QueueUrl": f"/0/{WEB.decode()}", **form})
+            head = f"POST / HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(data)}\r\n\r\n"
+            sock.sendall((head + data).encode())
+            answer = b""
+            while not answer.endswith(b"Response>"):
+                if not (more := sock.recv(65536)):
+                    raise EOFError
+                answer += more
+            if b" 200 " not in answer[:20]:
+                raise EOFError  # The server is about to end.
+            self.asked += 1
+            return answer
+
+        with socket.create_connection((host, int(port))) as sock:
+            sock.settimeout(WAIT_S)
+            ask("CreateQueue", QueueName=WEB.decode())
+            while True:
+                for _ in range(rng.choice([1, 1, 3])):
+                    ask("SendMessage", MessageBody=self._id(b"web").decode())
+                leased = ask("ReceiveMessage", VisibilityTimeout="3600", MaxNumberOfMessages="2")
+                for handle in re.findall(r"<ReceiptHandle>(.*?)<", leased.decode()):
+                    if rng.random() < 0.7:
+                        ask("DeleteMessage", ReceiptHandle=handle)
+                yield
+
     def _take(self, client: LineClient, rng: random.Random) -> Iterator[None]:
         """Without acks, for a while, so that there is a backlog at times."""
         for _ in range(10):
@@ -362,6 +402,7 @@ class Figures:
     syncs: int = 0
     confirms: int = 0
     transactions: int = 0
+    sqs: int = 0
     cuts: Counter[str] = field(default_factory=Counter)
     damaged: list[str] = field(default_factory=list)
     """No server starts on it, or none that answers."""
@@ -423,7 +464,7 @@ def cut(
         if len(figures.broken) >= broken_max:
             break
     figures.syncs, figures.confirms = disk.syncs, promises.confirms
-    figures.transactions = promises.transactions
+    figures.transactions, figures.sqs = promises.transactions, promises.sqs
     return figures
 
 

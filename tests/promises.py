@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from urllib.parse import parse_qsl
 
 from tests.line_client import LineClient
 
@@ -29,6 +30,10 @@ _PEEKED = re.compile(
     re.DOTALL,
 )
 JOBS, DEAD = b"jobs", b"dead"
+WEB = b"web"
+"""What is sent and received by SQS, in the Query protocol, under ids that the server chooses: its
+messages are known by their bodies here."""
+_LEASED = re.compile(rb"<ReceiptHandle>(.*?)</ReceiptHandle>.*?<Body>(.*?)</Body>")
 RAW, MADE = b"raw", b"made"
 """What transactions ack, and what they publish instead."""
 LATE = b"late "
@@ -128,6 +133,14 @@ def look(client: LineClient, once_ids: list[bytes]) -> Found:
         found = _RANGE.fullmatch(client.ask(b"look range " + name).removeprefix(b"look ok "))
         assert found
         queues[name] = Queue(found[1], int(found[3]), messages(name))
+        if name == WEB:
+            places = (
+                (Place.WAITING, messages(name)),
+                (Place.SCHEDULED, messages(name, b" --scheduled")),
+            )
+            queues[name].messages = [
+                (int(place), data, data) for place, some in places for _, _, data in some
+            ]
     if JOBS in queues:
         queues.pop(DEAD, None)
         others = sum(len(queue.messages) for name, queue in queues.items() if name != JOBS)
@@ -163,6 +176,8 @@ class _Message:
     """It may be gone: it was acked, or trimmed, or its queue deleted."""
     gone: bool = False
     """That was confirmed."""
+    leased: bool = False
+    """For longer than the test takes."""
 
 
 class _Lines:
@@ -170,6 +185,9 @@ class _Lines:
 
     def __init__(self) -> None:
         self._tails = {"G": b"", "S": b""}
+        self.form: dict[bytes, bytes] = {}
+        """The last request to the port of SQS, and what of its answer was sent."""
+        self.answer = b""
 
     def feed(self, kind: str, data: bytes) -> list[bytes]:
         *lines, self._tails[kind] = (self._tails[kind] + data).split(b"\n")
@@ -184,6 +202,9 @@ class Promises:
     confirms: int = 0
     transactions: int = 0
     """Confirmed ones."""
+    sqs: int = 0
+    """Answers."""
+    _handles: dict[bytes, _Message] = field(default_factory=dict)
     _connections: dict[int, _Lines] = field(default_factory=dict)
     _messages: dict[bytes, dict[bytes, _Message]] = field(default_factory=lambda: defaultdict(dict))
     _ranks: dict[tuple[bytes, bytes], int] = field(default_factory=lambda: defaultdict(int))
@@ -214,6 +235,35 @@ class Promises:
 
     def passed(self, connection: int, kind: str, data: bytes) -> None:
         """The server got or sent this."""
+        lines = self._connections[connection]
+        if data.startswith(b"POST / "):  # Small requests come in one piece.
+            lines.form, lines.answer = dict(parse_qsl(data.partition(b"\r\n\r\n")[2])), b""
+            self._asked_by_sqs(lines.form)
+        elif lines.form:
+            lines.answer += data
+            if b" 200 " in lines.answer[:20] and lines.answer.endswith(b"Response>"):
+                self._told_by_sqs(lines.form, lines.answer)
+        else:
+            self._passed(connection, kind, data)
+
+    def _asked_by_sqs(self, form: dict[bytes, bytes]) -> None:
+        if form[b"Action"] == b"SendMessage":
+            body = form[b"MessageBody"]
+            self._messages[WEB][body] = _Message(body, b"", 0, moved=True)
+        elif form[b"Action"] == b"DeleteMessage":
+            self._handles[form[b"ReceiptHandle"]].leaving = True
+
+    def _told_by_sqs(self, form: dict[bytes, bytes], answer: bytes) -> None:
+        self.sqs += 1
+        if form[b"Action"] == b"SendMessage":
+            self._messages[WEB][form[b"MessageBody"]].safe = True
+        elif form[b"Action"] == b"DeleteMessage":
+            self._handles[form[b"ReceiptHandle"]].gone = True
+        for handle, body in _LEASED.findall(answer):
+            self._handles[handle] = self._messages[WEB][body]
+            self._handles[handle].leased = True
+
+    def _passed(self, connection: int, kind: str, data: bytes) -> None:
         for line in self._connections[connection].feed(kind, data):
             if kind == "G":
                 self._got(*line.split(b" ", 2))
@@ -454,6 +504,8 @@ class Promises:
                 told.append(f"{message_id!r} is back")
             if name == JOBS and data.startswith(LATE) and number != Place.SCHEDULED:
                 told.append(f"{message_id!r} is early")
+            if message.leased and number != Place.SCHEDULED:
+                told.append(f"{message_id!r} is not leased")
             if message.dead and number != Place.DEAD:
                 told.append(f"{message_id!r} is alive again")
             if number in self._numbers[name] and self._numbers[name][number] != message_id:

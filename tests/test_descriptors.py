@@ -6,8 +6,10 @@ The one rule: who has business here is served all the while, and none of it ends
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -110,7 +112,6 @@ def test_a_crowd_of_every_kind(tmp_path: Path, tls_port: int, open_files: int, l
         assert known.ask(b"a auth --confirm " + TOKEN.encode()) == b"a ok "
         assert known.ask(b"s subscribe --confirm q e") == b"s ok "
         crowd = Crowd(stack)
-        http = web.address
         for address, said, ends in (
             (("127.0.0.1", tls_port), b"", False),
             (("127.0.0.1", tls_port), b"\x16\x03\x01\x02\x00\x01", False),
@@ -118,8 +119,8 @@ def test_a_crowd_of_every_kind(tmp_path: Path, tls_port: int, open_files: int, l
             (server.address, b"a auth", False),
             (server.address, b"p ping\n" * 20, False),
             (server.address, b"a auth", True),
-            (http, b"", False),
-            (http, b"GET /metrics HTTP/1.1\r\n", False),
+            (web.address, b"", False),
+            (web.address, b"GET /metrics HTTP/1.1\r\n", False),
         ):
             crowd.come(address, CROWD // 8, said, ends=ends)
             assert known.ask(b"m publish --confirm e x") == b"m ok "
@@ -150,6 +151,25 @@ def test_a_crowd_of_every_kind(tmp_path: Path, tls_port: int, open_files: int, l
         assert server.stop() == 0
     assert "Traceback" not in server.log
     assert "internal_error" not in server.log
+
+
+def test_a_crowd_of_users_of_the_api(tmp_path: Path) -> None:
+    """Each has a connection inside, which takes two descriptors."""
+    crowd = [User(f"u{n}", token=hash_token(f"t{n}"), publish=["**"]) for n in range(CROWD // 2)]
+    users_file.write(tmp_path / "users", [HONEST, *crowd])
+    flags = ("--users", str(tmp_path / "users"), "--auth", "always", "--api-port", "0")
+    statuses = set()
+    with Limited(256, tmp_path / "mqks.db", *flags) as server:
+        assert served(server, lambda client: client.ask(b"s subscribe --confirm q e")) == b"s ok "
+        host = until(lambda: re.search(r"address=api:http://(\S+)", server.log))[1]
+        for n in range(len(crowd)):
+            api = http.client.HTTPConnection(host)
+            api.request("POST", "/publish/e", b"x", {"Authorization": f"Bearer t{n}"})
+            statuses.add(api.getresponse().status)
+            api.close()
+            assert server.open_files < 192, "there are none for the journal"
+    assert statuses == {200, 503}
+    assert "event=connection_failed" not in server.log
 
 
 @pytest.mark.slow

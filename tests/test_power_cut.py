@@ -51,6 +51,7 @@ def test_what_was_confirmed_outlives_a_power_cut(
     assert figures.damaged == figures.broken == []
     assert figures.cuts.total() == cuts
     assert figures.confirms > STEPS, "hardly any confirms"
+    assert figures.sqs > 40, "hardly any answers by SQS"
     assert figures.syncs > 50, "hardly any syncs"
     assert b"-texts/0" in log.read_bytes()
 

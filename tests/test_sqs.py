@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -386,6 +387,11 @@ def test_the_query_protocol(server: ServerProcess, sqs: Sqs) -> None:
     assert first.find("Attribute/Name") is not None
     handle = first.findtext("ReceiptHandle") or ""
     assert asked(server, path, Action="DeleteMessage", ReceiptHandle=handle)[0] == 200
+    purged = asked(server, path, Action="PurgeQueue")[1]
+    assert [each.tag for each in purged] == ["ResponseMetadata"]
+    none = asked(server, path, Action="ReceiveMessage")[1].find("ReceiveMessageResult")
+    assert none is not None, "SDKs ask for it"
+    assert not [*none]
     status, failed = asked(server, "/", Action="GetQueueUrl", QueueName="none")
     assert (status, failed.findtext("Error/Code")) == (
         400,
@@ -666,13 +672,22 @@ def _all(client: BlockingClient, *, scheduled: bool) -> Iterator[Any]:
         after = some[-1].seq
 
 
-def test_the_example(server: ServerProcess) -> None:
-    program = Path(__file__).parents[1] / "examples/sqs/worker.py"
-    environ = {**os.environ, "AWS_ENDPOINT_URL_SQS": base_of(server)}
+GO = {"GO111MODULE": "off", "GOPATH": "/usr/share/gocode"}
+"""Debian's packages golang-go and golang-github-aws-aws-sdk-go-v2-dev."""
 
-    def told(*words: str) -> str:
-        command = [sys.executable, str(program), *words]
-        return subprocess.run(command, env=environ, capture_output=True, text=True).stdout
 
-    assert told("send") == ""
-    assert told() == "done: mow\ndone: rake\ndone: water\n"
+def test_the_examples(server: ServerProcess) -> None:
+    examples = Path(__file__).parents[1] / "examples/sqs"
+    environ = {**os.environ, "AWS_ENDPOINT_URL_SQS": base_of(server), **GO}
+
+    def told(*command: str) -> str:
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        assert not done.returncode, done.stderr
+        return done.stdout
+
+    done = "done: mow\ndone: rake\ndone: water\n"
+    python = sys.executable, str(examples / "worker.py")
+    assert told(*python, "send") == ""
+    assert told(*python) == done
+    if shutil.which("go") and Path(GO["GOPATH"], "src/github.com/aws/aws-sdk-go-v2").exists():
+        assert told("go", "run", str(examples / "worker.go")) == done

@@ -428,3 +428,34 @@ def test_clients_of_a_broker_that_can_commit_no_more_are_closed(
         until(lambda: "clients_accepted" in caplog.messages)
         with LineClient(address) as client:
             assert client.ask(b"n publish --confirm --mandatory e x") == b"n ok "
+
+
+# ----------------------------------------------------------------------------------- SQS
+
+
+def test_sqs_goes_on_where_it_was(journal_url: DatabaseUrl) -> None:
+    """Visibility timeouts, receipt handles and deduplication ids are in the journal."""
+    sqs = pytest.importorskip("tests.test_sqs", reason="boto3 is not installed")
+    port = "--sqs-port", "0"
+    message = {"MessageGroupId": "g", "MessageDeduplicationId": "1", "MessageBody": "a"}
+    with Member(journal_url, *port) as active, standby(journal_url, *port) as waiting:
+        before = sqs.connected(active)
+        url, fifo = sqs.new(before), sqs.new(before, "q.fifo")
+        once = before.send_message(QueueUrl=fifo, **message)
+        for body in "abc":
+            before.send_message(QueueUrl=url, MessageBody=body)
+        told = before.receive_message(QueueUrl=url, MaxNumberOfMessages=2, VisibilityTimeout=600)[
+            "Messages"
+        ]
+        handles = [{"QueueUrl": url, "ReceiptHandle": each["ReceiptHandle"]} for each in told]
+        active.kill()
+        after = sqs.connected(waiting)
+        assert sqs.counts(after, url) == [1, 0, 2]
+        assert [each["Body"] for each in sqs.received(after, url)] == ["c"]
+        after.delete_message(**handles[0])
+        after.change_message_visibility(**handles[1], VisibilityTimeout=0)
+        [again] = sqs.received(after, url)
+        assert (again["Body"], again["Attributes"]["ApproximateReceiveCount"]) == ("b", "2")
+        assert after.send_message(QueueUrl=fifo, **message)["MessageId"] == once["MessageId"]
+        assert sqs.counts(after, fifo)[0] == 1
+        assert waiting.stop() == 0

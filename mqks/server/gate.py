@@ -19,6 +19,8 @@ class Peer(NamedTuple):
     """Whether the client is on this machine."""
     network: bytes
     """What counts as one address: for IPv6 the first 64 bits; empty without an address."""
+    files: int = 1
+    """Descriptors that its connection takes here."""
 
     @property
     def source(self) -> bytes:
@@ -53,6 +55,7 @@ class Gate:
         self._reached = reached
         self.connections = 0
         """Admitted connections that have not left; over TLS from before the handshake."""
+        self._files = 0
         self._counts: dict[bytes, int] = {}
         self._strangers: dict[object, Callable[[], None]] = {}
 
@@ -65,19 +68,21 @@ class Gate:
                 "connections_per_address_max",
                 f"this address has {count} connections already",
             )
-        if self.connections >= self._settings.connections_max:
+        if self._files + peer.files > self._settings.connections_max:
             self._reached["connections_max"] += 1
             if not self.make_room():
                 raise LimitExceeded(
                     "connections_max",
-                    f"the server has {self._settings.connections_max} connections already",
+                    f"the server has {self.connections} connections already",
                 )
         self.connections += 1
+        self._files += peer.files
         self._counts[peer.network] = count + 1
 
     def leave(self, peer: Peer) -> None:
         """An admitted connection has ended."""
         self.connections -= 1
+        self._files -= peer.files
         self._counts[peer.network] -= 1
         if not self._counts[peer.network]:
             del self._counts[peer.network]

@@ -89,7 +89,7 @@ class Sqs:
             headers["x-amzn-query-error"] = f"{error.query_code};{error.fault}"
             content, kind = failed(error, is_json, request_id)
             return Response(content, error.status, headers, kind)
-        content, kind = answered(call, told or {}, request_id)
+        content, kind = answered(call, told, request_id)
         return Response(content, 200, headers, kind)
 
     async def _told(self, request: Request) -> tuple[Call, dict[str, Any] | None]:

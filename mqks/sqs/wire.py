@@ -120,13 +120,12 @@ def _listed(name: str, value: Any) -> tuple[str, Any]:
     return f"{name}s", pairs
 
 
-def answered(call: Call, told: Mapping[str, Any], request_id: str) -> tuple[bytes, str]:
-    """The body of an answer, and its type."""
+def answered(call: Call, told: Mapping[str, Any] | None, request_id: str) -> tuple[bytes, str]:
+    """The body of an answer, and its type; `told` is None if the action has no result."""
     if call.is_json:
-        return _json(told)
+        return _json(told or {})
     name = call.action
-    result = "".join(_xml(key, value, name) for key, value in told.items())
-    result = f"<{name}Result>{result}</{name}Result>" if told else ""
+    result = "" if told is None else _xml(f"{name}Result", told, name)
     metadata = _xml("ResponseMetadata", {"RequestId": request_id}, name)
     return _document(f"{name}Response", result + metadata)
 

@@ -1,0 +1,192 @@
+"""The SQS port beside moto, and beside RabbitMQ with a client of its own, in one run.
+
+    python -m benchmarks.sqs [COUNT [SERVER ...]]
+
+Needs `pip install 'moto[server]'` and Debian's `rabbitmq-server`. SQS is asked by boto3, RabbitMQ
+by py-amqp with confirms, one message in flight on each connection. moto keeps messages in memory
+only. Clients in Python take most of the time, so the server's CPU time per message is told, too.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import amqp
+import boto3
+from botocore.config import Config
+
+from benchmarks.celery import _accepts, _resident_bytes, _until
+from benchmarks.flow import free_port
+from benchmarks.servers.rabbitmq import Rabbitmq
+
+BODY = "x" * 100
+CROWD = 50
+BATCH = 10
+POLLS = 1000
+POLL_S = 5
+Works = dict[str, tuple[int, Callable[[Any], int]]]
+"""What one step does, by its name: on so many connections, with how many messages."""
+
+
+def sqs_works(port: int) -> tuple[Callable[[], Any], Works]:
+    def connected() -> Any:
+        return boto3.client(
+            "sqs",
+            endpoint_url=f"http://127.0.0.1:{port}",
+            region_name="us-east-1",
+            aws_access_key_id="any",
+            aws_secret_access_key="any",
+            config=Config(retries={"max_attempts": 0}),
+        )
+
+    url = connected().create_queue(QueueName="q")["QueueUrl"]
+
+    def send(sqs: Any) -> int:
+        sqs.send_message(QueueUrl=url, MessageBody=BODY)
+        return 1
+
+    def take(sqs: Any) -> int:
+        [message] = sqs.receive_message(QueueUrl=url)["Messages"]
+        sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+        return 1
+
+    def send_ten(sqs: Any) -> int:
+        entries = [{"Id": str(n), "MessageBody": BODY} for n in range(BATCH)]
+        return len(sqs.send_message_batch(QueueUrl=url, Entries=entries)["Successful"])
+
+    def take_ten(sqs: Any) -> int:
+        some = sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=BATCH)["Messages"]
+        entries = [{"Id": e["MessageId"], "ReceiptHandle": e["ReceiptHandle"]} for e in some]
+        return len(sqs.delete_message_batch(QueueUrl=url, Entries=entries)["Successful"])
+
+    works: Works = {"send": (1, send), "take": (1, take)}
+    works |= {"send, 50": (CROWD, send), "take, 50": (CROWD, take)}
+    return connected, works | {"send, tens": (1, send_ten), "take, tens": (1, take_ten)}
+
+
+def amqp_works(port: int) -> tuple[Callable[[], Any], Works]:
+    def connected() -> Any:
+        connection = amqp.Connection(f"127.0.0.1:{port}", confirm_publish=True)
+        connection.connect()
+        return connection.channel()
+
+    connected().queue_declare("q", durable=True, auto_delete=False)
+
+    def send(channel: Any) -> int:
+        channel.basic_publish_confirm(amqp.Message(BODY, delivery_mode=2), routing_key="q")
+        return 1
+
+    def take(channel: Any) -> int:
+        channel.basic_ack(channel.basic_get("q").delivery_tag)
+        return 1
+
+    works: Works = {"send": (1, send), "take": (1, take)}
+    return connected, works | {"send, 50": (CROWD, send), "take, 50": (CROWD, take)}
+
+
+def cpu_s(group: int) -> float:
+    """CPU time of all processes of a group."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # It has ended.
+            continue
+        ticks += int(words[2]) == group and int(words[11]) + int(words[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def measure(group: int, clients: list[Any], step: Callable[[Any], int], count: int) -> str:
+    """`count` messages, by all clients together."""
+    left, lock = [count], threading.Lock()
+
+    def work(client: Any) -> None:
+        while left[0] > 0:
+            done = step(client)
+            with lock:
+                left[0] -= done
+
+    began_s, before_s = time.perf_counter(), cpu_s(group)
+    with ThreadPoolExecutor(len(clients)) as pool:
+        list(pool.map(work, clients))
+    done, took_s = count - left[0], time.perf_counter() - began_s
+    return f"{done / took_s:8,.0f}/s {(cpu_s(group) - before_s) / done * 1e6:7,.0f} us"
+
+
+async def idle(port: int, url: str, group: int) -> str:
+    """Long polls that get nothing: memory and CPU time of each."""
+    body = json.dumps({"QueueUrl": url, "WaitTimeSeconds": POLL_S})
+    scope = "Credential=any/20260101/us-east-1/sqs/aws4_request, SignedHeaders=host, Signature=x"
+    headers = {
+        "Host": f"localhost:{port}",
+        "X-Amz-Target": "AmazonSQS.ReceiveMessage",
+        "Content-Type": "application/x-amz-json-1.0",
+        "Authorization": f"AWS4-HMAC-SHA256 {scope}",
+        "Content-Length": str(len(body)),
+    }
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    request = f"POST / HTTP/1.1\r\n{head}\r\n{body}".encode()
+
+    async def poll() -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request)
+        status = await reader.readline()
+        writer.close()
+        return int(status.split()[1])
+
+    memory, before_s, began_s = _resident_bytes(group), cpu_s(group), time.perf_counter()
+    polls = [asyncio.create_task(poll()) for _ in range(POLLS)]
+    await asyncio.sleep(POLL_S * 0.9)
+    each = (_resident_bytes(group) - memory) / POLLS
+    answers = await asyncio.gather(*polls, return_exceptions=True)
+    took_s, cpu = time.perf_counter() - began_s, cpu_s(group) - before_s
+    answered = answers.count(200)
+    return (
+        f"{answered:,} of {POLLS:,} answered in {took_s:.1f} s, {each:,.0f} bytes each, "
+        f"CPU {cpu / POLLS * 1e6:,.0f} us each"
+    )
+
+
+def main(count: int, *names: str) -> None:
+    for name in names or ("mqks", "moto", "rabbitmq"):
+        port = free_port()
+        with tempfile.TemporaryDirectory() as directory:
+            command = [sys.executable, "-m", "mqks", "serve", "--db", "db", "--port", "0"]
+            command += ["--page", "off", "--sqs-port", str(port)]
+            if name == "moto":
+                command = [sys.executable, "-m", "moto.server", "-p", str(port)]
+            elif name == "rabbitmq":
+                command = Rabbitmq().command(Path(directory), port)
+            with (Path(directory) / "told").open("wb") as log:
+                server = subprocess.Popen(
+                    command, cwd=directory, stdout=log, stderr=log, start_new_session=True
+                )
+            try:
+                _until(partial(_accepts, port))
+                connected, works = (amqp_works if name == "rabbitmq" else sqs_works)(port)
+                for work, (connections, step) in works.items():
+                    clients = [connected() for _ in range(connections)]
+                    told = measure(server.pid, clients, step, count)
+                    print(f"{name:9}{work:11} {told}", flush=True)
+                if name != "rabbitmq":
+                    url = connected().create_queue(QueueName="idle")["QueueUrl"]
+                    told = asyncio.run(idle(port, url, server.pid))
+                    print(f"{name:9}idle polls  {told}", flush=True)
+            finally:
+                os.killpg(server.pid, signal.SIGKILL)
+                server.wait()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5000, *sys.argv[2:])
