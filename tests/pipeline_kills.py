@@ -158,7 +158,7 @@ def archive_once(spark: "SparkSession", url: str, queue: str, lake: Place, forma
     """What is there, with nothing killed."""
     job = Archive(queue=queue, server=Server(url=url), once=True)
     with lake_at(lake, format) as opened:
-        for _ in job.run(spark, opened, threading.Event()):
+        for _ in job.run(spark.sparkContext, opened, threading.Event()):
             pass
     return lake
 

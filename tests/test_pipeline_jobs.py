@@ -85,7 +85,7 @@ def run(
         queue=options.pop("queue", "clicks"), server=Server(url=broker.url), once=True, **options
     )
     with lake_at(lake, format) as opened:
-        return list(job.run(spark, opened, Event()))
+        return list(job.run(spark.sparkContext, opened, Event()))
 
 
 def keys(lake: Path) -> list[str]:
@@ -190,7 +190,7 @@ def test_archive_goes_on_until_it_is_stopped(
     job = archives.Archive(queue="clicks", server=Server(url=mqks_broker.url), interval_s=0.05)
     publish(mqks_broker, some(0, 3))
     with Lake(lake) as opened:
-        for progress in job.run(spark, opened, stop):
+        for progress in job.run(spark.sparkContext, opened, stop):
             found.append(progress.messages)
             if len(found) == 3:
                 stop.set()
@@ -716,6 +716,14 @@ def mqks(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
+def test_what_is_wrong_with_a_lake_is_told_before_java_is_asked_for(lake: Path) -> None:
+    (lake / "_delta_log").mkdir(parents=True)
+    done = mqks("archive", "q", str(lake), "--once", JAVA_HOME="/nowhere", PATH="/nowhere")
+
+    assert (done.returncode, done.stdout) == (65, "")
+    assert done.stderr.endswith("is a Delta table: use --format delta\n")
+
+
 def test_without_java_exactly_that_is_said(tmp_path: Path) -> None:
     done = mqks("archive", "q", str(tmp_path), "--once", JAVA_HOME="/nowhere", PATH="/nowhere")
 
@@ -985,7 +993,7 @@ def test_queues_by_a_mask_into_one_table(
     job = archives.Archive(queue="orders.*", server=Server(url=mqks_broker.url), interval_s=0)
     with lake_at(lake, "delta") as opened:
         published(mqks_broker, "orders.eu", 50, 3)
-        for progress in job.run(spark, opened, stop):
+        for progress in job.run(spark.sparkContext, opened, stop):
             told.append((progress.queue, progress.messages))
             if len(told) == 1:
                 with connect(mqks_broker.url) as client:
@@ -1014,7 +1022,7 @@ def test_the_server_shows_how_far_an_archive_is(
     assert (row()["archived_seq"], row()["archive_lag"]) == (None, None)
     with lake_at(lake) as opened:
         job = archives.Archive(queue="clicks", server=Server(url=mqks_broker.url), once=True)
-        steps = replace(job, batch_messages=4).run(spark, opened, Event())
+        steps = replace(job, batch_messages=4).run(spark.sparkContext, opened, Event())
         assert (next(steps).lag, row()["archived_seq"], row()["archive_lag"]) == (6, 5, 6)
         list(steps)
     publish(mqks_broker, some(10, 3))

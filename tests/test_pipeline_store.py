@@ -280,7 +280,7 @@ def archived(
 ) -> Iterator[Progress]:
     job = Archive(queue="clicks", server=Server(url=broker.url), once=once, batch_messages=40)
     with DeltaTable(url) as lake:
-        yield from job.run(spark, lake, stop)
+        yield from job.run(spark.sparkContext, lake, stop)
 
 
 def test_from_the_queue_to_every_reader_and_back(

@@ -34,7 +34,8 @@ from mqks.pipeline.table import Table
 from mqks.pipeline.wire import Connection, Server
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 BATCH_MESSAGES = 1_000_000
@@ -176,7 +177,7 @@ class Archive:
     fail_on_data_loss: bool = True
     """End with DataLost if messages are missing from the queue that the lake does not have."""
 
-    def run(self, spark: "SparkSession", lake: Lake | Table, stop: Event) -> Iterator[Progress]:
+    def run(self, spark: "SparkContext", lake: Lake | Table, stop: Event) -> Iterator[Progress]:
         """Archive until stopped, or with `once` until what existed at the start is in the lake.
 
         `lake` must be entered. Raises RequestFailed (no such queue), OSError (no server), DataLost
@@ -253,11 +254,12 @@ class _Tried:
         self._told_s = -math.inf
 
     def step(self, work: Callable[[], Progress | str]) -> Progress | str:
+        from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
         try:
             done = work()
-        except (StoreAway, PySparkException) as error:
+        except (StoreAway, PySparkException, Py4JError) as error:
             found = error if isinstance(error, StoreAway) else failure(str(error))
             if not isinstance(found, StoreAway):
                 raise
@@ -277,7 +279,7 @@ class _Run:
     """A running archive of one queue."""
 
     job: Archive
-    spark: "SparkSession"
+    spark: "SparkContext"
     lake: Lake | Table
     roll: Callable[[float], int]
     queue: str
@@ -357,22 +359,27 @@ class _Run:
 
     def _stage(self, epoch: str, start: int, end: int) -> list[File]:
         """Run one batch as a Spark job; returns the staged files."""
-        context = self.spark.sparkContext
         schema = self._schema()
         batch = _Batch(
             reader=self.reader,
             queue=self.queue,
             epoch=epoch,
-            ranges=_split(start, end, context.defaultParallelism),
+            ranges=_split(start, end, self.spark.defaultParallelism),
             archived_us=time.time_ns() // 1000,
             staging=self.lake.staging,
             fail_on_data_loss=self.job.fail_on_data_loss,
         )
         tasks = len(batch.ranges)
         if schema is None:
-            parts = context.parallelize(batch.ranges, tasks)
+            parts = self.spark.parallelize(batch.ranges, tasks)
             return parts.mapPartitions(batch.read_and_stage).collect()
-        messages = self.spark.range(0, tasks, 1, tasks).mapInArrow(batch.read_rows, _ROWS)
+        from pyspark.sql import SparkSession
+
+        messages = (
+            SparkSession.builder.getOrCreate()
+            .range(0, tasks, 1, tasks)
+            .mapInArrow(batch.read_rows, _ROWS)
+        )
         staged = parsed(messages, schema).mapInArrow(batch.stage_rows, _FILES)
         return [File(*row) for row in staged.collect()]
 
@@ -407,9 +414,9 @@ def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
     return whole.withColumn("data", F.when(fits, F.col("data").dropFields(_UNPARSED)))
 
 
-def _merge(spark: "SparkSession", lake: Any, groups: list[list[str]]) -> list[list[str]]:
+def _merge(spark: "SparkContext", lake: Any, groups: list[list[str]]) -> list[list[str]]:
     merging = partial(merge, lake.staging.place)
-    return spark.sparkContext.parallelize(groups).map(merging).collect()
+    return spark.parallelize(groups).map(merging).collect()
 
 
 def _split(start: int, end: int, parts: int) -> list[tuple[int, int]]:

@@ -31,7 +31,6 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from mqks.durable import sync
@@ -492,4 +491,6 @@ def kept_by(place: Place, wanted: tuple[str, ...] | None, has: Iterable[str]) ->
 
 def has_files_without_data(path: Path) -> bool:
     """Whether readers that take the columns of the first file, as pyarrow does, miss `data`."""
+    import pyarrow.dataset as ds  # here, since it imports pandas, half of the time of a start
+
     return "data" not in ds.dataset(path, partitioning="hive").schema.names

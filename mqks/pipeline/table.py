@@ -15,11 +15,10 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -36,9 +35,6 @@ from mqks.pipeline.lake import (
     kept_by,
 )
 from mqks.pipeline.objects import OPTIONS, Place, asked, make_directory
-
-if TYPE_CHECKING:
-    pass
 
 COMPACTION = 16
 """A table is compacted each time after this number of versions."""
@@ -64,8 +60,10 @@ class Table:
         """What `next` has told, by the names of the records: the batches begin there."""
 
     def __enter__(self) -> Self:
-        with suppress(StoreAway):
+        try:
             self._opened()
+        except StoreAway as error:
+            _log.warning("%s; it is asked again", error)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
