@@ -42,6 +42,7 @@ from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.report import between, report, waiting
 from mqks.pipeline.sink import Publisher
+from mqks.pipeline.table import delta
 from mqks.pipeline.wire import Server
 from mqks.testing import Broker, BrokerProcess
 from tests import pipeline_kills as kills
@@ -619,6 +620,9 @@ def test_an_archive_leaves_out_what_a_replay_published(
     [told] = run(spark, mqks_broker, lake, format, include_replays=True)
     assert (told.messages, told.left_out) == (35, 0)
     assert len(keys(lake)) == 70
+    table = delta(lake).to_pyarrow_dataset() if format == "delta" else ds.dataset(lake)
+    origins = table.filter(ds.field("origin_queue") == "clicks").to_table()["origin_offset"]
+    assert sorted(origins.to_pylist()) == [*range(1, 31), *range(91, 96)]
 
     # Another queue has no originals of it.
     subscribe(mqks_broker, "copy")

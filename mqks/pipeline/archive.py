@@ -19,16 +19,15 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqks.client.errors import RequestFailed
-from mqks.pipeline.columns import FIELDS, ORIGIN, ORIGIN_WORDS, subset
+from mqks.pipeline.columns import FIELDS, ORIGIN, subset
 from mqks.pipeline.errors import BadOption, DataLost, StoreAway
 from mqks.pipeline.job import failure
-from mqks.pipeline.lake import COLUMNS, File, Lake, Staging, merge, stage
+from mqks.pipeline.lake import COLUMNS, WRITTEN, File, Lake, Staging, merge, stage
 from mqks.pipeline.reader import LogRange, QueueReader, lost, matching
 from mqks.pipeline.table import Table
 from mqks.pipeline.wire import Connection, Server
@@ -50,7 +49,10 @@ FIND_S, EXPIRE_S = 5.0, 600.0
 FILES_MANY = 1000
 """Of one batch: each file and its directory cost a sync, and each reader opens each file."""
 _READ = ("key", "value", "topic", "offset", "timestamp")
-_ROWS = "key binary, value binary, topic string, offset bigint, timestamp timestamp"
+_ROWS = (
+    "key binary, value binary, topic string, offset bigint, timestamp timestamp,"
+    " origin_queue string, origin_epoch string, origin_offset bigint"
+)
 _FILES = (
     "name string, directory string, values array<string>, rows bigint, bytes bigint, first bigint,"
     " last bigint, arrived_us bigint, unparsed bigint, left_out bigint"
@@ -94,6 +96,8 @@ class _Batch:
     archived_us: int
     staging: Staging
     fail_on_data_loss: bool
+    leaves_out: bool
+    """Whether replayed messages that the lake has are left out."""
 
     def read(self, ranges: Iterable[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
         """The messages of a task."""
@@ -104,24 +108,16 @@ class _Batch:
                 yield from map(self._marked, batches)
 
     def _marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Without their origins. A replayed message that the lake has already has no topic then."""
-        *columns, origins = batch.columns
-        if batch.schema.names[-1] != ORIGIN.name:
-            return batch
-        if origins.null_count < len(origins):
-            topic, is_here = _READ.index("topic"), pa.array(self._has(origins.to_pylist()))
-            columns[topic] = pc.if_else(is_here, None, columns[topic])
-        return pa.RecordBatch.from_arrays(columns, names=[*_READ])
-
-    def _has(self, origins: Iterable[str | None]) -> Iterator[bool]:
-        """Whether the lake has the messages that these repeat: of this queue, before the batch."""
-        words = zip(ORIGIN_WORDS, (quote(self.queue, safe=""), self.epoch, ""), strict=True)
-        own, first = "\t" + "".join(map("".join, words)), self.ranges[0][0]
-        for origin in origins:
-            offset = ""
-            if origin is not None and origin.startswith(own):
-                offset = origin.removeprefix(own).rstrip("\n").partition("&")[0]
-            yield offset.isdecimal() and int(offset) < first
+        """A replayed message that the lake has already gets no topic."""
+        *columns, origin = batch.columns
+        queue, epoch, offset = origin.flatten()
+        if self.leaves_out and origin.null_count < len(origin):
+            is_own = pc.and_(pc.equal(queue, self.queue), pc.equal(epoch, self.epoch))
+            is_here = pc.and_(is_own, pc.less(offset, self.ranges[0][0]))
+            topic = _READ.index("topic")
+            columns[topic] = pc.if_else(pc.fill_null(is_here, False), None, columns[topic])
+        names = [*_READ, *WRITTEN.names[len(COLUMNS) :]]
+        return pa.RecordBatch.from_arrays([*columns, queue, epoch, offset], names=names)
 
     def stage(self, messages: Iterable[pa.RecordBatch]) -> Iterator[File]:
         """Write messages into the lake's staging; yields the files."""
@@ -145,12 +141,11 @@ class _Batch:
         """With the columns that are the same in the whole batch."""
         archived = pa.scalar(self.archived_us, pa.int64()).cast(FIELDS["timestamp"])
         same = [pa.repeat(value, len(batch)) for value in (self.queue, self.epoch, archived)]
-        given, parsed = batch.columns[: len(_READ)], batch.columns[len(_READ) :]
-        schema = COLUMNS
-        for name, column in zip(batch.schema.names[len(_READ) :], parsed, strict=True):
-            schema = schema.append(pa.field(name, column.type))
-        given[-1] = given[-1].cast(FIELDS["timestamp"])
-        return pa.RecordBatch.from_arrays([*given, *same, *parsed], schema=schema)
+        columns, at = batch.columns, len(_READ)
+        columns[at - 1] = columns[at - 1].cast(FIELDS["timestamp"])
+        columns[at:at] = same
+        schema = pa.schema([*WRITTEN, *(of for of in batch.schema if of.name == "data")])
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,9 +233,8 @@ class Archive:
         return matching(connection, self.queue)
 
     def _reader(self, queue: str, connection: Connection) -> QueueReader:
-        schema, leaves_out = subset(_READ), not self.include_replays
-        schema = schema.append(ORIGIN) if leaves_out else schema
-        return QueueReader(None, queue, connection=connection, schema=schema, meta=leaves_out)
+        schema = subset(_READ).append(ORIGIN)
+        return QueueReader(None, queue, connection=connection, schema=schema, meta=True)
 
 
 _IDLE, _DONE, _AWAY = "idle", "done", "away"
@@ -368,6 +362,7 @@ class _Run:
             archived_us=time.time_ns() // 1000,
             staging=self.lake.staging,
             fail_on_data_loss=self.job.fail_on_data_loss,
+            leaves_out=not self.job.include_replays,
         )
         tasks = len(batch.ranges)
         if schema is None:

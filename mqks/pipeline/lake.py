@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 
 from mqks.durable import sync
 from mqks.pipeline import objects
-from mqks.pipeline.columns import FIELDS
+from mqks.pipeline.columns import FIELDS, ORIGIN
 from mqks.pipeline.errors import BadOption, LakeInUse, LakeUnfit
 from mqks.pipeline.objects import Place, make_directory, write_atomically
 
@@ -47,6 +47,8 @@ COLUMNS = pa.schema(
         ("archived", FIELDS["timestamp"]),
     ]
 )
+"""Of all lakes, also of older ones."""
+WRITTEN = pa.schema([*COLUMNS, *(pa.field(f"origin_{of.name}", of.type) for of in ORIGIN.type)])
 """Of a file; its partitions are its directories. A schema for payloads adds `data`."""
 PARTITIONS = {
     "date": pa.date32(),
@@ -254,7 +256,7 @@ def _write_parquet(sink: Any, tables: Iterable[pa.Table], schema: pa.Schema) -> 
         schema,
         compression="zstd",
         compression_level=1,
-        use_dictionary=["topic", "queue", "epoch", "archived"],
+        use_dictionary=["topic", "queue", "epoch", "archived", "origin_queue", "origin_epoch"],
         write_statistics=["topic", "offset", "timestamp"],
     ) as writer:
         for table in tables:

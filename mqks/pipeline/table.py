@@ -25,10 +25,10 @@ import pyarrow as pa
 from mqks.durable import sync
 from mqks.pipeline.errors import ExtraMissing, LakeInUse, LakeUnfit, PipelineError, StoreAway
 from mqks.pipeline.lake import (
-    COLUMNS,
     CONTROL,
     PARTITIONS,
     SHARED,
+    WRITTEN,
     File,
     Merge,
     Staging,
@@ -109,7 +109,7 @@ class Table:
         return asked(self.place, partial(self._prepared, data))
 
     def _prepared(self, data: pa.DataType | None) -> pa.DataType | None:
-        schema = COLUMNS if data is None else COLUMNS.append(pa.field("data", data))
+        schema = WRITTEN if data is None else WRITTEN.append(pa.field("data", data))
         for _ in range(GROWTHS_MAX):
             if self._opened() is None:
                 self._grow(None, schema)
