@@ -1,7 +1,8 @@
 """Archive and replay while they and the broker are killed with SIGKILL; then everything is counted.
 
     python -m tests.pipeline_kills archive 2000000
-    python -m tests.pipeline_kills archive 2000000 7 store      a Delta table on a store
+    python -m tests.pipeline_kills archive 2000000 7 store      a Delta table on a store, whose
+                                                                answers fail; workers are killed
     python -m tests.pipeline_kills replay 2000000
 
 The one rule: when something is killed follows from a printed seed, and nothing waits without a
@@ -42,6 +43,8 @@ from tests.conftest import SPARK_SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.test_pipeline_store import Between
 
 LIMIT_S = 300.0
 EVENTS = ["page.view", "cart.add", "order.new"]
@@ -135,6 +138,26 @@ class Job:
         return self.told
 
 
+def kill_workers(pid: int) -> int:
+    """SIGKILL to the Python workers among the descendants of a process; gives their number."""
+    parents, is_daemon = dict[int, int](), dict[int, bool]()
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(place.name)] = int(
+                (place / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+            is_daemon[int(place.name)] = b"pyspark.daemon" in (place / "cmdline").read_bytes()
+    family = [pid]
+    for each in family:
+        family += (child for child, parent in parents.items() if parent == each)
+    # Workers are forks of the daemon.
+    workers = [each for each in family if is_daemon.get(each) and is_daemon.get(parents[each])]
+    for each in workers:
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+    return len(workers)
+
+
 @contextmanager
 def at_the_same_time(work: Callable[[], None]) -> Iterator[None]:
     """Something done in a thread, which has done it when the context ends well."""
@@ -158,7 +181,7 @@ def archive_once(spark: "SparkSession", url: str, queue: str, lake: Place, forma
     """What is there, with nothing killed."""
     job = Archive(queue=queue, server=Server(url=url), once=True)
     with lake_at(lake, format) as opened:
-        for _ in job.run(spark, opened, threading.Event()):
+        for _ in job.run(spark.sparkContext, opened, threading.Event()):
             pass
     return lake
 
@@ -172,9 +195,11 @@ def archive(
     driver_kills: int = DRIVER_KILLS,
     lake: str | None = None,
     files: Path | None = None,
+    proxy: "Between | None" = None,
 ) -> Place:
     """Publish and archive so many messages while all is being killed; gives the lake, which is a
-    directory unless it is given. `files` is where it has them, if elsewhere."""
+    directory unless it is given. `files` is where it has them, if elsewhere. `proxy` is before its
+    store, and then the store fails, too, or workers die."""
     chance = random.Random(seed)
     log = root / "job.log"
     place: Place = root / "lake" if lake is None else lake
@@ -199,9 +224,21 @@ def archive(
                 if number % 2 == 0:  # Every other time the broker dies first, in mid-batch.
                     broker.kill()
                     broker.start()
+                if proxy is not None:
+                    disturb(proxy, job, chance.choice(["swallow", "done", "down", "workers"]))
                 time.sleep(chance.uniform(0, 0.5))  # So as to die anywhere in a batch.
                 job.kill(everything=chance.random() < 0.5)
         return archive_once(spark, broker.url, "clicks", place, format)
+
+
+def disturb(proxy: "Between", job: Job, fault: str) -> None:
+    if fault == "workers":
+        kill_workers(job.process.pid)
+        return
+    proxy.fault = fault
+    if fault == "down":
+        time.sleep(1)
+        proxy.fault = ""
 
 
 def names(place: Place) -> set[str]:
@@ -268,12 +305,12 @@ if __name__ == "__main__":
     work, count = works[sys.argv[1]], int(sys.argv[2])
     seed = int(sys.argv[3]) if len(sys.argv) > 3 else random.randrange(1000)
     with tempfile.TemporaryDirectory() as directory, ExitStack() as opened:
-        told: dict[str, str] = {}
+        told: dict[str, Any] = {}
         if sys.argv[4:]:
             from tests.test_pipeline_store import local_store
 
-            opened.enter_context(local_store())
-            told = {"lake": "s3://bucket/lake", "format": "delta"}
+            proxy = opened.enter_context(local_store())
+            told = {"lake": "s3://bucket/lake", "format": "delta", "proxy": proxy}
         spark = session("local[2]", **SPARK_SETTINGS)
         began_s = time.monotonic()
         print(f"seed {seed}")

@@ -5,10 +5,12 @@
 `GET /_fault=FAULT` says which, and `GET /_fault=` ends it:
 
     swallow        the store gets the put, and nobody the answer
+    done           the store gets the put, and the answer is 503
     lost           so, and then everything is answered by 503
     500            the put, too, is answered by 503
     down           everything is, from now on
     before, after  this put is held before or after the store gets it; the fault is `held` then
+    file           so is the next put of a file with messages, before the store gets it
 
 `GET /_fault` tells the fault, and the number of conditional puts.
 
@@ -46,11 +48,12 @@ class Passing(BaseHTTPRequestHandler):
         fault = self.server.fault
         if fault == "500" and is_conditional:
             self.server.fault = fault = "down"
-        if fault == "down":
+        is_file = self.command == "PUT" and ".parquet" in self.path
+        if (fault == "before" and is_conditional) or (fault == "file" and is_file):
+            self._hold()
+        if self.server.fault == "down":
             self._answer(503, b"")
             return
-        if fault == "before" and is_conditional:
-            self._hold()
         to = HTTPConnection("127.0.0.1", self.server.store_port, timeout=60)
         to.request(self.command, self.path, body, dict(self.headers))
         answer = to.getresponse()
@@ -61,6 +64,10 @@ class Passing(BaseHTTPRequestHandler):
         if fault in ("swallow", "lost") and is_conditional:
             self.server.fault = "down" if fault == "lost" else ""
             self.close_connection = True
+            return
+        if fault == "done" and is_conditional:
+            self.server.fault = ""
+            self._answer(503, b"")
             return
         self.send_response(answer.status)
         for name, value in answer.getheaders():

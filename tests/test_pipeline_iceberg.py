@@ -1,33 +1,39 @@
-"""Iceberg tables in a SQL catalog: commits, partitions, schemas, merging; what readers see.
+"""Iceberg tables in SQL, REST and Glue catalogs: commits, partitions, schemas, merging; readers.
 
 The one rule: what is in a table is read by pyiceberg through the catalog.
 """
 
 import os
+import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import date
 from pathlib import Path
+from subprocess import PIPE, Popen
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.utils.config import Config
 
 from mqks.commands import main
-from mqks.pipeline.errors import LakeInUse, LakeUnfit
+from mqks.pipeline.errors import LakeInUse, LakeUnfit, StoreAway
 from mqks.pipeline.iceberg import MERGED_MAX, IcebergTable, catalog_of, files, found
-from mqks.pipeline.lake import stage
+from mqks.pipeline.lake import COLUMNS, stage
 from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.table import COMPACTION
 from mqks.pipeline.wire import Server
 from mqks.testing import Broker
 from tests import pipeline_kills as kills
+from tests.rest_catalog import TOKEN
 from tests.test_pipeline_jobs import publish, run, some, subscribe, waits
-from tests.test_pipeline_lake import DAY_US, NOON_US, batch, payloads, put
+from tests.test_pipeline_lake import DAY_US, NOON_US, WRITTEN_LATER, batch, payloads, put
+from tests.test_pipeline_store import Moto, free_port
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,18 +41,50 @@ if TYPE_CHECKING:
 URL = "iceberg://lake/db.events"
 
 
+@pytest.fixture(scope="module")
+def _moto() -> Iterator[Moto]:
+    moto = Moto()
+    yield moto
+    moto.stop()
+
+
 @pytest.fixture(autouse=True)
-def _catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/catalog.db")
-    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", f"file://{tmp_path}/warehouse")
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # Else as when it was imported.
+def _catalog(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """A SQL catalog, or in a test for `EACH` another one."""
     (tmp_path / "warehouse").mkdir()
+    told = {"URI": f"sqlite:///{tmp_path}/catalog.db", "WAREHOUSE": f"file://{tmp_path}/warehouse"}
+    with ExitStack() as opened:
+        match getattr(request, "param", "sql"):
+            case "rest":
+                command = [sys.executable, "-m", "tests.rest_catalog", str(tmp_path)]
+                server = opened.enter_context(Popen(command, stdout=PIPE, text=True))
+                opened.callback(server.kill)
+                assert server.stdout is not None
+                told = {"URI": f"http://127.0.0.1:{int(server.stdout.readline())}", "TOKEN": TOKEN}
+            case "glue":
+                url = f"http://127.0.0.1:{request.getfixturevalue('_moto').port}"
+                httpx.post(f"{url}/moto-api/reset").raise_for_status()
+                keys = {"GLUE__ACCESS_KEY_ID": "key", "GLUE__SECRET_ACCESS_KEY": "secret"}
+                told |= {"TYPE": "glue", "GLUE__ENDPOINT": url, "GLUE__REGION": "us-east-1", **keys}
+                del told["URI"]
+        for name, value in told.items():
+            monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{name}", value)
+        monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # Else as at the import.
+        yield
+
+
+EACH = pytest.mark.parametrize("_catalog", ["sql", "rest", "glue"], indirect=True)
+# Moto's Glue updates a table whatever version it is told to be of: the last of two commits wins.
+COMPARING = pytest.mark.parametrize("_catalog", ["sql", "rest"], indirect=True)
 
 
 def offsets(url: str = URL) -> list[int]:
     return sorted(found(url).scan().to_arrow()["offset"].to_pylist())
 
 
+@EACH
 def test_a_commit_has_files_and_how_far_they_go() -> None:
     with IcebergTable(URL) as lake:
         assert lake.next("q", "x-1") is None
@@ -59,6 +97,7 @@ def test_a_commit_has_files_and_how_far_they_go() -> None:
     assert offsets() == [0, 1, 2, 3]
 
 
+@EACH
 def test_partitions_are_transforms() -> None:
     url = "iceberg://lake/db.hours"
     with IcebergTable(url, by=("date", "hour", "event")) as lake:
@@ -75,6 +114,7 @@ def test_partitions_are_transforms() -> None:
         IcebergTable("iceberg://lake/db.other", by=("date", "parsed")).__enter__()
 
 
+@EACH
 def test_of_two_archives_one_ends() -> None:
     with IcebergTable(URL) as one, IcebergTable(URL) as other:
         assert one.next("q", "x-1") is other.next("q", "x-1") is None
@@ -87,6 +127,7 @@ def test_of_two_archives_one_ends() -> None:
     assert offsets() == list(range(8))
 
 
+@COMPARING
 def test_archives_of_several_queues_commit_at_once() -> None:
     """Each of their commits fails when another comes before it, and is done again."""
 
@@ -103,6 +144,7 @@ def test_archives_of_several_queues_commit_at_once() -> None:
     assert offsets() == [queue * 100 + n for queue in range(3) for n in range(5)]
 
 
+@EACH
 def test_a_stale_commit_without_files_conflicts_too() -> None:
     with IcebergTable(URL) as one, IcebergTable(URL) as other:
         put(one, batch(range(4)))
@@ -111,22 +153,25 @@ def test_a_stale_commit_without_files_conflicts_too() -> None:
         assert one.next("q", "x-1") == 4
 
 
+@EACH
 def test_an_answer_of_the_catalog_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = SqlCatalog.commit_table
+    catalog = type(catalog_of(URL)[0])
+    commit = catalog.commit_table
 
     def lost(*told: Any) -> Any:
         commit(*told)
-        monkeypatch.setattr(SqlCatalog, "commit_table", commit)
+        monkeypatch.setattr(catalog, "commit_table", commit)
         raise TimeoutError("no answer")
 
     with IcebergTable(URL) as lake:
         put(lake, batch(range(4)))
-        monkeypatch.setattr(SqlCatalog, "commit_table", lost)
+        monkeypatch.setattr(catalog, "commit_table", lost)
         put(lake, batch(range(4, 6)))
         assert lake.next("q", "x-1") == 6
     assert offsets() == list(range(6))
 
 
+@EACH
 def test_a_table_grows_with_the_schema_and_gets_wider_types() -> None:
     narrow, wide = (
         pa.struct([("n", n), ("xs", pa.list_(pa.field("element", x)))])
@@ -146,6 +191,22 @@ def test_a_table_grows_with_the_schema_and_gets_wider_types() -> None:
     assert table["data"].to_pylist()[-1]["user"] == "ann"
 
 
+def test_a_table_of_an_older_version_gets_the_columns_of_origins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as older:
+        for module in ("iceberg", "table"):
+            older.setattr(f"mqks.pipeline.{module}.WRITTEN", COLUMNS)
+        with IcebergTable(URL) as lake:
+            put(lake, batch(range(4)))
+    assert not WRITTEN_LATER & {*found(URL).scan().to_arrow().column_names}
+    with IcebergTable(URL) as lake:
+        assert lake.next("q", "x-1") == 4
+        put(lake, batch(range(4, 8)))
+    assert {*found(URL).scan().to_arrow().column_names} > WRITTEN_LATER
+    assert offsets() == list(range(8))
+
+
 def test_old_snapshots_leave_the_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mqks.pipeline.iceberg.SNAPSHOTS_S", 0)
     with IcebergTable(URL) as lake:
@@ -157,6 +218,7 @@ def test_old_snapshots_leave_the_metadata(monkeypatch: pytest.MonkeyPatch) -> No
     assert offsets() == list(range(COMPACTION))
 
 
+@EACH
 def test_small_files_are_merged_and_old_days_leave() -> None:
     with IcebergTable(URL) as lake:
         for n in range(2 * COMPACTION):
@@ -199,6 +261,7 @@ def test_its_files_are_on_the_disk_before_the_catalog_names_them(
         assert set(files(URL)) <= synced
 
 
+@EACH
 def test_from_the_queue_to_readers_and_back(
     spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
 ) -> None:
@@ -216,11 +279,10 @@ def test_from_the_queue_to_readers_and_back(
 
 
 def test_what_is_no_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["pipeline", "archive", "q", "iceberg://lake"]) == os.EX_DATAERR
-    # Not by the command, which would end the Spark session of the other tests.
-    for wrong in ("iceberg://lake/events", "iceberg://other/db.events"):
-        with pytest.raises(LakeUnfit), lake_at(wrong):
-            pass
+    """The command says so before it starts Spark, which would end the session of other tests."""
+    for wrong in ("iceberg://lake", "iceberg://lake/events", "iceberg://other/db.events"):
+        assert main(["pipeline", "archive", "q", wrong]) == os.EX_DATAERR
+    assert "PYICEBERG_CATALOG__OTHER__URI" in capsys.readouterr().err
     with pytest.raises(LakeUnfit, match="there is no Iceberg table"):
         files("iceberg://lake/db.none")
     with pytest.raises(LakeUnfit, match="--catalog"):
@@ -231,6 +293,18 @@ def test_what_is_no_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         catalog.create_table(name, pa.schema([("x", pa.int64())]))
     with pytest.raises(LakeUnfit, match="other partitions"):
         IcebergTable("iceberg://lake/db.foreign").__enter__()
+
+
+@pytest.mark.parametrize("_catalog", ["rest"], indirect=True)
+def test_a_catalog_that_refuses_or_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TOKEN", "bad")
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    with pytest.raises(LakeUnfit, match=r"the store refuses this: .*another token"):
+        IcebergTable(URL).__enter__()
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    with IcebergTable(URL) as lake, pytest.raises(StoreAway):
+        lake.next("q", "x-1")
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.report import between, report, waiting
 from mqks.pipeline.sink import Publisher
+from mqks.pipeline.table import delta
 from mqks.pipeline.wire import Server
 from mqks.testing import Broker, BrokerProcess
 from tests import pipeline_kills as kills
@@ -85,7 +86,7 @@ def run(
         queue=options.pop("queue", "clicks"), server=Server(url=broker.url), once=True, **options
     )
     with lake_at(lake, format) as opened:
-        return list(job.run(spark, opened, Event()))
+        return list(job.run(spark.sparkContext, opened, Event()))
 
 
 def keys(lake: Path) -> list[str]:
@@ -190,7 +191,7 @@ def test_archive_goes_on_until_it_is_stopped(
     job = archives.Archive(queue="clicks", server=Server(url=mqks_broker.url), interval_s=0.05)
     publish(mqks_broker, some(0, 3))
     with Lake(lake) as opened:
-        for progress in job.run(spark, opened, stop):
+        for progress in job.run(spark.sparkContext, opened, stop):
             found.append(progress.messages)
             if len(found) == 3:
                 stop.set()
@@ -619,6 +620,9 @@ def test_an_archive_leaves_out_what_a_replay_published(
     [told] = run(spark, mqks_broker, lake, format, include_replays=True)
     assert (told.messages, told.left_out) == (35, 0)
     assert len(keys(lake)) == 70
+    table = delta(lake).to_pyarrow_dataset() if format == "delta" else ds.dataset(lake)
+    origins = table.filter(ds.field("origin_queue") == "clicks").to_table()["origin_offset"]
+    assert sorted(origins.to_pylist()) == [*range(1, 31), *range(91, 96)]
 
     # Another queue has no originals of it.
     subscribe(mqks_broker, "copy")
@@ -714,6 +718,14 @@ def mqks(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         stdin=subprocess.DEVNULL,
         env=os.environ | environment,
     )
+
+
+def test_what_is_wrong_with_a_lake_is_told_before_java_is_asked_for(lake: Path) -> None:
+    (lake / "_delta_log").mkdir(parents=True)
+    done = mqks("archive", "q", str(lake), "--once", JAVA_HOME="/nowhere", PATH="/nowhere")
+
+    assert (done.returncode, done.stdout) == (65, "")
+    assert done.stderr.endswith("is a Delta table: use --format delta\n")
 
 
 def test_without_java_exactly_that_is_said(tmp_path: Path) -> None:
@@ -983,7 +995,7 @@ def test_queues_by_a_mask_into_one_table(
     job = archives.Archive(queue="orders.*", server=Server(url=mqks_broker.url), interval_s=0)
     with lake_at(lake, "delta") as opened:
         published(mqks_broker, "orders.eu", 50, 3)
-        for progress in job.run(spark, opened, stop):
+        for progress in job.run(spark.sparkContext, opened, stop):
             told.append((progress.queue, progress.messages))
             if len(told) == 1:
                 with connect(mqks_broker.url) as client:
@@ -1012,7 +1024,7 @@ def test_the_server_shows_how_far_an_archive_is(
     assert (row()["archived_seq"], row()["archive_lag"]) == (None, None)
     with lake_at(lake) as opened:
         job = archives.Archive(queue="clicks", server=Server(url=mqks_broker.url), once=True)
-        steps = replace(job, batch_messages=4).run(spark, opened, Event())
+        steps = replace(job, batch_messages=4).run(spark.sparkContext, opened, Event())
         assert (next(steps).lag, row()["archived_seq"], row()["archive_lag"]) == (6, 5, 6)
         list(steps)
     publish(mqks_broker, some(10, 3))

@@ -30,6 +30,8 @@ from mqks.pipeline.table import COMPACTION, DeltaTable, Table, delta
 
 BY_EVENT = ("date", "event")
 
+WRITTEN_LATER = {"origin_queue", "origin_epoch", "origin_offset"}
+
 NOON_US = 1_795_176_000_000_000
 DAY_US = 86_400_000_000
 
@@ -348,6 +350,21 @@ def test_a_delta_table_grows_with_the_schema(tmp_path: Path) -> None:
     read = table.to_pyarrow_table().sort_by("offset")
     assert read["data"].to_pylist() == filled
     assert table.transaction_version("mqks/q/x-1") == 5
+
+
+def test_a_delta_table_of_an_older_version_gets_the_columns_of_origins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older, DeltaTable(tmp_path) as lake:
+        older.setattr("mqks.pipeline.table.WRITTEN", COLUMNS)
+        put(lake, range(4))
+    assert not WRITTEN_LATER & {*polars.read_delta(str(tmp_path)).columns}
+    with DeltaTable(tmp_path) as lake:
+        assert lake.next("q", "x-1") == 4
+        put(lake, range(4, 8))
+    rows = polars.read_delta(str(tmp_path))
+    assert {*rows.columns} > WRITTEN_LATER
+    assert sorted(rows["offset"]) == [*range(8)]
 
 
 def test_a_delta_table_tells_what_it_cannot_have(tmp_path: Path) -> None:

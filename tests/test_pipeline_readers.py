@@ -133,7 +133,7 @@ def test_every_reader_finds_each_row_once(
     server, schema = Server(url=mqks_broker.url), schema_of("n bigint")
     job = Archive(queue="clicks", server=server, once=True, batch_messages=25, schema=schema)
     with lake_at(lake, "delta" if kind == "delta" else None, partitions("event")) as opened:
-        assert sum(p.unparsed for p in job.run(spark, opened, Event())) == 1
+        assert sum(p.unparsed for p in job.run(spark.sparkContext, opened, Event())) == 1
     for name, read in readers.items():
         try:
             check(read(spark))

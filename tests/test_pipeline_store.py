@@ -32,10 +32,11 @@ from mqks.pipeline.errors import LakeInUse, LakeUnfit, PipelineError, StoreAway
 from mqks.pipeline.objects import asked
 from mqks.pipeline.places import messages
 from mqks.pipeline.replay import Replay
-from mqks.pipeline.table import DeltaTable, delta
+from mqks.pipeline.table import COMPACTION, DeltaTable, delta
 from mqks.pipeline.wire import Server
 from mqks.testing import Broker
 from tests import pipeline_kills as kills
+from tests.clock_library import Clock
 from tests.test_pipeline_jobs import publish, some, subscribe, waits
 from tests.test_pipeline_lake import batch
 from tests.test_pipeline_lake import put as put_rows
@@ -185,16 +186,45 @@ def test_a_table_on_a_store(url: str, by: tuple[str, ...]) -> None:
     assert offsets(url) == list(range(1, 9))
 
 
-def test_an_answer_to_a_commit_is_lost(url: str, between: Between) -> None:
+@pytest.mark.parametrize("fault", ["swallow", "done", "after"])
+def test_an_answer_to_a_commit_is_lost_wrong_or_late(
+    url: str, between: Between, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{url}-{fault}"
     with DeltaTable(url) as lake:
         put(lake, range(1, 5))
-        between.fault, before = "swallow", between.conditional
+        between.fault, before = fault, between.conditional
+        if fault == "after":  # Nobody waits as long as it is held.
+            monkeypatch.setitem(objects.OPTIONS, "timeout", "1s")
         put(lake, range(5, 9))
         assert between.conditional > before, "commits are conditional puts"
-        assert between.fault == ""
+        assert between.fault == ("held" if fault == "after" else "")
+        between.fault = ""
         assert lake.next("q", "x-1") == 9
         put(lake, range(9, 12))
     assert offsets(url) == list(range(1, 12))
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_the_clock_of_an_archive_is_hours_off(url: str, clock: Clock, hours: int) -> None:
+    """It commits, compacts and deletes what is old, and so does another one with the true clock."""
+    url = f"{url}{hours}"
+    clock.ahead(hours * 3600)
+    lines = [
+        "from tests.test_pipeline_store import *",
+        f"with DeltaTable({url!r}) as lake:",
+        f"    for n in range({COMPACTION}):",
+        "        put(lake, range(n, n + 1))",
+        "        lake.roll(list, 60)",
+    ]
+    environment = {**os.environ, **clock.environment}
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], env=environment, check=True)
+    with DeltaTable(url) as lake:
+        assert lake.next("q", "x-1") == COMPACTION
+        for n in range(COMPACTION, 2 * COMPACTION):
+            put(lake, range(n, n + 1))
+            lake.roll(list, 60)
+    assert offsets(url) == [*range(2 * COMPACTION)]
 
 
 def test_of_two_archives_one_ends(url: str) -> None:
@@ -280,7 +310,7 @@ def archived(
 ) -> Iterator[Progress]:
     job = Archive(queue="clicks", server=Server(url=broker.url), once=once, batch_messages=40)
     with DeltaTable(url) as lake:
-        yield from job.run(spark, lake, stop)
+        yield from job.run(spark.sparkContext, lake, stop)
 
 
 def test_from_the_queue_to_every_reader_and_back(
@@ -303,6 +333,34 @@ def test_from_the_queue_to_every_reader_and_back(
     for _ in range(2):  # The second continues the first, which was complete.
         list(Replay(lake=url, server=Server(url=mqks_broker.url)).run(spark, Event()))
         assert [row[1:] for row in waits(mqks_broker)] == [row[1:] for row in rows]
+
+
+def test_workers_are_killed_while_they_write(
+    spark: "SparkSession", mqks_broker: Broker, url: str, between: Between
+) -> None:
+    """Their files may come late, and are in no commit."""
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 20))
+    between.fault = "file"
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            list(archived(spark, mqks_broker, url, Event()))
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    kills.wait_for("a file", lambda: between.fault == "held" or not thread.is_alive())
+    assert kills.kill_workers(os.getpid())
+    thread.join(LIMIT_S)
+    [failure] = failures
+    assert "Python worker exited unexpectedly" in str(failure)
+    between.fault = ""
+    assert len(waits(mqks_broker)) == 20, "nothing is trimmed"
+    assert sum(p.messages for p in archived(spark, mqks_broker, url, Event())) == 20
+    assert offsets(url) == [*range(1, 21)]
 
 
 @pytest.mark.parametrize("fault", ["500", "down"])
@@ -343,6 +401,25 @@ def test_an_archive_waits_for_its_store(
     assert SECRET not in caplog.text
     assert waits(mqks_broker) == []
     assert len(offsets(url)) == len(set(offsets(url))) == 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_command_waits_for_the_store_of_its_workers(
+    mqks_broker: Broker, url: str, between: Between, tmp_path: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 100))
+    between.fault, log = "file", tmp_path / "log"
+    job = kills.Job(log, "archive", "clicks", url, "--url", mqks_broker.url, "--once")
+    kills.wait_for("a file", lambda: between.fault == "held" or not job.is_running())
+    between.fault = "down"
+    kills.wait_for("it", lambda: job.is_running() and "the queue waits" in log.read_text())
+    assert len(waits(mqks_broker)) == 100
+    between.fault = ""
+    job.succeed()
+    assert offsets(url) == [*range(1, 101)]
+    assert waits(mqks_broker) == []
 
 
 @pytest.mark.parametrize(

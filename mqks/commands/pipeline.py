@@ -24,8 +24,7 @@ from mqks.commands.declare import Run, declare
 from mqks.commands.options import AsJson, Row, Url, confirm, duration, note, table, tell
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
+    from mqks.pipeline.job import Begin
     from mqks.pipeline.report import Report
 
 
@@ -140,29 +139,32 @@ def archive(
     Runs until SIGTERM or SIGINT, unless --once is given.
     """
     lake = _in_catalog(lake, catalog)
-    with _job("archive", spark, url) as session:
+    with _job("archive", spark, url) as begin:
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.job import schema_of, stop_on_signal
         from mqks.pipeline.lake import Lake, has_files_without_data, partitions
         from mqks.pipeline.places import lake_at
+        from mqks.pipeline.session import BRIEF, LOGGING, context
         from mqks.pipeline.wire import Server
 
-        job = Archive(
-            queue=queue,
-            server=Server(url=url),
-            once=once,
-            batch_messages=batch,
-            interval_s=interval,
-            schema=schema_of(schema),
-            roll_s=merge,
-            keep_s=keep,
-            trim=trim,
-            include_replays=include_replays,
-            fail_on_data_loss=fail_on_data_loss,
-        )
         messages = 0
+        # Before Spark: what is wrong with the lake need not wait for Java.
         with lake_at(lake, format, partitions(by)) as opened:
-            for progress in job.run(session, opened, stop_on_signal()):
+            running = begin(context, LOGGING if schema else BRIEF)
+            job = Archive(
+                queue=queue,
+                server=Server(url=url),
+                once=once,
+                batch_messages=batch,
+                interval_s=interval,
+                schema=schema_of(schema),
+                roll_s=merge,
+                keep_s=keep,
+                trim=trim,
+                include_replays=include_replays,
+                fail_on_data_loss=fail_on_data_loss,
+            )
+            for progress in job.run(running, opened, stop_on_signal()):
                 messages += progress.messages
                 if as_json:
                     tell(asdict(progress), as_json)
@@ -219,7 +221,8 @@ def report(
     if (lake is None) == (queue is None):
         raise typer.BadParameter("give either a lake or --queue")
     lake = _in_catalog(lake, catalog)
-    with _job("report", spark, url, lake) as session:
+    with _job("report", spark, url, lake) as begin:
+        session = begin()
         from mqks.pipeline import page
         from mqks.pipeline import report as reports
         from mqks.pipeline.places import messages
@@ -270,7 +273,8 @@ def replay(
     times, lake = _speed(speed), _in_catalog(lake, catalog)
     if "?" in events:
         note("--events: in a mask, ? matches only itself, and * any characters except dots")
-    with _job("replay", spark, url, lake) as session:
+    with _job("replay", spark, url, lake) as begin:
+        session = begin()
         from mqks.pipeline.job import stop_on_signal
         from mqks.pipeline.replay import Replay
         from mqks.pipeline.wire import Server
@@ -382,9 +386,9 @@ def _speed(text: str) -> float:
 @contextmanager
 def _job(
     name: str, spark: Spark, url: str | None, lake: Path | str | None = None
-) -> "Iterator[SparkSession]":
-    """A Spark session that ends with the job. The lake, if given, must exist. Errors of the server
-    get their reason."""
+) -> "Iterator[Begin]":
+    """What begins Spark, which ends with the job. The lake, if given, must exist. Errors of the
+    server get their reason."""
     from mqks.client.errors import RequestFailed  # here, so that --help need not load them
     from mqks.pipeline import job
 
@@ -393,7 +397,7 @@ def _job(
     job.check_extra()
 
     try:
-        with job.session_of(name, spark["master"], dict(map(_pair, spark["conf"] or []))) as opened:
+        with job.spark_of(name, spark["master"], dict(map(_pair, spark["conf"] or []))) as opened:
             yield opened
     except RequestFailed as error:
         raise explained(error, url) from None

@@ -19,22 +19,22 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqks.client.errors import RequestFailed
-from mqks.pipeline.columns import FIELDS, ORIGIN, ORIGIN_WORDS, subset
+from mqks.pipeline.columns import FIELDS, ORIGIN, subset
 from mqks.pipeline.errors import BadOption, DataLost, StoreAway
 from mqks.pipeline.job import failure
-from mqks.pipeline.lake import COLUMNS, File, Lake, Staging, merge, stage
+from mqks.pipeline.lake import COLUMNS, WRITTEN, File, Lake, Staging, merge, stage
 from mqks.pipeline.reader import LogRange, QueueReader, lost, matching
 from mqks.pipeline.table import Table
 from mqks.pipeline.wire import Connection, Server
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 BATCH_MESSAGES = 1_000_000
@@ -49,7 +49,10 @@ FIND_S, EXPIRE_S = 5.0, 600.0
 FILES_MANY = 1000
 """Of one batch: each file and its directory cost a sync, and each reader opens each file."""
 _READ = ("key", "value", "topic", "offset", "timestamp")
-_ROWS = "key binary, value binary, topic string, offset bigint, timestamp timestamp"
+_ROWS = (
+    "key binary, value binary, topic string, offset bigint, timestamp timestamp,"
+    " origin_queue string, origin_epoch string, origin_offset bigint"
+)
 _FILES = (
     "name string, directory string, values array<string>, rows bigint, bytes bigint, first bigint,"
     " last bigint, arrived_us bigint, unparsed bigint, left_out bigint"
@@ -93,6 +96,8 @@ class _Batch:
     archived_us: int
     staging: Staging
     fail_on_data_loss: bool
+    leaves_out: bool
+    """Whether replayed messages that the lake has are left out."""
 
     def read(self, ranges: Iterable[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
         """The messages of a task."""
@@ -103,24 +108,16 @@ class _Batch:
                 yield from map(self._marked, batches)
 
     def _marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Without their origins. A replayed message that the lake has already has no topic then."""
-        *columns, origins = batch.columns
-        if batch.schema.names[-1] != ORIGIN.name:
-            return batch
-        if origins.null_count < len(origins):
-            topic, is_here = _READ.index("topic"), pa.array(self._has(origins.to_pylist()))
-            columns[topic] = pc.if_else(is_here, None, columns[topic])
-        return pa.RecordBatch.from_arrays(columns, names=[*_READ])
-
-    def _has(self, origins: Iterable[str | None]) -> Iterator[bool]:
-        """Whether the lake has the messages that these repeat: of this queue, before the batch."""
-        words = zip(ORIGIN_WORDS, (quote(self.queue, safe=""), self.epoch, ""), strict=True)
-        own, first = "\t" + "".join(map("".join, words)), self.ranges[0][0]
-        for origin in origins:
-            offset = ""
-            if origin is not None and origin.startswith(own):
-                offset = origin.removeprefix(own).rstrip("\n").partition("&")[0]
-            yield offset.isdecimal() and int(offset) < first
+        """A replayed message that the lake has already gets no topic."""
+        *columns, origin = batch.columns
+        queue, epoch, offset = origin.flatten()
+        if self.leaves_out and origin.null_count < len(origin):
+            is_own = pc.and_(pc.equal(queue, self.queue), pc.equal(epoch, self.epoch))
+            is_here = pc.and_(is_own, pc.less(offset, self.ranges[0][0]))
+            topic = _READ.index("topic")
+            columns[topic] = pc.if_else(pc.fill_null(is_here, False), None, columns[topic])
+        names = [*_READ, *WRITTEN.names[len(COLUMNS) :]]
+        return pa.RecordBatch.from_arrays([*columns, queue, epoch, offset], names=names)
 
     def stage(self, messages: Iterable[pa.RecordBatch]) -> Iterator[File]:
         """Write messages into the lake's staging; yields the files."""
@@ -144,12 +141,11 @@ class _Batch:
         """With the columns that are the same in the whole batch."""
         archived = pa.scalar(self.archived_us, pa.int64()).cast(FIELDS["timestamp"])
         same = [pa.repeat(value, len(batch)) for value in (self.queue, self.epoch, archived)]
-        given, parsed = batch.columns[: len(_READ)], batch.columns[len(_READ) :]
-        schema = COLUMNS
-        for name, column in zip(batch.schema.names[len(_READ) :], parsed, strict=True):
-            schema = schema.append(pa.field(name, column.type))
-        given[-1] = given[-1].cast(FIELDS["timestamp"])
-        return pa.RecordBatch.from_arrays([*given, *same, *parsed], schema=schema)
+        columns, at = batch.columns, len(_READ)
+        columns[at - 1] = columns[at - 1].cast(FIELDS["timestamp"])
+        columns[at:at] = same
+        schema = pa.schema([*WRITTEN, *(of for of in batch.schema if of.name == "data")])
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +172,7 @@ class Archive:
     fail_on_data_loss: bool = True
     """End with DataLost if messages are missing from the queue that the lake does not have."""
 
-    def run(self, spark: "SparkSession", lake: Lake | Table, stop: Event) -> Iterator[Progress]:
+    def run(self, spark: "SparkContext", lake: Lake | Table, stop: Event) -> Iterator[Progress]:
         """Archive until stopped, or with `once` until what existed at the start is in the lake.
 
         `lake` must be entered. Raises RequestFailed (no such queue), OSError (no server), DataLost
@@ -237,9 +233,8 @@ class Archive:
         return matching(connection, self.queue)
 
     def _reader(self, queue: str, connection: Connection) -> QueueReader:
-        schema, leaves_out = subset(_READ), not self.include_replays
-        schema = schema.append(ORIGIN) if leaves_out else schema
-        return QueueReader(None, queue, connection=connection, schema=schema, meta=leaves_out)
+        schema = subset(_READ).append(ORIGIN)
+        return QueueReader(None, queue, connection=connection, schema=schema, meta=True)
 
 
 _IDLE, _DONE, _AWAY = "idle", "done", "away"
@@ -253,11 +248,12 @@ class _Tried:
         self._told_s = -math.inf
 
     def step(self, work: Callable[[], Progress | str]) -> Progress | str:
+        from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
         try:
             done = work()
-        except (StoreAway, PySparkException) as error:
+        except (StoreAway, PySparkException, Py4JError) as error:
             found = error if isinstance(error, StoreAway) else failure(str(error))
             if not isinstance(found, StoreAway):
                 raise
@@ -277,7 +273,7 @@ class _Run:
     """A running archive of one queue."""
 
     job: Archive
-    spark: "SparkSession"
+    spark: "SparkContext"
     lake: Lake | Table
     roll: Callable[[float], int]
     queue: str
@@ -357,22 +353,28 @@ class _Run:
 
     def _stage(self, epoch: str, start: int, end: int) -> list[File]:
         """Run one batch as a Spark job; returns the staged files."""
-        context = self.spark.sparkContext
         schema = self._schema()
         batch = _Batch(
             reader=self.reader,
             queue=self.queue,
             epoch=epoch,
-            ranges=_split(start, end, context.defaultParallelism),
+            ranges=_split(start, end, self.spark.defaultParallelism),
             archived_us=time.time_ns() // 1000,
             staging=self.lake.staging,
             fail_on_data_loss=self.job.fail_on_data_loss,
+            leaves_out=not self.job.include_replays,
         )
         tasks = len(batch.ranges)
         if schema is None:
-            parts = context.parallelize(batch.ranges, tasks)
+            parts = self.spark.parallelize(batch.ranges, tasks)
             return parts.mapPartitions(batch.read_and_stage).collect()
-        messages = self.spark.range(0, tasks, 1, tasks).mapInArrow(batch.read_rows, _ROWS)
+        from pyspark.sql import SparkSession
+
+        messages = (
+            SparkSession.builder.getOrCreate()
+            .range(0, tasks, 1, tasks)
+            .mapInArrow(batch.read_rows, _ROWS)
+        )
         staged = parsed(messages, schema).mapInArrow(batch.stage_rows, _FILES)
         return [File(*row) for row in staged.collect()]
 
@@ -407,9 +409,9 @@ def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
     return whole.withColumn("data", F.when(fits, F.col("data").dropFields(_UNPARSED)))
 
 
-def _merge(spark: "SparkSession", lake: Any, groups: list[list[str]]) -> list[list[str]]:
+def _merge(spark: "SparkContext", lake: Any, groups: list[list[str]]) -> list[list[str]]:
     merging = partial(merge, lake.staging.place)
-    return spark.sparkContext.parallelize(groups).map(merging).collect()
+    return spark.parallelize(groups).map(merging).collect()
 
 
 def _split(start: int, end: int, parts: int) -> list[tuple[int, int]]:

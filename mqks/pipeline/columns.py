@@ -6,7 +6,7 @@ copies.
 
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 import numpy as np
 import numpy.typing as npt
@@ -34,14 +34,19 @@ FIELDS = {
 """Kafka's columns: a message's id, its data, its event, 0, its number, arrival and attributes."""
 
 SCHEMA = pa.schema(list(FIELDS.items()))
-ORIGIN = pa.field("origin", pa.string())
-"""For readers of attributes: those of a message that a replay has published, otherwise null."""
+ORIGIN = pa.field(
+    "origin", pa.struct([("queue", pa.string()), ("epoch", pa.string()), ("offset", pa.int64())])
+)
+"""For readers of attributes: what a message repeats that a replay has published, otherwise null."""
 ORIGIN_WORDS = "origin_queue=", "&origin_epoch=", "&origin_offset="
 """What is before the quoted queue, the epoch and the number in these attributes."""
 
 _NEWLINE, _SPACE, _TAB = b"\n \t"
 _EVENT_BYTES = len(b"event=")
 _ESCAPED = replies.ESCAPED
+_ORIGIN = (r"^\t{}(?P<queue>[^&\n]+){}(?P<epoch>[^&\n]+){}(?P<offset>[0-9]{{1,18}})[&\n]").format(
+    *ORIGIN_WORDS
+)
 _TRAITS = r"(,priority=-?[0-9]+)?(,key=[^, ]*)?$"
 
 
@@ -92,9 +97,7 @@ def record_batch(
             case "headers" if has_meta:
                 column = _headers(pieces.take(pa.array(take + 5)))
             case "origin":
-                metas = pieces.take(pa.array(take + 5))
-                is_replayed = pc.starts_with(metas, "\t" + ORIGIN_WORDS[0])
-                column = pc.if_else(is_replayed, metas, None).cast(pa.string())
+                column = _origins(pieces.take(pa.array(take + 5)))
             case _:
                 column = pa.nulls(rows, FIELDS[name])
         made[name] = column
@@ -137,6 +140,19 @@ def _headers(attributes: Any) -> Any:
     coded = attributes.dictionary_encode()
     told = [_pairs(text[1:-1]) for text in coded.dictionary.to_pylist()]
     return pa.array(told, FIELDS["headers"]).take(coded.indices)
+
+
+def _origins(attributes: Any) -> Any:
+    if not pc.any(is_told := pc.match_substring_regex(attributes, _ORIGIN)).as_py():
+        return pa.nulls(len(attributes), ORIGIN.type)
+    told = pc.if_else(is_told, attributes, None).cast(pa.string())
+    queue, epoch, offset = pc.extract_regex(told, _ORIGIN).flatten()
+    coded = queue.dictionary_encode()
+    names = [unquote(name, errors="backslashreplace") for name in coded.dictionary.to_pylist()]
+    queues = pa.array(names, pa.string()).take(coded.indices)
+    return pa.StructArray.from_arrays(
+        [queues, epoch, offset.cast(pa.int64())], fields=[*ORIGIN.type], mask=pc.invert(is_told)
+    )
 
 
 def _pairs(text: bytes) -> list[dict[str, Any]] | None:

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from mqks.durable import sync
 from mqks.pipeline import objects
 from mqks.pipeline.errors import ExtraMissing, LakeUnfit
-from mqks.pipeline.lake import COLUMNS, SMALL_BYTES, File, Staging, numbered, shown, write_file
+from mqks.pipeline.lake import SMALL_BYTES, WRITTEN, File, Staging, numbered, shown, write_file
 from mqks.pipeline.objects import DELETED, ICEBERG, Place, make_directory
 from mqks.pipeline.table import COMPACTION, Table, cast
 
@@ -82,7 +82,7 @@ class IcebergTable(Table):
         if unfit := set(self.by) - _TRANSFORMS.keys():
             raise LakeUnfit(f"{self.place}: Iceberg has no partitions by {min(unfit)}")
         self._catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
-        made = self._catalog.create_table_transaction(name, COLUMNS, properties=_PROPERTIES)
+        made = self._catalog.create_table_transaction(name, WRITTEN, properties=_PROPERTIES)
         with made, made.update_spec() as spec:
             for each in self.by:
                 if each != "date" or "hour" not in self.by:  # An hour says its day.

@@ -7,12 +7,12 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mqks.client.errors import RequestFailed
 from mqks.errors import reason
@@ -27,8 +27,10 @@ from mqks.pipeline.errors import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
+
+Begin = Callable[..., Any]
+"""Given `session` (the default) or `context`, and Java's options, gives what that does."""
 
 
 def check_extra() -> None:
@@ -42,22 +44,24 @@ def check_extra() -> None:
 
 
 @contextmanager
-def session_of(
-    name: str, master: str | None, settings: Mapping[str, str]
-) -> "Iterator[SparkSession]":
-    """A session that ends with the job. Raises the reason of a failure: RequestFailed, ServerAway,
-    JobFailed, and others of `pipeline.errors`."""
+def spark_of(name: str, master: str | None, settings: Mapping[str, str]) -> "Iterator[Begin]":
+    """What begins a session or a context, which ends with the job. Raises the reason of a failure:
+    RequestFailed, ServerAway, JobFailed, and others of `pipeline.errors`."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     from mqks.pipeline.session import LOGGING, session
 
-    usual = {"spark.app.name": f"mqks {name}", "spark.driver.defaultJavaOptions": LOGGING}
-    spark = None
-    try:
+    running: list[Any] = []
+
+    def begin(what: Callable[..., Any] = session, java: str = LOGGING) -> Any:
+        usual = {"spark.app.name": f"mqks {name}", "spark.driver.defaultJavaOptions": java}
         with signals_wait():
-            spark = session(master, **{**usual, **settings})
-        yield spark
+            running.append(what(master, **{**usual, **settings}))
+        return running[0]
+
+    try:
+        yield begin
     except (PySparkException, Py4JError) as error:
         raise failure(text(error)) from None
     except ConnectionError as error:
@@ -66,7 +70,7 @@ def session_of(
         raise JobFailed(reason(error)) from None
     finally:
         try:
-            if spark is not None:
+            for spark in running:
                 spark.stop()
         except (Py4JError, OSError):  # An error before this one was a consequence of it.
             raise JobFailed("Spark's Java process has died") from None

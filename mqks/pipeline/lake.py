@@ -31,12 +31,11 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from mqks.durable import sync
 from mqks.pipeline import objects
-from mqks.pipeline.columns import FIELDS
+from mqks.pipeline.columns import FIELDS, ORIGIN
 from mqks.pipeline.errors import BadOption, LakeInUse, LakeUnfit
 from mqks.pipeline.objects import Place, make_directory, write_atomically
 
@@ -48,6 +47,8 @@ COLUMNS = pa.schema(
         ("archived", FIELDS["timestamp"]),
     ]
 )
+"""Of all lakes, also of older ones."""
+WRITTEN = pa.schema([*COLUMNS, *(pa.field(f"origin_{of.name}", of.type) for of in ORIGIN.type)])
 """Of a file; its partitions are its directories. A schema for payloads adds `data`."""
 PARTITIONS = {
     "date": pa.date32(),
@@ -255,7 +256,7 @@ def _write_parquet(sink: Any, tables: Iterable[pa.Table], schema: pa.Schema) -> 
         schema,
         compression="zstd",
         compression_level=1,
-        use_dictionary=["topic", "queue", "epoch", "archived"],
+        use_dictionary=["topic", "queue", "epoch", "archived", "origin_queue", "origin_epoch"],
         write_statistics=["topic", "offset", "timestamp"],
     ) as writer:
         for table in tables:
@@ -492,4 +493,6 @@ def kept_by(place: Place, wanted: tuple[str, ...] | None, has: Iterable[str]) ->
 
 def has_files_without_data(path: Path) -> bool:
     """Whether readers that take the columns of the first file, as pyarrow does, miss `data`."""
+    import pyarrow.dataset as ds  # here, since it imports pandas, half of the time of a start
+
     return "data" not in ds.dataset(path, partitioning="hive").schema.names

@@ -31,12 +31,12 @@ _STATUS = r"(?:HTTP status|status code)[ :]+"
 _REFUSED = (
     rf"(?i){_STATUS}40[13]|access.?denied|forbidden|no.?such.?bucket|invalid.?access.?key"
     "|signature.?does.?not.?match|bucket.?not.?found|container.?not.?found"
-    "|AuthenticationFailed|unauthenticated|permission.?denied"
+    "|AuthenticationFailed|unauthenticated|unauthorized|permission.?denied"
 )
 _AWAY = (
-    rf"(?i){_STATUS}(?:5\d\d|408|429)|network.?connection|error sending request"
+    rf"(?i){_STATUS}(?:5\d\d|408|429)|network.?connection|ConnectionError|error sending request"
     "|connection re(?:set|fused)|timed? ?out|request.?timeout"
-    "|service.?unavailable|internal.?failure|slow.?down|throttling"
+    "|service.?unavailable|ServerError|CommitStateUnknown|internal.?failure|slow.?down|throttling"
 )
 """Of texts: the libraries have no types for these."""
 
@@ -57,7 +57,7 @@ def asked(place: Place, work: Callable[[], Got]) -> Got:
     except Exception as error:  # Each library has its own, and deltalake's are plain ones.
         if isinstance(place, Path) and isinstance(error, OSError):
             raise
-        whole = " ".join(re.sub(r"\x1b\[\d+m|↳", "", str(error)).split())
+        whole = " ".join(re.sub(r"\x1b\[\d+m|↳", "", f"{type(error).__name__}: {error}").split())
         # Credentials may stand in a URL, before its host or in its query.
         told = re.sub(r"(?<=//)[^/\s]+@|(?<=[\w/])\?[\w%.~-]+=\S+", "", whole)
         told = told.partition("Debug source:")[0][:300]
@@ -65,7 +65,7 @@ def asked(place: Place, work: Callable[[], Got]) -> Got:
             raise LakeUnfit(f"{place}: the store refuses this: {told}") from None
         if isinstance(error, (ConnectionError, TimeoutError)) or re.search(_AWAY, whole):
             raise StoreAway(f"{place}: the store does not answer as it should: {told}") from None
-        raise PipelineError(f"{place}: {type(error).__name__}: {told}") from error
+        raise PipelineError(f"{place}: {told}") from error
 
 
 def store(url: str) -> Any:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mqks.pipeline.errors import JavaMissing
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 JAVA_MIN = 17
@@ -34,6 +35,8 @@ SETTINGS = {
 
 LOGGING = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 """For `spark.driver.defaultJavaOptions`."""
+BRIEF = f"{LOGGING} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""The same where no message passes through Java: what it compiles further would never pay."""
 
 
 def session(master: str | None = None, **conf: Any) -> "SparkSession":
@@ -42,32 +45,47 @@ def session(master: str | None = None, **conf: Any) -> "SparkSession":
     Pass settings of Spark by their names: `session(**{"spark.driver.memory": "2g"})`.
     Raises JavaMissing.
     """
-    check_java()
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from mqks.pipeline.source import register
 
-    builder = SparkSession.builder.appName("mqks")
-    settings = SETTINGS
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        master = master or "local[*]"
-    else:  # By spark-submit: the master is decided already, and what it was told goes before ours.
-        told = SparkContext.getSystemProperty
-        settings = {name: value for name, value in SETTINGS.items() if told(name) is None}
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["PYSPARK_PYTHON"] = workers_python(master, conf)
-    if master:
-        builder = builder.master(master)
-    if master and master.startswith("local"):
-        # Spark's own choice is an address of the network, which may change or be blocked.
-        settings = {"spark.driver.host": "127.0.0.1"} | settings
-    for name, value in {**settings, **conf}.items():
+    builder = SparkSession.builder
+    for name, value in _settings(master, conf).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("WARN")
     register(spark)
     return spark
+
+
+def context(master: str | None = None, **conf: Any) -> "SparkContext":
+    """What a job without SQL needs, for half of a session's start. Raises JavaMissing."""
+    from pyspark import SparkConf, SparkContext
+
+    settings = _settings(master, conf)
+    running = SparkContext.getOrCreate(SparkConf().setAll([*settings.items()]))
+    running.setLogLevel("WARN")
+    return running
+
+
+def _settings(master: str | None, conf: Mapping[str, Any]) -> dict[str, Any]:
+    check_java()
+    from pyspark import SparkContext
+
+    settings = {"spark.app.name": "mqks"} | SETTINGS
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        master = master or "local[*]"
+    else:  # By spark-submit: the master is decided already, and what it was told goes before ours.
+        told = SparkContext.getSystemProperty
+        settings = {name: value for name, value in settings.items() if told(name) is None}
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = workers_python(master, conf)
+    if master:
+        settings["spark.master"] = master
+    if master and master.startswith("local"):
+        # Spark's own choice is an address of the network, which may change or be blocked.
+        settings["spark.driver.host"] = "127.0.0.1"
+    return {**settings, **conf}
 
 
 def workers_python(master: str | None, conf: Mapping[str, Any]) -> str:

@@ -15,30 +15,26 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pyarrow as pa
 
 from mqks.durable import sync
 from mqks.pipeline.errors import ExtraMissing, LakeInUse, LakeUnfit, PipelineError, StoreAway
 from mqks.pipeline.lake import (
-    COLUMNS,
     CONTROL,
     PARTITIONS,
     SHARED,
+    WRITTEN,
     File,
     Merge,
     Staging,
     kept_by,
 )
 from mqks.pipeline.objects import OPTIONS, Place, asked, make_directory
-
-if TYPE_CHECKING:
-    pass
 
 COMPACTION = 16
 """A table is compacted each time after this number of versions."""
@@ -64,8 +60,10 @@ class Table:
         """What `next` has told, by the names of the records: the batches begin there."""
 
     def __enter__(self) -> Self:
-        with suppress(StoreAway):
+        try:
             self._opened()
+        except StoreAway as error:
+            _log.warning("%s; it is asked again", error)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -111,7 +109,7 @@ class Table:
         return asked(self.place, partial(self._prepared, data))
 
     def _prepared(self, data: pa.DataType | None) -> pa.DataType | None:
-        schema = COLUMNS if data is None else COLUMNS.append(pa.field("data", data))
+        schema = WRITTEN if data is None else WRITTEN.append(pa.field("data", data))
         for _ in range(GROWTHS_MAX):
             if self._opened() is None:
                 self._grow(None, schema)

@@ -1,0 +1,165 @@
+"""`mqks pipeline archive` as users start it: the time until its first batch, and each batch.
+
+    python -m benchmarks.pipeline [--count N] [--batches N] [--rounds N] [WORK ...]
+
+    parquet, delta, iceberg    into a lake of this kind in a directory
+    schema                     plain files, with JSON payloads that are parsed
+    beside                     the rate of a publisher at full speed; what is left of it beside an
+                               archive, and beside one of the lowest priority (`nice -n 19`)
+
+The one rule: the clock is that of the command's user, and CPU time is told beside it, which another
+load on the machine does not change.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from mqks.client.blocking import connect
+from mqks.pipeline.wire import Server, connected
+from mqks.testing import BrokerProcess
+
+EVENTS = "page.view", "cart.add", "order.new"
+PAYLOADS = 20_000
+"""Different ones, so many that compression finds little beyond what hexadecimal text has."""
+SCHEMA = "--schema", "n bigint, text string"
+LAKES = {
+    "parquet": ("lake",),
+    "delta": ("lake", "--format", "delta"),
+    "iceberg": ("db.lake", "--catalog", "bench"),
+    "schema": ("lake", *SCHEMA),
+}
+
+
+def messages(count: int) -> list[bytes]:
+    """Publishes of 100 bytes, 10,000 at a time, of which the last is confirmed."""
+    chance = random.Random(1)
+    payloads = [
+        b'{"n":%d,"text":"%b"}' % (10**9 + n, chance.randbytes(40).hex().encode())
+        for n in range(PAYLOADS)
+    ]
+    chunks = []
+    for first in range(0, count, 10_000):
+        lines = [
+            b"m-%d publish %b %b\n" % (n, EVENTS[n % 3].encode(), payloads[n * 7919 % PAYLOADS])
+            for n in range(first, min(count, first + 10_000))
+        ]
+        lines[-1] = lines[-1].replace(b"publish", b"publish --confirm", 1)
+        chunks.append(b"".join(lines))
+    return chunks
+
+
+def fill(url: str, chunks: list[bytes]) -> float:
+    """Publish with two chunks in flight; gives the seconds."""
+    wire, began_s = connected(Server(url=url)), time.perf_counter()
+    wire.send(chunks[0])
+    for chunk in chunks[1:]:
+        wire.send(chunk)
+        wire.line()
+    wire.line()
+    wire.close()
+    return time.perf_counter() - began_s
+
+
+def cpu_s(root: int) -> float:
+    """Of a process and its descendants."""
+    children: dict[int, list[int]] = {}
+    used = dict[int, int]()
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError):
+            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(name))
+            used[int(name)] = sum(map(int, fields[11:15]))
+    pids = [root]
+    for pid in pids:
+        pids += children.get(pid, [])
+    return sum(used.get(pid, 0) for pid in pids) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def archiving(
+    root: Path, url: str, *flags: str, before: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[str]]:
+    """The command as a process, with an Iceberg catalog in its environment."""
+    root.mkdir()
+    catalog = {"URI": f"sqlite:///{root}/catalog.db", "WAREHOUSE": f"file://{root}/warehouse"}
+    command = [*before, sys.executable, "-m", "mqks", "pipeline", "archive", "bench", *flags]
+    with subprocess.Popen(
+        [*command, "--url", url, "--json", "--master", "local[2]"],
+        env=os.environ | {f"PYICEBERG_CATALOG__BENCH__{name}": catalog[name] for name in catalog},
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        yield process
+
+
+def batches(root: Path, url: str, batch: int, *flags: str) -> Iterator[str]:
+    """The first batch, with and without the start of the command, and the others."""
+    began_s, used_s = time.perf_counter(), 0.0
+    with archiving(root, url, *flags, "--once", "--no-trim", "--batch", str(batch)) as process:
+        assert process.stdout is not None
+        for number, line in enumerate(process.stdout):
+            told, cpu = json.loads(line), cpu_s(process.pid)
+            if not number:
+                yield f"first after {time.perf_counter() - began_s:.1f} s ({cpu:.1f} of CPU)"
+            seconds = told["seconds"]
+            rate = f"{told['messages'] / seconds / 1000:,.0f} k/s, {seconds:.2f} s"
+            yield rate + (f" ({cpu - used_s:.1f})" if number else "")
+            used_s = cpu
+    if process.returncode:
+        raise RuntimeError(f"the archive ended with {process.returncode}")
+
+
+def beside(root: Path, url: str, chunks: list[bytes]) -> Iterator[str]:
+    """The rates of a publisher: alone, beside an archive, beside one of the lowest priority."""
+    alone_s = fill(url, chunks)
+    yield f"alone {len(chunks) * 10 / alone_s:,.0f} k/s"
+    for what, before in (("beside", ()), ("beside a nice one", ("nice", "-n", "19"))):
+        with archiving(root / what, url, "lake", "--interval", "0", before=before) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            # It reads on while more is published, so that it is at work the whole time.
+            yield f"{what} {alone_s / fill(url, chunks):.2f}"
+            process.send_signal(signal.SIGTERM)
+            process.stdout.read()
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description="How long archives take.")
+    options.add_argument("works", nargs="*", default=[*LAKES])
+    options.add_argument("--count", type=int, default=500_000, help="messages of a batch")
+    options.add_argument("--batches", type=int, default=3)
+    options.add_argument("--rounds", type=int, default=3)
+    given = options.parse_args()
+    chunks = messages(given.count * given.batches)
+    for number in range(given.rounds):
+        for work in given.works:
+            with (
+                tempfile.TemporaryDirectory() as directory,
+                BrokerProcess(Path(directory) / "mqks.db") as broker,
+            ):
+                with connect(broker.url) as client:
+                    client.subscribe("bench", EVENTS)
+                root = Path(directory) / "lakes"
+                if work == "beside":
+                    root.mkdir()
+                    told = beside(root, broker.url, chunks)
+                else:
+                    fill(broker.url, chunks)
+                    told = batches(root, broker.url, given.count, *LAKES[work])
+                print(f"round {number + 1}: {work}: {'; '.join(told)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
