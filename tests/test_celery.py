@@ -212,7 +212,7 @@ def test_events_are_not_waited_for(connection: Any) -> None:
         exchange = kombu.Exchange("ev", "topic", delivery_mode=1)
         queue = kombu.Queue("q", exchange, "#")(channel)
         queue.declare()
-        answers = channel._link._answers
+        answers = channel._link._in_flight
         producer = conn.Producer(channel=channel, exchange=exchange)
         producer.publish({"n": 1}, routing_key="a")
         assert not answers
