@@ -1,6 +1,7 @@
 """Celery and kombu on a real server: kombu's own tests of a transport, unmodified."""
 
 import importlib.util
+import json
 import socket
 import tarfile
 from importlib.metadata import version
@@ -155,6 +156,15 @@ def test_bytes_arrive_as_they_are(connection: Any) -> None:
         got = channel.basic_get("q")
         assert (got.body, got.headers, got.content_encoding) == (body, {"k": "a\nb"}, "binary")
         got.ack()
+
+
+@pytest.mark.parametrize("data", [{"n": 1}, [{"n": 1}], 5, "a"])
+def test_json_of_another_program_is_a_message(mqks_broker: Broker, data: Any) -> None:
+    with kombu.Connection(mqks_broker.url) as conn, blocking.connect(mqks_broker.url) as client:
+        queue = kombu.Queue("q")(conn.channel())
+        queue.declare()
+        client.publish(".q", json.dumps(data), confirm=True)
+        assert queue.get(no_ack=True).payload == data
 
 
 def test_a_cancelled_consumer_holds_what_it_has(connection: Any) -> None:

@@ -55,7 +55,6 @@ class Channel(base.StdChannel):  # type: ignore[misc]
     def __init__(self, link: Link) -> None:
         self.connection: Link | None = link
         link.channels.append(self)
-        self.no_ack_consumers = set[str]()
         self._consumers = dict[str, Consumer]()
         self._prefetch = 0
 
@@ -220,21 +219,19 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         event = told.removeprefix(b"event=").removesuffix(ESCAPED)
         name, _, retry = event.partition(b",retry=")
         exchange, routing_key = names.published(requests.decoded(name))
-        try:
-            first, _, body = (unescape(data) if told.endswith(ESCAPED) else data).partition(b"\n")
-            about = loads(first)
-            args = {
-                "body": body,
-                "content_type": about["content-type"],
-                "content_encoding": about["content-encoding"],
-                "headers": about["headers"],
-                "properties": about["properties"],
-            }
-        except (ValueError, TypeError, KeyError):  # Another program has published it.
-            args = {"body": data, "content_type": "application/json", "content_encoding": "utf-8"}
+        about, body = {"content-type": "application/json", "content-encoding": "utf-8"}, data
+        with suppress(ValueError):  # Another program may have published it.
+            first, _, rest = (unescape(data) if told.endswith(ESCAPED) else data).partition(b"\n")
+            if isinstance(read := loads(first), dict) and "content-type" in read:
+                about, body = read, rest
         return self.Message(
+            body,
+            delivery_tag,
+            about.get("content-type"),
+            about.get("content-encoding"),
             channel=self,
-            delivery_tag=delivery_tag,
+            headers=about.get("headers"),
+            properties=about.get("properties"),
             delivery_info={
                 "consumer_tag": tag,
                 "delivery_tag": delivery_tag,
@@ -242,7 +239,6 @@ class Channel(base.StdChannel):  # type: ignore[misc]
                 "routing_key": routing_key,
                 "redelivered": bool(retry),
             },
-            **args,
         )
 
     def message_to_python(self, message: Any) -> Any:
@@ -302,13 +298,10 @@ class Channel(base.StdChannel):  # type: ignore[misc]
                 callback(message)
 
         self._consumers[tag] = self._consume(names.key(queue), flags, deliver)
-        if no_ack:
-            self.no_ack_consumers.add(tag)
         return tag
 
     def basic_cancel(self, consumer_tag: str, **_: Any) -> None:
         consumer = self._consumers.pop(consumer_tag, None)
-        self.no_ack_consumers.discard(consumer_tag)
         if consumer is not None and self.connection is not None:
             self._link.cancel(consumer)
 
@@ -317,14 +310,14 @@ class Channel(base.StdChannel):  # type: ignore[misc]
     ) -> None:
         """The most unacked messages of each consumer of this channel."""
         self._prefetch = prefetch_count
-        for tag, consumer in self._consumers.items():
-            if tag not in self.no_ack_consumers:
+        for consumer in self._consumers.values():
+            if consumer.acks:
                 self._link.send(b"set_prefetch %b %d" % (consumer.id, prefetch_count))
 
     def _settle(self, action: bytes, delivery_tag: str) -> None:
         consumer_id, _, message_id = requests.encoded(delivery_tag).partition(b" ")
         consumer = self._link.consumers.get(consumer_id)
-        if consumer is not None:
+        if consumer is not None and consumer.acks:
             self._link.settle(consumer, action % (consumer_id, message_id))
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
