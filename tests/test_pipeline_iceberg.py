@@ -5,6 +5,7 @@ The one rule: what is in a table is read by pyiceberg through the catalog.
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import date
 from pathlib import Path
 from threading import Event
@@ -225,8 +226,9 @@ def test_what_is_no_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     with pytest.raises(LakeUnfit, match="--catalog"):
         lake_at(tmp_path, "iceberg")
     catalog, name = catalog_of("iceberg://lake/db.foreign")
-    catalog.create_namespace("db")
-    catalog.create_table(name, pa.schema([("x", pa.int64())]))
+    with closing(catalog):
+        catalog.create_namespace("db")
+        catalog.create_table(name, pa.schema([("x", pa.int64())]))
     with pytest.raises(LakeUnfit, match="other partitions"):
         IcebergTable("iceberg://lake/db.foreign").__enter__()
 

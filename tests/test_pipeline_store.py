@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
@@ -128,15 +128,15 @@ def local_store() -> Iterator[Between]:
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}",
     }
-    with pytest.MonkeyPatch.context() as patch:
+    with ExitStack() as opened, pytest.MonkeyPatch.context() as patch:
+        opened.callback(moto.stop)
+        opened.callback(proxy.stop)
         for name, value in told.items():
             patch.setenv(name, value)
         S3FileSystem(
             endpoint_override=told["AWS_ENDPOINT_URL"], allow_bucket_creation=True
         ).create_dir("bucket")
         yield proxy
-    proxy.stop()
-    moto.stop()
 
 
 @pytest.fixture(scope="module")

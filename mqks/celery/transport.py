@@ -101,7 +101,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         auto_delete: bool = False,
         arguments: dict[str, Any] | None = None,
         **_: Any,
-    ) -> Any:
+    ) -> queue_declare_ok_t:
         """Only a passive one tells how many messages and consumers there are."""
         if passive:
             return queue_declare_ok_t(queue, *self._counts(queue))
@@ -219,19 +219,22 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         event = told.removeprefix(b"event=").removesuffix(ESCAPED)
         name, _, retry = event.partition(b",retry=")
         exchange, routing_key = names.published(requests.decoded(name))
-        about, body = {"content-type": "application/json", "content-encoding": "utf-8"}, data
-        with suppress(ValueError):  # Another program may have published it.
-            first, _, rest = (unescape(data) if told.endswith(ESCAPED) else data).partition(b"\n")
-            if isinstance(read := loads(first), dict) and "content-type" in read:
-                about, body = read, rest
+        data = unescape(data) if told.endswith(ESCAPED) else data
+        first, _, body = data.partition(b"\n")
+        try:
+            about = loads(first)
+            args = {
+                "body": body,
+                "content_type": about["content-type"],
+                "content_encoding": about["content-encoding"],
+                "headers": {**about["headers"]},
+                "properties": {**about["properties"]},
+            }
+        except Exception:  # Another program has published it, and kombu's types raise anything.
+            args = {"body": data, "content_type": "application/json", "content_encoding": "utf-8"}
         return self.Message(
-            body,
-            delivery_tag,
-            about.get("content-type"),
-            about.get("content-encoding"),
             channel=self,
-            headers=about.get("headers"),
-            properties=about.get("properties"),
+            delivery_tag=delivery_tag,
             delivery_info={
                 "consumer_tag": tag,
                 "delivery_tag": delivery_tag,
@@ -239,10 +242,8 @@ class Channel(base.StdChannel):  # type: ignore[misc]
                 "routing_key": routing_key,
                 "redelivered": bool(retry),
             },
+            **args,
         )
-
-    def message_to_python(self, message: Any) -> Any:
-        return message
 
     def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
         """The first message, or None. The consumer that takes it ends with its ack."""

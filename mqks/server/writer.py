@@ -75,7 +75,7 @@ class Writer:
         self._state = State()
         self._low: LowDiskSpace | None = None
         """Seen, and not yet acted upon by the task."""
-        self._busy = False
+        self.busy = False
         """The task has the journal."""
         self.stopping = False
         self._ended = False
@@ -130,7 +130,7 @@ class Writer:
             # It is known already that the messages cannot be written.
             if broker.pending.waiters:
                 self._wake.set()
-        elif self._busy or state.failure or state.gone:
+        elif self.busy or state.failure or state.gone:
             self._wake.set()
         elif not broker.pending.has_changes:
             self.committed(broker.pending.take())
@@ -138,7 +138,7 @@ class Writer:
             pass
         elif (
             alone
-            and self._journal.can_write_now
+            and self._journal.store.commit_now is not None
             and broker.pending.records <= AT_ONCE_RECORDS_MAX
             and not broker.pending.has_metadata
             and monotonic() >= self._at_once_from_s
@@ -210,14 +210,9 @@ class Writer:
             # Confirms release consumers, and their deliveries must be written too.
             self._wake.set()
 
-    @property
-    def busy(self) -> bool:
-        """Whether a commit is under way."""
-        return self._busy
-
     def progress(self) -> int | None:
         """Changes with each finished journal step; None while there is nothing to do."""
-        return self._steps if self._busy or self._broker.pending else None
+        return self._steps if self.busy or self._broker.pending else None
 
     def stepped(self) -> None:
         self._steps += 1
@@ -226,7 +221,7 @@ class Writer:
     @property
     def stalls(self) -> bool:
         """Whether a journal step takes so long that nobody should wait for confirms."""
-        return self._busy and monotonic() - self._step_s > STALL_S
+        return self.busy and monotonic() - self._step_s > STALL_S
 
     def stop(self) -> None:
         """Write what is pending, then end `run`."""
@@ -243,7 +238,7 @@ class Writer:
     async def _run(self) -> None:
         while not self.stopping or self._broker.pending:
             self._wake.clear()
-            self._busy, self._step_s = True, monotonic()
+            self.busy, self._step_s = True, monotonic()
             if self._low is not None:
                 await self._leave_full_disk(self._low)
             self._low = None
@@ -253,11 +248,11 @@ class Writer:
                 if self._journal.overdue:
                     await self._tidy(idle=False)
                 if self.stopping and self.disk_full:
-                    self._busy = False
+                    self.busy = False
                     return
             if self._journal.overdue:
                 await self._tidy(idle=False)
-            self._busy = False
+            self.busy = False
             if not self.stopping and not self._must_write():
                 await self._rest()
             self.check()
@@ -300,10 +295,10 @@ class Writer:
                 await self._wake.wait()
             if not self._wake.is_set():
                 self._untidy = False
-                self._busy, self._step_s = True, monotonic()
+                self.busy, self._step_s = True, monotonic()
                 while not self._wake.is_set() and await self._tidy(idle=True):
                     pass
-                self._busy = False
+                self.busy = False
         if not self._must_write():
             await self._wake.wait()
 
