@@ -27,6 +27,8 @@ SECRET_KEY = "of a benchmark"
 USE_TZ = True
 INSTALLED_APPS = [os.environ["APP"]]
 TASKS = {"default": {"BACKEND": os.environ["BACKEND"]}}
+if "OUTBOX" in os.environ:
+    TASKS["default"]["OPTIONS"] = {"outbox": True}
 SQLITE = {
     "ENGINE": "django.db.backends.sqlite3",
     "NAME": "db.sqlite3",
@@ -51,6 +53,7 @@ def nothing(n):
 """
 BACKENDS = {
     "mqks": ("mqks.django", "mqks.django.MqksBackend", ["mqks_worker"]),
+    "mqks outbox": ("mqks.django", "mqks.django.MqksBackend", ["mqks_worker"]),
     "django-tasks-db": (
         "django_tasks_db",
         "django_tasks_db.DatabaseBackend",
@@ -124,6 +127,7 @@ def main(count: int) -> None:
                 broker = ends.enter_context(BrokerProcess(path / "mqks.db"))
                 environment = os.environ | {"APP": app, "BACKEND": backend, "MQKS_URL": broker.url}
                 environment |= {"DJANGO_SETTINGS_MODULE": "project"}
+                environment |= {"OUTBOX": "yes"} if "outbox" in name else {}
                 environment["PYTHONPATH"] = f"{path}:{Path(__file__).parents[1]}"
                 if database == "PostgreSQL":
                     environment |= ends.enter_context(postgres())

@@ -1,6 +1,7 @@
 """Celery and kombu on a real server: kombu's own tests of a transport, unmodified."""
 
 import importlib.util
+import json
 import socket
 import tarfile
 from importlib.metadata import version
@@ -157,6 +158,15 @@ def test_bytes_arrive_as_they_are(connection: Any) -> None:
         got.ack()
 
 
+@pytest.mark.parametrize("data", [{"n": 1}, [{"n": 1}], 5, "a"])
+def test_json_of_another_program_is_a_message(mqks_broker: Broker, data: Any) -> None:
+    with kombu.Connection(mqks_broker.url) as conn, blocking.connect(mqks_broker.url) as client:
+        queue = kombu.Queue("q")(conn.channel())
+        queue.declare()
+        client.publish(".q", json.dumps(data), confirm=True)
+        assert queue.get(no_ack=True).payload == data
+
+
 @pytest.mark.parametrize(
     "first",
     [
@@ -234,7 +244,7 @@ def test_events_are_not_waited_for(connection: Any) -> None:
         exchange = kombu.Exchange("ev", "topic", delivery_mode=1)
         queue = kombu.Queue("q", exchange, "#")(channel)
         queue.declare()
-        answers = channel._link._answers
+        answers = channel._link._in_flight
         producer = conn.Producer(channel=channel, exchange=exchange)
         producer.publish({"n": 1}, routing_key="a")
         assert not answers

@@ -12,78 +12,65 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import count
 from threading import RLock
 from typing import Any
 
 from mqks.client import requests, urls
 from mqks.client.blocking_connection import open_socket
-from mqks.client.errors import (
-    AuthenticationFailed,
-    ClientError,
-    ConnectionLost,
-    InvalidRequest,
-    ReplyTimeout,
-    RequestFailed,
-)
+from mqks.client.errors import ClientError, ConnectionLost, ReplyTimeout, RequestFailed
 from mqks.client.options import Options
+from mqks.client.session import Call, Session
 from mqks.errors import reason
-from mqks.protocol.lines import LineSplitter
 
 READ_BYTES = 256 * 1024
 _NOT_NOW = BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError
 
 
-@dataclass(slots=True, eq=False)
 class Consumer:
     """One `consume` of a channel. `deliver` is called with each delivery, as it is on the wire."""
 
-    channel: Any
-    id: bytes
-    deliver: Callable[["Consumer", bytes], None]
-    acks: bool
-    held: int = 0
-    """Unacked messages."""
-    is_cancelled: bool = False
+    id = b""
+
+    def __init__(
+        self, channel: Any, deliver: Callable[["Consumer", bytes], None], *, acks: bool
+    ) -> None:
+        self.channel = channel
+        self.deliver = deliver
+        self.acks = acks
+        self.held = 0
+        """Unacked messages."""
+        self.is_cancelled = False
 
 
-class Link:
-    """The connection of one `kombu.Connection`, its `client`, shared by its channels.
+class Link(Session):
+    """The connection of one `kombu.Connection`, its `client`, shared by its channels. It has one
+    life: after a loss kombu makes another one.
 
     Raises ConnectionLost, and AuthenticationFailed when it is made.
     """
 
     def __init__(self, client: Any, address: urls.Address, options: Options) -> None:
+        prefix = secrets.token_hex(6)
+        super().__init__(options, address.credentials, prefix=prefix, jitter=lambda: 0.0)
         self.client = client
-        self.options = options
         self.consumers: dict[bytes, Consumer] = {}
         self.channels: list[Any] = []
         self.exchange_types: dict[str, str] = {}
-        self.unconfirmed: list[bytes] | None = None
-        """The ids of publishes that `pipelined` waits for at its end."""
+        self.unconfirmed: list[Call] | None = None
+        """Publishes that `pipelined` waits for at its end."""
         self.wake: Callable[[], object] = lambda: None
         """Called when there are deliveries for `drain_events` that the socket does not show."""
         self.unregister: Callable[[], object] = lambda: None
         """Ends what calls `drain_events` when there is something to read."""
-        self._prefix = secrets.token_hex(6).encode()
-        self._numbers = count(1)
-        self._answers: dict[bytes, requests.Reply | None] = {}
+        self.on_output = self._write
+        self.is_tls = address.tls
         self._deliveries = deque[tuple[Consumer, bytes]]()
         self._lock = RLock()
-        self._splitter = LineSplitter(options.reply_bytes_max, is_server=True)
-        self._heard_s = time.monotonic()
         self._pid = os.getpid()
         self._socket = open_socket(address, options, options.connect_timeout_s)
-        self.connected = True
         try:
-            self.ask(requests.auth(address.credentials) if address.credentials else b"ping")
-            if options.client_name:
-                self.send(requests.line(self.new_id(), requests.set_name(options.client_name)))
-        except RequestFailed as error:
-            self.close()
-            given = bool(address.credentials)
-            raise AuthenticationFailed(error.error_id, given=given) from None
+            self.connected(time.monotonic())
+            self._until(lambda: self.is_up)
         except BaseException:
             self.close()
             raise
@@ -91,66 +78,56 @@ class Link:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def new_id(self) -> bytes:
-        return b"%b-%d" % (self._prefix, next(self._numbers))
+    def ask(self, body: bytes) -> bytes:
+        """Send a request and return the text of its answer. Raises RequestFailed with the reason,
+        InvalidRequest for one that the server would not read, ReplyTimeout, and ConnectionLost."""
+        return self.wait([self.start(body)])[0]
 
-    def ask(self, *bodies: bytes, ids: Sequence[bytes] = ()) -> list[bytes]:
-        """Send requests and return the texts of their answers. Raises RequestFailed with the reason
-        for the first one that was refused, ReplyTimeout, and ConnectionLost."""
-        return self.wait(self.start(*bodies, ids=ids))
-
-    def start(self, *bodies: bytes, ids: Sequence[bytes] = ()) -> Sequence[bytes]:
-        """Send requests, and return their ids: their answers are to be waited for."""
-        ids = ids or [self.new_id() for _ in bodies]
-        lines = [self.line(*each) for each in zip(ids, bodies, strict=True)]
+    def start(self, body: bytes, consumer: Consumer | None = None) -> Call:
+        """Send a request whose answer is to be waited for; a `consume` with its consumer."""
+        call = Call()
         with self._lock:
-            self._answers.update(dict.fromkeys(ids))
-            self.send(*lines)
-        return ids
+            request_id = self.request(body, call)
+            if consumer is not None:
+                consumer.id, self.consumers[request_id] = request_id, consumer
+        return call
 
-    def line(self, request_id: bytes, body: bytes) -> bytes:
-        """Raises InvalidRequest for one that the server would not read."""
-        line = requests.line(request_id, body)
-        if len(line) > (most := self.options.line_bytes_max) + 1:
-            raise InvalidRequest(
-                f"a message of {len(line)} bytes is longer than line_bytes_max, {most}"
-            )
-        return line
-
-    def wait(self, ids: Sequence[bytes], *, tell: bool = True) -> list[bytes]:
-        """The answers, in order. With `tell`, the reason of an error is asked for."""
-        ends_s = time.monotonic() + self.options.timeout_s
-        with self._lock:
-            try:
-                while not all(map(self._answers.get, ids)):
-                    if not self._read() and not self._wait(select.POLLIN, ends_s):
-                        self._lost("no reply before the timeout")
-                        raise ReplyTimeout("no reply before the timeout; it may have been executed")
-            finally:
-                replies = [self._answers.pop(each) for each in ids]
+    def wait(self, calls: Sequence[Call]) -> list[bytes]:
+        """The texts of the answers, in order. Raises as `ask`, for the first that was refused."""
+        self._until(lambda: not any(call.remaining for call in calls))
         if self._deliveries:
             self.wake()
-        for each in replies:
-            if each is not None and each.is_error:
-                error_id = requests.decoded(each.text)
-                told = f"the server refused the request, error {error_id}"
-                raise RequestFailed(told, error_id, self._reason(error_id) if tell else None)
-        return [each.text for each in replies if each is not None]
+        try:
+            return [call.result() for call in calls]
+        except RequestFailed as error:
+            with suppress(ClientError):
+                asked = self.start(requests.reason(error.error_id))
+                self._until(lambda: not asked.remaining)
+                error.reason = requests.reason_told(asked.result())
+            raise
 
-    def _reason(self, error_id: str) -> str | None:
-        with suppress(ClientError):
-            asked = self.start(requests.reason(error_id))
-            return requests.reason_told(self.wait(asked, tell=False)[0])
-        return None
-
-    def send(self, *lines: bytes) -> None:
-        """Send lines whose answers nobody waits for, or that of `ask`."""
-        ends_s = time.monotonic() + self.options.timeout_s
+    def _until(self, is_done: Callable[[], bool]) -> None:
+        ends_s = time.monotonic() + self._options.timeout_s
         with self._lock:
-            left = memoryview(b"".join(lines))
+            while not is_done():
+                if not self._read() and not self._wait(select.POLLIN, ends_s):
+                    self._lost("no reply before the timeout")
+                    raise ReplyTimeout("no reply before the timeout; it may have been executed")
+
+    def send(self, *bodies: bytes) -> None:
+        """Send requests whose answers nobody waits for."""
+        with self._lock:
+            for body in bodies:
+                line = requests.line(self.new_id(), body)
+                self._check(line)
+                self._put(line)
+
+    def _write(self, _: bool) -> None:
+        """Send what there is to send."""
+        ends_s = time.monotonic() + self._options.timeout_s
+        with self._lock:
+            left = memoryview(self.take())
             while left:
-                if not self.connected:
-                    raise ConnectionLost("the connection is closed")
                 try:
                     left = left[self._socket.send(left) :]
                 except _NOT_NOW:
@@ -177,25 +154,24 @@ class Link:
         """Ping the server. Raises ConnectionLost if nothing came for two intervals; 0: never."""
         if interval_s and time.monotonic() - self._heard_s > 2 * interval_s:
             raise self._lost(f"nothing was received for {2 * interval_s:g} s")
-        self.send(requests.line(self.new_id(), b"ping"))
+        self.send(b"ping")
 
-    def settle(self, consumer: Consumer, action: bytes, message_id: bytes) -> None:
+    def settle(self, consumer: Consumer, body: bytes) -> None:
         """Ack, reject or release a delivery; a cancelled consumer ends with its last one."""
-        lines = [requests.line(self.new_id(), action % (consumer.id, message_id))]
         with self._lock:
             consumer.held -= 1
+            self.send(body)
             if consumer.is_cancelled and consumer.held <= 0:
-                lines.append(self._end(consumer))
-            self.send(*lines)
+                self.end(consumer)
 
     def cancel(self, consumer: Consumer) -> None:
         """No more messages are delivered; those that are unacked may still be acked."""
         with self._lock:
             consumer.is_cancelled = True
             if consumer.held:
-                self.send(requests.line(self.new_id(), b"set_prefetch %b 1" % consumer.id))
+                self.send(b"set_prefetch %b 1" % consumer.id)
             else:
-                self.send(self._end(consumer))
+                self.end(consumer)
 
     def of(self, channel: Any) -> list[Consumer]:
         """Also those that are cancelled, and have unacked messages."""
@@ -203,16 +179,13 @@ class Link:
 
     def end(self, *consumers: Consumer) -> None:
         """Their unacked messages return to their places in the queues."""
-        with self._lock:
-            self.send(*map(self._end, consumers))
-
-    def _end(self, consumer: Consumer) -> bytes:
-        self.consumers.pop(consumer.id, None)
-        return requests.line(self.new_id(), b"delete_consumer " + consumer.id)
+        for each in consumers:
+            self.consumers.pop(each.id, None)
+        self.send(*(b"delete_consumer " + each.id for each in consumers))
 
     def leave(self) -> None:
         """Close it when the server has read all that was sent."""
-        if self.connected and self._pid == os.getpid():
+        if self._pid == os.getpid():
             with suppress(OSError, ClientError):
                 self.end(*self.consumers.values())
                 self.ask(b"ping")
@@ -220,15 +193,16 @@ class Link:
 
     def close(self) -> None:
         """Its channels have no connection then: by that kombu knows them from those of the next."""
-        self.connected = False
+        self._lost("the connection is closed")
         for each in self.channels:
             each.connection = None
         self.channels.clear()
         self._socket.close()
 
     def _lost(self, why: str) -> ConnectionLost:
-        self.connected = False
-        return ConnectionLost(why)
+        lost = ConnectionLost(self._refusal or why)
+        self.fail(lost)
+        return lost
 
     def _wait(self, what: int, ends_s: float | None) -> bool:
         poll = select.poll()
@@ -238,8 +212,7 @@ class Link:
 
     def _read(self) -> bool:
         """Read what has come; whether there was anything."""
-        if not self.connected:
-            raise ConnectionLost("the connection is closed")
+        self.raise_if_closed()
         try:
             data = self._socket.recv(READ_BYTES)
         except _NOT_NOW:
@@ -248,19 +221,16 @@ class Link:
             raise self._lost(reason(error)) from None
         if not data:
             raise self._lost("the server closed the connection")
-        self._heard_s = time.monotonic()
-        for line in self._splitter.feed(data):
-            reply = requests.Reply.parse(line)
-            if self._answers.get(reply.request_id, reply) is None:
-                self._answers[reply.request_id] = reply
-            elif reply.request_id == b"-":
-                raise self._lost(requests.refusal(reply.text))
-            elif (consumer := self.consumers.get(reply.request_id)) is not None:
-                if reply.is_error:
-                    raise self._lost(f"a consumer has ended, error {requests.decoded(reply.text)}")
-                if not reply.text.startswith(b"--update "):
-                    consumer.held += consumer.acks
-                    self._deliveries.append((consumer, reply.text))
-        if self._splitter.too_long is not None:
-            raise self._lost("the peer sent a line longer than reply_bytes_max")
+        self.receive(data, time.monotonic())
         return True
+
+    def _reply(self, line: bytes) -> None:
+        request_id, _, rest = line.partition(b" ")
+        consumer = self.consumers.get(request_id)
+        if consumer is None or request_id in self._in_flight:
+            super()._reply(line)
+        elif not rest.startswith(b"ok "):
+            self._lost(f"a consumer has ended, {requests.decoded(rest)}")
+        elif not rest.startswith(b"ok --update "):
+            consumer.held += consumer.acks
+            self._deliveries.append((consumer, rest[3:]))

