@@ -72,7 +72,10 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
     b"receive": (b"q", (b"--limit=9", b"--lease=9", b"--wait=9"), b""),
     b"lease": (
         b"q -1.%d.1",
-        (b"--ack", b"--reject", b"--for=9", b"--delay=5", b"--dead", b"--reason=gone"),
+        (
+            *(b"--ack", b"--reject", b"--for=9", b"--undelivered"),
+            *(b"--delay=5", b"--dead", b"--reason=gone"),
+        ),
         b"",
     ),
     b"cancel": (b"q", (b"--all",), b"h%d"),

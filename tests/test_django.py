@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mqks import blocking
 from tests.postgres import Postgres
 from tests.server_process import ServerProcess
 from tests.waiting import WAIT_S, until
@@ -281,6 +282,24 @@ for queue in "outbox.full", "outbox.default":
 
 
 @pytest.mark.slow
+def test_what_others_publish_is_dead(project: tuple[ServerProcess, Path]) -> None:
+    """With the reason, and not taken again and again."""
+    server, path = project
+    odd = ("no json", "[]", '{"x": 1}', '{"run_after": 5, "arguments": [[], 1]}', "[" * 100_000)
+    run("add.enqueue(1, 2)", *project)
+    with worker(server, path), blocking.connect(server.url) as client:
+        for data in odd:
+            client.publish("tasks.default", data, confirm=True, mandatory=True)
+
+        def reasons() -> list[str]:
+            dead = [each for each in client.peek("dead") if each.data.decode() in odd]
+            return [str(each.dead_letter and each.dead_letter.why) for each in dead]
+
+        until(lambda: len(reasons()) == len(odd))
+        assert all(reason.startswith("this is no task") for reason in reasons())
+        client.purge("dead")
+
+
 def test_a_restart_of_the_broker_is_no_loss(project: tuple[ServerProcess, Path]) -> None:
     server, path = project
     file = path / "long"

@@ -160,7 +160,8 @@ class Api:
                 found = await client.receive(queue, timeout_s=wait_s + TIMEOUT_S, **options)
                 if await request.is_disconnected():
                     for each in found:
-                        await client.extend_lease(queue, each.lease or "", 0)
+                        words = queue, each.lease or "", "--undelivered"
+                        await client.request("lease", "--confirm", *words)
         finally:
             self._waits -= wait_s > 0
         return answer(200, {"messages": [_received(queue, each) for each in found]})

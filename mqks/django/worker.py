@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import connections, transaction
+from django.db import DataError, connections, transaction
 
 from mqks.client.blocking import BlockingConsumer
 from mqks.client.errors import InvalidRequest, QueueMissing, RequestFailed
@@ -97,7 +97,12 @@ class Worker:
         connections.close_all()
 
     def _handle(self, message: Message) -> None:
-        row = self._row(message)
+        try:
+            row = self._row(message.id, _told(message))
+        except (ValueError, TypeError, LookupError, RecursionError, DataError) as error:
+            _log.error("message %s is no task: %r", message.id, error)
+            message.reject(dead=True, reason=f"this is no task: {error!r}")
+            return
         if row.status == "SUCCESSFUL":  # Its ack was lost.
             message.ack()
             return
@@ -129,15 +134,28 @@ class Worker:
             _finished(row)
             message.ack()
 
-    def _row(self, message: Message) -> TaskRow:
+    def _row(self, task_id: str, told: dict[str, Any]) -> TaskRow:
         """The row of the task, also if the transaction of its enqueue has not ended."""
-        told: dict[str, Any] = message.json()
-        for key in ("enqueued_at", "run_after"):
-            told[key] = told[key] and datetime.fromisoformat(told[key])
         told |= {"backend": self.backend.alias, "queue_name": self.queue_name}
-        row: TaskRow = TaskRow.objects.get_or_create(id=message.id, defaults=told)[0]
+        row: TaskRow = TaskRow.objects.get_or_create(id=task_id, defaults=told)[0]
         row.relay_at = None
         return row
+
+
+def _told(message: Message) -> dict[str, Any]:
+    """The fields of a row. Raises ValueError, TypeError, LookupError, RecursionError for what
+    another program has published."""
+    told, run_after = message.json(), None
+    args, kwargs = told["arguments"]
+    if told["run_after"]:
+        run_after = datetime.fromisoformat(told["run_after"])
+    return {
+        "task_path": str(told["task_path"]),
+        "priority": max(-100, min(int(told["priority"]), 100)),
+        "arguments": [[*args], {**kwargs}],
+        "enqueued_at": datetime.fromisoformat(told["enqueued_at"]),
+        "run_after": run_after,
+    }
 
 
 def _failed(row: TaskRow, error: BaseException, *, final: bool) -> None:

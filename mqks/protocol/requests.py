@@ -164,6 +164,7 @@ class Lease(NamedTuple):
     ack: bool = False
     reject: bool = False
     for_us: int | None = None
+    undelivered: bool = False
     delay_us: int = 0
     dead: bool = False
     why: bytes = b""
@@ -759,8 +760,8 @@ def _move(source: bytes, to: bytes | None = None, **values: Any) -> Move:
 
 
 def _lease(queue: bytes, lease: bytes, **values: Any) -> Lease:
-    if not values.keys() & {"ack", "reject", "for_us"}:
-        raise BadRequest("--ack, --reject or --for is missing")
+    if not values.keys() & {"ack", "reject", "for_us", "undelivered"}:
+        raise BadRequest("--ack, --reject, --for or --undelivered is missing")
     if "reject" not in values and values.keys() & {"delay_us", "dead", "why"}:
         raise BadRequest("--delay, --dead and --reason are only possible with --reject")
     return Lease(queue, lease, **values)
@@ -985,8 +986,8 @@ _TABLE = (
     ),
     Action(
         "lease",
-        "{queue} {lease} [--ack|--reject|--for={seconds}] [--delay={seconds}|--dead] "
-        "[--reason={text}]",
+        "{queue} {lease} [--ack|--reject|--for={seconds}|--undelivered] "
+        "[--delay={seconds}|--dead] [--reason={text}]",
         _lease,
         OF_QUEUE,
         confirm_anywhere=True,

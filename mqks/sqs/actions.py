@@ -25,6 +25,7 @@ from mqks.sqs.errors import SqsError, invalid, missing, wrong
 from mqks.sqs.known import DEDUPLICATION_S, Known
 from mqks.sqs.queues import OWN, RANGES, Queue
 from mqks.sqs.tasks import source_of
+from mqks.users import Permissions
 
 BATCH_MAX: Final = 10
 BATCH_BYTES_MAX: Final = 1024 * 1024
@@ -37,7 +38,7 @@ Told = dict[str, Any]
 @dataclass(slots=True)
 class Actions:
     """One request: what it has, and what it needs. `open_client` gives the client of its user,
-    `may_read` says what that one sees."""
+    `permissions` says what that one may see."""
 
     action: str
     given: Told
@@ -46,7 +47,7 @@ class Actions:
     region: str
     known: Known
     open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]]
-    may_read: Callable[[bytes], bool]
+    permissions: Permissions
     user: str
     is_gone: Callable[[], Awaitable[bool]]
 
@@ -166,7 +167,8 @@ class Actions:
             found = await ask(wait_s=wait_s, timeout_s=wait_s + TIMEOUT_S)
             if wait_s and found and await self.is_gone():
                 for each in found:
-                    await client.extend_lease(queue.name, each.lease or "", 0)
+                    words = queue.name, each.lease or "", "--undelivered"
+                    await client.request("lease", "--confirm", *words)
         wanted = self.given.get("AttributeNames", [])
         wanted = wanted + self.given.get("MessageSystemAttributeNames", [])
         told = []
@@ -228,7 +230,9 @@ class Actions:
 
     async def cancel_message_move_task(self) -> Told:
         handle = self._needed("TaskHandle")
-        await self._of_arn("SourceArn", source_of(handle))
+        queue = await self._of_arn("SourceArn", source_of(handle))
+        if not self.permissions.may_consume(encoded(queue.name)):
+            raise SqsError("AccessDenied", f"no permission to consume {queue.name}", 403)
         return self.known.tasks.cancel(handle)
 
     # -- what they have in common
@@ -246,8 +250,8 @@ class Actions:
         """A queue, by default that of the request, as it is, if the user may read it."""
         name = name or queues.of_url(self.given.get("QueueUrl"))
         queue = await self.known.queue(name, is_fresh=True)
-        async with self.open_client() as client:
-            await client.request("range", queue.name)
+        if not self.permissions.may_read(encoded(name)):
+            raise SqsError("AccessDenied", f"no permission to read {queue.name}", 403)
         return queue
 
     async def _of_arn(self, parameter: str, arn: object) -> Queue:
@@ -292,7 +296,7 @@ class Actions:
             raise invalid("NextToken", token, "Not a token.") from None
         found = list[str]()
         async for row in self.known.rows(after, prefix):
-            if is_wanted(row) and self.may_read(encoded(row["name"])):
+            if is_wanted(row) and self.permissions.may_read(encoded(row["name"])):
                 found.append(row["name"])
                 if len(found) > (most or PAGE_ROWS):
                     break

@@ -109,7 +109,7 @@ class Sqs:
                 _region(request),
                 self._known,
                 partial(self._clients.of, credentials),
-                user.permissions.may_read,
+                user.permissions,
                 user.name,
                 request.is_disconnected,
             )

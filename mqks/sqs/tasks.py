@@ -21,6 +21,7 @@ from mqks.limits import SQS_TASKS_MAX
 from mqks.sqs.errors import SqsError, invalid
 
 _STEP: Final = 1000
+_TO_MOVE: Final = "ApproximateNumberOfMessagesToMove"
 _MOVED: Final = "ApproximateNumberOfMessagesMoved"
 Task = dict[str, Any]
 """As it is listed."""
@@ -66,10 +67,12 @@ class MoveTasks:
         note: Callable[[Task], Awaitable[None]],
     ) -> None:
         rate, count = task.get("MaxNumberOfMessagesPerSecond"), 1
+        left = task[_TO_MOVE]  # Letters that come back meanwhile are left.
         try:
-            while count and task["Status"] == "RUNNING":
-                count = await redrive(rate or _STEP)
+            while count and left and task["Status"] == "RUNNING":
+                count = await redrive(min(rate or _STEP, left))
                 task[_MOVED] += count
+                left -= count
                 await anyio.sleep(1 if rate and count else 0)
             task["Status"] = "COMPLETED" if task["Status"] == "RUNNING" else "CANCELLED"
         except Exception as failure:  # Told to whoever asks.

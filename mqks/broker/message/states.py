@@ -32,6 +32,8 @@ class Event(StrEnum):
     RELEASE = "release"
     LOSS = "loss"
     """Its consumer was lost, or did not ack it in time."""
+    UNDELIVERED = "lease --undelivered"
+    """Nobody has got the reply."""
     END = "end of the consumer, touch --for=0"
     DELAY = "reject --delay, release --delay"
     BACKOFF = "backoff"
@@ -76,6 +78,7 @@ AFTER: Final = {
     (State.READY, Event.DELETION): State.NONE,
     (State.UNACKED, Event.REJECT): State.READY,
     (State.UNACKED, Event.RELEASE): State.READY,
+    (State.UNACKED, Event.UNDELIVERED): State.READY,
     (State.UNACKED, Event.LOSS): State.READY,
     (State.UNACKED, Event.END): State.READY,
     (State.UNACKED, Event.DELAY): State.SCHEDULED,

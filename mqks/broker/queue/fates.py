@@ -31,6 +31,7 @@ _COUNTED: Final[dict[Event, Callable[[Mark], Mark]]] = {
     Event.LOSS: Mark.lost,
     Event.END: Mark.returned,
     Event.RELEASE: Mark.released,
+    Event.UNDELIVERED: Mark.released,
 }
 """The mark after a consumer has returned the message."""
 

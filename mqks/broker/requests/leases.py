@@ -104,7 +104,9 @@ def _give_back(broker: Broker, wanted: Lease) -> Work[int]:
     queue.lane.marks[number] = mark._replace(
         retry=mark.retry - 1, due_us=0, keeps_place=False, id_crc=0
     )
-    event = Event.KILL if wanted.dead else Event.REJECT if wanted.reject else Event.END
+    event = Event.UNDELIVERED if wanted.undelivered else Event.END
+    if wanted.reject:
+        event = Event.KILL if wanted.dead else Event.REJECT
     queue.give_back([(number, lines[number])], event, wanted.delay_us, why=wanted.why)
     yield from _tidied(queue)
     return 1
