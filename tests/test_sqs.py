@@ -350,7 +350,7 @@ def asked(server: ServerProcess, path: str = "/", **form: str) -> tuple[int, Ele
     return status, ElementTree.fromstring(re.sub(rb' xmlns="[^"]*"', b"", text))
 
 
-def test_the_query_protocol(server: ServerProcess, sqs: Sqs) -> None:
+def test_the_query_protocol(server: ServerProcess, sqs: Sqs, client: BlockingClient) -> None:
     form = {
         "Attribute.1.Name": "VisibilityTimeout",
         "Attribute.1.Value": "9",
@@ -387,6 +387,9 @@ def test_the_query_protocol(server: ServerProcess, sqs: Sqs) -> None:
     assert first.find("Attribute/Name") is not None
     handle = first.findtext("ReceiptHandle") or ""
     assert asked(server, path, Action="DeleteMessage", ReceiptHandle=handle)[0] == 200
+    client.publish("e", "x", to="q", id="not\x01xml", confirm=True)
+    [odd] = asked(server, path, Action="ReceiveMessage")[1].iter("MessageId")
+    assert odd.text == "not\ufffdxml"
     purged = asked(server, path, Action="PurgeQueue")[1]
     assert [each.tag for each in purged] == ["ResponseMetadata"]
     none = asked(server, path, Action="ReceiveMessage")[1].find("ReceiveMessageResult")
@@ -412,6 +415,9 @@ def test_errors_are_those_of_sqs(sqs: Sqs) -> None:
         "InvalidAttributeValue": lambda: new(sqs, "r", DelaySeconds="901"),
         "InvalidParameterValue": lambda: create(QueueName="a b"),
         "ReceiptHandleIsInvalid": lambda: sqs.delete_message(QueueUrl=url, ReceiptHandle="x"),
+        "AWS.SimpleQueueService.BatchRequestTooLong": lambda: sqs.send_message_batch(
+            QueueUrl=url, Entries=[{"Id": n, "MessageBody": "é" * (MIB // 3)} for n in "ab"]
+        ),
         "AWS.SimpleQueueService.EmptyBatchRequest": lambda: sqs.send_message_batch(
             QueueUrl=url, Entries=[]
         ),

@@ -149,7 +149,8 @@ class Actions:
         return await self._one(self._send)
 
     async def send_message_batch(self) -> Told:
-        size = sum(len(str(each.get("MessageBody"))) for each in self.given.get("Entries", []))
+        bodies = [str(each.get("MessageBody")) for each in self.given.get("Entries", [])]
+        size = sum(len(body.encode("utf-8", "replace")) for body in bodies)
         if size > BATCH_BYTES_MAX:
             reason = f"Batch requests cannot be longer than {BATCH_BYTES_MAX} bytes."
             raise SqsError("BatchRequestTooLong", f"{reason} You have sent {size} bytes.")

@@ -17,6 +17,7 @@ from mqks.client.messages import PeekedMessage
 from mqks.protocol.meta import LETTER
 from mqks.sqs.errors import SqsError, invalid, missing, wrong
 from mqks.sqs.queues import ACCOUNT, OWN, Queue, arn
+from mqks.sqs.wire import NO_XML
 
 ATTRIBUTES_MAX: Final = 10
 PLAIN_BYTES_MAX: Final = 3072
@@ -29,7 +30,6 @@ _NAMED, _TYPE = f"{OWN}attribute.", f"{OWN}type."
 _TRACE: Final = "AWSTraceHeader"
 _NAME: Final = re.compile(r"(?!(?i:aws|amazon)\.)(?!\.)(?!.*(?:\.\.|\.$))[A-Za-z0-9_.-]{1,256}")
 _KIND: Final = re.compile(r"(String|Number|Binary)(?:\.[A-Za-z0-9_.-]*)?")
-_NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ID: Final = re.compile(r"[!-~]{1,128}")
 Attributes = dict[str, tuple[str, bytes]]
 """Type and value of each."""
@@ -63,7 +63,7 @@ def outgoing(queue: Queue, given: Mapping[str, Any], delay_s: int | None) -> Out
     body = given.get("MessageBody")
     if not isinstance(body, str) or not body:
         raise missing("MessageBody")
-    if _NO_XML.search(body):
+    if NO_XML.search(body):
         raise SqsError("InvalidMessageContents", "The body has characters that XML cannot have.")
     data = body.encode()
     attributes = _checked(given.get("MessageAttributes"))
@@ -139,7 +139,7 @@ def _checked(given: Any) -> Attributes:
                 float(text)
         except ValueError:
             raise wrong(f"Can't cast the value of {which[4:]} to a {base[1].lower()}.") from None
-        if not raw or _NO_XML.search(text):
+        if not raw or NO_XML.search(text):
             raise wrong(f"{which} must contain a non-empty value of its type.")
         found[name] = kind, raw
     return found
@@ -166,9 +166,9 @@ def _of_meta(meta: Mapping[str, str]) -> Attributes:
             if kind.startswith("Binary"):
                 with suppress(ValueError):  # Those of others are any text.
                     raw = b64decode(raw, validate=True)
-            elif _NO_XML.search(value):
+            elif NO_XML.search(value):
                 kind = "Binary"
-            found[_NO_XML.sub("\ufffd", name)] = _NO_XML.sub("\ufffd", kind), raw
+            found[NO_XML.sub("\ufffd", name)] = NO_XML.sub("\ufffd", kind), raw
     return found
 
 
@@ -195,7 +195,7 @@ def _unpacked(told: bytes) -> Attributes:
         name, kind = piece().decode("ascii", "replace"), piece().decode("ascii", "replace")
         at += 1
         raw = piece()
-        is_text = not _NO_XML.search(raw.decode("utf-8", "replace"))
+        is_text = not NO_XML.search(raw.decode("utf-8", "replace"))
         base = _KIND.fullmatch(kind) if _NAME.fullmatch(name) else None
         if base and (is_text or base[1] == "Binary"):
             found[name] = kind, raw
@@ -226,7 +226,7 @@ def incoming(
         body = data.decode()
     except UnicodeDecodeError:
         body = "\0"
-    if is_encoded := _NO_XML.search(body) is not None:
+    if is_encoded := NO_XML.search(body) is not None:
         body = b64encode(data).decode()
     system = {
         "ApproximateFirstReceiveTimestamp": str(round(first_s * 1000)),

@@ -4,6 +4,7 @@ The one rule: an action gets and gives what the JSON protocol has; Query is tran
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
@@ -12,6 +13,7 @@ from xml.sax.saxutils import escape
 from mqks.sqs.errors import SqsError
 
 _XMLNS: Final = "http://queue.amazonaws.com/doc/2012-11-05/"
+NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _FIELDS_MAX, _DEPTH_MAX = 2000, 8
 _NAMES_MAX: Final = 100
 """Names of attributes in a list."""
@@ -158,6 +160,6 @@ def _xml(name: str, value: Any, action: str) -> str:
     if isinstance(value, dict):
         inner = "".join(_xml(key, each, action) for key, each in value.items())
     else:
-        text = str(value).lower() if isinstance(value, bool) else str(value)
+        text = str(value).lower() if isinstance(value, bool) else NO_XML.sub("\ufffd", str(value))
         inner = escape(text, {"\r": "&#xD;"})
     return f"<{name}>{inner}</{name}>"
