@@ -2,12 +2,15 @@
 
 import base64
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from http.client import HTTPResponse
 from pathlib import Path
+from select import select
 from socket import SO_RCVBUF, SOL_SOCKET, create_connection, socket
 from typing import Any
 from urllib.parse import urlsplit
@@ -103,23 +106,33 @@ def test_a_text_may_look_like_many_values(server: ServerProcess) -> None:
     assert message["Body"] == body
 
 
-def test_a_length_beside_a_transfer_encoding_says_nothing(server: ServerProcess) -> None:
-    """Bodies of unknown length are as long as they can be: only so many are let in."""
+def test_bodies_are_counted_as_they_come(server: ServerProcess) -> None:
+    """Not as they are announced: a length says nothing, least of all beside an encoding."""
     place = urlsplit(base_of(server))
     head = b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: AmazonSQS.SendMessage\r\n"
-    head += b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
     with ExitStack() as stack:
-        for _ in range(API_BODIES_BYTES_MAX // SQS_REQUEST_BYTES_MAX):
-            stack.enter_context(create_connection((place.hostname, place.port))).sendall(head)
 
-        def is_refused() -> bool:
-            with create_connection((place.hostname, place.port)) as last:
-                last.sendall(head + b"0\r\n\r\n")
-                answer = HTTPResponse(last)
-                answer.begin()
-                return answer.status == 503
+        def begun(more: bytes) -> socket:
+            peer = stack.enter_context(create_connection((place.hostname, place.port)))
+            with suppress(ConnectionError):  # It may be refused before all is sent.
+                peer.sendall(head + more)
+            return peer
 
-        until(is_refused)
+        for _ in range(40):
+            begun(b"Content-Length: %d\r\n\r\n" % SQS_REQUEST_BYTES_MAX)
+        given = {"QueueUrl": "q", "MessageBody": "x"}
+        assert ask(server, "SendMessage", given)[0] == 200
+        size = SQS_REQUEST_BYTES_MAX - 1
+        chunked = b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n" % (size + 1)
+        peers = [
+            begun(chunked + b"x" * size)
+            for _ in range(API_BODIES_BYTES_MAX // SQS_REQUEST_BYTES_MAX + 2)
+        ]
+        until(lambda: select(peers, [], [], 0)[0])
+        refused = select(peers, [], [], 0)[0][0]
+        answer = HTTPResponse(refused)
+        answer.begin()
+        assert answer.status == 503
 
 
 def test_names_of_others_hide_no_queue(server: ServerProcess, client: LineClient) -> None:
@@ -191,3 +204,56 @@ def test_who_does_not_read_is_closed(server: ServerProcess) -> None:
         until(lambda: len([*files.iterdir()]) < before + 10)
     [message] = ask(server, "ReceiveMessage", {"QueueUrl": "q"})[1]["Messages"]
     assert message["Body"] == body
+
+
+def test_who_goes_while_waiting_uses_up_no_delivery(tmp_path: Path) -> None:
+    """With one delivery allowed, what came next would be dead, and nobody would have seen it."""
+    flags = ("--sqs-port", "0", "--api-port", "0")
+    with (
+        ServerProcess(tmp_path / "mqks.db", *flags) as server,
+        LineClient(server.address) as client,
+    ):
+        policy = json.dumps({"deadLetterTargetArn": "arn:aws:sqs:r:0:dead", "maxReceiveCount": 1})
+        ask(server, "CreateQueue", {"QueueName": "dead"})
+        ask(server, "CreateQueue", {"QueueName": "q", "Attributes": {"RedrivePolicy": policy}})
+        given = b'{"QueueUrl": "q", "WaitTimeSeconds": 20}'
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: AmazonSQS.ReceiveMessage\r\n"
+        head += b"Content-Length: %d\r\n\r\n" % len(given)
+        for port, request in (
+            ("sqs", head + given),
+            ("api", b"POST /queues/q/receive?wait=20 HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+        ):
+            place = urlsplit(
+                until(lambda: re.search(rf"address={port}:(http://\S+)", server.log))[1]
+            )
+            with create_connection((place.hostname, place.port)) as worker:
+                worker.sendall(request)
+                waiting = b'"receivers": 1'
+                until(lambda: waiting in client.ask(b"s stats"))
+        assert ask(server, "SendMessage", {"QueueUrl": "q", "MessageBody": "x"})[0] == 200
+        receive = {"QueueUrl": "q", "WaitTimeSeconds": 20}
+        [message] = ask(server, "ReceiveMessage", receive)[1]["Messages"]
+        assert message["Body"] == "x"
+
+
+def test_a_move_task_ends(server: ServerProcess, client: LineClient) -> None:
+    """Though its letters come back."""
+    flags = b"--messages-max=1 --overflow=drop --dead-letters=dead"
+    assert client.ask(b"x set_queue --confirm dead") == b"x ok "
+    assert client.ask(b"x set_queue --confirm work " + flags) == b"x ok "
+    client.send(b"".join(b"m%d publish --to=work e x\n" % number for number in range(50)))
+    assert client.ask(b"m publish --confirm --to=work e x") == b"m ok "
+    source = {"SourceArn": "arn:aws:sqs:r:0:dead"}
+    until(lambda: ask(server, "StartMessageMoveTask", source)[0] == 200)
+
+    def last() -> Any:
+        return ask(server, "ListMessageMoveTasks", source)[1]["Results"][0]
+
+    until(lambda: last()["Status"] == "COMPLETED")
+    assert last()["ApproximateNumberOfMessagesMoved"] <= 50
+
+
+def test_many_look_at_once(server: ServerProcess) -> None:
+    with ThreadPoolExecutor(60) as pool:
+        looks = pool.map(lambda _: ask(server, "GetQueueUrl", {"QueueName": "q"}), range(240))
+        assert {status for status, _ in looks} == {200}

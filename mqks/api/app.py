@@ -141,10 +141,8 @@ class Api:
 
     async def _publish(self, request: Request) -> Response:
         credentials, event, options = self._credentials(request), _name(request), _options(request)
-        with self._bodies.room(request):
-            body = await self._bodies.read(request)
-            async with self._clients.of(credentials) as client:
-                message_id = await client.publish(event, body, confirm=True, **options)
+        async with self._bodies.read(request) as body, self._clients.of(credentials) as client:
+            message_id = await client.publish(event, body, confirm=True, **options)
         return answer(200, {"id": message_id})
 
     async def _receive(self, request: Request) -> Response:
@@ -152,8 +150,8 @@ class Api:
         queue, wait_s = _name(request, behind=1), options.get("wait_s", 0)
         if wait_s and self._waits >= API_WAITS_MAX:
             raise HTTPException(503, f"the limit of {API_WAITS_MAX} waiting requests is reached")
-        with self._bodies.room(request):
-            await self._bodies.read(request)
+        async with self._bodies.read(request):
+            pass
         self._waits += wait_s > 0
         try:
             async with self._clients.of(credentials) as client:

@@ -1,10 +1,10 @@
 """Bodies of requests, which are in memory until they are stored.
 
-The one rule: there is room for a body before it is read.
+The one rule: what has come in is counted, not what a request says.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import anyio
 from starlette.exceptions import HTTPException
@@ -21,32 +21,29 @@ class Bodies:
         self._too_long = too_long
         self._bytes = 0
 
-    @contextmanager
-    def room(self, request: Request) -> Iterator[None]:
-        """Bodies are in memory from here until they are stored. Raises HTTPException."""
-        is_unknown = "transfer-encoding" in request.headers  # Then a length says nothing.
-        size = self.bytes_max if is_unknown else int(request.headers.get("content-length", 0))
-        if size > self.bytes_max:
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """The body, which counts from its first chunk to the end of the block. Raises
+        HTTPException."""
+        if int(request.headers.get("content-length", 0)) > self.bytes_max:
             raise HTTPException(413, self._too_long)
-        if self._bytes and self._bytes + size > API_BODIES_BYTES_MAX:
-            raise HTTPException(
-                503, "too many messages are being published; try again", {"Retry-After": "1"}
-            )
-        self._bytes += size
-        try:
-            yield
-        finally:
-            self._bytes -= size
-
-    async def read(self, request: Request) -> bytes:
-        """Raises HTTPException."""
         body = bytearray()
         try:
-            with anyio.fail_after(API_BODY_S):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > self.bytes_max:
-                        raise HTTPException(413, self._too_long)
-        except TimeoutError:
-            raise HTTPException(408, f"the body took more than {API_BODY_S:g} s") from None
-        return bytes(body)
+            try:
+                with anyio.fail_after(API_BODY_S):
+                    async for chunk in request.stream():
+                        self._bytes += len(chunk)
+                        body += chunk
+                        self._check(len(body))
+            except TimeoutError:
+                raise HTTPException(408, f"the body took more than {API_BODY_S:g} s") from None
+            yield bytes(body)
+        finally:
+            self._bytes -= len(body)
+
+    def _check(self, size: int) -> None:
+        if size > self.bytes_max:
+            raise HTTPException(413, self._too_long)
+        if size < self._bytes > API_BODIES_BYTES_MAX:
+            reason = "too many messages are being published; try again"
+            raise HTTPException(503, reason, {"Retry-After": "1"})

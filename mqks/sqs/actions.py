@@ -245,15 +245,18 @@ class Actions:
 
     async def _queue(self, *, is_fresh: bool = False) -> Queue:
         """The queue of the request, by default as it was a second ago at most. Raises SqsError."""
-        return await self.known.queue(queues.of_url(self.given.get("QueueUrl")), is_fresh=is_fresh)
+        return await self._known(queues.of_url(self.given.get("QueueUrl")), is_fresh=is_fresh)
 
     async def _seen(self, name: str = "") -> Queue:
         """A queue, by default that of the request, as it is, if the user may read it."""
         name = name or queues.of_url(self.given.get("QueueUrl"))
-        queue = await self.known.queue(name, is_fresh=True)
+        return await self._known(name, is_fresh=True)
+
+    async def _known(self, name: str, *, is_fresh: bool) -> Queue:
+        """A queue, if the user may read it: else nobody says whether it exists. Raises SqsError."""
         if not self.permissions.may_read(encoded(name)):
-            raise SqsError("AccessDenied", f"no permission to read {queue.name}", 403)
-        return queue
+            raise SqsError("AccessDenied", f"no permission to read {name}", 403)
+        return await self.known.queue(name, is_fresh=is_fresh)
 
     async def _of_arn(self, parameter: str, arn: object) -> Queue:
         try:
@@ -279,6 +282,8 @@ class Actions:
     async def _check_redrive(self, name: str, attributes: Mapping[str, str]) -> None:
         if text := attributes.get("RedrivePolicy"):
             target = queues.redrive(text)[0]
+            if not self.permissions.may_read(encoded(target)):
+                raise SqsError("AccessDenied", f"no permission to read {target}", 403)
             if not await self.known.exists(target):
                 raise invalid("RedrivePolicy", text, "Dead letter target does not exist.")
             queue = await self.known.queue(target, is_fresh=True)

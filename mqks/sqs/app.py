@@ -93,8 +93,7 @@ class Sqs:
         return Response(content, 200, headers, kind)
 
     async def _told(self, request: Request) -> tuple[Call, dict[str, Any] | None]:
-        with self._bodies.room(request):
-            body = await self._bodies.read(request)
+        async with self._bodies.read(request) as body:
             read = partial(self._read, request, body)
             is_large = len(body) > LARGE_BYTES
             user, call = await anyio.to_thread.run_sync(read) if is_large else read()
