@@ -738,10 +738,7 @@ class AsyncMessages(Messages):
 class AsyncTransaction(Step):
     """See `AsyncClient.transaction`."""
 
-    def __init__(self, client: AsyncClient, timeout_s: float | None) -> None:
-        super().__init__(client._session.new_id, client._session.to_json)
-        self._client = client
-        self._timeout_s = timeout_s
+    _client: AsyncClient
 
     async def __aenter__(self) -> Self:
         return self

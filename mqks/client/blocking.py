@@ -736,10 +736,7 @@ class BlockingMessages(Messages):
 class BlockingTransaction(Step):
     """See `BlockingClient.transaction`."""
 
-    def __init__(self, client: BlockingClient, timeout_s: float | None) -> None:
-        super().__init__(client._session.new_id, client._session.to_json)
-        self._client = client
-        self._timeout_s = timeout_s
+    _client: BlockingClient
 
     def __enter__(self) -> Self:
         return self

@@ -14,11 +14,13 @@ from mqks.client.messages import Message, Settle, settled
 
 @strict("reject")
 class Step:
-    """Requests that take effect together. `new_id` gives ids, `to_json` writes JSON."""
+    """Requests of a client that take effect together."""
 
-    def __init__(self, new_id: Callable[[], bytes], to_json: Callable[[object], str]) -> None:
-        self._new_id = new_id
-        self._to_json = to_json
+    def __init__(self, client: Any, timeout_s: float | None) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self._new_id: Callable[[], bytes] = client._session.new_id
+        self._to_json: Callable[[object], str] = client._session.to_json
         self._lines: list[bytes] = []
         self._settled: list[tuple[Message, Settle]] = []
 

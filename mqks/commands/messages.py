@@ -15,7 +15,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from itertools import chain
 from itertools import count as count_from
@@ -307,35 +307,30 @@ def consume(
     if out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
     rule = False if delete_queue_when_unused is None else delete_queue_when_unused
-    with ExitStack() as stack:
-        client = stack.enter_context(connected(url, client_name=client_name))
+    plain, numbers = _shown if sys.stdout.isatty() else _raw, count_from(1)
+
+    def form(message: "Message") -> bytes:
+        if out is not None:
+            return _saved(Path(out), next(numbers), message)
+        return _json(message, meta=meta) if as_json else plain(message.data)
+
+    with connected(url, client_name=client_name) as client:
         if not create:
             check_queue(client, queue, "; --create creates it")
-        consumer = stack.enter_context(
-            client.consume(
-                queue,
-                [*(events or ()), *(add or ())],
-                masks=add_mask or (),
-                replace=replace,
-                create=create,
-                auto_ack=not manual_ack,
-                delete_when_unused=rule,
-                prefetch=prefetch,
-                ack_timeout_s=ack_timeout,
-                meta=meta,
-            )
-        )
-        note_stars(events, add)
-        plain = _shown if sys.stdout.isatty() else _raw
-
-        numbers = count_from(1)
-
-        def form(message: "Message") -> bytes:
-            if out is not None:
-                return _saved(Path(out), next(numbers), message)
-            return _json(message, meta=meta) if as_json else plain(message.data)
-
-        _Output(consumer).run(form, count, timeout, consumer.ack if manual_ack else None)
+        with client.consume(
+            queue,
+            [*(events or ()), *(add or ())],
+            masks=add_mask or (),
+            replace=replace,
+            create=create,
+            auto_ack=not manual_ack,
+            delete_when_unused=rule,
+            prefetch=prefetch,
+            ack_timeout_s=ack_timeout,
+            meta=meta,
+        ) as consumer:
+            note_stars(events, add)
+            _Output(consumer).run(form, count, timeout, consumer.ack if manual_ack else None)
 
 
 def _check_quiet(timeout_s: float | None) -> None:
