@@ -51,12 +51,15 @@ def hello_world(address: tuple[str, int]) -> None:
 
 
 def page(url: str) -> None:
-    """Fetch the web page."""
+    """Fetch the web page, and the files that it is made of."""
     with urlopen(url, timeout=TIMEOUT_S) as answer:
         text = answer.read().decode()
-    if "<h1>Overview</h1>" not in text:
+    files = re.findall(r'"(/static/[^"]+)"', text)
+    if "<h1>Overview</h1>" not in text or not files:
         sys.exit("this is not the web page")
-    print(f"  the web page: {len(text)} characters")
+    for file in files:
+        urlopen(url.rstrip("/") + file, timeout=TIMEOUT_S).close()
+    print(f"  the web page: {len(text)} characters, {len(files)} files")
 
 
 def main(mqks: str, directory: str) -> None:

@@ -222,6 +222,10 @@ HTTP_CONNECTIONS_MAX: Final = 256
 """Connections at once to the port of metrics and health; for one more the oldest that waits for its
 peer is closed."""
 
+HTTP_UNREAD_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of answers that the peers of one port have yet to read, together; for more, who has read nothing
+for longest is closed."""
+
 API_BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bodies of the HTTP API that are read or not stored yet, together. A longer one is read alone."""
 

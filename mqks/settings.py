@@ -409,10 +409,6 @@ class Setting:
         return flag_of(self.name)
 
     @property
-    def variable(self) -> str:
-        return variable_of(self.name)
-
-    @property
     def choices(self) -> tuple[str, ...]:
         """The allowed words; empty if the type alone decides."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
@@ -506,17 +502,7 @@ def load(
     environ: Mapping[str, str],
     config: Path | None = None,
 ) -> Settings:
-    """Return the settings; otherwise like `gather`."""
-    return gather(flags, environ, config)[0]
-
-
-def gather(
-    flags: Mapping[str, object],
-    environ: Mapping[str, str],
-    config: Path | None = None,
-) -> tuple[Settings, dict[str, str]]:
-    """Return the settings, and the places of those that are not defaults. A flag takes precedence
-    over a variable, a variable over mqks.toml.
+    """Return the settings. A flag takes precedence over a variable, a variable over mqks.toml.
 
     `flags` maps names of settings to values, None for a flag not given. `config` is the file;
     without it the variable MQKS_CONFIG names it, or ./mqks.toml is read if it exists.
@@ -524,10 +510,10 @@ def gather(
     Raises ConfigurationError, with the place and the reason, also for a bad value that a
     stronger place would have hidden. It has all mistakes.
     """
-    settings, places, mistakes = collect(flags, environ, config)
+    settings, _, mistakes = collect(flags, environ, config)
     if mistakes:
         raise ConfigurationError(*mistakes)
-    return settings, places
+    return settings
 
 
 def collect(
@@ -535,7 +521,8 @@ def collect(
     environ: Mapping[str, str],
     config: Path | None = None,
 ) -> tuple[Settings, dict[str, str], list[str]]:
-    """The same, with all mistakes: an invalid setting has its default."""
+    """The same, with the places of those that are not defaults, and with all mistakes: an invalid
+    setting has its default."""
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     mistakes: list[str] = []
@@ -546,11 +533,7 @@ def collect(
         except ConfigurationError as error:
             mistakes.append(str(error))
     tables, of_tables = _queue_tables(file, table.pop("queue", []))
-    for place, setting, value in (
-        *_from_file(file, table),
-        *_from_environ(environ),
-        *_from_flags(flags),
-    ):
+    for place, setting, value in _given(file, table, environ, flags):
         if isinstance(setting, str):
             mistakes.append(f"{place}: {setting}")
             continue
@@ -618,10 +601,6 @@ def _share_memory(values: dict[str, Any], places: dict[str, str]) -> None:
             part = max(SHARE_BYTES_MIN, values["memory_bytes"] // setting.about.share)
             if part < setting.default:
                 values[name], places[name] = part, "memory_bytes"
-
-
-_Given = tuple[str, Setting | str, object]
-"""The place, the setting or what is wrong with its name, the value."""
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -710,44 +689,33 @@ def _bad_queue_names(settings: Settings, tables: Iterable[QueueTable]) -> Iterat
             )
 
 
-def _from_file(path: Path | None, table: Mapping[str, Any]) -> Iterator[_Given]:
+def _given(
+    path: Path | None,
+    table: Mapping[str, Any],
+    environ: Mapping[str, str],
+    flags: Mapping[str, object],
+) -> Iterator[tuple[str, Setting | str, object]]:
+    """The place, the setting or what is wrong with its name, the value; the strongest last."""
     for key, value in table.items():
         yield f"{path}: {key}", _known(SETTINGS, key), value
-
-
-def _from_environ(environ: Mapping[str, str]) -> Iterator[_Given]:
-    known = {setting.variable: setting for setting in SETTINGS.values()}
-    for variable, value in environ.items():
+    known = {variable_of(name): setting for name, setting in SETTINGS.items()}
+    for variable, text in environ.items():
         if variable.startswith("MQKS_") and variable not in _OTHER_VARIABLES:
-            yield variable, _known(known, variable), value
-
-
-def _from_flags(flags: Mapping[str, object]) -> Iterator[_Given]:
-    known = {setting.flag: setting for setting in SETTINGS.values()}
+            yield variable, _known(known, variable), text
+    known = {flag_of(name): setting for name, setting in SETTINGS.items()}
     for name, value in flags.items():
         if value is not None:
-            setting = _known(known, flag_of(name))
-            yield flag_of(name), setting, value
+            yield flag_of(name), _known(known, flag_of(name)), value
 
 
 def _known(settings: Mapping[str, T], key: str) -> T | str:
     """The setting with this name, or what is wrong with the name."""
     if key in settings:
         return settings[key]
-    if new := _renamed(key):
-        return f"this setting was renamed. Write {new}"
+    for form in (str, variable_of, flag_of):
+        if new := {form(old): form(new) for old, new in RENAMED.items()}.get(key):
+            return f"this setting was renamed. Write {new}"
     return "unknown setting" + did_you_mean(key, settings)
-
-
-def _renamed(key: str) -> str:
-    """The new name of a setting, written as `key` is: as a flag, as a variable or as in mqks.toml;
-    empty if it was not renamed."""
-    forms = [
-        RENAMED,
-        {variable_of(old): variable_of(new) for old, new in RENAMED.items()},
-        {flag_of(old): flag_of(new) for old, new in RENAMED.items()},
-    ]
-    return next((form[key] for form in forms if key in form), "")
 
 
 def _mistakes_together(settings: Settings, places: Mapping[str, str]) -> Iterator[str]:

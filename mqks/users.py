@@ -35,18 +35,6 @@ _HASH_BYTES: Final = 32
 class Permissions:
     """What one user may do."""
 
-    __slots__ = (
-        "admin",
-        "consumes",
-        "eval",
-        "may_bind",
-        "may_bind_mask",
-        "may_consume",
-        "may_publish",
-        "may_read",
-        "monitoring",
-    )
-
     def __init__(
         self,
         publish: Iterable[str] = (),
@@ -138,15 +126,7 @@ class User:
 
     def permissions(self) -> Permissions:
         """Raises BadRequest for a mask that is too long."""
-        return Permissions(
-            self.publish,
-            self.consume,
-            self.bind,
-            read=self.read,
-            monitoring=self.monitoring,
-            admin=self.admin,
-            eval=self.eval,
-        )
+        return Permissions(**{key: getattr(self, key) for key in _SHOWN if key != "name"})
 
     def line(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False) + "\n"

@@ -80,7 +80,7 @@ class BareWorld(Played):
         shared, due_s = self.broker.shared, self.broker.schedule.next_s()
         is_due = due_s is not None and due_s <= self.now_s
         left = self.broker.pending or self.broker.flow.touched or self.broker.expelled
-        return is_due or self.broker.has_work or bool(left or shared.fetches)
+        return is_due or self.broker.has_work or bool(left or shared.wanted.fetches)
 
     def received(self, name: str) -> bytes:
         """Drain what has been sent to it so far."""

@@ -50,7 +50,7 @@ def pytest_sessionstart() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONGEST = "tests/test_pipeline_", "tests/test_power_cut"
+LONGEST = "tests/test_pipeline_", "tests/test_power_cut", "tests/test_compiled"
 """Beginnings of files that take long, and so begin first. The first are those that start JVMs."""
 
 

@@ -507,7 +507,7 @@ async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[s
         if works:
             await _work(journal, broker)
     finally:
-        await journal.close()
+        await journal.store.close()
     return state, told
 
 

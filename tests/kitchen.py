@@ -14,7 +14,6 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from mqks import BlockingClient, blocking
@@ -67,18 +66,13 @@ class Program:
             thread.join(WAIT_S)
         return code
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.end(signal.SIGKILL)
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         self.process.stdout.close()
         self.process.stderr.close()
-        if error is not None:
+        if isinstance(error, BaseException):
             error.add_note(f"{self._name} has printed {self.lines} and {''.join(self.errors)}")
 
 

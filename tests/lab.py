@@ -80,8 +80,8 @@ class Lab(Played):
         due_s = broker.schedule.next_s()
         return not (
             broker.has_work
-            or broker.shared.fetches
-            or broker.shared.page_requests
+            or broker.shared.wanted.fetches
+            or broker.shared.wanted.pages
             or self.pages
             or self.fetched
             or self.in_flight

@@ -137,7 +137,7 @@ class Played:
     def fetch(self) -> None:
         """Messages that are wanted from disk are read; the answers are on their way."""
         shared = self.broker.shared
-        fetches, shared.fetches = shared.fetches, []
+        fetches, shared.wanted.fetches = shared.wanted.fetches, []
         for fetch in fetches:
             there = fetch.queue.id in self.disk.queues
             lines = self.disk.fetch(fetch.queue.id, fetch.numbers) if there else {}
@@ -147,7 +147,7 @@ class Played:
         """The same with pages besides."""
         self.fetch()
         shared = self.broker.shared
-        wanted, shared.page_requests = shared.page_requests, []
+        wanted, shared.wanted.pages = shared.wanted.pages, []
         for queue in wanted:
             first = queue.lane.page_first
             is_there = first is not None and queue.id in self.disk.queues

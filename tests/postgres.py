@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urlencode
 
@@ -223,14 +222,9 @@ class Postgres:
         """The path of its Unix socket."""
         return f"{self._directory}/.s.PGSQL.5432"
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
-            if error is not None:
+            if isinstance(error, BaseException):
                 error.add_note(f"PostgreSQL's log:\n{self.log[-4000:]}")
             self.stop()
         finally:

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, cast
 
 from mqks.testing import BrokerProcess
@@ -92,12 +91,7 @@ class ServerProcess(BrokerProcess):
         finally:
             os.kill(self.pid, signal.SIGCONT)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.kill()
         super().__exit__(kind, error, trace)
 

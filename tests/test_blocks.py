@@ -17,13 +17,17 @@ from mqks.broker.queue.blocks import MESSAGE_OVERHEAD_BYTES, Blocks
 from tests.compiled import patches_modules
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from("aaaddioottppccsff"), st.integers(0, 9), st.integers(0, 60)),
+    st.tuples(st.sampled_from("aaaddioottppmmmccsff"), st.integers(0, 9), st.integers(0, 60)),
     max_size=60,
 )
 
 
 def empty() -> Blocks:
     return Blocks(Budget(1 << 40, Turns(time.monotonic)))
+
+
+def size(lines: list[bytes]) -> int:
+    return sum(map(len, lines))
 
 
 def check(blocks: Blocks, plain: dict[int, bytes | None]) -> None:
@@ -88,6 +92,15 @@ def test_blocks_are_a_dict_in_order(steps: list[tuple[str, int, int]]) -> None:
                         plain |= enumerate(taken, first)
                 case "p" if number in plain:
                     assert blocks.pop(number) == plain.pop(number)
+                case "m":
+                    wanted_ones = [*range(number, end, 1 + count % 3)]
+                    found, bodies, looked = blocks.pop_some(wanted_ones, 3 * count)
+                    there = [each for each in wanted_ones[:looked] if each in plain]
+                    assert found == there
+                    assert [plain.pop(each) for each in found] == bodies
+                    if looked < len(wanted_ones):
+                        assert plain[wanted_ones[looked]] is None or size(bodies) >= 3 * count
+                    assert size(bodies[:-1]) < 3 * count or not bodies
                 case "c" if plain:
                     gone = [*blocks.pop_first(min(plain) + number + 1, max(1, count))]
                     ordered = sorted(plain)

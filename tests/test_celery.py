@@ -157,6 +157,28 @@ def test_bytes_arrive_as_they_are(connection: Any) -> None:
         got.ack()
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        b'{"content-type":"","content-encoding":"","headers":5,"properties":{}}',
+        b'{"content-type":"","content-encoding":"","headers":{},"properties":[1]}',
+        b'{"__type__":"bytes","__value__":5}',
+        b'{"__type__":"decimal","__value__":"q"}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_others_publish_ends_no_consumer(
+    connection: Any, mqks_broker: Broker, first: bytes
+) -> None:
+    got = list[Any]()
+    queue = kombu.Queue("q", kombu.Exchange("x"), routing_key="k")
+    with connection, connection.Consumer([queue], on_message=got.append):
+        with blocking.connect(mqks_broker.url) as client:
+            client.publish("x.k", first + b"\nbody", confirm=True)
+        connection.drain_events(timeout=WAIT_S)
+    assert got[0].body == first + b"\nbody"
+
+
 def test_a_cancelled_consumer_holds_what_it_has(connection: Any) -> None:
     """And gets no more: a worker that shuts down finishes what it has begun, once."""
     got: list[Any] = []

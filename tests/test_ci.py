@@ -3,6 +3,7 @@
 The one rule: pytest itself runs, on tests that fail as they are told.
 """
 
+import os
 import runpy
 import subprocess
 import sys
@@ -13,8 +14,8 @@ import pytest
 PROGRAM = Path(__file__).parents[1] / ".ci" / "once_more.py"
 PYTEST = Path(sys.executable).with_name("pytest")
 CONFTEST = """
-from hypothesis import settings
-settings.register_profile("full", settings())
+def pytest_addoption(parser):
+    parser.addoption("--hypothesis-profile")
 """
 ONCE = """
 import os
@@ -38,6 +39,7 @@ def run(directory: Path, file: str = "test_x.py", text: str = A) -> tuple[int, s
     done = subprocess.run(
         [sys.executable, PROGRAM, named, PYTEST, "-q", file],
         cwd=directory,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -1512,7 +1512,8 @@ def test_old_keywords_of_a_service() -> None:
     with pytest.warns(DeprecationWarning, match="is now") as found:
         old("q", ["a"], add=["b"], add_mask=["m.*"])(print)
     assert [str(each.message) for each in found] == ["add is now events", "add_mask is now masks"]
-    assert (app._services[0].events, app._services[0].masks) == (("a", "b"), ("m.*",))
+    bound = app._services[0].consuming
+    assert (bound["events"], bound["masks"]) == (("a", "b"), ("m.*",))
 
 
 async def test_schedules(connect: Any, mqks_broker: Broker) -> None:

@@ -693,8 +693,8 @@ def test_schedules(
         (("add", "s", "61 * * * *", "e", "x"), "is not a cron expression"),
         (("add", "s", "e", "x"), 'give "CRON" EVENT DATA'),
         (("add", "s", "* * * * *", "e", "x", "--every", "5"), 'give "CRON" EVENT DATA'),
-        (("add", "s", "e", "x", "--every", "5 weeks"), "is not a time"),
-        (("add", "s", "e", "x", "--every", "nan"), "every_s"),
+        (("add", "s", "e", "x", "--every", "5 weeks"), "is not a number of seconds"),
+        (("add", "s", "e", "x", "--every", "nan"), "is not a number of seconds"),
     ]
     for words, reason in wrong:
         code, out, err = run(capsys, "schedule", *words)

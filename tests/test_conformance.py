@@ -1,13 +1,13 @@
 """Every story under `tests/conformance/`, and every transcript in two pages of `docs/`, holds.
 
-Each is played over TCP against a server process and, unless the server itself dies in it, against
-the bare broker: a line at a time and a byte at a time. No way of playing knows the others.
+Each is played over TCP against a server, in a process of its own if it dies in the story, and else
+against the bare broker: a line at a time and a byte at a time. No way of playing knows the others.
 """
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,18 +18,24 @@ from mqks.journal.memory import Memory
 from mqks.settings import DatabaseUrl
 from mqks.testing import Broker
 from tests.bare import BareWorld
+from tests.conftest import SCHEMAS
 from tests.line_client import LineClient
-from tests.postgres import taken_over
+from tests.postgres import Postgres, taken_over
 from tests.server_process import ServerProcess
 from tests.transcripts import Story, StoryError, play, stories_of
 from tests.waiting import WAIT_S
 
 HERE = Path(__file__).parent
-STORIES = list(stories_of(sorted((HERE / "conformance").glob("*.txt"))))
 DOCS = HERE.parent / "docs"
 EXAMPLES = list(stories_of([DOCS / "protocol.md", DOCS / "coming-from.md"]))
-assert STORIES, "without stories the tests below would check nothing"
-assert EXAMPLES, "without examples, neither"
+assert EXAMPLES, "without examples the tests below would not check them"
+STORIES = [*stories_of(sorted((HERE / "conformance").glob("*.txt"))), *EXAMPLES]
+assert STORIES != EXAMPLES, "without stories, neither"
+ATTEMPTS = 5
+
+
+def each(stories: Iterable[Story]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("story", [*stories], ids=lambda story: story.name)
 
 
 class TcpWorld:
@@ -79,9 +85,15 @@ class TcpWorld:
         self._close_clients()
         self.server = ServerProcess(self._db, *self._flags)
 
+    @property
+    def log(self) -> str:
+        return self.server.log
+
     def close(self) -> None:
         self._close_clients()
+        is_running = self.server.is_running
         self.server.kill()
+        assert is_running, f"the server died:\n{self.log}"
 
     def _close_clients(self) -> None:
         for client in self._clients.values():
@@ -91,6 +103,8 @@ class TcpWorld:
 
 class MemoryWorld(TcpWorld):
     """A server in this process that keeps everything in memory, and real sockets."""
+
+    log = "pytest has it"
 
     def __init__(self, db: Path, story: Story) -> None:
         self._clients = {}
@@ -122,8 +136,9 @@ class MemoryWorld(TcpWorld):
 class PostgresWorld(MemoryWorld):
     """A server in this process that keeps everything in PostgreSQL."""
 
-    def __init__(self, url: DatabaseUrl, story: Story) -> None:
+    def __init__(self, postgres: Postgres, story: Story) -> None:
         self._clients = {}
+        url = DatabaseUrl(postgres.url(f"story_{next(SCHEMAS)}"))
         self._settings = {"db": url, "db_replication": "none", **story.settings}
         self._start()
 
@@ -186,76 +201,46 @@ class BrokerWorld:
         raise AssertionError("there is nothing to start again")
 
 
-@pytest.mark.parametrize("story", STORIES + EXAMPLES, ids=lambda story: story.name)
+def played(story: Story, world_of: Callable[[int], TcpWorld]) -> None:
+    """A story with timers fails also where the machine is busy for longer than they run."""
+    for left in reversed(range(ATTEMPTS if story.tells_time else 1)):
+        world = world_of(left)
+        try:
+            play(story, world)
+            break
+        except StoryError as error:
+            error.add_note(f"log of the server:\n{world.log}")
+            if not left:
+                raise
+        finally:
+            world.close()
+
+
+@each(STORIES)
 def test_in_memory(story: Story, tmp_path: Path) -> None:
-    world = MemoryWorld(tmp_path / "none.db", story)
-    try:
-        play(story, world)
-    finally:
-        world.close()
+    played(story, lambda _: MemoryWorld(tmp_path / "none.db", story))
     assert not (tmp_path / "none.db").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("story", STORIES + EXAMPLES, ids=lambda story: story.name)
-def test_in_postgresql(story: Story, journal_url: DatabaseUrl) -> None:
-    world = PostgresWorld(journal_url, story)
-    try:
-        play(story, world)
-    finally:
-        world.close()
+@each(story for story in STORIES if story.needs_a_process)
+def test_in_postgresql(story: Story, postgres: Postgres) -> None:
+    played(story, lambda _: PostgresWorld(postgres, story))
 
 
-def play_over_tcp(story: Story, db: Path, *flags: str) -> None:
-    world = TcpWorld(db, story, *flags)
-    try:
-        play(story, world)
-        assert world.server.is_running, "the server died"
-    except BaseException as error:
-        error.add_note(f"log of the server:\n{world.server.log}")
-        raise
-    finally:
-        world.close()
-
-
-def play_in_time(story: Story, directory: Path, *flags: str) -> None:
-    for attempt in range(3):
-        began_s = time.monotonic()
-        try:
-            play_over_tcp(story, directory / f"{attempt}.db", *flags)
-        except StoryError:
-            # Timers run for a second: where it took longer to tell the story, it says nothing.
-            if attempt == 2 or not story.tells_time or time.monotonic() - began_s < 1:
-                raise
-        else:
-            break
-
-
-@pytest.mark.parametrize("story", STORIES + EXAMPLES, ids=lambda story: story.name)
+@each(story for story in STORIES if story.needs_a_process)
 def test_over_tcp(story: Story, tmp_path: Path) -> None:
-    play_in_time(story, tmp_path)
+    played(story, lambda left: TcpWorld(tmp_path / f"{left}.db", story))
 
 
-@pytest.mark.parametrize(
-    "story",
-    [
-        pytest.param(
-            story,
-            id=story.name,
-            marks=[] if story.name.startswith("crash-keeps") else pytest.mark.slow,
-        )
-        for story in STORIES + EXAMPLES
-    ],
-)
+@pytest.mark.slow
+@each(STORIES)
 def test_over_tcp_with_all_texts_in_files(story: Story, tmp_path: Path) -> None:
-    play_in_time(story, tmp_path, "--text-file-bytes-min=1")
+    flag = "--text-file-bytes-min=1"
+    played(story, lambda left: TcpWorld(tmp_path / f"{left}.db", story, flag))
 
 
 @pytest.mark.parametrize("byte_by_byte", [False, True], ids=["lines", "bytes"])
-@pytest.mark.parametrize(
-    "story",
-    [story for story in STORIES + EXAMPLES if not story.needs_a_process],
-    ids=lambda story: story.name,
-)
+@each(story for story in STORIES if not story.needs_a_process)
 def test_on_the_bare_broker(story: Story, byte_by_byte: bool) -> None:
     play(story, BrokerWorld(story, byte_by_byte=byte_by_byte))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mqks.limits import DROPPED_LINES_MAX
-from mqks.server import dropped
+from mqks.server import notices
 from mqks.testing import Broker
 from tests.compiled import patches_modules
 from tests.line_client import LineClient
@@ -52,8 +52,8 @@ def test_what_is_dropped_is_told_once_a_minute_for_each_queue(tmp_path: Path) ->
 def test_after_a_minute_the_others_are_told_together(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mqks_broker: Broker
 ) -> None:
-    monkeypatch.setattr(dropped, "MINUTE_S", 0.2)
-    monkeypatch.setattr(dropped, "DROPPED_LINES_MAX", 2)
+    monkeypatch.setattr(notices, "MINUTE_S", 0.2)
+    monkeypatch.setattr(notices, "DROPPED_LINES_MAX", 2)
     caplog.set_level(logging.INFO, "mqks")
 
     def counts() -> list[int]:

@@ -22,12 +22,15 @@ from pathlib import Path
 
 import pytest
 
+from mqks import blocking
 from mqks.commands import main
 from mqks.errors import CannotWrite, ConfigurationError
 from mqks.journal.sqlite.database_file import DatabaseFile
 from mqks.journal.sqlite.lock import BESIDE, server_of
 from mqks.journal.sqlite.texts import size_of, texts_path
+from mqks.server import writer
 from mqks.settings import DatabaseUrl
+from mqks.testing import Broker
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 from tests.waiting import WAIT_S, until
@@ -652,3 +655,32 @@ def test_a_reject_on_a_full_disk_keeps_its_message(db: Path) -> None:
     with ServerProcess(db) as server:
         came = {each.message for each in drained(server, b"q", b"e")}
         assert came >= set(confirmed)
+
+
+def test_acks_for_which_nobody_waits_share_a_commit(
+    mqks_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commits() -> int:
+        return int(client.stats("journal")["commits"])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "UNAWAITED_S", 3600)
+        with blocking.connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
+            for number in range(4):
+                client.publish("e", number, confirm=True)
+            messages, before = [next(consumer) for _ in range(4)], commits()
+            for message in messages[:3]:
+                message.ack()
+                client.ping()
+            assert commits() == before
+            client.publish("e", 4, confirm=True)
+            assert commits() == before + 1
+            messages[3].ack()
+            client.ping()
+            mqks_broker.stop()  # It writes what is put off.
+    mqks_broker.start()
+    with blocking.connect(mqks_broker.url) as client, client.consume("q") as consumer:
+        message, before = next(consumer), commits()
+        assert message.json() == 4
+        message.ack()
+        until(lambda: commits() > before)

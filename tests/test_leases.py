@@ -11,6 +11,7 @@ import mqks
 from mqks.broker.log.once import OnceWindow
 from mqks.limits import RECEIVES_WAITING_MAX
 from tests.bare import BareWorld
+from tests.lab import Lab
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 
@@ -164,3 +165,16 @@ def test_an_id_counts_for_its_time_over_a_restart() -> None:
         assert window.knows(b"b", 1 << 60)
         assert window.add(b"c", 0) == b"c"
         assert window.knows(b"a", 29_000_000), "what left was its older entry"
+
+
+def test_a_lease_that_is_over_before_it_is_durable_is_not_told() -> None:
+    lab = Lab(memory_bytes=1_000_000)
+    lab.send("a", b"s subscribe q e", b"m1 publish e x", b"m2 publish e x")
+    lab.rest()
+    lab.replies.clear()
+    lab.send("a", b"r receive q --limit=2 --lease=1")
+    lab.take()  # The commit takes two seconds.
+    lab.send("b", b"c consume q --manual-ack --prefetch=1")
+    lab.tick(2)
+    lab.rest()
+    assert lab.replies == [b"c ok m1 event=e,retry=1 x", b"r ok --end"]

@@ -4,6 +4,7 @@ import json
 import re
 import sqlite3
 from contextlib import suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -264,12 +265,13 @@ def test_a_full_queue_that_is_being_deleted_is_in_nobodys_way(
     assert world.broker.last_errors[-1].reason == "publish: no queue is bound to 'e'"
 
 
-def test_a_warning_before_a_queue_is_full() -> None:
+def test_a_warning_before_a_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """One for each time that it gets so far, however often it goes up and down there."""
     world = bare(queue_messages_max=100)
     told: list[tuple[str, int]] = []
-    world.broker.shared.on_queue_nearly_full = lambda queue: told.append(("nearly", queue.ready))
-    world.broker.shared.on_queue_full = lambda queue: told.append(("full", queue.ready))
+    for notice in ("queue_nearly_full", "queue_full", "queue_has_room"):
+        tell = partial(lambda notice, queue, ready: told.append((notice, ready)), notice)
+        monkeypatch.setattr(world.broker.notices, notice, tell)
     assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
     [queue] = world.broker.queues.values()
 
@@ -282,20 +284,24 @@ def test_a_warning_before_a_queue_is_full() -> None:
 
     for ready in (79, 80, 79, 85, 66, 99, 70, 90):
         go_to(ready)
-    assert told == [("nearly", 80)]
+    assert told == [("queue_nearly_full", 80)]
     go_to(65)
     go_to(100)
-    assert told[1:] == [("full", 100)]
+    assert told[1:] == [("queue_full", 100)]
     for ready in (87, 86, 95, 65, 79, 81):
         go_to(ready)
-    assert told[2:] == [("full", 86), ("nearly", 81)]
+    assert told[2:] == [("queue_has_room", 86), ("queue_nearly_full", 81)]
 
 
 @pytest.mark.parametrize("limit", range(1, 9))
-def test_a_warning_does_not_flutter_at_small_limits(limit: int) -> None:
+def test_a_warning_does_not_flutter_at_small_limits(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = bare(queue_messages_max=limit)
     told: list[int] = []
-    world.broker.shared.on_queue_nearly_full = lambda queue: told.append(queue.ready)
+    monkeypatch.setattr(
+        world.broker.notices, "queue_nearly_full", lambda queue, ready: told.append(ready)
+    )
     assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
     assert told == []
     world.send("k", b"m publish e x\n" * limit)
@@ -361,11 +367,11 @@ def test_a_page_that_a_trim_has_overtaken() -> None:
     for number in range(1, 11):
         assert ask(world, b"m%d publish --confirm e x" % number) == b"m%d ok \n" % number
     assert ask(world, b"c consume --confirm q") == b"c ok \n"
-    [queue] = world.broker.shared.page_requests
-    world.broker.shared.page_requests.clear()
+    [queue] = world.broker.shared.wanted.pages
+    world.broker.shared.wanted.pages.clear()
     assert ask(world, b"t trim --confirm q 6") == b"t ok 5\n"
     queue.page_in(1, [Run(1, lines[:7]), Run(8, lines[7:])])
-    assert world.broker.shared.page_requests == []
+    assert world.broker.shared.wanted.pages == []
     told = b"".join(b"c ok %b\n" % line for line in lines[5:])
     assert ask(world, b"p ping") == told + b"p ok \n"
 

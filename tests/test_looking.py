@@ -56,7 +56,7 @@ def left(db: Path, changes: Iterable[LaneChange], time_us: int = 10**15) -> None
         made = {1: QueueState(b"q", Policy(is_sparse=True))}
         await journal.write(Entry(queues={**made}))
         await journal.write(Entry(time_us, [*changes]))
-        await journal.close()
+        await journal.store.close()
 
     anyio.run(write)
 

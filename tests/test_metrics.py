@@ -301,9 +301,9 @@ def test_many_queues_are_told_once_each(server: ServerProcess, web: Web) -> None
         told = web.scrape("/metrics/queues")
 
     assert told == {
-        (metric.name, f"q{number}"): told[metric.name, f"q{number}"]
-        for metric in metrics.QUEUES
-        if metric.name != "mqks_queue_fullness" and "archive" not in metric.name
+        (name, f"q{number}"): told[name, f"q{number}"]
+        for name in metrics.QUEUES
+        if name != "mqks_queue_fullness" and "archive" not in name
         for number in range(count)
     }
     assert {value for (name, _), value in told.items() if name.endswith("_ready")} == {1}
@@ -528,7 +528,7 @@ def monitoring() -> str:
 
 
 def kind_of(name: str) -> str:
-    if name in [histogram[0] for histogram in metrics.HISTOGRAMS]:
+    if name in metrics.HISTOGRAMS:
         return "histogram"
     return "counter" if name.endswith("_total") else "gauge"
 

@@ -152,7 +152,7 @@ class Machine(RuleBasedStateMachine):
         self.received: dict[str, list[str]] = {}
 
     def teardown(self) -> None:
-        self.runner.run(self.journal.close())
+        self.runner.run(self.journal.store.close())
         self.runner.close()
         shutil.rmtree(self.directory)
         self.patch.undo()
@@ -415,7 +415,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        self.runner.run(self.journal.close())
+        self.runner.run(self.journal.store.close())
         self.is_slow, self.page = False, None
         self.model = deepcopy(self.on_disk)
         self.model.recover(self.now)
@@ -474,12 +474,12 @@ class Machine(RuleBasedStateMachine):
             self.a_page_comes()
 
     @precondition(
-        lambda self: self.is_slow and self.page is None and self.broker.shared.page_requests
+        lambda self: self.is_slow and self.page is None and self.broker.shared.wanted.pages
     )
     @rule()
     def a_page_is_read(self) -> None:
-        if self.broker.shared.page_requests:
-            queue = self.broker.shared.page_requests.pop()
+        if self.broker.shared.wanted.pages:
+            queue = self.broker.shared.wanted.pages.pop()
             self.page = queue, *self._read_page(queue)
 
     @precondition(lambda self: self.page is not None)
@@ -518,9 +518,9 @@ class Machine(RuleBasedStateMachine):
     def _flush(self) -> None:
         broker = self.broker
         self._fetch()
-        while broker.flow.touched or (broker.shared.page_requests and not self.is_slow):
-            while broker.shared.page_requests and not self.is_slow:
-                self._page_in(broker.shared.page_requests.pop())
+        while broker.flow.touched or (broker.shared.wanted.pages and not self.is_slow):
+            while broker.shared.wanted.pages and not self.is_slow:
+                self._page_in(broker.shared.wanted.pages.pop())
             for connection in broker.flow.touched:
                 told = b"".join(connection.outbox).decode().split("\n")
                 self.received.setdefault(connection.address, []).extend(told[:-1])
@@ -533,8 +533,8 @@ class Machine(RuleBasedStateMachine):
     def _fetch(self) -> None:
         """What is wanted from disk apart from pages comes at once."""
         broker = self.broker
-        while broker.shared.fetches:
-            fetches, broker.shared.fetches = broker.shared.fetches, []
+        while broker.shared.wanted.fetches:
+            fetches, broker.shared.wanted.fetches = broker.shared.wanted.fetches, []
             for queue, numbers, then in fetches:
                 lines = self.runner.run(self.journal.log.fetch(queue.id, numbers))
                 if not queue.deleted:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import date
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -155,7 +155,8 @@ def test_a_stale_commit_without_files_conflicts_too() -> None:
 
 @EACH
 def test_an_answer_of_the_catalog_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    catalog = type(catalog_of(URL)[0])
+    with closing(catalog_of(URL)[0]) as opened:
+        catalog = type(opened)
     commit = catalog.commit_table
 
     def lost(*told: Any) -> Any:
@@ -288,8 +289,9 @@ def test_what_is_no_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     with pytest.raises(LakeUnfit, match="--catalog"):
         lake_at(tmp_path, "iceberg")
     catalog, name = catalog_of("iceberg://lake/db.foreign")
-    catalog.create_namespace("db")
-    catalog.create_table(name, pa.schema([("x", pa.int64())]))
+    with closing(catalog):
+        catalog.create_namespace("db")
+        catalog.create_table(name, pa.schema([("x", pa.int64())]))
     with pytest.raises(LakeUnfit, match="other partitions"):
         IcebergTable("iceberg://lake/db.foreign").__enter__()
 

@@ -556,12 +556,12 @@ def test_an_older_schema_is_upgraded_and_its_messages_are_kept(
             on texts.oid = segment.reltoastrelid
         where segment.oid = '{schema}.segment'::regclass"""
     options = ["autovacuum_vacuum_cost_delay=0"]
-    known = migrations.migrations()
+    known = migrations.migrations("postgres")
     with postgres.connection() as operator:
         # This version needs all tables, so an early schema has what was created later.
         later = "\n".join(sql for _, sql in known[2:])
         early = [(1, f"{known[0][1]}\n{later}")]
-        monkeypatch.setattr(migrations, "migrations", lambda: early)
+        monkeypatch.setattr(migrations, "migrations", lambda _: early)
         with (
             Broker(journal_url, db_replication="none") as broker,
             LineClient(("127.0.0.1", broker.port)) as client,

@@ -174,4 +174,6 @@ def test_numbers_of_what_has_left_go() -> None:
             ready.pop(each)
         number += 201
     assert sum(levels.counts().values()) <= 2 * ready.count + 2 * 1024
-    assert levels.first(10) == [(1 + 201 * each, stuck) for each in range(10)]
+    assert levels.is_first_held
+    first_ones = [1 + 201 * each for each in range(10)]
+    assert levels.take(10, 1 << 20) == (first_ones, [stuck] * 10)

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from mqks import blocking
 from mqks.client.blocking import BlockingClient
@@ -112,6 +114,31 @@ def test_a_message_is_posted_signed_and_acked(
     assert headers["webhook-signature"] == f"v1,{base64.b64encode(digest).decode()}"
     told = [headers[f"mqks-{each}"] for each in ("queue", "event", "retry", "meta")]
     assert [id_, *told] == ["m%2F%C3%BC", "hooks", "order.new", "0", "a+b=c%26d"]
+
+
+def test_over_tls(
+    mqks_broker: Broker,
+    client: BlockingClient,
+    receiver: Receiver,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    receiver.socket = context.wrap_socket(receiver.socket, server_side=True)
+    url = receiver.url.replace("http:", "https:")
+    client.set_queue("hooks", retries=0)
+    client.publish("order.new", "not for anybody")
+    with pushing(mqks_broker, url):
+        [letter] = until(lambda: client.peek("dead"))
+    assert letter.dead_letter is not None
+    assert "certificate verify failed" in (letter.dead_letter.why or "")
+    authority.cert_pem.write_to_path(str(tmp_path / "ca"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca"))
+    client.publish("order.new", "x")
+    with pushing(mqks_broker, url):
+        until(lambda: left(client) == (0, 0))
+    assert [body for _, _, body in receiver.got] == [b"x"]
 
 
 def test_what_the_answers_do(

@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 from collections import Counter
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Self
@@ -18,6 +19,7 @@ from mqks.journal import queue_log
 from mqks.journal.index import Index, QueueIndex
 from mqks.journal.journal import Journal
 from mqks.journal.memory import Memory
+from mqks.server import running
 from mqks.server.reads import Reads
 from mqks.settings import Settings
 from mqks.testing import Broker
@@ -134,8 +136,12 @@ def test_a_new_queue_or_database_has_another_epoch(tmp_path: Path) -> None:
     assert len(set(epochs)) == 4
 
 
-def test_more_reads_ahead_than_allowed_are_refused(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "mqks.db") as server, Reader(server.address) as reader:
+def test_more_reads_ahead_than_allowed_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them come in one turn, however long it takes, and a read is answered after a turn."""
+    monkeypatch.setattr(running, "CHUNK_S", inf)
+    with Broker(tmp_path / "mqks.db") as broker, Reader(("127.0.0.1", broker.port)) as reader:
         reader.ask("subscribe --confirm q e")
         reader.send(*[f"r{i} peek q" for i in range(17)])
         answers = [reader.stream.readline().split() for _ in range(17)]

@@ -85,7 +85,7 @@ def test_a_purge_counts_what_it_drops_whoever_else_takes_messages(
                     world.send(b"x delete_queue from")
                     is_deleted = True
                     # A server lets nobody wait for messages of a queue that is gone.
-                    world.broker.shared.fetches.clear()
+                    world.broker.shared.wanted.fetches.clear()
         for _ in range(40):
             step()
             world.page()

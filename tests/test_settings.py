@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mqks.errors import ConfigurationError
-from mqks.settings import RENAMED, SETTINGS, Settings, gather, load
+from mqks.settings import RENAMED, SETTINGS, Settings, collect, load
 
 DURATIONS = " or a duration such as 1h30m (ms, s, m, h, d)"
 SIZES = " or a size such as 512MiB (KiB, MiB, GiB, TiB)"
@@ -106,7 +106,7 @@ def test_less_memory_means_less_of_what_stands_beside_it(
     given = {"memory_bytes": memory}
     names = ("metadata_bytes_max", "unacked_bytes_max", "unsent_bytes_max")
 
-    settings, places = gather(given, {})
+    settings, places, _ = collect(given, {})
 
     sizes = [getattr(settings, name) // 1024**2 for name in names]
     assert sizes == [metadata, unacked, outboxes]

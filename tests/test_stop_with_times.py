@@ -58,7 +58,7 @@ async def test_what_comes_after_the_end_is_not_committed(tmp_path: Path) -> None
     writer.stop()
     await writer.run()
     assert not broker.pending
-    await journal.close()
+    await journal.store.close()
     intake.receive(client, b"m publish e x\n")
     writer.wake(alone=True)
     assert broker.pending.records == 1

@@ -103,13 +103,13 @@ def test_jitter_is_the_same_after_a_crash() -> None:
     assert 100 <= late <= 151
 
 
-def test_a_full_queue_delays_a_tick() -> None:
+def test_a_full_queue_delays_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     world = bare(queue_messages_max=1)
     assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
     assert ask(world, b"t schedule --confirm a --every=30 publish e x") == b"t ok \n"
     assert ask(world, b"m publish --confirm e x") == b"m ok \n"
     failed: list[tuple[bytes, str]] = []
-    world.broker.schedules.on_error = lambda *what: failed.append(what)
+    monkeypatch.setattr(world.broker.notices, "tick_failed", lambda *what: failed.append(what))
     for seconds in (30, 1, 1):
         world.now_us += seconds * SECOND_US
         due(world)

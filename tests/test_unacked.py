@@ -149,11 +149,13 @@ def test_consumers_that_are_gone_are_not_remembered() -> None:
     assert len(world.broker.flow.unacked.waiters) <= 2
 
 
-def test_it_is_told_once_for_each_time() -> None:
+def test_it_is_told_once_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it goes up and down meanwhile."""
     world = bare()
     told: list[float] = []
-    world.broker.on_unacked_full = lambda: told.append(world.now_s)
+    monkeypatch.setattr(
+        world.broker.notices, "unacked_full", lambda unacked_bytes: told.append(world.now_s)
+    )
     for _ in range(3):
         begin_s = world.now_s
         for number in range(100):

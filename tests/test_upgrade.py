@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from mqks.commands import main
-from mqks.journal.sqlite.migrations import migrations
+from mqks.journal.schema import migrations
 from mqks.journal.sqlite.rows import row_crc
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal

@@ -207,9 +207,9 @@ def unwritten_bytes(lab: Lab) -> int:
 def read_one(lab: Lab) -> None:
     """As the server does."""
     shared = lab.broker.shared
-    shared.fetches, left = shared.fetches[:1], shared.fetches[1:]
+    shared.wanted.fetches, left = shared.wanted.fetches[:1], shared.wanted.fetches[1:]
     lab.read()
-    shared.fetches = left
+    shared.wanted.fetches = left
 
 
 def rest_in_little_memory(lab: Lab, bytes_max: int = 4 * STEP_BYTES) -> None:

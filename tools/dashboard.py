@@ -16,12 +16,12 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 ONE = 'instance=~"$instance"'
 QUEUE = f'{ONE}, queue=~"$queue"'
 ABOUT = {
-    **{each.name: each.about for each in (*metrics.TOTALS, *metrics.JOURNAL, *metrics.QUEUES)},
-    **{name: about for name, about, _ in metrics.HISTOGRAMS},
+    **metrics.TOTALS,
+    **metrics.JOURNAL,
+    **{name: about for name, (about, _) in metrics.QUEUES.items()},
+    **metrics.HISTOGRAMS,
     **dict([metrics.READY, metrics.DEAD, metrics.LIMIT_REACHED]),
 }
-QUEUES = {each.name for each in metrics.QUEUES}
-HISTOGRAMS = {name for name, _, _ in metrics.HISTOGRAMS}
 LABELS = {metrics.DEAD[0]: "reason", metrics.LIMIT_REACHED[0]: "limit"}
 
 
@@ -203,15 +203,15 @@ CHARTS = {
 
 def expressions(name: str, told: str) -> Iterator[tuple[str, str]]:
     """What asks for a metric, and what it is called."""
-    chosen = f"{name}{{{QUEUE if name in QUEUES else ONE}}}"
+    chosen = f"{name}{{{QUEUE if name in metrics.QUEUES else ONE}}}"
     rate = f"rate({chosen}[$__rate_interval])"
     if "{" in name:
         yield name, told
-    elif name in HISTOGRAMS:
+    elif name in metrics.HISTOGRAMS:
         bucket = rate.replace(name, f"{name}_bucket")
         for share, called in ((0.5, "p50"), (0.99, "p99")):
             yield f"histogram_quantile({share}, sum by (le) ({bucket}))", told + called
-    elif name in QUEUES:
+    elif name in metrics.QUEUES:
         yield f"topk(10, {chosen})", f"{told}{{{{queue}}}}"
     elif label := LABELS.get(name):
         yield f"sum by ({label}) ({rate})", f"{told} {{{{{label}}}}}"
@@ -223,7 +223,7 @@ def panel_of(panel: Panel, kind: str) -> dict[str, Any]:
     is_now = kind != "timeseries"
     told = (each for name, word in panel.series.items() for each in expressions(name, word))
     first = next(iter(panel.series))
-    about = panel.about or ("The ten highest. " if first in QUEUES else "") + ABOUT[first]
+    about = panel.about or ("The ten highest. " if first in metrics.QUEUES else "") + ABOUT[first]
     targets = [
         {
             "refId": chr(ord("A") + number),

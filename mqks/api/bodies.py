@@ -24,8 +24,8 @@ class Bodies:
     @contextmanager
     def room(self, request: Request) -> Iterator[None]:
         """Bodies are in memory from here until they are stored. Raises HTTPException."""
-        unknown = self.bytes_max if "transfer-encoding" in request.headers else 0
-        size = int(request.headers.get("content-length", unknown))
+        is_unknown = "transfer-encoding" in request.headers  # Then a length says nothing.
+        size = self.bytes_max if is_unknown else int(request.headers.get("content-length", 0))
         if size > self.bytes_max:
             raise HTTPException(413, self._too_long)
         if self._bytes and self._bytes + size > API_BODIES_BYTES_MAX:

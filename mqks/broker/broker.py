@@ -13,6 +13,7 @@ from math import inf
 from typing import TypeVar, get_args
 
 from mqks.broker.base.facts import Facts
+from mqks.broker.base.notices import Notices
 from mqks.broker.base.turns import GOES_ON, Places, Work, finish, ordered, slices
 from mqks.broker.clients.access import Access
 from mqks.broker.clients.connection import Connection
@@ -58,8 +59,8 @@ CALM_S = 60.0
 
 class Broker:
     """`clock` gives seconds that only grow, `now_us` microseconds since 1970; `new_error_id` and
-    `on_error` are for `Refusals`; `facts` are those of the journal, if there is one; `next_tick`
-    reads the cron expressions of schedules."""
+    `on_error` are for `Refusals`; `facts` are those of the journal, if there is one; `notices` are
+    reported to the server; `next_tick` reads the cron expressions of schedules."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Broker:
         new_error_id: Callable[[], tuple[str, int]],
         on_error: Callable[[ErrorRecord], bool],
         facts: Facts | None = None,
+        notices: Notices | None = None,
         next_tick: NextTick = no_cron,
     ) -> None:
         self.settings = settings
@@ -79,7 +81,9 @@ class Broker:
         """The server's count includes connections in a TLS handshake."""
         self.queues: dict[bytes, Queue] = {}
         self.metadata = MetadataBudget(settings)
-        self.shared = Shared(settings, clock=clock, now_us=now_us, facts=facts or Facts())
+        self.notices = notices or Notices()
+        self.withholds = False
+        self.shared = Shared(settings, self, clock=clock, now_us=now_us, facts=facts or Facts())
         self.turns, self.pending = self.shared.turns, self.shared.pending
         self.flow = Flow(settings, self.turns, self.shared.outboxes, self._unacked_is_full)
         self.schedule = self.shared.schedule
@@ -106,12 +110,6 @@ class Broker:
         """The source of `stats errors`, also before they are written."""
         self.once = OnceWindow(settings.once_ids_max)
         self._unacked_full_s = -inf
-        self.on_unacked_full: Callable[[], None] = lambda: None
-        """Called when a consumer must wait for others to ack, after a while without any."""
-        self.on_literal_mask: Callable[[Connection, bytes, bytes], None] = lambda *_: None
-        """Called when a queue is bound to an event that reads as a mask."""
-        self.on_revert: Callable[[Connection, Queue, int], None] = lambda *_: None
-        """Called when `reverts_seen` grows: a client has read the queue up to this number."""
         self.started_s = clock()
         self.tails = Tails(settings, self.turns, self.schedule, self.shared.outboxes)
         self._looked_at: dict[bytes, Places] = {}
@@ -142,7 +140,6 @@ class Broker:
         self.publishing = Publishing(settings, self.shared, self.bindings, self.tails, self.once)
         self.schedules = Schedules(self.shared, self.bindings, self.publishing, next_tick)
         self.policies = Policies(self.queues, self.turns, settings.queue_tables)
-        self.shared.dead_letter_queue = self._dead_letter_queue
 
     @property
     def unwritable(self) -> str:
@@ -225,7 +222,7 @@ class Broker:
         last_s, self._unacked_full_s = self._unacked_full_s, self.clock()
         if self._unacked_full_s > last_s + CALM_S:
             self.limits_reached["unacked_bytes_max"] += 1
-            self.on_unacked_full()
+            self.notices.unacked_full(self.flow.unacked.used)
 
     # -- work in later turns
 
@@ -242,10 +239,9 @@ class Broker:
 
     def withhold(self, withholds: bool) -> None:
         """Deliver nothing that the journal holds, or deliver it again."""
-        shared = self.shared
-        if shared.withholds and not withholds:
+        if self.withholds and not withholds:
             self.turns.due |= dict.fromkeys(queue for queue in self.queues.values() if queue.ring)
-        shared.withholds = withholds
+        self.withholds = withholds
 
     # -- messages
 
@@ -440,7 +436,7 @@ class Broker:
                 consumer.resume(Rest.NO_QUEUE)
         return queue
 
-    def _dead_letter_queue(self, queue: Place) -> Queue | None:
+    def dead_letter_queue(self, queue: Place) -> Queue | None:
         name = queue.rules.dead_letters
         return None if name is None else self.queue_for(name)
 

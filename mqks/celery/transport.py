@@ -10,9 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
+from amqp.protocol import queue_declare_ok_t
 from kombu.exceptions import ChannelError
 from kombu.message import Message
 from kombu.transport import base
@@ -43,12 +44,6 @@ _POLICY: dict[str, Callable[[Any], list[str]]] = {
 }
 """The policy for arguments of RabbitMQ."""
 _WITHOUT_POLICY = "x-expires", "x-max-priority"
-
-
-class Declared(NamedTuple):
-    queue: str
-    message_count: int
-    consumer_count: int
 
 
 class Channel(base.StdChannel):  # type: ignore[misc]
@@ -107,11 +102,10 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         auto_delete: bool = False,
         arguments: dict[str, Any] | None = None,
         **_: Any,
-    ) -> Declared:
+    ) -> queue_declare_ok_t:
         """Only a passive one tells how many messages and consumers there are."""
         if passive:
-            ready, consumers = self._counts(queue)
-            return Declared(queue, ready, consumers)
+            return queue_declare_ok_t(queue, *self._counts(queue))
         link, queue = self._link, queue or f"mqks.gen-{uuid4().hex}"
         name = names.key(queue)
         told = {key: value for key, value in (arguments or {}).items() if value is not None}
@@ -120,20 +114,18 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         if told.pop("x-dead-letter-exchange", ""):
             raise ChannelError(f"queue {queue}: dead letters go to a queue: leave out the exchange")
         flags = [flag for key in _POLICY if key in told for flag in _POLICY[key](told[key])]
-        asked = [f"subscribe --confirm {name} --add {names.event('', queue)}"]
+        event, policy = names.event("", queue), " ".join(dict.fromkeys(flags))
+        asked = {link.new_id(): f"subscribe --confirm {name} --add {event}"}
         if flags:
-            asked.append(f"set_queue --confirm {name} {' '.join(dict.fromkeys(flags))}")
+            asked[link.new_id()] = f"set_queue --confirm {name} {policy}"
         if auto_delete or exclusive or "x-expires" in told:
             # A consumer may set the rule without the permission to delete queues.
             unused_s = told.get("x-expires", UNUSED_S * 1000) / 1000
             rule = f"--delete-queue-when-unused={unused_s} --manual-ack --prefetch=1"
-            asked += [f"consume --confirm {name} {rule}", "delete_consumer --confirm "]
-        ids = [link.new_id() for _ in asked]
-        bodies = [*map(str.encode, asked)]
-        if bodies[-1].endswith(b" "):
-            bodies[-1] += ids[-2]
-        link.ask(*bodies, ids=ids)
-        return Declared(queue, 0, 0)
+            asked[consumer := link.new_id()] = f"consume --confirm {name} {rule}"
+            asked[link.new_id()] = f"delete_consumer --confirm {consumer.decode()}"
+        link.ask(*map(str.encode, asked.values()), ids=[*asked])
+        return queue_declare_ok_t(queue, 0, 0)
 
     def _counts(self, queue: str) -> tuple[int, int]:
         told = requests.stats_told(self._link.ask(b"stats queue " + names.key(queue).encode())[0])
@@ -231,17 +223,18 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         event = told.removeprefix(b"event=").removesuffix(ESCAPED)
         name, _, retry = event.partition(b",retry=")
         exchange, routing_key = names.published(requests.decoded(name))
+        data = unescape(data) if told.endswith(ESCAPED) else data
+        first, _, body = data.partition(b"\n")
         try:
-            first, _, body = (unescape(data) if told.endswith(ESCAPED) else data).partition(b"\n")
             about = loads(first)
             args = {
                 "body": body,
                 "content_type": about["content-type"],
                 "content_encoding": about["content-encoding"],
-                "headers": about["headers"],
-                "properties": about["properties"],
+                "headers": {**about["headers"]},
+                "properties": {**about["properties"]},
             }
-        except (ValueError, TypeError, KeyError):  # Another program has published it.
+        except Exception:  # Another program has published it, and kombu's types raise anything.
             args = {"body": data, "content_type": "application/json", "content_encoding": "utf-8"}
         return self.Message(
             channel=self,
@@ -255,9 +248,6 @@ class Channel(base.StdChannel):  # type: ignore[misc]
             },
             **args,
         )
-
-    def message_to_python(self, message: Any) -> Any:
-        return message
 
     def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
         """The first message, or None. The consumer that takes it ends with its ack."""

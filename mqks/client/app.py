@@ -55,15 +55,11 @@ G = TypeVar("G", bound=Callable[..., Awaitable[object]])
 class _Service:
     work: Work
     queue: str
-    events: tuple[str, ...]
-    masks: tuple[str, ...]
-    replace: bool
-    delete_when_unused: float | bool
+    consuming: dict[str, Any]
+    """The other arguments of `consume`."""
     concurrency: int
-    prefetch: int
     retries: int | None
     backoff: Backoff | None
-    ack_timeout_s: float | None
     atomic: bool
 
 
@@ -138,27 +134,20 @@ class App:
         # What is wrong raises now, not when it runs or at the first failure.
         requests.reject(None, False, retries, backoff)
         requests.count("concurrency", concurrency, COUNT_MAX)
-        held = concurrency if prefetch is None else prefetch
-        if not isinstance(events, str | bytes):
-            events = tuple(events)
-        requests.consume(queue, events, False, delete_when_unused, masks, held)
-        requests.flags("consume", {"ack_timeout_s": ack_timeout_s})
+        names = {"events": events, "masks": masks}
+        consuming: dict[str, Any] = {  # What can be iterated only once is needed twice.
+            each: name if isinstance(name, str | bytes) else tuple(name)
+            for each, name in names.items()
+        }
+        consuming |= {"replace": replace}
+        consuming |= {"prefetch": concurrency if prefetch is None else prefetch, "meta": True}
+        consuming |= {"create": True, "delete_when_unused": delete_when_unused}
+        consuming |= {"backoff": backoff, "ack_timeout_s": ack_timeout_s}
+        requests.consume(queue, **consuming)
 
         def register(function: F) -> F:
-            service = _Service(
-                *(
-                    _work_of(function, concurrency),
-                    queue,
-                    tuple(events),
-                    tuple(masks),
-                    replace,
-                ),
-                *(delete_when_unused, concurrency, held),
-                retries,
-                backoff,
-                ack_timeout_s,
-                atomic,
-            )
+            work = _work_of(function, concurrency)
+            service = _Service(work, queue, consuming, concurrency, retries, backoff, atomic)
             self._services.append(service)
             return function
 
@@ -243,18 +232,7 @@ class App:
                             await hook()
 
     async def _serve(self, service: _Service, stop: anyio.Event) -> None:
-        async with self.client.consume(
-            service.queue,
-            service.events,
-            masks=service.masks,
-            replace=service.replace,
-            create=True,
-            delete_when_unused=service.delete_when_unused,
-            prefetch=service.prefetch,
-            backoff=service.backoff,
-            ack_timeout_s=service.ack_timeout_s,
-            meta=True,
-        ) as consumer:
+        async with self.client.consume(service.queue, **service.consuming) as consumer:
             _log.info("consuming from %s", service.queue)
             async with anyio.create_task_group() as tasks:
                 for _ in range(service.concurrency):

@@ -39,6 +39,7 @@ from mqks.client.session import (
     TailSession,
 )
 from mqks.client.steps import Step
+from mqks.protocol.requests import ALL
 
 if TYPE_CHECKING:
     from mqks.client.tracing import Tracing
@@ -222,17 +223,20 @@ class BlockingClient:
     def _request(self, body: bytes, timeout_s: float | None) -> bytes:
         return self._ask(lambda call: self._session.request(body, call), timeout_s)
 
-    def _counted(self, body: bytes, timeout_s: float | None, queue: str | None = None) -> int:
+    def _counted(self, action: str, place: str, *names: str | bytes, **values: Any) -> int:
         """A number of messages. Where it is 0, perhaps since their queue does not exist, most
         actions do not say so."""
+        timeout_s = values.pop("timeout_s", None)
+        body = requests.confirmed(action, place, *names, **values)
+        is_checked = action not in ("reject", "lease")
         try:
             count = requests.number_told(self._request(body, timeout_s))
         except RequestFailed as failure:
-            if queue is not None and requests.tells_missing(failure.reason):
-                self.check_queue(queue, timeout_s=timeout_s)
+            if is_checked and requests.tells_missing(failure.reason):
+                self.check_queue(place, timeout_s=timeout_s)
             raise
-        if not count and queue is not None:
-            self.check_queue(queue, timeout_s=timeout_s)
+        if not count and is_checked:
+            self.check_queue(place, timeout_s=timeout_s)
         return count
 
     def publish(
@@ -437,17 +441,7 @@ class BlockingClient:
         return connection
 
     def consume(
-        self,
-        queue: str,
-        events: Iterable[str] = (),
-        *,
-        auto_ack: bool = False,
-        delete_when_unused: float | bool = False,
-        prefetch: int | None = None,
-        backoff: requests.Backoff | None = None,
-        ack_timeout_s: float | None = None,
-        meta: bool = False,
-        **bindings: Unpack[requests.Bindings],
+        self, queue: str, events: Iterable[str] = (), **options: Unpack[requests.Consuming]
     ) -> "BlockingConsumer":
         """A consumer for `with`, on a separate connection.
 
@@ -466,18 +460,9 @@ class BlockingClient:
           True: immediately.
         - `meta`: messages include their attributes.
         """
-        arguments = requests.consume(
-            queue,
-            events,
-            auto_ack=auto_ack,
-            delete_when_unused=delete_when_unused,
-            prefetch=prefetch,
-            backoff=backoff,
-            ack_timeout_s=ack_timeout_s,
-            meta=meta or self._tracing is not None,  # It has the trace.
-            **bindings,
-        )
-        return BlockingConsumer(self, queue, arguments)
+        if self._tracing is not None:
+            options["meta"] = True  # It has the trace.
+        return BlockingConsumer(self, queue, requests.consume(queue, events, **options))
 
     def tail(self, *events: str, queue: str | None = None) -> "BlockingTail":
         """Messages as they are published, for `with`, without consuming them: those that
@@ -530,21 +515,23 @@ class BlockingClient:
                 return
             except RequestFailed as failure:
                 if requests.tells_missing(failure.reason):
-                    names = self._names_of_queues(timeout_s)
+                    rows = list[dict[str, Any]]()
+                    with suppress(RequestFailed):  # Not everybody may inspect the server.
+                        rows = self._rows("queues", "name", NAMES_COMPARED_MAX, timeout_s)
+                    names = (row["name"] for row in rows)
                     raise QueueMissing(queue, names, failure.error_id) from None
 
-    def _names_of_queues(self, timeout_s: float | None) -> list[str]:
-        """The first ones; none for a user who may not inspect the server."""
-        names, behind = list[str](), None
-        with suppress(RequestFailed):
-            while len(names) < NAMES_COMPARED_MAX:
-                words = requests.page("queues", behind, "name")
-                page = self.stats(*words, timeout_s=timeout_s)
-                names += (row["name"] for row in page)
-                if len(page) < requests.PAGE_ROWS:
-                    break
-                behind = page[-1]
-        return names
+    def _rows(
+        self, what: str, key: str, rows_max: float, timeout_s: float | None
+    ) -> list[dict[str, Any]]:
+        """The rows of a list of `stats` that is sorted by `key`, until there are so many."""
+        rows, behind = list[dict[str, Any]](), None
+        while True:
+            page = self.stats(*requests.page(what, behind, key), timeout_s=timeout_s)
+            rows += page
+            if len(page) < requests.PAGE_ROWS or len(rows) >= rows_max:
+                return rows
+            behind = page[-1]
 
     def delete_queue(
         self,
@@ -563,65 +550,44 @@ class BlockingClient:
         self._request(body, timeout_s)
 
     def purge(
-        self,
-        queue: str,
-        *,
-        scheduled: bool = False,
-        timeout_s: float | None = None,
-        **choice: Unpack[requests.Choice],
+        self, queue: str, *, scheduled: bool = False, **choice: Unpack[requests.Choosing]
     ) -> int:
         """Drop ready messages of the queue and return their number: all, or those selected by
         `event` (a mask), `id`, `older_s` (a minimum age in seconds), `where` (attributes) and
         `limit`. With `scheduled`, scheduled messages too."""
-        return self._counted(requests.purge(queue, scheduled, choice), timeout_s, queue)
+        return self._counted("purge", queue, scheduled=scheduled, **choice)
 
-    def requeue(
-        self,
-        consumer: str,
-        *,
-        timeout_s: float | None = None,
-        **selection: Unpack[requests.Selection],
-    ) -> int:
+    def requeue(self, consumer: str, **selection: Unpack[requests.Selecting]) -> int:
         """Move unacked messages of a consumer to the end of its queue and return their number:
         all, or those selected by `event` (a mask), `id`, `older_s` (a minimum age in seconds) and
         `where` (attributes)."""
-        if not selection:
-            selection = {"older_s": 0.0}
-        return self._counted(requests.reject_some(consumer, selection), timeout_s)
+        if not selection.keys() - {"timeout_s"}:
+            selection["older_s"] = 0.0
+        return self._counted("reject", consumer, ALL, **selection)
 
     def cancel(self, queue: str, id: str | None, *, timeout_s: float | None = None) -> int:
         """Drop scheduled messages with this id, or all with None, and return their number."""
-        return self._counted(requests.one_or_all(b"cancel", queue, id), timeout_s, queue)
+        which = ALL if id is None else id
+        return self._counted("cancel", queue, which, timeout_s=timeout_s)
 
     def promote(self, queue: str, id: str | None, *, timeout_s: float | None = None) -> int:
         """Make scheduled messages with this id ready now, or all with None, and return their
         number."""
-        return self._counted(requests.one_or_all(b"promote", queue, id), timeout_s, queue)
+        which = ALL if id is None else id
+        return self._counted("promote", queue, which, timeout_s=timeout_s)
 
-    def move(
-        self,
-        source: str,
-        to: str,
-        *,
-        timeout_s: float | None = None,
-        **choice: Unpack[requests.Choice],
-    ) -> int:
+    def move(self, source: str, to: str, **choice: Unpack[requests.Choosing]) -> int:
         """Move ready messages of a queue to the end of another one and return their number: all,
         or those selected by `event` (a mask), `id`, `older_s` (a minimum age in seconds), `where`
         (attributes) and `limit`."""
-        return self._counted(requests.move(source, to, choice), timeout_s, source)
+        return self._counted("move", source, to, **choice)
 
     def redrive(
-        self,
-        queue: str,
-        *,
-        to: str | None = None,
-        timeout_s: float | None = None,
-        **choice: Unpack[requests.Choice],
+        self, queue: str, *, to: str | None = None, **choice: Unpack[requests.Choosing]
     ) -> int:
         """Move dead letters back to the queues where they died, or `to` this one, and reset their
         retries. Return their number. The selection is that of `move`."""
-        return self._counted(requests.redrive(queue, to, choice), timeout_s, queue)
+        return self._counted("redrive", queue, to=to, **choice)
 
     def schedule(
         self,
@@ -642,32 +608,26 @@ class BlockingClient:
 
     def pause_schedule(self, name: str, *, timeout_s: float | None = None) -> None:
         """Raises RequestFailed if there is no such schedule."""
-        self._request(requests.change_schedule(name, b"--pause"), timeout_s)
+        self._request(requests.confirmed("schedule", name, pause=True), timeout_s)
 
     def resume_schedule(self, name: str, *, timeout_s: float | None = None) -> None:
         """Ticks of the time in which it was paused are not missed. Raises RequestFailed if there is
         no such schedule."""
-        self._request(requests.change_schedule(name, b"--resume"), timeout_s)
+        self._request(requests.confirmed("schedule", name, resume=True), timeout_s)
 
     def run_schedule(self, name: str, *, timeout_s: float | None = None) -> None:
         """Publish its message now, besides the ticks; after a reconnect, perhaps twice. Raises
         RequestFailed if there is no such schedule, or the message can't be published."""
-        self._request(requests.change_schedule(name, b"--run"), timeout_s)
+        self._request(requests.confirmed("schedule", name, run=True), timeout_s)
 
     def unschedule(self, name: str, *, timeout_s: float | None = None) -> None:
         """Remove a schedule, if there is one of this name."""
-        self._request(requests.unschedule(name), timeout_s)
+        self._request(requests.confirmed("unschedule", name), timeout_s)
 
     def schedules(self, *, timeout_s: float | None = None) -> list[dict[str, Any]]:
         """All schedules by name, as `stats` shows them. Needs the permission to inspect the
         server."""
-        found: list[dict[str, Any]] = []
-        page: list[dict[str, Any]] | None = None
-        while page is None or len(page) == requests.PAGE_ROWS:
-            words = requests.page("schedules", page[-1] if page else None, "name")
-            page = self.stats(*words, timeout_s=timeout_s)
-            found += page
-        return found
+        return self._rows("schedules", "name", math.inf, timeout_s)
 
     def peek(
         self,
@@ -714,14 +674,16 @@ class BlockingClient:
 
     def ack_lease(self, queue: str, lease: str, *, timeout_s: float | None = None) -> bool:
         """A received message is processed; whether it was still there under this lease."""
-        return self._lease(queue, lease, timeout_s, ack=True)
+        done = self._counted("lease", queue, lease, ack=True, timeout_s=timeout_s)
+        return done > 0
 
     def extend_lease(
         self, queue: str, lease: str, for_s: float, *, timeout_s: float | None = None
     ) -> bool:
         """The lease ends so many seconds from now, earlier or later than before; whether it had not
         ended."""
-        return self._lease(queue, lease, timeout_s, for_s=for_s)
+        done = self._counted("lease", queue, lease, for_s=for_s, timeout_s=timeout_s)
+        return done > 0
 
     def reject_lease(
         self,
@@ -734,11 +696,8 @@ class BlockingClient:
         timeout_s: float | None = None,
     ) -> bool:
         """A received message goes back, as by `reject`; whether its lease had not ended."""
-        how = {"reject": True, "delay_s": delay_s, "dead": dead, "reason": reason}
-        return self._lease(queue, lease, timeout_s, **how)
-
-    def _lease(self, queue: str, lease: str, timeout_s: float | None, **how: Any) -> bool:
-        return self._counted(requests.lease(queue, lease, how), timeout_s) > 0
+        how = {"delay_s": delay_s, "dead": dead, "reason": reason, "timeout_s": timeout_s}
+        return self._counted("lease", queue, lease, reject=True, **how) > 0
 
     def _ask_lines(self, body: bytes, lines: list[bytes], call: Call) -> bytes:
         call.lines = lines
@@ -749,7 +708,8 @@ class BlockingClient:
     ) -> int:
         """Drop ready messages with sequence numbers below `seq` and return their number. With an
         `epoch`, only if the queue still has this epoch."""
-        return self._counted(requests.trim(queue, seq, epoch), timeout_s, queue)
+        number = requests.sequence_number(seq)
+        return self._counted("trim", queue, number, epoch=epoch, timeout_s=timeout_s)
 
     def reason(self, error_id: str, *, timeout_s: float | None = None) -> str | None:
         """The reason of an error reply; `error_id` is that of RequestFailed. None if the server no

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Unpack
 from urllib.parse import unquote
 
@@ -106,12 +105,12 @@ class Message:
     @property
     def meta(self) -> dict[str, str]:
         """The attributes it was published with; empty if the consumer has no `meta`."""
-        return _attributes(self._raw_meta())[0]
+        return attributes(self._raw_meta())[0]
 
     @property
     def dead_letter(self) -> DeadLetter | None:
         """Why a dead letter died; else None, also without `meta`."""
-        return _attributes(self._raw_meta())[1]
+        return attributes(self._raw_meta())[1]
 
     @property
     def letter(self) -> DeadLetter | None:
@@ -304,7 +303,7 @@ class PeekedMessage(NamedTuple):
     def parse(cls, line: bytes) -> "PeekedMessage":
         """From a line of the reply to `peek`. Raises ProtocolViolation."""
         told = peeked(line)
-        meta, letter = _attributes(told.meta)
+        meta, letter = attributes(told.meta)
         due_s = told.due_us / 1e6 if told.due_us else None
         names = decoded(told.id), decoded(told.event)
         data = original(told.traits, told.data)
@@ -343,7 +342,7 @@ def peeked(line: bytes) -> _Peek:
     return _Peek(message_id, event, *told, *numbers, lease or b"")
 
 
-def _attributes(meta: bytes) -> tuple[dict[str, str], DeadLetter | None]:
+def attributes(meta: bytes) -> tuple[dict[str, str], DeadLetter | None]:
     """The attributes of a message, and what the broker added to a dead letter. Raises
     ProtocolViolation."""
     own, values = split_letter(meta)
@@ -377,15 +376,10 @@ class Processing:
     def __enter__(self) -> Message:
         return self._message
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
             self._message.ack()
-        elif issubclass(kind, Exception):
+        elif isinstance(error, Exception):
             self._message.reject(reason=error)
         else:  # Its task was cancelled, or its process is to end: the message has not failed.
             self._message.release()
@@ -393,12 +387,7 @@ class Processing:
     async def __aenter__(self) -> Message:
         return self._message
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         self.__exit__(kind, error, trace)
 
 

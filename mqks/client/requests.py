@@ -14,7 +14,7 @@ from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
 from itertools import compress, product
-from typing import Any, Literal, NamedTuple, TypedDict, cast
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast
 from urllib.parse import quote, urlencode
 from uuid import UUID
 
@@ -33,6 +33,7 @@ from mqks.protocol.escapes import escape
 from mqks.protocol.meta import check_meta
 from mqks.protocol.requests import (
     ACTIONS,
+    ALL,
     EXISTING,
     KEEP,
     POLICY_FIELDS,
@@ -353,6 +354,13 @@ def request(action: str, arguments: Iterable[str]) -> bytes:
     return b" ".join(words)
 
 
+def confirmed(action: str, *words: str | bytes, **values: Any) -> bytes:
+    """An action that asks for a confirm: names or `ALL`, and `values` as in `flags`. Raises
+    InvalidRequest."""
+    names = (word if word == ALL else name(word) for word in words)
+    return b" ".join([action.encode(), b"--confirm", *names, *flags(action, values)])
+
+
 def set_name(client_name: str) -> bytes:
     """Raises InvalidRequest."""
     return b"set_name " + name(client_name)
@@ -387,9 +395,15 @@ def _bindings(
     return [*added, *named, *_flag(b"--add-mask", masks)]
 
 
-class Bindings(TypedDict, total=False):
-    """The bindings that a consumer adds to its queue, and whether it creates the queue."""
+class Consuming(TypedDict, total=False):
+    """The options of `consume`."""
 
+    auto_ack: bool
+    delete_when_unused: float | bool
+    prefetch: int | None
+    backoff: Backoff | None
+    ack_timeout_s: float | None
+    meta: bool
     masks: Iterable[str]
     replace: bool
     """Whether `events` and `masks` replace all bindings of the queue, for every consumer."""
@@ -399,41 +413,30 @@ class Bindings(TypedDict, total=False):
     """Deprecated: the contrary of `auto_ack`."""
 
 
-def consume(
-    queue: str,
-    events: Iterable[str] = (),
-    auto_ack: bool = False,
-    delete_when_unused: float | bool = False,
-    masks: Iterable[str] = (),
-    prefetch: int | None = None,
-    meta: bool = False,
-    replace: bool = False,
-    create: bool | None = None,
-    backoff: Backoff | None = None,
-    ack_timeout_s: float | None = None,
-    manual_ack: bool | None = None,
-) -> bytes:
+def consume(queue: str, events: Iterable[str] = (), **options: Unpack[Consuming]) -> bytes:
     """The arguments of a consume."""
+    auto_ack, manual_ack = options.get("auto_ack", False), options.get("manual_ack")
     if manual_ack is not None:
         told = "manual_ack is the default; write auto_ack=True for the other"
         warnings.warn(told, DeprecationWarning, stacklevel=4)
         auto_ack = not manual_ack
-    bindings = _bindings("consume", events, masks, replace)
+    bindings = _bindings("consume", events, options.get("masks", ()), options.get("replace", False))
     words = [name(queue), *bindings]
-    if not (bool(bindings) if create is None else create):
+    if not (bool(bindings) if (create := options.get("create")) is None else create):
         words.append(EXISTING)
-    if delete_when_unused is not False:
-        words.append(DeleteRule(_delay_s(delete_when_unused)).flag())
+    if (rule := options.get("delete_when_unused", False)) is not False:
+        words.append(DeleteRule(_delay_s(rule)).flag())
+    held = {key: options.get(key) for key in ("prefetch", "backoff", "ack_timeout_s")}
     if not auto_ack:
         words.append(b"--manual-ack")
-    elif prefetch or backoff or ack_timeout_s:
+        if held["prefetch"] is None:
+            held["prefetch"] = PREFETCH
+    elif any(held.values()):
         raise InvalidRequest(
             "prefetch, backoff and ack_timeout_s are for unacked messages, and auto_ack leaves none"
         )
-    if prefetch is None:
-        prefetch = 0 if auto_ack else PREFETCH
-    more = {"prefetch": prefetch or None, "backoff": backoff, "ack_timeout_s": ack_timeout_s}
-    return b" ".join([*words, *flags("consume", {**more, "meta": meta})])
+    held["prefetch"] = held["prefetch"] or None
+    return b" ".join([*words, *flags("consume", {**held, "meta": options.get("meta")})])
 
 
 def with_prefetch(arguments: bytes, prefetch: int) -> bytes:
@@ -556,17 +559,6 @@ def delete_queue(queue: str, when_unused: float | bool = False) -> bytes:
     return b" ".join(words)
 
 
-def purge(queue: str, scheduled: bool, choice: "Choice") -> bytes:
-    values = {"scheduled": scheduled, **choice}
-    return b" ".join([b"purge --confirm", name(queue), *flags("purge", values)])
-
-
-def one_or_all(action: bytes, queue: str, message_id: str | None) -> bytes:
-    """A cancel or a promote."""
-    which = b"--all" if message_id is None else name(message_id)
-    return b"%b --confirm %b %b" % (action, name(queue), which)
-
-
 class Timing(TypedDict, total=False):
     """When the ticks of a schedule are."""
 
@@ -608,15 +600,6 @@ def schedule(of: str, cron: str | None, event: str, data: Data, options: Schedul
     return b" ".join(words)
 
 
-def change_schedule(of: str, flag: bytes) -> bytes:
-    """`flag` is one of `--pause`, `--resume` and `--run`."""
-    return b" ".join([b"schedule --confirm", name(of), flag])
-
-
-def unschedule(of: str) -> bytes:
-    return b"unschedule --confirm " + name(of)
-
-
 class Selection(TypedDict, total=False):
     """Selects the messages that meet all given conditions."""
 
@@ -636,6 +619,16 @@ class Choice(Selection, total=False):
 
     limit: int | None
     """At most this number, the first ones."""
+
+
+class Selecting(Selection, total=False):
+    """A selection, and how long to wait for what is done with it."""
+
+    timeout_s: float | None
+
+
+class Choosing(Choice, Selecting, total=False):
+    """The same with a limit."""
 
 
 def exists(queue: str) -> tuple[bytes, bytes]:
@@ -665,14 +658,6 @@ def stats_told(answer: bytes) -> Any:
         raise ProtocolViolation(f"the peer sent {answer[:80]!r} instead of JSON") from None
 
 
-def move(source: str, to: str, choice: Choice) -> bytes:
-    return b" ".join([b"move --confirm", name(source), name(to), *flags("move", choice)])
-
-
-def redrive(queue: str, to: str | None, choice: Choice) -> bytes:
-    return b" ".join([b"redrive --confirm", name(queue), *flags("redrive", {"to": to, **choice})])
-
-
 def tail(events: Iterable[str], queue: str | None) -> bytes:
     """The arguments of a tail."""
     words = [*flags("tail", {"queue": queue}), *_names(events)]
@@ -692,11 +677,6 @@ def receive(queue: str, limit: int, lease_s: float | None, wait_s: float) -> byt
     return b" ".join([b"receive", name(queue), *flags("receive", values)])
 
 
-def lease(queue: str, lease: str, values: Mapping[str, Any]) -> bytes:
-    words = name(queue), name(lease), *flags("lease", values)
-    return b" ".join([b"lease --confirm", *words])
-
-
 def peek_goes_on(answer: bytes) -> int | None:
     """From the end of a reply to `peek`: the number after which there may be more messages."""
     number = answer.removeprefix(PEEK_GOES_ON)
@@ -711,13 +691,9 @@ def is_peek_end(text: bytes) -> bool:
 PEEK_GOES_ON = b"--end after="
 
 
-def reject_some(consumer: str, selection: Selection) -> bytes:
-    return b" ".join([b"reject --confirm", name(consumer), b"--all", *flags("reject", selection)])
-
-
-def trim(queue: str, seq: int, epoch: str | None = None) -> bytes:
-    number = b"%d" % count("seq", seq, SEQ_MAX, 0)
-    return b" ".join([b"trim --confirm", name(queue), number, *flags("trim", {"epoch": epoch})])
+def sequence_number(seq: int) -> bytes:
+    """Raises TypeError, InvalidRequest."""
+    return b"%d" % count("seq", seq, SEQ_MAX, 0)
 
 
 def reason(error_id: str) -> bytes:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from itertools import accumulate, count, starmap
 from math import inf
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any
 
 from mqks.client import failures, requests
 from mqks.client.errors import (
@@ -103,14 +103,6 @@ class Call:
             raise PublishFailed(count - len(self.failed), sorted(starmap(failed, self.failed)))
         self.result()
         return sum(map(len, self.ids))
-
-
-class Setup(TypedDict, total=False):
-    """What every session gets; see there."""
-
-    prefix: Required[str]
-    jitter: Required[Callable[[], float]]
-    guard: Callable[[Settle], Settle]
 
 
 class Session:
@@ -409,15 +401,13 @@ class Session:
         """Look at the time; False when the connection has been silent for too long."""
         if now_s < self.deadline_s:
             return True
-        if self._pinged or self._is_unanswered(now_s):
+        is_greeting = self.state is State.GREETING
+        if self._pinged or (is_greeting and now_s >= self._heard_s + self.greeting_s):
             return False
         self._pinged = True
         if self.state is State.UP:
             self._put(b"%b ping alive\n" % self.new_id())
         return True
-
-    def _is_unanswered(self, now_s: float) -> bool:
-        return self.state is State.GREETING and now_s >= self._heard_s + self.greeting_s
 
     @property
     def silence(self) -> str:
@@ -498,12 +488,7 @@ class ConsumerSession(Session):
     """Whether deliveries have attributes that nobody asked for."""
 
     def __init__(
-        self,
-        options: Options,
-        credentials: Sequence[str],
-        *,
-        arguments: bytes,
-        **more: Unpack[Setup],
+        self, options: Options, credentials: Sequence[str], *, arguments: bytes, **more: Any
     ) -> None:
         super().__init__(options, credentials, **more)
         self.ready: deque[Message] = deque()
@@ -763,12 +748,7 @@ class ReplySession(ConsumerSession):
     """The consumer of a queue of its own, to which come the replies to what services are asked."""
 
     def __init__(
-        self,
-        options: Options,
-        credentials: Sequence[str],
-        *,
-        queue: str,
-        **more: Unpack[Setup],
+        self, options: Options, credentials: Sequence[str], *, queue: str, **more: Any
     ) -> None:
         rule = REPLIES_KEPT_S
         arguments = requests.consume(queue, [queue], delete_when_unused=rule, prefetch=0, meta=True)

@@ -56,17 +56,17 @@ class Step:
 
     def move(self, source: str, to: str, **choice: Unpack[requests.Choice]) -> None:
         """Move messages that are ready when the step begins; see the client's `move`."""
-        self._ask(requests.move(source, to, choice))
+        self._ask(requests.confirmed("move", source, to, **choice))
 
     def redrive(
         self, queue: str, *, to: str | None = None, **choice: Unpack[requests.Choice]
     ) -> None:
         """Move dead letters back with the step; see the client's `redrive`."""
-        self._ask(requests.redrive(queue, to, choice))
+        self._ask(requests.confirmed("redrive", queue, to=to, **choice))
 
     def trim(self, queue: str, seq: int, *, epoch: str | None = None) -> None:
         """Drop messages with numbers below `seq` with the step; see the client's `trim`."""
-        self._ask(requests.trim(queue, seq, epoch))
+        self._ask(requests.confirmed("trim", queue, requests.sequence_number(seq), epoch=epoch))
 
     def _ask(self, request: bytes) -> None:
         self._lines.append(requests.line(self._new_id(), request.replace(b" --confirm", b"", 1)))

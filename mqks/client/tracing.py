@@ -15,14 +15,13 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
-from types import TracebackType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mqks.client import requests
 from mqks.client.errors import InvalidRequest, PublishFailed
-from mqks.client.messages import Message, MetaMessage, Processing, Settle, settled
+from mqks.client.messages import Message, MetaMessage, Processing, settled
 from mqks.client.urls import Address
 from mqks.errors import ConfigurationError
 from mqks.version import __version__
@@ -315,15 +314,8 @@ class TracedMessage(MetaMessage):
     tracing: ClassVar[Tracing]
     queue: ClassVar[str]
 
-    def __init__(
-        self,
-        consumer_id: bytes,
-        message_id: bytes,
-        event: bytes,
-        data: bytes,
-        settle: Settle | None,
-    ) -> None:
-        super().__init__(consumer_id, message_id, event, data, settle)
+    def __init__(self, *told: Any) -> None:
+        super().__init__(*told)
         self.context: Context | None = None
         """Of its process span, also after that has ended."""
 
@@ -346,18 +338,13 @@ class TracedProcessing(Processing):
 
     def __init__(self, message: TracedMessage) -> None:
         super().__init__(message)
-        self._span: AbstractContextManager[None] = message.tracing.process(message, is_alone=False)
+        self._span: Any = message.tracing.process(message, is_alone=False)
 
     def __enter__(self) -> Message:
         self._span.__enter__()
         return super().__enter__()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             super().__exit__(kind, error, trace)
         finally:

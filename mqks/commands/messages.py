@@ -263,10 +263,7 @@ def consume(
     count: Count = None,
     timeout: Quiet = None,
     delete_queue_when_unused: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS", min=0, help="Delete the queue after this time without a consumer."
-        ),
+        float | None, "SECONDS", "Delete the queue after this time without a consumer."
     ] = None,
     prefetch: Annotated[
         int | None,
@@ -278,10 +275,7 @@ def consume(
         ),
     ] = None,
     ack_timeout: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS", help="Ack timeout of this consumer, instead of that of the queue."
-        ),
+        float | None, "SECONDS", "Ack timeout of this consumer, instead of that of the queue."
     ] = None,
     meta: Annotated[bool, "With --json, print attributes, and why dead letters died."] = False,
     client_name: Annotated[

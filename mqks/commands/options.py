@@ -49,12 +49,7 @@ Rows = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this ma
 EventMask = Annotated[
     str | None, "MASK", "Only events that match: * is any text without a dot, ** any text."
 ]
-Older = Annotated[
-    float | None,
-    typer.Option(
-        "--older", min=0, metavar="SECONDS", help="Only messages that arrived this long ago."
-    ),
-]
+Older = Annotated[float | None, "--older", "SECONDS", "Only messages that arrived this long ago."]
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -114,12 +114,8 @@ def archive(
     ] = 10.0,
     merge: Annotated[
         float,
-        typer.Option(
-            "--merge",
-            "--roll",
-            metavar="SECONDS",
-            help="Merge small files of a directory after this time at the latest; 0: never.",
-        ),
+        *("--merge", "--roll", "SECONDS"),
+        "Merge small files of a directory after this time at the latest; 0: never.",
     ] = 300.0,
     keep: Annotated[
         float | None,

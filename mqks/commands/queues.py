@@ -229,10 +229,7 @@ def delete_queue(
     server: Server,
     queue: Queue,
     when_unused: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS", min=0, help="Delete it after this time without a consumer."
-        ),
+        float | None, "SECONDS", "Delete it after this time without a consumer."
     ] = None,
     yes: Yes = False,
     if_exists: Annotated[bool, "No error if the queue does not exist."] = False,

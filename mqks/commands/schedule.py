@@ -3,7 +3,6 @@
 The one rule: a schedule is a request of the protocol; nothing of it is kept here.
 """
 
-from contextlib import suppress
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import typer
@@ -13,7 +12,7 @@ from mqks.commands.declare import Run, declare
 from mqks.commands.existing import check_schedule
 from mqks.commands.inspect import SCHEDULE, schedule_cells
 from mqks.commands.messages import pairs
-from mqks.commands.options import UNITS, AsJson, Names, Told, Yes, confirm, table
+from mqks.commands.options import AsJson, Names, Told, Yes, confirm, table
 from mqks.inspection.text import printable
 
 app = typer.Typer(
@@ -26,28 +25,23 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule.")]
 
 
 class Options(TypedDict):
-    """By the names of the client, but `every` and `meta`, which are texts."""
+    """By the names of the client, but `meta`, which is text."""
 
-    every: Annotated[str | None, "TIME", "Instead of CRON: publish this often: 30s, 5m, 12h, 1d."]
+    every_s: Annotated[
+        float | None, "--every", "SECONDS", "Instead of CRON: publish this often: 30s, 5m, 12h, 1d."
+    ]
     tz: Annotated[str | None, "ZONE", r"Time zone of CRON, as Europe/Berlin. \[default: UTC]"]
     missed: Annotated[
         Literal["skip", "one"] | None,
         typer.Option(help=r"What to publish for missed ticks. \[default: skip]"),
     ]
     jitter_s: Annotated[
-        float | None,
-        typer.Option("--jitter", metavar="SECONDS", help="Each tick is late by up to this time."),
+        float | None, "--jitter", "SECONDS", "Each tick is late by up to this time."
     ]
     pause: Annotated[bool, "Add it paused."]
     mandatory: Annotated[bool, "Try a tick again until a queue is bound to the event."]
-    delay_s: Annotated[
-        float | None,
-        typer.Option("--delay", metavar="SECONDS", help="Deliver each message after this time."),
-    ]
-    ttl_s: Annotated[
-        float | None,
-        typer.Option("--ttl", metavar="SECONDS", help="Time to live of a message in a queue."),
-    ]
+    delay_s: Annotated[float | None, "--delay", "SECONDS", "Deliver each message after this time."]
+    ttl_s: Annotated[float | None, "--ttl", "SECONDS", "Time to live of a message in a queue."]
     meta: Annotated[Names, "KEY=VALUE", "An attribute of the messages. Repeatable."]
     to: Annotated[str | None, "QUEUE", "Only this queue gets the messages."]
     priority: Annotated[int | None, "N", "Their priority, from -128 to 127."]
@@ -70,23 +64,14 @@ def add(
     CRON has minute, hour, day, month and weekday. The same schedule again changes nothing.
     """
     given: Any = {**options}
-    every_s = _seconds(given.pop("every"))
-    if len(words) != (3 if every_s is None else 2):
+    has_cron = given["every_s"] is None
+    if len(words) != (3 if has_cron else 2):
         raise typer.BadParameter('give "CRON" EVENT DATA, or EVENT DATA with --every')
-    given |= {"every_s": every_s, "meta": pairs(given["meta"] or ())}
-    cron = words[0] if every_s is None else None
+    given["meta"] = pairs(given["meta"] or ())
+    cron = words[0] if has_cron else None
     with server.connected() as client:
         client.schedule(name, cron, *words[-2:], **given)
     return {"name": name}, ""
-
-
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
-    with suppress(ValueError):
-        number, unit = text[:-1], dict(UNITS).get(text[-1:])
-        return float(text) if unit is None else float(number) * unit
-    raise typer.BadParameter(f"--every {text!r} is not a time, as in 30s, 5m, 12h or 1d")
 
 
 def list_(server: Server, as_json: AsJson = False) -> None:

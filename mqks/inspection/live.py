@@ -112,7 +112,7 @@ class Live:
         while goes_on is not None:
             body = requests.peek(queue, goes_on, rows, scheduled, chosen)
             lines, end = self._server.ask_lines(body)
-            page = list(map(_row, lines))
+            page = [message_row(**peeked(line)._asdict()) for line in lines]
             yield from page
             goes_on = requests.peek_goes_on(end) or (page[-1]["seq"] if page else None)
 
@@ -125,12 +125,6 @@ class Live:
 
     def _ask(self, *words: bytes) -> Any:
         return self._server.stats(*map(requests.decoded, words))
-
-
-def _row(line: bytes) -> Row:
-    told = peeked(line)
-    message = told.seq, told.time_us, told.id, told.event, told.data, told.retry
-    return message_row(*message, meta=told.meta, due_us=told.due_us, traits=told.traits)
 
 
 def _given(name: str | None) -> list[bytes]:

@@ -6,12 +6,11 @@ Both return the same rows, with the names of `stats`; values that a source does 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, Self
-from urllib.parse import unquote
 
 from mqks.client import requests
-from mqks.client.messages import key_of, original
+from mqks.client.messages import attributes, key_of, original
 from mqks.inspection.text import time_text
-from mqks.protocol.meta import LETTER, cause, split_letter
+from mqks.protocol.meta import cause, split_letter
 from mqks.protocol.replies import read_traits
 
 Row = dict[str, Any]
@@ -55,24 +54,25 @@ class Source(Protocol):
 
 
 def message_row(
+    *,
     seq: int,
     time_us: int,
     id: bytes,
     event: bytes,
     data: bytes,
     retry: int,
+    meta: bytes,
+    due_us: int,
+    traits: bytes,
     doubtful: bool = False,
-    *,
-    meta: bytes = b"",
-    due_us: int = 0,
     expires_us: int | None = None,
     rejects: int | None = None,
     losses: int | None = None,
-    traits: bytes = b"",
+    **_: object,
 ) -> Row:
-    """`data` are bytes as stored; the row has the original ones. Values that the source does not
-    know are None, and so are missing times. `letter` says why a dead message died; `meta` has its
-    own attributes."""
+    """Of the fields of a message as it is stored, or told by `peek`. The row has the original
+    data. Values that the source does not know are None, and so are missing times. `letter` says why
+    a dead message died; `meta` has its own attributes."""
     own, letter = letter_of(meta)
     told = read_traits(traits)
     return {
@@ -98,15 +98,11 @@ def message_row(
 def letter_of(meta: bytes) -> tuple[str, Row | None]:
     """The attributes that a message was published with, and those that the broker has added if it
     is a dead letter."""
-    own, values = split_letter(meta)
-    text = own.decode("ascii", "backslashreplace")
-    if values is None:
+    text, letter = split_letter(meta)[0].decode("ascii", "backslashreplace"), attributes(meta)[1]
+    if letter is None:
         return text, None
-    reason, queue, tries, *times, why = map(requests.decoded, values)
-    published, died = (time_text(round(float(each) * 1e6)) for each in times)
-    name, told = (unquote(each, errors="surrogateescape") for each in (queue, why))
-    found = reason, name, int(tries), published, died, told or None
-    return text, dict(zip(LETTER, found, strict=True))
+    times = {key: time_text(round(getattr(letter, key) * 1e6)) for key in ("published", "died")}
+    return text, letter._asdict() | times
 
 
 def group_of(letter: Row) -> tuple[str, str, str]:

@@ -236,16 +236,7 @@ class Stopped:
         )
         for message in islice(found, wanted.limit):
             self._doubtful += message.doubtful
-            yield message_row(
-                *message[:6],
-                message.doubtful,
-                meta=message.meta,
-                due_us=message.due_us,
-                expires_us=message.expires_us,
-                rejects=message.rejects,
-                losses=message.losses,
-                traits=message.traits,
-            )
+            yield message_row(**message._asdict())
 
 
 def _selected(selection: Mapping[str, Any]) -> Callable[[Message], bool]:

@@ -23,8 +23,7 @@ The one rule: nothing is written or locked, and each transaction is short.
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from mqks.broker.base.ranges import Range, below, numbers
 from mqks.broker.log.pending import ErrorRecord, Mark
@@ -164,6 +163,15 @@ class Contents:
         """Errors of the database become our own."""
         raise NotImplementedError
 
+    @classmethod
+    def open(cls, where: Any, *, thorough: bool = False) -> Self:
+        """Of a path or a URL; `thorough` checks the text of each message, too.
+
+        Raises InspectionFailed when there is no such database, JournalDamaged when it can't be read
+        at all, or is a copy that is not complete, SchemaTooNew when a newer MQKS wrote it.
+        """
+        return cls(where, thorough=thorough).read()
+
     def read(self) -> Self:
         """Do the first `refresh`."""
         try:
@@ -176,12 +184,7 @@ class Contents:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
 
     def _keep_schedules(self, rows: Iterable[tuple[bytes, str]]) -> None:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from anyio import CancelScope
-
 from mqks.errors import CannotWrite, ConfigurationError, DiskFull
 from mqks.files import is_file
 from mqks.journal.contents import Contents
@@ -45,7 +43,7 @@ async def existing_store(settings: Settings, report: Report) -> AsyncIterator[St
         store = await SqliteStore.open(settings, report)
     else:
         raise no_file(settings.db)
-    async with _closing(store):
+    async with store:
         await store.claim(wait=False)
         yield store
 
@@ -67,7 +65,7 @@ async def new_store(settings: Settings, report: Report) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def _opened(settings: Settings, report: Report) -> AsyncIterator[Store]:
-    async with _closing(await open_store(settings, report)) as store:
+    async with await open_store(settings, report) as store:
         await store.claim(wait=False)
         yield store
 
@@ -80,15 +78,6 @@ def contents(db: Path | DatabaseUrl, *, thorough: bool = False) -> Contents:
     from mqks.journal.postgres.database import Database  # here: psycopg is an extra
 
     return Database(db, thorough=thorough)
-
-
-@asynccontextmanager
-async def _closing(store: Store) -> AsyncIterator[Store]:
-    try:
-        yield store
-    finally:
-        with CancelScope(shield=True):
-            await store.close()
 
 
 def _postgres_store() -> "type[PostgresStore]":

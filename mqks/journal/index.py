@@ -208,24 +208,22 @@ class QueueIndex:
             if span.end > first:
                 yield span
 
-    def by_span(self, ranges: Iterable[Range]) -> Iterator[tuple[Span, list[Range]]]:
-        """The parts of the ranges that are in spans; parts of one span come together, if the ranges
-        are in order."""
-        span, parts = None, list[Range]()
-        for part in ranges:
-            first, end = part[0], part[0] + part[1]
-            if span is not None and span.first <= first and end <= span.end:
-                parts.append(part)
-                continue
-            for other in self.overlapping(first, end):
-                if other is not span:
-                    if span is not None:
-                        yield span, parts
-                    span, parts = other, []
-                start = max(first, other.first)
-                parts.append((start, min(end, other.end) - start))
-        if span is not None:
-            yield span, parts
+    def by_span(self, ranges: Sequence[Range]) -> Iterator[tuple[Span, list[Range]]]:
+        """The parts of these ranges, which are in order, that are in spans, by span."""
+        parts, at = dict[Span, list[Range]](), 0
+        while at < len(ranges):
+            first, end = ranges[at][0], sum(ranges[at])
+            at += 1
+            for span in self.overlapping(first, end):
+                start = max(first, span.first)
+                found = parts.setdefault(span, [])
+                found.append((start, min(end, span.end) - start))
+                # Mostly all that begin in a span are inside.
+                stop = bisect_left(ranges, (span.end,), at)
+                if end <= span.end and at < stop and sum(ranges[stop - 1]) <= span.end:
+                    found += ranges[at:stop]
+                    at = stop
+        yield from parts.items()
 
     def living(self, first: int, end: int) -> Iterator[Range]:
         """The messages in the range that are not settled."""
@@ -343,7 +341,7 @@ class Index:
 
     def settle(self, segment: Segment, queue: QueueIndex, acks: Iterable[Range]) -> None:
         """A segment settles these numbers."""
-        for span, dead in queue.by_span(acks):
+        for span, dead in queue.by_span(sorted(acks)):
             self._name(segment, span.segment)
             self._kill(span, dead)
 

@@ -69,9 +69,6 @@ class Journal:
         self.commit_seconds = Histogram(*COMMIT_SECONDS)
         self.batch_records = Histogram(*BATCH_RECORDS)
 
-    async def close(self) -> None:
-        await self.store.close()
-
     # -- writing
 
     async def write(self, entry: Entry) -> None:
@@ -91,10 +88,6 @@ class Journal:
                 parts = _encoded(entry, self.next_segment)
             await self.store.commit([segment for segment, _ in parts], entry)
             self._written(entry, parts, start_s)
-
-    @property
-    def can_write_now(self) -> bool:
-        return self.store.commit_now is not None
 
     def write_now(self, entry: Entry) -> bool:
         """The same for a small entry without metadata, on the caller's thread: for a commit that

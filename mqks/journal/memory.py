@@ -4,15 +4,23 @@ The one rule: only the last one who opened it has the claim.
 """
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from anyio.lowlevel import checkpoint
 
 from mqks.broker.log.pending import Entry
 from mqks.errors import ClaimLost, JournalFailed
-from mqks.journal.store import Head, LastWords, Metadata, NewSegment, QueueRow, Report, Store
+from mqks.journal.store import (
+    Head,
+    LastWords,
+    Metadata,
+    NewSegment,
+    Report,
+    Store,
+    changed_queues,
+    keep_queues,
+)
 from mqks.settings import Settings
 
 
@@ -30,21 +38,14 @@ class Memory:
         return self.holder
 
 
-class MemoryStore:
+class MemoryStore(Store):
     def __init__(self, memory: Memory, settings: Settings) -> None:
         self.name = "memory"
-        self.versions: dict[str, str] = {}
-        self.torn = self.waits = ""
-        self.overdue = False
-        self.silent_s = 0.0
-        self.commit_now: Callable[[NewSegment], None] | None = None
         self._memory = memory
         self._once_ids_max = settings.once_ids_max
         self._errors_kept_max = settings.errors_kept_max
 
     # -- starting
-
-    async def claim(self, *, wait: bool) -> None: ...
 
     async def load(self) -> Metadata:
         known = self._memory.metadata
@@ -66,10 +67,6 @@ class MemoryStore:
         for segment_id in damaged:
             del self._memory.segments[segment_id]
 
-    async def begin(self) -> None: ...
-
-    def announce(self, url: str, far_url: str) -> None: ...
-
     # -- writing
 
     async def commit(
@@ -90,19 +87,9 @@ class MemoryStore:
             kept.next_segment = segment.id + 1
         for segment_id in drop:
             del memory.segments[segment_id]
-        for queue_id, next_seq, cursor in last_words:
-            row = kept.queues[queue_id]
-            kept.queues[queue_id] = row._replace(next_seq=next_seq, cursor=cursor)
-        if entry is not None:
-            self._keep(kept, entry)
-
-    def _keep(self, kept: Metadata, entry: Entry) -> None:
-        for queue_id, state in entry.queues.items():
-            kept.next_queue_id = max(kept.next_queue_id, queue_id + 1)
-            row = kept.queues.pop(queue_id, QueueRow(queue_id, b""))
-            if state is not None:
-                policy = state.policy.encode()
-                kept.queues[queue_id] = row._replace(name=state.name, policy=policy)
+        entry = entry or Entry()
+        kept.next_queue_id = max(kept.next_queue_id, *(each + 1 for each in entry.queues), 1)
+        keep_queues(kept.queues, changed_queues(kept.queues, last_words, entry.queues))
         bound = dict.fromkeys(kept.bindings, True) | entry.bindings
         kept.bindings = [key for key, is_bound in bound.items() if is_bound]
         schedules = kept.schedules | entry.schedules
@@ -120,37 +107,9 @@ class MemoryStore:
         kept.next_segment = segment_id
         kept.next_queue_id = max(kept.next_queue_id, queue_id)
 
-    async def tidy(self, *, idle: bool) -> bool:
-        return False
-
     # -- reading
 
     async def bodies(self, ids: Sequence[int], *, background: bool = False) -> dict[int, bytes]:
         await checkpoint()
         there = self._memory.segments
         return {each: b"".join(there[each]) for each in ids if each in there}
-
-    def facts(self) -> dict[str, Any]:
-        return {}
-
-    # -- space and maintenance
-
-    async def hold_reserves(self) -> bool:
-        return True
-
-    async def give_up_reserves(self) -> None: ...
-
-    async def has_room(self) -> bool:
-        return True
-
-    def check_free_space(self) -> None: ...
-
-    def look(self) -> str:
-        return ""
-
-    def renew_claim(self) -> str:
-        return ""
-
-    def abandon(self) -> None: ...
-
-    async def close(self) -> None: ...

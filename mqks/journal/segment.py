@@ -112,17 +112,7 @@ def encode(sections: Sequence[Section]) -> tuple[bytes, list[bytes]]:
     for section in sections:
         runs, acks = section.runs, section.acks
         short, long = _packed(section.marks)
-        pieces.append(
-            SECTION.pack(
-                section.queue_id,
-                section.next_seq,
-                section.cursor,
-                len(runs),
-                len(acks),
-                len(short),
-                len(long),
-            )
-        )
+        pieces.append(SECTION.pack(*section[:3], len(runs), len(acks), len(short), len(long)))
         for first, time_us, lines in runs:
             key = (id(lines[0]), id(lines[-1]), len(lines))
             twin = shared.get(key)
@@ -146,12 +136,17 @@ def _packed(marks: Sequence[tuple[int, Mark]]) -> tuple[list[bytes], list[bytes]
     """The short marks and the long marks."""
     short: list[bytes] = []
     long: list[bytes] = []
+    known, rest = None, b""
     for number, mark in marks:
+        if mark is known:  # Most are the same object.
+            short.append(number.to_bytes(8, "little") + rest)
+            continue
         version, retry, rejects, losses, *_ = mark
         if any(mark[7:]) or version >> 32 or (retry | rejects | losses) >> 16:
             long.append(LONG_MARK.pack(number, *mark[:4], flags_of(mark), *mark[7:]))
         else:
             short.append(SHORT_MARK.pack(number, *mark[:4], flags_of(mark)))
+            known, rest = mark, short[-1][8:]
     return short, long
 
 

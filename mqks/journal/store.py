@@ -17,7 +17,9 @@ exists.
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Self
+
+from anyio import CancelScope
 
 from mqks.broker.log.pending import Entry, ErrorRecord, QueueState
 from mqks.broker.message.policy import DEFAULT
@@ -119,25 +121,29 @@ def refuse(name: str, damage: Sequence[Damage], report: Report) -> None:
         )
 
 
-class Store(Protocol):
+class Store:
+    """What need not be there does nothing here."""
+
     name: str
     """Its location, as messages show it."""
-    versions: dict[str, str]
+    versions: Mapping[str, str] = {}
     """Versions of the software that it uses."""
-    torn: str
+    torn = ""
     """A possible trace of a power cut; nothing that was confirmed is missing."""
 
     @property
     def waits(self) -> str:
         """What a commit waits for, if it is another machine: it takes longer, and nothing is lost.
         Empty if there is nothing."""
+        return ""
 
     @property
     def silent_s(self) -> float:
         """Seconds since a commit of a store on another machine has succeeded; it has one a second.
         0 of others."""
+        return 0.0
 
-    commit_now: Callable[[NewSegment], None] | None
+    commit_now: Callable[[NewSegment], None] | None = None
     """`commit` of one segment on the caller's thread; None where that is slower than waiting for
     another thread."""
 
@@ -149,13 +155,16 @@ class Store(Protocol):
 
     async def load(self) -> Metadata:
         """Comes next, and then `segments`. Both may be called again, to verify a copy."""
+        raise NotImplementedError
 
     def segments(self, metadata: Metadata) -> AsyncIterator[Sequence[Head]]:
         """All segments in ascending order of ids, some at a time; adds missing ones to
         `metadata.damage`."""
+        raise NotImplementedError
 
     async def salvage(self, metadata: Metadata, damaged: Sequence[int]) -> None:
         """Rewrite the metadata, and set aside its damaged rows and these segments."""
+        raise NotImplementedError
 
     async def begin(self) -> None:
         """Accept what was loaded: from here on the store may be written. A store that is closed
@@ -175,55 +184,73 @@ class Store(Protocol):
         last_words: Iterable[LastWords] = (),
     ) -> None:
         """Add segments, apply the metadata of an entry and drop segments, in one durable step."""
+        raise NotImplementedError
 
     async def become(self, epoch: str) -> None:
         """Set the epoch. An empty one marks a copy that is not complete: it can't be served."""
+        raise NotImplementedError
 
     async def skip_to(self, segment_id: int, queue_id: int = 1) -> None:
         """Ids below these are never used. For a copy, whose ids have gaps."""
+        raise NotImplementedError
 
     @property
     def overdue(self) -> bool:
         """Whether `tidy` has work that should not wait until the journal is idle."""
+        return False
 
     async def tidy(self, *, idle: bool) -> bool:
         """Do one step of the work that is due; return whether there may be more. Cheap when there
         is none."""
+        return False
 
     # -- reading
 
     async def bodies(self, ids: Sequence[int], *, background: bool = False) -> dict[int, bytes]:
         """Whole segments by id; those that do not exist are left out. Reads in the background delay
         each other, nothing else. Raises JournalFailed for a damaged segment."""
+        raise NotImplementedError
 
     def facts(self) -> dict[str, Any]:
         """Values for `stats` and metrics, under the keys that they know."""
+        return {}
 
     # -- space and maintenance
 
     async def hold_reserves(self) -> bool:
         """Reserve the space that acks need when the rest is full; return whether that succeeded."""
+        return True
 
     async def give_up_reserves(self) -> None:
         """Release that space."""
 
     async def has_room(self) -> bool:
         """Whether there is space for a batch or two in addition to the reserves."""
+        return True
 
     def check_free_space(self) -> None:
         """Raise LowDiskSpace when messages find no room, whatever their size."""
 
     def look(self) -> str:
         """Why written data may be lost; empty if there is no reason."""
+        return ""
 
     def renew_claim(self) -> str:
         """Restore what keeps other processes away, if it is gone. Return the outcome; empty if
         there was nothing to restore."""
+        return ""
 
     def abandon(self) -> None:
         """The server ends: a commit that still waits may fail with JournalFailed."""
 
     async def close(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        with CancelScope(shield=True):
+            await self.close()
 
 
 def changed_queues(

@@ -25,23 +25,28 @@ BINDINGS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    key: str
+    """In its texts, what is in braces is a field of the form, or of `told`."""
+
     button: str
-    question: Callable[[Form], str]
-    do: Callable[[AsyncClient, Form], Awaitable[str]]
-    """Returns what was done, for people."""
+    question: str
+    do: Callable[[AsyncClient, Form], Awaitable[object]]
+    done: str
+    """For people; `result` is what `do` has returned, a number of messages or text."""
     back: Callable[[Form], str]
     """Where to go afterwards."""
     check: Callable[[Form], object] = lambda form: None
     """Raises InvalidRequest for fields that are wrong, before it asks."""
+    kind: str = "ready"
+    """What it does to all messages of this kind unless some are selected."""
 
-
-def _messages(count: int, verb: str) -> str:
-    return f"{count:,} {'message' if count == 1 else 'messages'} {verb}."
-
-
-def _queue(form: Form) -> str:
-    return printable(form["queue"])
+    def told(self, text: str, form: Form, result: object = None) -> str:
+        """One of its texts. Raises KeyError for a field that the form lacks."""
+        if isinstance(result, int):
+            result = f"{result:,} {'message' if result == 1 else 'messages'}"
+        fields = {key: printable(value) for key, value in form.items()}
+        fields |= {"which": _one_or_all(form, self.kind), "result": str(result)}
+        fields["also"] = ", and every scheduled one" if "scheduled" in form else ""
+        return text.format_map(fields)
 
 
 def _one_or_all(form: Form, what: str) -> str:
@@ -101,42 +106,10 @@ async def _publish(client: AsyncClient, form: Form) -> str:
     return f"Published as {printable(given)}.{nobody}"
 
 
-async def _purge(client: AsyncClient, form: Form) -> str:
-    choice = _choice(form) or {"scheduled": "scheduled" in form}
-    return _messages(await client.purge(form["queue"], **choice), "purged")
-
-
-async def _delete(client: AsyncClient, form: Form) -> str:
-    await client.delete_queue(form["queue"], if_exists=True)
-    return f"Queue {_queue(form)} deleted."
-
-
-async def _move(client: AsyncClient, form: Form) -> str:
-    count = await client.move(form["queue"], form["to"], **_choice(form))
-    return _messages(count, f"moved to {printable(form['to'])}")
-
-
-async def _redrive(client: AsyncClient, form: Form) -> str:
-    return _messages(await client.redrive(form["queue"], **_choice(form)), "redriven")
-
-
 def _choice(form: Form) -> dict[str, Any]:
     if form.get("id"):
         return {"id": form["id"]}
     return {"where": where} if (where := _pairs(form, "where")) else {}
-
-
-async def _promote(client: AsyncClient, form: Form) -> str:
-    return _messages(await client.promote(form["queue"], form.get("id") or None), "promoted")
-
-
-async def _cancel(client: AsyncClient, form: Form) -> str:
-    return _messages(await client.cancel(form["queue"], form.get("id") or None), "cancelled")
-
-
-async def _set_policy(client: AsyncClient, form: Form) -> str:
-    await client.set_queue(form["queue"], **_policy(form))
-    return f"Policy of {_queue(form)} changed."
 
 
 def _policy(form: Form) -> Policy:
@@ -165,131 +138,107 @@ async def _close(client: AsyncClient, form: Form) -> str:
     return f"Connection {printable(number)} closed." if count != "0" else "It was closed already."
 
 
-def _schedule(form: Form) -> str:
-    return f"schedule {printable(form['schedule'])}"
-
-
 def _to_schedule(form: Form) -> str:
     return schedule_link(form["schedule"])
 
 
-async def _pause(client: AsyncClient, form: Form) -> str:
-    await client.pause_schedule(form["schedule"])
-    return "Paused."
-
-
-async def _resume(client: AsyncClient, form: Form) -> str:
-    await client.resume_schedule(form["schedule"])
-    return "Resumed."
-
-
-async def _run(client: AsyncClient, form: Form) -> str:
-    await client.run_schedule(form["schedule"])
-    return "Published."
-
-
-async def _unschedule(client: AsyncClient, form: Form) -> str:
-    await client.unschedule(form["schedule"])
-    return f"Removed the {_schedule(form)}."
-
-
 ACTIONS: Final = {
-    each.key: each
-    for each in (
-        Action(
-            "publish",
-            "Publish",
-            lambda form: f"Publish a message with the event {printable(form['event'])}?",
-            _publish,
-            lambda form: form.get("back") or "/publish",
-            _terms,
+    "publish": Action(
+        "Publish",
+        "Publish a message with the event {event}?",
+        _publish,
+        "{result}",
+        lambda form: form.get("back") or "/publish",
+        _terms,
+    ),
+    "purge": Action(
+        "Purge",
+        "Delete {which} of {queue}{also}?",
+        lambda client, form: client.purge(
+            form["queue"], **_choice(form) or {"scheduled": "scheduled" in form}
         ),
-        Action(
-            "purge",
-            "Purge",
-            lambda form: (
-                f"Delete {_one_or_all(form, 'ready')} of {_queue(form)}"
-                f"{', and every scheduled one' if 'scheduled' in form else ''}?"
-            ),
-            _purge,
-            _to_queue,
-        ),
-        Action(
-            "delete",
-            "Delete queue",
-            lambda form: f"Delete the queue {_queue(form)} with all its messages and bindings?",
-            _delete,
-            lambda form: "/queues",
-        ),
-        Action(
-            "policy",
-            "Change policy",
-            lambda form: f"Change the policy of {_queue(form)}?",
-            _set_policy,
-            _to_queue,
-            lambda form: requests.set_queue(form["queue"], _policy(form)),
-        ),
-        Action(
-            "move",
-            "Move",
-            lambda form: (
-                f"Move {_one_or_all(form, 'ready')} of {_queue(form)} to {printable(form['to'])}?"
-            ),
-            _move,
-            _to_queue,
-        ),
-        Action(
-            "redrive",
-            "Retry",
-            lambda form: (
-                f"Move {_one_or_all(form, 'dead')} of {_queue(form)} back to where they died?"
-            ),
-            _redrive,
-            _to_queue,
-        ),
-        Action(
-            "promote",
-            "Deliver now",
-            lambda form: f"Make {_one_or_all(form, 'scheduled')} of {_queue(form)} ready now?",
-            _promote,
-            _to_queue,
-        ),
-        Action(
-            "cancel",
-            "Cancel",
-            lambda form: f"Delete {_one_or_all(form, 'scheduled')} of {_queue(form)}?",
-            _cancel,
-            _to_queue,
-        ),
-        Action(
-            "close",
-            "Close connection",
-            lambda form: (
-                f"Close connection {printable(form['connection'])}? Its unacked messages "
-                "return to their queues."
-            ),
-            _close,
-            lambda form: "/connections",
-        ),
-        Action(
-            "pause", "Pause", lambda form: f"Pause the {_schedule(form)}?", _pause, _to_schedule
-        ),
-        Action(
-            "resume", "Resume", lambda form: f"Resume the {_schedule(form)}?", _resume, _to_schedule
-        ),
-        Action(
-            "run",
-            "Run now",
-            lambda form: f"Publish the message of the {_schedule(form)} now?",
-            _run,
-            _to_schedule,
-        ),
-        Action(
-            "unschedule",
-            "Remove schedule",
-            lambda form: f"Remove the {_schedule(form)}? What it has published stays.",
-            _unschedule,
-            lambda form: "/schedules",
-        ),
-    )
+        "{result} purged.",
+        _to_queue,
+    ),
+    "delete": Action(
+        "Delete queue",
+        "Delete the queue {queue} with all its messages and bindings?",
+        lambda client, form: client.delete_queue(form["queue"], if_exists=True),
+        "Queue {queue} deleted.",
+        lambda form: "/queues",
+    ),
+    "policy": Action(
+        "Change policy",
+        "Change the policy of {queue}?",
+        lambda client, form: client.set_queue(form["queue"], **_policy(form)),
+        "Policy of {queue} changed.",
+        _to_queue,
+        lambda form: requests.set_queue(form["queue"], _policy(form)),
+    ),
+    "move": Action(
+        "Move",
+        "Move {which} of {queue} to {to}?",
+        lambda client, form: client.move(form["queue"], form["to"], **_choice(form)),
+        "{result} moved to {to}.",
+        _to_queue,
+    ),
+    "redrive": Action(
+        "Retry",
+        "Move {which} of {queue} back to where they died?",
+        lambda client, form: client.redrive(form["queue"], **_choice(form)),
+        "{result} redriven.",
+        _to_queue,
+        kind="dead",
+    ),
+    "promote": Action(
+        "Deliver now",
+        "Make {which} of {queue} ready now?",
+        lambda client, form: client.promote(form["queue"], form.get("id") or None),
+        "{result} promoted.",
+        _to_queue,
+        kind="scheduled",
+    ),
+    "cancel": Action(
+        "Cancel",
+        "Delete {which} of {queue}?",
+        lambda client, form: client.cancel(form["queue"], form.get("id") or None),
+        "{result} cancelled.",
+        _to_queue,
+        kind="scheduled",
+    ),
+    "close": Action(
+        "Close connection",
+        "Close connection {connection}? Its unacked messages return to their queues.",
+        _close,
+        "{result}",
+        lambda form: "/connections",
+    ),
+    "pause": Action(
+        "Pause",
+        "Pause the schedule {schedule}?",
+        lambda client, form: client.pause_schedule(form["schedule"]),
+        "Paused.",
+        _to_schedule,
+    ),
+    "resume": Action(
+        "Resume",
+        "Resume the schedule {schedule}?",
+        lambda client, form: client.resume_schedule(form["schedule"]),
+        "Resumed.",
+        _to_schedule,
+    ),
+    "run": Action(
+        "Run now",
+        "Publish the message of the schedule {schedule} now?",
+        lambda client, form: client.run_schedule(form["schedule"]),
+        "Published.",
+        _to_schedule,
+    ),
+    "unschedule": Action(
+        "Remove schedule",
+        "Remove the schedule {schedule}? What it has published stays.",
+        lambda client, form: client.unschedule(form["schedule"]),
+        "Removed the schedule {schedule}.",
+        lambda form: "/schedules",
+    ),
 }

@@ -394,19 +394,18 @@ class Page:
     async def _act(self, request: Request, session: Session) -> Response:
         """Ask, and when the answer is yes, do it."""
         form = await _form(request)
-        action = ACTIONS.get(request.path_params["action"])
+        action = ACTIONS.get(key := request.path_params["action"])
         if action is None or not self._may_act or not session.allows(form.pop("csrf", "")):
             return await self._failed(403, "This page does not allow that.", session)
         try:
             action.check(form)
             if form.pop("sure", "") != "yes":
                 session.typed = {**form}
-                question = action.question(form)
-                back = action.back(form)
-                return await self._shown(
-                    "ask.html", session, action=action, question=question, form=form, back=back
-                )
-            session.notice, session.typed = await action.do(session.client, form), {}
+                about: dict[str, Any] = {"key": key, "button": action.button, "form": form}
+                about |= {"question": action.told(action.question, form)}
+                return await self._shown("ask.html", session, back=action.back(form), **about)
+            result = await action.do(session.client, form)
+            session.notice, session.typed = action.told(action.done, form, result), {}
         except KeyError as missing:
             return await self._failed(400, f"{missing.args[0]} is missing.", session)
         except (InvalidRequest, RequestFailed) as failure:
@@ -548,21 +547,9 @@ def _held(row: tables.Row) -> Mapping[str, Any]:
 
 def _message(message: PeekedMessage, data_bytes: int) -> Mapping[str, Any]:
     """A message whose data are shortened, and how many there were."""
-    return {
-        "seq": message.seq,
-        "id": message.id,
-        "event": message.event,
-        "time": message.time,
-        "due": message.due,
-        "retry": message.retry,
-        "priority": message.priority,
-        "key": message.key,
-        "meta": message.meta,
-        "letter": message.dead_letter,
-        "data": _data(message.data),
-        "copy_link": _copy_link(message),
-        "cut": max(0, data_bytes - DATA_BYTES_MAX),
-    }
+    more = {"letter": message.dead_letter, "copy_link": _copy_link(message)}
+    cut = max(0, data_bytes - DATA_BYTES_MAX)
+    return {**message._asdict(), **more, "data": _data(message.data), "cut": cut}
 
 
 async def _causes(client: AsyncClient, queue: str) -> tuple[list[Mapping[str, Any]], int]:

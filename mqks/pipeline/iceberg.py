@@ -14,10 +14,10 @@ import os
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -55,8 +55,26 @@ _TRANSFORMS["event"] = "topic", "identity"
 class IcebergTable(Table):
     """The place is a name in a catalog, and the files are where the catalog says."""
 
+    _catalog: Any = None
+
+    def __enter__(self) -> Self:
+        try:
+            return super().__enter__()
+        except BaseException:
+            self._close()
+            raise
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._catalog is not None:
+            self._catalog.close()
+
     def _open(self) -> Any:
-        self._catalog, name = catalog_of(str(self.place))
+        if self._catalog is None:
+            self._catalog, self._name = catalog_of(str(self.place))
+        name = self._name
         try:
             return self._catalog.load_table(name)
         except (NoSuchTableError, NoSuchNamespaceError):
@@ -192,10 +210,11 @@ def catalog_of(url: str) -> tuple[Any, str]:
 def found(url: str) -> Any:
     """The table. Raises LakeUnfit."""
     catalog, name = catalog_of(url)
-    try:
-        return catalog.load_table(name)
-    except (NoSuchTableError, NoSuchNamespaceError):
-        raise LakeUnfit(f"there is no Iceberg table {url}") from None
+    with closing(catalog):
+        try:
+            return catalog.load_table(name)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            raise LakeUnfit(f"there is no Iceberg table {url}") from None
 
 
 def files(url: str) -> list[str]:

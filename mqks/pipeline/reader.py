@@ -112,7 +112,8 @@ class QueueReader:
     def trim(self, seq: int, epoch: str | None = None) -> None:
         """Durably drop all ready messages below this number. With an `epoch`, raises RequestFailed
         if the queue has another one."""
-        self._ask(b"r %b\n" % requests.trim(self._name, seq, epoch), "trim")
+        number = requests.sequence_number(seq)
+        self._ask(b"r %b\n" % requests.confirmed("trim", self._name, number, epoch=epoch), "trim")
 
     def read(
         self, start: int, end: int, *, epoch: str | None = None, fail_on_data_loss: bool = True

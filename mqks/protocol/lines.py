@@ -31,7 +31,7 @@ class LineSplitter:
     lines come from a server, which ends them with a newline only; a `\\r` before it is data.
     """
 
-    __slots__ = ("_is_server", "_tail", "_tail_bytes", "has_tab", "line_bytes_max", "too_long")
+    __slots__ = ("_is_server", "_tail", "has_tab", "line_bytes_max", "tail_bytes", "too_long")
 
     def __init__(self, line_bytes_max: int, *, is_server: bool = False) -> None:
         self.line_bytes_max = line_bytes_max
@@ -40,12 +40,8 @@ class LineSplitter:
         """Whether the lines last returned can contain a tab."""
         self.too_long: bytes | None = None
         self._tail: list[bytes] = []
-        self._tail_bytes = 0
-
-    @property
-    def tail_bytes(self) -> int:
+        self.tail_bytes = 0
         """Bytes of the unfinished line."""
-        return self._tail_bytes
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add a chunk, and return the lines that it completes, without their ends."""
@@ -80,15 +76,15 @@ class LineSplitter:
         """Return the unfinished line, and forget it."""
         tail = b"".join(self._tail)
         self._tail.clear()
-        self._tail_bytes = 0
+        self.tail_bytes = 0
         return tail
 
     def _keep(self, piece: bytes) -> None:
         """Pieces are joined when the line ends, so single bytes cost no more."""
         self._tail.append(piece)
-        self._tail_bytes += len(piece)
+        self.tail_bytes += len(piece)
         # One byte more may be the carriage return of the line's end.
-        if self._tail_bytes > self.line_bytes_max + 1:
+        if self.tail_bytes > self.line_bytes_max + 1:
             self.too_long = b"".join(self._tail)[: self.line_bytes_max]
             self._tail.clear()
-            self._tail_bytes = 0
+            self.tail_bytes = 0

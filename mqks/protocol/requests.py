@@ -471,6 +471,11 @@ _FLAG = re.compile(r"(?<!{msg_id}\|)(--[a-z-]+)(\[?=)?( {)?")
 
 def _plain(action: Action, rest: bytes, names_max: int) -> Any:
     """Words, and flags anywhere."""
+    return action.made(*_told(action, rest))
+
+
+def _told(action: Action, rest: bytes) -> tuple[list[bytes], dict[str, Any]]:
+    """The words, and the values of the flags."""
     words: list[bytes] = []
     found: dict[str, Any] = {}
     for argument in _arguments(action.name, rest):
@@ -479,7 +484,7 @@ def _plain(action: Action, rest: bytes, names_max: int) -> Any:
             words.append(argument)
         else:
             action.take(argument, found)
-    return action.made(words, found)
+    return words, found
 
 
 def _with_data(action: Action, rest: bytes, names_max: int) -> Any:
@@ -524,13 +529,7 @@ def _with_publish(action: Action, rest: bytes, names_max: int) -> Any:
     rest, is_one, line = rest.partition(b" publish ")
     if is_one and len(line) > SCHEDULE_BYTES_MAX:
         raise action.error(f"publish has {len(line)} bytes, the limit is {SCHEDULE_BYTES_MAX}")
-    words: list[bytes] = []
-    found: dict[str, Any] = {}
-    for argument in _arguments(action.name, rest):
-        if argument[:2] == b"--":
-            action.take(argument, found)
-        else:
-            words.append(argument)
+    words, found = _told(action, rest)
     if is_one:
         found |= {"publish": ACTIONS[b"publish"].parse(line, names_max), "line": line}
     return action.made(words, found)
@@ -619,7 +618,8 @@ def _number(least: int, most: int) -> Reader:
 
 
 def _whole_number(value: bytes, least: int, most: int) -> int:
-    if not value.isdigit() or len(value) > 19 or not least <= int(value) <= most:
+    digits = value.removeprefix(b"-") if least < 0 else value
+    if not digits.isdigit() or len(digits) > 19 or not least <= int(value) <= most:
         raise BadRequest(f"{shown(value)} is not a whole number from {least} to {most}")
     return int(value)
 
@@ -649,15 +649,6 @@ def _duration_s(value: bytes) -> float:
     if not seconds:
         raise BadRequest(f"{shown(value)} is not a number of seconds greater than 0")
     return max(seconds, 1e-6)
-
-
-def _priority(value: bytes) -> int:
-    digits = value.removeprefix(b"-")
-    if not digits.isdigit() or len(digits) > 3 or not PRIORITY_MIN <= int(value) <= PRIORITY_MAX:
-        raise BadRequest(
-            f"{shown(value)} is not a whole number from {PRIORITY_MIN} to {PRIORITY_MAX}"
-        )
-    return int(value)
 
 
 def _name(value: bytes) -> bytes:
@@ -762,10 +753,6 @@ def _lease(queue: bytes, lease: bytes, **values: Any) -> Lease:
     return Lease(queue, lease, **values)
 
 
-def _set_queue(queue: bytes, reset: bool = False, **changes: Any) -> SetQueue:
-    return SetQueue(queue, changes, reset)
-
-
 def _short_text(value: bytes) -> str:
     if len(value) > CRON_BYTES_MAX:
         raise BadRequest(f"{shown(value)} has {len(value)} bytes, the limit is {CRON_BYTES_MAX}")
@@ -798,10 +785,6 @@ def _tail(*words: bytes, queue: bytes | None = None) -> WantedTail:
     return WantedTail(queue, [word for word in words if b"*" not in word], masks)
 
 
-def _stats(*words: bytes, **values: Any) -> Stats:
-    return Stats(words, **values)
-
-
 def _only(value: Any = None, worker: int = 0) -> Any:
     return value
 
@@ -824,71 +807,45 @@ class PolicyField(NamedTuple):
     journal, clients, `mqks set-queue` and the page all take it from here."""
 
     name: str
-    flag: bytes
     read: Reader
     value: str
     """What to write, as in `N`, or all there is, as in `yes|no`."""
     help: str
 
+    @property
+    def flag(self) -> bytes:
+        return b"--" + self.name.removesuffix("_s").replace("_", "-").encode()
 
-_COUNT, _MOST = _number(0, COUNT_MAX), _number(1, SEQ_MAX)
-_OVERFLOW = partial(_one_of, {b"reject": "reject", b"drop": "drop"})
-_KEY = partial(_one_of, {b"key": "key"})
-_YES_NO = partial(_one_of, {b"yes": True, b"no": False})
-POLICY = (
-    PolicyField("retries", b"--retries", _COUNT, "N", "Rejects after which a message is dead."),
-    PolicyField(
-        "losses", b"--losses", _COUNT, "N", "Lost consumers after which a message is dead."
-    ),
-    PolicyField(
-        "deliveries",
-        b"--deliveries",
-        _COUNT,
-        "N",
-        "Deliveries after which a message is dead, however they end.",
-    ),
-    PolicyField(
-        "backoff",
-        BACKOFF,
-        _backoff,
-        "FIRST[,MAX]",
-        "Backoff: seconds before a redelivery; doubles up to MAX.",
-    ),
-    PolicyField("dead_letters", b"--dead-letters", _name, "QUEUE", "The queue for dead messages."),
-    PolicyField("ttl_s", b"--ttl", _duration_s, "SECONDS", "Time to live of a message."),
-    PolicyField("messages_max", b"--messages-max", _MOST, "N", "The most messages in the queue."),
-    PolicyField("bytes_max", b"--bytes-max", _MOST, "N", "The most bytes in the queue."),
-    PolicyField(
-        "overflow",
-        b"--overflow",
-        _OVERFLOW,
-        "reject|drop",
-        "At a limit: reject publishes, or drop the oldest.",
-    ),
-    PolicyField(
-        "single_consumer",
-        b"--single-consumer",
-        _YES_NO,
-        "yes|no",
-        "Deliver to one consumer at a time.",
-    ),
-    PolicyField(
-        "ack_timeout_s",
-        ACK_TIMEOUT,
-        _duration_s,
-        "SECONDS",
-        "Ack timeout, after which a message is redelivered.",
-    ),
-    PolicyField("ordered", b"--ordered", _KEY, "key", "Deliver the messages of a key in order."),
-    PolicyField("fair", b"--fair", _KEY, "key", "Let the keys of messages take turns."),
-    PolicyField(
-        "labels",
-        b"--labels",
-        partial(check_meta, reserved=True, bytes_max=LABELS_BYTES_MAX),
-        "KEY=VALUE[&...]",
-        "Labels, for people and programs that manage queues.",
-    ),
+
+_Kind = tuple[Reader, str]
+_COUNT: _Kind = _number(0, COUNT_MAX), "N"
+_MOST: _Kind = _number(1, SEQ_MAX), "N"
+_SECONDS: _Kind = _duration_s, "SECONDS"
+_BACKOFF: _Kind = _backoff, "FIRST[,MAX]"
+_OVERFLOW: _Kind = partial(_one_of, {b"reject": "reject", b"drop": "drop"}), "reject|drop"
+_YES_NO: _Kind = partial(_one_of, {b"yes": True, b"no": False}), "yes|no"
+_KEY: _Kind = partial(_one_of, {b"key": "key"}), "key"
+_LABELS: _Kind = (
+    partial(check_meta, reserved=True, bytes_max=LABELS_BYTES_MAX),
+    "KEY=VALUE[&...]",
 )
+_POLICY = {
+    "retries": (_COUNT, "Rejects after which a message is dead."),
+    "losses": (_COUNT, "Lost consumers after which a message is dead."),
+    "deliveries": (_COUNT, "Deliveries after which a message is dead, however they end."),
+    "backoff": (_BACKOFF, "Backoff: seconds before a redelivery; doubles up to MAX."),
+    "dead_letters": ((_name, "QUEUE"), "The queue for dead messages."),
+    "ttl_s": (_SECONDS, "Time to live of a message."),
+    "messages_max": (_MOST, "The most messages in the queue."),
+    "bytes_max": (_MOST, "The most bytes in the queue."),
+    "overflow": (_OVERFLOW, "At a limit: reject publishes, or drop the oldest."),
+    "single_consumer": (_YES_NO, "Deliver to one consumer at a time."),
+    "ack_timeout_s": (_SECONDS, "Ack timeout, after which a message is redelivered."),
+    "ordered": (_KEY, "Deliver the messages of a key in order."),
+    "fair": (_KEY, "Let the keys of messages take turns."),
+    "labels": (_LABELS, "Labels, for people and programs that manage queues."),
+}
+POLICY = [PolicyField(name, *kind, help) for name, (kind, help) in _POLICY.items()]
 POLICY_FLAGS = {field.flag: field.read for field in POLICY}
 DURATIONS = frozenset((BACKOFF, b"--ttl", b"--ack-timeout"))
 POLICY_FIELDS = {field.flag: field.name for field in POLICY}
@@ -917,7 +874,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--missed": ("missed", partial(_one_of, {b"skip": "skip", b"one": "one"})),
     "--older": ("older_us", _delay_us),
     "--once": ("once_s", _duration_s),
-    "--priority": ("priority", _priority),
+    "--priority": ("priority", _number(PRIORITY_MIN, PRIORITY_MAX)),
     "--prefetch": ("prefetch", _number(1, COUNT_MAX)),
     "--queue": ("queue", _any_name),
     "--reason": ("why", check_reason),
@@ -1040,7 +997,7 @@ _TABLE = (
         "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] "
         "[--ordered=key] [--fair=key] [--labels={key}={value}[&...]] [--reset]",
-        _set_queue,
+        lambda queue, reset=False, **changes: SetQueue(queue, changes, reset),
         {"queue": "consume", "dead_letters": "consume"},
         confirm_anywhere=True,
     ),
@@ -1069,7 +1026,7 @@ _TABLE = (
     Action(
         "stats",
         "[{what} [{name}]] [--after={key}] [--then={key}|--mask={mask}] [--limit={n}]",
-        _stats,
+        lambda *words, **values: Stats(words, **values),
         {"words": "monitoring"},
     ),
     Action(

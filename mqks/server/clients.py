@@ -7,7 +7,7 @@ its order; so what many connections publish to the same queues is published in o
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import anyio
@@ -54,9 +54,9 @@ class Clients:
         self._schedule_flush = schedule_flush
         self._loop = asyncio.get_running_loop()
         self._intake = Intake(broker)
-        self._clients: dict[int, Client] = {}
+        self.by_id: dict[int, Client] = {}
         """By the number of the connection."""
-        self._unsent = Unsent(broker, self._clients, self._drop, schedule_flush)
+        self._unsent = Unsent(broker, self.by_id, self._drop, schedule_flush)
         self._chunks: list[tuple[Client, bytes]] = []
         """What has come in since the last flush, and is not handled yet."""
         self.turn_bytes = 0
@@ -71,15 +71,10 @@ class Clients:
         """Nobody is read, and nothing is delivered."""
         broker.access.source_of = self._source_of
 
-    @property
-    def by_id(self) -> Mapping[int, Client]:
-        """By the number of the connection."""
-        return self._clients
-
     def add(self, client: Client) -> None:
         peer = client.peer
         client.connection = connection = self._broker.connect(peer.address, local=peer.local)
-        self._clients[connection.id] = client
+        self.by_id[connection.id] = client
         client.set_high_water(self._unsent.high_water_bytes)
         if connection.permissions is STRANGER:
             client.stranger = True
@@ -99,7 +94,7 @@ class Clients:
     def remove(self, client: Client) -> None:
         self.handle_chunks()
         connection = client.connection
-        self._clients.pop(connection.id, None)
+        self.by_id.pop(connection.id, None)
         for budget in (self._published, self._awaited):
             budget.leave(client)
         self._gate.leave(client.peer)
@@ -247,11 +242,11 @@ class Clients:
             client.auth_timer.cancel()
 
     def _source_of(self, connection: Connection) -> bytes:
-        client = self._clients.get(connection.id)
+        client = self.by_id.get(connection.id)
         return b"" if client is None else client.peer.source
 
     def verified(self, login: Login, user: Known | None) -> None:
-        client = self._clients.get(login.connection.id)
+        client = self.by_id.get(login.connection.id)
         if client is None or client.ended or self.stopping:
             return
         if client.stranger:
@@ -264,7 +259,7 @@ class Clients:
     def set_users(self, users: Users) -> None:
         """Apply permissions to open connections too; close those of removed users."""
         self._broker.access.users = users
-        for client in list(self._clients.values()):
+        for client in list(self.by_id.values()):
             name = client.connection.user
             if name is None or client.ended:
                 continue
@@ -341,7 +336,7 @@ class Clients:
 
     async def refuse_all(self, failure: Unwritable) -> None:
         """Close all clients."""
-        for client in list(self._clients.values()):
+        for client in list(self.by_id.values()):
             if client.ended or client.paused:
                 self._drop(client, failure)
             else:
@@ -357,7 +352,7 @@ class Clients:
         """Close the connections that others have expelled."""
         expelled, self._broker.expelled = self._broker.expelled, []
         for connection in expelled:
-            client = self._clients.get(connection.id)
+            client = self.by_id.get(connection.id)
             if client is not None and not client.ended:
                 self._expelled(client)
 
@@ -376,7 +371,7 @@ class Clients:
             outbox = connection.outbox
             data = outbox[0] if len(outbox) == 1 else b"".join(outbox)
             outbox.clear()
-            client = self._clients.get(connection.id)
+            client = self.by_id.get(connection.id)
             if client is None:
                 continue
             client.send(data)
@@ -397,7 +392,7 @@ class Clients:
     def stop(self) -> None:
         self.handle_chunks()
         self.stopping = True
-        for client in self._clients.values():
+        for client in self.by_id.values():
             client.rest(Hold.STOP)
             # Nothing is delivered that the journal could not record.
             client.connection.rest(Slow.END)
@@ -415,9 +410,9 @@ class Clients:
     def are_unsent(self) -> bool:
         """Whether replies wait to be sent."""
         return bool(self._broker.flow.touched) or any(
-            client.transport.get_write_buffer_size() for client in self._clients.values()
+            client.transport.get_write_buffer_size() for client in self.by_id.values()
         )
 
     def close(self) -> None:
-        for client in list(self._clients.values()):
+        for client in list(self.by_id.values()):
             client.transport.close()

@@ -128,11 +128,7 @@ class HeldWatch:
             cpu_ms=round(cpu_s * 1000),
             gc_ms=round(self._collected_s * 1000),
             where=seen.where or "-",
-            connection=seen.handled.connection,
-            client=seen.handled.client,
-            action=seen.handled.action,
-            line_bytes=seen.handled.line_bytes,
-            lines=seen.handled.lines,
+            **seen.handled._asdict(),
             suppressed=suppressed,
         )
 

@@ -11,7 +11,7 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import ClassVar, cast
 from urllib.parse import urlsplit
 
 import anyio
@@ -31,15 +31,14 @@ from mqks.api.app import Api, answer
 from mqks.broker.broker import Broker
 from mqks.broker.requests import stats
 from mqks.journal.journal import Journal
-from mqks.limits import HTTP_CONNECTIONS_MAX
+from mqks.limits import HTTP_CONNECTIONS_MAX, HTTP_UNREAD_BYTES_MAX
 from mqks.page.app import SECURITY, Page
 from mqks.server import log
 from mqks.server.history import History
 from mqks.server.metrics import queue_lines, registry_of, standby_registry
 from mqks.server.steps import done
 from mqks.settings import Settings, is_loopback
-from mqks.sqs.app import OpenInside, Sqs
-from mqks.users import Users
+from mqks.sqs.app import Sqs
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """The text format that every version of Prometheus reads."""
@@ -52,11 +51,15 @@ STOP_S = 1
 
 class _Protocol(H11Protocol):
     connections_max = HTTP_CONNECTIONS_MAX
+    unread: "ClassVar[dict[_Protocol, int]]"
+    """Long answers that wait for their peers, and their bytes, those first that wait longest."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.made_s = self.loop.time()
         self._is_new = True
+        self._left = 0
+        """Bytes of an answer that its peer had yet to take."""
         if len(self.connections) > self.connections_max:
             waiting = [each for each in cast(set[_Protocol], self.connections) if each.waits]
             min(waiting, key=lambda each: each.made_s, default=self).transport.abort()
@@ -74,7 +77,26 @@ class _Protocol(H11Protocol):
         if not self.cycle or (self.cycle.response_complete and not self.timeout_keep_alive_task):
             self.transport.abort()
         elif not self.transport.is_closing():
+            before, self._left = self._left, self.transport.get_write_buffer_size()
+            if self._left and self._left == before:
+                self.transport.abort()
             self.loop.call_later(REQUEST_S, self._end_silent)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.unread[self] = self.transport.get_write_buffer_size()
+        while len(self.unread) > 1 and sum(self.unread.values()) > HTTP_UNREAD_BYTES_MAX:
+            longest = next(iter(self.unread))
+            del self.unread[longest]
+            longest.transport.abort()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.unread.pop(self, None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.unread.pop(self, None)
 
     def data_received(self, data: bytes) -> None:
         if self._is_new and b"\n" in data:
@@ -181,45 +203,14 @@ async def serve(
             tasks.cancel_scope.cancel()
 
 
-async def _serve_door(door: Api | Sqs, sock: socket.socket, connections_max: int) -> None:
+async def serve_door(door: Api | Sqs, sock: socket.socket, connections_max: int) -> None:
+    """The same for the HTTP API, or that of SQS."""
     async with anyio.create_task_group() as tasks:
         await tasks.start(door.run)
         try:
             await _answer(sock, door.app(_api_failed), connections_max)
         finally:
             tasks.cancel_scope.cancel()
-
-
-async def serve_api(
-    sock: socket.socket,
-    settings: Settings,
-    open_inside: Callable[[str, bool], Awaitable[socket.socket]],
-    connections_max: int,
-) -> None:
-    """The same for the HTTP API."""
-    api = Api(
-        open_inside,
-        with_users=settings.users is not None,
-        line_bytes_max=settings.line_bytes_max,
-    )
-    await _serve_door(api, sock, connections_max)
-
-
-async def serve_sqs(
-    sock: socket.socket,
-    settings: Settings,
-    open_inside: OpenInside,
-    users: Callable[[], Users],
-    connections_max: int,
-) -> None:
-    """The same for the SQS API."""
-    sqs = Sqs(
-        open_inside,
-        users,
-        with_users=settings.users is not None,
-        line_bytes_max=settings.line_bytes_max,
-    )
-    await _serve_door(sqs, sock, connections_max)
 
 
 async def serve_standby(sock: socket.socket, why: Callable[[], str], connections_max: int) -> None:
@@ -253,7 +244,7 @@ async def _answer(sock: socket.socket, app: Starlette, connections_max: int) -> 
         Config(
             # Beyond loopback nobody can know its names.
             _guarded(own) if is_loopback(host) else own,
-            http=type("Protocol", (_Protocol,), {"connections_max": connections_max}),
+            http=type("Protocol", (_Protocol,), {"connections_max": connections_max, "unread": {}}),
             # Event loops accept all at once that wait there, before one can be closed.
             backlog=connections_max // 4,
             ws="none",

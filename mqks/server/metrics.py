@@ -5,9 +5,11 @@ for each batch anyway, so monitoring costs nothing per message.
 """
 
 import platform
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -16,174 +18,99 @@ from prometheus_client.registry import Collector
 
 from mqks import __version__
 from mqks.broker.broker import Broker
+from mqks.broker.queue.queue import Queue
 from mqks.broker.requests import stats
-from mqks.journal.histogram import Histogram
 from mqks.journal.journal import Journal
 from mqks.settings import SETTINGS, Settings
 
 BUDGETS: Final = ("memory_bytes", "delivery_pause_bytes")
 """Settings that are limits and whose names do not end so."""
+KEY: Final = re.compile(r"^mqks_(journal_|messages_(?=\w+_total$))?|_total$")
+"""What a name has that the key in `stats` has not, which may be missing: stores differ."""
 SLICE_QUEUES: Final = 500
 """Queues written before other tasks run: a quarter of a millisecond."""
 
 
-class Metric(NamedTuple):
-    """A counter if its name ends in `_total`, otherwise a gauge."""
+# Each is a counter if its name ends in `_total`, otherwise a gauge.
 
-    name: str
-    about: str
-    value: Callable[[Any], float | None]
+# Read from the reply of `stats`; `KEY` says by which key.
+TOTALS: Final = {
+    "mqks_uptime_seconds": "Seconds since the start of the server.",
+    "mqks_connections": "Open connections, including TLS handshakes.",
+    "mqks_consumers": "Consumers of all queues.",
+    "mqks_queues": "Queues.",
+    "mqks_bindings": "Bindings of all queues.",
+    "mqks_messages_ready": "Ready messages of all queues.",
+    "mqks_messages_unacked": "Unacked messages of all queues.",
+    "mqks_messages_scheduled": "Scheduled messages of all queues.",
+    "mqks_messages_received_total": "Messages published.",
+    "mqks_messages_routed_total": "Messages added to queues, one per queue.",
+    "mqks_messages_unroutable_total": "Published messages without a queue bound to their event.",
+    "mqks_messages_confirmed_total": "Publishes confirmed.",
+    "mqks_messages_delivered_total": "Messages delivered to consumers.",
+    "mqks_messages_redelivered_total": "Messages delivered with a retry.",
+    "mqks_messages_acknowledged_total": "Messages acked, or delivered without manual ack.",
+    "mqks_messages_rejected_total": "Messages rejected by consumers.",
+    "mqks_messages_dropped_total": "Dead messages without a dead-letter queue.",
+    "mqks_messages_purged_total": "Messages dropped by purge and trim.",
+    "mqks_errors_total": "Error replies.",
+    "mqks_loop_held_total": "Times something used the event loop for loop_held_s of CPU time.",
+    "mqks_loop_late_total": "Times the event loop was blocked for loop_held_s of wall time, "
+    "for any reason.",
+    "mqks_reverts_seen_total": "Reads of messages that this database has lost, though its "
+    "epoch is the same.",
+    "mqks_memory_bytes": "Memory of ready messages.",
+    "mqks_metadata_bytes": "Memory of queues, bindings and consumers, without messages.",
+    "mqks_unacked_bytes": "Memory of unacked messages.",
+    "mqks_unsent_bytes": "Replies that clients have not read yet, at most a second old.",
+    "mqks_disk_full": "1 while publishes are refused because the journal cannot be written, "
+    "otherwise 0.",
+}
 
-
-def _of(key: str) -> Callable[[stats.Row], float | None]:
-    """None for a missing key: stores differ."""
-    return lambda row: None if (value := row.get(key)) is None else float(value)
-
-
-# Read from the reply of `stats`.
-TOTALS: Final = (
-    Metric("mqks_uptime_seconds", "Seconds since the start of the server.", _of("uptime_s")),
-    Metric("mqks_connections", "Open connections, including TLS handshakes.", _of("connections")),
-    Metric("mqks_consumers", "Consumers of all queues.", _of("consumers")),
-    Metric("mqks_queues", "Queues.", _of("queues")),
-    Metric("mqks_bindings", "Bindings of all queues.", _of("bindings")),
-    Metric("mqks_messages_ready", "Ready messages of all queues.", _of("messages_ready")),
-    Metric(
-        "mqks_messages_unacked",
-        "Unacked messages of all queues.",
-        _of("messages_unacked"),
-    ),
-    Metric(
-        "mqks_messages_scheduled", "Scheduled messages of all queues.", _of("messages_scheduled")
-    ),
-    Metric("mqks_messages_received_total", "Messages published.", _of("received")),
-    Metric("mqks_messages_routed_total", "Messages added to queues, one per queue.", _of("routed")),
-    Metric(
-        "mqks_messages_unroutable_total",
-        "Published messages without a queue bound to their event.",
-        _of("unroutable"),
-    ),
-    Metric("mqks_messages_confirmed_total", "Publishes confirmed.", _of("confirmed")),
-    Metric("mqks_messages_delivered_total", "Messages delivered to consumers.", _of("delivered")),
-    Metric(
-        "mqks_messages_redelivered_total", "Messages delivered with a retry.", _of("redelivered")
-    ),
-    Metric(
-        "mqks_messages_acknowledged_total",
-        "Messages acked, or delivered without manual ack.",
-        _of("acknowledged"),
-    ),
-    Metric("mqks_messages_rejected_total", "Messages rejected by consumers.", _of("rejected")),
-    Metric(
-        "mqks_messages_dropped_total",
-        "Dead messages without a dead-letter queue.",
-        _of("dropped"),
-    ),
-    Metric("mqks_messages_purged_total", "Messages dropped by purge and trim.", _of("purged")),
-    Metric("mqks_errors_total", "Error replies.", _of("errors")),
-    Metric(
-        "mqks_loop_held_total",
-        "Times something used the event loop for loop_held_s of CPU time.",
-        _of("loop_held"),
-    ),
-    Metric(
-        "mqks_loop_late_total",
-        "Times the event loop was blocked for loop_held_s of wall time, for any reason.",
-        _of("loop_late"),
-    ),
-    Metric(
-        "mqks_reverts_seen_total",
-        "Reads of messages that this database has lost, though its epoch is the same.",
-        _of("reverts_seen"),
-    ),
-    Metric("mqks_memory_bytes", "Memory of ready messages.", _of("memory_bytes")),
-    Metric(
-        "mqks_metadata_bytes",
-        "Memory of queues, bindings and consumers, without messages.",
-        _of("metadata_bytes"),
-    ),
-    Metric("mqks_unacked_bytes", "Memory of unacked messages.", _of("unacked_bytes")),
-    Metric(
-        "mqks_unsent_bytes",
-        "Replies that clients have not read yet, at most a second old.",
-        _of("unsent_bytes"),
-    ),
-    Metric(
-        "mqks_disk_full",
-        "1 while publishes are refused because the journal cannot be written, otherwise 0.",
-        _of("disk_full"),
-    ),
-)
-
-# Read from the reply of `stats journal`.
-JOURNAL: Final = (
-    Metric("mqks_journal_db_bytes", "Size of the database file.", _of("db_bytes")),
-    Metric("mqks_journal_wal_bytes", "Size of the WAL.", _of("wal_bytes")),
-    Metric(
-        "mqks_disk_free_bytes",
-        "Free space on the file system of the database.",
-        _of("disk_free_bytes"),
-    ),
-    Metric("mqks_journal_segments", "Journal segments on disk.", _of("segments")),
-    Metric("mqks_journal_segment_bytes", "Size of all segments.", _of("segment_bytes")),
-    Metric(
-        "mqks_journal_messages",
-        "Messages on disk that are neither acked nor dropped.",
-        _of("messages"),
-    ),
-    Metric("mqks_once_bytes", "Memory of the ids of `publish --once`.", _of("once_bytes")),
-    Metric("mqks_journal_checkpoints_total", "Checkpoints of the WAL.", _of("checkpoints")),
-)
+# The same from the reply of `stats journal`.
+JOURNAL: Final = {
+    "mqks_journal_db_bytes": "Size of the database file.",
+    "mqks_journal_wal_bytes": "Size of the WAL.",
+    "mqks_disk_free_bytes": "Free space on the file system of the database.",
+    "mqks_journal_segments": "Journal segments on disk.",
+    "mqks_journal_segment_bytes": "Size of all segments.",
+    "mqks_journal_messages": "Messages on disk that are neither acked nor dropped.",
+    "mqks_once_bytes": "Memory of the ids of `publish --once`.",
+    "mqks_journal_checkpoints_total": "Checkpoints of the WAL.",
+}
 
 # Read from each queue, with its name as the label `queue`.
-QUEUES: Final = (
-    Metric("mqks_queue_messages_ready", "Ready messages of the queue.", lambda queue: queue.ready),
-    Metric(
-        "mqks_queue_messages_unacked",
-        "Unacked messages of the queue.",
-        lambda queue: queue.unacked,
-    ),
-    Metric(
-        "mqks_queue_messages_scheduled",
+QUEUES: Final[dict[str, tuple[str, Callable[[Queue], float | None]]]] = {
+    "mqks_queue_messages_ready": ("Ready messages of the queue.", lambda queue: queue.ready),
+    "mqks_queue_messages_unacked": ("Unacked messages of the queue.", lambda queue: queue.unacked),
+    "mqks_queue_messages_scheduled": (
         "Scheduled messages of the queue.",
         lambda queue: queue.scheduled,
     ),
-    Metric(
-        "mqks_queue_fullness",
+    "mqks_queue_fullness": (
         "Used part of the queue's own limit, 0 to 1; absent unless it refuses publishes.",
         lambda queue: queue.capacity.fullness,
     ),
-    Metric("mqks_queue_consumers", "Consumers of the queue.", lambda queue: len(queue.consumers)),
-    Metric(
-        "mqks_queue_oldest_message_age_seconds",
+    "mqks_queue_consumers": ("Consumers of the queue.", lambda queue: len(queue.consumers)),
+    "mqks_queue_oldest_message_age_seconds": (
         "Age of the oldest ready message, accurate to ten seconds; absent without messages.",
         lambda queue: queue.oldest_age_s,
     ),
-    Metric(
-        "mqks_queue_archive_lag",
+    "mqks_queue_archive_lag": (
         "Messages that the archive of the queue has not stored yet; absent without an archive.",
         lambda queue: queue.archive_lag,
     ),
-    Metric(
-        "mqks_queue_archived_seq",
+    "mqks_queue_archived_seq": (
         "The number up to which the queue is archived; absent without an archive.",
         lambda queue: queue.archived_seq,
     ),
-)
+}
 
-# Read from the journal.
-HISTOGRAMS: Final[tuple[tuple[str, str, Callable[[Journal], Histogram]], ...]] = (
-    (
-        "mqks_journal_commit_seconds",
-        "Duration of commits, including the sync.",
-        lambda journal: journal.commit_seconds,
-    ),
-    (
-        "mqks_journal_batch_records",
-        "Messages and acks per commit.",
-        lambda journal: journal.batch_records,
-    ),
-)
+# Read from the journal, by the same names.
+HISTOGRAMS: Final = {
+    "mqks_journal_commit_seconds": "Duration of commits, including the sync.",
+    "mqks_journal_batch_records": "Messages and acks per commit.",
+}
 
 READY: Final = ("mqks_ready", "1 while /readyz answers 200, otherwise 0.")
 ACTIVE: Final = ("mqks_active", "1 on the broker that owns the journal, 0 on a standby.")
@@ -201,46 +128,34 @@ BUILD_INFO: Final = (
 )
 
 NAMES: Final[tuple[str, ...]] = (
-    *(metric.name for metric in (*TOTALS, *JOURNAL, *QUEUES)),
-    READY[0],
-    ACTIVE[0],
-    *(name for name, _, _ in HISTOGRAMS),
+    *(*TOTALS, *JOURNAL, *QUEUES),
+    *(READY[0], ACTIVE[0], *HISTOGRAMS),
     *(name for name, _ in (DEAD, LIMIT, LIMIT_REACHED, BUILD_INFO)),
 )
 
 
+@dataclass(eq=False)  # The registry has it as a key.
 class _Collector(Collector):
-    def __init__(
-        self,
-        settings: Settings,
-        broker: Broker,
-        journal: Journal,
-        why_not_ready: Callable[[], str],
-        totals: Callable[[], stats.Row],
-    ) -> None:
-        self._totals = totals
-        self._settings = settings
-        self._broker = broker
-        self._journal = journal
-        self._why_not_ready = why_not_ready
+    _settings: Settings
+    _broker: Broker
+    _journal: Journal
+    _why_not_ready: Callable[[], str]
+    _totals: Callable[[], stats.Row]
 
     def collect(self) -> Iterator[Family]:
-        for metrics, row in (
-            (TOTALS, self._totals()),
-            (JOURNAL, stats.journal(self._broker)),
-        ):
-            for metric in metrics:
-                kind = CounterMetricFamily if _is_counter(metric.name) else GaugeMetricFamily
-                if (value := metric.value(row)) is not None:
-                    yield kind(metric.name, metric.about, value)
+        for metrics, row in (TOTALS, self._totals()), (JOURNAL, stats.journal(self._broker)):
+            for name, about in metrics.items():
+                kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+                if (value := row.get(KEY.sub("", name).replace("seconds", "s"))) is not None:
+                    yield kind(name, about, float(value))
         dead = CounterMetricFamily(*DEAD, labels=["reason"])
         for reason, count in self._broker.shared.counters.dead.items():
             dead.add_metric([reason], count)
         yield dead
         yield GaugeMetricFamily(*READY, not self._why_not_ready())
         yield GaugeMetricFamily(*ACTIVE, 1)
-        for name, about, read in HISTOGRAMS:
-            histogram = read(self._journal)
+        for name, about in HISTOGRAMS.items():
+            histogram = getattr(self._journal, name.removeprefix("mqks_journal_"))
             ends = [*map(str, histogram.bounds), "+Inf"]
             buckets = list(zip(ends, accumulate(histogram.counts), strict=True))
             yield HistogramMetricFamily(name, about, buckets, histogram.sum)
@@ -301,7 +216,7 @@ def queue_lines(broker: Broker) -> Iterator[bytes]:
     All samples of a metric must be adjacent, so the queues are iterated once per metric.
     """
     queues = list(broker.queues.values())
-    for name, about, value in QUEUES:
+    for name, (about, value) in QUEUES.items():
         yield f"# HELP {name} {about}\n# TYPE {name} gauge\n".encode()
         for start in range(0, len(queues), SLICE_QUEUES):
             yield "".join(
@@ -309,10 +224,6 @@ def queue_lines(broker: Broker) -> Iterator[bytes]:
                 for queue in queues[start : start + SLICE_QUEUES]
                 if not queue.deleted and (number := value(queue)) is not None
             ).encode()
-
-
-def _is_counter(name: str) -> bool:
-    return name.endswith("_total")
 
 
 def _label(name: bytes) -> str:

@@ -29,14 +29,11 @@ class Paging:
 
     def wake(self) -> None:
         """The broker may have requests."""
-        shared = self._broker.shared
-        if shared.page_requests:
-            self._pages += shared.page_requests
-            shared.page_requests = []
-            self._wanted.set()
-        if shared.fetches:
-            self._fetches += shared.fetches
-            shared.fetches = []
+        wanted = self._broker.shared.wanted
+        if wanted.pages or wanted.fetches:
+            self._pages += wanted.pages
+            self._fetches += wanted.fetches
+            wanted.pages, wanted.fetches = [], []
             self._wanted.set()
 
     async def run(self) -> None:

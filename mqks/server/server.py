@@ -199,7 +199,7 @@ class Server:
             return self._broker.unwritable
         if waits := self._journal.store.waits:
             return waits
-        if self._broker.shared.withholds:
+        if self._broker.withholds:
             return silence.WHY
         return "journal stalls" if self._writer.stalls else ""
 
@@ -217,12 +217,21 @@ class Server:
         )
 
     async def _answer_api(self, http: Any, sock: socket.socket) -> None:
-        await http.serve_api(sock, self.settings, self.open_inside, self._http_connections_max)
+        api = http.Api(self.open_inside, **self._limits_of_door)
+        await http.serve_door(api, sock, self._http_connections_max)
 
     async def _answer_sqs(self, http: Any, sock: socket.socket) -> None:
         users = partial(getattr, self._broker.access, "users")
-        most = self._sqs_connections_max
-        await http.serve_sqs(sock, self.settings, self.open_inside, users, most)
+        sqs = http.Sqs(self.open_inside, users, **self._limits_of_door)
+        await http.serve_door(sqs, sock, self._sqs_connections_max)
+
+    @property
+    def _limits_of_door(self) -> dict[str, Any]:
+        settings = self.settings
+        return {
+            "with_users": settings.users is not None,
+            "line_bytes_max": settings.line_bytes_max,
+        }
 
     def reload(self) -> None:
         """Reload users, certificates and queue defaults. If one of the files is invalid, nothing

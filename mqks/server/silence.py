@@ -33,9 +33,9 @@ class Silence:
         while True:
             await anyio.sleep(LOOK_S)
             silent_s = self._store.silent_s
-            if (silent_s > SILENT_S) != self._broker.shared.withholds:
+            if (silent_s > SILENT_S) != self._broker.withholds:
                 self._broker.withhold(silent_s > SILENT_S)
-                if self._broker.shared.withholds:
+                if self._broker.withholds:
                     log.warning("deliveries_paused", reason=self._store.waits or WHY)
                 else:
                     log.event("deliveries_go_on")

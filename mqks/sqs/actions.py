@@ -4,6 +4,7 @@ The one rule: an action is one method of `Actions`, for both protocols: `send_me
 `SendMessage`. It takes what the JSON protocol has, and returns the answer.
 """
 
+import json
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +19,8 @@ import anyio
 from mqks.api.clients import TIMEOUT_S
 from mqks.client.async_client import AsyncClient
 from mqks.client.errors import ClientError
-from mqks.sqs import messages, queues
+from mqks.client.requests import encoded
+from mqks.sqs import messages, policies, queues
 from mqks.sqs.errors import SqsError, invalid, missing, wrong
 from mqks.sqs.known import DEDUPLICATION_S, Known
 from mqks.sqs.queues import OWN, RANGES, Queue
@@ -27,6 +29,7 @@ from mqks.sqs.tasks import source_of
 BATCH_MAX: Final = 10
 BATCH_BYTES_MAX: Final = 1024 * 1024
 PAGE_ROWS: Final = 1000
+MOVE_TASK: Final = f"{OWN}move-task"
 _BATCH_ID: Final = re.compile("[A-Za-z0-9_-]{1,80}")
 Told = dict[str, Any]
 
@@ -103,18 +106,19 @@ class Actions:
             await self._set(queue.name, queues.changed(attributes, queue.labels))
 
     async def tag_queue(self) -> None:
-        async with self.known.changes:
-            queue = await self._queue(is_fresh=True)
-            tags = queues.check_tags(self._needed("Tags"), queue.name, queue.tags)
-            await self._set(queue.name, {"labels": queues.encoded({**queue.labels, **tags})})
+        given = self._needed("Tags")
+        await self._relabel(
+            lambda queue: {**queue.labels, **queues.check_tags(given, queue.name, queue.tags)}
+        )
 
     async def untag_queue(self) -> None:
-        async with self.known.changes:
-            queue = await self._queue(is_fresh=True)
-            if not (gone := self.given.get("TagKeys")):
-                raise wrong("Tag keys must be between 1 and 128 characters in length.")
-            left = {k: v for k, v in queue.labels.items() if k not in gone or k.startswith(OWN)}
-            await self._set(queue.name, {"labels": queues.encoded(left) or None})
+        if not (gone := self.given.get("TagKeys")):
+            raise wrong("Tag keys must be between 1 and 128 characters in length.")
+        await self._relabel(
+            lambda queue: {
+                k: v for k, v in queue.labels.items() if k not in gone or k.startswith(OWN)
+            }
+        )
 
     async def list_queue_tags(self) -> Told:
         tags = (await self._seen()).tags
@@ -126,9 +130,17 @@ class Actions:
             await client.purge(queue.name, scheduled=True)
 
     async def add_permission(self) -> None:
-        raise SqsError("UnsupportedOperation", queues.NO_POLICY)
+        label, accounts = self._needed("Label"), self.given.get("AWSAccountIds", [])
+        actions = self.given.get("Actions") or self.given.get("ActionNames") or []
+        await self._relabel(
+            lambda queue: policies.allowed(
+                queue.labels, queues.arn(self.region, queue.name), label, accounts, actions
+            )
+        )
 
-    remove_permission = add_permission
+    async def remove_permission(self) -> None:
+        label = self._needed("Label")
+        await self._relabel(lambda queue: policies.without(queue.labels, label))
 
     # -- messages
 
@@ -159,9 +171,10 @@ class Actions:
         wanted = wanted + self.given.get("MessageSystemAttributeNames", [])
         told = []
         for each in found:
+            await anyio.sleep(0)  # Those of other ports may have a thousand attributes.
             which = (each.lease or "").rpartition(".")[0]
             first_s = self.known.first_s(which, each.time if each.retry else time())
-            handle = urlsafe_b64encode(_raw(f"{queue.name} {each.lease}")).decode()
+            handle = urlsafe_b64encode(encoded(f"{queue.name} {each.lease}")).decode()
             masks = self.given.get("MessageAttributeNames", [])
             told.append(messages.incoming(each, handle, first_s, self.region, wanted, masks))
         return {"Messages": told} if told else {}
@@ -200,13 +213,18 @@ class Actions:
             async with self.open_client() as client:
                 return await client.redrive(source.name, to=target, limit=limit)
 
-        return {"TaskHandle": self.known.tasks.start(task, redrive)}
+        async def note(task: Told) -> None:
+            await self._relabel(
+                lambda queue: {**queue.labels, MOVE_TASK: json.dumps(task)}, source.name
+            )
+
+        return {"TaskHandle": await self.known.tasks.start(task, redrive, note)}
 
     async def list_message_move_tasks(self) -> Told:
         arn = self._needed("SourceArn")
-        await self._of_arn("SourceArn", arn)
+        noted = (await self._of_arn("SourceArn", arn)).labels.get(MOVE_TASK, "")
         most = number(self.given, "MaxResults", 1, 10) or 1
-        return {"Results": self.known.tasks.of(arn, most)}
+        return {"Results": self.known.tasks.of(arn, most, noted)}
 
     async def cancel_message_move_task(self) -> Told:
         handle = self._needed("TaskHandle")
@@ -246,6 +264,13 @@ class Actions:
             await client.set_queue(name, **policy)
         self.known.forget(name)
 
+    async def _relabel(self, change: Callable[[Queue], Mapping[str, str]], name: str = "") -> None:
+        """Set the labels of a queue, by default that of the request."""
+        async with self.known.changes:
+            name = name or queues.of_url(self.given.get("QueueUrl"))
+            labels = change(await self.known.queue(name, is_fresh=True))
+            await self._set(name, {"labels": queues.encoded(labels) or None})
+
     async def _check_redrive(self, name: str, attributes: Mapping[str, str]) -> None:
         if text := attributes.get("RedrivePolicy"):
             target = queues.redrive(text)[0]
@@ -267,14 +292,14 @@ class Actions:
             raise invalid("NextToken", token, "Not a token.") from None
         found = list[str]()
         async for row in self.known.rows(after, prefix):
-            if is_wanted(row) and self.may_read(_raw(row["name"])):
+            if is_wanted(row) and self.may_read(encoded(row["name"])):
                 found.append(row["name"])
                 if len(found) > (most or PAGE_ROWS):
                     break
         some = found[: most or PAGE_ROWS]
         told: Told = {key: [queues.url(self.base, name) for name in some]} if some else {}
         if most and len(found) > most:
-            told["NextToken"] = urlsafe_b64encode(_raw(some[-1])).decode()
+            told["NextToken"] = urlsafe_b64encode(encoded(some[-1])).decode()
         return told
 
     async def _send(self, queue: Queue, given: Mapping[str, Any]) -> Told:
@@ -386,10 +411,6 @@ def _check_batch(action: str, ids: list[str]) -> None:
             raise SqsError("BatchEntryIdsNotDistinct", f"Id {each} repeated.")
 
 
-def _raw(name: str) -> bytes:
-    return name.encode("utf-8", "surrogateescape")
-
-
 def _lease(queue: Queue, given: Mapping[str, Any]) -> str:
     handle = str(given.get("ReceiptHandle") or "")
     if not handle:
@@ -400,5 +421,6 @@ def _lease(queue: Queue, given: Mapping[str, Any]) -> str:
         told = ""
     name, _, lease = told.partition(" ")
     if name != queue.name or not lease or " " in lease:
-        raise SqsError("ReceiptHandleIsInvalid", "The input receipt handle is invalid.", 404)
-    return lease
+        why = f'"{handle:.1000}" is not a valid receipt handle' if "Id" in given else "is invalid"
+        raise SqsError("ReceiptHandleIsInvalid", f"The input receipt handle {why}.", 404)
+    return lease if queue.is_fifo else f"{lease.rpartition('.')[0]}.0"  # Of whoever has it now.

@@ -7,7 +7,7 @@ from typing import Final
 
 from starlette.exceptions import HTTPException
 
-from mqks.client.errors import RequestFailed
+from mqks.client.errors import InvalidRequest, RequestFailed
 
 _PREFIX: Final = "AWS.SimpleQueueService."
 _OLD: Final = {
@@ -30,7 +30,14 @@ _REASONS: Final = (
     *((word, "OverLimit", 403) for word in ("queues_max", "metadata_bytes_max")),
     *(
         (word, "InvalidParameterValue", 400)
-        for word in ("set_queue: ", "meta: ", "key: ", "name_bytes_max", "line_bytes_max")
+        for word in (
+            "set_queue: ",
+            "labels: ",
+            "meta: ",
+            "key: ",
+            "name_bytes_max",
+            "line_bytes_max",
+        )
     ),
 )
 """What is in the reason of a refused request; others are of the state of the broker."""
@@ -54,6 +61,8 @@ class SqsError(Exception):
             code = "RequestEntityTooLarge" if failure.status_code == 413 else "ServiceUnavailable"
             return cls(code, failure.detail, failure.status_code)
         reason = (isinstance(failure, RequestFailed) and failure.reason) or str(failure)
+        if isinstance(failure, InvalidRequest):
+            return wrong(reason)
         for word, code, status in _REASONS:
             if word in reason:
                 return no_queue() if code == "QueueDoesNotExist" else cls(code, reason, status)

@@ -12,8 +12,10 @@ from typing import Any, Final
 import anyio
 
 from mqks.client.async_client import AsyncClient
+from mqks.client.errors import ClientError
+from mqks.client.requests import decoded, encoded
 from mqks.limits import SQS_QUEUES_MAX, SQS_RECENT_MAX
-from mqks.sqs.errors import no_queue
+from mqks.sqs.errors import SqsError, no_queue
 from mqks.sqs.queues import Queue
 from mqks.sqs.tasks import MoveTasks
 
@@ -60,24 +62,30 @@ class Known:
         """What `stats queues` tells of those whose names begin with the prefix."""
         if len((after + prefix).split()) > 1:
             return
-        if prefix and not after:  # The last possible name before it.
-            after = prefix[:-1] + chr(max(ord(prefix[-1]) - 1, 33)) + "\udcff"
+        first = encoded(prefix)
+        if prefix and not after:  # A name shortly before it.
+            after = decoded(first[:-1] + bytes([max(first[-1] - 1, 33), 255]))
         while True:
             words = [f"--after={after}"] if after else []
             async with self._open_client() as client:
                 page = await client.stats("queues", f"--limit={PAGE_ROWS}", *words)
             for row in page:
-                if not row["name"].startswith(prefix):
+                if row["name"].startswith(prefix):
+                    yield row
+                elif encoded(row["name"]) > first:
                     return
-                yield row
             if len(page) < PAGE_ROWS:
                 return
             after = page[-1]["name"]
 
     async def exists(self, name: str) -> bool:
-        async for row in self.rows("", name):
-            return bool(row["name"] == name)
-        return False
+        try:
+            await self.queue(name, is_fresh=True)
+        except (SqsError, ClientError) as failure:
+            if SqsError.of(failure).code != "QueueDoesNotExist":
+                raise
+            return False
+        return True
 
     def first_s(self, message: str, otherwise_s: float) -> float:
         """When a message was received first."""

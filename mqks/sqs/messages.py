@@ -7,8 +7,10 @@ both directions. What else SQS needs is in attributes that begin with `sqs.`.
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from hashlib import md5, sha256
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote, urlencode
 from uuid import UUID, uuid4
 
 from mqks.client.messages import PeekedMessage
@@ -17,7 +19,10 @@ from mqks.sqs.errors import SqsError, invalid, missing, wrong
 from mqks.sqs.queues import ACCOUNT, OWN, Queue, arn
 
 ATTRIBUTES_MAX: Final = 10
+PLAIN_BYTES_MAX: Final = 3072
+"""Longer ones, percent-encoded, are behind the body: the broker has 4096 for all attributes."""
 SEQUENCE: Final = f"{OWN}sequence"
+_PACKED: Final = f"{OWN}attributes-bytes"
 _DEDUPLICATION: Final = f"{OWN}deduplication-id"
 _NAMED, _TYPE = f"{OWN}attribute.", f"{OWN}type."
 """Begin attributes whose names the broker has a use for, and types other than `String`."""
@@ -34,7 +39,7 @@ class Outgoing(NamedTuple):
     """A message that is sent: what `publish` needs, and the answer."""
 
     id: str
-    body: str
+    body: bytes
     meta: dict[str, str]
     group: str | None
     delay_s: int | None
@@ -63,14 +68,20 @@ def outgoing(queue: Queue, given: Mapping[str, Any], delay_s: int | None) -> Out
     data = body.encode()
     attributes = _checked(given.get("MessageAttributes"))
     system = _checked(given.get("MessageSystemAttributes"))
-    if system.keys() - {_TRACE}:
-        raise invalid("MessageSystemAttributes", min(system), f"Only {_TRACE} is possible.")
+    if [*system] not in ([], [_TRACE]) or any(kind != "String" for kind, _ in system.values()):
+        reason = f"Only {_TRACE} is possible, as a String."
+        raise invalid("MessageSystemAttributes", min(system), reason)
     size = len(data) + sum(len(k) + len(t) + len(v) for k, (t, v) in attributes.items())
     if size > (most := queue.number("MaximumMessageSize")):
         reason = f"Message must be shorter than {most} bytes."
         raise wrong(f"One or more parameters are invalid. Reason: {reason}")
     group, dedup = (_id(given, name) for name in ("MessageGroupId", "MessageDeduplicationId"))
     meta, message_id = _as_meta(attributes), str(uuid4())
+    stored = data
+    is_long = size - len(data) > PLAIN_BYTES_MAX
+    if is_long or len(urlencode(meta, quote_via=quote)) > PLAIN_BYTES_MAX:
+        stored += packed(attributes)
+        meta = {_PACKED: str(len(stored) - len(data))}
     if _TRACE in system:
         meta[OWN + _TRACE] = system[_TRACE][1].decode()
     not_valid = "The request include parameter that is not valid for this queue type."
@@ -87,11 +98,11 @@ def outgoing(queue: Queue, given: Mapping[str, Any], delay_s: int | None) -> Out
         raise invalid("MessageDeduplicationId", dedup, not_valid)
     told = {"MessageId": message_id, "MD5OfMessageBody": _md5(data)}
     if attributes:
-        told["MD5OfMessageAttributes"] = digest(attributes)
+        told["MD5OfMessageAttributes"] = _md5(packed(attributes))
     if system:
-        told["MD5OfMessageSystemAttributes"] = digest(system)
+        told["MD5OfMessageSystemAttributes"] = _md5(packed(system))
     delay_s = queue.number("DelaySeconds") if delay_s is None else delay_s
-    return Outgoing(message_id, body, meta, group, delay_s or None, told)
+    return Outgoing(message_id, stored, meta, group, delay_s or None, told)
 
 
 def _id(given: Mapping[str, Any], name: str) -> str | None:
@@ -150,20 +161,45 @@ def _of_meta(meta: Mapping[str, str]) -> Attributes:
     found: Attributes = {}
     for key, value in meta.items():
         if value and (key.startswith(_NAMED) or not key.startswith(OWN)):
-            name = key.removeprefix(_NAMED)
-            kind, raw = meta.get(_TYPE + name, "String"), value.encode("utf-8", "replace")
-            found[name] = kind, b64decode(raw) if kind.startswith("Binary") else raw
+            name, raw = key.removeprefix(_NAMED), value.encode("utf-8", "surrogateescape")
+            kind = meta.get(_TYPE + name, "String")
+            if kind.startswith("Binary"):
+                with suppress(ValueError):  # Those of others are any text.
+                    raw = b64decode(raw, validate=True)
+            elif _NO_XML.search(value):
+                kind = "Binary"
+            found[_NO_XML.sub("\ufffd", name)] = _NO_XML.sub("\ufffd", kind), raw
     return found
 
 
-def digest(attributes: Attributes) -> str:
-    """The MD5 of attributes, as AWS documents it."""
+def packed(attributes: Attributes) -> bytes:
+    """Attributes as AWS documents it for their MD5."""
     told = b""
     for name, (kind, raw) in sorted(attributes.items()):
         mark = b"\2" if kind.startswith("Binary") else b"\1"
         for before, piece in ((b"", name.encode()), (b"", kind.encode()), (mark, raw)):
             told += before + len(piece).to_bytes(4, "big") + piece
-    return _md5(told)
+    return told
+
+
+def _unpacked(told: bytes) -> Attributes:
+    """Packed attributes; what others have written there may be none."""
+    found, at = Attributes(), 0
+
+    def piece() -> bytes:
+        nonlocal at
+        at += 4 + (size := int.from_bytes(told[at : at + 4], "big"))
+        return told[at - size : at]
+
+    for _ in range(ATTRIBUTES_MAX):
+        name, kind = piece().decode("ascii", "replace"), piece().decode("ascii", "replace")
+        at += 1
+        raw = piece()
+        is_text = not _NO_XML.search(raw.decode("utf-8", "replace"))
+        base = _KIND.fullmatch(kind) if _NAME.fullmatch(name) else None
+        if base and (is_text or base[1] == "Binary"):
+            found[name] = kind, raw
+    return found
 
 
 def _md5(data: bytes) -> str:
@@ -181,13 +217,17 @@ def incoming(
     """A received message with the `wanted` attributes, and message attributes that match `masks`;
     `first_s` is when it was received first."""
     meta, letter = message.meta, message.dead_letter
-    attributes = _of_meta(meta)
+    attributes, data = _of_meta(meta), message.data
+    size = int(text) if (text := meta.get(_PACKED, "")).isdecimal() and len(text) < 8 else 0
+    if 0 < size <= len(data):
+        attributes |= _unpacked(data[-size:])
+        data = data[:-size]
     try:
-        body = message.data.decode()
+        body = data.decode()
     except UnicodeDecodeError:
         body = "\0"
     if is_encoded := _NO_XML.search(body) is not None:
-        body = b64encode(message.data).decode()
+        body = b64encode(data).decode()
     system = {
         "ApproximateFirstReceiveTimestamp": str(round(first_s * 1000)),
         "ApproximateReceiveCount": str(message.retry + 1),
@@ -211,7 +251,7 @@ def incoming(
         "MD5OfBody": _md5(body.encode()),
         "Body": body,
         "Attributes": shown,
-        "MD5OfMessageAttributes": digest(some) if some else None,
+        "MD5OfMessageAttributes": _md5(packed(some)) if some else None,
         "MessageAttributes": {name: _shown(*value) for name, value in some.items()},
     }
     return {key: value for key, value in told.items() if value or key == "Body"}

@@ -11,20 +11,20 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
+from mqks.sqs import policies
 from mqks.sqs.errors import SqsError, invalid, missing, no_queue, wrong
 
 ACCOUNT: Final = "000000000000"
 FIFO: Final = ".fifo"
 OWN: Final = "sqs."
 """Begins the labels of attributes."""
-NO_POLICY: Final = "Permissions are those of users: see mqks user grant."
 TAGS_MAX: Final = 50
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.fifo)?")
 RANGES: Final = {
     "DelaySeconds": (0, 900, 0),
     "KmsDataKeyReusePeriodSeconds": (60, 86_400, 300),
     "MaximumMessageSize": (1024, 1024 * 1024, 1024 * 1024),
-    "MessageRetentionPeriod": (60, 1_209_600, 345_600),
+    "MessageRetentionPeriod": (1, 1_209_600, 345_600),
     "ReceiveMessageWaitTimeSeconds": (0, 20, 0),
     "VisibilityTimeout": (0, 43_200, 30),
 }
@@ -38,8 +38,8 @@ _OF_FIFO: Final = {
 }
 _WORDS: Final = {**_OF_FIFO, "SqsManagedSseEnabled": ("false", "true")}
 """Attributes that are words; the first is the default."""
-_TEXTS: Final = ("KmsMasterKeyId", "RedriveAllowPolicy")
-_SET: Final = {*RANGES, *_WORDS, *_TEXTS, "RedrivePolicy", "Policy", "FifoQueue"}
+_TEXTS: Final = ("KmsMasterKeyId", "Policy", "RedriveAllowPolicy")
+_SET: Final = {*RANGES, *_WORDS, *_TEXTS, "RedrivePolicy", "FifoQueue"}
 KNOWN: Final = {
     *(*_SET, "All", "QueueArn", "CreatedTimestamp", "LastModifiedTimestamp"),
     *(f"ApproximateNumberOfMessages{which}" for which in ("", "Delayed", "NotVisible")),
@@ -166,7 +166,7 @@ def check(given: Any, *, is_fifo: bool) -> dict[str, str]:
         if text not in words or (name in RANGES and not is_number):
             raise SqsError("InvalidAttributeValue", f"Invalid value for the parameter {name}.")
         if name == "Policy" and text:
-            raise SqsError("UnsupportedOperation", NO_POLICY)
+            policies.checked(text)
         if name == "RedriveAllowPolicy" and text:
             told = _json(name, text, "redrivePermission")
             kind, arns = told["redrivePermission"], told.get("sourceQueueArns", [])

@@ -1,13 +1,14 @@
 """Message move tasks: dead letters go back, or to another queue, while nobody waits for it.
 
 The one rule: a task only asks the broker to redrive, some messages at a time. A restart ends it;
-what it has not moved stays where it is.
+what it has not moved stays where it is. The last task of a queue is in a label, so that it is told.
 """
 
 import base64
 import json
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from time import time
 from typing import Any, Final
 from uuid import uuid4
@@ -15,6 +16,7 @@ from uuid import uuid4
 import anyio
 from anyio.abc import TaskGroup
 
+from mqks.client.errors import ClientError
 from mqks.limits import SQS_TASKS_MAX
 from mqks.sqs.errors import SqsError, invalid
 
@@ -31,9 +33,14 @@ class MoveTasks:
         self._tasks: deque[Task] = deque(maxlen=SQS_TASKS_MAX)
         self.group: TaskGroup | None = None
 
-    def start(self, task: Task, redrive: Callable[[int], Awaitable[int]]) -> str:
-        """Return its handle. `redrive` moves so many messages at most, and tells how many. Raises
-        SqsError."""
+    async def start(
+        self,
+        task: Task,
+        redrive: Callable[[int], Awaitable[int]],
+        note: Callable[[Task], Awaitable[None]],
+    ) -> str:
+        """Return its handle. `redrive` moves so many messages at most, and tells how many; `note`
+        keeps what is told. Raises SqsError, ClientError."""
         arn = task["SourceArn"]
         running = [each for each in self._tasks if "TaskHandle" in each]
         if any(each["SourceArn"] == arn for each in running) or len(running) == SQS_TASKS_MAX:
@@ -43,11 +50,21 @@ class MoveTasks:
         task |= {"Status": "RUNNING", "StartedTimestamp": round(time() * 1000), _MOVED: 0}
         task["TaskHandle"] = handle = base64.b64encode(told.encode()).decode()
         self._tasks.appendleft(task)
+        try:
+            await note(task)
+        except BaseException:
+            self._tasks.remove(task)
+            raise
         assert self.group is not None
-        self.group.start_soon(self._move, task, redrive)
+        self.group.start_soon(self._move, task, redrive, note)
         return handle
 
-    async def _move(self, task: Task, redrive: Callable[[int], Awaitable[int]]) -> None:
+    async def _move(
+        self,
+        task: Task,
+        redrive: Callable[[int], Awaitable[int]],
+        note: Callable[[Task], Awaitable[None]],
+    ) -> None:
         rate, count = task.get("MaxNumberOfMessagesPerSecond"), 1
         try:
             while count and task["Status"] == "RUNNING":
@@ -59,9 +76,19 @@ class MoveTasks:
             task |= {"Status": "FAILED", "FailureReason": str(failure)}
         finally:
             del task["TaskHandle"]
+        with suppress(SqsError, ClientError):  # Its queue may be gone.
+            await note(task)
 
-    def of(self, arn: str, most: int) -> list[Task]:
-        return [each for each in self._tasks if each["SourceArn"] == arn][:most]
+    def of(self, arn: str, most: int, noted: str) -> list[Task]:
+        """`noted` is the last one that was."""
+        found = [each for each in self._tasks if each["SourceArn"] == arn]
+        with suppress(ValueError, LookupError, TypeError):  # A label of others is any text.
+            started_ms = (task := json.loads(noted))["StartedTimestamp"]
+            if all(each["StartedTimestamp"] != started_ms for each in found):
+                if task.pop("TaskHandle", None):
+                    task |= {"Status": "FAILED", "FailureReason": "The server was started again."}
+                found.append(task)
+        return found[:most]
 
     def cancel(self, handle: object) -> dict[str, Any]:
         """Raises SqsError."""
@@ -77,5 +104,5 @@ def source_of(handle: object) -> str:
     """The ARN of the queue of a task. Raises SqsError."""
     try:
         return str(json.loads(base64.b64decode(str(handle), validate=True))["sourceArn"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise invalid("TaskHandle", handle, "Not the handle of a task.") from None

@@ -12,11 +12,14 @@ from xml.sax.saxutils import escape
 from mqks.sqs.errors import SqsError
 
 _XMLNS: Final = "http://queue.amazonaws.com/doc/2012-11-05/"
-_FIELDS_MAX, _DEPTH_MAX = 1000, 8
+_FIELDS_MAX, _DEPTH_MAX = 2000, 8
+_NAMES_MAX: Final = 100
+"""Names of attributes in a list."""
 _SINGULAR: Final = frozenset(
     (
         *("Attribute", "MessageAttribute", "MessageSystemAttribute", "Tag", "TagKey"),
         *("AttributeName", "MessageAttributeName", "MessageSystemAttributeName"),
+        *("AWSAccountId", "ActionName"),
     )
 )
 """Lists of a form; in JSON their names have an s."""
@@ -49,6 +52,7 @@ class Call(NamedTuple):
         """The call of a request with this header `X-Amz-Target`. Raises SqsError."""
         try:
             if target:
+                _check_fields(body)
                 given = json.loads(body or b"{}")
                 return cls(target.rpartition(".")[2], _shaped(given), True)
             form = dict(parse_qsl(query, True, max_num_fields=_FIELDS_MAX))
@@ -57,6 +61,14 @@ class Call(NamedTuple):
         except (ValueError, TypeError, AttributeError, RecursionError):
             raise SqsError("SerializationException", "The body cannot be read.") from None
         return cls(form.get("Action", ""), given, False)
+
+
+def _check_fields(body: bytes) -> None:
+    """JSON of many small values takes longer to read than others can wait. Raises ValueError."""
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    outside = b"".join(plain.split(b'"', 4 * _FIELDS_MAX)[::2])
+    if sum(map(outside.count, b",[{")) > _FIELDS_MAX:
+        raise ValueError("too many values")
 
 
 def _shaped(given: Any) -> dict[str, Any]:
@@ -72,6 +84,8 @@ def _shaped(given: Any) -> dict[str, Any]:
             value = [*map(_shaped, value or ())]
         elif is_list and not all(isinstance(each, str) for each in value or ()):
             raise TypeError(name)
+        if name.endswith("Names") and len(value or ()) > _NAMES_MAX:
+            raise ValueError(f"more than {_NAMES_MAX} {name}")
         if value is not None:
             found[name] = value
     return found

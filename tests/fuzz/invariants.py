@@ -102,7 +102,7 @@ def _check_queue(queue: Queue) -> None:
     require(lane.boundary <= lane.next_seq, f"{name!r}: boundary")
     require(queue.ring.keys() <= queue.consumers.keys(), f"{name!r}: a stranger in the ring")
     require(lane.dirty == (lane in lane.pending.dirty), f"{name!r}: dirty")
-    tight = queue in queue.shared.tight_queues
+    tight = queue in queue.shared.capacities.tight
     require(queue.capacity.is_tight == tight, f"{name!r}: tight")
     _check_deadline(queue)
     _check_turns(queue)
@@ -406,7 +406,7 @@ def check_disk(broker: Broker, disk: Disk, fetches: Iterable[Fetch] = ()) -> Non
         known = disk.queues[queue.id]
         require(known.next_seq <= queue.lane.next_seq, f"{queue.name!r}: next_seq on disk")
         wanted = _living(queue)
-        wanted |= dict.fromkeys(dying(queue, [*broker.shared.fetches, *fetches]))
+        wanted |= dict.fromkeys(dying(queue, [*broker.shared.wanted.fetches, *fetches]))
         require(known.lines.keys() == wanted.keys(), f"{queue.name!r}: numbers on disk")
         for number, line in wanted.items():
             require(line is None or known.lines[number] == line, f"{queue.name!r}: body {number}")
@@ -442,7 +442,7 @@ def digest(broker: Broker) -> tuple[object, ...]:
         ),
         (len(broker.once), len(broker.pending.entry.once), dict(broker.pending.entry.queues)),
         [len(each) for each in (waiters.confirms, waiters.counts, waiters.held)],
-        (len(broker.access.logins), len(shared.page_requests), len(broker.pending.dirty)),
+        (len(broker.access.logins), len(shared.wanted.pages), len(broker.pending.dirty)),
         {each.id: (each.user, len(each.reads)) for each in broker.connections.values()},
     )
 

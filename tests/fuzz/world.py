@@ -1,7 +1,7 @@
 """A broker driven as the server drives it: turns, commits, slow clients, pages, logins, restarts.
 
 `run` takes one step. The server's part is played in memory and on the spot: what `mqks.server` does
-with `overrun`, `expelled`, `touched`, `page_requests`, `logins` and batches is done here in
+with `overrun`, `expelled`, `touched`, `wanted`, `logins` and batches is done here in
 its order. The one rule: whatever can differ between two runs is a step or a setting.
 """
 
@@ -114,7 +114,7 @@ class World(Played):
         self._looked_cpu_s = thread_time()
         check(self.broker)
         fetches = [fetch for fetch, _ in self.fetched]
-        self._states.look(self.broker, [*self.broker.shared.fetches, *fetches])
+        self._states.look(self.broker, [*self.broker.shared.wanted.fetches, *fetches])
         if not self.broker.pending and not self.in_flight:
             check_disk(self.broker, self.disk, fetches)
 
@@ -313,8 +313,8 @@ class World(Played):
         broker = self.broker
         return bool(
             broker.has_work
-            or broker.shared.page_requests
-            or broker.shared.fetches
+            or broker.shared.wanted.pages
+            or broker.shared.wanted.fetches
             or self.pages
             or self.fetched
             or broker.access.logins
@@ -372,7 +372,7 @@ class World(Played):
                 break
             self.timed(broker.go_on)
             self._hand_over()
-            if broker.shared.fetches or self.fetched:
+            if broker.shared.wanted.fetches or self.fetched:
                 break  # What waits for them goes on in a later turn.
         else:
             raise Finding("a turn that never ends")

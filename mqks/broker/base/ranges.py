@@ -77,12 +77,16 @@ def numbers(ranges: Iterable[Range]) -> Iterator[int]:
 def union(ranges: Iterable[Range]) -> list[Range]:
     """Sort ranges and join those that touch or overlap."""
     joined: list[Range] = []
+    start = end = -1
     for first, count in sorted(ranges):
-        if joined and first <= joined[-1][0] + joined[-1][1]:
-            start, length = joined[-1]
-            joined[-1] = (start, max(length, first + count - start))
-        else:
-            joined.append((first, count))
+        if first > end:
+            if end >= 0:
+                joined.append((start, end - start))
+            start = end = first
+        if first + count > end:
+            end = first + count
+    if end >= 0:
+        joined.append((start, end - start))
     return joined
 
 

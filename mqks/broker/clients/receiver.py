@@ -32,7 +32,7 @@ class Receiver(Taker):
         lease_us: int,
         on_left: "Callable[[Receiver], None]",
     ) -> None:
-        super().__init__(request_id, manual_ack=True)
+        super().__init__(request_id, manual_ack=True, is_brief=True)
         self.connection = connection
         self.queue = queue
         self.timer: int | None = None
@@ -108,6 +108,14 @@ class Receiver(Taker):
         if not self._taken:
             self.leave()
 
+    def _has(self, number: int, mark: Mark) -> bool:
+        """Whether the lease of a message, whose commit may have taken long, is not over. One of no
+        time at all is a look."""
+        now = self.queue.lane.marks.get(number)
+        leased = self.queue.timed().of(mark).numbers
+        is_leased = now is not None and now.retry == mark.retry and number in leased
+        return is_leased or not self._lease_us
+
     def _written(self, is_written: bool) -> None:
         self.leave()
         connection, queue = self.connection, self.queue
@@ -127,5 +135,6 @@ class Receiver(Taker):
                 % (number, queue.arrived_us(number), epoch, number, mark.retry),
             )
             for number, line, mark in self._taken
+            if self._has(number, mark)
         ]
         connection.write(b"".join([*told, replies.ok(self.id, b"--end")]))

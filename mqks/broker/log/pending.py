@@ -59,6 +59,8 @@ class Mark(NamedTuple):
 
     def delivered(self) -> "Mark":
         """The mark after a delivery."""
+        if self is NO_MARK:
+            return _DELIVERED
         version, retry, rejects, losses = self[:4]
         return Mark(version + 1, retry, rejects, losses, True, *self[5:])
 
@@ -105,10 +107,11 @@ class Mark(NamedTuple):
 
 
 NO_MARK = Mark()
+_DELIVERED = Mark(1, redelivered=True)
 _RETURNED = NO_MARK._back()
 _REJECTED = NO_MARK._back(rejected=1)
 _LOST = NO_MARK._back(lost=1)
-"""The marks of most returned messages, made once."""
+"""The marks of most messages that have one, made once."""
 
 
 class LaneChange(NamedTuple):

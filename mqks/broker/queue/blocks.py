@@ -8,7 +8,6 @@ block has a range of any length.
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, compress
 from typing import Final, cast
 
 from mqks.broker.base.budget import Budget
@@ -67,13 +66,27 @@ class Block:
         wanted = {*numbers}
         return [place for place, number in enumerate(its) if number in wanted]
 
-    def take_few(
+    def take(
         self, numbers: Sequence[int], most_bytes: int, found: list[int], bodies: list[bytes]
-    ) -> int | None:
-        """Take those of these few numbers out that are in it, see `Blocks.pop_some`; return the
-        one that was not, if it was in it. The caller counts them."""
-        its, lines = self.numbers, self.lines
-        assert lines is not None
+    ) -> tuple[int | None, int]:
+        """Take out those of these numbers that are in it, see `Blocks.pop_some`. Return the first
+        one that stays though it is in it, and how many bytes are left. The caller counts them.
+
+        A number takes 0.4 µs, one of consecutive numbers 0.05 µs."""
+        its, lines, count = self.numbers, self.lines, len(numbers)
+        if lines is None:
+            stays = bisect_left(numbers, its[0])
+            return (numbers[stays] if stays < count else None), most_bytes
+        if numbers[-1] - numbers[0] == count - 1:
+            start = self.place(numbers[0])
+            some, stop = lines[start : start + count], start + count
+            if len(some) == count and its[start] == numbers[0] and its[stop - 1] == numbers[-1]:
+                held, size = size_of(some)
+                if held == count and size <= most_bytes:
+                    found += numbers
+                    bodies += cast(list[bytes], some)
+                    self.remove(start, stop)
+                    return None, most_bytes - size
         if isinstance(its, range):
             its = self.numbers = array("q", its)
         for number in numbers:
@@ -82,12 +95,12 @@ class Block:
                 continue
             line = lines[place]
             if line is None or most_bytes <= 0:
-                return number
+                return number, most_bytes
             del its[place], lines[place]
             found.append(number)
             bodies.append(line)
             most_bytes -= len(line)
-        return None
+        return None, most_bytes
 
     def insert(self, number: int, lines: Sequence[bytes | None]) -> None:
         """Add messages, with consecutive numbers from `number` on, that are not in it."""
@@ -382,51 +395,20 @@ class Blocks:
         """Take out those of these increasing numbers that are there, until one that is only on
         disk, or until they have so many bytes. Return them, their bodies, and how many of the
         numbers were looked at."""
-        found, bodies, size = list[int](), list[bytes](), 0
-        taken, stop = list[tuple[int, list[int]]](), None
+        found, bodies, stop = list[int](), list[bytes](), None
+        emptied_ones = list[int]()
         for at, wanted in self._parts(numbers):
-            block = self._blocks[at]
-            before, count = size, len(found)
-            if block.lines is not None and len(wanted) * FEW < len(block.numbers):
-                stop = block.take_few(wanted, most_bytes - size, found, bodies)
-                size += sum(map(len, bodies[count:]))
-                self.count -= len(found) - count
-                self._counted(block, count - len(found), before - size)
-            else:
-                places, lines = block.places(wanted), block.lines
-                some = [] if lines is None else [lines[place] for place in places]
-                if block.held < len(block.numbers) and None in some:
-                    del some[some.index(None) :]
-                held = cast(list[bytes], some)
-                sizes = [*accumulate(map(len, held), initial=size)]
-                fitting = min(len(held), bisect_left(sizes, most_bytes))
-                size = sizes[fitting]
-                if fitting < len(places):
-                    stop = block.numbers[places[fitting]]
-                if fitting:
-                    del places[fitting:]
-                    taken.append((at, places))
-                    found += [block.numbers[place] for place in places]
-                    bodies += held[:fitting]
+            block, before, left = self._blocks[at], len(found), most_bytes
+            stop, most_bytes = block.take(wanted, left, found, bodies)
+            self._counted(block, before - len(found), most_bytes - left)
+            if not block.numbers:
+                emptied_ones.append(at)
             if stop is not None:
                 break
-        for at, places in reversed(taken):
-            self._remove_some(at, places)
+        for at in reversed(emptied_ones):
+            del self._blocks[at]
+        self.count -= len(found)
         return found, bodies, len(numbers) if stop is None else bisect_left(numbers, stop)
-
-    def _remove_some(self, at: int, places: list[int]) -> None:
-        """Remove the messages in these places of a block, in memory."""
-        if places[-1] - places[0] == len(places) - 1:
-            self._remove(at, places[0], places[-1] + 1)
-            return
-        block = self._blocks[at]
-        lines, its = cast(list[bytes | None], block.lines), block.numbers
-        self.count -= len(places)
-        self._counted(block, -len(places), -size_of([lines[place] for place in places])[1])
-        stays = bytearray(b"\1") * len(its)
-        for place in places:
-            stays[place] = 0
-        block.lines, block.numbers = [*compress(lines, stays)], array("q", compress(its, stays))
 
     def pop_first(self, end: int, count: int) -> "range | array[int]":
         """Take out some of the first messages, below `end`, at most so many; return the numbers."""

@@ -20,6 +20,18 @@ class Holder(Protocol):
         """Number and length of ready and scheduled messages."""
 
 
+class Capacities:
+    """What those of all queues share. `default_max` is the number of messages that settings allow
+    in each, 0 for any."""
+
+    __slots__ = "default_max", "tight"
+
+    def __init__(self, default_max: int) -> None:
+        self.default_max = default_max
+        self.tight: dict[Holder, None] = {}
+        """Queues that the messages of one chunk may fill, see `Capacity.is_tight`."""
+
+
 class Capacity:
     __slots__ = (
         *("_default_max", "_holder", "_is_own", "bytes_max", "coming", "coming_bytes", "drops"),
@@ -27,7 +39,7 @@ class Capacity:
     )
 
     def __init__(self, holder: Holder, default_max: int) -> None:
-        """`default_max` is the number of messages that settings allow, 0 for any."""
+        """`default_max` as in `Capacities`."""
         self._holder = holder
         self._default_max = default_max
         self.coming = self.coming_bytes = 0

@@ -259,12 +259,12 @@ class Keys:
 
     def give(self, taker: Taker) -> Delivery | None:
         """Take out the message that this consumer gets next; the caller delivers it."""
-        found = None
-        if self._free:
+        found, offers = None, self._offers.get(taker)
+        if self._free and not (offers and taker.is_brief):
             key = self._free.popleft()
             if (found := self._next(key)) is not None:
                 self._hold(key, found[0], taker)
-        elif offers := self._offers.get(taker):
+        elif offers:
             hold = offers.popleft()
             hold.is_offered = False
             if hold.count and not hold.put_off and (found := self._next(hold.key)) is not None:

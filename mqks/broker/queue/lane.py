@@ -168,8 +168,7 @@ class Lane:
     def is_next_in_memory(self) -> bool:
         """Whether the next message can be delivered without reading the disk."""
         if self.levels is not None:
-            first = [] if self.levels.is_learning else self.levels.first(1)
-            return bool(first) and first[0][1] is not None
+            return not self.levels.is_learning and self.levels.is_first_held
         return self.blocks.is_first_held
 
     # -- adding messages
@@ -457,7 +456,10 @@ class Lane:
     def take_change(self) -> LaneChange | None:
         """Take the pending changes, without messages published and settled within the batch."""
         runs, boundary, marks = self.unwritten_runs, self.boundary, self.marked
-        acks = union([*self.acked_ranges, *compress(self.acked)])
+        settled, ranges = {*self.acked} if marks else (), [*self.acked_ranges, *self.moved]
+        acks = compress(self.acked)
+        if self.acked_ranges:
+            acks = union([*self.acked_ranges, *acks])
         moved = union(self.moved)
         if self.unwritten:
             runs.append(Run(self.unwritten_first, self.unwritten))
@@ -469,8 +471,10 @@ class Lane:
                 for start, count in subtract(run.first, run.first + len(run.lines), gone)
             ]
             acks, moved = below(acks, boundary), below(moved, boundary)
-        if gone and marks:
+        if ranges and marks:
             marks = {number: mark for number, mark in marks.items() if not has_number(gone, number)}
+        elif settled:
+            marks = {number: marks[number] for number in marks.keys() - settled}
         cursor_moved = self.cursor_moved
         self.dirty = self.cursor_moved = False
         self.acked, self.acked_ranges, self.moved = [], [], []

@@ -87,29 +87,33 @@ class Levels:
 
     # -- looking and taking out
 
-    def first(self, most: int) -> list[tuple[int, bytes | None]]:
-        """The first numbers of the highest level, at most so many, with bodies in memory."""
-        return self._firsts(-1, most)
-
-    def last(self, most: int) -> list[tuple[int, bytes | None]]:
-        """The first numbers of the lowest level; the oldest of all while it is not known."""
-        if self.is_learning:
-            return self._ready.among(self._ready.after(0, SEQ_MAX, most))
-        return self._firsts(0, most)
-
-    def _firsts(self, place: int, most: int) -> list[tuple[int, bytes | None]]:
-        """The first numbers of a level, without those that have left."""
+    @property
+    def is_first_held(self) -> bool:
+        """Whether the first message of the highest level is in memory."""
         while self._order:
-            priority = self._order[place]
+            number = self._levels[self._order[-1]].first
+            assert number is not None
+            if (line := self._ready.get(number)) is not None or number in self._ready:
+                return line is not None
+            self._pop_first(self._order[-1], 1)
+        return False
+
+    def last(self, most: int) -> list[int]:
+        """The first numbers of the lowest level, at most so many; the oldest of all while it is not
+        known."""
+        ready = self._ready
+        while self._order and not self.is_learning:
+            priority = self._order[0]
             found = self._levels[priority].after(0, SEQ_MAX, most)
-            living = self._ready.among(found)
+            living = [number for number in found if number in ready]
             if len(living) < len(found):
                 self._pop_first(priority, len(found))
-                if living:
-                    self._put_first(priority, [number for number, _ in living])
+                for number in living:
+                    self._level(priority).add(number, None)
+                self._count += len(living)
             if living:
                 return living
-        return []
+        return ready.after(0, SEQ_MAX, most)
 
     def ahead(self, most: int) -> list[int]:
         """The next numbers in the order of their deliveries, at most so many."""
@@ -135,12 +139,6 @@ class Levels:
             count -= len(level.pop_first(SEQ_MAX, count))
         if not level.count:
             self._forget(priority)
-
-    def _put_first(self, priority: int, numbers: list[int]) -> None:
-        level = self._level(priority)
-        for number in numbers:
-            level.add(number, None)
-        self._count += len(numbers)
 
     def from_last(self) -> Iterator[Sequence[int]]:
         """Numbers from the lowest level up, and from the last of each, some at a time."""

@@ -86,7 +86,7 @@ class Queue:
         """Messages that have died here since the start of the server."""
         self.archived_seq: int | None = None
         """Everything below is archived, as its archive has told since the start of the server."""
-        self.capacity = Capacity(self, shared.queue_messages_max)
+        self.capacity = Capacity(self, shared.capacities.default_max)
         self.told_at = 0
         """Number of ready messages at which to look at the capacity."""
         self.returning = 0
@@ -213,7 +213,7 @@ class Queue:
             self.ring
             and not lane.blocks.count
             and self.keys is None
-            and (ids is not None or not self.shared.withholds)
+            and (ids is not None or not self.shared.owner.withholds)
             and not self._postponed()
         ):
             taken = self._dispatch(range(first, lane.next_seq), lines, ids, stored=False)
@@ -318,8 +318,7 @@ class Queue:
                 kill_oldest(self, SEQ_MAX, Event.OVERFLOW, most)
             else:
                 fitting = STEP_BYTES * self.lane.ready // (self.lane.ready_bytes + 1) + 1
-                gone = self.lane.levels.last(min(most, fitting))
-                kill_waiting(self, [number for number, _ in gone], Event.OVERFLOW)
+                kill_waiting(self, self.lane.levels.last(min(most, fitting)), Event.OVERFLOW)
             yield GOES_ON
         self.is_dropping = False
         self.deliver()
@@ -378,7 +377,7 @@ class Queue:
     @property
     def dead_letters(self) -> Place | None:
         """Its dead-letter queue, which is created if needed."""
-        return self.shared.dead_letter_queue(self)
+        return self.shared.owner.dead_letter_queue(self)
 
     def count_dead(self, count: int, reason: str, *, dropped: bool) -> None:
         """So many messages have died here."""
@@ -387,11 +386,11 @@ class Queue:
         self.dead += count
         if dropped:
             counters.dropped += count
-            self.shared.on_dropped(self, count, reason)
+            self.shared.owner.notices.dropped(self.name, count, reason)
 
     def fetch(self, numbers: list[int], then: Callable[[dict[int, bytes]], None]) -> None:
         """Read living messages that are only on disk."""
-        self.shared.fetches.append(Fetch(self, numbers, then))
+        self.shared.wanted.fetches.append(Fetch(self, numbers, then))
 
     def arrived_us(self, number: int) -> int:
         """Arrival of a message, as exactly as the journal knows."""
@@ -516,7 +515,7 @@ class Queue:
             self.bring(lane.wanted_bodies())
             return
         lane.paging = True
-        self.shared.page_requests.append(self)
+        self.shared.wanted.pages.append(self)
 
     def page_in(self, first: int | None, runs: list[Run]) -> None:
         """See `Lane.page_in`. Raises MqksError."""
@@ -538,7 +537,7 @@ class Queue:
     def can_deliver(self) -> bool:
         keys = self.keys
         has_next = self.lane.is_next_in_memory if keys is None else keys.can_give
-        return bool(self.ring) and has_next and not self.shared.withholds
+        return bool(self.ring) and has_next and not self.shared.owner.withholds
 
     def deliver_some(self) -> None:
         """One step of a delivery."""
@@ -547,12 +546,16 @@ class Queue:
             return
         lane = self.lane
         # Messages beyond what one consumer can take need not be taken and put back each time.
-        most = next(iter(self.ring)).room() if len(self.ring) == 1 else SEQ_MAX
+        takers = [*islice(self.ring, TAKERS_MAX)]
+        most = SEQ_MAX
+        if len(takers) == 1 or lane.levels is not None:
+            most = sum([max(0, taker.room()) for taker in takers])
+        if not most:
+            for taker in takers:
+                taker.rest_if_full()
+            return
         if lane.levels is not None:
-            if len(self.ring) > 1:
-                takers = islice(self.ring, TAKERS_MAX)
-                most = sum(max(0, taker.room()) for taker in takers)
-            self._deliver_out(*lane.ranked(max(1, most)))
+            self._deliver_out(*lane.ranked(most))
             return
         first, lines = lane.front(most)
         taken = self._dispatch(range(first, first + len(lines)), lines, None, stored=True)
@@ -568,13 +571,15 @@ class Queue:
         warns, has_turned, more = capacity.look()
         self.told_at = lane.blocks.count + more
         if capacity.is_tight:
-            shared.tight_queues[self] = None
+            shared.capacities.tight[self] = None
         else:
-            shared.tight_queues.pop(self, None)
+            shared.capacities.tight.pop(self, None)
+        notices = shared.owner.notices
         if has_turned:
-            shared.on_queue_full(self)
+            tell = notices.queue_full if capacity.full else notices.queue_has_room
+            tell(self.name, self.ready)
         if warns:
-            shared.on_queue_nearly_full(self)
+            notices.queue_nearly_full(self.name, self.ready)
         if capacity.drops and not (self.is_dropping or self.returning) and self._surplus():
             self.is_dropping = True
             # Dropped messages may exceed the limits of the next queue, and so on.
@@ -773,7 +778,7 @@ class Queue:
         turns."""
         self.deleted = True
         self.policy = self.rules = DEFAULT
-        self.shared.tight_queues.pop(self, None)
+        self.shared.capacities.tight.pop(self, None)
         self.shared.outboxes.leave(self)
         gone = [self.lane.delete()]
         if self.times is not None:

@@ -10,11 +10,12 @@ from typing import NamedTuple, Protocol
 from mqks.broker.base.budget import Budget
 from mqks.broker.base.counters import Counters
 from mqks.broker.base.facts import Facts
+from mqks.broker.base.notices import Notices
 from mqks.broker.base.schedule import Schedule
 from mqks.broker.base.turns import Turns
 from mqks.broker.log.pending import Mark, Pending, Run
 from mqks.broker.message.policy import Policy
-from mqks.broker.queue.capacity import Capacity
+from mqks.broker.queue.capacity import Capacities, Capacity
 from mqks.broker.queue.lane import Delivery, Lane
 from mqks.settings import Settings
 
@@ -81,17 +82,38 @@ class Fetch(NamedTuple):
     then: Callable[[dict[int, bytes]], None]
 
 
+class Wanted:
+    """What the server is to read from the journal for queues."""
+
+    __slots__ = "fetches", "pages"
+
+    def __init__(self) -> None:
+        self.pages: list[Place] = []
+        """Queues that want their next page."""
+        self.fetches: list[Fetch] = []
+
+
+class Owner(Protocol):
+    """The broker, as its queues see it."""
+
+    notices: Notices
+    withholds: bool
+    """Nothing is delivered that the journal holds, since another broker may deliver it."""
+
+    def dead_letter_queue(self, queue: Place) -> Place | None:
+        """The dead-letter queue of a queue, which is created if needed."""
+
+
 class Shared:
     __slots__ = (
-        *("counters", "facts", "fetches", "memory", "outboxes"),
-        *("page_requests", "pending", "schedule", "turns", "withholds"),
-        *("dead_letter_queue", "on_dropped", "on_queue_full", "on_queue_nearly_full"),
-        *("queue_messages_max", "tight_queues"),
+        *("capacities", "counters", "facts", "memory", "outboxes"),
+        *("owner", "pending", "schedule", "turns", "wanted"),
     )
 
     def __init__(
         self,
         settings: Settings,
+        owner: Owner,
         *,
         clock: Callable[[], float],
         now_us: Callable[[], int],
@@ -108,20 +130,6 @@ class Shared:
         self.outboxes = Budget(settings.unsent_bytes_max, self.turns)
         """For replies that were not taken, at most: the server looks now and then what was. Queues
         wait for it."""
-        self.page_requests: list[Place] = []
-        """Queues that request their next page, which the server reads."""
-        self.fetches: list[Fetch] = []
-        """Requests for single messages on disk, which the server reads."""
-        self.dead_letter_queue: Callable[[Place], Place | None] = lambda queue: None
-        """Returns the dead-letter queue of a queue."""
-        self.withholds = False
-        """Nothing is delivered that the journal holds, since another broker may deliver it."""
-        self.queue_messages_max = settings.queue_messages_max
-        self.tight_queues: dict[Place, None] = {}
-        """Queues that the messages of one chunk may fill, see `Capacity.is_tight`."""
-        self.on_dropped: Callable[[Place, int, str], None] = lambda *_: None
-        """Called when messages of a queue die without a dead-letter queue: how many, and why."""
-        self.on_queue_full: Callable[[Place], None] = lambda queue: None
-        """Called when a queue becomes full, and when it is no longer full."""
-        self.on_queue_nearly_full: Callable[[Place], None] = lambda queue: None
-        """Called when a queue is nearly full."""
+        self.wanted = Wanted()
+        self.capacities = Capacities(settings.queue_messages_max)
+        self.owner = owner

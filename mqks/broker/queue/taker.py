@@ -29,12 +29,14 @@ class Rest:
 class Taker(Resting):
     """Not a Protocol: compiled, a call of a base class costs less."""
 
-    __slots__ = ("id", "manual_ack")
+    __slots__ = ("id", "is_brief", "manual_ack")
 
-    def __init__(self, consumer_id: bytes, manual_ack: bool) -> None:
+    def __init__(self, consumer_id: bytes, manual_ack: bool, *, is_brief: bool = False) -> None:
         super().__init__()
         self.id = consumer_id
         self.manual_ack = manual_ack
+        self.is_brief = is_brief
+        """It takes messages of one commit only: of one key, before those of others."""
 
     @property
     def unacked_count(self) -> int:

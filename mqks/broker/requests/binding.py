@@ -110,7 +110,7 @@ def _warn_of_stars(
     events = (*(wanted.replace or ()), *wanted.add)
     for some in slices(events, STEP_NAMES) if b"*" in request.rest else ():
         if event := next((event for event in some if b"*" in event), None):
-            broker.on_literal_mask(connection, wanted.queue, event)
+            broker.notices.literal_mask(connection.address, connection.name, wanted.queue, event)
             return
         yield GOES_ON
 

@@ -263,7 +263,7 @@ class Intake:
             or works
             or gathered > GATHERED_ON_MAX
             or gathering.width > WIDE
-            or gathering.leads_to(broker.shared.tight_queues)
+            or gathering.leads_to(broker.shared.capacities.tight)
         ):
             self._flush(verb, consumer, settled)
         else:

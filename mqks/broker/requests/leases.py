@@ -79,7 +79,8 @@ def _extend(broker: Broker, wanted: Lease) -> Work[int]:
     if queue is None or (found := _leased(queue, wanted.lease)) is None:
         return 0
     number, mark = found
-    if not mark.due_us:
+    # Not one that was given back with a delay.
+    if not mark.keeps_place or number not in queue.timed().of(mark).numbers:
         return 0
     clocks, for_us = queue.shared.schedule, wanted.for_us or 0
     mark = mark.changed(due_us=clocks.wall_us() + for_us)
@@ -110,7 +111,8 @@ def _give_back(broker: Broker, wanted: Lease) -> Work[int]:
 
 
 def _leased(queue: Queue, lease: bytes) -> tuple[int, Mark] | None:
-    """Number and mark of the message of a lease, if it was not delivered again."""
+    """Number and mark of the message of a lease, if it was not delivered again; the deliveries 0
+    name the last one."""
     epoch, *numbers = lease.rsplit(b".", 2)
     if len(numbers) < 2 or not all(each.isdigit() and len(each) < 20 for each in numbers):
         raise BadRequest("lease: this is not a lease")
@@ -118,7 +120,7 @@ def _leased(queue: Queue, lease: bytes) -> tuple[int, Mark] | None:
     if number > SEQ_MAX or epoch != queue.shared.facts.epoch_of(queue.id).encode():
         return None
     mark = queue.lane.marks.get(number)
-    return (number, mark) if mark and mark.retry == deliveries > 0 else None
+    return (number, mark) if mark and 0 < mark.retry == (deliveries or mark.retry) else None
 
 
 def _take(queue: Queue, number: int, mark: Mark) -> bool:

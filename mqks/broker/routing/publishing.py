@@ -126,7 +126,7 @@ class Publishing:
 
     def _tight(self, queues: Queues) -> set[Queue]:
         """Those of these queues that a chunk may fill."""
-        tight = self._shared.tight_queues
+        tight = self._shared.capacities.tight
         return queues.keys() & tight.keys() if tight else set()
 
     def _publish_gathered(

@@ -91,13 +91,12 @@ class Schedules:
         self.rows: dict[bytes, ScheduleRow] = {}
         self.errors: dict[bytes, str] = {}
         """Why the tick that is due could not be published."""
-        self.on_error: Callable[[bytes, str], None] = lambda name, reason: None
-        """Called when the first try of a tick fails."""
         self._entries: dict[bytes, int] = {}
         """Those that are waited for, in the schedule of the broker."""
         self._names: dict[int, bytes] = {}
         self._keys: dict[bytes, int] = {}
         self._next_key = 0
+        self._notices = shared.owner.notices
         self._schedule, self._pending = shared.schedule, shared.pending
         self._turns, self._bindings, self._publishing = shared.turns, bindings, publishing
         self._next_tick = next_tick
@@ -260,7 +259,7 @@ class Schedules:
         except BadRequest as error:
             if self.rows.get(name) is row and name not in self._entries:
                 if name not in self.errors:
-                    self.on_error(name, str(error))
+                    self._notices.tick_failed(name, str(error))
                 self.errors[name] = str(error)
                 self._wait(name, now_us + TICK_RETRY_S * SECOND_US)
 

@@ -14,7 +14,8 @@ import os
 import secrets
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 import anyio
@@ -347,7 +348,7 @@ class Claim:
                     "url": self.url,
                     "durable": Int8(before.beat),
                 }
-                with _Watched(self, connection):
+                with self._watched(connection):
                     found = await connection.rows(begun, told)
                 if not found:
                     continue  # Another broker's, or an earlier attempt has arrived after all.
@@ -410,39 +411,35 @@ class Claim:
             f"{before} was written"
         )
 
+    @contextmanager
+    def _watched(self, connection: Connection) -> Iterator[None]:
+        """A commit that gets no reply: if the server does not work on it any more, the reply was
+        lost, and the connection is aborted."""
+        tasks: list[asyncio.Task[None]] = []
 
-class _Watched:
-    """Watches a commit that gets no reply: if the server does not work on it any more, the reply
-    was lost, and the connection is aborted."""
+        def ask() -> None:
+            tasks.append(asyncio.create_task(self._ask(connection)))
 
-    def __init__(self, claim: Claim, connection: Connection) -> None:
-        self._claim = claim
-        self._connection = connection
-        self._task: asyncio.Task[None] | None = None
+        timer = asyncio.get_running_loop().call_later(ASK_S, ask)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            for task in tasks:
+                task.cancel()
 
-    def __enter__(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(ASK_S, self._ask_in_task)
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-
-    def _ask_in_task(self) -> None:
-        self._task = asyncio.create_task(self._ask())
-
-    async def _ask(self) -> None:
-        while await self._works():
+    async def _ask(self, connection: Connection) -> None:
+        while await self._works(connection):
             await asyncio.sleep(ASK_S)
-        self._connection.abort()
+        connection.abort()
 
-    async def _works(self) -> bool:
+    async def _works(self, connection: Connection) -> bool:
         """Whether the server works on the commit, or waits for a standby."""
         try:
-            async with await Connection.to(self._claim._address) as other:
-                rows = await other.rows(RUNS, {"pid": self._connection.pgconn.backend_pid})
+            async with await Connection.to(self._address) as other:
+                rows = await other.rows(RUNS, {"pid": connection.pgconn.backend_pid})
         except psycopg.Error:
             return False
         if rows:
-            self._claim.waits = "the database server waits with the commit for a standby or a lock"
+            self.waits = "the database server waits with the commit for a standby or a lock"
         return bool(rows)

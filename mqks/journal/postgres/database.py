@@ -6,7 +6,7 @@ versions of the owner's row, of which each commit makes one.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import psycopg
 
@@ -43,15 +43,6 @@ class Database(Contents):
             self._db: psycopg.Connection[Row] = psycopg.connect(
                 **self._address.parameters, autocommit=True
             )
-
-    @classmethod
-    def open(cls, url: DatabaseUrl, *, thorough: bool = False) -> Self:
-        """`thorough` checks the text of each message, too.
-
-        Raises InspectionFailed when there is no such database, JournalDamaged for a copy that is
-        not complete, SchemaTooNew when a newer MQKS wrote it.
-        """
-        return cls(url, thorough=thorough).read()
 
     def close(self) -> None:
         self._db.close()

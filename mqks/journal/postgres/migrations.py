@@ -5,7 +5,6 @@ journal, so that a program without the claim changes nothing under another one.
 """
 
 import secrets
-from pathlib import Path
 from typing import Final
 
 from psycopg import sql
@@ -13,24 +12,10 @@ from psycopg import sql
 from mqks.errors import JournalDamaged, SchemaTooNew
 from mqks.journal.postgres.address import Address
 from mqks.journal.postgres.connection import Connection
+from mqks.journal.schema import migrations as migrations
 
 LOCK: Final = 0x6D716B73
 """Of PostgreSQL's advisory locks: one program at a time creates a schema."""
-
-
-def _directory() -> Path:
-    """Inside the installed package, or at the top of a checkout."""
-    package = Path(__file__).parents[2]
-    inside = package / "migrations"
-    return (inside if inside.is_dir() else package.parent / "migrations") / "postgres"
-
-
-def migrations() -> list[tuple[int, str]]:
-    """Version and SQL of each, in order."""
-    files = sorted(_directory().glob("[0-9]*.sql"))
-    if not files:
-        raise FileNotFoundError(f"no migrations in {_directory()}")
-    return [(int(file.name[:4]), file.read_text("utf-8")) for file in files]
 
 
 async def create(connection: Connection, address: Address) -> None:
@@ -42,7 +27,7 @@ async def create(connection: Connection, address: Address) -> None:
         if not await _finds(connection, "select 1 from pg_namespace where nspname = %s", address):
             name = sql.Identifier(address.schema)
             await connection.execute(sql.SQL("create schema {}").format(name))
-        known = migrations()
+        known = migrations("postgres")
         for _, statements in known:
             await connection.execute(statements.encode())
         await connection.execute(
@@ -72,7 +57,7 @@ async def version(connection: Connection, address: Address) -> int:
 
 def check(found: int, journal: str, address: Address) -> None:
     """The same, for what was read."""
-    newest = migrations()[-1][0]
+    newest = migrations("postgres")[-1][0]
     if found > newest:
         raise SchemaTooNew(
             f"{address.shown} has schema version {found}, this mqks supports versions up to "
@@ -87,7 +72,7 @@ def check(found: int, journal: str, address: Address) -> None:
 
 async def upgrade(connection: Connection, old: int) -> None:
     """Apply what is newer. Only while the journal is claimed."""
-    newer = [each for each in migrations() if each[0] > old]
+    newer = [each for each in migrations("postgres") if each[0] > old]
     if newer:
         async with connection.transaction():
             for _, statements in newer:

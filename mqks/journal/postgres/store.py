@@ -5,7 +5,7 @@ The one rule: nothing of PostgreSQL leaves this package, least of all its errors
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -41,6 +41,7 @@ from mqks.journal.store import (
     NewSegment,
     QueueRow,
     Report,
+    Store,
     changed_queues,
     keep_queues,
     shown,
@@ -54,14 +55,12 @@ HEADS_AT_ONCE: Final = 256
 """Heads that are read in one step of a start."""
 
 
-class PostgresStore:
-    """Made by `open`. `Store` describes its methods."""
+class PostgresStore(Store):
+    """Made by `open`."""
 
     def __init__(self, address: Address, claim: Claim, settings: Settings, server: str) -> None:
         self.name = f"{address.shown} (schema {address.schema})"
         self.versions = {"postgresql": server}
-        self.torn = ""
-        self.commit_now: Callable[[NewSegment], None] | None = None
         self._address = address
         self._claim = claim
         self._beats: asyncio.Task[None] | None = None
@@ -382,21 +381,8 @@ class PostgresStore:
 
     # -- space: that of segments; the database server's own cannot be seen from here
 
-    async def hold_reserves(self) -> bool:
-        return True
-
-    async def give_up_reserves(self) -> None: ...
-
     async def has_room(self) -> bool:
         return not self._bytes_max or self._bytes + self._room_bytes < self._bytes_max
-
-    def check_free_space(self) -> None: ...
-
-    def look(self) -> str:
-        return ""
-
-    def renew_claim(self) -> str:
-        return ""
 
 
 async def _stored(segments: Sequence[NewSegment]) -> list[tuple[int, int, bytes]]:

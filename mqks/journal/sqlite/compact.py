@@ -28,9 +28,8 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
     if not is_file(path):
         raise no_file(path)
     before = _size(path)
-    store = await SqliteStore.open(settings, report)
-    journal = Journal(store)
-    try:
+    async with await SqliteStore.open(settings, report) as store:
+        journal = Journal(store)
         broker = Broker(
             settings,
             clock=time.monotonic,
@@ -41,8 +40,6 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
         await Recovery(journal, broker, report).run(salvage=False)
         await journal.compact_fully()
         await store.shrink()
-    finally:
-        await journal.close()
     refuse_wal(path, path)
     return before, _size(path)
 

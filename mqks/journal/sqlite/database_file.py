@@ -117,15 +117,6 @@ class DatabaseFile(Contents):
         with self._failures():
             self._db = self._connect()
 
-    @classmethod
-    def open(cls, path: Path, *, thorough: bool = False) -> Self:
-        """`thorough` checks the text of each message, too.
-
-        Raises InspectionFailed when there is no such database, JournalDamaged when SQLite can't
-        read it at all, SchemaTooNew when a newer MQKS wrote it.
-        """
-        return cls(path, thorough=thorough).read()
-
     def close(self) -> None:
         self._db.close()
 

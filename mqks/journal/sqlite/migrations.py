@@ -9,23 +9,8 @@ from typing import Final
 import aiosqlite
 
 from mqks.errors import SchemaTooNew
+from mqks.journal.schema import migrations
 from mqks.journal.sqlite.rows import CHECKSUMS_SINCE, is_ruled_queue, row_crc
-
-
-def _directory() -> Path:
-    """Inside the installed package, or at the top of a checkout."""
-    package = Path(__file__).parents[2]
-    inside = package / "migrations"
-    return inside if inside.is_dir() else package.parent / "migrations"
-
-
-def migrations() -> list[tuple[int, str]]:
-    """Version and SQL of each, in order."""
-    files = sorted(_directory().glob("[0-9]*.sql"))
-    if not files:
-        raise FileNotFoundError(f"no migrations in {_directory()}")
-    return [(int(file.name[:4]), file.read_text("utf-8")) for file in files]
-
 
 NEWEST: Final = migrations()[-1][0]
 

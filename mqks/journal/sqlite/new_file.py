@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from anyio import CancelScope
-
 from mqks.errors import CannotWrite
 from mqks.journal.sqlite.backup import cleared, locked, refuse, rename
 from mqks.journal.sqlite.database_file import refuse_wal
@@ -29,12 +27,8 @@ async def new_file(settings: Settings, report: Report) -> AsyncIterator[SqliteSt
             partial.touch(0o600, exist_ok=False)
             # It is synced once, at the end, and has all texts in its rows.
             settings = replace(settings, db=partial, synchronous="off", text_file_bytes_min=0)
-            store = await SqliteStore.open(settings, report)
-            try:
+            async with await SqliteStore.open(settings, report) as store:
                 yield store
-            finally:
-                with CancelScope(shield=True):
-                    await store.close()
             refuse_wal(partial, target)
             rename(partial, target)
     except OSError as error:

@@ -7,7 +7,7 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from functools import partial
@@ -54,7 +54,7 @@ from mqks.journal.sqlite.texts import (
     Texts,
     row_of,
 )
-from mqks.journal.store import Damage, Head, LastWords, Metadata, NewSegment, Report, shown
+from mqks.journal.store import Damage, Head, LastWords, Metadata, NewSegment, Report, Store, shown
 from mqks.settings import Settings
 
 PAGE_SIZE: Final = 4096
@@ -147,8 +147,8 @@ class _ReadConnection:
         raise JournalFailed(f"segment {segment_id} of {self._path} is damaged{why}")
 
 
-class SqliteStore:
-    """Made by `open`. `Store` describes its methods."""
+class SqliteStore(Store):
+    """Made by `open`, which claims it."""
 
     def __init__(
         self,
@@ -162,12 +162,9 @@ class SqliteStore:
     ) -> None:
         self.name = str(path)
         self.versions = {"sqlite": sqlite3.sqlite_version}
-        self.torn = self.waits = ""
-        self.silent_s = 0.0
         self.gone = ""
-        self.commit_now: Callable[[NewSegment], None] | None = self._commit_now
-        if 0 < settings.text_file_bytes_min < TEXT_BYTES_NOW:
-            self.commit_now = None
+        if not 0 < settings.text_file_bytes_min < TEXT_BYTES_NOW:
+            self.commit_now = self._commit_now
         self._raw = raw
         self._db = db
         self._thread = ThreadPoolExecutor(1, "commit")
@@ -274,8 +271,6 @@ class SqliteStore:
             await db.execute_fetchall(f"pragma {pragma}")
         await migrate(db)
 
-    def abandon(self) -> None: ...
-
     async def close(self) -> None:
         # The last connection that closes checkpoints and deletes the WAL, unless it is read only.
         # After a failed sync the disk may hold an older WAL, which could reappear beside the new
@@ -298,9 +293,6 @@ class SqliteStore:
         self._lock.release()
 
     # -- starting
-
-    async def claim(self, *, wait: bool) -> None:
-        """Done by `open`."""
 
     async def load(self) -> Metadata:
         with self._unreadable():

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from mqks.journal.sqlite.migrations import migrations
+from mqks.journal.schema import migrations
 from mqks.journal.sqlite.rows import row_crc
 from mqks.journal.store import Damage
 

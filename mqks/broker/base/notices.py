@@ -1,0 +1,32 @@
+"""What the broker reports to the server while it goes on; nothing waits for it.
+
+The one rule: names, numbers and texts only, so that whoever reports needs to know nobody.
+"""
+
+
+class Notices:
+    """Those of a broker whose reports nobody wants."""
+
+    def queue_full(self, queue: bytes, ready: int) -> None:
+        """A queue has reached its limit."""
+
+    def queue_has_room(self, queue: bytes, ready: int) -> None:
+        """A queue that was full takes messages again."""
+
+    def queue_nearly_full(self, queue: bytes, ready: int) -> None:
+        """A queue has come close to its limit."""
+
+    def dropped(self, queue: bytes, count: int, reason: str) -> None:
+        """Messages of a queue have died without a dead-letter queue."""
+
+    def unacked_full(self, unacked_bytes: int) -> None:
+        """A consumer must wait for others to ack, after a while without any."""
+
+    def tick_failed(self, schedule: bytes, reason: str) -> None:
+        """The first try of a tick has failed."""
+
+    def literal_mask(self, connection: str, client: str | None, queue: bytes, event: bytes) -> None:
+        """A queue is bound to an event that reads as a mask."""
+
+    def epoch_is_stale(self, connection: str, queue: bytes, read_up_to: int, next_seq: int) -> None:
+        """A client has read more of a queue than there is: the database went back."""

@@ -1,0 +1,193 @@
+"""What others put in the way of SQS clients: odd messages, names and requests."""
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http.client import HTTPResponse
+from pathlib import Path
+from socket import SO_RCVBUF, SOL_SOCKET, create_connection, socket
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from mqks.limits import API_BODIES_BYTES_MAX, SQS_REQUEST_BYTES_MAX
+from tests.line_client import LineClient
+from tests.server_process import ServerProcess
+from tests.test_sqs import asked, base_of
+from tests.waiting import until
+
+HALF_A_PAIR = b'{"QueueUrl": "http://h/0/q\\ud800", "MessageBody": "x"}'
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path / "mqks.db", "--sqs-port", "0") as running:
+        ask(running, "CreateQueue", {"QueueName": "q", "Attributes": {"DelaySeconds": "0"}})
+        yield running
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[LineClient]:
+    with LineClient(server.address) as client:
+        yield client
+
+
+def ask(server: ServerProcess, action: str, given: bytes | dict[str, Any]) -> tuple[int, Any]:
+    """The status and the answer of a request that is not signed."""
+    body = given if isinstance(given, bytes) else json.dumps(given).encode()
+    headers = {"X-Amz-Target": f"AmazonSQS.{action}"}
+    request = urllib.request.Request(base_of(server), body, headers)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)["__type"].rpartition("#")[2]
+
+
+@pytest.mark.parametrize(
+    ("meta", "name", "shown"),
+    [
+        ("sqs.type.a=Binary&a=abc", "a", {"DataType": "Binary", "BinaryValue": "YWJj"}),
+        ("sqs.type.a=Binary&a=YWJj", "a", {"DataType": "Binary", "BinaryValue": "YWJj"}),
+        ("%ff=1", "\ufffd", {"DataType": "String", "StringValue": "1"}),
+        ("a%00=1", "a\ufffd", {"DataType": "String", "StringValue": "1"}),
+        ("a=%ff", "a", {"DataType": "Binary", "BinaryValue": "/w=="}),
+        ("a=%01", "a", {"DataType": "Binary", "BinaryValue": "AQ=="}),
+        ("sqs.type.a=%ff&a=1", "a", {"DataType": "\ufffd", "StringValue": "1"}),
+    ],
+)
+def test_odd_attributes_are_shown(
+    server: ServerProcess, client: LineClient, meta: str, name: str, shown: dict[str, str]
+) -> None:
+    """And what is received with them is not leased in vain."""
+    ask(server, "SendMessage", {"QueueUrl": "q", "MessageBody": "good"})
+    assert client.ask(f"p publish --confirm --meta={meta} --to=q e odd".encode()) == b"p ok "
+    wanted = {"QueueUrl": "q", "MaxNumberOfMessages": 10, "MessageAttributeNames": ["All"]}
+    status, told = ask(server, "ReceiveMessage", wanted | {"VisibilityTimeout": 0})
+    assert (status, [each["Body"] for each in told["Messages"]]) == (200, ["good", "odd"])
+    assert told["Messages"][1]["MessageAttributes"] == {name: shown}
+    terms = {"MaxNumberOfMessages": "10", "MessageAttributeName.1": "All"}
+    found = asked(server, "/000000000000/q", Action="ReceiveMessage", **terms)[1]
+    assert len([*found.iter("Message")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("action", "given"),
+    [
+        ("ReceiveMessage", b'"MessageAttributeNames":[%b]' % b",".join([b'"b.*"'] * 101)),
+        ("ReceiveMessage", b'"MessageAttributeNames":[%b]' % b",".join([b'"b.*"'] * 600_000)),
+        ("TagQueue", b'"Tags":{%b}' % b",".join(b'"%x":1' % n for n in range(300_000))),
+        ("SendMessageBatch", b'"Entries":[%b]' % b",".join([b"{}"] * 1_300_000)),
+        ("SendMessageBatch", b'"Entries":[{"x":%b]' % b",".join([b'"\\\\"'] * 500_000)),
+        ("SendMessage", b'"MessageBody":%b' % (b"[" * 4_000_000)),
+    ],
+)
+def test_requests_of_many_values_are_refused(
+    server: ServerProcess, action: str, given: bytes
+) -> None:
+    """Before they are read, which would hold up all others."""
+    told = ask(server, action, b'{"QueueUrl":"q",%b}' % given)
+    assert told == (400, "SerializationException")
+
+
+def test_a_text_may_look_like_many_values(server: ServerProcess) -> None:
+    body = json.dumps([{"a": '"\\'}, "\\"] * 20_000)
+    given = {"QueueUrl": "q", "MessageBody": body}
+    assert ask(server, "SendMessage", given)[0] == 200
+    [message] = ask(server, "ReceiveMessage", {"QueueUrl": "q"})[1]["Messages"]
+    assert message["Body"] == body
+
+
+def test_a_length_beside_a_transfer_encoding_says_nothing(server: ServerProcess) -> None:
+    """Bodies of unknown length are as long as they can be: only so many are let in."""
+    place = urlsplit(base_of(server))
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: AmazonSQS.SendMessage\r\n"
+    head += b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
+    with ExitStack() as stack:
+        for _ in range(API_BODIES_BYTES_MAX // SQS_REQUEST_BYTES_MAX):
+            stack.enter_context(create_connection((place.hostname, place.port))).sendall(head)
+
+        def is_refused() -> bool:
+            with create_connection((place.hostname, place.port)) as last:
+                last.sendall(head + b"0\r\n\r\n")
+                answer = HTTPResponse(last)
+                answer.begin()
+                return answer.status == 503
+
+        until(is_refused)
+
+
+def test_names_of_others_hide_no_queue(server: ServerProcess, client: LineClient) -> None:
+    """One that sorts between a prefix and what was thought to come last before it."""
+    assert client.ask(b"s subscribe --confirm p\xff\xff e") == b"s ok "
+    found = ask(server, "ListQueues", {"QueueNamePrefix": "q"})[1]["QueueUrls"]
+    assert [url.rpartition("/")[2] for url in found] == ["q"]
+    other = {"QueueName": "q", "Attributes": {"DelaySeconds": "5"}}
+    assert ask(server, "CreateQueue", other) == (400, "QueueNameExists")
+    assert ask(server, "ListQueues", {"QueueNamePrefix": "\ue000"}) == (200, {})
+
+
+@pytest.mark.parametrize(
+    ("action", "given", "told"),
+    [
+        (
+            "SendMessage",
+            {
+                "MessageBody": "x",
+                "MessageSystemAttributes": {
+                    "AWSTraceHeader": {"DataType": "Binary", "BinaryValue": "//8="}
+                },
+            },
+            (400, "InvalidParameterValue"),
+        ),
+        (
+            "CancelMessageMoveTask",
+            {"TaskHandle": base64.b64encode(b"[" * 100_000).decode()},
+            (400, "InvalidParameterValue"),
+        ),
+        (
+            "DeleteMessage",
+            {"ReceiptHandle": base64.urlsafe_b64encode(b"q a\nb").decode()},
+            (404, "ReceiptHandleIsInvalid"),
+        ),
+        (
+            "SetQueueAttributes",
+            {"Attributes": {"KmsMasterKeyId": "x" * 40_000}},
+            (400, "InvalidParameterValue"),
+        ),
+        ("SendMessage", HALF_A_PAIR, (400, "InvalidParameterValue")),
+    ],
+)
+def test_odd_requests_are_the_senders_fault(
+    server: ServerProcess, action: str, given: Any, told: tuple[int, str]
+) -> None:
+    if isinstance(given, dict):
+        given = {"QueueUrl": "q", **given}
+    assert ask(server, action, given) == told
+
+
+@pytest.mark.slow
+def test_who_does_not_read_is_closed(server: ServerProcess) -> None:
+    """After 5 to 10 seconds without any progress, or at once for more than all may have."""
+    body = "x" * 1024 * 1024
+    ask(server, "SendMessage", {"QueueUrl": "q", "MessageBody": body})
+    given = b'{"QueueUrl": "q", "VisibilityTimeout": 0}'
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: AmazonSQS.ReceiveMessage\r\n"
+    head += b"Content-Length: %d\r\n\r\n" % len(given)
+    place, files = urlsplit(base_of(server)), Path(f"/proc/{server.pid}/fd")
+    before = len([*files.iterdir()])
+    with ExitStack() as stack:
+        peers = [stack.enter_context(socket()) for _ in range(100)]
+        for peer in peers:
+            peer.setsockopt(SOL_SOCKET, SO_RCVBUF, 4096)
+            peer.connect((place.hostname, place.port))
+            peer.sendall(head + given)
+        until(lambda: len([*files.iterdir()]) > before + len(peers) / 2)
+        until(lambda: len([*files.iterdir()]) < before + 10)
+    [message] = ask(server, "ReceiveMessage", {"QueueUrl": "q"})[1]["Messages"]
+    assert message["Body"] == body
