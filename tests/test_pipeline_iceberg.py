@@ -155,7 +155,8 @@ def test_a_stale_commit_without_files_conflicts_too() -> None:
 
 @EACH
 def test_an_answer_of_the_catalog_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    catalog = type(catalog_of(URL)[0])
+    with closing(catalog_of(URL)[0]) as opened:
+        catalog = type(opened)
     commit = catalog.commit_table
 
     def lost(*told: Any) -> Any:
