@@ -185,7 +185,7 @@ def _check(
     if broker.unwritable:
         raise Unwritable(f"{broker.unwritable}: commits are refused until the journal is writable")
     copies = sum([len(each.lines) for each in moving if each is not None])
-    found = list[tuple[Single, Queues] | None]()
+    found: list[tuple[Single, Queues] | None] = []
     settled: Counter[tuple[bytes, bytes]] = Counter()
     known: dict[bytes, Queues] = {}
     publishing = broker.publishing
