@@ -2,6 +2,8 @@
 steps."""
 
 import random
+import re
+from itertools import permutations
 
 import pytest
 
@@ -11,6 +13,7 @@ from mqks.broker.queue import lane as lane_module
 from mqks.broker.queue.blocks import Blocks
 from mqks.broker.queue.levels import Levels
 from mqks.protocol.replies import priority_of
+from tests.bare import ask, bare
 from tests.lab import Lab
 
 
@@ -158,6 +161,31 @@ def test_many_levels_in_any_order_with_crashes(
     lab.check()
     lab.crash()
     assert drained(lab) == order[100:]
+
+
+FLAGS = (
+    *(b"--priority=5", b"--priority=0", b"--key=k%2C", b"--meta=a=1&b=%2C", b"--escaped"),
+    *(b"--mandatory", b"--ttl=60", b"--once", b"--meta==", b"--priority=999", b"--key=k"),
+)
+
+
+def test_gathered_messages_are_those_that_are_parsed_singly() -> None:
+    """Behind other flags, `--confirm` is parsed singly."""
+    lines = [
+        (b" ".join(some), event, data)
+        for some in [*permutations(FLAGS, 1), *permutations(FLAGS, 2)]
+        for event, data in ((b"e", b"x"), (b"e", rb"a\n"), (b"e", rb"a\x"), (b"nowhere", b"x"))
+    ]
+    told = []
+    for confirm in (b"publish --confirm %b", b"publish %b --confirm"):
+        world = bare()
+        ask(world, b"s subscribe q e")
+        chunk = [b"m%d " % n + confirm % flags for n, (flags, _, _) in enumerate(lines)]
+        sent = [b"%b %b %b" % (each, *line[1:]) for each, line in zip(chunk, lines, strict=True)]
+        confirms = re.sub(rb"error \w+", b"error", ask(world, b"\n".join(sent)))
+        told.append((sorted(confirms.splitlines()), ask(world, b"c consume q --meta")))
+    assert told[0] == told[1]
+    assert b"escaped=1,priority=5" in told[0][1]
 
 
 def test_numbers_of_what_has_left_go() -> None:

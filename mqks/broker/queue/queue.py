@@ -546,14 +546,14 @@ class Queue:
             return
         lane = self.lane
         # Messages beyond what one consumer can take need not be taken and put back each time.
-        takers = [*islice(self.ring, TAKERS_MAX)]
         most = SEQ_MAX
-        if len(takers) == 1 or lane.levels is not None:
+        if len(self.ring) == 1 or lane.levels is not None:
+            takers = [*islice(self.ring, TAKERS_MAX)]
             most = sum([max(0, taker.room()) for taker in takers])
-        if not most:
-            for taker in takers:
-                taker.rest_if_full()
-            return
+            if not most:
+                for taker in takers:
+                    taker.rest_if_full()
+                return
         if lane.levels is not None:
             self._deliver_out(*lane.ranked(most))
             return

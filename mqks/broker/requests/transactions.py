@@ -24,8 +24,6 @@ from mqks.users import STRANGER
 
 AT_ONCE = frozenset((b"begin", b"commit", b"rollback", b"ping"))
 """Actions that are not kept until `commit`."""
-ROUTES_MAX = 64
-"""A transaction of more events takes several turns."""
 
 
 class Moving(NamedTuple):
@@ -78,15 +76,17 @@ def commit(
 def _known_routes(broker: Broker, kept: list[tuple[Request, Any]]) -> dict[bytes, Queues] | None:
     """The queues of each event; None if the commit may take several turns."""
     routes: dict[bytes, Queues] = {}
+    copies = 0
     for _, wanted in kept:
         if isinstance(wanted, Publish):
             if wanted.once_s and broker.publishing.once_unfinished:
                 return None
             if wanted.to is None and wanted.event not in routes:
                 queues = broker.bindings.route(wanted.event)
-                if queues is None or len(routes) >= ROUTES_MAX:
+                if queues is None or broker.turns.over or copies > TRANSACTION_COPIES_MAX:
                     return None
                 routes[wanted.event] = queues
+                copies += len(queues)
         elif not isinstance(wanted, Answer):
             return None
     return routes
@@ -144,17 +144,18 @@ def _do(
     counts = [each and redrives.move_gathered(broker, *each) for each in moving]
     to: Queues = {}
     ids, bodies = list[bytes](), list[bytes]()
-    """Plain messages for the queues `to`, which are one step."""
+    """Messages for the queues `to`, which are one step."""
     for (request, wanted), message, count in zip(kept, messages, counts, strict=True):
         told = None if count is None else b"%d" % count
         is_plain = message is not None and message[0].terms is None and not message[0].once_s
-        if ids and not (is_plain and message is not None and message[1] is to):
+        plain = message if is_plain else None
+        if ids and (plain is None or plain[1] is not to):
             publishing.give(to, ids, bodies)
             ids, bodies = [], []
-        if message is not None and is_plain:
-            to = message[1]
-            ids.append(message[0].id)
-            bodies.append(message[0].body)
+        if plain is not None:
+            to = plain[1]
+            ids.append(plain[0].id)
+            bodies.append(plain[0].body)
         elif message is not None:
             publishing.publish_to(connection, *message)
         elif count is None:
@@ -184,7 +185,7 @@ def _check(
     if broker.unwritable:
         raise Unwritable(f"{broker.unwritable}: commits are refused until the journal is writable")
     copies = sum([len(each.lines) for each in moving if each is not None])
-    found = list[tuple[Single, Queues] | None]()
+    found: list[tuple[Single, Queues] | None] = []
     settled: Counter[tuple[bytes, bytes]] = Counter()
     known: dict[bytes, Queues] = {}
     publishing = broker.publishing

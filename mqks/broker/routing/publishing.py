@@ -32,9 +32,9 @@ from mqks.protocol.requests import ACTIONS, Publish, shown
 from mqks.settings import Settings
 from mqks.users import Permissions
 
-_GATHERED: Final = b"--ttl=", b"--delay=", b"--at="
+_GATHERED: Final = b"--ttl=", b"--delay=", b"--at=", b"--mandatory "
 """Flags that many messages have with the same value, so that they share their terms."""
-_TRAITS: Final = b"--escaped", b"--priority=", b"--key="
+_TRAITS: Final = b"--escaped", b"--priority=", b"--key=", b"--meta="
 """Flags of single messages, which gather with those of their event that have none."""
 _TRAITED: Final = Terms()
 
@@ -105,6 +105,8 @@ class Publishing:
         try:
             wanted: Publish = ACTIONS[b"publish"].parse(key, 0)
         except BadRequest:
+            return NO_GROUP
+        if wanted.mandatory and all(queue.deleted for queue in queues):
             return NO_GROUP
         return self.gathering.open(event, queues, key, wanted)
 
@@ -318,8 +320,8 @@ class Publishing:
 
 
 def _traited(flag: bytes, rest: bytes) -> tuple[bytes, bytes] | None:
-    """The event of a publish with no other flags than these, and its data followed by its traits;
-    None if it must be parsed singly."""
+    """The event of a publish with no other flags than these, and its data followed by attributes
+    and traits; None if it must be parsed singly."""
     event, _, data = rest.partition(b" ")
     for _ in _TRAITS[1:]:
         if not event.startswith(_TRAITS):
@@ -327,23 +329,22 @@ def _traited(flag: bytes, rest: bytes) -> tuple[bytes, bytes] | None:
         flag = b"%b %b" % (flag, event)
         event, _, data = data.partition(b" ")
     try:
-        traits = _traits(flag)
+        attributes = _attributes(flag)
     except BadRequest:
         return None
-    if traits.startswith(replies.ESCAPED) and (
-        len(data) > ESCAPED_STEP_BYTES or not is_escaped(data)
-    ):
+    if replies.ESCAPED in attributes and (len(data) > ESCAPED_STEP_BYTES or not is_escaped(data)):
         return None
-    return event, b"%b\t\t\t%b" % (data, traits) if traits else data
+    return event, data + attributes
 
 
 @lru_cache(maxsize=1024)
-def _traits(flags: bytes) -> bytes:
-    """The traits of these flags, `replies.Parts.traits`. Raises BadRequest."""
+def _attributes(flags: bytes) -> bytes:
+    """What these flags add to a message, see `replies.Parts`. Raises BadRequest."""
     found: dict[str, Any] = {}
     for flag in flags.split(b" "):
         ACTIONS[b"publish"].take(flag, found)
-    return Publish(b"", b"", **found).traits
+    wanted = Publish(b"", b"", **found)
+    return replies.Parts(b"", wanted.meta, b"", wanted.traits).joined()
 
 
 def _append(queue: Queue, ids: list[bytes], bodies: list[bytes], terms: Terms | None) -> None:
