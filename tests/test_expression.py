@@ -7,7 +7,6 @@ import resource
 import signal
 import sys
 import time
-import tracemalloc
 import types
 import warnings
 from collections import defaultdict
@@ -425,7 +424,6 @@ ATTACKS = [
 ]
 
 
-attacks = pytest.mark.parametrize(("source", "reason"), ATTACKS, ids=[s[:50] for s, _ in ATTACKS])
 MEMORY_BYTES = 64 * 2**20
 
 
@@ -434,7 +432,7 @@ def no_more_memory() -> Iterator[None]:
     """What takes much more meanwhile gets a MemoryError."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + 2 * MEMORY_BYTES
+    most = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
     try:
         yield
@@ -442,26 +440,13 @@ def no_more_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-@attacks
+@pytest.mark.parametrize(("source", "reason"), ATTACKS, ids=[s[:50] for s, _ in ATTACKS])
 def test_attack_costs_little(source: str, reason: str | None) -> None:
     began = time.thread_time()
     refused = pytest.raises(ExpressionError, match=reason) if reason else nullcontext()
     with refused, no_more_memory():
         evaluate(source, names())
     assert time.thread_time() - began < 5
-
-
-@pytest.mark.slow
-@attacks
-def test_attack_takes_little_memory(source: str, reason: str | None) -> None:
-    tracemalloc.start()
-    try:
-        with pytest.raises(ExpressionError, match=reason) if reason else nullcontext():
-            evaluate(source, names())
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes < MEMORY_BYTES
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,6 @@ def server(tmp_path: Path, config: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[LineClient]:
-    with LineClient(server.address) as client:
-        yield client
-
-
 def said(value: Any) -> dict[str, Any]:
     return {"value": value, "from": "set_queue"}
 

@@ -70,12 +70,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield server
 
 
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[LineClient]:
-    with LineClient(server.address) as client:
-        yield client
-
-
 def login(client: LineClient, name: str) -> None:
     assert client.ask(b"in auth --confirm %bT" % name.encode()) == b"in ok "
 

@@ -23,6 +23,7 @@ from mqks.limits import SEQ_MAX, STEP_MESSAGES
 from mqks.protocol.requests import Selection
 from mqks.testing import Broker
 from tests.bare import BareWorld
+from tests.clock_library import Clock
 from tests.fuzz.disk import Disk
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
@@ -30,6 +31,7 @@ from tests.test_commands_client import Shell
 from tests.test_moves import World, filled, names
 from tests.waiting import WAIT_S
 
+HOUR_S = 3600
 STEPS = st.lists(
     st.sampled_from(["purge", "purge", "page", "commit", "take", "publish", "give back", "delete"]),
     max_size=40,
@@ -233,17 +235,20 @@ def test_an_answer_of_peek_says_where_it_goes_on(mqks_broker: Broker) -> None:
         assert k.line() == b"p ok --end", "old clients know no other end"
 
 
-def test_what_is_older(mqks_broker: Broker) -> None:
-    with blocking.connect(mqks_broker.url) as client:
+def test_what_is_older(clock: Clock, db: Path) -> None:
+    with (
+        ServerProcess(db, environment=clock.environment) as server,
+        blocking.connect(server.url) as client,
+    ):
         client.subscribe("q", ["e"])
         client.publish("e", "old", confirm=True)
-        time.sleep(1.1)
+        clock.ahead(2 * HOUR_S)
         client.publish("e", "new", confirm=True)
-        assert [each.text for each in client.peek("q", older_s=1)] == ["old"]
-        assert client.move("q", "p", older_s=1) == 1
+        assert [each.text for each in client.peek("q", older_s=HOUR_S)] == ["old"]
+        assert client.move("q", "p", older_s=HOUR_S) == 1
         # What is moved joins the other queue now.
-        assert client.purge("p", older_s=1) == 0
-        assert client.purge("q", older_s=1) == 0
+        assert client.purge("p", older_s=HOUR_S) == 0
+        assert client.purge("q", older_s=HOUR_S) == 0
         assert client.purge("q", older_s=0) == 1
 
 
