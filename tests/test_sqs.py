@@ -416,7 +416,7 @@ def test_errors_are_those_of_sqs(sqs: Sqs) -> None:
         "InvalidParameterValue": lambda: create(QueueName="a b"),
         "ReceiptHandleIsInvalid": lambda: sqs.delete_message(QueueUrl=url, ReceiptHandle="x"),
         "AWS.SimpleQueueService.BatchRequestTooLong": lambda: sqs.send_message_batch(
-            QueueUrl=url, Entries=[{"Id": n, "MessageBody": "é" * (MIB // 3)} for n in "ab"]
+            QueueUrl=url, Entries=[{"Id": n, "MessageBody": "é" * (MIB // 4 + 1)} for n in "ab"]
         ),
         "AWS.SimpleQueueService.EmptyBatchRequest": lambda: sqs.send_message_batch(
             QueueUrl=url, Entries=[]
