@@ -178,3 +178,19 @@ def test_a_lease_that_is_over_before_it_is_durable_is_not_told() -> None:
     lab.tick(2)
     lab.rest()
     assert lab.replies == [b"c ok m1 event=e,retry=1 x", b"r ok --end"]
+
+
+def test_what_nobody_was_told_is_ready_again() -> None:
+    """The client goes while its lease is being written. With one delivery it would be dead."""
+    lab = Lab(memory_bytes=1_000_000)
+    lab.send("a", b"s subscribe q e", b"x set_queue q --deliveries=1", b"m publish e x")
+    lab.rest()
+    lab.send("b", b"r receive q")
+    lab.take()
+    lab.end("b")
+    lab.rest()
+    queue = lab.broker.queues[b"q"]
+    assert (queue.ready, queue.leased, queue.dead) == (1, 0, 0)
+    lab.send("a", b"r receive q")
+    lab.rest()
+    assert lab.replies[-2].startswith(b"r ok m event=e,seq=1")

@@ -8,11 +8,38 @@ from collections.abc import Callable, Sequence
 
 from mqks.broker.clients.outbox import Outbox
 from mqks.broker.log.pending import Entry, Mark
+from mqks.broker.message.states import Event
 from mqks.broker.queue import fates
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.taker import Rest, Taker
 from mqks.errors import Unwritable
 from mqks.protocol import replies
+
+
+def take(queue: Queue, number: int, mark: Mark) -> bool:
+    """Take a message out of those that are leased; return whether it was there."""
+    delays = queue.timed().of(mark)
+    is_leased = mark.keeps_place and number in delays.numbers
+    if is_leased:
+        delays.remove(number)
+    return is_leased
+
+
+def give_back(
+    queue: Queue,
+    number: int,
+    line: bytes,
+    mark: Mark,
+    event: Event,
+    delay_us: int = 0,
+    why: bytes = b"",
+) -> None:
+    """Return a message that was taken out of those that are leased."""
+    # Its delivery is counted by what follows.
+    queue.lane.marks[number] = mark._replace(
+        retry=mark.retry - 1, due_us=0, keeps_place=False, id_crc=0
+    )
+    queue.give_back([(number, line)], event, delay_us, why=why)
 
 
 class Receiver(Taker):
@@ -108,19 +135,21 @@ class Receiver(Taker):
         if not self._taken:
             self.leave()
 
-    def _has(self, number: int, mark: Mark) -> bool:
-        """Whether the lease of a message, whose commit may have taken long, is not over. One of no
-        time at all is a look."""
+    def _leased(self, number: int, mark: Mark) -> Mark | None:
+        """The mark of a message now, unless its lease is over: the commit may have taken long."""
         now = self.queue.lane.marks.get(number)
-        leased = self.queue.timed().of(mark).numbers
-        is_leased = now is not None and now.retry == mark.retry and number in leased
-        return is_leased or not self._lease_us
+        is_leased = now is not None and number in self.queue.timed().of(now).numbers
+        return now if now is not None and is_leased and now.retry == mark.retry else None
 
     def _written(self, is_written: bool) -> None:
         self.leave()
         connection, queue = self.connection, self.queue
         connection.promise(-self._taken_bytes)
         if connection.closed:
+            for number, line, mark in self._taken:
+                if (now := self._leased(number, mark)) and take(queue, number, now):
+                    give_back(queue, number, line, now, Event.UNDELIVERED)
+            queue.shared.turns.later(queue.timed().tidy())
             return
         if not is_written:
             connection.fail(self.id, b"receive", Unwritable("receive: the lease is not durable"))
@@ -135,6 +164,6 @@ class Receiver(Taker):
                 % (number, queue.arrived_us(number), epoch, number, mark.retry),
             )
             for number, line, mark in self._taken
-            if self._has(number, mark)
+            if not self._lease_us or self._leased(number, mark)  # Of no time: it is a look.
         ]
         connection.write(b"".join([*told, replies.ok(self.id, b"--end")]))

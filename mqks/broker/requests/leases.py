@@ -7,7 +7,7 @@ is valid until the message is delivered again, or leaves.
 from mqks.broker.base.turns import Work
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection
-from mqks.broker.clients.receiver import Receiver
+from mqks.broker.clients.receiver import Receiver, give_back, take
 from mqks.broker.log.pending import Mark
 from mqks.broker.message.states import Event
 from mqks.broker.queue.moves import some_bodies
@@ -64,7 +64,7 @@ def _ack(broker: Broker, wanted: Lease) -> Work[int | None]:
     if queue is None or (found := _leased(queue, wanted.lease)) is None:
         return 0
     number, mark = found
-    if not _take(queue, number, mark):
+    if not take(queue, number, mark):
         if not queue.lane.is_waiting(number):
             return 0
         queue.lane.take_out(number)
@@ -97,17 +97,13 @@ def _give_back(broker: Broker, wanted: Lease) -> Work[int]:
     lines, _ = yield from some_bodies(queue, [found[0]], queue.timed().of(found[1]).bodies.get)
     # It may have ended meanwhile, or a body that was asked for may have come too late.
     found = None if queue.deleted else _leased(queue, wanted.lease)
-    if found is None or found[0] not in lines or not _take(queue, *found):
+    if found is None or found[0] not in lines or not take(queue, *found):
         return 0
     number, mark = found
-    # Its delivery is counted by what follows.
-    queue.lane.marks[number] = mark._replace(
-        retry=mark.retry - 1, due_us=0, keeps_place=False, id_crc=0
-    )
     event = Event.UNDELIVERED if wanted.undelivered else Event.END
     if wanted.reject:
         event = Event.KILL if wanted.dead else Event.REJECT
-    queue.give_back([(number, lines[number])], event, wanted.delay_us, why=wanted.why)
+    give_back(queue, number, lines[number], mark, event, wanted.delay_us, wanted.why)
     yield from _tidied(queue)
     return 1
 
@@ -123,15 +119,6 @@ def _leased(queue: Queue, lease: bytes) -> tuple[int, Mark] | None:
         return None
     mark = queue.lane.marks.get(number)
     return (number, mark) if mark and 0 < mark.retry == (deliveries or mark.retry) else None
-
-
-def _take(queue: Queue, number: int, mark: Mark) -> bool:
-    """Take a message out of those that are leased; return whether it was there."""
-    delays = queue.timed().of(mark)
-    is_leased = mark.keeps_place and number in delays.numbers
-    if is_leased:
-        delays.remove(number)
-    return is_leased
 
 
 def _tidied(queue: Queue) -> Work[None]:
