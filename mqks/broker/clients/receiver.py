@@ -110,11 +110,11 @@ class Receiver(Taker):
 
     def _has(self, number: int, mark: Mark) -> bool:
         """Whether the lease of a message, whose commit may have taken long, is not over. One of no
-        time at all is a look."""
+        time at all, which is the shortest as an ack timeout, is a look."""
         now = self.queue.lane.marks.get(number)
         leased = self.queue.timed().of(mark).numbers
         is_leased = now is not None and now.retry == mark.retry and number in leased
-        return is_leased or not self._lease_us
+        return is_leased or self._lease_us <= 1
 
     def _written(self, is_written: bool) -> None:
         self.leave()
@@ -126,8 +126,8 @@ class Receiver(Taker):
             connection.fail(self.id, b"receive", Unwritable("receive: the lease is not durable"))
             return
         epoch = queue.shared.facts.epoch_of(queue.id).encode()
-        told = [
-            replies.shown(
+        told = {  # Of what came back at once and was taken again, the last time.
+            number: replies.shown(
                 self.id,
                 line,
                 mark.retry - 1,
@@ -136,5 +136,5 @@ class Receiver(Taker):
             )
             for number, line, mark in self._taken
             if self._has(number, mark)
-        ]
-        connection.write(b"".join([*told, replies.ok(self.id, b"--end")]))
+        }
+        connection.write(b"".join([*told.values(), replies.ok(self.id, b"--end")]))
