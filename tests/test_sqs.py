@@ -223,6 +223,15 @@ def test_a_message_is_leased_until_it_is_deleted(sqs: Sqs) -> None:
     assert counts(sqs, url) == [0, 0, 0]
 
 
+def test_a_queue_without_a_visibility_timeout(sqs: Sqs) -> None:
+    url = new(sqs, VisibilityTimeout="0")
+    sqs.send_message(QueueUrl=url, MessageBody="x")
+    for count in range(1, 20):
+        [message] = until(lambda: received(sqs, url, MaxNumberOfMessages=1))
+        assert message["Attributes"]["ApproximateReceiveCount"] == str(count)
+    assert len(until(lambda: received(sqs, url))) == 1, "a receive has it once"
+
+
 def test_a_long_poll_ends_with_the_first_message(sqs: Sqs) -> None:
     url = new(sqs, ReceiveMessageWaitTimeSeconds="20")
     with ThreadPoolExecutor(8) as pool:

@@ -155,8 +155,8 @@ class Receiver(Taker):
             connection.fail(self.id, b"receive", Unwritable("receive: the lease is not durable"))
             return
         epoch = queue.shared.facts.epoch_of(queue.id).encode()
-        told = [
-            replies.shown(
+        told = {  # Of what came back at once and was taken again, the last time.
+            number: replies.shown(
                 self.id,
                 line,
                 mark.retry - 1,
@@ -164,6 +164,6 @@ class Receiver(Taker):
                 % (number, queue.arrived_us(number), epoch, number, mark.retry),
             )
             for number, line, mark in self._taken
-            if not self._lease_us or self._leased(number, mark)  # Of no time: it is a look.
-        ]
-        connection.write(b"".join([*told, replies.ok(self.id, b"--end")]))
+            if self._lease_us <= 1 or self._leased(number, mark)  # Of no time: it is a look.
+        }
+        connection.write(b"".join([*told.values(), replies.ok(self.id, b"--end")]))
