@@ -1,6 +1,7 @@
 """Servers and clients, as many tests want them; loaded when pytest has loaded `mqks.testing`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,18 @@ from tests.line_client import LineClient
 from tests.proxy import Proxy
 from tests.server_process import ServerProcess
 from tests.skins import SKINS
+
+
+@contextmanager
+def served(
+    db: Path | str, *flags: str, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[ServerProcess, LineClient]]:
+    """By a server that is killed at the end, one client."""
+    with (
+        ServerProcess(db, *flags, environment=environment) as server,
+        LineClient(server.address) as client,
+    ):
+        yield server, client
 
 
 @pytest.fixture

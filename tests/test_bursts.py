@@ -18,9 +18,9 @@ from mqks.broker.requests import intake
 from mqks.protocol.requests import ACTIONS
 from tests.bare import BareWorld
 from tests.compiled import patches_modules
+from tests.fixtures import served
 from tests.fuzz.invariants import digest
 from tests.line_client import LineClient
-from tests.server_process import ServerProcess
 
 MIB = 1024 * 1024
 HELD = 64
@@ -268,8 +268,7 @@ def told_to_the_end(client: LineClient) -> list[bytes]:
 def test_a_burst_is_published_and_confirmed_once(form: bytes, tmp_path: Path) -> None:
     """Its client closes its sending side behind it, as netcat does, and gets all confirms."""
     with (
-        ServerProcess(tmp_path / "mqks.db") as server,
-        LineClient(server.address) as client,
+        served(tmp_path / "mqks.db") as (server, client),
         LineClient(server.address) as other,
     ):
         assert other.ask(b"s subscribe --confirm q e") == b"s ok "

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.clock_library import Clock
+from tests.fixtures import served
 from tests.line_client import LineClient
-from tests.server_process import ServerProcess
 from tests.waiting import until
 
 YEAR_S = 365 * 86400
@@ -40,10 +40,7 @@ def errors(client: LineClient) -> list[dict[str, Any]]:
 
 def test_messages_keep_their_order_and_are_found_by_time(clock: Clock, db: Path) -> None:
     came = {"m1": 0, "m2": 1, "m3": -1, "m4": -1, "m5": -1, "m6": 0}
-    with (
-        ServerProcess(db, environment=clock.environment) as server,
-        LineClient(server.address) as client,
-    ):
+    with served(db, environment=clock.environment) as (server, client):
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         publish(client, b"m1")
         clock.ahead(YEAR_S)
@@ -55,10 +52,7 @@ def test_messages_keep_their_order_and_are_found_by_time(clock: Clock, db: Path)
         assert peeked(client) == came
         server.kill()
     clock.ahead(-YEAR_S)
-    with (
-        ServerProcess(db, environment=clock.environment) as server,
-        LineClient(server.address) as client,
-    ):
+    with served(db, environment=clock.environment) as (server, client):
         assert peeked(client) == came
         # Whoever starts at a time misses nothing that came later, by the clock of then.
         assert [first_at(client, years) for years in (-2, -0.5, 0.5, 2)] == [1, 1, 2, 7]
@@ -69,10 +63,7 @@ def test_messages_keep_their_order_and_are_found_by_time(clock: Clock, db: Path)
 
 
 def test_timers_take_no_notice(clock: Clock, db: Path) -> None:
-    with (
-        ServerProcess(db, environment=clock.environment) as server,
-        LineClient(server.address) as client,
-    ):
+    with served(db, environment=clock.environment) as (server, client):
         for name in (b"soon", b"late"):
             assert client.ask(b"s subscribe --confirm %b e" % name) == b"s ok "
         assert client.ask(b"d delete_queue --confirm late --when-unused=86400") == b"d ok "
@@ -88,10 +79,8 @@ def test_timers_take_no_notice(clock: Clock, db: Path) -> None:
 
 def test_later_errors_have_greater_ids_and_are_kept(clock: Clock, db: Path) -> None:
     def fail(*ahead_s: int) -> None:
-        with (
-            ServerProcess(db, "--errors-kept-max", "3", environment=clock.environment) as server,
-            LineClient(server.address) as client,
-        ):
+        flags = "--errors-kept-max", "3"
+        with served(db, *flags, environment=clock.environment) as (server, client):
             for each in ahead_s:
                 clock.ahead(each)
                 failed.append(client.ask(b"x fail").split()[2].decode())
@@ -110,10 +99,8 @@ def test_later_errors_have_greater_ids_and_are_kept(clock: Clock, db: Path) -> N
 
 def test_what_waits_is_as_old_as_the_clock_says(clock: Clock, db: Path) -> None:
     """Set forwards it is older, set back it is new; a warning of it may come, and no more."""
-    with (
-        ServerProcess(db, "--queue-age-warning-s", "0.2", environment=clock.environment) as server,
-        LineClient(server.address) as client,
-    ):
+    flags = "--queue-age-warning-s", "0.2"
+    with served(db, *flags, environment=clock.environment) as (server, client):
         clock.ahead(-YEAR_S)
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         publish(client, b"m1")
@@ -139,10 +126,7 @@ def test_schedules_do_not_wait_for_a_clock_that_was_set_back(clock: Clock, db: P
         return any(abs(int(each.rpartition(b":")[2]) - time.time()) < 3600 for each in ids)
 
     clock.ahead(2 * YEAR_S)
-    with (
-        ServerProcess(db, environment=clock.environment) as server,
-        LineClient(server.address) as client,
-    ):
+    with served(db, environment=clock.environment) as (server, client):
         for request in (
             b"subscribe --confirm q e",
             b"schedule --confirm often --every=2 --missed=one publish e x",
@@ -154,10 +138,7 @@ def test_schedules_do_not_wait_for_a_clock_that_was_set_back(clock: Clock, db: P
         until(lambda: next_s(client, "daily") < YEAR_S + 90_000, "it waits for another year")
         server.kill()
     clock.ahead(0)
-    with (
-        ServerProcess(db, environment=clock.environment) as server,
-        LineClient(server.address) as client,
-    ):
+    with served(db, environment=clock.environment) as (server, client):
         until(lambda: has_ticked(client), "it waits for another year")
         assert next_s(client, "daily") < 90_000
         assert server.terminate() == 0, server.log

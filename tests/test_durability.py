@@ -31,6 +31,7 @@ from mqks.journal.sqlite.texts import size_of, texts_path
 from mqks.server import writer
 from mqks.settings import DatabaseUrl
 from mqks.testing import Broker
+from tests.fixtures import served
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 from tests.waiting import WAIT_S, until
@@ -310,10 +311,7 @@ def test_low_disk_space_is_reported_at_the_start_and_while_nobody_publishes(
 
 def test_a_burst_on_a_full_disk_is_logged_once_for_each_state(small_disk: Path) -> None:
     flags = ("--disk-free-bytes-min", "0", "--ballast-bytes", "1MiB")
-    with (
-        ServerProcess(small_disk / "mqks.db", *flags) as server,
-        LineClient(server.address) as client,
-    ):
+    with served(small_disk / "mqks.db", *flags) as (server, client):
         subscribed(client, b"q", b"e")
         client.send(b"m publish --confirm e %s\n" % (b"x" * 64 * KIB) * 600)
         replies = [client.line() for _ in range(600)]

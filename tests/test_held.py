@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from mqks.limits import LOOP_HELD_LINES_MAX
+from tests.fixtures import served
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 from tests.waiting import until
@@ -26,10 +27,7 @@ def held_lines(server: ServerProcess) -> list[str]:
 
 
 def test_what_holds_the_loop_is_counted_and_told(tmp_path: Path) -> None:
-    with (
-        ServerProcess(tmp_path / "mqks.db", "--loop-held-s", "0.005") as server,
-        LineClient(server.address) as client,
-    ):
+    with served(tmp_path / "mqks.db", "--loop-held-s", "0.005") as (server, client):
         began_s = time.monotonic()
 
         def is_often_told() -> bool:
@@ -50,10 +48,7 @@ def test_what_holds_the_loop_is_counted_and_told(tmp_path: Path) -> None:
 
 def test_many_lines_that_hold_the_loop_are_told(tmp_path: Path) -> None:
     burst = b"".join(b"x%d purge none --limit=1\n" % number for number in range(5000))
-    with (
-        ServerProcess(tmp_path / "mqks.db", "--loop-held-s", "0.005") as server,
-        LineClient(server.address) as client,
-    ):
+    with served(tmp_path / "mqks.db", "--loop-held-s", "0.005") as (server, client):
 
         def is_told() -> bool:
             client.send(burst)
@@ -78,10 +73,7 @@ def test_a_stopped_process_has_not_held_its_loop(server: ServerProcess, client: 
 
 
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
-    with (
-        ServerProcess(tmp_path / "mqks.db", "--loop-held-s", "0") as server,
-        LineClient(server.address) as client,
-    ):
+    with served(tmp_path / "mqks.db", "--loop-held-s", "0") as (server, client):
         client.ask(COSTLY.strip())
 
         assert counts(client) == (0, 0)

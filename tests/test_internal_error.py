@@ -27,18 +27,18 @@ sys.exit(main(["serve", "--db", sys.argv[1], "--port", "0"]))
 
 STOP_WHILE_IT_ENDS = """
 import signal, anyio
-from mqks.journal.journal import Journal
-close, run = Journal.close, anyio.run
-async def close_and_stop(journal):
+from mqks.journal.sqlite.store import SqliteStore
+close, run = SqliteStore.close, anyio.run
+async def close_and_stop(store):
     signal.raise_signal(signal.SIGTERM)
-    await close(journal)
+    await close(store)
     signal.raise_signal(signal.SIGINT)
 def run_and_stop(*arguments, **keywords):
     try:
         return run(*arguments, **keywords)
     finally:
         signal.raise_signal(signal.SIGTERM)
-Journal.close, anyio.run = close_and_stop, run_and_stop
+SqliteStore.close, anyio.run = close_and_stop, run_and_stop
 """
 
 

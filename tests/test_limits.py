@@ -16,6 +16,7 @@ from mqks.broker.routing import bindings, publishing
 from mqks.limits import GATHERED_MAX, GROUPS_QUEUES, MASKS_MAX, ONCE_ID_BYTES_MAX
 from tests.bare import BareWorld, ask, bare
 from tests.compiled import patches_modules
+from tests.fixtures import served
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 from tests.waiting import until
@@ -311,10 +312,7 @@ def test_a_warning_does_not_flutter_at_small_limits(
 
 def test_warnings_of_queues_that_fill_and_stand_still(tmp_path: Path) -> None:
     flags = ("--queue-messages-max", "10", "--queue-age-warning-s", "0.5")
-    with (
-        ServerProcess(tmp_path / "mqks.db", *flags) as server,
-        LineClient(server.address) as client,
-    ):
+    with served(tmp_path / "mqks.db", *flags) as (server, client):
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         # At once, so that none has waited before the last one is there.
         assert client.ask(b"m publish e x\n" * 7 + b"m publish --confirm e x") == b"m ok "
@@ -405,10 +403,7 @@ def test_a_consumer_that_does_not_read(server: ServerProcess) -> None:
 def test_waiting_messages_beyond_the_memory_budget(tmp_path: Path) -> None:
     """They live on disk only, and come back in order, page by page."""
     count, data = 40_000, b"x" * 1000
-    with (
-        ServerProcess(tmp_path / "mqks.db", "--memory-bytes", "8MiB") as server,
-        LineClient(server.address) as client,
-    ):
+    with served(tmp_path / "mqks.db", "--memory-bytes", "8MiB") as (server, client):
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         for start in range(0, count, 1000):
             client.send(
@@ -428,8 +423,7 @@ def test_a_publisher_ahead_of_the_journal_is_paused(tmp_path: Path) -> None:
     flags = ("--batch-records-max", "10", "--batch-bytes-max", "1KiB")
     count = 20_000
     with (
-        ServerProcess(tmp_path / "mqks.db", *flags) as server,
-        LineClient(server.address) as client,
+        served(tmp_path / "mqks.db", *flags) as (server, client),
         LineClient(server.address) as other,
     ):
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
@@ -447,10 +441,7 @@ def test_a_reader_that_holds_the_wal(tmp_path: Path) -> None:
     db, data = tmp_path / "mqks.db", b"x" * 100_000
     wal = db.with_name(db.name + "-wal")
     bound = 24 * MIB
-    with (
-        ServerProcess(db, "--wal-bytes-max", str(bound)) as server,
-        LineClient(server.address) as client,
-    ):
+    with served(db, "--wal-bytes-max", str(bound)) as (_, client):
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         reader = sqlite3.connect(f"{db.as_uri()}?mode=ro", uri=True, isolation_level=None)
         reader.execute("begin")

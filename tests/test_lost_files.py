@@ -17,6 +17,7 @@ import pytest
 from mqks.commands import main
 from mqks.journal.sqlite.database_file import DatabaseFile, wal_path
 from mqks.journal.sqlite.lock import lock_path, server_of
+from tests.fixtures import served
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 from tests.waiting import until
@@ -83,8 +84,7 @@ def test_nothing_is_confirmed_without_the_files(
     db = tmp_path / "here" / "mqks.db"
     db.parent.mkdir()
     with (
-        ServerProcess(db) as server,
-        LineClient(server.address) as client,
+        served(db) as (server, client),
         LineClient(server.address) as worker,
     ):
         subscribed(client, b"kept")

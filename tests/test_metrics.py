@@ -28,6 +28,7 @@ from mqks.errors import ConfigurationError, Limit
 from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.server import metrics
 from mqks.settings import load
+from tests.fixtures import served
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 from tests.test_tls import with_tls
@@ -406,10 +407,7 @@ def test_a_client_of_the_broker_is_told_at_once(
 
 def test_it_is_not_ready_while_the_disk_is_full(tmp_path: Path) -> None:
     flags = ("--http-port", "0", "--db-bytes-max", "2MiB", "--ballast-bytes", "0")
-    with (
-        ServerProcess(tmp_path / "mqks.db", *flags) as server,
-        LineClient(server.address) as client,
-    ):
+    with served(tmp_path / "mqks.db", *flags) as (server, client):
         web = Web(server)
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         for number in range(5_000):
@@ -481,10 +479,7 @@ def test_connections_that_are_refused_are_counted(tmp_path: Path, tls_port: int)
 
 def test_it_is_not_ready_while_it_stops(tmp_path: Path) -> None:
     flags = ("--http-port", "0", "--drain-timeout-s", "3600")
-    with (
-        ServerProcess(tmp_path / "mqks.db", *flags) as server,
-        LineClient(server.address) as client,
-    ):
+    with served(tmp_path / "mqks.db", *flags) as (server, client):
         web = Web(server)
         client.send(b"c consume q e\n")
         # More than sockets hold, to a client that reads nothing: the server waits for it.

@@ -17,6 +17,7 @@ from mqks.commands import main
 from mqks.limits import CREDENTIALS_BYTES_MAX
 from mqks.settings import Settings
 from tests.bare import BareWorld, ask
+from tests.fixtures import served
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 
@@ -171,10 +172,7 @@ def test_longer_names_of_before_are_exported_and_imported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     db, queue, event = tmp_path / "mqks.db", b"q" * 900, b"e" * 900
-    with (
-        ServerProcess(db, "--name-bytes-max", "1000") as server,
-        LineClient(server.address) as client,
-    ):
+    with served(db, "--name-bytes-max", "1000") as (server, client):
         assert client.ask(b"s subscribe --confirm %b %b" % (queue, event)) == b"s ok "
         assert client.ask(b"m publish --confirm %b x" % event) == b"m ok "
         assert server.stop() == 0

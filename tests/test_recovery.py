@@ -4,6 +4,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from tests.fixtures import served
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 
@@ -12,10 +13,7 @@ EXIT_DAMAGED = 65
 
 def test_a_rejected_message_that_still_waits_keeps_its_retry(tmp_path: Path) -> None:
     db = tmp_path / "mqks.db"
-    with (
-        ServerProcess(db, "--prefetch-max", "1") as server,
-        LineClient(server.address) as client,
-    ):
+    with served(db, "--prefetch-max", "1") as (server, client):
         assert client.ask(b"c consume --confirm q e --manual-ack") == b"c ok "
         client.send(b"m1 publish e x\nm2 publish e x\n")
         assert client.line() == b"c ok m1 event=e x"
@@ -63,8 +61,7 @@ def test_a_foreign_lock_is_waited_out(tmp_path: Path) -> None:
     """Another process that writes, against all advice, delays confirms and loses nothing."""
     db = tmp_path / "mqks.db"
     with (
-        ServerProcess(db) as server,
-        LineClient(server.address) as client,
+        served(db) as (server, client),
         LineClient(server.address) as other,
     ):
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "

@@ -35,6 +35,7 @@ from mqks.settings import load
 from mqks.users import Permissions, User, Users, hash_password, hash_token, parse
 from tests import forks
 from tests.bare import BareWorld
+from tests.fixtures import served
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 from tests.waiting import until
@@ -843,10 +844,7 @@ def test_loopback_is_not_asked_but_may_take_a_users_rights(tmp_path: Path) -> No
     users_file.write(tmp_path / "users", [WORKER])
     unix = tmp_path / "mqks.sock"
     flags = ("--users", str(tmp_path / "users"), "--unix", str(unix))
-    with (
-        ServerProcess(tmp_path / "mqks.db", *flags) as server,
-        LineClient(server.address) as client,
-    ):
+    with served(tmp_path / "mqks.db", *flags) as (_, client):
         assert client.ask(b"m publish --confirm secret x") == b"m ok "
         assert client.ask(b"a auth --confirm worker worker") == b"a ok "
         assert is_error(client.ask(b"m publish --confirm secret x"))

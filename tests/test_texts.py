@@ -26,6 +26,7 @@ from mqks.journal.sqlite.texts import RECYCLED_MAX, size_of, texts_path
 from mqks.journal.store import NewSegment
 from mqks.settings import Settings
 from mqks.testing import Broker
+from tests.fixtures import served
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess, refusal
 from tests.waiting import until
@@ -210,8 +211,7 @@ def test_a_text_without_a_row_goes_at_the_next_start(db: Path, sync_library: Pat
 def test_a_text_whose_row_was_deleted_goes_at_the_next_start(db: Path) -> None:
     data = three(db)
     with (
-        ServerProcess(db, *ALL) as server,
-        LineClient(server.address) as client,
+        served(db, *ALL) as (server, client),
         read_by_another(db),
     ):
         assert got(server, 3) == data
@@ -495,8 +495,7 @@ def test_nothing_is_deleted_while_another_process_reads_an_older_state(db: Path)
 def test_a_reader_of_an_older_list_reads_a_newer_one(db: Path) -> None:
     three(db)
     with (
-        ServerProcess(db, *ALL) as server,
-        LineClient(server.address) as client,
+        served(db, *ALL) as (_, client),
         DatabaseFile.open(db) as file,
     ):
         found = file.messages(b"q")

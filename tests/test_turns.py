@@ -19,6 +19,7 @@ from mqks.limits import EVALUATIONS_MAX
 from mqks.users import Permissions
 from tests.bare import BareWorld
 from tests.compiled import patches_modules
+from tests.fixtures import served
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 
@@ -616,10 +617,7 @@ def test_expressions_keep_no_server_from_stopping(tmp_path: Path) -> None:
     """What stands behind them is done all the same."""
     costly = b"e _eval len([i for i in range(30000)])\n"
     db = tmp_path / "mqks.db"
-    with (
-        ServerProcess(db, "--drain-timeout-s=1") as server,
-        LineClient(server.address) as client,
-    ):
+    with served(db, "--drain-timeout-s=1") as (server, client):
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         client.send(costly * 40 + b"m publish --confirm e x\n")
         assert client.line() == b"e ok 30000"

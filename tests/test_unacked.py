@@ -16,6 +16,7 @@ import pytest
 from mqks.broker.queue import blocks
 from tests.bare import BareWorld
 from tests.compiled import patches_modules
+from tests.fixtures import served
 from tests.line_client import LineClient
 from tests.server_process import ServerProcess
 from tests.waiting import until
@@ -220,8 +221,7 @@ def test_more_unacked_than_the_bound_after_a_crash(tmp_path: Path) -> None:
     """Every second one was acked. What is left comes in its order, before what came later."""
     count, data = 1000, b"x" * 10_000
     with (
-        ServerProcess(tmp_path / "mqks.db") as server,
-        LineClient(server.address) as client,
+        served(tmp_path / "mqks.db") as (server, client),
         LineClient(server.address) as publisher,
     ):
         assert client.ask(b"c consume --confirm q e --manual-ack") == b"c ok "
@@ -233,8 +233,7 @@ def test_more_unacked_than_the_bound_after_a_crash(tmp_path: Path) -> None:
         server.kill()
     flags = ("--unacked-bytes-max", "1MiB", "--memory-bytes", "1MiB")
     with (
-        ServerProcess(tmp_path / "mqks.db", *flags) as server,
-        LineClient(server.address) as client,
+        served(tmp_path / "mqks.db", *flags) as (server, client),
         LineClient(server.address) as publisher,
     ):
         assert stats(publisher)["memory_bytes"] == 0
@@ -289,10 +288,7 @@ def test_memory_is_bounded_over_all_queues(tmp_path: Path) -> None:
 def spilled(tmp_path: Path) -> Iterator[LineClient]:
     """A client of a server whose queue `q` has the messages 1 to 5, of which 2 was acked and the
     others came back, on disk only."""
-    with (
-        ServerProcess(tmp_path / "mqks.db", "--memory-bytes", "0") as server,
-        LineClient(server.address) as client,
-    ):
+    with served(tmp_path / "mqks.db", "--memory-bytes", "0") as (server, client):
         with LineClient(server.address) as earlier:
             assert earlier.ask(b"c consume --confirm q e --manual-ack") == b"c ok "
             fill(client, range(1, 6), b"x")
@@ -336,10 +332,7 @@ def test_the_oldest_of_what_came_back_goes_first_wherever_it_is(tmp_path: Path) 
     """Five are on disk only, as they were more than is kept in memory; a later one is not."""
     data = b"x" * 1_000_000
     flags = ("--memory-bytes", "0", "--prefetch-max", "1")
-    with (
-        ServerProcess(tmp_path / "mqks.db", *flags) as server,
-        LineClient(server.address) as client,
-    ):
+    with served(tmp_path / "mqks.db", *flags) as (server, client):
         with LineClient(server.address) as earlier:
             for number in range(1, 6):
                 assert earlier.ask(b"c%d consume --confirm q e --manual-ack" % number) == (

@@ -16,8 +16,7 @@ import pytest
 from mqks import users_file
 from mqks.commands import main
 from mqks.users import User, Users
-from tests.line_client import LineClient
-from tests.server_process import ServerProcess
+from tests.fixtures import served
 from tests.waiting import WAIT_S, until
 
 
@@ -54,10 +53,7 @@ def test_a_token_is_shown_once_and_works(
     assert (user.publish, user.consume, user.bind) == (["a.*", "b"], ["q-*"], ["a.**"])
     assert (user.password, user.admin, user.eval) == ("", False, False)
     flags = ("--users", str(path), "--auth", "always")
-    with (
-        ServerProcess(tmp_path / "mqks.db", *flags) as server,
-        LineClient(server.address) as client,
-    ):
+    with served(tmp_path / "mqks.db", *flags) as (_, client):
         assert client.ask(b"a auth --confirm " + token.strip().encode()) == b"a ok "
         assert client.ask(b"m publish --confirm a.b x") == b"m ok "
 
@@ -276,10 +272,7 @@ def test_a_running_server_learns_what_was_granted_by_a_hang_up(
 ) -> None:
     token = run(capsys, "add", "alice", "--token", "--users", path)[1].strip()
     flags = ("--users", str(path), "--auth", "always")
-    with (
-        ServerProcess(tmp_path / "mqks.db", *flags) as server,
-        LineClient(server.address) as client,
-    ):
+    with served(tmp_path / "mqks.db", *flags) as (server, client):
         assert client.ask(b"a auth --confirm " + token.encode()) == b"a ok "
         assert client.ask(b"m publish --confirm e x").startswith(b"m error ")
 
