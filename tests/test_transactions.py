@@ -2,7 +2,7 @@
 
 import random
 import re
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 
 import pytest
@@ -50,6 +50,17 @@ def transaction(world: BareWorld, lines: bytes) -> None:
     """Commit it, and let nothing be written."""
     world.intake.receive(world.connection("k"), b"b begin\n" + lines + b"\nt commit\n")
     assert not world.connection("k").overrun
+
+
+def test_commits_are_confirmed_in_order_wherever_a_turn_ends() -> None:
+    for calls in range(1, 40):
+        world = holding()
+        ticks = count()
+        world.broker.turns.clock = lambda ticks=ticks: float(next(ticks))  # type: ignore[misc]
+        world.broker.turns.chunk_s = float(calls)
+        some = [b"b begin\nx publish e %d\nt%d commit --confirm\n" % (n, n) for n in range(9)]
+        told = ask(world, b"".join(some)[:-1])
+        assert told == b"".join(b"t%d ok \n" % number for number in range(9))
 
 
 def test_limits() -> None:

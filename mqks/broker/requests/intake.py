@@ -298,7 +298,7 @@ class Intake:
     def _keep(self, connection: Connection) -> None:
         """Keep the lines of transactions, and do them at the lines that end them."""
         self.finish()
-        broker, confirms = self._broker, list[bytes]()
+        broker = self._broker
         room = min(broker.settings.output_buffer_bytes_max, broker.shared.outboxes.room)
         while not connection.waits and is_of_transaction(connection):
             line, transaction = connection.lines[connection.handled], connection.transaction
@@ -308,13 +308,15 @@ class Intake:
                 if request is None and line and transaction is not None:
                     transaction.fail()
                 elif request is not None and request.confirm and request.action in AT_ONCE:
-                    confirms.append(request.id)
+                    # At once: a later commit may be a work, which is confirmed when it ends.
+                    connection.unconfirmed += 1
+                    self._remember(connection, [], [request.id], [])
             if connection.handled >= len(connection.lines):
                 connection.lines, connection.handled = [], 0
                 break
             if connection.transaction is None and self._outruns_journal:
                 connection.overrun = True
-        self._end(connection, [], confirms)
+        self._end(connection, [], [])
 
     def _keep_plain(self, transaction: Transaction, line: bytes) -> bool:
         """Keep a line if it is a publish or an ack without flags; return whether it was. This takes
