@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -154,9 +154,7 @@ def test_all_that_can_be_killed_is_and_each_message_is_there_once(
     def a_task_is_lost() -> bool:
         if job.is_running() and _messages(job) == sent:
             publish_more()
-        for worker in _workers(job.process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(worker, signal.SIGKILL)
+        kills.kill_workers(job.process.pid)
         return "Lost task" in log.read_text()
 
     kills.wait_for("the loss", a_task_is_lost)
@@ -170,22 +168,6 @@ def test_all_that_can_be_killed_is_and_each_message_is_there_once(
     kills.archive_once(spark, broker.url, "clicks", lake, "parquet")
 
     assert kills.counted(lake) == kills.counted_by_spark(spark, lake) == (sent,) * 3
-
-
-def _workers(driver: int) -> list[int]:
-    """Of Spark, in Python: the children of its daemon, which is a child of Java."""
-    java = _children(driver)
-    daemons = [pid for each in java for pid in _children(each) if "daemon" in _command(pid)]
-    return [pid for each in daemons for pid in _children(each)]
-
-
-def _children(pid: int) -> list[int]:
-    """Of all its threads."""
-    found: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").glob("*"):
-        with suppress(OSError):
-            found += map(int, (thread / "children").read_text().split())
-    return found
 
 
 @pytest.mark.slow
