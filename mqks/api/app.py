@@ -233,8 +233,8 @@ class _Stream(Response):
 def _name(request: Request, behind: int = 0) -> str:
     """The path behind its first word, and before so many others: any bytes, of which `path_params`
     has only UTF-8."""
-    _, _, raw = request.scope["raw_path"][1:].partition(b"/")
-    if not raw:
+    _, slash, raw = request.scope["raw_path"][1:].partition(b"/")
+    if not slash:
         raise HTTPException(404, "a slash of the path is encoded")
     name = raw.rsplit(b"/", behind)[0]
     return unquote_to_bytes(name).decode("utf-8", "surrogateescape")

@@ -81,7 +81,7 @@ class Intake:
         the connection must be closed, and `connection.overrun` if this must be called again, even
         without new bytes."""
         self._turns.begin()
-        self.add(connection, data)
+        self._add(connection, data)
         self.finish()
 
     def finish(self) -> None:
@@ -94,12 +94,15 @@ class Intake:
         """The same for one of several connections in a turn that has begun: when the turn is over,
         what has come in waits for the next one. Messages may stay gathered until `finish`, which
         must follow in the same turn: those of many connections are published in one step."""
+        self._add(connection, data, waits=self._turns.over)
+
+    def _add(self, connection: Connection, data: bytes, waits: bool = False) -> None:
         self.publishes = False
         if data and not connection.expelled:
             connection.chunks.append(data)
         if connection.works or connection.awaits_login:
             return
-        if self._turns.over:
+        if waits:
             connection.overrun = True
             return
         connection.overrun, connection.eval_steps = False, None
