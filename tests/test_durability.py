@@ -682,3 +682,17 @@ def test_acks_for_which_nobody_waits_share_a_commit(
         assert message.json() == 4
         message.ack()
         until(lambda: commits() > before)
+
+
+def test_a_large_message_for_which_nobody_waits_is_written(
+    mqks_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too large for a commit in its turn, it is left to the task, and nothing wakes that again."""
+    monkeypatch.setattr(writer, "SLOW_PAUSE_FACTOR", 0)
+    data = b"d" * 100_000
+    with blocking.connect(mqks_broker.url) as client:
+        client.set_queue("q", dead_letter_queue="dead")
+        with client.consume("q", ["e"]) as consumer:
+            client.publish("e", data, confirm=True)
+            next(consumer).reject(dead=True)
+            until(lambda: [letter.data for letter in client.peek("dead")] == [data])

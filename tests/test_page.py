@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPConnection
@@ -860,6 +861,23 @@ def test_other_sites_show_nothing_of_it(browser: Browser, server: ServerProcess)
         peer.sendall(f"GET //evil.example/'\"><script> HTTP/1.1\r\n{head}".encode())
         told = peer.makefile("rb").read()
     assert b'href="/evil.example/&#x27;&quot;&gt;&lt;script&gt;"' in told
+
+
+def test_nothing_is_renewed_for_those_who_have_left(server: ServerProcess) -> None:
+    """Whenever they leave: most before the first event."""
+    here = web_url(server)
+    host = here.partition("://")[2]
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        with urlopen(f"{here}/queues") as answer:
+            cookie = answer.headers["Set-Cookie"].partition(";")[0]
+        for number in range(600):
+            with socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2]))) as peer:
+                path = "/events?table=queues" + "&queue=orders" * (number % 2)
+                head = f"Host: {host}\r\nCookie: {cookie}\r\nSec-Fetch-Site: same-origin\r\n"
+                peer.sendall(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
+                time.sleep(number % 6 / 4000)
+        until(lambda: sessions(client) == 1)
 
 
 def test_those_who_send_no_cookie_end_no_open_page(server: ServerProcess) -> None:

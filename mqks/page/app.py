@@ -6,13 +6,13 @@ change a token that only our own forms know.
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from functools import partial
 from importlib.resources import files
 from itertools import islice, starmap
 from time import monotonic, time
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import parse_qsl, quote, urlencode
 
 import anyio
@@ -91,6 +91,14 @@ scale of those with one of their own."""
 
 
 Handler = Callable[[Request, Session], Awaitable[Response]]
+
+
+class _Events(StreamingResponse):
+    async def __call__(self, *ends: Any) -> None:
+        """Its generators end with it, wherever its reader left; otherwise it goes on to be renewed
+        until the garbage collector comes by."""
+        async with aclosing(cast(AsyncGenerator[bytes], self.body_iterator)):
+            await super().__call__(*ends)
 
 
 class Page:
@@ -419,24 +427,25 @@ class Page:
         if queue := _parameter(request, "queue"):
             await session.client.stats("queue", queue, "--limit=1")  # Whether the user may look.
             events = self._figures(session.client, queue, events)
-        return StreamingResponse(
+        return _Events(
             self._sessions.watched(session, events),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},
         )
 
     async def _figures(
-        self, client: AsyncClient, queue: str, events: AsyncIterator[bytes]
-    ) -> AsyncIterator[bytes]:
+        self, client: AsyncClient, queue: str, events: AsyncGenerator[bytes]
+    ) -> AsyncGenerator[bytes]:
         """With each event the figures of a queue, and the last point of its chart."""
-        async for event in events:
-            yield event
-            with suppress(RequestFailed):  # It may be deleted.
-                row = await client.stats("queue", queue, "--limit=1")
-                points = self._history.points(requests.name(queue), day=False)
-                numbers = {f"queue.{key}": f"{row[key]:,}" for key in FIGURES}
-                told = {"numbers": numbers, "point": points[-1] if points else []}
-                yield f"event: queue\ndata: {json.dumps(told)}\n\n".encode()
+        async with aclosing(events):
+            async for event in events:
+                yield event
+                with suppress(RequestFailed):  # It may be deleted.
+                    row = await client.stats("queue", queue, "--limit=1")
+                    points = self._history.points(requests.name(queue), day=False)
+                    numbers = {f"queue.{key}": f"{row[key]:,}" for key in FIGURES}
+                    told = {"numbers": numbers, "point": points[-1] if points else []}
+                    yield f"event: queue\ndata: {json.dumps(told)}\n\n".encode()
 
     async def _file(self, request: Request) -> Response:
         name = request.path_params["name"]

@@ -6,7 +6,7 @@ comes. Only pages that were just opened are served earlier.
 """
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from time import monotonic, time
@@ -87,7 +87,7 @@ class Live:
 
     async def watch(
         self, view: View | None, may_look: Callable[[], Awaitable[bool]]
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """Server-sent events: one for each sample, the newest only when the reader is slow. They
         end when the reader may no longer look."""
         watcher = Watcher(view)

@@ -7,7 +7,8 @@ broker, as for every client, and never stored.
 import hmac
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
@@ -117,12 +118,15 @@ class Sessions:
             self.end(min(idle)[-1])
         return bool(idle)
 
-    async def watched(self, session: Session, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def watched(
+        self, session: Session, events: AsyncGenerator[bytes]
+    ) -> AsyncGenerator[bytes]:
         """The same events, while the session counts as one with an open page."""
         session.watching += 1
         try:
-            async for event in events:
-                yield event
+            async with aclosing(events):
+                async for event in events:
+                    yield event
         finally:
             session.watching -= 1
 
