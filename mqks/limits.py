@@ -232,6 +232,9 @@ API_BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
 API_BODY_S: Final = 30.0
 """How long sending one may take."""
 
+API_LINGER_S: Final = 2.0
+"""How long one that is refused is read on, to no effect."""
+
 API_STREAMS_MAX: Final = 64
 """Streams of the HTTP API."""
 

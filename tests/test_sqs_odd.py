@@ -176,6 +176,17 @@ def test_names_of_others_hide_no_queue(server: ServerProcess, client: LineClient
             (400, "InvalidParameterValue"),
         ),
         ("SendMessage", HALF_A_PAIR, (400, "InvalidParameterValue")),
+        (
+            "SendMessage",
+            {"QueueUrl": "/0/" + "%41" * 1_000_000, "MessageBody": "x"},
+            (400, "QueueDoesNotExist"),
+        ),
+        (
+            "ListQueues",
+            {"NextToken": base64.b64encode(b"\xff b " * 600_000).decode()},
+            (200, {}),
+        ),
+        ("SendMessage", {"MessageBody": "x" * 30_000_000}, (413, "RequestEntityTooLarge")),
     ],
 )
 def test_odd_requests_are_the_senders_fault(

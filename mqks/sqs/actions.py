@@ -297,7 +297,8 @@ class Actions:
         """URLs of queues that the user may read, by name."""
         most, token = number(self.given, "MaxResults", 1, PAGE_ROWS), self.given.get("NextToken")
         try:
-            after = urlsafe_b64decode(str(token or "")).decode("utf-8", "surrogateescape")
+            text = str(token or "")[: queues.ENCODED_MAX]
+            after = urlsafe_b64decode(text).decode("utf-8", "surrogateescape")
         except ValueError:
             raise invalid("NextToken", token, "Not a token.") from None
         found = list[str]()
