@@ -225,6 +225,27 @@ def test_messages_with_key_or_priority_or_the_same_id() -> None:
     assert lengths(world) == b"ev ok [1, 0]\n"
 
 
+def test_publishes_of_a_commit_are_those_of_single_lines() -> None:
+    """Whatever flags and queues follow each other."""
+    flags = [b"", b"", b"--key=k ", b"--priority=2 ", b"--meta=a=b --ttl=9 ", b"--ttl=9 "]
+    flags += [b"--ttl=8 ", b"--delay=5 ", b"--delay=6 ", b"--once ", b"--to=one "]
+    chosen = random.Random(1).choices([(flag, event) for flag in flags for event in b"ab"], k=300)
+    sent = [b"m%d publish %b%c x\n" % (at, flag, event) for at, (flag, event) in enumerate(chosen)]
+    for later_s in 0, 5.5, 10:
+        found = list[bytes]()
+        for lines in ([b"b begin\n", *sent, b"t commit\n"], sent):
+            world = bare()
+            ask(world, b"s subscribe one a\ns subscribe one b\ns subscribe two b")
+            for line in lines:
+                world.send("k", line)
+            world.advance(later_s)
+            told = ask(world, b"c consume one --meta\nd consume two --meta")
+            world.advance(10)
+            found.append(told + world.received("k"))
+        assert found[0] == found[1]
+        assert found[0].count(b"\n") > 150
+
+
 def test_two_race_while_one_is_written() -> None:
     world = holding()
     world.connect("l")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 from mqks.broker.base.turns import GOES_ON, WAITS, Work, finish
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection, Transaction
-from mqks.broker.queue.queue import Queue
+from mqks.broker.queue.queue import Queue, Terms
 from mqks.broker.requests import permits, redrives
 from mqks.broker.requests.checks import check_epoch, existing
 from mqks.broker.requests.messages import check_publish, reject, release
@@ -142,20 +142,20 @@ def _do(
     publishing, waiters = broker.publishing, broker.pending.waiters
     # Moves are the first: consumers may take what is ready when others make room.
     counts = [each and redrives.move_gathered(broker, *each) for each in moving]
-    to: Queues = {}
+    alike: tuple[Queues, Terms | None] = {}, None
     ids, bodies = list[bytes](), list[bytes]()
-    """Messages for the queues `to`, which are one step."""
+    """Messages for the same queues with the same terms, `alike`, which are one step."""
     for (request, wanted), message, count in zip(kept, messages, counts, strict=True):
         told = None if count is None else b"%d" % count
-        is_plain = message is not None and message[0].terms is None and not message[0].once_s
-        plain = message if is_plain else None
-        if ids and (plain is None or plain[1] is not to):
-            publishing.give(to, ids, bodies)
+        # Those with an id of `--once` go singly.
+        gathered = None if message is None or message[0].once_s else message
+        if ids and (gathered is None or (gathered[1], gathered[0].terms) != alike):
+            publishing.give(alike[0], ids, bodies, alike[1])
             ids, bodies = [], []
-        if plain is not None:
-            to = plain[1]
-            ids.append(plain[0].id)
-            bodies.append(plain[0].body)
+        if gathered is not None:
+            alike = gathered[1], gathered[0].terms
+            ids.append(gathered[0].id)
+            bodies.append(gathered[0].body)
         elif message is not None:
             publishing.publish_to(connection, *message)
         elif count is None:
@@ -168,7 +168,7 @@ def _do(
             else:
                 waiters.counts.append((connection, request.id, told))
     if ids:
-        publishing.give(to, ids, bodies)
+        publishing.give(alike[0], ids, bodies, alike[1])
     # All of it is in one piece of the batch, and nothing of it is written before the rest.
     broker.pending.in_one_piece |= bool(kept)
 
@@ -189,6 +189,7 @@ def _check(
     settled: Counter[tuple[bytes, bytes]] = Counter()
     known: dict[bytes, Queues] = {}
     publishing = broker.publishing
+    now = publishing.now()
     try:
         for (request, wanted), moved in zip(kept, moving, strict=True):
             try:
@@ -205,7 +206,7 @@ def _check(
                     if wanted.to is None and wanted.event not in routes:
                         copies = TRANSACTION_COPIES_MAX + 1
                     _check_copies(copies)
-                    message = publishing.single(request.id, wanted)
+                    message = publishing.single(request.id, wanted, now)
                     check_publish(broker, connection, message, wanted, queues)
                     publishing.reserve(queues, len(message.body))
                     found.append((message, queues))

@@ -50,6 +50,10 @@ class Single(NamedTuple):
     """Publish it only if its user has not published this id with `--once` before."""
 
 
+Now = tuple[int, int]
+"""The wall clock and the monotonic clock, in microseconds."""
+
+
 class Publishing:
     __slots__ = (
         *("_bindings", "_once", "_settings", "_shared", "_tails"),
@@ -194,27 +198,29 @@ class Publishing:
                     queue.deliver()
             yield self._shared.pending.records > records_max
 
-    def single(self, message_id: bytes, wanted: Publish) -> Single:
-        """The message in its stored form, with its terms."""
+    def now(self) -> Now:
+        return self._shared.schedule.wall_us(), self._shared.schedule.clock_us()
+
+    def single(self, message_id: bytes, wanted: Publish, now: Now | None = None) -> Single:
+        """The message in its stored form, with its terms, which begin `now`."""
         event, data, once_s, *_ = wanted
-        terms, attributes = self._terms(wanted)
+        terms, attributes = self._terms(wanted, now)
         body = replies.body(message_id, event, data) + attributes
         return Single(message_id, event, body, terms, once_s)
 
-    def _terms(self, wanted: Publish) -> tuple[Terms | None, bytes]:
+    def _terms(self, wanted: Publish, now: Now | None = None) -> tuple[Terms | None, bytes]:
         """The terms of a message, and the bytes after its text."""
         traits = wanted.traits
         if not (wanted.delay_us or wanted.at_us or wanted.ttl_us or wanted.meta or traits):
             return None, b""
-        schedule = self._shared.schedule
-        now_us = schedule.wall_us()
+        now_us, clock_us = now or self.now()
         due_us = now_us + wanted.delay_us if wanted.delay_us else wanted.at_us
         if due_us <= now_us:
             due_us = 0
         published = b"%d" % now_us if due_us else b""
         expires_us = (due_us or now_us) + wanted.ttl_us if wanted.ttl_us else 0
-        clock_us = schedule.clock_us() + wanted.delay_us
-        terms = Terms(due_us, wanted.at_us > 0, expires_us, clock_us)
+        due_clock_us = clock_us + wanted.delay_us if wanted.delay_us else 0
+        terms = Terms(due_us, wanted.at_us > 0, expires_us, due_clock_us)
         return terms, replies.Parts(b"", wanted.meta, published, traits).joined()
 
     def publish(self, connection: Connection, message: Single, queues: Queues) -> None:
