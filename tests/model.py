@@ -4,7 +4,7 @@ The one rule: it says exactly which lines each consumer and each request gets, i
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -331,8 +331,9 @@ class Model:
             if queue.deadline is not None and queue.deadline <= self.now:
                 self.delete_queue(name)
 
-    def commit(self) -> "Model":
-        """Confirms go out; return what a crash from here on comes back to."""
+    def commit(self, away: Container[str] = ()) -> "Model":
+        """Confirms go out; return what a crash from here on comes back to. The messages of the
+        queues that are `away` come from disk when all consumers are there."""
         for connection, line in self.confirms:
             self._tell(connection, line)
         self.confirms.clear()
@@ -345,8 +346,11 @@ class Model:
         for consumer in held:
             if consumer in self.attached:
                 self.rings.setdefault(consumer.queue, []).append(consumer)
-                if consumer.queue in self.queues:
+                if consumer.queue in self.queues and consumer.queue not in away:
                     self.deliver(consumer.queue)
+        for name in dict.fromkeys(each.queue for each in held if each.queue in away):
+            if name in self.queues:
+                self.deliver(name)
         return deepcopy(self)
 
     def recover(self, now: float) -> None:

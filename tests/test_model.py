@@ -316,6 +316,8 @@ class Machine(RuleBasedStateMachine):
         self, connection: str, consumer_id: str, publishes: list[tuple[str, str]], is_done: bool
     ) -> None:
         """It acks one message that the consumer holds, and publishes others."""
+        if self.bounded:
+            publishes = publishes[:1]  # More are one step of a delivery.
         consumer = self.model.consumers.get(consumer_id)
         held = consumer.unacked[:1] if consumer is not None else []
         datas = [f"d{next(self.requests)}" for _ in publishes]
@@ -372,7 +374,8 @@ class Machine(RuleBasedStateMachine):
         self.runner.run(self.journal.write(batch.entry))
         # What the confirms set going is not in this commit any more.
         self.on_disk = deepcopy(self.model)
-        self.model.commit()
+        queues = self.broker.queues.items()
+        self.model.commit({n.decode() for n, each in queues if not each.lane.is_next_in_memory})
         self.broker.committed(batch)
         self._tell_what_is_away()
         for name in self.on_disk.queues:
