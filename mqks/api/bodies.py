@@ -49,6 +49,7 @@ class Bodies:
             self._bytes -= len(body)
 
     def _check(self, came: int, size: int) -> None:
+        """Raise for a body of this size, or if all take too much; `came`: this one's part of it."""
         if size > self.bytes_max:
             raise HTTPException(413, self._too_long)
         if came < self._bytes > API_BODIES_BYTES_MAX:

@@ -35,7 +35,7 @@ DROP_COUNT_MIN: Final = 16
 """Dead segments are dropped this many at a time, while there is other work."""
 COMMITTED_NOW_BYTES_MAX: Final = 64 * 1024
 """A larger segment is committed in a thread, though only its end may have come in this turn."""
-# A Final of a tuple of known length is not set when it is compiled.
+# Compiled, a Final with the type of a tuple of known length is never set.
 COMMIT_SECONDS: Final[tuple[float, ...]] = (
     *(1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005),
     *(0.01, 0.025, 0.05, 0.1, 0.25, 1.0),

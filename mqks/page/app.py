@@ -95,8 +95,8 @@ Handler = Callable[[Request, Session], Awaitable[Response]]
 
 class _Events(StreamingResponse):
     async def __call__(self, *ends: Any) -> None:
-        """Its generators end with it, wherever its reader left; otherwise it goes on to be renewed
-        until the garbage collector comes by."""
+        """Close its generators when the reader has left: only the garbage collector would, and
+        until then the page counts as open and is renewed."""
         async with aclosing(cast(AsyncGenerator[bytes], self.body_iterator)):
             await super().__call__(*ends)
 

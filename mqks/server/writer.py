@@ -188,7 +188,7 @@ class Writer:
                 return
             if not is_written:
                 self._broker.pending.put_back(batch)
-                self._is_due = True  # Its messages are no longer `unwritten`.
+                self._is_due = True  # What was put back looks as if it could wait.
                 self._wake.set()
                 return
         took_s = monotonic() - start_s
