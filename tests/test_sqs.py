@@ -491,7 +491,8 @@ def test_a_body_has_a_mebibyte(sqs: Sqs, client: BlockingClient) -> None:
     send = partial(sqs.send_message, QueueUrl=url, MessageBody="x", MessageAttributes=large)
     assert refusal(send) == ("InvalidParameterValue", 400)
     for size in ("2", "3", "4", "x"):  # Of another door.
-        client.publish("e", b"\0\0\0\xff", to="q", meta={"sqs.attributes-bytes": size})
+        meta = {"sqs.attributes-bytes": size}
+        client.publish("e", b"\0\0\0\xff", to="q", meta=meta, confirm=True)
     bodies = [each["Body"] for each in received(sqs, url)]
     assert bodies == ["AAA=", "AA==", "", "AAAA/w=="]
     sqs.purge_queue(QueueUrl=url)
