@@ -561,7 +561,7 @@ def examine(world: World, directory: Path, seed: str) -> tuple[Place, str]:
     place = _spoil(world, db, rng)
     spoiled = World(world.name, directory / "spoiled" / "mqks.db", world.schema)
     shutil.rmtree(directory / "spoiled", ignore_errors=True)
-    shutil.copytree(db.parent, directory / "spoiled")
+    shutil.copytree(db.parent, directory / "spoiled", symlinks=True)
     try:
         with _limit():
             return place, _outcome(world, spoiled, db, place, rng)

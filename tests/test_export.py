@@ -229,6 +229,7 @@ def test_a_file_tells_the_same_and_the_retry(
     with LineClient(server.address) as client:
         client.send(b"c consume twin --manual-ack --delete-queue-when-unused=60\n")
         assert [client.line() for _ in range(10)][-1].split(b" ")[2] == b"m18"
+        assert client.ask(b"n publish --confirm nobody x") == b"n ok "  # So is all before it.
     live = tool.exported("--url", server.url, "--messages")
     server.kill()
     rows = tool.exported("--db", tmp_path / "mqks.db", "--messages")
