@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -546,6 +546,15 @@ def _attempt(what: Callable[[], Any]) -> tuple[Any, str]:
         return None, str(error) or "refused"
 
 
+def _differing(was: State, now: State, keys: Iterable[str]) -> list[str]:
+    """The keys whose values differ. Missing errors are not noticed: they have no tally."""
+    return [
+        key
+        for key in keys
+        if not (all(e in was[key] for e in now[key]) if key == "errors" else now[key] == was[key])
+    ]
+
+
 def _is_true(world: World, state: State) -> bool:
     """Nothing is there that never was."""
     lines = {line for _, lines in state["messages"] for line in lines}
@@ -594,13 +603,13 @@ def _outcome(world: World, spoiled: World, db: Path, place: Place, rng: random.R
         raise Silent(f"verify tells {refused or verdict.damage[0]}, and a start nothing")
     # Schema 1 has no epoch: each start on it makes one.
     compared = world.state.keys() - ({"epoch"} if world.schema == 1 else set())
-    differs = [key for key in compared if state[key] != world.state[key]]
+    differs = _differing(world.state, state, compared)
     if works and not told:
         after, refused = _attempt(lambda: verify(db))
         if (refused or after.damage) and guarded:
             raise Silent(f"damaged by going on: {refused or after.damage[0]}")
     if view and not view["told"] and not told:
-        shown = [key for key, value in world.view.items() if view[key] != value]
+        shown = _differing(world.view, view, world.view)
         if shown and guarded:
             raise Silent(f"a reader shows others without a word: {shown}")
     if told:
