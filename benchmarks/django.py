@@ -111,7 +111,7 @@ def measure(name: str, database: str, count: int) -> None:
 
 @contextmanager
 def postgres() -> Iterator[dict[str, str]]:
-    from tests.postgres import Postgres
+    from tests.kit.postgres import Postgres
 
     with Postgres(fsync="on") as server:
         yield server.environment

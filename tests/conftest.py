@@ -19,14 +19,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from mqks.settings import DatabaseUrl
-from tests import clock_library
-from tests import sync_library as sync
-from tests.postgres import Postgres, PostgresMissing
+from tests.kit import clock_library
+from tests.kit import sync_library as sync
+from tests.kit.postgres import Postgres, PostgresMissing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["mqks.testing", "tests.fixtures"]
+pytest_plugins = ["mqks.testing", "tests.kit.fixtures"]
 
 FROM_OUTSIDE = ("MQKS_", "NOTIFY_", "WATCHDOG_", "LISTEN_", "COLUMNS", "LINES")
 """Beginnings of variables: our own, and what service managers and terminals set."""
@@ -50,9 +50,9 @@ def pytest_sessionstart() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-JVMS = "tests/test_pipeline_jobs", "tests/test_pipeline_"
+JVMS = "tests/pipeline/test_pipeline_jobs", "tests/pipeline/"
 """Beginnings of files that share a JVM."""
-LONGEST = *JVMS, "tests/test_power_cut", "tests/test_compiled"
+LONGEST = *JVMS, "tests/lives/test_power_cut", "tests/sources/test_compiled"
 """Beginnings of files that take long, and so begin first."""
 
 
@@ -154,7 +154,7 @@ def spark(_spark_home: None) -> "Iterator[SparkSession]":
 
 @pytest.fixture(scope="session")
 def sync_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library for LD_PRELOAD, of which tests/sync_library.py tells."""
+    """A library for LD_PRELOAD, of which tests/kit/sync_library.py tells."""
     return sync.compiled(tmp_path_factory.mktemp("sync"))
 
 

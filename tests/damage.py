@@ -47,9 +47,9 @@ from mqks.journal.sqlite.store import SqliteStore
 from mqks.journal.sqlite.texts import EPOCH, name_of, texts_path
 from mqks.journal.sqlite.verify import verify
 from mqks.settings import Settings
-from tests.line_client import LineClient
-from tests.server_process import ServerProcess
-from tests.test_upgrade import left
+from tests.journal.test_upgrade import left
+from tests.kit.line_client import LineClient
+from tests.kit.server_process import ServerProcess
 
 PAGE, HEADER, FRAME = 4096, 32, 4096 + 24
 _CASE_S = 20

@@ -44,7 +44,7 @@ from tests.conftest import SPARK_SETTINGS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.test_pipeline_store import Between
+    from tests.pipeline.test_pipeline_store import Between
 
 LIMIT_S = 300.0
 EVENTS = ["page.view", "cart.add", "order.new"]
@@ -307,7 +307,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory, ExitStack() as opened:
         told: dict[str, Any] = {}
         if sys.argv[4:]:
-            from tests.test_pipeline_store import local_store
+            from tests.pipeline.test_pipeline_store import local_store
 
             proxy = opened.enter_context(local_store())
             told = {"lake": "s3://bucket/lake", "format": "delta", "proxy": proxy}

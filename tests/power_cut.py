@@ -35,12 +35,12 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from mqks.testing import Broker
-from tests import disk_log, unsynced
-from tests.line_client import LineClient
-from tests.promises import LATE, LATE_S, MADE, ONCE_IDS, RAW, WEB, Found, Promises, look, peeked
-from tests.server_process import ServerProcess
-from tests.unsynced import Disk
-from tests.waiting import WAIT_S, until
+from tests.kit import disk_log, unsynced
+from tests.kit.line_client import LineClient
+from tests.kit.promises import LATE, LATE_S, MADE, ONCE_IDS, RAW, WEB, Found, Promises, look, peeked
+from tests.kit.server_process import ServerProcess
+from tests.kit.unsynced import Disk
+from tests.kit.waiting import WAIT_S, until
 
 _DATABASE = "mqks.db"
 _SQS = re.compile(r"address=sqs:http://(\S+):(\d+)")

@@ -30,7 +30,7 @@ from mqks.server.held import place
 from mqks.testing import Broker
 from mqks.users import User, hash_token
 from tests.fuzz import grammar
-from tests.line_client import LineClient
+from tests.kit.line_client import LineClient
 
 MIB: Final = 1024 * 1024
 LINES: Final = 20_000

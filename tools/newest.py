@@ -33,7 +33,7 @@ def main() -> None:
         run("pip", "install", "--quiet", "--upgrade", *NEWEST)
         run("pip", "list")
         run("tools.sdists")
-        run("pytest", "-q", "-n", "2", *(f"tests/test_{each}.py" for each in SUITES))
+        run("pytest", "-q", "-n", "2", *(f"tests/doors/test_{each}.py" for each in SUITES))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 from benchmarks.flow import Flow, Stalled, ask
 from benchmarks.messages import MARK, Messages, Wrong
 from benchmarks.servers.base import Server
-from tests.postgres import installations
+from tests.kit.postgres import installations
 
 LISTENING = re.compile(r"event=listening .*?address=\S+:(\d+)")
 EVENT = b"e"

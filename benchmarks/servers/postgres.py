@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from tests.postgres import Postgres
+from tests.kit.postgres import Postgres
 
 
 def serve(*arguments: str) -> int:

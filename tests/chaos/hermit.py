@@ -1,8 +1,9 @@
 """A client with queues of its own, which nobody else touches: every line it gets is foreseen.
 
-It does one step after the other, over two connections, and `tests.model.Model` says exactly which
-lines come. What a crash may take back are its last steps: the queues that are found must be those
-of the model after some of them. The one rule: a step begins when all lines of the last have come.
+It does one step after the other, over two connections, and `tests.kit.model.Model` says exactly
+which lines come. What a crash may take back are its last steps: the queues that are found must be
+those of the model after some of them. The one rule: a step begins when all lines of the last have
+come.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests.chaos.checker import Found, Violation
 from tests.chaos.crowd import peeked
 from tests.chaos.plan import LifePlan
 from tests.chaos.wire import Gone, Life, Wire
-from tests.model import MASK, Message, Model
+from tests.kit.model import MASK, Message, Model
 
 Do = Callable[[Model], object]
 MESSAGES_MAX = 25

@@ -36,8 +36,8 @@ from tests.chaos.nuisance import Nuisance
 from tests.chaos.plan import LifePlan, plan
 from tests.chaos.ward import QUEUES, Ward
 from tests.chaos.wire import WAIT_S, Life, Wire
-from tests.model import MASK
-from tests.server_process import ServerProcess
+from tests.kit.model import MASK
+from tests.kit.server_process import ServerProcess
 
 HERMITS = 3
 _RANGE = re.compile(rb"epoch=(\S+) first=(\d+) next=(\d+)")

@@ -11,7 +11,7 @@ from pathlib import Path
 from mqks.journal.sqlite.texts import size_of, texts_path
 from tests.chaos.checker import Violation
 from tests.chaos.plan import LifePlan
-from tests.server_process import ServerProcess
+from tests.kit.server_process import ServerProcess
 
 LOOP_HELD_CPU_MS_MAX = 1000
 """Only a fault takes longer, also where time that others had counts as ours."""

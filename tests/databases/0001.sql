@@ -1,5 +1,5 @@
 -- A database of schema 1, its rows as Python's sqlite3 dumps them, written by the first version with a journal.
--- tests/test_upgrade.py tells the story.
+-- tests/journal/test_upgrade.py tells the story.
 -- schema 34e282e493615746
 INSERT INTO "binding" VALUES(X'6175646974',X'757365722E676F6E65');
 INSERT INTO "binding" VALUES(X'6175646974',X'757365722E6E6577');

@@ -1,5 +1,5 @@
 -- A database of schema 2, its rows as Python's sqlite3 dumps them, written by the first version that knew schema 2, which published o with --once to an event without queues.
--- tests/test_upgrade.py tells the story.
+-- tests/journal/test_upgrade.py tells the story.
 -- schema 222d6be2647f76ab
 INSERT INTO "binding" VALUES(X'6175646974',X'757365722E676F6E65');
 INSERT INTO "binding" VALUES(X'6175646974',X'757365722E6E6577');

@@ -1,5 +1,5 @@
 -- A database of schema 7, its rows as Python's sqlite3 dumps them, written by the first version that knew schema 7,
--- which published o with --once to an event without queues. tests/test_upgrade.py tells the story.
+-- which published o with --once to an event without queues. tests/journal/test_upgrade.py tells the story.
 -- schema 25990c50f7c40751
 INSERT INTO "binding" VALUES(X'6175646974',X'757365722E676F6E65',2278130173);
 INSERT INTO "binding" VALUES(X'6175646974',X'757365722E6E6577',2598716916);

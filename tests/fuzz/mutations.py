@@ -14,7 +14,7 @@ from mqks.broker.requests.state import State
 from mqks.protocol.requests import ACTIONS
 from tests.fuzz.sizes import ARGUMENTS_MAX, NAME_BYTES_MAX, STARS_MAX
 from tests.fuzz.steps import CONNECTIONS, CORPUS, Step, Steps, lines_of, load, send
-from tests.transcripts import Story, stories_of
+from tests.kit.transcripts import Story, stories_of
 
 TESTS = Path(__file__).parents[1]
 NUMBERS: Final = [

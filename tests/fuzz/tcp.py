@@ -17,8 +17,8 @@ from mqks.users import User, hash_token
 from tests.fuzz import Finding
 from tests.fuzz.mutations import Mutator
 from tests.fuzz.steps import CORPUS, load
-from tests.line_client import LineClient
-from tests.server_process import ServerProcess
+from tests.kit.line_client import LineClient
+from tests.kit.server_process import ServerProcess
 
 MEMORY: Final = "--memory-bytes", "64MiB", "--metadata-bytes-max", "64MiB"
 MEMORY_BYTES_MAX: Final = 600 * 1024 * 1024

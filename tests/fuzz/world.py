@@ -25,7 +25,7 @@ from tests.fuzz.invariants import States, check, check_disk, digest, require
 from tests.fuzz.peer import Peer
 from tests.fuzz.sizes import CALL_S_MAX, EVAL_S_MAX, QUEUES_MAX
 from tests.fuzz.steps import Step, Steps
-from tests.played import ALL, Played
+from tests.kit.played import ALL, Played
 
 TOKEN: Final = "token-of-u"
 USERS_FILE: Final = Path("users.jsonl")

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from mqks.errors import ClaimLost, ConfigurationError, DatabaseLocked, JournalFailed
-from tests.postgres import Postgres
-from tests.server_process import ServerProcess
+from tests.kit.postgres import Postgres
+from tests.kit.server_process import ServerProcess
+from tests.kit.waiting import until
 from tests.takeover.checker import Accompanied, Alone, Continued, Served, Stopped
 from tests.takeover.clients import Place
-from tests.waiting import until
 
 CHUNK_BYTES = 64 * 1024
 SYNCHRONOUS = "ANY 1 (db0, db1, db2)"

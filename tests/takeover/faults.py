@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from mqks.errors import ClaimLost
-from tests.clock_library import Clock
+from tests.kit.clock_library import Clock
+from tests.kit.waiting import until
 from tests.takeover.cluster import LIMIT_S, Brokers, Databases, Life, Mode, Violation
-from tests.waiting import until
 
 YEAR_S = 365 * 24 * 3600
 OTHERS = "names", "happen"

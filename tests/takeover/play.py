@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from tests import clock_library
+from tests.kit import clock_library
 from tests.takeover.checker import Drained, Event
 from tests.takeover.clients import Consumer, Gone, Place, Publisher, Reader, is_empty, set_up
 from tests.takeover.cluster import LIMIT_S, Brokers, Databases, Network, Violation

@@ -1,0 +1,1 @@
+"""What the broker does with requests, messages and queues."""

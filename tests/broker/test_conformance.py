@@ -1,0 +1,246 @@
+"""Every story under `tests/conformance/`, and every transcript in two pages of `docs/`, holds.
+
+Each is played over TCP against a server, in a process of its own if it dies in the story, and else
+against the bare broker: a line at a time and a byte at a time. No way of playing knows the others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from mqks.errors import ClaimLost
+from mqks.journal.memory import Memory
+from mqks.settings import DatabaseUrl
+from mqks.testing import Broker
+from tests.conftest import SCHEMAS
+from tests.kit.bare import BareWorld
+from tests.kit.line_client import LineClient
+from tests.kit.postgres import Postgres, taken_over
+from tests.kit.server_process import ServerProcess
+from tests.kit.transcripts import Story, StoryError, play, stories_of
+from tests.kit.waiting import WAIT_S
+
+HERE = Path(__file__).parents[1]
+DOCS = HERE.parent / "docs"
+EXAMPLES = list(stories_of([DOCS / "protocol.md", DOCS / "coming-from.md"]))
+assert EXAMPLES, "without examples the tests below would not check them"
+STORIES = [*stories_of(sorted((HERE / "conformance").glob("*.txt"))), *EXAMPLES]
+assert STORIES != EXAMPLES, "without stories, neither"
+ATTEMPTS = 5
+
+
+def each(stories: Iterable[Story]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("story", [*stories], ids=lambda story: story.name)
+
+
+class TcpWorld:
+    """A server process and real sockets. Time passes by itself."""
+
+    patience_seconds: float = WAIT_S
+
+    def __init__(self, db: Path, story: Story, *flags: str) -> None:
+        self._db = db
+        self._flags = [
+            *flags,
+            *(
+                text
+                for key, value in story.settings.items()
+                for text in (f"--{key.replace('_', '-')}", str(value))
+            ),
+        ]
+        self._clients: dict[str, LineClient] = {}
+        self.server = ServerProcess(db, *self._flags)
+
+    def connect(self, name: str) -> None:
+        self._clients[name] = LineClient(self.server.address)
+
+    def send(self, name: str, data: bytes) -> None:
+        self._clients[name].send(data)
+
+    def read_line(self, name: str) -> bytes:
+        return self._clients[name].line()
+
+    def disconnect(self, name: str) -> None:
+        self._clients.pop(name).leave()
+
+    def break_off(self, name: str) -> None:
+        self._clients.pop(name).break_off()
+
+    def end_of_stream(self, name: str) -> None:
+        self._clients[name].close_sending_side()
+
+    def advance(self, seconds: float) -> None:
+        """What follows is asked until it is so."""
+
+    def restart(self, *, crash: bool) -> None:
+        if crash:
+            self.server.kill()
+        else:
+            assert self.server.stop() == 0, self.server.log
+        self._close_clients()
+        self.server = ServerProcess(self._db, *self._flags)
+
+    @property
+    def log(self) -> str:
+        return self.server.log
+
+    def close(self) -> None:
+        self._close_clients()
+        is_running = self.server.is_running
+        self.server.kill()
+        assert is_running, f"the server died:\n{self.log}"
+
+    def _close_clients(self) -> None:
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+
+
+class MemoryWorld(TcpWorld):
+    """A server in this process that keeps everything in memory, and real sockets."""
+
+    log = "pytest has it"
+
+    def __init__(self, db: Path, story: Story) -> None:
+        self._clients = {}
+        self._settings = {"db": db, **story.settings}
+        self._memory = Memory()
+        self._start()
+
+    def _start(self) -> None:
+        self.broker = Broker(**self._settings)
+        self.broker.open_store = self._memory.open
+        self.broker.start()
+
+    def connect(self, name: str) -> None:
+        self._clients[name] = LineClient(("127.0.0.1", self.broker.port))
+
+    def restart(self, *, crash: bool) -> None:
+        if crash:
+            # It can't write any more, as if it were dead.
+            self._memory.holder = None
+        self.close()
+        self._start()
+
+    def close(self) -> None:
+        with suppress(ClaimLost, ExceptionGroup):
+            self.broker.stop()
+        self._close_clients()
+
+
+class PostgresWorld(MemoryWorld):
+    """A server in this process that keeps everything in PostgreSQL."""
+
+    def __init__(self, postgres: Postgres, story: Story) -> None:
+        self._clients = {}
+        url = DatabaseUrl(postgres.url(f"story_{next(SCHEMAS)}"))
+        self._settings = {"db": url, "db_replication": "none", **story.settings}
+        self._start()
+
+    def _start(self) -> None:
+        self.broker = Broker(**self._settings)
+        self.broker.start()
+
+    def restart(self, *, crash: bool) -> None:
+        if crash:
+            # It can't write any more, as if it were dead.
+            taken_over(self._settings["db"])
+        self.close()
+        self._start()
+
+
+class BrokerWorld:
+    """The broker without sockets, disk or clock, fed in pieces of one line or of one byte."""
+
+    patience_seconds = 0.0
+
+    def __init__(self, story: Story, *, byte_by_byte: bool) -> None:
+        self._broker = BareWorld(**story.settings)
+        self._byte_by_byte = byte_by_byte
+        self._tails: defaultdict[str, bytes] = defaultdict(bytes)
+        self._lines: defaultdict[str, deque[bytes]] = defaultdict(deque)
+
+    def connect(self, name: str) -> None:
+        self._broker.connect(name)
+
+    def send(self, name: str, data: bytes) -> None:
+        pieces = [data[i : i + 1] for i in range(len(data))] if self._byte_by_byte else [data]
+        for piece in pieces:
+            self._broker.send(name, piece)
+
+    def read_line(self, name: str) -> bytes:
+        lines = self._lines[name]
+        *new, self._tails[name] = (self._tails[name] + self._broker.received(name)).split(b"\n")
+        lines.extend(new)
+        if lines:
+            return lines.popleft()
+        if self._broker.is_closed(name):
+            raise EOFError("the connection is closed")
+        raise TimeoutError("nothing comes")
+
+    def disconnect(self, name: str) -> None:
+        self._broker.disconnect(name)
+        self._lines.pop(name, None)
+        self._tails.pop(name, None)
+
+    def break_off(self, name: str) -> None:
+        self.disconnect(name)
+
+    def end_of_stream(self, name: str) -> None:
+        self._broker.end_of_stream(name)
+
+    def advance(self, seconds: float) -> None:
+        self._broker.advance(seconds)
+
+    def restart(self, *, crash: bool) -> None:
+        raise AssertionError("there is nothing to start again")
+
+
+def played(story: Story, world_of: Callable[[int], TcpWorld]) -> None:
+    """A story with timers fails also where the machine is busy for longer than they run."""
+    for left in reversed(range(ATTEMPTS if story.tells_time else 1)):
+        world = world_of(left)
+        try:
+            play(story, world)
+            break
+        except StoryError as error:
+            error.add_note(f"log of the server:\n{world.log}")
+            if not left:
+                raise
+        finally:
+            world.close()
+
+
+@each(STORIES)
+def test_in_memory(story: Story, tmp_path: Path) -> None:
+    played(story, lambda _: MemoryWorld(tmp_path / "none.db", story))
+    assert not (tmp_path / "none.db").exists()
+
+
+@pytest.mark.slow
+@each(story for story in STORIES if story.needs_a_process)
+def test_in_postgresql(story: Story, postgres: Postgres) -> None:
+    played(story, lambda _: PostgresWorld(postgres, story))
+
+
+@each(story for story in STORIES if story.needs_a_process)
+def test_over_tcp(story: Story, tmp_path: Path) -> None:
+    played(story, lambda left: TcpWorld(tmp_path / f"{left}.db", story))
+
+
+@pytest.mark.slow
+@each(STORIES)
+def test_over_tcp_with_all_texts_in_files(story: Story, tmp_path: Path) -> None:
+    flag = "--text-file-bytes-min=1"
+    played(story, lambda left: TcpWorld(tmp_path / f"{left}.db", story, flag))
+
+
+@pytest.mark.parametrize("byte_by_byte", [False, True], ids=["lines", "bytes"])
+@each(story for story in STORIES if not story.needs_a_process)
+def test_on_the_bare_broker(story: Story, byte_by_byte: bool) -> None:
+    play(story, BrokerWorld(story, byte_by_byte=byte_by_byte))

@@ -1,0 +1,207 @@
+"""Messages with priorities: the order of their deliveries, over crashes, from disk, in any order of
+steps."""
+
+import random
+import re
+from itertools import permutations
+
+import pytest
+
+from mqks.broker.base.budget import Budget
+from mqks.broker.base.turns import Turns
+from mqks.broker.queue import lane as lane_module
+from mqks.broker.queue.blocks import Blocks
+from mqks.broker.queue.levels import Levels
+from mqks.protocol.replies import priority_of
+from tests.kit.bare import ask, bare
+from tests.kit.lab import Lab
+
+
+def publish(lab: Lab, *priorities: int, first: int = 1) -> None:
+    for number, priority in enumerate(priorities, first):
+        flag = b" --priority=%d" % priority if priority else b""
+        lab.send("a", b"m%d publish%b e d" % (number, flag))
+
+
+def opened(memory: int = 1 << 20) -> Lab:
+    lab = Lab(memory)
+    lab.send("a", b"s subscribe q e")
+    return lab
+
+
+def drained(lab: Lab, who: str = "z", flags: bytes = b"") -> list[int]:
+    """Numbers in the ids of the messages that a new consumer gets."""
+    lab.replies.clear()
+    lab.send(who, b"%b consume q --manual-ack%b" % (who.encode(), flags))
+    lab.rest()
+    lab.check()
+    told = [line.split(b" ") for line in lab.replies]
+    return [int(words[2][1:]) for words in told if words[0] == who.encode()]
+
+
+def by_priority(priorities: list[int]) -> list[int]:
+    return sorted(range(1, len(priorities) + 1), key=lambda each: (-priorities[each - 1], each))
+
+
+MIXED = [0, 5, -1, 5, 127, 0, -128, 1, 0]
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("memory", [0, 1 << 20])
+def test_the_highest_first_then_the_oldest(memory: int, crashes: bool) -> None:
+    lab = opened(memory)
+    publish(lab, *MIXED)
+    lab.rest()
+    if crashes:
+        lab.crash()
+    assert drained(lab) == by_priority(MIXED)
+
+
+def test_returned_ones_have_their_place_and_rejected_ones_the_end_of_their_level() -> None:
+    lab = opened()
+    publish(lab, 5, 0, 5, 0, 5)
+    lab.rest()
+    assert drained(lab, "y", b" --prefetch=2") == [1, 3]
+    lab.send("y", b"r reject y m1")
+    lab.rest()
+    lab.end("y")
+    lab.rest()
+    lab.crash()
+    assert drained(lab) == [3, 5, 1, 2, 4]
+
+
+def test_moved_dead_and_redriven_ones_keep_their_priority() -> None:
+    lab = opened()
+    publish(lab, 0, 7, 0, 9)
+    lab.send("a", b"s2 subscribe r nothing", b"s set_queue q --dead-letters=d", b"v move q r")
+    lab.rest()
+    lab.send("a", b"v move r q")
+    lab.rest()
+    assert drained(lab, "y", b" --prefetch=1") == [4]
+    lab.send("y", b"k reject --dead y m4", b"x delete_consumer y")
+    lab.rest()
+    lab.send("a", b"x redrive d")
+    lab.rest()
+    assert drained(lab) == [4, 2, 1, 3]
+
+
+def test_due_ones_join_their_level() -> None:
+    lab = opened()
+    lab.send("a", b"m1 publish --delay=5 --priority=3 e d")
+    publish(lab, 0, 3, first=2)
+    lab.rest()
+    lab.crash()
+    lab.tick(6)
+    lab.rest()
+    assert drained(lab) == [3, 1, 2]
+
+
+def test_what_is_delivered_at_once_and_comes_back_has_its_priority() -> None:
+    lab = opened()
+    assert drained(lab, "y", b" --prefetch=1") == []
+    publish(lab, 1, 0, 2)
+    lab.rest()
+    lab.end("y")
+    lab.rest()
+    lab.crash()
+    assert drained(lab) == [3, 1, 2]
+
+
+def test_each_delivery_of_one_id_has_its_ack_timeout() -> None:
+    lab = opened()
+    lab.send("a", b"s set_queue q --ack-timeout=5")
+    lab.send("a", b"m1 publish e d", b"m1 publish --priority=5 e d")
+    lab.rest()
+    assert drained(lab, "y") == [1, 1]
+    lab.tick(6)
+    lab.rest()
+    assert sum(b"retry=1" in line for line in lab.replies) == 2
+    lab.check()
+
+
+def test_overflow_drops_the_oldest_of_the_lowest_priority() -> None:
+    lab = opened()
+    lab.send("a", b"s set_queue q --messages-max=3 --overflow=drop")
+    publish(lab, 5, 0, -1, 0, 5)
+    lab.rest()
+    assert drained(lab) == [1, 5, 4]
+
+
+def test_single_consumer_ttl_trim_and_levels_in_stats() -> None:
+    lab = opened()
+    publish(lab, 0, 5, 0)
+    lab.send("a", b"m4 publish --priority=5 --ttl=1 e d", b"m5 publish --priority=5 e d")
+    lab.rest()
+    lab.send("a", b"t trim q 3", b"t stats queue q")
+    lab.tick(2)
+    lab.rest()
+    assert any(b'"priorities"' in line for line in lab.replies)
+    assert drained(lab) == [5, 3]
+
+
+@pytest.mark.parametrize("memory", [0, 20_000, 1 << 20])
+def test_many_levels_in_any_order_with_crashes(
+    monkeypatch: pytest.MonkeyPatch, memory: int
+) -> None:
+    monkeypatch.setattr(lane_module, "STEP_MESSAGES", 16)
+    random.seed(1)
+    lab, priorities = opened(memory), list[int]()
+    for _ in range(4):
+        some = [random.randint(-100, 99) for _ in range(200)]
+        publish(lab, *some, first=len(priorities) + 1)
+        priorities += some
+        lab.rest()
+        lab.check()
+    lab.crash()
+    first = drained(lab, "y", b" --prefetch=300")
+    order = by_priority(priorities)
+    assert first == order[:300]
+    lab.send("y", *[b"x ack y m%d" % each for each in first[:100]])
+    lab.rest()
+    lab.check()
+    lab.crash()
+    assert drained(lab) == order[100:]
+
+
+FLAGS = (
+    *(b"--priority=5", b"--priority=0", b"--key=k%2C", b"--meta=a=1&b=%2C", b"--escaped"),
+    *(b"--mandatory", b"--ttl=60", b"--once", b"--meta==", b"--priority=999", b"--key=k"),
+)
+
+
+def test_gathered_messages_are_those_that_are_parsed_singly() -> None:
+    """Behind other flags, `--confirm` is parsed singly."""
+    lines = [
+        (b" ".join(some), event, data)
+        for some in [*permutations(FLAGS, 1), *permutations(FLAGS, 2)]
+        for event, data in ((b"e", b"x"), (b"e", rb"a\n"), (b"e", rb"a\x"), (b"nowhere", b"x"))
+    ]
+    told = []
+    for confirm in (b"publish --confirm %b", b"publish %b --confirm"):
+        world = bare()
+        ask(world, b"s subscribe q e")
+        chunk = [b"m%d " % n + confirm % flags for n, (flags, _, _) in enumerate(lines)]
+        sent = [b"%b %b %b" % (each, *line[1:]) for each, line in zip(chunk, lines, strict=True)]
+        confirms = re.sub(rb"error \w+", b"error", ask(world, b"\n".join(sent)))
+        told.append((sorted(confirms.splitlines()), ask(world, b"c consume q --meta")))
+    assert told[0] == told[1]
+    assert b"escaped=1,priority=5" in told[0][1]
+
+
+def test_numbers_of_what_has_left_go() -> None:
+    memory = Budget(1 << 30, Turns(lambda: 0.0))
+    ready = Blocks(memory)
+    levels = Levels(ready, memory)
+    stuck, line = b"m event=e d", b"m event=e d\t\t\t,priority=-5"
+    assert (priority_of(stuck), priority_of(line)) == (0, -5)
+    number = 1
+    for _ in range(200):
+        ready.append(number, [stuck, *[line] * 200])
+        levels.append(number, [stuck, *[line] * 200])
+        for each in range(number + 1, number + 201):
+            ready.pop(each)
+        number += 201
+    assert sum(levels.counts().values()) <= 2 * ready.count + 2 * 1024
+    assert levels.is_first_held
+    first_ones = [1 + 201 * each for each in range(10)]
+    assert levels.take(10, 1 << 20) == (first_ones, [stuck] * 10)

@@ -1,0 +1,368 @@
+"""What goes out to consumers, what comes back, and when: what a story cannot tell.
+
+The one rule: time is measured only where nothing may happen too early.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqks import users_file
+from mqks.broker.queue import fates
+from mqks.limits import GONE_MIN
+from mqks.testing import Broker
+from mqks.users import User, hash_token
+from tests.broker.test_reading import Reader
+from tests.kit.bare import BareWorld
+from tests.kit.line_client import LineClient
+from tests.kit.server_process import ServerProcess
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with Broker(tmp_path / "mqks.db") as broker:
+        yield broker
+
+
+def client(broker: Broker) -> LineClient:
+    return LineClient(("127.0.0.1", broker.port))
+
+
+def ok(client: LineClient, request: bytes) -> bytes:
+    """What the confirm of a request tells."""
+    action, _, rest = request.partition(b" ")
+    answer = client.ask(b"r %b --confirm %b" % (action, rest))
+    assert answer.startswith(b"r ok "), (request, answer)
+    return answer.removeprefix(b"r ok ")
+
+
+# ------------------------------------------------------------------------------------ sharing
+
+
+# --------------------------------------------------------------------------------------- time
+
+
+def test_nothing_comes_early(broker: Broker) -> None:
+    """The server's clocks are those of this process."""
+    with client(broker) as publisher, client(broker) as consumer:
+        consumer.send(b"c consume --confirm q e --manual-ack\n")
+        assert consumer.line() == b"c ok "
+
+        began_s = time.monotonic()
+        ok(publisher, b"publish --delay=0.2 e a")
+        assert consumer.line() == b"c ok r event=e a"
+        assert time.monotonic() - began_s >= 0.2
+        ok(publisher, b"ack c r")
+
+        at_s = time.time() + 0.2
+        ok(publisher, b"publish --at=%.6f e b" % at_s)
+        assert consumer.line() == b"c ok r event=e b"
+        assert time.time() >= at_s
+
+        began_s = time.monotonic()
+        ok(publisher, b"reject c r --delay=0.2")
+        assert consumer.line() == b"c ok r event=e,retry=1 b"
+        assert time.monotonic() - began_s >= 0.2
+
+        ok(publisher, b"ack c r")
+        ok(publisher, b"set_queue q --ack-timeout=0.3")
+        began_s = time.monotonic()
+        ok(publisher, b"publish e c")
+        assert consumer.line() == b"c ok r event=e c"
+        assert consumer.line() == b"c ok r event=e,retry=1 c"
+        assert time.monotonic() - began_s >= 0.3
+
+
+def lines(world: BareWorld, name: str) -> list[bytes]:
+    return world.received(name).splitlines()
+
+
+def told(world: BareWorld, request: bytes) -> list[bytes]:
+    world.send("bob", request + b"\n")
+    return lines(world, "bob")
+
+
+@pytest.fixture
+def world() -> BareWorld:
+    """With a consumer `c` of alice's for the queue `q`, which is bound to `e`."""
+    world = BareWorld()
+    world.connect("alice")
+    world.connect("bob")
+    world.send("alice", b"c consume q e --manual-ack\n")
+    return world
+
+
+def test_a_touch_begins_the_ack_timeout_anew(world: BareWorld) -> None:
+    assert told(world, b"s set_queue q --ack-timeout=10") == []
+    assert told(world, b"m1 publish e a\nm2 publish e b\nm3 publish e c") == []
+    assert len(lines(world, "alice")) == 3
+
+    world.advance(6)
+    assert told(world, b"t touch c m2") == []
+    world.advance(4)
+    assert lines(world, "alice") == [b"c ok m1 event=e,retry=1 a", b"c ok m3 event=e,retry=1 c"]
+    world.advance(5)
+    assert lines(world, "alice") == []
+    assert told(world, b"t touch c --all") == []
+    world.advance(9)
+    assert lines(world, "alice") == []
+    assert told(world, b"a ack c m3") == []
+    world.advance(1)
+    assert lines(world, "alice") == [b"c ok m1 event=e,retry=2 a", b"c ok m2 event=e,retry=1 b"]
+
+
+def test_an_ack_timeout_brings_back_what_comes_first(world: BareWorld) -> None:
+    """Not what stands behind it, although there is room for that first."""
+    told(world, b"d delete_consumer c\ns set_queue q --ack-timeout=10")
+    told(world, b"m1 publish e a\nm2 publish e b")
+    world.send("alice", b"c consume q --manual-ack --prefetch=1\n")
+    assert lines(world, "alice") == [b"c ok m1 event=e a"]
+    world.advance(10)
+    assert lines(world, "alice") == [b"c ok m1 event=e,retry=1 a"]
+
+
+def test_of_several_under_one_id_the_late_one_goes_back(world: BareWorld) -> None:
+    told(world, b"m publish e first")
+    told(world, b"s set_queue q --ack-timeout=10")
+    told(world, b"m publish e second")
+    assert len(lines(world, "alice")) == 2
+    world.advance(10)
+    assert lines(world, "alice") == [b"c ok m event=e,retry=1 second"]
+
+
+@pytest.mark.parametrize("ttl", [b"x set_queue q --ttl=10", b""], ids=["queue", "message"])
+@pytest.mark.parametrize(
+    "back",
+    [b"reject c m1", b"release c m1", b"reject c m1 --delay=4", b"release c m1 --delay=4"],
+    ids=["reject", "release", "reject later", "release later"],
+)
+def test_what_comes_back_keeps_the_end_of_its_ttl(
+    world: BareWorld, ttl: bytes, back: bytes
+) -> None:
+    told(world, ttl)
+    told(world, b"m1 publish %be a" % (b"" if ttl else b"--ttl=10 "))
+    assert lines(world, "alice") == [b"c ok m1 event=e a"]
+    world.advance(5)
+    told(world, b"s set_queue q --dead-letters=dead\nd consume dead --meta")
+    told(world, b"x " + back + b"\np promote q --all\ny delete_consumer c")
+    world.advance(4.9)
+    assert told(world, b"e _eval len(state.queues['q'])") == [b"e ok 1"]
+    world.advance(0.12)
+    [letter, left] = told(world, b"e _eval len(state.queues['q'])")
+    assert b"reason=ttl&queue=q&" in letter
+    assert left == b"e ok 0"
+
+
+def test_the_backoff_doubles_up_to_its_limit(world: BareWorld) -> None:
+    told(world, b"s set_queue q --backoff=1,8")
+    told(world, b"m1 publish e a")
+    for rejects, wait_s in enumerate((1, 2, 4, 8, 8, 8), 1):
+        assert len(lines(world, "alice")) == 1
+        assert told(world, b"r reject c m1") == []
+        world.advance(wait_s * (1 - fates.JITTER) - 0.001)
+        assert lines(world, "alice") == [], rejects
+        world.advance(wait_s * 2 * fates.JITTER + 0.002)
+    assert lines(world, "alice") == [b"c ok m1 event=e,retry=6 a"]
+
+
+def test_losses_after_the_first_back_off_in_the_same_way(world: BareWorld) -> None:
+    told(world, b"s set_queue q --backoff=1,8")
+    told(world, b"m1 publish e a\nm2 publish e b")
+    for losses, wait_s in enumerate((0, 1, 2, 4, 8, 8, 8), 1):
+        world.disconnect("alice")
+        world.connect("alice")
+        world.send("alice", b"c consume q --manual-ack --prefetch=2\n")
+        if wait_s:
+            world.advance(wait_s * (1 - fates.JITTER) - 0.001)
+            assert lines(world, "alice") == [], losses
+            world.advance(wait_s * 2 * fates.JITTER + 0.002)
+        assert sorted(lines(world, "alice")) == [
+            b"c ok m1 event=e,retry=%d a" % losses,
+            b"c ok m2 event=e,retry=%d b" % losses,
+        ]
+
+
+def test_what_is_not_acked_in_time_again_and_again_backs_off(world: BareWorld) -> None:
+    told(world, b"s set_queue q --ack-timeout=10 --backoff=100")
+    told(world, b"m1 publish e a")
+    assert lines(world, "alice") == [b"c ok m1 event=e a"]
+    world.advance(10.1)
+    assert lines(world, "alice") == [b"c ok m1 event=e,retry=1 a"]
+    world.advance(10.1)
+    world.advance(89.8)
+    assert lines(world, "alice") == []
+    world.advance(20.3)
+    assert lines(world, "alice") == [b"c ok m1 event=e,retry=2 a"]
+
+
+def test_the_backoff_of_the_queue_goes_before_that_of_the_consumer(world: BareWorld) -> None:
+    told(world, b"s set_queue q --backoff=1")
+    told(world, b"m1 publish e a")
+    for losses in range(1, 3):
+        world.disconnect("alice")
+        world.connect("alice")
+        world.send("alice", b"c consume q --manual-ack --backoff=600\n")
+        world.advance(1.2)
+        assert lines(world, "alice") == [b"c ok m1 event=e,retry=%d a" % losses]
+
+
+def test_what_failed_together_does_not_come_back_together(world: BareWorld) -> None:
+    count = 200
+    told(world, b"s set_queue q --backoff=100")
+    told(world, b"\n".join(b"m%d publish e x" % each for each in range(count)))
+    told(world, b"r reject c --all")
+    lines(world, "alice")
+    came = []
+    for _ in range(22):
+        world.advance(1)
+        came.append(len(lines(world, "alice")))
+    world.advance(78)
+    came.append(len(lines(world, "alice")))
+    for _ in range(11):
+        world.advance(1)
+        came.append(len(lines(world, "alice")))
+    assert sum(came) == count
+    assert max(came[-11:]) < count / 2
+
+
+@pytest.mark.slow
+def test_what_was_promoted_leaves_nothing_behind(world: BareWorld) -> None:
+    count = 3 * GONE_MIN
+    told(world, b"\n".join(b"m%d publish --delay=1e6 e x" % each for each in range(count)))
+    told(world, b"\n".join(b"p promote q m%d" % each for each in range(count)))
+    assert len(lines(world, "alice")) == count
+    times = world.broker.queues[b"q"].times
+    assert times is not None
+    assert not any(delays.is_untidy for delays in times.kinds)
+
+
+# ------------------------------------------------------------------------------------- looking
+
+
+def test_read_tells_attributes_and_nothing_that_stands_behind_them(broker: Broker) -> None:
+    with client(broker) as some, Reader(("127.0.0.1", broker.port)) as reader:
+
+        def texts(queue: str, *flags: str) -> list[str]:
+            return [text for _, _, text in reader.read(queue, 1, *flags)]
+
+        ok(some, b"subscribe q e")
+        ok(some, b"set_queue q --retries=1 --dead-letters=dead")
+        ok(some, b"publish --meta=k=v e a")
+        ok(some, b"publish --delay=600 --meta=k=v e b")
+        ok(some, b"publish --delay=600 e c")
+        ok(some, b"publish e d")
+        plain = ["r event=e a", "r event=e b", "r event=e c", "r event=e d"]
+        assert texts("q") == plain
+        assert texts("q", "--meta") == [f"{plain[0]}\tk=v", f"{plain[1]}\tk=v", *plain[2:]]
+
+        some.send(b"c consume q --manual-ack\n")
+        assert [some.line(), some.line()] == [b"c ok r event=e a", b"c ok r event=e d"]
+        ok(some, b"reject c --all")
+        about = r"reason=rejects&queue=q&tries=1&published=\d+\.\d{3}&died=\d+\.\d{3}"
+        first, second = texts("dead", "--meta")
+        assert re.fullmatch(r"r event=e a\tk=v&" + about, first)
+        assert re.fullmatch(r"r event=e d\t" + about, second)
+        assert texts("dead") == ["r event=e a", "r event=e d"]
+
+
+# ------------------------------------------------------------------------------------- letters
+
+
+def test_a_letter_tells_when_it_was_published_and_when_it_died(broker: Broker) -> None:
+    with client(broker) as some:
+        ok(some, b"set_queue q --retries=2 --dead-letters=dead")
+        ok(some, b"subscribe q e")
+        before_s = time.time()
+        ok(some, b"publish e a")
+        published_s = time.time()
+        some.send(b"c consume q --manual-ack\n")
+        assert some.line() == b"c ok r event=e a"
+        some.send(b"x reject c r\n")
+        assert some.line() == b"c ok r event=e,retry=1 a"
+        rejected_s = time.time()
+        ok(some, b"reject c r")
+        some.send(b"d consume dead --meta\n")
+        letter = some.line()
+        died_s = time.time()
+        found = re.search(rb"&published=(\d+\.\d{3})&died=(\d+\.\d{3}) ", letter)
+        assert found, letter
+        assert before_s - 0.001 <= float(found[1]) <= published_s
+        assert rejected_s - 0.001 <= float(found[2]) <= died_s
+
+
+# --------------------------------------------------------------------------------- permissions
+
+
+def test_who_may_consume_one_queue_moves_nothing_to_or_from_others(tmp_path: Path) -> None:
+    root = User(
+        "root", "", hash_token("rootT"), publish=["**"], consume=["**"], bind=["**"], admin=True
+    )
+    worker = User("worker", "", hash_token("workerT"), consume=["mine", "mine.*"])
+    users_file.write(tmp_path / "users", [root, worker])
+    flags = ("--users", str(tmp_path / "users"), "--auth", "always")
+    with (
+        ServerProcess(tmp_path / "mqks.db", *flags) as server,
+        LineClient(server.address) as boss,
+        LineClient(server.address) as some,
+    ):
+        ok(boss, b"auth rootT")
+        ok(some, b"auth workerT")
+        for queue in (b"mine", b"other"):
+            ok(boss, b"set_queue %b --retries=1 --dead-letters=mine.dead" % queue)
+            ok(boss, b"subscribe %b %b" % (queue, queue))
+            ok(boss, b"publish %b x" % queue)
+            boss.send(b"c consume %b --manual-ack\n" % queue)
+            boss.line()
+            ok(boss, b"reject c r")
+            ok(boss, b"delete_consumer c")
+        ok(boss, b"subscribe mine mine")
+        ok(boss, b"publish mine waits")
+
+        for refused in (
+            b"set_queue other --ttl=1",
+            b"set_queue mine --dead-letters=other",
+            b"move mine other",
+            b"move other mine",
+            b"redrive other",
+            b"redrive mine.dead --to=other",
+            b"cancel other --all",
+            b"promote other --all",
+            b"peek other --scheduled",
+        ):
+            assert some.ask(b"x " + refused).startswith(b"x error "), refused
+        # Of two letters it may put one back where it died.
+        assert ok(some, b"redrive mine.dead") == b"1"
+        assert ok(some, b"redrive mine.dead --to=mine") == b"1"
+        assert ok(some, b"move mine mine.2") == b"3"
+        assert ok(some, b"cancel mine --all") == b"0"
+        assert ok(some, b"promote mine --all") == b"0"
+        ok(some, b"set_queue mine --dead-letters=mine.2")
+
+
+def test_a_consumer_that_may_not_go_on_is_no_loss(tmp_path: Path) -> None:
+    root = User("root", "", hash_token("rootT"), ["**"], ["**"], ["**"], admin=True)
+    worker = User("worker", "", hash_token("workerT"), consume=["q"])
+    users_file.write(tmp_path / "users", [root, worker])
+    flags = ("--users", str(tmp_path / "users"), "--auth", "always")
+    with (
+        ServerProcess(tmp_path / "mqks.db", *flags) as server,
+        LineClient(server.address) as boss,
+        LineClient(server.address) as some,
+    ):
+        ok(boss, b"auth rootT")
+        ok(some, b"auth workerT")
+        ok(boss, b"set_queue q --losses=1 --dead-letters=dead")
+        ok(boss, b"subscribe q e")
+        ok(boss, b"publish e a")
+        some.send(b"c consume q --manual-ack\n")
+        assert some.line() == b"c ok r event=e a"
+
+        users_file.write(tmp_path / "users", [root, User("worker", "", hash_token("workerT"))])
+        server.hang_up()
+        boss.send(b"d consume q --manual-ack\n")
+        assert boss.line() == b"d ok r event=e,retry=1 a"

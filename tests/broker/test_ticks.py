@@ -1,0 +1,180 @@
+"""Schedules: each tick is published once, whatever is killed, and only by whom it may be."""
+
+import json
+import random
+import time
+
+import pytest
+
+from mqks.errors import BadRequest
+from mqks.server.cron import next_tick
+from tests.kit.bare import BareWorld, ask, bare
+from tests.kit.line_client import LineClient
+from tests.kit.server_process import ServerProcess
+
+SECOND_US = 1_000_000
+
+
+def due(world: BareWorld) -> None:
+    world.broker.expire()
+    while world.broker.has_work:
+        world.broker.go_on()
+
+
+def on_disk(world: BareWorld) -> tuple[list[int], int]:
+    """The times of the ticks whose messages were written, and that of the next one."""
+    [queue] = world.disk.queues.values()
+    ids = [line.partition(b" ")[0].rpartition(b":")[2] for line in queue.lines.values()]
+    [row] = world.disk.schedules.values()
+    return sorted(map(int, ids)), json.loads(row)["next_us"] // SECOND_US
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_tick_and_the_next_time_are_in_one_commit(seed: int) -> None:
+    chance = random.Random(seed)
+    world = bare()
+    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
+    assert ask(world, b"t schedule --confirm a --every=1 --missed=one publish e x") == b"t ok \n"
+    world.commit()
+    for _ in range(100):
+        world.now_us += SECOND_US
+        due(world)
+        match chance.choice(["commit", "take", "land", "fail", "fill", "room", "crash", "late"]):
+            case "commit":
+                world.commit()
+            case "take":
+                world.take()
+            case "land":
+                world.land()
+            case "fail":
+                world.fail()
+            case "fill":
+                world.fill()
+            case "room":
+                world.make_room()
+            case "late":
+                world.now_us += chance.randrange(30) * SECOND_US
+            case "crash":
+                ticks, next_s = on_disk(world)
+                assert len(ticks) == len(set(ticks))
+                assert all(tick < next_s for tick in ticks)
+                world.crash()
+                world.broker.start_timers()
+                due(world)
+                world.commit()
+                # What was not written is not left out.
+                assert next_s * SECOND_US > world.now_us or next_s in on_disk(world)[0]
+    ticks, _ = on_disk(world)
+    assert len(ticks) == len(set(ticks)) > 9
+
+
+@pytest.mark.parametrize(("rule", "count"), [(b"skip", 6), (b"one", 1)])
+def test_missed_ticks(rule: bytes, count: int) -> None:
+    """Those of the last minute are late, and were not missed."""
+    world = bare()
+    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
+    line = b"t schedule --confirm a --every=10 --missed=%b publish e x" % rule
+    assert ask(world, line) == b"t ok \n"
+    world.now_us += 3600 * SECOND_US
+    due(world)
+    world.commit()
+    assert len(on_disk(world)[0]) == count
+    world.now_us += 10 * SECOND_US
+    due(world)
+    world.commit()
+    assert len(on_disk(world)[0]) == count + 1
+
+
+def test_jitter_is_the_same_after_a_crash() -> None:
+    world = bare()
+    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
+    line = b"t schedule --confirm a --every=100 --jitter=50 publish e x"
+    assert ask(world, line) == b"t ok \n"
+    world.commit()
+    late = 0
+    while not on_disk(world)[0]:
+        world.now_us += SECOND_US
+        late += 1
+        world.crash()
+        world.broker.start_timers()
+        due(world)
+        world.commit()
+    assert 100 <= late <= 151
+
+
+def test_a_full_queue_delays_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = bare(queue_messages_max=1)
+    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
+    assert ask(world, b"t schedule --confirm a --every=30 publish e x") == b"t ok \n"
+    assert ask(world, b"m publish --confirm e x") == b"m ok \n"
+    failed: list[tuple[bytes, str]] = []
+    monkeypatch.setattr(world.broker.notices, "tick_failed", lambda *what: failed.append(what))
+    for seconds in (30, 1, 1):
+        world.now_us += seconds * SECOND_US
+        due(world)
+        assert b'"error": "queue_messages_max is 1, and' in ask(world, b"l schedules")
+    [(name, reason)] = failed
+    assert (name, reason[:21]) == (b"a", "queue_messages_max is")
+    assert len(world.broker.queues[b"q"].lane.blocks) == 1
+    assert ask(world, b"p purge --confirm q") == b"p ok 1\n"
+    world.now_us += SECOND_US
+    due(world)
+    world.commit()
+    assert len(on_disk(world)[0]) == 1
+    assert b'"error": null' in ask(world, b"l schedules")
+
+
+def test_thousands_of_schedules_are_refused() -> None:
+    world = bare()
+    lines = [b"t%d schedule a%d --every=9 publish e x" % (n, n) for n in range(1001)]
+    world.send("k", b"\n".join(lines) + b"\n")
+    assert len(world.broker.schedules.rows) == 1000
+    assert world.broker.limits_reached["schedules_max"] == 1
+
+
+def test_long_lines_are_refused() -> None:
+    world = bare()
+    many, pieces = b",".join([b"*/1"] * 100), b"* " * 100
+    for words in (many + b" * * * *", pieces, b"--every=9 --tz=" + b"x" * 257):
+        world.send("k", b"t schedule a %b publish e x\n" % words)
+    world.send("k", b"t schedule a --every=9 publish e " + b"x" * 65536 + b"\n")
+    assert not world.broker.schedules.rows
+    assert world.received("k").count(b"t error ") == 4
+
+
+def test_cron_expressions() -> None:
+    march = 1_774_656_000 * SECOND_US  # 2026-03-28 00:00 UTC
+    berlin = [march]
+    for _ in range(3):
+        berlin.append(next_tick("30 2 * * *", "Europe/Berlin", berlin[-1]))
+    hours = [(tick - march) / SECOND_US / 3600 for tick in berlin[1:]]
+    # On the 29th there is no half past two: it comes when the clocks have been changed.
+    assert hours == [1.5, 25.0, 48.5]
+    for cron, zone in (("* * *", "UTC"), ("0 0 30 2 *", "UTC"), ("* * * * *", "../etc/passwd")):
+        with pytest.raises(BadRequest):
+            next_tick(cron, zone, march)
+
+
+@pytest.mark.slow
+def test_ticks_outlive_kills(server: ServerProcess) -> None:
+    with LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        assert client.ask(b"t schedule --confirm a --every=1 publish e x") == b"t ok "
+    for count in range(2, 6):
+        with LineClient(server.address) as client:
+            while json.loads(_rest(client.ask(b"r stats queue q")))["ready"] < count:
+                time.sleep(0.1)
+        server.kill()
+        server.start()
+    with LineClient(server.address) as client:
+        assert client.ask(b"t schedule --confirm a --pause") == b"t ok "
+        ready = json.loads(_rest(client.ask(b"r stats queue q")))["ready"]
+        assert client.ask(b"c consume --confirm q") == b"c ok "
+        ids = [client.line().split(b" ")[2] for _ in range(ready)]
+        assert len(ids) == len(set(ids)) >= 5
+        [schedule] = json.loads(_rest(client.ask(b"s schedules")))
+        assert schedule["paused"]
+
+
+def _rest(answer: bytes) -> bytes:
+    return answer.partition(b" ok ")[2]

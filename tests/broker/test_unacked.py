@@ -1,0 +1,366 @@
+"""What consumers hold unacked is bounded in bytes, over all of them, and so is what comes back.
+
+The one rule: whoever acks is served, in order, whatever others hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqks.broker.queue import blocks
+from tests.kit.bare import BareWorld
+from tests.kit.compiled import patches_modules
+from tests.kit.fixtures import served
+from tests.kit.line_client import LineClient
+from tests.kit.server_process import ServerProcess
+from tests.kit.waiting import until
+
+MIB = 1024 * 1024
+DATA = b"x" * 100_000
+
+
+@pytest.fixture(autouse=True)
+def by_single_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes out in one step may pass the bound by so much."""
+    monkeypatch.setattr(blocks, "DELIVERY_BYTES", 1)
+
+
+def bare() -> BareWorld:
+    """Whoever holds anything is held back; a queue with `a` who consumes it, and `k` who publishes
+    to it."""
+    world = BareWorld(unacked_bytes_max=1)
+    world.connect("k")
+    world.connect("a")
+    assert ask(world, "a", b"a consume --confirm q e --manual-ack") == b"a ok \n"
+    return world
+
+
+def ask(world: BareWorld, name: str, line: bytes) -> bytes:
+    world.send(name, line + b"\n")
+    return world.received(name)
+
+
+def publish(world: BareWorld, *numbers: int) -> None:
+    """One by one, as above."""
+    for number in numbers:
+        world.send("k", b"m%d publish e x\n" % number)
+
+
+@patches_modules
+def test_one_at_a_time() -> None:
+    world = bare()
+    publish(world, 1, 2, 3, 4)
+    assert world.received("a") == b"a ok m1 event=e x\n"
+    assert ask(world, "a", b"r ack a m1") == b"a ok m2 event=e x\n"
+    assert ask(world, "a", b"r reject a m2") == b"a ok m3 event=e x\n"
+    assert ask(world, "a", b"r ack a nothing") == b""
+    assert ask(world, "a", b"r ack a --all") == b"a ok m4 event=e x\n"
+    assert ask(world, "a", b"r ack a m4") == b"a ok m2 event=e,retry=1 x\n"
+    assert ask(world, "a", b"r ack --confirm a m2") == b"r ok \n"
+    assert world.broker.flow.unacked.used == 0
+
+
+def hoarder(world: BareWorld) -> None:
+    """Another consumer of another queue, which acks nothing."""
+    world.connect("b")
+    assert ask(world, "b", b"b consume --confirm other f --manual-ack") == b"b ok \n"
+    world.send("k", b"n1 publish f x\nn2 publish f x\n")
+    assert len(world.received("b").splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda world: ask(world, "b", b"r ack b --all"),
+        lambda world: ask(world, "b", b"r delete_consumer b"),
+        lambda world: ask(world, "b", b"b consume elsewhere"),
+        lambda world: ask(world, "k", b"r delete_queue other"),
+        lambda world: world.disconnect("b"),
+    ],
+    ids=["ack", "delete_consumer", "replaced", "delete_queue", "disconnect"],
+)
+def test_who_was_held_back_goes_on_by_itself(end: Callable[[BareWorld], object]) -> None:
+    world = bare()
+    hoarder(world)
+    publish(world, 1, 2, 3)
+    assert world.received("a") == b"a ok m1 event=e x\n"
+    assert ask(world, "a", b"r ack a m1") == b"a ok m2 event=e x\n"
+    end(world)
+    assert world.received("a") == b""
+    assert ask(world, "a", b"r ack a m2") == b"a ok m3 event=e x\n"
+
+
+def test_consumers_go_on_in_the_order_in_which_they_were_held_back() -> None:
+    """Who has just acked stands behind them."""
+    world = BareWorld(unacked_bytes_max=700)
+    world.connect("k")
+    for name in ("a", "b", "c"):
+        world.connect(name)
+        world.send(name, b"%b consume %b %b --manual-ack\n" % ((name.encode(),) * 3))
+    for event in (b"a", b"b", b"c", b"b", b"a", b"c"):
+        world.send("k", b"m publish %b x\n" % event)
+    for name in ("a", "b", "c"):
+        assert world.received(name) == b"%b ok m event=%b x\n" % ((name.encode(),) * 2)
+    world.send("c", b"r ack c m\n")
+    assert world.received("b") == b"b ok m event=b x\n"
+    assert world.received("c") == b"c ok m event=c x\n", "it holds nothing"
+    assert world.received("a") == b""
+
+
+def test_who_left_the_ring_for_another_reason_is_not_forgotten() -> None:
+    world = BareWorld(unacked_bytes_max=10_000, prefetch_max=2)
+    for name in ("k", "a", "b"):
+        world.connect(name)
+    world.send("a", b"a consume q e --manual-ack\n")
+    publish(world, 1, 2, 3)
+    assert len(world.received("a").splitlines()) == 2
+    world.send("b", b"b consume other f --manual-ack\n")
+    world.send("k", b"n publish f %b\n" % DATA)
+    assert world.received("b") == b"b ok n event=f %b\n" % DATA
+    # Now it has room by its own count, and there is none over all.
+    assert ask(world, "a", b"r ack a m1") == b""
+    world.send("b", b"r ack b n\n")
+    assert world.received("a") == b"a ok m3 event=e x\n"
+
+
+def test_consumers_without_manual_ack_are_never_held_back() -> None:
+    world = bare()
+    publish(world, 1)
+    world.connect("b")
+    assert ask(world, "b", b"b consume --confirm q") == b"b ok \n"
+    publish(world, 2, 3, 4)
+    assert [line.split()[2] for line in world.received("b").splitlines()] == [b"m2", b"m3", b"m4"]
+
+
+def test_consumers_that_are_gone_are_not_remembered() -> None:
+    world = bare()
+    hoarder(world)
+    for number in range(100):
+        world.connect("c")
+        world.send("c", b"c consume q --manual-ack\n")
+        publish(world, 2 * number, 2 * number + 1)
+        assert world.received("c")
+        world.disconnect("c")
+    assert len(world.broker.flow.unacked.waiters) <= 2
+
+
+def test_it_is_told_once_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it goes up and down meanwhile."""
+    world = bare()
+    told: list[float] = []
+    monkeypatch.setattr(
+        world.broker.notices, "unacked_full", lambda unacked_bytes: told.append(world.now_s)
+    )
+    for _ in range(3):
+        begin_s = world.now_s
+        for number in range(100):
+            publish(world, number, number)
+            world.send("a", b"r ack a --all\nr ack a --all\n")
+            world.advance(10)
+        assert told == [begin_s]
+        told.clear()
+        world.advance(61)
+    assert world.broker.limits_reached["unacked_bytes_max"] == 3
+
+
+# -- a real server
+
+
+def stats(client: LineClient, what: str = "") -> Any:
+    return json.loads(client.ask(f"st stats {what}".encode()).removeprefix(b"st ok "))
+
+
+def fill(client: LineClient, numbers: range, data: bytes = DATA) -> None:
+    for number in numbers:
+        client.send(b"m%d publish e %b\n" % (number, data))
+    assert client.ask(b"p publish --confirm nowhere x") == b"p ok "
+
+
+def test_those_who_never_ack_keep_nobody_from_working(tmp_path: Path) -> None:
+    """Four that take all they get and ack nothing, and one that works."""
+    count, data = 500, b"x" * 10_000
+    with (
+        ServerProcess(tmp_path / "mqks.db", "--unacked-bytes-max", "1MiB") as server,
+        LineClient(server.address) as publisher,
+        LineClient(server.address) as worker,
+        ExitStack() as stack,
+    ):
+        hoarders = [stack.enter_context(LineClient(server.address)) for _ in range(4)]
+        for client in hoarders:
+            assert client.ask(b"h%d consume --confirm q e --manual-ack" % client.port) == (
+                b"h%d ok " % client.port
+            )
+        fill(publisher, range(count), data)
+        held = stats(publisher)
+        assert MIB <= held["unacked_bytes"] < 2 * MIB
+        assert "event=unacked_full" in server.log
+        assert worker.ask(b"w consume --confirm q --manual-ack") == b"w ok "
+        numbers: list[int] = []
+        returned: list[int] = []
+        for number in range(count):
+            if number == 100:
+                for client in hoarders:
+                    client.leave()
+            _, _, message_id, event, _ = worker.line().split(b" ", 4)
+            (returned if b",retry=" in event else numbers).append(int(message_id[1:]))
+            worker.send(b"a ack w %b\n" % message_id)
+        assert worker.ask(b"p ping") == b"p ok "
+        assert stats(publisher)["unacked_bytes"] == 0
+        assert sorted(numbers + returned) == [*range(count)]
+        assert numbers == sorted(numbers)
+        assert len(returned) >= held["messages_unacked"]
+
+
+def test_more_unacked_than_the_bound_after_a_crash(tmp_path: Path) -> None:
+    """Every second one was acked. What is left comes in its order, before what came later."""
+    count, data = 1000, b"x" * 10_000
+    with (
+        served(tmp_path / "mqks.db") as (server, client),
+        LineClient(server.address) as publisher,
+    ):
+        assert client.ask(b"c consume --confirm q e --manual-ack") == b"c ok "
+        fill(publisher, range(count), data)
+        for number in range(count):
+            assert client.line() == b"c ok m%d event=e %b" % (number, data)
+        client.send(b"".join(b"a ack c m%d\n" % number for number in range(0, count - 2, 2)))
+        assert client.ask(b"a ack --confirm c m%d" % (count - 2)) == b"a ok "
+        server.kill()
+    flags = ("--unacked-bytes-max", "1MiB", "--memory-bytes", "1MiB")
+    with (
+        served(tmp_path / "mqks.db", *flags) as (server, client),
+        LineClient(server.address) as publisher,
+    ):
+        assert stats(publisher)["memory_bytes"] == 0
+        fill(publisher, range(count, count + 20), data)
+        assert client.ask(b"c consume --confirm q --manual-ack") == b"c ok "
+        for number in [*range(1, count, 2), *range(count, count + 20)]:
+            retry = b",retry=1" if number < count else b""
+            assert client.line() == b"c ok m%d event=e%b %b" % (number, retry, data)
+            if number % 20 == 1:
+                assert stats(publisher)["unacked_bytes"] < 2 * MIB
+            client.send(b"a ack c m%d\n" % number)
+        assert client.ask(b"p ping") == b"p ok "
+        assert stats(publisher)["unacked_bytes"] == 0
+
+
+@pytest.mark.slow
+def test_memory_is_bounded_over_all_queues(tmp_path: Path) -> None:
+    """The messages of all queues share their place on disk, 4 MB; in memory they take 160."""
+    queues, count = range(40), 40
+    flags = ("--unacked-bytes-max", "8MiB", "--memory-bytes", "8MiB")
+    with ServerProcess(tmp_path / "mqks.db", *flags) as server:
+        with LineClient(server.address) as client:
+            for number in queues:
+                assert client.ask(b"s subscribe --confirm q%d e" % number) == b"s ok "
+            fill(client, range(count))
+        server.kill()
+        server.start()
+        with LineClient(server.address) as other:
+            before = server.resident_bytes
+            with ExitStack() as stack:
+                for number in queues:
+                    client = stack.enter_context(LineClient(server.address))
+                    client.send(b"c%d consume q%d --manual-ack\n" % (number, number))
+                    assert client.line().startswith(b"c%d ok m0 " % number)
+                held = stats(other)["unacked_bytes"]
+                assert 8 * MIB <= held < 9 * MIB + len(queues) * len(DATA)
+                assert server.resident_bytes < before + 64 * MIB
+            # One after the other takes all of a queue, and leaves.
+            for number in queues:
+                with LineClient(server.address) as client:
+                    client.send(b"c consume q%d --manual-ack\n" % number)
+                    for message in range(count):
+                        assert client.line().startswith(b"c ok m%d event=e" % message)
+                    client.leave()
+            assert other.ask(b"p publish --confirm nowhere x") == b"p ok "
+            until(lambda: stats(other)["memory_bytes"] < 9 * MIB)
+            assert server.resident_bytes < before + 64 * MIB
+            assert stats(other)["messages_ready"] == len(queues) * count
+
+
+@pytest.fixture
+def spilled(tmp_path: Path) -> Iterator[LineClient]:
+    """A client of a server whose queue `q` has the messages 1 to 5, of which 2 was acked and the
+    others came back, on disk only."""
+    with served(tmp_path / "mqks.db", "--memory-bytes", "0") as (server, client):
+        with LineClient(server.address) as earlier:
+            assert earlier.ask(b"c consume --confirm q e --manual-ack") == b"c ok "
+            fill(client, range(1, 6), b"x")
+            for number in range(1, 6):
+                assert earlier.line() == b"c ok m%d event=e x" % number
+            assert earlier.ask(b"a ack --confirm c m2") == b"a ok "
+            earlier.leave()
+        assert client.ask(b"p publish --confirm nowhere x") == b"p ok "
+        until(lambda: stats(client)["memory_bytes"] == 0)
+        assert stats(client, "queue q")["ready"] == 4
+        yield client
+
+
+BACK = [b"c ok m%d event=e,retry=1 x" % number for number in (1, 3, 4, 5)]
+
+
+def test_what_came_back_goes_before_what_is_in_memory(spilled: LineClient) -> None:
+    spilled.send(b"m6 publish e x\nc consume q\nm7 publish e x\n")
+    later = [b"c ok m%d event=e x" % number for number in (6, 7)]
+    assert [spilled.line() for _ in range(6)] == BACK + later
+
+
+def test_what_is_published_while_it_is_read_waits(spilled: LineClient) -> None:
+    spilled.send(b"c consume q\nm6 publish e x\n")
+    assert [spilled.line() for _ in range(5)] == [*BACK, b"c ok m6 event=e x"]
+
+
+def test_a_trim_goes_through_what_came_back(spilled: LineClient) -> None:
+    assert spilled.ask(b"t trim --confirm q 4") == b"t ok 2"
+    spilled.send(b"c consume q\n")
+    assert [spilled.line() for _ in range(2)] == BACK[2:]
+    assert spilled.ask(b"t purge --confirm q") == b"t ok 0"
+
+
+def test_a_trim_overtakes_the_page(spilled: LineClient) -> None:
+    spilled.send(b"c consume q --manual-ack\nt trim q 4\nm6 publish e x\n")
+    assert [spilled.line() for _ in range(3)] == [*BACK[2:], b"c ok m6 event=e x"]
+
+
+def test_the_oldest_of_what_came_back_goes_first_wherever_it_is(tmp_path: Path) -> None:
+    """Five are on disk only, as they were more than is kept in memory; a later one is not."""
+    data = b"x" * 1_000_000
+    flags = ("--memory-bytes", "0", "--prefetch-max", "1")
+    with served(tmp_path / "mqks.db", *flags) as (server, client):
+        with LineClient(server.address) as earlier:
+            for number in range(1, 6):
+                assert earlier.ask(b"c%d consume --confirm q e --manual-ack" % number) == (
+                    b"c%d ok " % number
+                )
+            fill(client, range(1, 6), data)
+            for number in range(1, 6):
+                assert earlier.line() == b"c%d ok m%d event=e %b" % (number, number, data)
+            client.send(b"d consume q --manual-ack\n")
+            fill_one = b"m6 publish e " + data
+            client.send(fill_one + b"\n")
+            assert client.line() == b"d ok m6 event=e " + data
+            earlier.leave()
+        assert client.ask(b"p publish --confirm nowhere x") == b"p ok "
+        until(lambda: stats(client, "queue q")["memory_bytes"] == 0)
+        client.send(b"x delete_consumer d\nf consume q --manual-ack\n")
+        for number in range(1, 7):
+            assert client.line() == b"f ok m%d event=e,retry=1 %b" % (number, data)
+            client.send(b"a ack f m%d\n" % number)
+
+
+def test_queues_are_read_from_disk_in_the_order_in_which_they_are_wanted(tmp_path: Path) -> None:
+    """The last one to ask goes behind all others, or one that is read fast would starve them."""
+    names = [b"q%d" % number for number in range(9)]
+    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
+        for name in names:
+            assert client.ask(b"s subscribe --confirm %b %b" % (name, name)) == b"s ok "
+            assert client.ask(b"m publish --confirm %b x" % name) == b"m ok "
+    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
+        client.send(b"".join(b"%b consume %b\n" % (name, name) for name in names))
+        assert [client.line().split()[0] for _ in names] == names

@@ -1,0 +1,406 @@
+"""Messages that wait for a time, step by step: what becomes of them, and what is counted."""
+
+from itertools import count
+
+import pytest
+
+from mqks.broker.message.letters import letter_of
+from mqks.limits import NEAR_BYTES_MAX, STEP_BYTES
+from tests.kit.lab import Lab
+
+
+def lab_with(policy: bytes, memory_bytes: int = 0) -> Lab:
+    lab = Lab(memory_bytes)
+    lab.send("a", b"s set_queue q " + policy, b"s subscribe q e")
+    lab.rest()
+    return lab
+
+
+def ready(lab: Lab) -> dict[bytes, int]:
+    return {name: queue.ready for name, queue in lab.broker.queues.items()}
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 24])
+@pytest.mark.parametrize("dead_letters", [b"", b" --dead-letters=d"])
+def test_more_than_one_step_of_messages_expire_at_once(
+    memory_bytes: int, dead_letters: bytes
+) -> None:
+    lab = lab_with(b"--ttl=1" + dead_letters, memory_bytes)
+    lab.send("a", *(b"m%d publish e x" % number for number in range(3000)))
+    lab.rest()
+    lab.tick(1.5)
+    lab.rest()
+    lab.check()
+    assert ready(lab) == {b"q": 0, **({b"d": 3000} if dead_letters else {})}
+
+
+def test_the_ttl_of_a_queue_counts_from_when_a_delayed_message_is_due() -> None:
+    lab = lab_with(b"--ttl=5")
+    lab.send("a", b"m0 publish e x", b"m1 publish --delay=3 e x")
+    lab.rest()
+    lab.tick(3)
+    lab.rest()
+    lab.tick(3)
+    lab.rest()
+    assert ready(lab) == {b"q": 1}
+    lab.tick(2.1)
+    lab.rest()
+    assert lab.lines(b"q") == []
+
+
+def test_a_time_of_a_message_that_was_acked_holds_nothing_up() -> None:
+    lab = lab_with(b"")
+    lab.send("b", b"c consume q --manual-ack --prefetch=1")
+    lab.send("a", b"m1 publish --ttl=1 e x", b"k ack c m1", b"m2 publish e x", b"m3 publish e x")
+    lab.rest()
+    lab.tick(2)
+    lab.send("a", b"k ack c m2")
+    lab.rest()
+    assert lab.replies[-1] == b"c ok m3 event=e x"
+
+
+@pytest.mark.parametrize("flag", [b"--delay=2", b"--at=1790001002"])
+def test_lengths_of_scheduled_messages_never_fall_below_zero(flag: bytes) -> None:
+    lab = lab_with(b"--bytes-max=100")
+    lab.send("a", *(b"m%d publish %b e %b" % (n, flag, b"x" * n * n) for n in range(8)))
+    lab.rest()
+    lab.crash()
+    lab.send("a", b"x cancel q m0", b"x cancel q m7")
+    lab.rest()
+    lab.check()
+    lab.tick(3)
+    lab.rest()
+    lab.check()
+
+
+def test_what_moved_away_leaves_no_bytes_behind() -> None:
+    lab = lab_with(b"--bytes-max=60")
+    lab.send("a", b"m0 publish e x", *(b"m%d publish --delay=2 e x" % n for n in range(1, 5)))
+    lab.rest()
+    lab.send("a", b"x move q r")
+    lab.rest()
+    lab.check()
+    lab.send("a", b"m5 publish e %b" % (b"x" * 40))
+    lab.rest()
+    assert lab.lines(b"r") == [b"m0 event=e x"]
+
+
+def test_what_comes_back_dies_in_time_without_a_consumer() -> None:
+    lab = lab_with(b"--ttl=3")
+    lab.send("a", b"m0 publish e x", b"m1 publish --ttl=1 e x")
+    lab.send("b", b"c consume q --manual-ack")
+    lab.rest()
+    lab.send("a", b"x delete_consumer c")
+    lab.rest()
+    lab.tick(1.1)
+    lab.rest()
+    assert lab.lines(b"q") == [b"m0 event=e x"]
+    lab.tick(2)
+    lab.rest()
+    assert lab.lines(b"q") == []
+
+
+def test_scheduled_messages_and_those_that_come_back_push_out_the_oldest() -> None:
+    lab = lab_with(b"--messages-max=2 --overflow=drop")
+    lab.send("b", b"c consume q --manual-ack")
+    lab.send("a", *(b"m%d publish e x" % number for number in range(4)))
+    lab.rest()
+    lab.send("a", b"x delete_consumer c")
+    lab.rest()
+    assert lab.lines(b"q") == [b"m2 event=e x", b"m3 event=e x"]
+    lab.send("a", b"m4 publish --delay=9 e x")
+    lab.rest()
+    assert [line.split(b" ")[0] for line in lab.lines(b"q")] == [b"m3", b"m4"]
+
+
+@pytest.mark.parametrize("how", [b"release", b"reject"])
+def test_the_ttl_of_a_message_that_comes_back_later_goes_on_over_a_crash(how: bytes) -> None:
+    lab = lab_with(b"")
+    lab.send("b", b"c consume q --manual-ack")
+    lab.send("a", b"m0 publish --ttl=2 e x", b"x %b c m0 --delay=1" % how)
+    lab.rest()
+    lab.crash()
+    lab.tick(2.1)
+    lab.rest()
+    assert lab.lines(b"q") == []
+    assert lab.broker.shared.counters.dead["ttl"] == 1
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 24])
+def test_a_message_that_was_promoted_can_wait_for_a_time_again(memory_bytes: int) -> None:
+    lab = lab_with(b"", memory_bytes)
+    lab.send("b", b"c consume q --manual-ack")
+    lab.send("a", b"m0 publish e x")
+    lab.rest()
+    for delay in (b"9", b"1", b"5"):
+        lab.send("a", b"x release c m0 --delay=%b" % delay, b"x promote q m0")
+        lab.rest()
+        lab.check()
+    lab.send("a", b"x release c m0 --delay=2")
+    lab.rest()
+    lab.check()
+    for seconds, times in ((1.5, 4), (0.6, 5), (9, 5)):
+        lab.tick(seconds)
+        lab.rest()
+        assert lab.replies.count(b"c ok m0 event=e x") == times, seconds
+    lab.send("a", b"x release c m0 --delay=3", b"x cancel q m0")
+    lab.rest()
+    lab.check()
+    assert lab.lines(b"q") == []
+
+
+@pytest.mark.parametrize(
+    "line", [b"move --confirm q r", b"redrive --confirm d", b"promote --confirm q --all"]
+)
+def test_a_disk_that_fills_up_meanwhile_gives_no_new_places(line: bytes) -> None:
+    lab = Lab(calls_a_turn=1)
+    lab.send("a", b"s set_queue q --dead-letters=d", b"s set_queue d", b"s subscribe q e")
+    lab.rest()
+    lab.send("a", *(b"m%d publish e x" % number for number in range(5)))
+    lab.send("b", b"c consume q --manual-ack")
+    lab.rest()
+    lab.send("a", b"k reject c --all --dead", b"x delete_consumer c")
+    lab.rest()
+    lab.send("a", *(b"m%d publish e x" % number for number in range(5, 9)))
+    lab.send("a", *(b"m%d publish --delay=50 e x" % number for number in range(9, 12)))
+    lab.rest()
+    lab.replies.clear()
+    before = [*map(dict.copy, (queue.lines for queue in lab.disk.queues.values()))]
+    lab.send("a", b"y " + line)
+    lab.fill()
+    lab.rest()
+    assert [reply[:8] for reply in lab.replies] == [b"y error "]
+    assert [queue.lines for queue in lab.disk.queues.values()][:2] == before
+    lab.make_room()
+    lab.rest()
+    lab.check()
+    assert [queue.lines for queue in lab.disk.queues.values()] != before
+
+
+@pytest.mark.slow
+def test_messages_on_disk_that_die_at_different_times_are_purged_in_steps() -> None:
+    lab = lab_with(b"")
+    lab.send("a", *(b"m%d publish --ttl=%d e x" % (n, 1000 + n % 7) for n in range(40_000)))
+    lab.rest()
+    assert lab.broker.queues[b"q"].lane.memory_bytes == 0
+    assert len([*lab.broker.trim(b"q", None)]) > 2
+    lab.rest()
+    lab.check()
+    assert ready(lab) == {b"q": 0}
+
+
+LONG = b"x" * 400_000
+
+
+def fetched_bytes(lab: Lab) -> int:
+    return sum(len(line) for _, lines in lab.fetched for line in lines.values())
+
+
+def unwritten_bytes(lab: Lab) -> int:
+    lanes = [queue.lane for queue in lab.broker.queues.values()]
+    runs = [run.lines for lane in lanes for run in lane.unwritten_runs]
+    return sum(
+        len(line) for lines in (*runs, *(lane.unwritten for lane in lanes)) for line in lines
+    )
+
+
+def read_one(lab: Lab) -> None:
+    """As the server does."""
+    shared = lab.broker.shared
+    shared.wanted.fetches, left = shared.wanted.fetches[:1], shared.wanted.fetches[1:]
+    lab.read()
+    shared.wanted.fetches = left
+
+
+def rest_in_little_memory(lab: Lab, bytes_max: int = 4 * STEP_BYTES) -> None:
+    """As `Lab.rest`, with a slow disk."""
+    for step in range(2000):
+        if lab.is_at_rest:
+            return
+        lab.broker.expire()
+        lab.work()
+        read_one(lab)
+        assert fetched_bytes(lab) <= 2 * STEP_BYTES
+        lab.answer()
+        assert unwritten_bytes(lab) <= bytes_max
+        assert lab.broker.shared.memory.used <= bytes_max
+        if step % 3 == 2:
+            lab.commit()
+    raise AssertionError("it never comes to rest")
+
+
+def test_long_messages_that_are_due_together_take_little_memory() -> None:
+    lab = lab_with(b"")
+    for number in range(150):
+        lab.send("a", b"m%d publish --delay=60 e %b" % (number, LONG))
+        lab.rest()
+    lab.tick(59)
+    rest_in_little_memory(lab, NEAR_BYTES_MAX + STEP_BYTES)
+    lab.tick(1)
+    rest_in_little_memory(lab, NEAR_BYTES_MAX + 6 * STEP_BYTES)
+    lab.check()
+    assert ready(lab) == {b"q": 150}
+
+
+@pytest.mark.parametrize(
+    "line", [b"move q r", b"set_queue q --dead-letters=r --messages-max=1 --overflow=drop"]
+)
+def test_long_messages_that_move_take_little_memory(line: bytes) -> None:
+    lab = lab_with(b"")
+    for number in range(60):
+        lab.send("a", b"m%d publish e %b" % (number, LONG))
+        lab.rest()
+    lab.send("a", b"k " + line)
+    rest_in_little_memory(lab)
+    lab.check()
+    assert sum(ready(lab).values()) == 60
+    assert ready(lab)[b"q"] <= 1
+
+
+@pytest.mark.parametrize("action", [b"cancel", b"promote"])
+def test_long_messages_of_one_id_are_looked_for_in_little_memory(action: bytes) -> None:
+    lab = lab_with(b"")
+    for _ in range(60):
+        lab.send("a", b"m publish --delay=60 e " + LONG)
+        lab.rest()
+    lab.send("a", b"k %b --confirm q m" % action)
+    rest_in_little_memory(lab)
+    lab.check()
+    assert lab.replies[-1] == b"k ok 60"
+
+
+def test_a_clock_that_is_set_back_before_a_commit_loses_no_body() -> None:
+    lab = lab_with(b"")
+    lab.send("a", b"m publish --at=%d e x" % (lab.wall_us // 1_000_000 + 1))
+    lab.tick(0)
+    lab.wall_ahead_us -= 20_000_000
+    lab.rest()
+    lab.tick(25)
+    lab.rest()
+    lab.check()
+    assert ready(lab) == {b"q": 1}
+
+
+def test_nothing_more_moves_to_a_full_disk() -> None:
+    lab = lab_with(b"")
+    for number in range(60):
+        lab.send("a", b"m%d publish e %b" % (number, LONG))
+        lab.rest()
+    lab.send("a", b"k move --confirm q r")
+    lab.read()
+    lab.answer()
+    lab.fill()
+    lab.rest()
+    assert lab.replies[-1].startswith(b"k error ")
+    assert 0 < ready(lab)[b"r"] < 60
+    lab.make_room()
+    lab.rest()
+    lab.check()
+    assert sum(ready(lab).values()) == 60
+
+
+class QuickLab(Lab):
+    """The time goes on whenever somebody looks at it."""
+
+    @property
+    def wall_us(self) -> int:
+        self.now_us += 700
+        return self.now_us + self.wall_ahead_us
+
+
+def test_nothing_dies_before_it_was_published() -> None:
+    lab = QuickLab()
+    lab.send("a", b"s set_queue q --retries=0 --dead-letters=d", b"c consume q e --manual-ack")
+    lab.rest()
+    for number in range(10):
+        lab.send("a", b"m%d publish e x" % number, b"r reject c m%d" % number)
+    lab.rest()
+    letters = [*filter(None, map(letter_of, lab.lines(b"d")))]
+    assert len(letters) == 10
+    told = [(each.published_us // 1000, each.died_us // 1000) for each in letters]
+    assert all(published <= died for published, died in told)
+
+
+def turns_until_replies(lab: Lab) -> list[int]:
+    """The number of replies after each turn, which is one step."""
+    lab.broker.turns.clock = count().__next__
+    turns = list[int]()
+    while not lab.is_at_rest:
+        lab.work()
+        lab.read()
+        lab.answer()
+        lab.commit()
+        turns.append(len(lab.replies))
+    return turns
+
+
+def test_who_chooses_from_what_a_consumer_holds_waits_for_the_others() -> None:
+    """Each has a copy of that."""
+    lab = lab_with(b"")
+    lab.send("a", *(b"m%d publish e x" % number for number in range(5000)))
+    lab.send("a", b"c consume q --manual-ack")
+    lab.rest()
+    lab.replies.clear()
+    lab.broker.turns.chunk_s = -1.0
+    for number in range(20):
+        lab.send(f"c{number}", b"k%d reject --confirm c --all --id=none" % number)
+    turns = turns_until_replies(lab)
+    assert sorted(lab.replies) == sorted(b"k%d ok 0" % number for number in range(20))
+    first = next(turn for turn, replies in enumerate(turns) if replies)
+    assert first < len(turns) / 2, "they are answered one after the other"
+
+
+def test_who_looks_for_scheduled_messages_of_one_queue_waits_for_the_others_there() -> None:
+    """Each holds a list of all that is scheduled in that queue; other queues have their own."""
+    lab = lab_with(b"")
+    lab.send("a", b"s subscribe r f", b"m publish --delay=60 f x")
+    lab.send("a", *(b"m%d publish --delay=60 e x" % number for number in range(2000)))
+    lab.rest()
+    lab.broker.turns.chunk_s = -1.0
+    for number in range(20):
+        lab.send(f"c{number}", b"k%d cancel --confirm q m%d" % (number, number))
+    lab.send("d", b"other cancel --confirm r m")
+    lab.replies.clear()
+    turns = turns_until_replies(lab)
+    assert lab.replies[0] == b"other ok 1"
+    assert sorted(lab.replies[1:]) == sorted(b"k%d ok 1" % number for number in range(20))
+    first = next(turn for turn, replies in enumerate(turns) if replies > 1)
+    assert first < len(turns) / 2, "they are answered one after the other"
+    times = lab.broker.queues[b"q"].times
+    assert times is not None
+    assert times.scheduled == 1980
+
+
+@pytest.mark.slow
+def test_bodies_of_very_many_scheduled_messages_are_let_go_in_steps() -> None:
+    lab = lab_with(b"")
+    lab.send("a", *(b"m%d publish --delay=60 e x" % number for number in range(20_000)))
+    times = lab.broker.queues[b"q"].times
+    assert times is not None
+    lab.broker.turns.chunk_s = -1.0  # Each turn is one step.
+    lab.broker.turns.clock = count().__next__
+    lab.take()
+    lab.land()
+    assert len(times.kinds[0].bodies) > 10_000
+    lab.send("b", b"k cancel q m7")
+    lab.rest()
+    lab.check()
+    assert not times.kinds[0].bodies
+    assert times.scheduled == 19_999
+
+
+@pytest.mark.slow
+def test_what_overflows_from_queue_to_queue_comes_to_its_end() -> None:
+    lab, count = Lab(), 500
+    policy = b"--messages-max=1 --overflow=drop --dead-letters=q%d"
+    lines = [b"s set_queue q%d " % number + policy % (number + 1) for number in range(count)]
+    lab.send("a", *lines, b"s subscribe q0 e")
+    lab.rest()
+    lab.send("a", b"m1 publish e x", b"m2 publish e x", b"m3 publish e x")
+    lab.rest()
+    lab.check()
+    there = {name: number for name, number in ready(lab).items() if number}
+    assert there == {b"q0": 1, b"q1": 1, b"q2": 1}
+    lab.send("a", *(b"n%d publish e x" % number for number in range(count)))
+    lab.rest()
+    assert ready(lab)[b"q%d" % count] == 3

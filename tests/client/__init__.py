@@ -1,0 +1,1 @@
+"""The two Python clients, and services."""

@@ -1,0 +1,557 @@
+"""Services: concurrency, failures, and the end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio import from_thread, to_thread
+
+from mqks import (
+    App,
+    AsyncClient,
+    CallFailed,
+    ConnectionLost,
+    InvalidRequest,
+    Message,
+    Options,
+    PublishFailed,
+    QueueMissing,
+    RequestFailed,
+    blocking,
+    connect,
+)
+from mqks.client.app import Work
+from mqks.testing import Broker
+from tests.kit.server_process import ServerProcess
+from tests.kit.waiting import WAIT_S
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_stopping_finishes_what_is_in_hand(mqks_broker: Broker) -> None:
+    app, started, finish, stop = App(mqks_broker.url), anyio.Event(), anyio.Event(), anyio.Event()
+    at_once, done, most = 0, [], 0
+
+    @app.consumer("q", events=["e"], concurrency=3)
+    async def work(message: Message) -> None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        if at_once == 3:
+            started.set()
+        await finish.wait()
+        at_once -= 1
+        done.append(message.json())
+
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        await client.publish_many(("e", n) for n in range(10))
+        with anyio.fail_after(WAIT_S):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(app.serve, stop)
+                await started.wait()
+                stop.set()
+                for _ in range(10):
+                    await anyio.sleep(0)
+                assert done == []
+                finish.set()
+        assert most == 3
+        assert sorted(done) == [0, 1, 2]
+        assert await client.evaluate("len(state.queues['q'])") == "7"
+
+
+async def test_a_failure_puts_the_message_back(
+    mqks_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, stop, retries = App(mqks_broker.url), anyio.Event(), []
+
+    @app.consumer("q", events=["e"], backoff=None)
+    async def work(message: Message) -> None:
+        retries.append(message.retry)
+        if message.retry < 2:
+            raise ValueError("not yet")
+        stop.set()
+
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        await client.publish("e", "x", confirm=True)
+        with anyio.fail_after(WAIT_S), caplog.at_level(logging.ERROR):
+            await app.serve(stop)
+        assert await client.evaluate("len(state.queues['q'])") == "0"
+    assert retries == [0, 1, 2]
+    assert caplog.text.count("ValueError: not yet") == 2
+
+
+async def failures(app: App, client: AsyncClient, count: int) -> None:
+    """Let the service fail at the message of q so often, without the pauses between."""
+    stop = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(app.serve, stop)
+        for _ in range(count - 1):
+            with anyio.fail_after(WAIT_S):
+                while not await client.promote("q", None):
+                    await anyio.sleep(0.01)
+        with anyio.fail_after(WAIT_S):
+            while await dead(client) != 1:
+                await anyio.sleep(0.01)
+        stop.set()
+
+
+async def dead(client: AsyncClient) -> int:
+    return sum(json.loads(await client.request("stats", "--confirm"))["dead"].values())
+
+
+def failing_app(url: str, **limits: Any) -> tuple[App, list[int]]:
+    app, tries = App(url), list[int]()
+
+    @app.consumer("q", **limits)
+    async def work(message: Message) -> None:
+        tries.append(message.retry)
+        raise ValueError("never")
+
+    return app, tries
+
+
+@pytest.mark.parametrize(
+    ("limits", "count", "letters", "told"),
+    [
+        ({}, 20, None, "the last one: it was dropped, because the queue has no dead-letter queue"),
+        (
+            *({"retries": 3, "backoff": 60}, 3, "q.dead"),
+            "the last one: it went to the dead-letter queue q.dead",
+        ),
+    ],
+)
+async def test_it_gives_up_what_always_fails(
+    mqks_broker: Broker,
+    caplog: pytest.LogCaptureFixture,
+    limits: Any,
+    count: int,
+    letters: str | None,
+    told: str,
+) -> None:
+    app, tries = failing_app(mqks_broker.url, **limits)
+    async with connect(mqks_broker.url) as client:
+        await client.set_queue("q", dead_letter_queue=letters)
+        await client.subscribe("q", ["e"])
+        await client.publish("e", "x", confirm=True)
+        with caplog.at_level(logging.INFO):
+            await failures(app, client, count)
+    assert tries == [*range(count)]
+    logged = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(logged) == caplog.text.count("Traceback") == count
+    *others, last = [record.getMessage() for record in logged]
+    assert last.endswith(f"failed, try {count}, {told}")
+    assert not [text for text in others if "last" in text]
+
+
+async def test_failures_go_back_while_the_disk_is_full(tmp_path: Path) -> None:
+    flags = ("--db-bytes-max", "16MiB", "--ballast-bytes", "0")
+    with ServerProcess(tmp_path / "mqks.db", *flags) as server:
+        url = "mqks://{}:{}".format(*server.address)
+        app, stop, tries = App(url), anyio.Event(), list[int]()
+
+        @app.consumer("q", backoff=None)
+        async def work(message: Message) -> None:
+            tries.append(message.retry)
+            if message.retry:
+                stop.set()
+            raise ValueError
+
+        async with connect(url) as client:
+            await client.subscribe("q", ["e"])
+            await client.subscribe("other", ["f"])
+            await client.publish("e", "x", confirm=True)
+            with pytest.raises(PublishFailed):
+                await client.publish_many(("f", "x" * 10_000) for _ in range(5000))
+            with anyio.fail_after(WAIT_S):
+                await app.serve(stop)
+        assert tries == [0, 1]
+
+
+async def test_it_backs_off_longer_each_time(mqks_broker: Broker) -> None:
+    app, _ = failing_app(mqks_broker.url)
+    stop, waits = anyio.Event(), []
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        await client.publish("e", "x", confirm=True)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(app.serve, stop)
+            for _ in range(12):
+                with anyio.fail_after(WAIT_S):
+                    while not (scheduled := await client.peek("q", scheduled=True)):
+                        await anyio.sleep(0.01)
+                assert scheduled[0].due is not None
+                waits.append(scheduled[0].due - time.time())
+                await client.promote("q", None)
+            stop.set()
+    # Each is looked at some time after it began.
+    for wait_s, whole_s in zip(waits, [*(2**n for n in range(10)), 600, 600], strict=True):
+        assert 0.85 * whole_s - WAIT_S < wait_s < 1.15 * whole_s
+
+
+async def test_the_policy_of_the_queue_goes_first(mqks_broker: Broker) -> None:
+    app, tries = failing_app(mqks_broker.url, retries=1, backoff=3600)
+    async with connect(mqks_broker.url) as client:
+        await client.set_queue("q", retries=3, backoff=0.001, dead_letter_queue="q.dead")
+        await client.subscribe("q", ["e"])
+        await client.publish("e", "x", confirm=True)
+        await failures(app, client, 1)
+        [dead] = await client.peek("q.dead")
+        assert (dead.text, dead.dead_letter and dead.dead_letter.why) == ("x", "ValueError: never")
+    assert tries == [0, 1, 2]
+
+
+def test_limits_that_make_no_sense() -> None:
+    for limits in ({"retries": -1}, {"backoff": (2, 1)}):
+        with pytest.raises(InvalidRequest):
+            failing_app("", **limits)
+
+
+DEADLY = """
+import os, sys, mqks
+
+app = mqks.App(sys.argv[1])
+
+@app.consumer("q", backoff=600)
+async def work(message: mqks.Message) -> None:
+    if message.text == "deadly":
+        os.abort()
+
+app.run()
+"""
+
+
+async def test_what_kills_its_worker_leaves_the_third_one_alone(mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        command = [sys.executable, "-c", DEADLY, mqks_broker.url]
+        workers = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(3)]
+        try:
+            with anyio.fail_after(WAIT_S):
+                while await client.evaluate("len(state.consumers_by_queues['q'])") != "3":
+                    await anyio.sleep(0.01)
+                await client.publish("e", "deadly", confirm=True)
+                while not (paused := await client.peek("q", scheduled=True)):
+                    await anyio.sleep(0.01)
+                await client.publish_many(("e", n) for n in range(10))
+                while await client.peek("q"):
+                    await anyio.sleep(0.01)
+            assert [(message.text, message.retry) for message in paused] == [("deadly", 2)]
+            assert sorted(worker.poll() is None for worker in workers) == [False, False, True]
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+
+
+async def test_a_function_that_does_not_end_is_cancelled(mqks_broker: Broker) -> None:
+    app, stop = App(mqks_broker.url, stop_timeout_s=0.05), anyio.Event()
+
+    @app.consumer("q", events=["e"])
+    async def work(message: Message) -> None:
+        stop.set()
+        await anyio.sleep_forever()
+
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        await client.set_queue("q", retries=1, losses=1)
+        await client.publish("e", "x", confirm=True)
+        with anyio.fail_after(WAIT_S):
+            await app.serve(stop)
+        assert await client.evaluate("len(state.queues['q'])") == "1", (
+            "it did not count as a failure"
+        )
+
+
+async def test_functions_without_async_run_in_threads(mqks_broker: Broker) -> None:
+    app, stop, together = App(mqks_broker.url), anyio.Event(), threading.Barrier(3, timeout=WAIT_S)
+    at_once, most, done = 0, 0, list[int]()
+    lock = threading.Lock()
+
+    @app.consumer("q", concurrency=3)
+    def work(message: Message) -> None:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        together.wait()
+        with lock:
+            at_once -= 1
+            done.append(message.json())
+            if len(done) == 12:
+                from_thread.run_sync(stop.set)
+
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        await client.publish_many(("e", n) for n in range(12))
+        with anyio.fail_after(WAIT_S):
+            await app.serve(stop)
+        assert await client.evaluate("len(state.queues['q'])") == "0"
+    assert (most, sorted(done)) == (3, [*range(12)])
+
+
+async def test_a_function_in_a_thread_may_settle_and_fail(mqks_broker: Broker) -> None:
+    app, stop, came = App(mqks_broker.url), anyio.Event(), list[tuple[str, int]]()
+
+    @app.consumer("q", backoff=None)
+    def work(message: Message) -> None:
+        came.append((message.text, message.retry))
+        message.touch()
+        if message.retry:
+            message.ack()
+        elif message.text == "rejected":
+            message.reject()
+        elif message.text == "raised":
+            raise ValueError
+        if len(came) == 6:
+            from_thread.run_sync(stop.set)
+
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        for text in ("rejected", "raised", "plain", "last"):
+            await client.publish("e", text, confirm=True)
+        with anyio.fail_after(WAIT_S):
+            await app.serve(stop)
+        assert await client.evaluate("len(state.queues['q'])") == "0"
+    assert sorted(came) == [
+        *(("last", 0), ("plain", 0), ("raised", 0), ("raised", 1), ("rejected", 0)),
+        ("rejected", 1),
+    ]
+
+
+async def test_a_thread_that_does_not_end_is_left(mqks_broker: Broker) -> None:
+    app, stop = App(mqks_broker.url, stop_timeout_s=0.05), anyio.Event()
+    go_on, settled = threading.Event(), threading.Event()
+
+    @app.consumer("q")
+    def work(message: Message) -> None:
+        from_thread.run_sync(stop.set)
+        go_on.wait(WAIT_S)
+        message.ack()
+        settled.set()
+
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        await client.publish("e", "x", confirm=True)
+        with anyio.fail_after(WAIT_S):
+            await app.serve(stop)
+        go_on.set()
+        assert await to_thread.run_sync(settled.wait, WAIT_S)
+        assert await client.evaluate("len(state.queues['q'])") == "1"
+
+
+class Callables:
+    def plain(self, message: Message) -> str:
+        return f"plain {message.text}"
+
+    async def async_method(self, message: Message) -> str:
+        return f"async {message.text}"
+
+    async def __call__(self, message: Message, more: str = "") -> str:
+        return f"called {message.text}{more}"
+
+    def generator(self, message: Message) -> Iterator[None]:
+        yield
+
+    async def async_generator(self, message: Message) -> AsyncIterator[None]:
+        yield
+
+
+@pytest.mark.parametrize(
+    ("function", "answer"),
+    [
+        (Callables().plain, "plain x"),
+        (Callables().async_method, "async x"),
+        (Callables(), "called x"),
+        (partial(Callables(), more="!"), "called x!"),
+        (partial(partial(Callables().plain)), "plain x"),
+        (lambda message: Callables().async_method(message), "async x"),
+        (lambda message: message.text, "x"),
+    ],
+)
+async def test_all_that_can_handle_a_message_does(
+    mqks_broker: Broker, function: Any, answer: str
+) -> None:
+    app, stop = App(mqks_broker.url), anyio.Event()
+    app.consumer("q", ["e"])(function)
+    async with connect(mqks_broker.url) as client, anyio.create_task_group() as tasks:
+        await client.subscribe("q", ["e"])
+        tasks.start_soon(app.serve, stop)
+        assert (await client.call("e", "x", timeout_s=WAIT_S)).text == answer
+        stop.set()
+
+
+def two(message: Message, other: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(Callables, Callables.plain, Callables().generator, Callables().async_generator),
+        *(two, partial(two), partial(Callables().generator), lambda: None, None, "work"),
+        partial(Callables),
+    ],
+)
+def test_what_cannot_handle_a_message_is_refused(function: Any) -> None:
+    with pytest.raises(TypeError, match=r"service|message"):
+        App().consumer("q")(function)
+
+
+def test_run_tells_what_went_wrong(mqks_broker: Broker) -> None:
+    app = App(mqks_broker.url, Options(line_bytes_max=10 * 1024 * 1024))
+
+    @app.consumer("q" * (2 * 1024 * 1024))
+    async def work(message: Message) -> None: ...
+
+    with pytest.raises(RequestFailed):
+        app.run()
+
+
+def test_run_without_a_server() -> None:
+    with pytest.raises(ConnectionLost):
+        App("mqks://127.0.0.1:1", Options(connect_timeout_s=0.05)).run()
+
+
+def test_no_client_outside_of_serving() -> None:
+    with pytest.raises(RuntimeError, match="is not running"):
+        _ = App().client
+
+
+def test_services_with_wrong_arguments_are_refused_when_they_are_made() -> None:
+    app = App()
+    wrong: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+        ("q", {"events": "order.new"}, InvalidRequest, "a list of names is needed, not a sin"),
+        ("q", {"events": [5]}, TypeError, "must be text, not 5"),
+        ("q", {"concurrency": "2"}, TypeError, "concurrency must be a whole number, not '2'"),
+        ("q", {"concurrency": 0}, InvalidRequest, "concurrency: 0 is not a number from 1 to"),
+        (print, {}, TypeError, "must be text, not <built-in function print>"),
+    ]
+    for queue, options, kind, told in wrong:
+        with pytest.raises(kind, match=re.escape(told)):
+            app.consumer(queue, **options)
+
+
+async def test_hooks_are_called_around_the_work(
+    mqks_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, told, stop = App(mqks_broker.url), list[str](), anyio.Event()
+
+    @app.on_startup
+    async def start() -> None:
+        await app.client.ping("x")
+        told.append("start")
+
+    @app.on_shutdown
+    async def end() -> None:
+        await app.client.ping("x")
+        told.append("end")
+
+    @app.on_shutdown
+    async def end_first() -> None:
+        told.append("end first")
+
+    @app.middleware
+    async def outer(message: Message, work: Work) -> object:
+        told.append("outer")
+        return await work(message)
+
+    @app.middleware
+    async def inner(message: Message, work: Work) -> object:
+        told.append("inner")
+        try:
+            return f"<{await work(message)}>"
+        finally:
+            told.append("inner ends")
+
+    @app.on_error
+    async def fail(error: Exception, message: Message) -> None:
+        told.append(f"{error!r} {message.text}")
+        raise KeyError("in on_error")
+
+    @app.on_error
+    async def fail_again(error: Exception, message: Message) -> None:
+        told.append("again")
+
+    @app.consumer("q", ["e"], retries=1)
+    async def work(message: Message) -> str:
+        if message.text == "bad":
+            raise ValueError("no")
+        return message.text
+
+    async with connect(mqks_broker.url) as client, anyio.create_task_group() as tasks:
+        await client.set_queue("q", dead_letter_queue="dead")
+        await client.subscribe("q", ["e"])
+        tasks.start_soon(app.serve, stop)
+        assert (await client.call("e", "good")).text == "<good>"
+        with pytest.raises(CallFailed, match="ValueError: no"):
+            await client.call("e", "bad")
+        await client.publish("e", "bad", confirm=True)
+        with anyio.fail_after(WAIT_S):
+            while not await client.peek("dead"):
+                await anyio.sleep(0.01)
+        stop.set()
+    tried = ["outer", "inner", "inner ends"]
+    failed = [*tried, "ValueError('no') bad", "again"]
+    assert told == ["start", *tried, *failed, *failed, "end first", "end"]
+    assert caplog.text.count("a function of on_error failed") == 2
+    with pytest.raises(TypeError, match="async"):
+        app.on_error(lambda error, message: None)  # type: ignore[type-var]
+
+
+async def test_a_service_that_cannot_start_takes_no_message(mqks_broker: Broker) -> None:
+    app = App(mqks_broker.url)
+
+    @app.on_startup
+    async def start() -> None:
+        raise OSError("no database")
+
+    @app.consumer("q", ["e"])
+    async def work(message: Message) -> None: ...
+
+    with pytest.raises(OSError, match="no database"):
+        await app.serve(anyio.Event())
+    async with connect(mqks_broker.url) as client:
+        with pytest.raises(QueueMissing):
+            await client.check_queue("q")
+
+
+def test_failures_are_logged_with_time_and_level(mqks_broker: Broker) -> None:
+    program = """
+import mqks
+app = mqks.App()
+@app.consumer("q", events=["e"])
+async def work(message):
+    try:
+        raise ValueError("no such customer")
+    finally:
+        import os, signal
+        os.kill(os.getpid(), signal.SIGTERM)
+app.run()
+"""
+    with blocking.connect(mqks_broker.url) as client:
+        client.subscribe("q", ["e"])
+        client.publish("e", "x", confirm=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"MQKS_URL": mqks_broker.url},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == 0
+    first, *_ = done.stderr.splitlines()
+    when = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8},[0-9]{3}"
+    assert re.fullmatch(when + " ERROR mqks.app: message .* failed, try 1", first)

@@ -1,0 +1,160 @@
+"""A program that does not close its client: what it published is sent, and a warning says where the
+client was made. The programs are real ones; each ends by itself."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mqks import blocking
+from mqks.testing import Broker
+from tests.kit.server_process import ServerProcess
+from tests.kit.waiting import WAIT_S
+
+MADE = """
+import asyncio, multiprocessing, os, sys, time
+import mqks
+client = mqks.blocking.connect(options=mqks.Options(close_timeout_s=CLOSE_S))
+"""
+PUBLISHED = """
+for n in range(10):
+    client.publish("e", n)
+"""
+IN_A_FUNCTION = """
+def published():
+    client = mqks.blocking.connect()
+    for n in range(10):
+        client.publish("e", n)
+"""
+ASYNC = """
+async def published():
+    client = await mqks.connect().__aenter__()
+    for n in range(10):
+        await client.publish("e", n)
+"""
+CHILD = """
+def child():
+    client = mqks.blocking.connect()
+    for n in range(10):
+        client.publish("e", n)
+
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+process.join()
+"""
+
+
+def ended(
+    path: Path, url: str, program: str, *flags: str, close_s: float = WAIT_S
+) -> subprocess.CompletedProcess[str]:
+    path /= "program.py"
+    path.write_text(program.replace("CLOSE_S", str(close_s)))
+    command = [sys.executable, *flags, str(path)]
+    environment = {"MQKS_URL": url, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+
+
+def published(url: str) -> list[str]:
+    with blocking.connect(url) as client:
+        return [message.text for message in client.peek("q")]
+
+
+@pytest.fixture
+def url(mqks_broker: Broker) -> str:
+    with blocking.connect(mqks_broker.url) as client:
+        client.subscribe("q", ["e"])
+    return mqks_broker.url
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (MADE + PUBLISHED, 0),
+        (MADE + PUBLISHED + "sys.exit(3)", 3),
+        (MADE + PUBLISHED + "raise ValueError", 1),
+        (MADE + PUBLISHED + "del client", 0),
+        (MADE + IN_A_FUNCTION + "published()", 0),
+        (MADE + IN_A_FUNCTION + "published(); raise ValueError", 1),
+        (MADE + CHILD, 0),
+        (MADE + ASYNC + "asyncio.run(published())", 0),
+        (MADE + PUBLISHED + "client.close()", 0),
+    ],
+)
+def test_what_was_published_is_sent(tmp_path: Path, url: str, program: str, code: int) -> None:
+    done = ended(tmp_path, url, program)
+    assert done.returncode == code
+    assert "lost" not in done.stderr
+    assert "Warning" not in done.stderr
+    assert published(url) == [str(n) for n in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [
+        (MADE + PUBLISHED, "client = mqks.blocking.connect(options"),
+        (MADE + PUBLISHED + "del client", "client = mqks.blocking.connect(options"),
+        (MADE + IN_A_FUNCTION + "published()", "    client = mqks.blocking.connect()"),
+        (MADE + CHILD, "    client = mqks.blocking.connect()"),
+        (MADE + ASYNC + "asyncio.run(published())", "    client = await mqks.connect()"),
+    ],
+)
+@pytest.mark.parametrize("flags", [["-X", "dev"], ["-W", "error::ResourceWarning"]])
+def test_a_warning_says_where_it_was_made(
+    tmp_path: Path, url: str, program: str, line: str, flags: list[str]
+) -> None:
+    done = ended(tmp_path, url, program, *flags)
+    assert done.returncode == 0
+    number = 1 + [each.startswith(line) for each in program.splitlines()].index(True)
+    told = f"the client made at {tmp_path}/program.py:{number} was not closed"
+    assert done.stderr.count(f"ResourceWarning: {told}") == 1
+    assert published(url) == [str(n) for n in range(10)]
+
+
+def test_a_closed_client_is_quiet(tmp_path: Path, url: str) -> None:
+    program = """
+import asyncio
+import mqks
+
+async def published():
+    async with mqks.connect() as client, client.consume("q"):
+        await client.publish("e", "x")
+
+with mqks.blocking.connect() as client, client.consume("q"):
+    client.publish("e", "x")
+never_used = mqks.blocking.connect()
+asyncio.run(published())
+"""
+    done = ended(tmp_path, url, program, "-X", "dev", "-W", "error")
+    assert "Warning" not in done.stderr
+    assert "not closed" not in done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_server_that_is_gone_is_not_waited_for_without_end(
+    tmp_path: Path, db: Path, number: int
+) -> None:
+    with ServerProcess(db) as server:
+        program = f"""
+clients = [client, *(mqks.blocking.connect(options=client._options) for _ in range(9))]
+for each in clients:
+    each.publish("e", "confirmed", confirm=True)
+os.kill({server.pid}, {number})
+# What is written before the end of the connection is seen counts as sent.
+while {number} == 9 and any(each._session.state.name == "UP" for each in clients):
+    time.sleep(0.01)
+for each in clients:
+    each.publish("e", "not confirmed")
+"""
+        done = ended(tmp_path, server.url, MADE + program, close_s=0.2)
+    assert done.returncode == 0
+    lost = [line for line in done.stderr.splitlines() if "may be lost" in line]
+    assert len(lost) == 10
+    assert all("published messages may be lost, not sent in 0.2 s" in line for line in lost)
+    assert sum(f"client made at {tmp_path}/program.py:4: " in line for line in lost) == 1

@@ -1,0 +1,255 @@
+"""`--json`: every command has it and prints one JSON object a line, with a server and without.
+
+The one rule: the tree of commands is walked as it is, so that a new command is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import chdir, closing, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqks.commands import main
+from tests.commands.test_command_tree import COMMANDS
+from tests.kit.line_client import LineClient
+from tests.kit.server_process import ServerProcess
+
+WITHOUT = {"mqks serve", "mqks push", "mqks export"}
+"""The first two print nothing, the other JSON anyhow."""
+SPARK = {
+    "mqks pipeline archive": "q lake --once --no-trim",
+    "mqks pipeline report": "lake",
+    "mqks pipeline replay": "lake --dry-run",
+}
+LIVE = {
+    "mqks bench": "stream --count 20",
+    "mqks backup": "live-copy.db",
+    "mqks verify": "mqks.db",
+    "mqks check-config": "",
+    "mqks import": "export.jsonl --merge",
+    "mqks publish": "e x",
+    "mqks consume": "q --count 1",
+    "mqks tail": "flowing --count 1",
+    "mqks peek": "q",
+    "mqks requeue": "w --all",
+    "mqks schedule add": "beat e x --every 1h",
+    "mqks schedule list": "",
+    "mqks schedule pause": "beat",
+    "mqks schedule resume": "beat",
+    "mqks schedule run": "beat",
+    "mqks schedule remove": "beat",
+    "mqks subscribe": "made e1 e2",
+    "mqks rebind": "made e3",
+    "mqks set-queue": "made --ttl 5 --retries= --create",
+    "mqks cancel": "made --all",
+    "mqks promote": "made --all",
+    "mqks move": "made imported",
+    "mqks redrive": "made",
+    "mqks purge": "made --scheduled",
+    "mqks trim": "made 1",
+    "mqks delete-queue": "made",
+    "mqks ping": "",
+    "mqks eval": "state.queues",
+    "mqks top": "--count 1",
+    "mqks inspect queues": "",
+    "mqks inspect queue": "q",
+    "mqks inspect bindings": "",
+    "mqks inspect consumers": "",
+    "mqks inspect connections": "",
+    "mqks inspect messages": "q --data",
+    "mqks inspect letters": "letters",
+    "mqks inspect unacked": "",
+    "mqks inspect schedules": "",
+    "mqks inspect journal": "",
+    "mqks inspect stats": "",
+    "mqks inspect error": "{0.error_id}",
+    "mqks inspect errors": "",
+    "mqks user add": "bob --token",
+    "mqks user list": "",
+    "mqks user grant": "alice --admin",
+    "mqks user revoke": "alice --bind **",
+    "mqks user remove": "goner",
+    "mqks user token": "alice",
+    "mqks user sqs": "alice",
+    "mqks user password": "alice --password-file secret",
+    "mqks version": "",
+}
+STOPPED = {
+    "mqks backup": "copy.db",
+    "mqks compact": "",
+    "mqks copy": "mqks.db moved.db",
+    "mqks new-epoch": "",
+    **{
+        name: words for name, words in LIVE.items() if name.startswith(("mqks inspect", "mqks ver"))
+    },
+}
+PROCESSES = {"mqks consume", *SPARK}
+"""Commands that need a process of their own: they take its signals, or start Java."""
+NEEDS_A_SERVER = {"mqks inspect consumers", "mqks inspect connections"}
+
+
+class World:
+    """A directory with everything in it that the commands above name, and a server."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.server = ServerProcess(directory / "mqks.db")
+        with LineClient(self.server.address) as client:
+            assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+            kept = b"k schedule --confirm kept --every=3600 publish e x"
+            assert client.ask(kept) == b"k ok "
+            self.error_id = client.ask(b"x frob").split(b" error ")[1].decode()
+        self.client = LineClient(self.server.address)
+        self.client.send(b"w consume held e2 --manual-ack\nm publish e2 x\n")
+        assert self.client.line() == b"w ok m event=e2 x"
+        line = b"d set_queue --confirm held --dead-letters=letters"
+        assert self.client.ask(line) == b"d ok "
+        self.client.send(b"m2 publish e2 x\n")
+        assert self.client.line() == b"w ok m2 event=e2 x"
+        assert self.client.ask(b"d reject --confirm --dead w m2") == b"d ok "
+        for data in (b"x", b"\xff"):
+            assert self.client.ask(b"m publish --confirm e " + data) == b"m ok "
+        queue = {"kind": "queue", "name": "imported", "rule": None}
+        end = {"kind": "end", "queues": 1, "messages": 0, "bindings": 0}
+        rows = [{"kind": "mqks", "version": 1}, queue, end]
+        (directory / "export.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (directory / "secret").write_text("secret\n")
+        # A URL would count more than the file when the server has gone.
+        self.environment = {"MQKS_USERS": "users", "MQKS_URL": self.server.url}
+        users = [{"name": name} for name in ("alice", "goner")]
+        (directory / "users").write_text("".join(json.dumps(user) + "\n" for user in users))
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    world = World(tmp_path_factory.mktemp("live"))
+    with world.client:
+        yield world
+    world.server.kill()
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> World:
+    world = World(tmp_path_factory.mktemp("stopped"))
+    with world.client:
+        world.server.kill()
+    del world.environment["MQKS_URL"]
+    return world
+
+
+def printed(world: World, name: str, words: str, code: int = 0) -> list[Any]:
+    """The objects that a command prints."""
+    arguments = [*name.split()[1:], *words.format(world).split(), "--json"]
+    run = outside if name in PROCESSES else inside
+    if name == "mqks tail":
+        run = beside_a_flow
+    ended, text = run(world, arguments)
+    assert ended == code
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def inside(world: World, arguments: list[str]) -> tuple[int, str]:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        chdir(world.directory),
+        redirect_stdout(StringIO()) as out,
+    ):
+        for variable, value in world.environment.items():
+            patch.setenv(variable, value)
+        return main(arguments), out.getvalue()
+
+
+def outside(world: World, arguments: list[str]) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "mqks", *arguments],
+        env=os.environ | world.environment,
+        cwd=world.directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=100,
+    )
+    return done.returncode, done.stdout
+
+
+def beside_a_flow(world: World, arguments: list[str]) -> tuple[int, str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mqks", *arguments],
+        env=os.environ | world.environment,
+        cwd=world.directory,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        while process.poll() is None:
+            assert world.client.ask(b"m publish --confirm flowing x") == b"m ok "
+        assert process.stdout is not None
+        return process.returncode, process.stdout.read()
+
+
+def test_every_command_is_here() -> None:
+    have = {
+        told.name
+        for told in COMMANDS
+        if any("--json" in option.opts for option in told.command.params)
+    }
+
+    assert have == {told.name for told in COMMANDS} - WITHOUT
+    assert have == LIVE.keys() | SPARK.keys() | STOPPED.keys()
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_a_server_is_told_as_json(live: World, name: str) -> None:
+    objects = printed(live, name, LIVE[name])
+
+    assert objects
+    assert all(isinstance(each, dict) and each for each in objects)
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_file_is_told_as_json(stopped: World, name: str) -> None:
+    objects = printed(stopped, name, STOPPED[name])
+
+    assert bool(objects) == (name not in NEEDS_A_SERVER)
+    assert all(isinstance(each, dict) and each for each in objects)
+
+
+# ------------------------------------------------------------------------------ what it tells
+
+
+def test_a_value_is_what_it_is(live: World) -> None:
+    for expression, value in [("'1'", "1"), ("1", 1), ("len(state.queues)<0", False)]:
+        assert printed(live, "mqks eval", expression) == [{"value": value}]
+
+
+def test_a_file_that_is_whole_and_one_that_is_not(stopped: World) -> None:
+    [whole] = printed(stopped, "mqks verify", "mqks.db")
+    assert (whole["damage"], whole["is_served"], whole["queues"]) == ([], False, 3)
+    assert whole["messages"] == 4
+
+    damaged = stopped.directory / "damaged.db"
+    printed(stopped, "mqks backup", "damaged.db")
+    with closing(sqlite3.connect(damaged)) as db:
+        db.execute("update segment set crc = crc + 1")
+        db.commit()
+    [told] = printed(stopped, "mqks verify", "damaged.db", code=65)
+    assert {"place", "what"} == told["damage"][0].keys()
+
+
+def test_what_was_asked_for_is_told(live: World) -> None:
+    assert printed(live, "mqks delete-queue", "none --when-unused 1.5 --if-exists") == [
+        {"queue": "none", "when_unused_s": 1.5}
+    ]
+    assert printed(live, "mqks set-queue", "made --reset --ttl 5 --backoff= --create") == [
+        {"queue": "made", "reset": True, "changes": {"backoff": None, "ttl_s": "5"}}
+    ]
+    assert printed(live, "mqks requeue", "w m1 m2") == [{"consumer": "w", "messages": ["m1", "m2"]}]

@@ -1,0 +1,487 @@
+"""What is exported from one server is imported into another, and nothing is half imported."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqks.client.blocking import connect
+from mqks.commands import main
+from tests.kit.line_client import LineClient
+from tests.kit.server_process import ServerProcess
+from tests.kit.waiting import WAIT_S
+
+BAD_INPUT, NOT_THERE = 65, 65
+HEADER = {"kind": "mqks", "version": 1, "messages": True}
+Row = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path / "other.db") as server:
+        yield server
+
+
+class Tool:
+    """The command line, with what it printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], directory: Path) -> None:
+        self._capsys = capsys
+        self._file = directory / "export.jsonl"
+        self.err = ""
+
+    def exported(self, *arguments: object) -> list[Row]:
+        assert main(["export", *map(str, arguments)]) == 0
+        return [json.loads(line) for line in self._capsys.readouterr().out.splitlines()]
+
+    def imported(self, rows: list[Row] | str, server: ServerProcess, *flags: str) -> int:
+        text = rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows)
+        self._file.write_text(text)
+        code = main(["import", str(self._file), "--url", server.url, *flags])
+        self.err = self._capsys.readouterr().err
+        return code
+
+
+@pytest.fixture
+def tool(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Tool:
+    return Tool(capsys, tmp_path)
+
+
+def without(rows: list[Row], *fields: str) -> list[Row]:
+    return [{name: row[name] for name in row if name not in fields} for row in rows]
+
+
+def message(queue: str, id_: str, event: str = "e", data: str = "x") -> Row:
+    return {"kind": "message", "queue": queue, "id": id_, "event": event, "data": data}
+
+
+def queue(name: str, rule: object = None) -> Row:
+    return {"kind": "queue", "name": name, "rule": rule}
+
+
+def schedule(name: str) -> Row:
+    return {"kind": "schedule", "name": name, "every_s": 60.0, "publish": "e x"}
+
+
+def end(queues: int = 0, messages: int = 0, bindings: int = 0) -> Row:
+    return {"kind": "end", "queues": queues, "messages": messages, "bindings": bindings}
+
+
+def ask(server: ServerProcess, *requests: bytes) -> None:
+    with LineClient(server.address) as client:
+        for request in requests:
+            reply = client.ask(request)
+            assert reply == request.split(b" ")[0] + b" ok ", reply
+
+
+def filled(server: ServerProcess) -> None:
+    ask(
+        server,
+        b"s subscribe --confirm q e1 e2",
+        b"s subscribe --confirm twin e1",
+        b"s subscribe --confirm q\xff e\xff",
+        b"d delete_queue --confirm twin --when-unused=60",
+        b"p set_queue --confirm q\xff --retries=3 --backoff=0.5,60 --dead-letters=twin --ttl=3600",
+        b"r rebind --confirm nobody e1 e3",
+        *(b"m%d publish --confirm e%d text %d" % (n, 1 + n % 2, n) for n in range(20)),
+        b"m0 publish --confirm e2 the same id",
+        b"\xff publish --confirm e\xff \x00\xff\r\r",
+        b"empty publish --confirm e2 ",
+    )
+
+
+def test_a_server_is_moved_to_another_one(
+    server: ServerProcess, other: ServerProcess, tool: Tool
+) -> None:
+    filled(server)
+    rows = tool.exported("--url", server.url, "--messages")
+    kinds = [row["kind"] for row in rows]
+    assert kinds == ["mqks", *["queue"] * 3, *["message"] * 33, *["binding"] * 6, "end"]
+    assert tool.imported(rows, other) == 0
+    again = tool.exported("--url", other.url, "--messages")
+    assert without(again, "time", "seq") == without(rows, "time", "seq")
+    # The bytes that no text can hold have come through, too.
+    with (
+        connect(other.url) as client,
+        client.consume("q\udcff", delete_when_unused=False, auto_ack=True) as consumer,
+    ):
+        assert consumer.receive(WAIT_S).data == b"\x00\xff\r"
+
+
+def test_masks_are_moved_too(server: ServerProcess, other: ServerProcess, tool: Tool) -> None:
+    ask(server, b"s subscribe --confirm q e --add-mask e.* **", b"m publish --confirm e.x d")
+    ask(server, b"r rebind --confirm unborn --add-mask a.*")
+    ask(other, b"r rebind --confirm q --add-mask old.* older.*")
+    rows = tool.exported("--url", server.url, "--messages")
+    assert {row["mask"] for row in rows if "mask" in row} == {"e.*", "**", "a.*"}
+
+    assert tool.imported(rows, other, "--merge") == 0
+
+    with LineClient(other.address) as client:
+        masks = b'"masks": ["**", "e.*", "old.*", "older.*"]'
+        assert b'"events": ["e"], ' + masks in client.ask(b"x stats queue q")
+        assert b'"mask": "a.*", "exists": false' in client.ask(b"x stats bindings a.b")
+    # Where masks lead does not count: messages get into their own queue alone.
+    rows = [row for row in rows if row["kind"] != "binding"]
+    rows = [row | {"queue": "p"} if "queue" in row else row for row in rows]
+    rows = [row | {"name": "p"} if "name" in row else row for row in rows]
+    rows[-1] = end(1, 1)
+    assert tool.imported(rows, other) == 0
+    again = tool.exported("--url", other.url, "--messages")
+    found = [(row["queue"], row["id"]) for row in again if row["kind"] == "message"]
+    assert found == [("p", "m"), ("q", "m")]
+
+
+def test_schedules_are_moved_too(server: ServerProcess, other: ServerProcess, tool: Tool) -> None:
+    ask(
+        server,
+        b"s subscribe --confirm q e",
+        b"b schedule --confirm s\xff 0 3 * * mon --tz=Europe/Berlin --missed=one "
+        b"publish --ttl=9 e \xff",
+        b"c schedule --confirm beat --every=1.5 --jitter=2 --pause publish e a publish b",
+    )
+    rows = tool.exported("--url", server.url)
+    assert [row["kind"] for row in rows[-3:]] == ["schedule", "schedule", "end"]
+    assert rows[-1]["schedules"] == 2
+    assert not [r for r in tool.exported("--url", server.url, "--queue", "q") if "publish" in r]
+
+    assert tool.imported(rows, other, "--queue", "q") == 0
+    assert tool.exported("--url", other.url)[-1] == end(1, 0, 1)
+    assert tool.imported(rows, other, "--merge") == 0
+    assert tool.exported("--url", other.url) == rows
+    server.stop()
+    assert tool.exported("--db", "mqks.db") == rows
+    # One that is there is changed only on demand.
+    rows = [HEADER, rows[-3] | {"every_s": 60.0}, end() | {"schedules": 1}]
+    assert tool.imported(rows, other) == BAD_INPUT
+    assert "line 2: the schedule exists; --merge changes it" in tool.err
+    assert tool.imported(rows, other, "--merge") == 0
+    assert tool.exported("--url", other.url)[-3] == rows[1]
+
+
+def test_names_of_any_bytes_round_trip(
+    server: ServerProcess,
+    other: ServerProcess,
+    tool: Tool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A name may have every byte but a space, a tab and a newline."""
+    odd = bytes(byte for byte in range(256) if byte not in b" \t\n")
+    with LineClient(server.address) as client:
+        for name in (b"a\x1bb", b"end\r", odd):
+            # Of two carriage returns the server takes one for a part of the line's end.
+            assert client.ask(b"s subscribe --confirm %b %b\r" % (name, name)) == b"s ok "
+            publish = b"%b publish --confirm %b %b\r" % (name, name, name)
+            assert client.ask(publish) == name + b" ok "
+    rows = tool.exported("--url", server.url, "--messages")
+    assert rows[-1] == end(3, 3, 3)
+    assert tool.imported(rows, other) == 0, tool.err
+    again = tool.exported("--url", other.url, "--messages")
+    assert without(again, "time", "seq") == without(rows, "time", "seq")
+    names = [row["name"] for row in rows if row["kind"] == "queue"]
+    for name in names:
+        for command in (["queue", name], ["messages", name], ["bindings", name], ["unacked", name]):
+            assert main(["inspect", *command, "--url", other.url, "--json"]) == 0, command
+    capsys.readouterr()
+    some = tool.exported("--url", other.url, *(f"--queue={name}" for name in names))
+    assert [row["name"] for row in some if row["kind"] == "queue"] == names
+    server.kill()
+    filed = tool.exported("--db", tmp_path / "mqks.db", "--messages")
+    assert filed == rows
+
+
+def test_traits_and_any_bytes_are_imported(
+    server: ServerProcess, other: ServerProcess, tool: Tool, tmp_path: Path
+) -> None:
+    with LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        for words in (b"--escaped e a\\nb", b"--escaped --key=%20k e x", b"--priority=-5 e \\x"):
+            assert client.ask(b"m publish --confirm " + words) == b"m ok "
+    rows = tool.exported("--url", server.url, "--messages")
+    found = [row for row in rows if row["kind"] == "message"]
+    told = [
+        {name: row.get(name) for name in ("data", "escaped", "key", "priority")} for row in found
+    ]
+    assert told == [
+        {"data": "a\nb", "escaped": True, "key": None, "priority": None},
+        {"data": "x", "escaped": True, "key": " k", "priority": None},
+        {"data": "\\x", "escaped": None, "key": None, "priority": -5},
+    ]
+    assert tool.imported(rows, other) == 0, tool.err
+    again = tool.exported("--url", other.url, "--messages")
+    assert without(again, "time", "seq") == without(rows, "time", "seq")
+    server.kill()
+    assert tool.exported("--db", tmp_path / "mqks.db", "--messages") == rows
+
+
+def test_a_file_tells_the_same_and_the_retry(
+    server: ServerProcess, other: ServerProcess, tool: Tool, tmp_path: Path
+) -> None:
+    filled(server)
+    with LineClient(server.address) as client:
+        client.send(b"c consume twin --manual-ack --delete-queue-when-unused=60\n")
+        assert [client.line() for _ in range(10)][-1].split(b" ")[2] == b"m18"
+        assert client.ask(b"n publish --confirm nobody x") == b"n ok "  # So is all before it.
+    live = tool.exported("--url", server.url, "--messages")
+    server.kill()
+    rows = tool.exported("--db", tmp_path / "mqks.db", "--messages")
+    # A server tells no retry, and no losses.
+    assert without(rows, "retry", "losses") == without(live, "retry")
+    assert {row["retry"] for row in rows if row.get("queue") == "twin" and "id" in row} == {1}
+    assert tool.imported(rows, other) == 0
+
+
+def test_only_the_queues_that_were_named(server: ServerProcess, tool: Tool) -> None:
+    filled(server)
+    rows = tool.exported("--url", server.url, "--queue", "twin")
+    assert rows == [
+        HEADER | {"messages": False},
+        queue("twin", {"delay_s": 60.0}),
+        {"kind": "binding", "queue": "twin", "event": "e1"},
+        end(queues=1, bindings=1),
+    ]
+    assert main(["export", "--url", server.url, "--queue", "nobody"]) == NOT_THERE
+
+
+def test_what_is_damaged_is_exported_as_far_as_it_goes(
+    server: ServerProcess,
+    other: ServerProcess,
+    tool: Tool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    filled(server)
+    server.terminate()
+    db = tmp_path / "mqks.db"
+    db.write_bytes(db.read_bytes().replace(b"text 7", b"test 7"))
+    assert main(["export", "--db", str(db), "--messages", "--queue", "q"]) == BAD_INPUT
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len([row for row in rows if row["kind"] == "message"]) == 22
+    assert [row["data"] for row in rows if "doubtful" in row] == ["test 7"]
+    assert tool.imported(rows, other) == 0
+    assert len(tool.exported("--url", other.url, "--messages")) == len(rows)
+
+
+def test_messages_go_into_their_own_queue_alone(
+    server: ServerProcess, other: ServerProcess, tool: Tool
+) -> None:
+    """Both queues end up bound to the event, and each had its own messages of it."""
+    rows = [
+        HEADER,
+        queue("a"),
+        queue("b"),
+        *(message("a", f"a{number}") for number in range(1200)),
+        *(message("b", f"b{number}") for number in range(1200)),
+        message("a", "a-late"),
+        *({"kind": "binding", "queue": name, "event": "e"} for name in "ab"),
+        end(2, 2401, 2),
+    ]
+    assert tool.imported(rows, other) == 0
+    again = tool.exported("--url", other.url, "--messages")
+    wanted = sorted(
+        (row["queue"], number, row["id"])
+        for number, row in enumerate(rows)
+        if row["kind"] == "message"
+    )
+    found = [(row["queue"], row["id"]) for row in again if row["kind"] == "message"]
+    assert found == [(name, id_) for name, _, id_ in wanted]
+
+
+def test_one_queue_of_many_is_imported(
+    server: ServerProcess, other: ServerProcess, tool: Tool
+) -> None:
+    filled(server)
+    rows = tool.exported("--url", server.url, "--messages")
+    assert tool.imported(rows, other, "--queue", "twin") == 0
+    again = tool.exported("--url", other.url, "--messages")
+    mine = [row for row in rows if row.get("queue", row.get("name")) == "twin"]
+    assert without(again[1:-1], "time", "seq") == without(mine, "time", "seq")
+    assert tool.imported(rows, other, "--queue", "q", "--queue", "none") == BAD_INPUT
+    assert "there is no queue none in this export" in tool.err
+    assert tool.imported([HEADER, end()], other, "--queue", "none") == BAD_INPUT
+    assert len(tool.exported("--url", other.url)) == 4, "the header, twin, its binding, the end"
+
+
+def test_events_stay_whatever_other_queues_are_bound_to(
+    server: ServerProcess, other: ServerProcess, tool: Tool
+) -> None:
+    """Into a server that is in use, and back into the one that the export is of."""
+    ask(server, b"s subscribe --confirm mine e f --add-mask g.*")
+    ask(
+        server,
+        b"m1 publish --confirm e 1",
+        b"m2 publish --confirm --meta=k=v&l=%20 f 2",
+        b"m3 publish --confirm --ttl=1000000 g.h 3",
+        b"m4 publish --confirm --delay=1000000 --meta=a=b e 4",
+    )
+    rows = tool.exported("--url", server.url, "--messages")
+    ask(other, b"s subscribe --confirm others e f --add-mask **")
+    for target in (other, server):
+        assert tool.imported(rows, target, "--merge") == 0, tool.err
+        again = tool.exported("--url", target.url, "--messages")
+        mine = [row for row in again if row["kind"] == "message"]
+        assert {row["queue"] for row in mine} == {"mine"}
+        fields = ("id", "event", "data", "meta", "expires", "due")
+        found = sorted([row.get(field, "") for field in fields] for row in mine)
+        wanted = [[row.get(field, "") for field in fields] for row in rows if "data" in row]
+        if target is server:
+            wanted *= 2
+        assert [each[:4] for each in found] == [each[:4] for each in sorted(wanted)]
+        assert [bool(each[4]) for each in found] == [bool(each[4]) for each in sorted(wanted)]
+        assert [bool(each[5]) for each in found] == [bool(each[5]) for each in sorted(wanted)]
+
+
+def test_another_event_for_all(other: ServerProcess, tool: Tool) -> None:
+    ask(other, b"s subscribe --confirm mine e", b"s subscribe --confirm others e taken")
+    rows = [HEADER, queue("mine"), message("mine", "m1"), message("mine", "m2", "f"), end(1, 2)]
+
+    assert tool.imported(rows, other, "--merge", "--event", "taken") == 0
+
+    again = tool.exported("--url", other.url, "--messages")
+    assert [
+        (row["queue"], row["id"], row["event"]) for row in again if row["kind"] == "message"
+    ] == [("mine", "m1", "taken"), ("mine", "m2", "taken")]
+    bindings = [(row["queue"], row["event"]) for row in again if row["kind"] == "binding"]
+    assert bindings == [("mine", "e"), ("others", "e"), ("others", "taken")]
+
+
+def test_messages_of_many_events_bind_nothing(other: ServerProcess, tool: Tool) -> None:
+    messages = [message("q", f"m{number}", f"e{number}") for number in range(2500)]
+    assert tool.imported([HEADER, queue("q"), *messages, end(1, 2500)], other) == 0
+    again = tool.exported("--url", other.url, "--messages")
+    assert [row.get("event") for row in again[2:-1]] == [row["event"] for row in messages]
+    assert again[-1] == end(1, 2500, 0)
+
+
+def test_what_exists_is_left_alone_unless_it_is_to_be_merged(
+    other: ServerProcess, tool: Tool
+) -> None:
+    ask(
+        other,
+        b"s subscribe --confirm q e",
+        b"m0 publish --confirm e there",
+        b"r rebind --confirm b x",
+    )
+    before = tool.exported("--url", other.url, "--messages")
+    rows = [
+        HEADER,
+        queue("a"),
+        queue("b"),
+        queue("q", {"delay_s": 5.0}),
+        message("a", "m1", "x"),
+        message("q", "m2"),
+        {"kind": "binding", "queue": "q", "event": "f"},
+        end(3, 2, 1),
+    ]
+    assert tool.imported(rows, other) == BAD_INPUT
+    assert "line 3:" in tool.err
+    assert tool.imported([HEADER, {"kind": "binding", "queue": "q", "event": "f"}], other) == 65
+    assert tool.exported("--url", other.url, "--messages") == before
+    # The name b is bound to x: it is a queue by then, and does not get the message.
+    assert tool.imported(rows, other, "--merge") == 0
+    again = without(tool.exported("--url", other.url, "--messages"), "time", "retry", "seq")
+    assert again[1:] == [
+        queue("a"),
+        queue("b"),
+        queue("q"),
+        message("a", "m1", "x"),
+        message("q", "m0", data="there"),
+        message("q", "m2"),
+        {"kind": "binding", "queue": "b", "event": "x"},
+        {"kind": "binding", "queue": "q", "event": "e"},
+        {"kind": "binding", "queue": "q", "event": "f"},
+        end(3, 3, 3),
+    ]
+
+
+def test_a_rule_without_delay_is_left_to_the_consumer(other: ServerProcess, tool: Tool) -> None:
+    rows = [HEADER, queue("q", {"delay_s": None}), message("q", "m"), end(1, 1)]
+    assert tool.imported(rows, other) == 0
+    assert "queue q: its delete rule" in tool.err
+    assert tool.exported("--url", other.url, "--messages")[-1] == end(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ([], 0),
+        ([queue("q")], 1),
+        ([HEADER | {"version": 2}], 1),
+        ([HEADER, HEADER], 2),
+        ([HEADER], 1),
+        ([HEADER, {"kind": "song"}], 2),
+        ([HEADER, queue("a b")], 2),
+        ([HEADER, queue("--a")], 2),
+        ([HEADER, queue("a\n")], 2),
+        ([HEADER, queue("\ud800")], 2),
+        ([HEADER, queue("q", "soon")], 2),
+        ([HEADER, queue("q", {"delay_s": -1})], 2),
+        ([HEADER, queue("q") | {"policy": []}], 2),
+        ([HEADER, queue("q") | {"policy": {"ttl_s": 0}}], 2),
+        ([HEADER, queue("q") | {"policy": {"ttl": 1}}], 2),
+        ([HEADER, queue("q") | {"policy": {"dead_letters": "a b"}}], 2),
+        ([HEADER, queue("q"), queue("q")], 3),
+        ([HEADER, queue("q"), message("other", "m")], 3),
+        ([HEADER, queue("q"), message("q", "m") | {"priority": 128}], 3),
+        ([HEADER, queue("q"), message("q", "m") | {"key": 7}], 3),
+        ([HEADER, queue("q"), {"kind": "message", "queue": "q", "id": "m", "event": "e"}], 3),
+        ([HEADER, queue("q"), message("q", "m") | {"data_base64": "?"}], 3),
+        ([HEADER, queue("q"), message("q", "m"), queue("late")], 4),
+        ([HEADER, queue("q"), end(1), end(1)], 4),
+        ([HEADER, schedule("s"), queue("q")], 3),
+        ([HEADER, schedule("s") | {"publish": "e\n"}], 2),
+        ([HEADER, schedule("s") | {"every_s": "x"}], 2),
+        ([HEADER, schedule("s") | {"cron": "0 publish * * *"}], 2),
+        ([HEADER, schedule("s t")], 2),
+        ([HEADER, schedule("s"), end()], 3),
+        ([HEADER, end() | {"schedules": 1}], 2),
+        ([HEADER, queue("q"), message("q", "m"), end(1, 2)], 4),
+        ("[]\n", 1),
+        ("no json\n", 1),
+        ("[" * 100_000, 1),
+    ],
+)
+def test_a_wrong_line_is_told_by_its_number(
+    rows: list[Row] | str, line: int, other: ServerProcess, tool: Tool
+) -> None:
+    assert tool.imported(rows, other) == BAD_INPUT
+    assert tool.err.startswith(f"mqks: line {line}: ")
+
+
+def test_what_stands_before_a_wrong_line_is_imported(other: ServerProcess, tool: Tool) -> None:
+    rows = [HEADER, queue("q"), message("q", "m1"), message("q", "m2"), {"kind": "message"}]
+    assert tool.imported(rows, other) == BAD_INPUT
+    again = tool.exported("--url", other.url, "--messages")
+    assert [row["id"] for row in again if row["kind"] == "message"] == ["m1", "m2"]
+    assert again[-1] == end(1, 2)  # It is bound to nothing any more.
+
+
+def test_what_the_server_refuses_is_told_by_its_line(tmp_path: Path, tool: Tool) -> None:
+    with ServerProcess(tmp_path / "small.db", "--queues-max", "2") as small:
+        rows = [HEADER, queue("a"), queue("b"), queue("c"), end(3)]
+        assert tool.imported(rows, small) == BAD_INPUT
+        assert tool.err.startswith("mqks: line 4: the server refused it, error ")
+        assert ": the limit of 2 queues is reached (queues_max); others up to line" in tool.err
+
+
+def test_a_message_may_have_the_id_of_any_request(
+    server: ServerProcess, other: ServerProcess, tool: Tool
+) -> None:
+    ids = [b"hello", b"name", b"q", b"-"]
+    with LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        for message_id in ids:
+            assert client.ask(b"%b publish --confirm e x" % message_id) == message_id + b" ok "
+    rows = tool.exported("--url", server.url, "--messages")
+    assert tool.imported(rows, other, "--timeout", "20") == 0
+    with LineClient(other.address) as client:
+        client.send(b"c consume q\n")
+        assert [client.line().split()[2] for _ in ids] == ids

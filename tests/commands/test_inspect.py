@@ -1,0 +1,580 @@
+"""`mqks inspect` from outside: a running server and its file tell the same, and looking leaves both
+as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shlex
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqks.commands import main
+from mqks.commands.inspect import app
+from mqks.inspection.text import time_text
+from tests.kit.line_client import LineClient
+from tests.kit.server_process import ServerProcess
+from tests.kit.waiting import WAIT_S
+
+MQKS = [sys.executable, "-m", "mqks"]
+ODD = b"od\xffd"
+"""A queue's name that is no UTF-8."""
+LISTS = ("queues", "bindings", "schedules", "consumers", "connections", "unacked", "errors")
+OBJECTS = ("journal", "stats")
+COMMANDS = [*LISTS, *OBJECTS, "queue mail", "messages mail --data", "error {error_id}"]
+
+Row = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("LINES", "25")  # Without it COLUMNS does not count on such a terminal.
+
+
+class World:
+    """A server on ./mqks.db with something of everything in it, and its one client."""
+
+    def __init__(self) -> None:
+        self.db = Path("mqks.db").absolute()
+        self.server = ServerProcess(self.db)
+        self.client = client = LineClient(self.server.address)
+        for request in (
+            b"subscribe --confirm mail user.new user.gone",
+            b"delete_queue --confirm mail --when-unused=600",
+            b"subscribe --confirm %s a,seq=1" % ODD,
+            b"rebind --confirm ghost user.new --add-mask user.*",
+            b"schedule --confirm %s 0 3 * * * --tz=Europe/Berlin publish user.new \xff" % ODD,
+            b"schedule --confirm beat --every=7200 --pause publish --ttl=5 user.new x",
+        ):
+            assert client.ask(b"s " + request) == b"s ok "
+        for consumer, queue, event in ((b"w", b"held", b"user.new"), (b"r", b"back", b"again")):
+            request = b"%s consume --confirm %s %s --manual-ack" % (consumer, queue, event)
+            assert client.ask(request) == consumer + b" ok "
+        # Rejected, given out once more and brought back: it waits with a retry.
+        client.send(b"m0 publish again x\n")
+        assert client.line() == b"r ok m0 event=again x"
+        client.send(b"a reject r m0\n")
+        assert client.line() == b"r ok m0 event=again,retry=1 x"
+        assert client.ask(b"d delete_consumer --confirm r") == b"d ok "
+        for number in range(1, 4):
+            client.send(b"m%d publish user.new {}\n" % number)
+            assert client.line() == b"w ok m%d event=user.new {}" % number
+        for line in (b"user.gone \xff\x1b[2J " + b"=" * 100, b"a,seq=1 x", b"nowhere x"):
+            assert client.ask(b"p publish --confirm " + line) == b"p ok "
+        self.error_id = client.ask(b"e\xff\x1b[2J frob").split(b" error ")[1].decode()
+        # Its commit holds all that came before.
+        assert client.ask(b"p subscribe --confirm held user.new") == b"p ok "
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.kill()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main(["inspect", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[Row]]:
+    """The rows that a command tells."""
+
+    def ask(*arguments: object) -> list[Row]:
+        code, out, err = run(capsys, *arguments, "--json")
+        assert code == 0, err
+        return [json.loads(line) for line in out.splitlines()]
+
+    return ask
+
+
+Told = Callable[..., list[Row]]
+
+
+# --------------------------------------------------------------------- the server and its file
+
+KNOWN_TO_BOTH = {
+    "queues": ("name", "ready", "unacked", "bindings", "rule", "next_seq"),
+    "queue mail": ("name", "ready", "unacked", "bindings", "rule", "next_seq", "events"),
+    "queue held": ("name", "ready", "unacked", "bindings", "rule", "next_seq", "events"),
+    "bindings": ("queue", "event", "mask", "exists"),
+    "bindings user.new": ("queue", "event", "mask", "exists"),
+    "messages mail --data": (
+        *("seq", "time", "id", "event", "data_bytes"),
+        *("retry", "data", "data_base64", "doubtful"),
+    ),
+    "messages back": ("seq", "time", "id", "event", "data_bytes", "retry"),
+    "messages held": ("seq", "time", "id", "event", "data_bytes"),
+    "messages od\udcffd": ("seq", "time", "id", "event", "data_bytes", "retry"),
+    "unacked": ("queue", "id", "event", "seq", "data_bytes"),
+    "unacked held": ("queue", "id", "event", "seq", "data_bytes"),
+    "unacked mail": (),
+    "journal": ("epoch", "messages"),
+    "stats": ("epoch", "queues", "bindings", "messages_ready", "messages_unacked"),
+    "errors": ("id", "time", "connection", "request_id", "action", "reason"),
+    "schedules": (
+        *("name", "cron", "every_s", "tz", "event", "publish", "missed", "jitter_s"),
+        *("paused", "next_us", "last_us", "error"),
+    ),
+}
+
+
+def test_data_that_are_no_utf8_stand_in_base64(world: World, told: Told) -> None:
+    [row] = told("messages", "mail", "--data", "--event", "user.gone")
+
+    assert "data" not in row
+    assert b64decode(row["data_base64"]) == b"\xff\x1b[2J " + b"=" * 100
+
+
+@pytest.mark.parametrize("crash", [True, False], ids=["killed", "stopped"])
+def test_a_stopped_file_tells_what_the_server_told(world: World, told: Told, crash: bool) -> None:
+    live = {command: told(*command.split()) for command in KNOWN_TO_BOTH}
+    world.server.kill() if crash else world.server.stop()
+    file = {command: told(*command.split()) for command in KNOWN_TO_BOTH}
+
+    for command, columns in KNOWN_TO_BOTH.items():
+        both = [
+            [{key: row.get(key) for key in columns} for row in seen[command]]
+            for seen in (live, file)
+        ]
+        assert both[0] == both[1], command
+        for there, here in zip(live[command], file[command], strict=True):
+            assert there.keys() <= here.keys()
+    assert [row["name"] for row in live["queues"]] == ["back", "held", "mail", "od\udcffd"]
+    assert [row["unacked"] for row in live["queues"]] == [0, 3, 0, 0]
+    assert [row["name"] for row in live["schedules"]] == ["beat", "od\udcffd"]
+    ghost: Row = {"queue": "ghost", "event": "user.new", "mask": None, "exists": False}
+    by_mask = ghost | {"event": None, "mask": "user.*"}
+    for command in ("bindings", "bindings user.new"):
+        assert [ghost in live[command], by_mask in live[command]] == [True, True]
+    assert [row["retry"] for row in live["messages back"]] == [2]
+    assert [row["id"] for row in file["unacked"]] == ["m1", "m2", "m3"]
+    assert [row["event"] for row in file["messages od\udcffd"]] == ["a,seq=1"]
+    for queue, row in zip(live["queues"], file["queues"], strict=True):
+        assert (
+            (queue["oldest_age_s"] is None) == (row["oldest_age_s"] is None) == (not row["ready"])
+        )
+
+
+def test_consumers_and_connections_are_those_of_a_running_server(
+    world: World, told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [consumer] = told("consumers")
+    first, _itself = told("connections")
+    assert (consumer["id"], consumer["queue"], consumer["unacked"]) == ("w", "held", 3)
+    assert consumer["connection"] == first["id"]
+    assert first["unacked"] == 3
+    times_us = [row["delivered_us"] for row in told("unacked", "held")]
+    assert times_us == sorted(times_us)
+    assert abs(time.time() - consumer["oldest_age_s"] - times_us[0] / 1e6) < WAIT_S
+    _, out, _ = run(capsys, "unacked", "held")
+    for time_us in times_us:
+        assert time_text(time_us) in out
+    _, out, _ = run(capsys, "consumers")
+    assert re.search(r"unacked_bytes +oldest +blocked", out)
+
+    world.server.stop()
+    for what in ("consumers", "connections"):
+        code, out, err = run(capsys, what)
+        assert (code, len(out.splitlines())) == (0, 1)
+        assert err == (
+            "mqks: mqks.db: no server uses it; these are the contents of the file\n"
+            f"mqks: mqks.db: no server uses it, so there are no {what}\n"
+        )
+        _, _, err = run(capsys, what, "--db", "mqks.db")
+        assert err == f"mqks: mqks.db: no server uses it, so there are no {what}\n"
+
+
+def test_looking_changes_nothing_in_a_server(world: World, told: Told) -> None:
+    def state() -> Row:
+        [row] = told("stats")
+        return row | {"uptime_s": 0, "unsent_bytes": 0}
+
+    before, commits = state(), told("journal")[0]["commits"]
+    for command in COMMANDS:
+        told(*command.format(error_id=world.error_id).split())
+    assert state() == before
+    assert told("journal")[0]["commits"] == commits
+    assert world.client.ask(b"p ping") == b"p ok "
+
+
+@pytest.mark.parametrize("crash", [True, False], ids=["killed", "stopped"])
+def test_looking_changes_no_file(world: World, told: Told, crash: bool) -> None:
+    world.server.kill() if crash else world.server.stop()
+
+    def files() -> dict[str, tuple[bytes, int]]:
+        there = (path for path in world.db.parent.iterdir() if path.name.startswith("mqks.db"))
+        return {
+            path.name: (path.read_bytes(), path.stat().st_mtime_ns)
+            for path in there
+            if not path.name.endswith("-shm")
+        }
+
+    before = files()
+    assert ("mqks.db-wal" in before) == crash
+    for command in COMMANDS:
+        told(*command.format(error_id=world.error_id).split())
+    assert files() == before
+    assert crash or not Path("mqks.db-shm").exists()
+
+
+def test_a_damaged_file_is_told_as_far_as_it_goes(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The numbers of what is damaged are believed when a later segment has higher ones.
+    assert world.client.ask(b"m4 publish --confirm user.gone x") == b"m4 ok "
+    world.server.stop()
+    with closing(sqlite3.connect(world.db)) as connection:
+        [(segment, body)] = [
+            row
+            for row in connection.execute("select id, body from segment")
+            if b"=" * 100 in row[1]
+        ]
+        with connection:
+            connection.execute(
+                "update segment set body = ? where id = ?",
+                (body.replace(b"=" * 100, b"-" * 100), segment),
+            )
+
+    code, out, err = run(capsys, "messages", "mail", "--json")
+    assert code == 65
+    doubtful = {row["id"]: row["doubtful"] for row in map(json.loads, out.splitlines())}
+    assert list(doubtful) == ["m1", "m2", "m3", "p", "m4"]
+    assert [doubtful[name] for name in ("m1", "p", "m4")] == [False, True, False]
+    assert f"mqks: segment {segment}: its checksum does not match" in err
+    assert "of these messages are in damaged segments" in err
+
+    code, out, err = run(capsys, "queues")
+    assert code == 65
+    assert len(out.splitlines()) == 5
+
+
+# ------------------------------------------------------------------------------ what is shown
+
+
+def test_messages_can_be_chosen(world: World, told: Told) -> None:
+    def ids(*flags: object) -> list[str]:
+        return [row["id"] for row in told("messages", "mail", *flags)]
+
+    for _ in range(2):
+        assert ids() == ["m1", "m2", "m3", "p"]
+        assert ids("--limit", 2) == ["m1", "m2"]
+        assert ids("--after", 2) == ["m3", "p"]
+        assert ids("--after", 99) == []
+        assert ids("--event", "*.gone") == ["p"]
+        assert ids("--event", "*") == []
+        assert ids("--event", "**") == ["m1", "m2", "m3", "p"]
+        assert ids("--event", "u**", "--limit", 1, "--after", 1) == ["m2"]
+        assert ids("--event", "user?new") == []
+        assert ids("--id", "m2") == ids("--event", "u**", "--id", "m2", "--older", 0) == ["m2"]
+        assert ids("--id", "m2", "--event", "*.gone") == ids("--older", 3600) == []
+        world.server.stop()
+
+
+def test_what_a_client_sent_does_not_steer_the_terminal(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("messages mail --data", f"error {world.error_id}", "errors", "queues"):
+        _, out, _ = run(capsys, *command.split())
+        assert "\x1b" not in out
+    assert "od\\xffd" in out
+    _, out, _ = run(capsys, "messages", "mail", "--data")
+    assert "\\xff\\x1b[2J " + "=" * 100 in out
+
+
+def test_an_error_is_told_as_it_is_kept(
+    world: World, told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [row], [same] = told("errors"), told("error", world.error_id)
+    assert row == same
+    assert (row["id"], row["action"], row["request_id"]) == (
+        world.error_id,
+        "frob",
+        "e\udcff\x1b[2J",
+    )
+    code, out, _ = run(capsys, "error", world.error_id)
+    assert code == 0
+    assert re.search(r"^request_id +e\\xff\\x1b\[2J$", out, re.M)
+
+
+def test_errors_are_told_from_afar(
+    world: World, told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = ("--url", world.server.url)
+    later = world.client.ask(b"e frob").split(b" error ")[1].decode()
+    assert [row["id"] for row in told("errors", *url)] == [later, world.error_id]
+    assert [row["id"] for row in told("errors", *url, "--limit", 1)] == [later]
+    [row], [same] = told("error", world.error_id), told("error", world.error_id, *url)
+    assert same == row | {"user": None}
+    code, _, err = run(capsys, "error", "nope", *url)
+    assert (code, err.partition(";")[0]) == (65, f"mqks: {url[1][7:]}: no error nope")
+
+
+def test_errors_fit_a_line_whatever_clients_have_sent(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent = bytes(range(128, 256)) + b"\x1b[31m"
+    error_id = world.client.ask(sent + b" " + sent + b" x").split()[-1].decode()
+    code, out, _ = run(capsys, "errors", "--url", world.server.url)
+    assert code == 0
+    assert max(map(len, out.splitlines())) < 230
+    assert r"\x80\x81" in out
+    assert "\x1b" not in out
+    code, out, _ = run(capsys, "error", error_id, "--url", world.server.url)
+    assert r"\xfe\xff\x1b[31m" in out
+
+
+def test_errors_come_newest_first(world: World, told: Told) -> None:
+    later = world.client.ask(b"e frob").split(b" error ")[1].decode()
+    assert world.client.ask(b"s subscribe --confirm q e") == b"s ok "
+    assert [row["id"] for row in told("errors")] == [later, world.error_id]
+    assert [row["id"] for row in told("errors", "--limit", 1)] == [later]
+
+
+def test_queues_can_be_sorted(world: World, told: Told) -> None:
+    for _ in range(2):
+        ready = [row["ready"] for row in told("queues", "--sort", "ready")]
+        assert ready == sorted(ready, reverse=True)
+        assert told("queues", "--sort", "unacked")[0]["name"] == "held"
+        world.server.stop()
+
+
+def on_a_terminal(*arguments: str) -> str:
+    """What a terminal of 80 columns shows."""
+    mine, its = pty.openpty()
+    with subprocess.Popen([*MQKS, "inspect", *arguments], stdout=its) as process:
+        os.close(its)
+        shown = b""
+        try:
+            while chunk := os.read(mine, 4096):
+                shown += chunk
+        except OSError:
+            pass  # Linux's way to say that it was closed.
+    os.close(mine)
+    assert process.returncode == 0
+    return shown.decode()
+
+
+def test_a_terminal_gets_ruled_tables_and_a_total(world: World) -> None:
+    assert "4 queues, 5 ready, 3 unacked" not in on_a_terminal("queues", "--json")
+    shown = on_a_terminal("queues")
+    assert "4 queues, 6 ready, 3 unacked" in shown
+    assert "┃ name" in shown
+    world.server.stop()
+    assert "4 queues, 6 ready, 3 unacked" in on_a_terminal("queues")
+
+
+def test_a_narrow_terminal_gets_each_row_by_itself(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    shown = on_a_terminal("queues").replace("\r", "")
+    mail = next(block for block in shown.split("\n\n") if block.startswith("name       mail\n"))
+    assert re.fullmatch(
+        r"name       mail\nready      4\nunacked    0\nscheduled  0\nconsumers  0\n"
+        r"bindings   2\noldest     \S+s\nrule       delete after 10m00s",
+        mail,
+    )
+    cut = on_a_terminal("messages", "mail", "--data", "--after", "3")
+    assert max(map(len, cut.split("\r\n"))) == 40
+    full = on_a_terminal("messages", "mail", "--data", "--after", "3", "--full")
+    assert full.count("=") == 100
+
+
+def test_a_terminal_gets_data_as_wide_as_it_is_or_in_full(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    cut = on_a_terminal("messages", "mail", "--data", "--after", "3")
+    assert "…" in cut
+    assert cut.count("\n") == 5
+    full = on_a_terminal("messages", "mail", "--data", "--after", "3", "--full")
+    assert "…" not in full
+    assert full.count("=") == 100
+
+
+def test_a_pipe_gets_all_of_much(world: World, told: Told) -> None:
+    names = [b"q%04d" % number for number in range(2500)]
+    world.client.send(b"".join(b"s subscribe %s e\n" % name for name in names))
+    world.client.send(b"c consume --confirm q0000 --manual-ack\n")
+    world.client.send(b"".join(b"m%d publish e x\n" % number for number in range(2500)))
+    assert world.client.line() == b"c ok "
+    assert [world.client.line().split()[2] for _ in names] == [b"m%d" % n for n in range(2500)]
+    assert world.client.ask(b"p subscribe --confirm held user.new") == b"p ok "
+
+    for _ in range(2):
+        seen = [row["name"] for row in told("queues")]
+        assert seen == sorted(seen)
+        assert set(seen) > {name.decode() for name in names}
+        assert len(told("bindings", "e")) == 2500
+        assert len(told("bindings")) == 2500 + 7
+        assert [row["seq"] for row in told("unacked", "q0000")] == list(range(1, 2501))
+        assert len(told("messages", "q0001", "--limit", 9999)) == 2500
+        world.server.kill()
+
+
+@pytest.mark.parametrize("is_live", [True, False], ids=["live", "stopped"])
+def test_a_reader_that_has_gone_is_no_drama(world: World, is_live: bool) -> None:
+    world.client.send(b"".join(b"m%d publish user.gone x\n" % n for n in range(20_000)))
+    assert world.client.ask(b"p subscribe --confirm q e") == b"p ok "
+    if not is_live:
+        world.server.kill()
+
+    command = [*MQKS, "inspect", "messages", "mail", "--limit", "99999", "--db", str(world.db)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert first.split()[:3] == [b"seq", b"time", b"id"]
+    assert (process.returncode, errors) == (1, b"")
+
+
+# ------------------------------------------------------------------------------ where to look
+
+
+def test_a_url_means_more_than_a_file_and_a_flag_more_than_a_variable(
+    world: World, told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other.db"
+    with ServerProcess(other) as server:
+        assert told("queues", "--url", server.url) == []
+        assert told("queues", "--url", server.url, "--db", world.db) == []
+        assert told("queues", "--db", other) == []
+        assert len(told("queues")) == 4
+        monkeypatch.setenv("MQKS_URL", server.url)
+        assert told("queues") == []
+        assert len(told("queues", "--db", world.db)) == 4
+        monkeypatch.delenv("MQKS_URL")
+        monkeypatch.setenv("MQKS_DB", str(other))
+        assert told("queues") == []
+        assert len(told("queues", "--url", world.server.url)) == 4
+
+
+def test_without_a_file_the_usual_server_is_asked(
+    world: World,
+    told: Told,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MQKS_DB", "none.db")
+    monkeypatch.setattr("mqks.client.urls.DEFAULT_URL", world.server.url)
+    assert len(told("queues")) == 4
+    world.server.stop()
+    code, out, err = run(capsys, "queues")
+    assert (code, out) == (69, "")
+    assert err.startswith("mqks: there is no file none.db and no server at 127.0.0.1:")
+    assert err.count("\n") == 1
+    assert not Path("none.db").exists()
+
+
+def test_what_is_not_there_is_told_in_one_line(
+    world: World, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text, empty = tmp_path / "text.db", tmp_path / "empty.db"
+    text.write_text("this is no database " * 100)
+    empty.touch()
+    url = world.server.url
+    for command, code, reason in [
+        ("error nope", 65, "mqks.db: no error nope; "),
+        ("error nope --db none.db", 65, "none.db: no such file"),
+        ("queues --db none.db", 65, "none.db: no such file"),
+        (f"errors --db {tmp_path}", 65, f"{tmp_path}: is a directory"),
+        (f"errors --db {text}", 65, f"{text} can't be read: file is not a database"),
+        (f"queues --db {text}", 65, f"{text} can't be read: file is not a database"),
+        (f"errors --db {empty}", 65, f"{empty}: no such table: error"),
+        (f"queues --db {empty}", 65, f"{empty}: "),
+        ("queue none", 65, f"{url[7:]}: there is no queue none"),
+        ("messages none", 65, f"{url[7:]}: there is no queue none"),
+        (f"errors --url {url} --db none.db", 65, "none.db: no such file"),
+        ("queues --url mqks://127.0.0.1:1", 69, "no server at 127.0.0.1:1: Connection refused"),
+        ("queues --url http://x", 78, "the URL must start with mqks://"),
+        ("queue --", 64, ""),
+    ]:
+        found, out, err = run(capsys, *command.split())
+        assert (found, out) == (code, ""), command
+        if reason:
+            assert err.startswith(f"mqks: {reason}"), command
+            assert err.count("\n") == 1, command
+    assert not Path("none.db").exists()
+    world.server.stop()
+    code, _, err = run(capsys, "queue", "none", "--db", "mqks.db")
+    assert (code, err) == (65, "mqks: mqks.db: there is no queue none\n")
+    code, _, err = run(capsys, "errors", "--url", url)
+    assert (code, err) == (69, f"mqks: no server at {url[7:]}: Connection refused\n")
+
+
+@pytest.mark.parametrize("words", ["inspect queues", "export", "import empty"])
+def test_a_server_that_says_nothing_is_not_waited_for_long(
+    capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    Path("empty").write_text('{"kind": "mqks", "version": 1}\n')
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"mqks://127.0.0.1:{silent.getsockname()[1]}"
+        code = main([*words.split(), "--url", url, "--timeout", "0.1"])
+    assert code == 75
+    assert "no answer in 0.1 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [None, *(c.callback.__name__ for c in app.registered_commands if c.callback)]
+)
+@pytest.mark.parametrize("is_live", [True, False], ids=["live", "stopped"])
+def test_the_example_of_the_help_runs(
+    world: World, capsys: pytest.CaptureFixture[str], command: str | None, is_live: bool
+) -> None:
+    if not is_live:
+        world.server.stop()
+    code, out, _ = run(capsys, *([command] if command else []), "--help")
+    assert code == 0
+    [example] = re.findall(r"Example: (mqks inspect .*?)\s*$", out, re.M | re.S)
+    example = example.replace("6741f3c2a90be4d5c8123456", world.error_id).replace(".dead", "")
+    words = shlex.split(example)
+    assert main(words[1:]) == 0
+
+
+def test_a_missing_queue_is_told_to_who_may_read_or_monitor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    users, tokens = tmp_path / "users", {}
+    for name, may in (("reader", "--read=**"), ("watcher", "--monitoring"), ("nobody", "--admin")):
+        assert main(["user", "add", name, "--token", may, "--users", str(users)]) == 0
+        tokens[name] = capsys.readouterr().out.strip()
+    users.write_text(users.read_text().replace('"admin": true', '"admin": false'))
+    with ServerProcess(tmp_path / "mqks.db", "--users", str(users)) as server:
+        for name, *command in (
+            ("reader", "peek", "mial"),
+            ("reader", "inspect", "messages", "mial"),
+            ("watcher", "inspect", "queue", "mial"),
+            ("watcher", "inspect", "unacked", "mial"),
+        ):
+            url = server.url.replace("://", f"://{tokens[name]}@")
+            assert main([*command, "--url", url]) == 65
+            assert capsys.readouterr().err.endswith(": there is no queue mial\n")
+        url = server.url.replace("://", f"://{tokens['nobody']}@")
+        for command in (["peek", "mial"], ["inspect", "queue", "mial"]):
+            assert main([*command, "--url", url]) == 65
+            assert "there is no queue" not in capsys.readouterr().err

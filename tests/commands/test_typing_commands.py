@@ -1,0 +1,388 @@
+"""Commands as people guess them, names with typing errors, and what TAB completes.
+
+The one rule: each is typed as a person or a shell would, against a real server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from mqks import blocking, users_file
+from mqks.client.messages import PeekedMessage
+from mqks.commands import app, complete
+from mqks.commands.guesses import GUESSES
+from mqks.users import User, hash_token
+from tests.kit import forks
+from tests.kit.server_process import ServerProcess
+from tests.kit.waiting import WAIT_S, until
+
+MQKS = [sys.executable, "-m", "mqks"]
+TREE: Any = typer.main.get_command(app)
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key[:5] != "MQKS_"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    directory = tmp_path_factory.mktemp("typing")
+    may_trim = User("trimmer", "", hash_token("trim"), consume=["or*"])
+    users_file.write(directory / "users", [may_trim])
+    with ServerProcess(directory / "mqks.db", "--users", str(directory / "users")) as running:
+        with blocking.connect(running.url) as client:
+            for queue in ("orders", "orders.dead", "mail.eu", "mail:us", "$(reboot)", "x;reboot"):
+                client.subscribe(queue, ["order.new"] if queue == "orders" else [f"of-{queue}"])
+            client.publish("order.new", "one", id="m1", confirm=True)
+            client.publish("order.new", "two", id="m2", confirm=True)
+            client.subscribe("orders", ["order.new", "order.old"])
+            client.publish("order.old", b"\xff", id="m3", confirm=True)
+        yield running
+
+
+def run(server: ServerProcess, *words: object, url: str = "") -> tuple[int, bytes, bytes]:
+    environment = {**ENVIRONMENT, "MQKS_URL": url or server.url, "COLUMNS": "100"}
+    return forks.run([*MQKS, *map(str, words)], b"", environment, Path.cwd())
+
+
+# ------------------------------------------------------------------------------------ guesses
+
+
+@pytest.mark.parametrize("guess", ["send", "queues", "list", "stats", "status", "get", "delete"])
+def test_a_guess_leads_to_the_command(server: ServerProcess, guess: str) -> None:
+    code, out, err = run(server, guess, "orders", "--json")
+
+    assert (code, out) == (os.EX_USAGE, b"")
+    assert f"There is no command '{guess}'. Use: mqks {GUESSES[guess]} " in err.decode()
+
+
+@pytest.mark.parametrize("guess", GUESSES)
+def test_what_a_guess_leads_to_exists(guess: str) -> None:
+    command = TREE
+    for word in GUESSES[guess].split():
+        if hasattr(command, "commands"):
+            command = command.commands[word]
+    assert not hasattr(command, "commands")
+
+    words = [word for word in GUESSES[guess].split() if word.islower() is False or word[0] == "-"]
+    command.make_context(guess, words, resilient_parsing=False).close()
+
+
+def test_no_guess_hides_a_command() -> None:
+    assert not GUESSES.keys() & TREE.commands.keys()
+
+
+# ------------------------------------------------------------------------- queues that don't exist
+
+NO_QUEUE = [
+    "purge ordrs --yes",
+    "trim ordrs 5 --yes",
+    "delete-queue ordrs --yes",
+    "delete-queue ordrs --when-unused 5",
+    "rebind ordrs --add e",
+    "rebind ordrs --replace --yes",
+    "set-queue ordrs --ttl 5",
+    "cancel ordrs --all --yes",
+    "promote ordrs --all",
+    "peek ordrs",
+    "move ordrs elsewhere",
+    "redrive ordrs",
+    "inspect queue ordrs",
+    "inspect messages ordrs",
+    "inspect messages ordrs --scheduled",
+    "inspect unacked ordrs",
+    "export --messages --queue ordrs",
+]
+
+
+@pytest.mark.parametrize("words", NO_QUEUE)
+def test_a_queue_that_does_not_exist(server: ServerProcess, words: str) -> None:
+    before = run(server, "inspect", "queues", "--json")[1].count(b"\n")
+
+    code, _, err = run(server, *shlex.split(words))
+
+    assert (code, err.decode().splitlines()[-1].split(": ")[-1]) == (
+        os.EX_DATAERR,
+        "there is no queue ordrs; did you mean orders?",
+    )
+    assert run(server, "inspect", "queues", "--json")[1].count(b"\n") == before
+
+
+@pytest.mark.parametrize("words", ["inspect queue ordrs", "inspect messages ordrs"])
+def test_a_queue_that_does_not_exist_in_a_file(tmp_path: Path, words: str) -> None:
+    path = tmp_path / "mqks.db"
+    with ServerProcess(path) as server, blocking.connect(server.url) as client:
+        client.subscribe("orders", ["e"])
+
+    code, _, err = run(server, *shlex.split(words), "--db", path)
+
+    assert (code, err) == (
+        os.EX_DATAERR,
+        f"mqks: {path}: there is no queue ordrs; did you mean orders?\n".encode(),
+    )
+
+
+def test_names_of_queues_far_from_all_others(server: ServerProcess) -> None:
+    for words, hint in [
+        ("purge zzzzzz --yes", ""),
+        ("set-queue zzzzzz --ttl 5", "; --create creates it"),
+        ("rebind zzzzzz --add e", "; mqks subscribe zzzzzz EVENT creates it"),
+    ]:
+        told = f"mqks: there is no queue zzzzzz{hint}\n".encode()
+        assert run(server, *words.split()) == (os.EX_DATAERR, b"", told)
+
+
+def test_set_queue_creates_a_queue_if_asked(server: ServerProcess) -> None:
+    for _ in range(2):
+        assert run(server, "set-queue", "zzznew", "--ttl", 5, "--create") == (0, b"", b"")
+    assert run(server, "set-queue", "zzznew", "--ttl", 6) == (0, b"", b"")
+
+    assert run(server, "delete-queue", "zzznew") == (0, b"", b"")
+    assert run(server, "delete-queue", "zzznew", "--if-exists") == (0, b"", b"")
+
+
+def test_a_user_who_may_not_inspect(server: ServerProcess) -> None:
+    url = server.url.replace("mqks://", "mqks://trim@")
+
+    code, _, err = run(server, "trim", "ordrs", 1, url=url)
+    assert (code, err) == (os.EX_DATAERR, b"mqks: there is no queue ordrs\n")
+
+    assert run(server, "trim", "orders", 1, url=url) == (0, b"0 messages trimmed\n", b"")
+    # The server refuses it, as before: whether the queue exists is not told.
+    code, _, err = run(server, "trim", "mail.eu", 1, url=url)
+    assert (code, b"no permission to consume 'mail.eu'" in err) == (os.EX_DATAERR, True)
+
+
+def test_requeue_of_a_consumer_that_does_not_exist(server: ServerProcess) -> None:
+    with blocking.connect(server.url) as client:
+        client.request("consume", "--confirm", "mail.eu", "--manual-ack")
+        [consumer] = json.loads(client.request("stats", "consumers"))
+        wrong = consumer["id"][:-1] + "x"
+
+        code, _, err = run(server, "requeue", wrong, "--all")
+
+        told = f"mqks: there is no consumer {wrong}; did you mean {consumer['id']}?\n"
+        assert (code, err) == (os.EX_DATAERR, told.encode())
+        assert run(server, "requeue", consumer["id"], "--all") == (0, b"", b"")
+
+
+# --------------------------------------------------------------------------------------- peek
+
+
+def test_peek_prints_without_consuming(server: ServerProcess) -> None:
+    for _ in range(2):
+        assert run(server, "peek", "orders") == (0, b"one\ntwo\n\xff\n", b"")
+
+    assert run(server, "peek", "orders", "--limit", 1)[1] == b"one\n"
+    assert run(server, "peek", "orders", "--after", 1, "-n", 1)[1] == b"two\n"
+    assert run(server, "peek", "orders", "--event", "*.old")[1] == b"\xff\n"
+    assert run(server, "peek", "orders", "--scheduled") == (0, b"", b"")
+    told = run(server, "peek", "orders", "--json")[1]
+    assert told == run(server, "inspect", "messages", "orders", "--data", "--json")[1]
+    lines = [json.loads(line) for line in told.splitlines()]
+    assert [(line["seq"], line["id"], line["event"]) for line in lines[1:]] == [
+        (2, "m2", "order.new"),
+        (3, "m3", "order.old"),
+    ]
+    assert (lines[1]["data"], lines[2]["data_base64"]) == ("two", "/w==")
+
+
+def test_peek_goes_from_page_to_page(server: ServerProcess) -> None:
+    with blocking.connect(server.url) as client:
+        client.subscribe("many", ["n"])
+        client.publish_many(("n", str(n)) for n in range(250))
+        assert type(client.peek("many", limit=1)[0]) is PeekedMessage
+        try:
+            assert run(server, "peek", "many", "-n", 1000)[1].split() == [
+                b"%d" % n for n in range(250)
+            ]
+            assert len(run(server, "peek", "many", "-n", 201)[1].split()) == 201
+            assert len(run(server, "peek", "many", "--event", "*", "-n", 101)[1].split()) == 101
+        finally:
+            client.delete_queue("many")
+
+
+# -------------------------------------------------------------------------- masks bound as events
+
+
+def literal_masks(server: ServerProcess, queue: str) -> list[str]:
+    """The events in the server's warnings about a queue."""
+    lines = [line for line in server.log.splitlines() if f" queue={queue} " in line]
+    assert all("level=warning event=literal_mask connection=127.0.0.1:" in line for line in lines)
+    return [line.partition(" bound_event=")[2] for line in lines]
+
+
+def test_a_mask_in_the_place_of_an_event_warns(server: ServerProcess) -> None:
+    def warning(event: str) -> bytes:
+        told = "is bound as an event, not as a mask; for a mask, use --add-mask"
+        return f"mqks: warning: {event} {told} '{event}'\n".encode()
+
+    assert run(server, "subscribe", "stars", "a", "order.*") == (0, b"", warning("order.*"))
+    assert run(server, "rebind", "stars", "--add", "*") == (0, b"", warning("*"))
+    assert run(server, "rebind", "stars", "x.*", "y.**", "z") == (
+        0,
+        b"",
+        warning("x.*") + warning("y.**"),
+    )
+    code, _, err = run(server, "consume", "stars", "--add", "c.*", "--timeout", "0.1")
+    assert (code, err) == (0, warning("c.*"))
+    assert run(server, "rebind", "stars", "--add-mask", "m.*", "--remove", "c.*") == (0, b"", b"")
+    assert run(server, "subscribe", "stars", "a") == (0, b"", b"")
+
+    until(lambda: literal_masks(server, "stars") == ["order.*", "*", "x.*", "c.*"])
+    assert run(server, "delete-queue", "stars") == (0, b"", b"")
+
+
+def test_a_request_that_fails_warns_of_nothing(server: ServerProcess) -> None:
+    code, _, _ = run(server, "subscribe", "failing", "order.*", "--add-mask", "no-dot*")
+
+    assert code == os.EX_DATAERR
+    assert literal_masks(server, "failing") == []
+
+
+def test_many_masks_as_events_fill_no_log(server: ServerProcess) -> None:
+    before = server.log.count("\n")
+    with socket.create_connection(server.address) as client, client.makefile("rb") as replies:
+        client.sendall(b"s subscribe flood *\n" * 5000)
+        client.sendall(b"d delete_queue flood\np ping x\n")
+        assert replies.readline() == b"p ok x\n"
+
+    until(lambda: "event=errors_suppressed" in server.log)
+    assert 0 < len(literal_masks(server, "flood")) < 1000
+    assert server.log.count("\n") - before < 1500
+
+
+# ---------------------------------------------------------------------------------- completion
+
+
+def completed(words: str, url: str, **environment: str) -> list[str]:
+    """What bash is given for the last word, which may be empty. Nothing goes to stderr."""
+    asked = {
+        **ENVIRONMENT,
+        "MQKS_URL": url,
+        "_MQKS_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+        **environment,
+    }
+    done = subprocess.run(MQKS, env=asked, capture_output=True, text=True, timeout=WAIT_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split("\n")[:-1] if done.stdout.strip() else []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("mqks purge ", ["mail.eu", "orders", "orders.dead"]),
+        ("mqks purge or", ["orders", "orders.dead"]),
+        ("mqks purge orders", ["orders", "orders.dead"]),
+        ("mqks purge orders.", ["orders.dead"]),
+        ("mqks purge zz", []),
+        ("mqks purge mail:", []),
+        ("mqks consume m", ["mail.eu"]),
+        ("mqks move orders m", ["mail.eu"]),
+        ("mqks move --limit 5 o", ["orders", "orders.dead"]),
+        ("mqks set-queue mail.eu --dead-letters or", ["orders", "orders.dead"]),
+        ("mqks inspect messages o", ["orders", "orders.dead"]),
+        ("mqks inspect unacked ma", ["mail.eu"]),
+    ],
+)
+def test_queues_complete(server: ServerProcess, words: str, names: list[str]) -> None:
+    assert completed(words, server.url) == names
+
+
+def test_a_url_on_the_line_is_asked(server: ServerProcess) -> None:
+    words = f"mqks peek --url {server.url} mai"
+
+    assert completed(words, "mqks://127.0.0.1:1") == ["mail.eu"]
+
+
+def test_consumers_complete(server: ServerProcess) -> None:
+    with blocking.connect(server.url) as client:
+        client.request("consume", "--confirm", "mail.eu", "--manual-ack")
+        [consumer] = json.loads(client.request("stats", "consumers"))
+
+        assert completed("mqks requeue ", server.url) == [consumer["id"]]
+
+
+def test_users_complete(server: ServerProcess, tmp_path: Path) -> None:
+    users_file.write(tmp_path / "users", [User("alice"), User("albert"), User("bob")])
+
+    found = completed("mqks user grant al", "", MQKS_USERS=str(tmp_path / "users"))
+    assert found == ["alice", "albert"]
+    words = f"mqks user revoke --users {tmp_path / 'users'} b"
+    assert completed(words, "") == ["bob"]
+    assert completed(words, "", MQKS_USERS="/nowhere") == ["bob"]
+    assert completed("mqks user remove ", "", MQKS_USERS="/nowhere") == []
+
+
+@pytest.mark.parametrize(
+    "url", ["mqks://127.0.0.1:1", "mqks://wrong@{address}", "no url", "mqks+unix:///nowhere"]
+)
+def test_no_answer_completes_nothing(server: ServerProcess, url: str) -> None:
+    url = url.format(address="{}:{}".format(*server.address))
+
+    assert completed("mqks purge ", url) == []
+
+
+def test_a_server_that_is_silent_does_not_hold_the_shell() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began_s = time.monotonic()
+        host, port = silent.getsockname()
+        assert completed("mqks purge ", f"mqks://{host}:{port}") == []
+        assert time.monotonic() - began_s < WAIT_S / 2
+
+
+def test_names_are_given_to_a_shell_only_if_they_mean_nothing_to_it() -> None:
+    for name in ("orders", "a.b-c_d", "50%", "müll", "a@b", "a=b", "a,b", "a+b", "a/b"):
+        assert complete.SAFE.fullmatch(name)
+    for name in (
+        "$(x)",
+        "`x`",
+        "a;b",
+        "a b",
+        "a'b",
+        'a"b',
+        "a|b",
+        "a&b",
+        "-rf",
+        "~x",
+        "a:b",
+        "a\n",
+    ):
+        assert not complete.SAFE.fullmatch(name)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_itself_completes(server: ServerProcess, tmp_path: Path) -> None:
+    program = tmp_path / "mqks"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(MQKS)} "$@"\n')
+    program.chmod(0o755)
+    script = """
+        eval "$(_MQKS_COMPLETE=source_bash mqks)"
+        COMP_WORDS=(mqks purge or) COMP_CWORD=2
+        function=$(complete -p mqks | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+        $function mqks or purge
+        printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        env={**ENVIRONMENT, "MQKS_URL": server.url, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+
+    assert (done.stdout.split(), done.stderr) == (["orders", "orders.dead"], "")

@@ -1,0 +1,1 @@
+"""Ways in for others: HTTP, SQS, Celery, Django, Node.js."""

@@ -1,0 +1,476 @@
+"""The HTTP API of real servers: each answer is the protocol's, and nothing grows without limit."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import pytest
+from openapi_spec_validator import validate
+
+from mqks import BlockingClient, blocking, users_file
+from mqks.api.app import LEASE
+from mqks.errors import ConfigurationError
+from mqks.limits import API_BODIES_BYTES_MAX, API_STREAMS_MAX
+from mqks.settings import load
+from mqks.users import User, hash_password, hash_token
+from tests.kit.line_client import LineClient
+from tests.kit.server_process import ServerProcess
+from tests.kit.typist import Typist
+from tests.kit.waiting import WAIT_S, until
+
+MIB = 1024 * 1024
+ANY_BYTES = bytes(range(256)) * 2 + b"\r\n\\n\r"
+
+
+class Answer(NamedTuple):
+    status: int
+    told: Any
+    headers: dict[str, str]
+
+
+class Api:
+    def __init__(self, server: ServerProcess) -> None:
+        _ = server.address
+        found = until(lambda: re.search(r"address=api:http://([\d.]+):(\d+)", server.log))
+        self.address = found[1], int(found[2])
+
+    def ask(self, path: str, body: Any = b"", method: str = "POST", **headers: str) -> Answer:
+        connection = HTTPConnection(*self.address, timeout=WAIT_S)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            connection.request(method, path, body, named)
+            response = connection.getresponse()
+            told = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, json.loads(response.read()), told)
+        finally:
+            connection.close()
+
+    def look(self, mask: str, stack: ExitStack) -> HTTPResponse:
+        connection = HTTPConnection(*self.address, timeout=WAIT_S)
+        stack.callback(connection.close)
+        connection.request("GET", f"/events/{mask}")
+        response = connection.getresponse()
+        stack.callback(response.close)
+        return response
+
+
+def shown(stream: HTTPResponse) -> Any:
+    """The data of the next message of a stream."""
+    while not (line := stream.readline()).startswith(b"data: "):
+        assert line
+    return json.loads(line.removeprefix(b"data: "))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path / "mqks.db", "--api-port", "0") as running:
+        yield running
+
+
+@pytest.fixture
+def api(server: ServerProcess) -> Api:
+    return Api(server)
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[BlockingClient]:
+    with blocking.connect(server.url) as client:
+        yield client
+
+
+def test_any_bytes_are_stored_before_the_answer(
+    server: ServerProcess, api: Api, tmp_path: Path
+) -> None:
+    with blocking.connect(server.url) as client:
+        client.subscribe("q", ["e", "a/b ä".replace(" ", "_")])
+    first = api.ask("/publish/e", ANY_BYTES)
+    second = api.ask(f"/publish/{quote('a/b_ä', safe='')}")
+    assert (first.status, second.status) == (200, 200)
+    server.kill()
+    with ServerProcess(tmp_path / "mqks.db") as again, blocking.connect(again.url) as client:
+        found = client.peek("q")
+    assert [(each.id, each.event, each.data) for each in found] == [
+        (first.told["id"], "e", ANY_BYTES),
+        (second.told["id"], "a/b_ä", b""),
+    ]
+
+
+def test_a_key_is_the_id_of_once(api: Api, client: BlockingClient) -> None:
+    client.subscribe("q", ["e"])
+    answers = [api.ask("/publish/e", b"x", Idempotency_Key=key) for key in ("k", "k", '"k"')]
+    assert [(each.status, each.told) for each in answers] == [(200, {"id": "k"})] * 3
+    with ThreadPoolExecutor(8) as pool:
+        racing = pool.map(lambda _: api.ask("/publish/e", b"x", Idempotency_Key="k2"), [0] * 40)
+        assert {200} <= {each.status for each in racing} <= {200, 409}
+    assert [each.id for each in client.peek("q")] == ["k", "k2"]
+
+
+def test_headers_are_the_options_of_publish(api: Api, client: BlockingClient) -> None:
+    client.subscribe("q", ["e"])
+    client.subscribe("other", ["e"])
+    answer = api.ask(
+        "/publish/e",
+        b"x",
+        Mqks_Priority="7",
+        Mqks_Key="a%20b",
+        Mqks_Meta="a=1&b=%C3%A4",
+        Mqks_To="q",
+        Mqks_Ttl="1h",
+    )
+    assert answer.status == 200
+    with client.consume("q", meta=True) as consumer:
+        message = consumer.receive(WAIT_S)
+    assert (message.priority, message.key, message.meta) == (7, "a b", {"a": "1", "b": "ä"})
+    assert client.stats("queue", "other")["ready"] == 0
+    assert api.ask("/publish/e", b"x", Mqks_Delay="1h").status == 200
+    assert [client.stats("queue", name)["scheduled"] for name in ("q", "other")] == [1, 1]
+    assert api.ask("/publish/e", b"x", Mqks_To="nowhere").status == 404
+
+
+def test_mandatory(api: Api, client: BlockingClient) -> None:
+    assert api.ask("/publish/e", b"x").status == 200
+    missing = api.ask("/publish/e?mandatory", b"x")
+    assert missing.status == 404
+    assert missing.told["error"] == "publish: no queue is bound to 'e'"
+    assert client.reason(missing.told["error_id"]) == missing.told["error"]
+    assert api.ask("/publish/e?mandatory=false", b"x").status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/publish/a%20b", {}),
+        ("/publish/", {}),
+        ("/publish/e?mandatry", {}),
+        ("/publish/e", {"Mqks_Delay": "soon"}),
+        ("/publish/e", {"Mqks_Delay": "nan"}),
+        ("/publish/e", {"Mqks_Ttl": "-1"}),
+        ("/publish/e", {"Mqks_Priority": "1000"}),
+        ("/publish/e", {"Mqks_Priority": "1" * 5000}),
+        ("/publish/e", {"Mqks_Meta": "a"}),
+        ("/publish/e", {"Mqks_Meta": "a=1&a=2"}),
+        ("/publish/e", {"Mqks_Dealy": "1"}),
+        ("/publish/e", {"Idempotency_Key": "a b"}),
+        ("/publish/" + "e" * 300, {}),
+    ],
+)
+def test_what_is_wrong_is_told(api: Api, path: str, headers: dict[str, str]) -> None:
+    answer = api.ask(path, b"x", **headers)
+    assert answer.status == 400
+    assert answer.told["error"]
+
+
+def test_other_paths_and_methods(api: Api) -> None:
+    assert api.ask("/nope").status == 404
+    assert api.ask("/publish/e", method="GET").status == 405
+    connection = HTTPConnection(*api.address, timeout=WAIT_S)
+    connection.request("HEAD", "/events/e")
+    assert connection.getresponse().status == 405
+    connection.close()
+
+
+def test_the_description_is_valid(api: Api) -> None:
+    told = api.ask("/openapi.json", method="GET").told
+    validate(told)
+    leases = {f"/leases/{{lease}}/{what}" for what in LEASE}
+    paths = {"/publish/{event}", "/queues/{queue}/receive", "/events/{mask}", *leases}
+    assert paths == set(told["paths"])
+
+
+def test_other_sites_are_refused(api: Api) -> None:
+    connection = HTTPConnection(*api.address, timeout=WAIT_S)
+    for headers, status in (
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Host": "evil.example"}, 421),
+    ):
+        connection.request("POST", "/publish/e", b"x", headers)
+        response = connection.getresponse()
+        response.read()
+        assert response.status == status
+    connection.close()
+
+
+# --------------------------------------------------------------------------------------- leases
+
+
+def test_a_lease_outlives_its_connection_and_a_kill(
+    server: ServerProcess, api: Api, tmp_path: Path
+) -> None:
+    with blocking.connect(server.url) as client:
+        client.subscribe("a/b", ["e"])
+        client.publish("e", ANY_BYTES, id="m1", priority=3, key="k", meta={"from": "shop"})
+        client.publish("e", "second", id="m2", confirm=True)
+    path = f"/queues/{quote('a/b', safe='')}/receive?lease=1h&max=10"
+    (first, second) = api.ask(path).told["messages"]
+    assert base64.b64decode(first.pop("data_base64")) == ANY_BYTES
+    lease = first.pop("lease")
+    traits = {"retry": 0, "priority": 3, "key": "k", "meta": {"from": "shop"}}
+    assert first == {"id": "m1", "event": "e", **traits}
+    assert api.ask(path).told == {"messages": []}
+    server.kill()
+    with ServerProcess(tmp_path / "mqks.db", "--api-port", "0") as again:
+        api = Api(again)
+        assert api.ask(path).told == {"messages": []}
+        assert api.ask(f"/leases/{lease}/ack").told == {"done": "ack"}
+        assert api.ask(f"/leases/{lease}/ack").status == 410
+        lease = second["lease"]
+        assert api.ask(f"/leases/{lease}/extend?lease=1m").status == 200
+        assert api.ask(f"/leases/{lease}/extend?lease=0").status == 200
+        (second,) = api.ask(f"{path}&wait=30").told["messages"]
+        assert (second["id"], second["data"], second["retry"]) == ("m2", "second", 1)
+        assert api.ask(f"/leases/{lease}/ack").status == 410
+        dead = f"/leases/{second['lease']}/reject?dead&reason=no%20such%20customer"
+        assert api.ask(dead).status == 200
+        with blocking.connect(again.url) as client:
+            assert client.stats("queue", "a/b")["ready"] == 0
+
+
+def test_a_receive_waits_for_a_message(api: Api, client: BlockingClient) -> None:
+    client.subscribe("q", ["e"])
+    with ThreadPoolExecutor(20) as pool:
+        waiting = [pool.submit(api.ask, "/queues/q/receive?wait=60") for _ in range(20)]
+        client.publish_many([("e", str(n)) for n in range(20)])
+        found = [each.result().told["messages"] for each in waiting]
+    assert sorted(int(each["data"]) for (each,) in found) == [*range(20)]
+    assert api.ask("/queues/q/receive?wait=0.01").told == {"messages": []}
+
+
+def test_what_a_client_that_has_gone_was_given_goes_back(api: Api, client: BlockingClient) -> None:
+    client.subscribe("q", ["e"])
+    with socket.create_connection(api.address, WAIT_S) as gone:
+        gone.sendall(b"POST /queues/q/receive?wait=60&lease=1h HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        until(lambda: inside(client) == 1)
+        assert api.ask("/queues/q/receive").told == {"messages": []}  # It has come after that one.
+    client.publish("e", "x", confirm=True)
+    (found,) = until(lambda: api.ask("/queues/q/receive").told["messages"])
+    assert (found["data"], found["retry"]) == ("x", 0)  # Nobody was told it.
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/queues/nowhere/receive", 404),
+        ("/queues/a%20b/receive", 400),
+        ("/queues/q/receive?max=0", 400),
+        ("/queues/q/receive?max=1001", 400),
+        ("/queues/q/receive?max=ten", 400),
+        ("/queues/q/receive?wait=61", 400),
+        ("/queues/q/receive?lease=soon", 400),
+        ("/queues/q/receive?limit=1", 400),
+        ("/leases/x/ack", 400),
+        ("/leases/cSB4/ack", 400),
+        ("/leases/cSBlLjEuMQ/ack", 410),
+        ("/leases/cSBlLjEuMQ/ack?delay=1", 400),
+        ("/leases/cSBlLjEuMQ/extend", 400),
+        ("/leases/cSBlLjEuMQ/reject?dead&delay=1", 400),
+        ("/leases/cSBlLjEuMQ/drop", 404),
+    ],
+)
+def test_wrong_receives_and_leases(
+    api: Api, client: BlockingClient, path: str, status: int
+) -> None:
+    client.subscribe("q", ["e"])
+    answer = api.ask(path)
+    assert (answer.status, bool(answer.told["error"])) == (status, True)
+
+
+# ---------------------------------------------------------------------------------------- users
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    path = tmp_path / "users"
+    writer = User("writer", token=hash_token("T" * 32), publish=["orders.**"])
+    reader = User(
+        "reader", password=hash_password("secret", salt=b"0" * 16), publish=["**"], bind=["**"]
+    )
+    reader.consume.append("**")
+    users_file.write(path, [writer, reader])
+    return path
+
+
+def basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def test_users_have_their_permissions(tmp_path: Path, users: Path) -> None:
+    flags = "--api-port", "0", "--users", str(users)
+    with ServerProcess(tmp_path / "mqks.db", *flags) as server:
+        api, token = Api(server), "Bearer " + "T" * 32
+        assert api.ask("/publish/orders.new", b"x", Authorization=token).status == 200
+        assert api.ask("/publish/x", Authorization=basic("reader", "secret")).status == 200
+        refused = api.ask("/publish/users.new", b"x", Authorization=token)
+        assert refused.status == 403
+        assert refused.told["error"] == "no permission to publish 'users.new'"
+        assert api.ask("/events/**", method="GET", Authorization=token).status == 403
+        for wrong in ("Bearer " + "U" * 32, basic("reader", "no"), "Basic !", "Digest x", "Bearer"):
+            answer = api.ask("/publish/orders.new", b"x", Authorization=wrong)
+            assert answer.status == 401, wrong
+            assert "Bearer" in answer.headers["www-authenticate"]
+        assert api.ask("/publish/orders.new", b"x").status == 401
+        users_file.write(users, [])
+        server.hang_up()
+        until(lambda: "event=reloaded" in server.log)
+        assert api.ask("/publish/orders.new", b"x", Authorization=token).status == 401
+
+
+def test_users_share_one_connection_each(tmp_path: Path, users: Path) -> None:
+    flags = "--api-port", "0", "--users", str(users)
+    with ServerProcess(tmp_path / "mqks.db", *flags) as server, LineClient(server.address) as line:
+        api = Api(server)
+
+        def ask(_: int) -> int:
+            return api.ask("/publish/orders.new", b"x", Authorization="Bearer " + "T" * 32).status
+
+        with ThreadPoolExecutor(20) as pool:
+            assert set(pool.map(ask, range(200))) == {200}
+        told = json.loads(line.ask(b"s stats connections").removeprefix(b"s ok "))
+    assert [row["user"] for row in told].count("writer") == 1
+
+
+# --------------------------------------------------------------------------------------- streams
+
+
+def inside(client: BlockingClient) -> int:
+    """Connections from inside: one of the user, and one of each stream."""
+    return [row["address"] for row in client.stats("connections")].count("api")
+
+
+def test_a_stream_shows_what_is_published(api: Api, client: BlockingClient) -> None:
+    with ExitStack() as stack:
+        stream = api.look("orders.*", stack)
+        assert stream.getheader("content-type", "").startswith("text/event-stream")
+        assert stream.readline() == b":\n"
+        told = api.ask("/publish/orders.1", b"a\nb").told
+        assert shown(stream) == {**told, "event": "orders.1", "data": "a\nb"}
+        client.publish("users.1", "not matched")
+        client.publish("orders.2", b"\xff", id="m2")
+        assert shown(stream) == {"id": "m2", "event": "orders.2", "data_base64": "/w=="}
+        assert inside(client) == 2
+    until(lambda: inside(client) == 1)
+
+
+def test_a_stream_that_nobody_reads_drops(api: Api, client: BlockingClient) -> None:
+    with ExitStack() as stack:
+        stream = api.look("e", stack)
+        data = "x" * 1000
+        for _ in range(40):
+            client.publish_many([("e", data)] * 1000)
+        client.publish("e", "last", confirm=True)
+        dropped = 0
+        seen = 0
+        while not dropped:
+            line = stream.readline()
+            seen += line.startswith(b"data: {")
+            if line == b"event: dropped\n":
+                dropped = int(stream.readline().removeprefix(b"data: "))
+        assert seen + dropped <= 40_001
+
+
+def test_streams_have_a_limit(api: Api, client: BlockingClient) -> None:
+    with ExitStack() as stack:
+        for _ in range(API_STREAMS_MAX):
+            assert api.look("e", stack).status == 200
+        assert api.look("e", stack).status == 503
+        assert api.ask("/publish/e", b"x").status == 200
+    until(lambda: inside(client) == 1)
+    with ExitStack() as stack:
+        assert api.look("e", stack).status == 200
+
+
+# ---------------------------------------------------------------------------------------- limits
+
+
+def test_a_body_has_a_limit(api: Api, client: BlockingClient) -> None:
+    client.subscribe("q", ["e"])
+    long = api.ask("/publish/e", b"x" * (MIB + 1))
+    assert long.status == 413
+    assert "line_bytes_max" in long.told["error"]
+    chunks = (b"x" * MIB for _ in range(2))
+    assert api.ask("/publish/e", chunks).status == 413
+    assert api.ask("/publish/e", b"x" * MIB).status == 400  # The line has more than the body.
+    assert api.ask("/publish/e", b"x" * (MIB - 200)).status == 200
+    assert api.ask("/publish/e", b"\n" * (MIB // 2 - 200)).status == 200
+    assert client.stats("queue", "q")["ready"] == 2
+
+
+def test_bodies_that_do_not_come_have_a_limit(api: Api) -> None:
+    head = b"POST /publish/e HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % MIB
+    together = API_BODIES_BYTES_MAX // MIB
+    body = b"x" * (together + 1)  # More than they leave of the limit.
+    with ExitStack() as stack:
+
+        def one_more_is_too_many() -> bool:
+            peer = stack.enter_context(socket.create_connection(api.address, WAIT_S))
+            peer.sendall(head + b"x" * (MIB - 1))
+            return api.ask("/publish/e", body).status == 503
+
+        until(one_more_is_too_many)
+        assert api.ask("/publish/e", body).headers["retry-after"] == "1"
+    until(lambda: api.ask("/publish/e", body).status == 200)
+
+
+def test_a_full_queue_is_told(api: Api, client: BlockingClient) -> None:
+    client.subscribe("q", ["e"])
+    client.set_queue("q", messages_max=1)
+    assert api.ask("/publish/e", b"x").status == 200
+    full = api.ask("/publish/e", b"x")
+    assert full.status == 503
+    assert "messages_max is 1" in full.told["error"]
+
+
+def test_one_connection_too_many_makes_the_oldest_go(api: Api) -> None:
+    with ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(api.address, WAIT_S))
+        assert api.ask("/publish/e", b"x").status == 200
+
+
+def test_without_users_only_this_machine_is_served() -> None:
+    with pytest.raises(ConfigurationError, match=r"api-host: '0\.0\.0\.0' is not loopback"):
+        load({"api_host": "0.0.0.0", "api_port": "0"}, {})
+    assert load({"api_host": "0.0.0.0"}, {}).api_port is None
+
+
+def test_what_the_page_says_can_be_typed(server: ServerProcess, api: Api, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/http.md").read_text().partition("## Push")[0]
+    with Typist(tmp_path, server.url, with_spark=False) as typist:
+        typist.type(page.replace("localhost:25090", f"127.0.0.1:{api.address[1]}"))
+    assert typist.typed >= 7
+
+
+def test_publishing_survives_a_stop(server: ServerProcess, api: Api, tmp_path: Path) -> None:
+    """Whatever was answered 200 is there afterwards, and nobody waits forever."""
+    with blocking.connect(server.url) as client:
+        client.subscribe("q", ["e"])
+
+    def publish(until_it_fails: Callable[[], Answer]) -> list[str]:
+        stored = []
+        try:
+            while (answer := until_it_fails()).status == 200:
+                stored.append(answer.told["id"])
+        except OSError:
+            pass
+        return stored
+
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(publish, lambda: api.ask("/publish/e", b"x")) for _ in range(4)]
+        with blocking.connect(server.url) as client:
+            until(lambda: client.stats("queue", "q")["ready"] > 100)
+        server.terminate()
+        assert server.wait() == 0
+        stored = [each for future in running for each in future.result()]
+    with ServerProcess(tmp_path / "mqks.db") as again, blocking.connect(again.url) as client:
+        found = {each.id for each in client.peek("q", limit=1000)}
+    assert set(stored) <= found

@@ -1,0 +1,1 @@
+"""What the journal keeps, on SQLite, in memory and on PostgreSQL."""

@@ -1,0 +1,88 @@
+"""The tasks of the workers that tests start: `celery -A tests.kit.celery_tasks worker`."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
+
+app: Any = Celery("tasks", broker=os.environ["BROKER"], backend=os.environ["RESULTS"])
+app.conf.update(
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    worker_hijack_root_logger=False,
+    worker_prefetch_multiplier=1,
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    worker_send_task_events=True,
+    task_send_sent_event=True,
+)
+if authority := os.environ.get("BROKER_CA"):
+    app.conf.broker_use_ssl = {"ca_certs": authority}
+
+
+@app.task  # type: ignore[untyped-decorator]
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@app.task  # type: ignore[untyped-decorator]
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@app.task  # type: ignore[untyped-decorator]
+def note(path: str, what: str) -> None:
+    """Its effect is a line of a file."""
+    with open(path, "a") as file:
+        file.write(f"{what}\n")
+
+
+@app.task  # type: ignore[untyped-decorator]
+def sleep(seconds: float, path: str) -> None:
+    note(path, "begun")
+    time.sleep(seconds)
+    note(path, "done")
+
+
+@app.task  # type: ignore[untyped-decorator]
+def hold(path: str, gate: str) -> None:
+    """Until there is a file."""
+    note(path, "begun")
+    while not Path(gate).exists():
+        time.sleep(0.01)
+    note(path, "done")
+
+
+@app.task(soft_time_limit=1)  # type: ignore[untyped-decorator]
+def softly(path: str) -> str:
+    try:
+        time.sleep(600)
+    except SoftTimeLimitExceeded:
+        note(path, "soft")
+        return "in time"
+    return "too late"
+
+
+@app.task(time_limit=1, acks_late=False)  # type: ignore[untyped-decorator]
+def hardly() -> None:
+    time.sleep(600)
+
+
+@app.task  # type: ignore[untyped-decorator]
+def die_once(path: str) -> None:
+    """Its process, of those of the pool."""
+    first = not Path(path).exists()
+    note(path, "begun")
+    if first:
+        os.kill(os.getpid(), signal.SIGKILL)
+    note(path, "done")
+
+
+@app.task(rate_limit="3/m")  # type: ignore[untyped-decorator]
+def rated(path: str) -> None:
+    note(path, str(time.time()))

@@ -1,0 +1,1 @@
+"""Servers that are killed, databases that are damaged, lines that are mutated."""

@@ -1,0 +1,237 @@
+"""The kept corpus, and some mutations of it, find nothing; and the fuzzer finds what is there."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from mqks.broker.clients.consumer import Consumer
+from mqks.broker.queue.queue import Queue
+from mqks.broker.routing.bindings import Bindings
+from mqks.client.errors import ProtocolViolation
+from mqks.client.messages import Message, QueueUpdate
+from mqks.client.requests import number_told, reason_told
+from mqks.client.session import ConsumerSession
+from mqks.errors import BadRequest
+from mqks.protocol import replies
+from tests.fuzz import client, mutations, steps
+from tests.fuzz.coverage import traced
+from tests.fuzz.expressions import Expressions
+from tests.fuzz.grow import arcs_of
+from tests.fuzz.mass import Mass
+from tests.fuzz.reduce import failure_of, kind_of, reduced
+from tests.fuzz.steps import CORPUS, Step, load, read, save, written
+from tests.fuzz.tcp import fuzz_over_tcp
+from tests.fuzz.world import play
+from tests.kit.compiled import patches_modules
+from tests.kit.seeds import printed_seed
+
+CORPUS_FILE = CORPUS / "broker.txt"
+BROKER = load(CORPUS_FILE)
+CORPUS_BYTES_MAX = 300_000
+LINES = 20_000
+MANY_LINES = 200_000
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session logs each error that nobody waits for."""
+    monkeypatch.setattr(logging.getLogger("mqks.client"), "disabled", True)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_the_corpus(number: int) -> None:
+    for entry in BROKER[number::8]:
+        play(entry)
+
+
+def test_the_corpus_is_as_it_is_written(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.txt"
+    save(copy, BROKER)
+    assert copy.read_bytes() == CORPUS_FILE.read_bytes()
+    assert sum(path.stat().st_size for path in CORPUS.iterdir()) < CORPUS_BYTES_MAX
+
+
+def test_stories_are_steps() -> None:
+    for entry in mutations.seeds():
+        assert not entry or read(written(entry)) == entry
+
+
+def run_mass(lines: int) -> None:
+    mass = Mass(BROKER, printed_seed())
+    mass.run(lines)
+    for entry, failure in mass.found:
+        failure.add_note(written(entry)[-2000:])
+        raise failure
+
+
+def test_mutated_lines() -> None:
+    run_mass(LINES)
+
+
+@pytest.mark.slow
+def test_many_mutated_lines() -> None:
+    run_mass(MANY_LINES)
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
+def test_mutated_expressions(count: int) -> None:
+    expressions = Expressions(printed_seed())
+    for _ in range(count):
+        expressions.one()
+    assert expressions.found == []
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(5000, marks=pytest.mark.slow)])
+def test_mutated_replies(count: int) -> None:
+    for entry in client.seeds():
+        client.play(entry)
+    mass = client.ClientMass(client.seeds(), printed_seed())
+    for number in range(count):
+        mass.episode(number)
+    for entry, failure in mass.found:
+        failure.add_note(written(entry)[-2000:])
+        raise failure
+
+
+@pytest.mark.slow
+def test_over_tcp(tmp_path: Path) -> None:
+    lines, failures = fuzz_over_tcp(tmp_path, 10.0, printed_seed())
+    assert lines
+    assert failures == []
+
+
+# -- what it would find
+
+
+def broken_give_back(queue: Queue, deliveries: object, *how: object, **more: object) -> None:
+    """A return that loses messages."""
+
+
+def broken_go_on(consumer: Consumer) -> None:
+    """Who has acked is not served again."""
+
+
+def broken_error(request_id: bytes, error_id: str) -> bytes:
+    return b"somebody error " + error_id.encode() + b"\n"
+
+
+def broken_rebind(bindings: Bindings, request: object) -> bool:
+    """It binds a name, and then refuses."""
+    bindings.restore(b"made", [b"e"])
+    raise BadRequest("too late")
+
+
+def crashing_trim(queue: Queue, end: int, *, together: bool = False) -> int:
+    raise KeyError(end)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "broken", "finding"),
+    [
+        (Queue, "give_back", broken_give_back, "numbers on disk"),
+        (Consumer, "_go_on", broken_go_on, "neither rests nor is in the ring"),
+        (replies, "error", broken_error, "replies that answer nobody"),
+        (Bindings, "rebind", broken_rebind, "an error has changed something"),
+        (Queue, "trim", crashing_trim, "KeyError"),
+    ],
+)
+@patches_modules
+def test_what_is_broken_is_found(
+    where: object, name: str, broken: object, finding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, broken)
+    failures = [failure for entry in BROKER if (failure := failure_of(entry)) is not None]
+    assert any(finding in repr(failure) for failure in failures)
+
+
+@patches_modules
+def test_a_finding_is_reduced_to_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Queue, "trim", crashing_trim)
+    noise = b"s subscribe other e f\np ping x\nm publish e x\n"
+    entry = (
+        Step("send", "a", noise + b"s subscribe q e f g\n" + noise),
+        Step("pause", "b"),
+        Step("send", "b", noise + b"x purge --confirm q\n" + noise),
+    )
+    failure = failure_of(entry)
+    assert failure is not None
+    least = reduced(entry, kind_of(failure))
+    assert sum(map(len, steps.lines_of(least))) <= len(b"s subscribe q e" + b"x purge q")
+
+
+def test_arcs_tell_one_input_from_another() -> None:
+    known = arcs_of(read("a:p ping x\\n"))
+    # On a busy machine the turn may be over in between.
+    assert any(arcs_of(read("a:p ping y\\n")) <= known for _ in range(20))
+    assert arcs_of(read("a:p ping y\\nr rebind q\\n")) - known
+    with traced(known):
+        pass
+
+
+# -- what it has found
+
+
+def test_the_oldest_message_is_paged_in_whatever_newer_ones_take() -> None:
+    """The first of them is on disk when all come back, the others are not: those have to stay in
+    memory, and take so much of it that there was no room for the first, which goes before them."""
+    play(
+        read(
+            r"*settings memory_bytes=0 small_steps=1	a:s subscribe q e\n	*slow"
+            r"	a:m1 publish --confirm e x\n	a:m2 publish e " + "y" * 100 + r"\n"
+            r"	b:c1 consume q --manual-ack\n	b-	*commit	b:c1 consume q\n"
+        )
+    )
+
+
+@pytest.mark.parametrize("seconds", [b"soon", b"", b"1e", b"5,0"])
+def test_an_update_with_bad_seconds_is_a_violation(seconds: bytes) -> None:
+    with pytest.raises(ProtocolViolation):
+        QueueUpdate.parse(b"q e --delete-queue-when-unused=" + seconds)
+
+
+def test_more_digits_than_python_reads_are_no_number() -> None:
+    digits = b"9" * 5000
+    with pytest.raises(ProtocolViolation):
+        number_told(digits)
+    message = Message(b"c", b"m", b"event=e,retry=" + digits, b"", None)
+    assert (message.event, message.retry) == ("e,retry=" + digits.decode(), 0)
+
+
+def test_deep_json_is_refused_as_other_json_is() -> None:
+    deep = b"[" * 100_000
+    with pytest.raises(ProtocolViolation):
+        reason_told(deep)
+    with pytest.raises(ValueError, match="deep"):
+        Message(b"c", b"m", b"event=e", deep, None).json()
+
+
+def test_a_consumer_that_is_lost_has_nothing_in_flight() -> None:
+    client.play(read("*consumer\t*receive {g} ok hello\\n\t*request\t*take\t*lost"))
+
+
+def is_full(session: ConsumerSession) -> bool:
+    return session.is_full
+
+
+def told(session: ConsumerSession, updates: int) -> None:
+    for _ in range(updates):
+        session.receive(b"%b ok --update q %b\n" % (session.consumer_id, b"e" * 500), 0.0)
+
+
+def test_updates_that_nobody_takes_are_not_read_without_end() -> None:
+    world = client.ClientWorld(consumes=True)
+    session = world.session
+    assert isinstance(session, ConsumerSession)
+    world.run(Step("receive", "*", b"{g} ok hello\n"))
+    told(session, 10)
+    assert not session.updates, "before it consumes they say what it has bound itself"
+    assert not is_full(session)
+    world.run(Step("receive", "*", b"{c} ok \n"))
+    told(session, 10)
+    assert is_full(session)
+    session.updates.clear()
+    assert not is_full(session)
+    told(session, 10)
+    world.run(Step("leave"))
+    assert not is_full(session), "the answer must be read"

@@ -1,0 +1,1 @@
+"""What the documents and examples say, typed and run."""

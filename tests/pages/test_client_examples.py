@@ -1,0 +1,197 @@
+"""The examples run as they are, against a broker that MQKS_URL names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from mqks import blocking
+from mqks.testing import Broker, BrokerProcess
+from tests.kit.waiting import WAIT_S
+
+ROOT = Path(__file__).parents[2]
+
+
+def environ(url: str) -> dict[str, str]:
+    return {**os.environ, "MQKS_URL": url, "PYTHONPATH": str(ROOT)}
+
+
+OUTPUTS = {
+    "hello": ["example.hello: world", 'example.hello: {"to":["everybody","else"]}'],
+    "blocking": ["the sum is 45"],
+    "delayed": [
+        "scheduled: tomorrow's",
+        "due: the next",
+        "due: tomorrow's",
+    ],
+    "request_reply": [
+        "1 / 4 = 0.25",
+        "1 / 0: ZeroDivisionError: division by zero",
+        "nobody multiplies",
+    ],
+    "dead_letters": [
+        "coffee: no price, try 1",
+        "tea: 3",
+        "coffee: no price, try 2",
+        "dead: coffee, rejects in shop",
+        "1 redriven",
+        "coffee: 4",
+    ],
+    "batches": ["20000 confirmed, 20000 handled, the sum is 199990000"],
+}
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {*OUTPUTS, "service"}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_example(name: str, mqks_broker: Broker) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", ROOT / "examples" / f"{name}.py"],
+        env=environ(mqks_broker.url),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout.splitlines()[: len(OUTPUTS[name])] == OUTPUTS[name]
+
+
+def test_the_service_of_coming_from(mqks_broker: Broker, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "coming-from.md").read_text()
+    [program] = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    (tmp_path / "service.py").write_text(program)
+    service = subprocess.Popen(
+        [sys.executable, "-W", "error", "-u", tmp_path / "service.py"],
+        env=environ(mqks_broker.url),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with blocking.connect(mqks_broker.url) as client:
+            client.subscribe("mails", ["mail.send"])
+            client.publish("mail.send", {"to": "all"}, confirm=True)
+        assert service.stdout is not None
+        assert service.stdout.readline() == "{'to': 'all'}\n"
+        service.send_signal(signal.SIGTERM)
+        assert service.wait(WAIT_S) == 0
+    finally:
+        service.kill()
+        service.communicate()
+
+
+HELLO_WORLD = {
+    "greetings": ["hi", "hello"],
+    "greetings-and-byes": ["hi", "hello", "bye", "good-bye"],
+    "orders": ["order.new"],
+    "mailer": ["user.new"],
+}
+"""Queues that the README and the other pages leave behind."""
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_an_example_leaves_the_queues_of_the_readme_alone(name: str, mqks_broker: Broker) -> None:
+    with blocking.connect(mqks_broker.url) as client, ExitStack() as consuming:
+        for queue, events in HELLO_WORLD.items():
+            client.subscribe(queue, events)
+            consuming.enter_context(client.consume(queue))
+        before = client.request("stats", "queues")
+
+        test_example(name, mqks_broker)
+
+        # A message that had been published to one of them would have taken a number, too.
+        assert of_hello_world(client.request("stats", "queues")) == of_hello_world(before)
+
+
+def of_hello_world(rows: str) -> list[dict[str, object]]:
+    return [row for row in json.loads(rows) if row["name"] in HELLO_WORLD]
+
+
+DEADLY = """
+import builtins, os, runpy, signal
+from functools import partial
+
+def deadly(show, text, **options):
+    if text == "mail to killer@example.org":
+        os.kill(os.getpid(), signal.SIGKILL)
+    show(text, **options)
+
+builtins.print = partial(deadly, print)
+runpy.run_path({path!r}, run_name="__main__")
+"""
+"""Runs the service, which dies at one mail."""
+
+
+def test_a_message_that_kills_the_service_takes_no_other_along(
+    mqks_broker_process: BrokerProcess,
+) -> None:
+    url = mqks_broker_process.url
+    service = [sys.executable, "-c", DEADLY.format(path=str(ROOT / "examples/service.py"))]
+    mails = [f"{number}@example.org" for number in range(30)]
+    mails[10] = "killer@example.org"
+    with blocking.connect(url) as client:
+        client.subscribe("mailer", ["user.created"])
+        client.publish_many(("user.created", {"mail": mail}) for mail in mails)
+    out = b""
+    for _ in range(3):
+        died = subprocess.run(service, env=environ(url), capture_output=True, timeout=WAIT_S)
+        assert died.returncode == -signal.SIGKILL
+        out += died.stdout
+    with subprocess.Popen(
+        service, env=environ(url), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        while out.count(b"mail to") + out.count(b"gave up") < len(mails):
+            line = process.stdout.readline()
+            assert line
+            out += line
+        process.send_signal(signal.SIGTERM)
+        out += process.stdout.read()
+        assert process.wait(WAIT_S) == 0
+    told = out.decode().splitlines()
+    mailed = [line.removeprefix("mail to ") for line in told if line.startswith("mail to")]
+    assert sorted(mailed) == sorted({*mails} - {"killer@example.org"})
+    assert [line for line in told if line.startswith("gave up")] == [
+        'gave up after 3 tries (losses): {"mail":"killer@example.org"}'
+    ]
+    with blocking.connect(url) as client:
+        stats = json.loads(client.request("stats"))
+        assert (stats["dead"]["losses"], sum(stats["dead"].values()), stats["dropped"]) == (1, 1, 0)
+        assert client.evaluate("len(state.queues['mailer'])") == "0"
+
+
+def test_service(mqks_broker_process: BrokerProcess) -> None:
+    service = subprocess.Popen(
+        [sys.executable, "-W", "error", ROOT / "examples/service.py"],
+        env=environ(mqks_broker_process.url),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        with blocking.connect(mqks_broker_process.url) as client:
+            client.subscribe("mailer", ["user.created"])  # Nothing is lost before it listens.
+            client.publish("user.created", {"mail": "nowhere"}, confirm=True)
+            client.publish("user.created", {"mail": "ann@example.org"}, confirm=True)
+            assert service.stdout is not None
+            assert {service.stdout.readline() for _ in range(3)} == {
+                "mail to ann@example.org\n",
+                'sent: {"mail":"ann@example.org"}\n',
+                'gave up after 3 tries (rejects): {"mail":"nowhere"}\n',
+            }
+            service.send_signal(signal.SIGTERM)
+            service.communicate(timeout=WAIT_S)
+            assert service.returncode == 0
+            assert client.evaluate("len(state.queues_by_consumer_ids)") == "0"
+    finally:
+        service.kill()
+        service.wait()

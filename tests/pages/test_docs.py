@@ -1,0 +1,156 @@
+"""The documents keep step with the code: what is logged, asked for and shown is told in them.
+
+The one rule: what a page says is read from the page, so that changing the page is what is tested.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mqks
+from mqks.broker.log.pending import Mark
+from mqks.broker.requests.state import ATTRIBUTES
+from mqks.journal.segment import checksum, decode
+from mqks.protocol.requests import ACTIONS
+from tools import actions
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    page
+    for page in ROOT.rglob("*.md")
+    if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)
+)
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def section(text: str, heading: str) -> str:
+    """What stands under a heading of the second rank."""
+    return text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+
+
+# ------------------------------------------------------------------------------- what is logged
+
+
+def logged(source: str) -> Iterator[tuple[str, set[str]]]:
+    """Name and fields of each event that a module logs."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(ast.Attribute(ast.Name("log"), "event" | "warning" | "error")):
+                name, *_ = node.args
+                assert isinstance(name, ast.Constant), "an event's name stands where it is logged"
+                fields = {keyword.arg or "**" for keyword in node.keywords}
+                if "exception" in fields:
+                    fields = fields - {"exception"} | {"traceback"}
+                yield str(name.value), fields
+
+
+EVENTS: dict[str, set[str]] = {}
+for module in sorted(Path(mqks.__file__).parent.rglob("*.py")):
+    for event, its_fields in logged(module.read_text()):
+        EVENTS.setdefault(event, set()).update(its_fields)
+
+
+def told_events() -> dict[str, set[str]]:
+    """Name and fields of each row under "Log lines": | `name` | level | `field`, … | … |"""
+    told = {}
+    for line in section(page("docs/monitoring.md"), "Log lines").splitlines():
+        cells = line.split("|")
+        if len(cells) > 5 and (name := re.fullmatch(r" `event=(\w+)` ", cells[1])):
+            told[name[1]] = set(re.findall(r"`(\w+)`", cells[3]))
+    return told
+
+
+def test_events_are_found() -> None:
+    assert dict(logged('log.warning("x", a=1)\nlog.error("y", exception=e)\nother.event("z")')) == {
+        "x": {"a"},
+        "y": {"traceback"},
+    }
+    assert {"starting", "request_failed"} <= EVENTS.keys()
+
+
+def test_the_monitoring_page_has_every_log_line_with_its_fields() -> None:
+    assert told_events() == EVENTS
+
+
+# ----------------------------------------------------------------------- what can be asked for
+
+
+def test_the_protocol_has_the_usages_and_permissions_of_the_table_of_actions() -> None:
+    """If not: python -m tools.actions."""
+    assert page("docs/protocol.md") == actions.written(page("docs/protocol.md"))
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_the_protocol_tells_everything_that_an_expression_can_see(name: str) -> None:
+    assert f"| `state.{name}` |" in page("docs/protocol.md")
+
+
+@pytest.mark.parametrize("name", ["docs/coming-from.md", "docs/glossary.md"])
+def test_the_flags_that_other_pages_name_exist(name: str) -> None:
+    usages = " ".join(action.usage for action in ACTIONS.values())
+    known = {*re.findall(r"--[a-z-]+", usages), "--confirm", "--db"}
+    ours = {
+        flag
+        for line in page(name).splitlines()
+        # Of a row's cells the last one is about MQKS.
+        for flag in re.findall(r"`[^`]*?(--[a-z-]+)[^`]*`", line.rstrip("|").rpartition("|")[2])
+    }
+    assert ours
+    assert ours <= known
+
+
+# ---------------------------------------------------------------------------------------- links
+
+
+def anchors(text: str) -> set[str]:
+    """What the headings of a page can be linked by."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    headings = re.findall(r"^#+ +(.+)$", prose, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("source", PAGES, ids=lambda source: str(source.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(source: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", source.read_text()):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = source.parent / name if name else source
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.read_text()), link
+
+
+def test_the_tests_that_a_page_names_are_there() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page("docs/reliability.md"))
+    assert len(named) > 20
+    for name, function in named:
+        assert f"def {function}(" in page(name), f"{name}::{function}"
+
+
+# ------------------------------------------------------------------------------------- examples
+
+
+def test_the_dumped_segment_is_one() -> None:
+    text = section(page("docs/storage.md"), "A segment, byte by byte")
+    body = bytearray()
+    for offset, digits in re.findall(r"^([0-9a-f]{4})  ((?:[0-9a-f]{2} )+)", text, re.M):
+        assert int(offset, 16) == len(body)
+        body += bytes.fromhex(digits)
+    [(segment_id, crc)] = re.findall(r"id (\d+), crc (\d+)", text)
+
+    assert checksum(int(segment_id), bytes(body)) == int(crc)
+    mail, audit = decode(bytes(body))
+    [both], [single] = mail.runs, audit.runs
+    assert (mail.acks, [*mail.marks.items()]) == (
+        [(1, 2)],
+        [(4, Mark(2, retry=1, redelivered=True))],
+    )
+    assert both.lines(bytes(body)) == [b"m2 event=user.new bob", b"m4 event=user.new dan"]
+    assert single.lines(bytes(body)) == [b"m4 event=user.new dan"]

@@ -1,0 +1,85 @@
+"""Pages typed from top to bottom, each in one session with one broker.
+
+The one rule: what is typed, and what it shows, is on the page. Blocks that need Spark are typed in
+`test_pipeline_typed.py`.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.server_process import ServerProcess
+from tests.kit.typist import Typist, blocks, commands, pattern
+
+ROOT = Path(__file__).parents[2]
+
+
+PAGES = {
+    "README.md": 8,
+    "docs/tutorial.md": 12,
+    "docs/client.md": 8,
+    "docs/commands.md": 11,
+    "docs/spark.md": 4,
+    "docs/pipeline.md": 3,
+}
+"""The least number of things that are typed: where nothing is found, nothing fails."""
+
+
+@pytest.mark.parametrize(
+    ("page", "least"),
+    [
+        pytest.param(*each, id=each[0], marks=[pytest.mark.slow] * (each[0] != "README.md"))
+        for each in PAGES.items()
+    ],
+)
+def test_what_the_page_says_can_be_typed(page: str, least: int, tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "mqks.db") as server,
+        Typist(tmp_path, server.url, with_spark=False) as typist,
+    ):
+        typist.type((ROOT / page).read_text())
+    assert typist.typed >= least
+
+
+PAGE = """
+```console
+$ echo a \\
+  b
+a b
+$ false
+```
+"""
+
+
+def test_commands_are_found() -> None:
+    [block] = blocks(PAGE)
+    assert list(commands(block)) == [("echo a \\\n  b", ["a b"]), ("false", [])]
+
+
+def test_what_is_shown_is_compared() -> None:
+    shown = pattern(["a 0660dd0a1ce1d04da9454021", "…", "b …"])
+    assert shown.fullmatch("a 0123456789abcdef01234567\nb 1\n")
+    assert shown.fullmatch("a 0123456789abcdef01234567\nx\ny\nb 1\n")
+    assert not shown.fullmatch("a 0123456789abcdef0123456\nb 1\n")
+    assert not shown.fullmatch("a 0123456789abcdef01234567\nc 1\n")
+
+
+def typed(text: str, directory: Path, server: ServerProcess) -> None:
+    with Typist(directory, server.url, with_spark=False) as typist:
+        typist.type(text)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "```console\n$ false\n```",
+        "```console\n$ mqks ping\nno\n```",
+        "```console\n$ nc localhost 25000\np ping a\np ok a\np ping b\n```\n",
+        "```python\nprint(1)\n```\n```output\n2\n```",
+        "```python\nawait nothing\n```",
+        "```\nmqks ping\n```",
+    ],
+)
+def test_a_page_that_is_wrong_is_noticed(server: ServerProcess, wrong: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        typed(wrong, tmp_path, server)

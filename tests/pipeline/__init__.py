@@ -1,0 +1,1 @@
+"""Archives, reports and replays by Spark."""

@@ -1,0 +1,224 @@
+"""The jobs where tasks are lost and done again, at length on a cluster of Spark: a master and two
+workers on loopback, their executors, a server.
+
+The one rule: each message is counted, and what was started here is gone when a test ends.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.dataset as ds
+import pyspark
+import pytest
+
+import mqks.__main__
+from mqks.client.blocking import connect
+from mqks.pipeline.errors import JavaMissing
+from mqks.pipeline.reader import QueueReader
+from mqks.pipeline.session import check_java
+from mqks.testing import BrokerProcess
+from tests import pipeline_kills as kills
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BIN = Path(pyspark.__file__).with_name("bin")
+JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+WORKERS = 2
+COUNT = 20_000
+
+pytestmark = pytest.mark.timeout(900)  # JVMs one after the other.
+
+
+class Cluster:
+    """Standalone, as `start-all.sh` of a Spark makes it; a context in which it runs."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._log = directory / "log"
+        self._processes = ExitStack()
+        java = f"{JAVA} -Djava.io.tmpdir={directory}"
+        self._environment = os.environ | {
+            "SPARK_DAEMON_JAVA_OPTS": f"{java} -Dspark.master.rest.enabled=false",
+            "SPARK_LOCAL_DIRS": str(directory),
+        }
+        settings = {
+            "spark.driver.host": "127.0.0.1",
+            "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": java,
+        }
+        self._conf = [word for pair in settings.items() for word in ("--conf", "=".join(pair))]
+
+    def __enter__(self) -> "Cluster":
+        with self._processes:
+            flags = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+            self._start("master.Master", *flags)
+            [self.url, *_] = self._told(r"Starting Spark master at (\S+)", 1)
+            flags += ["--cores", "1", "--memory", "512m", "--work-dir", str(self._directory)]
+            for _ in range(WORKERS):
+                self._start("worker.Worker", *flags, self.url)
+            self._told(r"Registering worker", WORKERS)
+            self._processes = self._processes.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._processes.close()
+        kills.wait_for("all to end", lambda: not self._running())
+
+    def _start(self, program: str, *flags: str) -> None:
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                [BIN / "spark-class", f"org.apache.spark.deploy.{program}", *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+            )
+        self._processes.callback(process.wait, kills.LIMIT_S)
+        self._processes.callback(process.terminate)
+
+    def _told(self, sign: str, times: int) -> list[str]:
+        """What the log says, once it has said so as often."""
+
+        def found() -> list[str]:
+            return re.findall(sign, self._log.read_text())
+
+        kills.wait_for(f"{sign} in {self._log}", lambda: len(found()) >= times)
+        return found()
+
+    @property
+    def flags(self) -> list[str]:
+        """Of a command that is to run here."""
+        return ["--master", self.url, *self._conf]
+
+    def executors(self) -> list[int]:
+        """Their process ids."""
+        return [pid for pid in self._running() if "ExecutorBackend" in _command(pid)]
+
+    def _running(self) -> list[int]:
+        """Of executors and their Python; each works in a directory of its own below ours."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                works_here = (process / "cwd").readlink().is_relative_to(self._directory)
+            except OSError:
+                continue
+            if works_here:
+                found.append(int(process.name))
+        return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    try:
+        check_java()
+    except JavaMissing as missing:
+        pytest.skip(str(missing))
+    directory = tmp_path / "cluster"
+    directory.mkdir()
+    with Cluster(directory) as running:
+        yield running
+
+
+@pytest.mark.slow
+def test_all_that_can_be_killed_is_and_each_message_is_there_once(
+    spark: "SparkSession", mqks_broker_process: BrokerProcess, tmp_path: Path
+) -> None:
+    """Once: workers, which others replace, then the broker, then the job. The tests marked slow do
+    more of it: here and in tests/pipeline/test_pipeline_jobs.py and test_pipeline_json.py."""
+    broker, lake, log = mqks_broker_process, tmp_path / "lake", tmp_path / "log"
+    kills.subscribe(broker.url, "clicks")
+    flags = ["--url", broker.url, "--interval", "0.2", "--batch", "1000"]
+    job = kills.Job(log, "archive", "clicks", str(lake), *flags, "--master", "local[2,1000]")
+    sent = 0
+
+    def publish_more() -> None:
+        nonlocal sent
+        kills.publish(broker.url, 2_000, start=sent)
+        sent += 2_000
+
+    def a_task_is_lost() -> bool:
+        if job.is_running() and _messages(job) == sent:
+            publish_more()
+        kills.kill_workers(job.process.pid)
+        return "Lost task" in log.read_text()
+
+    kills.wait_for("the loss", a_task_is_lost)
+    kills.wait_for("all of it", lambda: _messages(job) == sent or not job.is_running())
+    publish_more()
+    broker.kill()
+    broker.start()
+    kills.wait_for("all of it", lambda: _messages(job) == sent or not job.is_running())
+    publish_more()
+    job.kill(everything=True)
+    kills.archive_once(spark, broker.url, "clicks", lake, "parquet")
+
+    assert kills.counted(lake) == kills.counted_by_spark(spark, lake) == (sent,) * 3
+
+
+@pytest.mark.slow
+def test_an_executor_is_killed_and_each_message_is_there_once(
+    cluster: Cluster, mqks_broker_process: BrokerProcess, tmp_path: Path
+) -> None:
+    url, lake, log = mqks_broker_process.url, tmp_path / "lake", tmp_path / "log"
+    kills.subscribe(url, "clicks")
+    kills.publish(url, COUNT)
+    flags = ["--url", url, "--interval", "0.2", *cluster.flags]
+    job = kills.Job(log, "archive", "clicks", str(lake), *flags)
+    staging = lake / "_mqks" / "staging"
+    kills.wait_for("a batch", lambda: kills.is_at_work(job, staging, set()))
+    os.kill(cluster.executors()[0], signal.SIGKILL)
+    kills.wait_for("the loss", lambda: "Lost executor" in log.read_text() or not job.is_running())
+    kills.publish(url, COUNT, start=COUNT)
+    kills.wait_for("all of it", lambda: _messages(job) == 2 * COUNT or not job.is_running())
+    job.process.terminate()
+    job.succeed()
+
+    assert kills.counted(lake) == (2 * COUNT,) * 3
+    table = ds.dataset(lake, partitioning="hive").to_table(columns=["offset", "topic", "value"])
+    archived = table.sort_by("offset").select(["topic", "value"]).to_pylist()
+    assert archived == [_message(n) for n in range(2 * COUNT)]
+
+    with connect(url) as client:
+        client.subscribe("copy", kills.EVENTS)
+    module = mqks.__main__.__file__
+    subprocess.run(
+        # Its queue is archived no more: it is the one beside it that is counted.
+        [
+            *[str(BIN / "spark-submit"), *cluster.flags, str(module)],
+            *["pipeline", "replay", str(lake), "--yes", "--url", url],
+        ],
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable},
+        stdin=subprocess.DEVNULL,
+        timeout=kills.LIMIT_S,
+        check=True,
+    )
+
+    with QueueReader(url, "copy") as reader:
+        log_range = reader.range()
+        batches = reader.read(log_range.first, log_range.next)
+        copied = [row for batch in batches for row in batch.select(["topic", "value"]).to_pylist()]
+    assert copied == archived
+
+
+def _messages(job: kills.Job) -> int:
+    return sum(progress["messages"] for progress in job.told)
+
+
+def _message(number: int) -> dict[str, object]:
+    """As `kills.publish` makes it."""
+    return {"topic": kills.EVENTS[number % len(kills.EVENTS)], "value": b"%0100d" % number}

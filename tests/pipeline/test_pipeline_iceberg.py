@@ -1,0 +1,320 @@
+"""Iceberg tables in SQL, REST and Glue catalogs: commits, partitions, schemas, merging; readers.
+
+The one rule: what is in a table is read by pyiceberg through the catalog.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from datetime import date
+from pathlib import Path
+from subprocess import PIPE, Popen
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.utils.config import Config
+
+from mqks.commands import main
+from mqks.pipeline.errors import LakeInUse, LakeUnfit, StoreAway
+from mqks.pipeline.iceberg import MERGED_MAX, IcebergTable, catalog_of, files, found
+from mqks.pipeline.lake import COLUMNS, stage
+from mqks.pipeline.places import lake_at, messages
+from mqks.pipeline.replay import Replay
+from mqks.pipeline.table import COMPACTION
+from mqks.pipeline.wire import Server
+from mqks.testing import Broker
+from tests import pipeline_kills as kills
+from tests.kit.rest_catalog import TOKEN
+from tests.pipeline.test_pipeline_jobs import publish, run, some, subscribe, waits
+from tests.pipeline.test_pipeline_lake import DAY_US, NOON_US, WRITTEN_LATER, batch, payloads, put
+from tests.pipeline.test_pipeline_store import Moto, free_port
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+URL = "iceberg://lake/db.events"
+
+
+@pytest.fixture(scope="module")
+def _moto() -> Iterator[Moto]:
+    moto = Moto()
+    yield moto
+    moto.stop()
+
+
+@pytest.fixture(autouse=True)
+def _catalog(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """A SQL catalog, or in a test for `EACH` another one."""
+    (tmp_path / "warehouse").mkdir()
+    told = {"URI": f"sqlite:///{tmp_path}/catalog.db", "WAREHOUSE": f"file://{tmp_path}/warehouse"}
+    with ExitStack() as opened:
+        match getattr(request, "param", "sql"):
+            case "rest":
+                command = [sys.executable, "-m", "tests.kit.rest_catalog", str(tmp_path)]
+                server = opened.enter_context(Popen(command, stdout=PIPE, text=True))
+                opened.callback(server.kill)
+                assert server.stdout is not None
+                told = {"URI": f"http://127.0.0.1:{int(server.stdout.readline())}", "TOKEN": TOKEN}
+            case "glue":
+                url = f"http://127.0.0.1:{request.getfixturevalue('_moto').port}"
+                httpx.post(f"{url}/moto-api/reset").raise_for_status()
+                keys = {"GLUE__ACCESS_KEY_ID": "key", "GLUE__SECRET_ACCESS_KEY": "secret"}
+                told |= {"TYPE": "glue", "GLUE__ENDPOINT": url, "GLUE__REGION": "us-east-1", **keys}
+                del told["URI"]
+        for name, value in told.items():
+            monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{name}", value)
+        monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # Else as at the import.
+        yield
+
+
+EACH = pytest.mark.parametrize("_catalog", ["sql", "rest", "glue"], indirect=True)
+# Moto's Glue updates a table whatever version it is told to be of: the last of two commits wins.
+COMPARING = pytest.mark.parametrize("_catalog", ["sql", "rest"], indirect=True)
+
+
+def offsets(url: str = URL) -> list[int]:
+    return sorted(found(url).scan().to_arrow()["offset"].to_pylist())
+
+
+@EACH
+def test_a_commit_has_files_and_how_far_they_go() -> None:
+    with IcebergTable(URL) as lake:
+        assert lake.next("q", "x-1") is None
+        put(lake, batch(range(4)))
+        lake.commit("q", "x-1", 9, [])
+        assert (lake.next("q", "x-1"), lake.arrived_us("q", "x-1")) == (9, NOON_US)
+    with IcebergTable(URL) as lake:
+        assert lake.by == ("date",)
+        assert (lake.next("q", "x-1"), lake.next("q", "x-2")) == (9, None)
+    assert offsets() == [0, 1, 2, 3]
+
+
+@EACH
+def test_partitions_are_transforms() -> None:
+    url = "iceberg://lake/db.hours"
+    with IcebergTable(url, by=("date", "hour", "event")) as lake:
+        put(lake, batch(range(4)))
+        put(lake, batch(range(4, 6), "ö%/ü x"))
+    with IcebergTable(url) as lake:
+        assert lake.by == ("date", "hour", "event")
+    assert [field.name for field in found(url).spec().fields] == ["hour", "event"]
+    rows = found(url).scan("topic = 'ö%/ü x' and timestamp >= '2026-11-20T12:00:00+00:00'")
+    assert sorted(rows.to_arrow()["offset"].to_pylist()) == [4, 5]
+    with pytest.raises(LakeUnfit, match="use --by hour,event"):
+        IcebergTable(url, by=("date",)).__enter__()
+    with pytest.raises(LakeUnfit, match="no partitions by parsed"):
+        IcebergTable("iceberg://lake/db.other", by=("date", "parsed")).__enter__()
+
+
+@EACH
+def test_of_two_archives_one_ends() -> None:
+    with IcebergTable(URL) as one, IcebergTable(URL) as other:
+        assert one.next("q", "x-1") is other.next("q", "x-1") is None
+        put(one, batch(range(4)))
+        with pytest.raises(LakeInUse, match="another archive has committed the queue q up to 4"):
+            put(other, batch(range(6)))
+        other.commit("q2", "x-2", 5, [])
+        put(one, batch(range(4, 8)))
+        assert other.next("q", "x-1") == 8
+    assert offsets() == list(range(8))
+
+
+@COMPARING
+def test_archives_of_several_queues_commit_at_once() -> None:
+    """Each of their commits fails when another comes before it, and is done again."""
+
+    def work(queue: int) -> None:
+        with IcebergTable(URL) as lake:
+            assert lake.next(f"q{queue}", "x") is None
+            for n in range(5):
+                rows = batch(range(queue * 100 + n, queue * 100 + n + 1))
+                lake.prepared(None)
+                lake.commit(f"q{queue}", "x", n + 1, list(stage(lake.staging, [rows])))
+
+    with IcebergTable(URL), ThreadPoolExecutor(3) as threads:
+        list(threads.map(work, range(3)))
+    assert offsets() == [queue * 100 + n for queue in range(3) for n in range(5)]
+
+
+@EACH
+def test_a_stale_commit_without_files_conflicts_too() -> None:
+    with IcebergTable(URL) as one, IcebergTable(URL) as other:
+        put(one, batch(range(4)))
+        with pytest.raises(LakeInUse):
+            other.commit("q", "x-1", 2, [])
+        assert one.next("q", "x-1") == 4
+
+
+@EACH
+def test_an_answer_of_the_catalog_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(catalog_of(URL)[0]) as opened:
+        catalog = type(opened)
+    commit = catalog.commit_table
+
+    def lost(*told: Any) -> Any:
+        commit(*told)
+        monkeypatch.setattr(catalog, "commit_table", commit)
+        raise TimeoutError("no answer")
+
+    with IcebergTable(URL) as lake:
+        put(lake, batch(range(4)))
+        monkeypatch.setattr(catalog, "commit_table", lost)
+        put(lake, batch(range(4, 6)))
+        assert lake.next("q", "x-1") == 6
+    assert offsets() == list(range(6))
+
+
+@EACH
+def test_a_table_grows_with_the_schema_and_gets_wider_types() -> None:
+    narrow, wide = (
+        pa.struct([("n", n), ("xs", pa.list_(pa.field("element", x)))])
+        for n, x in ((pa.int32(), pa.float32()), (pa.int64(), pa.float64()))
+    )
+    with IcebergTable(URL) as lake:
+        put(lake, batch(range(1)))
+        put(lake, payloads(range(1, 2), pa.array([{"n": 7, "xs": [0.5]}], narrow)))
+        put(lake, payloads(range(2, 3), pa.array([{"n": 2**40, "xs": None}], wide)))
+        assert lake.prepared(narrow) == wide
+        with pytest.raises(LakeUnfit, match=r"string after int64"):
+            lake.prepared(pa.struct([("n", pa.string())]))
+        more = pa.struct([*wide, ("user", pa.string())])
+        put(lake, payloads(range(3, 4), pa.array([{"user": "ann"}], more)))
+    table = found(URL).scan().to_arrow().sort_by("offset")
+    assert [data and data["n"] for data in table["data"].to_pylist()] == [None, 7, 2**40, None]
+    assert table["data"].to_pylist()[-1]["user"] == "ann"
+
+
+def test_a_table_of_an_older_version_gets_the_columns_of_origins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as older:
+        for module in ("iceberg", "table"):
+            older.setattr(f"mqks.pipeline.{module}.WRITTEN", COLUMNS)
+        with IcebergTable(URL) as lake:
+            put(lake, batch(range(4)))
+    assert not WRITTEN_LATER & {*found(URL).scan().to_arrow().column_names}
+    with IcebergTable(URL) as lake:
+        assert lake.next("q", "x-1") == 4
+        put(lake, batch(range(4, 8)))
+    assert {*found(URL).scan().to_arrow().column_names} > WRITTEN_LATER
+    assert offsets() == list(range(8))
+
+
+def test_old_snapshots_leave_the_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mqks.pipeline.iceberg.SNAPSHOTS_S", 0)
+    with IcebergTable(URL) as lake:
+        for n in range(COMPACTION):
+            put(lake, batch(range(n, n + 1)))
+            lake.roll(lambda groups: groups, 60)
+        assert lake.next("q", "x-1") == COMPACTION
+    assert len(found(URL).snapshots()) < COMPACTION
+    assert offsets() == list(range(COMPACTION))
+
+
+@EACH
+def test_small_files_are_merged_and_old_days_leave() -> None:
+    with IcebergTable(URL) as lake:
+        for n in range(2 * COMPACTION):
+            put(lake, batch(range(n * 2, n * 2 + 2)))
+            lake.roll(lambda groups: groups, 60)
+        assert offsets() == list(range(4 * COMPACTION))
+        assert len(files(URL)) < COMPACTION <= MERGED_MAX
+        put(lake, batch(range(100, 104), time_us=NOON_US + DAY_US))
+        before = found(URL).current_snapshot().snapshot_id
+        lake.expire(date(2026, 11, 21))
+        lake.expire(date(2026, 11, 21))
+        assert lake.next("q", "x-1") == 104
+    assert offsets() == list(range(100, 104))
+    assert found(URL).scan(snapshot_id=before).to_arrow().num_rows == 4 * COMPACTION + 4
+
+
+def test_its_files_are_on_the_disk_before_the_catalog_names_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    synced: set[str] = set()
+    fsync, commit = os.fsync, SqlCatalog.commit_table
+
+    def note(number: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{number}"))
+        fsync(number)
+
+    def checked(*told: Any) -> Any:
+        answer = commit(*told)
+        snapshot = answer.metadata.current_snapshot()
+        if snapshot is not None:
+            lists = [snapshot.manifest_list, answer.metadata_location]
+            lists += [each.manifest_path for each in snapshot.manifests(found(URL).io)]
+            assert {each.removeprefix("file://") for each in lists} <= synced
+        return answer
+
+    with IcebergTable(URL) as lake:
+        monkeypatch.setattr(os, "fsync", note)
+        monkeypatch.setattr(SqlCatalog, "commit_table", checked)
+        put(lake, batch(range(4)))
+        assert set(files(URL)) <= synced
+
+
+@EACH
+def test_from_the_queue_to_readers_and_back(
+    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
+) -> None:
+    subscribe(mqks_broker)
+    rows = some(0, 40) + some(40, 10, "order.new")
+    publish(mqks_broker, rows)
+    assert sum(p.messages for p in run(spark, mqks_broker, URL, batch_messages=20)) == 50
+    assert waits(mqks_broker) == []
+    ids = sorted(row[0] for row in rows)
+
+    assert sorted(row["key"].decode() for row in messages(spark, URL).collect()) == ids
+    for _ in range(2):
+        list(Replay(lake=URL, server=Server(url=mqks_broker.url)).run(spark, Event()))
+        assert [row[1:] for row in waits(mqks_broker)] == [row[1:] for row in rows]
+
+
+def test_what_is_no_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The command says so before it starts Spark, which would end the session of other tests."""
+    for wrong in ("iceberg://lake", "iceberg://lake/events", "iceberg://other/db.events"):
+        assert main(["pipeline", "archive", "q", wrong]) == os.EX_DATAERR
+    assert "PYICEBERG_CATALOG__OTHER__URI" in capsys.readouterr().err
+    with pytest.raises(LakeUnfit, match="there is no Iceberg table"):
+        files("iceberg://lake/db.none")
+    with pytest.raises(LakeUnfit, match="--catalog"):
+        lake_at(tmp_path, "iceberg")
+    catalog, name = catalog_of("iceberg://lake/db.foreign")
+    with closing(catalog):
+        catalog.create_namespace("db")
+        catalog.create_table(name, pa.schema([("x", pa.int64())]))
+    with pytest.raises(LakeUnfit, match="other partitions"):
+        IcebergTable("iceberg://lake/db.foreign").__enter__()
+
+
+@pytest.mark.parametrize("_catalog", ["rest"], indirect=True)
+def test_a_catalog_that_refuses_or_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TOKEN", "bad")
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    with pytest.raises(LakeUnfit, match=r"the store refuses this: .*another token"):
+        IcebergTable(URL).__enter__()
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    with IcebergTable(URL) as lake, pytest.raises(StoreAway):
+        lake.next("q", "x-1")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_all_is_killed_and_each_message_is_in_the_table_once(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    count, warehouse = 40_000, tmp_path / "warehouse"
+    kills.archive(spark, tmp_path, count, 1, "iceberg", 2, lake=URL, files=warehouse)
+
+    assert kills.counted_by_spark(spark, URL) == (count, count, count)
+    assert offsets() == list(range(1, count + 1))

@@ -1,0 +1,1031 @@
+"""Archive, report and replay on a real Spark with a real broker, and what their commands say.
+
+The one rule: what is in a lake is counted by pyarrow and by Spark alike.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from itertools import count
+from pathlib import Path
+from threading import Event, Thread
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import PySparkException
+
+from mqks.client.blocking import connect
+from mqks.client.errors import RequestFailed
+from mqks.commands import main
+from mqks.commands.connection import explained
+from mqks.errors import MqksError
+from mqks.pipeline import archive as archives
+from mqks.pipeline import job
+from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
+from mqks.pipeline.lake import Lake, has_files_without_data
+from mqks.pipeline.page import page
+from mqks.pipeline.places import lake_at, messages
+from mqks.pipeline.reader import QueueReader
+from mqks.pipeline.replay import Replay
+from mqks.pipeline.report import between, report, waiting
+from mqks.pipeline.sink import Publisher
+from mqks.pipeline.table import delta
+from mqks.pipeline.wire import Server
+from mqks.testing import Broker, BrokerProcess
+from tests import pipeline_kills as kills
+from tests.kit.clock_library import Clock
+from tests.kit.server_process import ServerProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Served = Broker | BrokerProcess
+YEAR_S = 365 * 86400
+EVENTS = ["page.view", "order.new", "rare"]
+INSTALL = "pip install 'mqks[spark]' there; "
+NAMED = "PYSPARK_PYTHON, or --conf spark.pyspark.python=PATH, names theirs"
+
+
+def subscribe(broker: Served, queue: str = "clicks", events: list[str] = EVENTS) -> None:
+    with connect(broker.url) as client:
+        client.subscribe(queue, events)
+
+
+def publish(broker: Served, rows: Iterable[tuple[str, str, str]]) -> None:
+    """Ids, events and data."""
+    columns = zip(*((i.encode(), e.encode(), d.encode()) for i, e, d in rows), strict=True)
+    with Publisher(Server(url=broker.url)) as publisher:
+        publisher.publish(*(pa.array(column, pa.binary()) for column in columns))
+
+
+def some(first: int, count: int, event: str = "page.view") -> list[tuple[str, str, str]]:
+    return [(f"m{n}", event, json.dumps({"n": n})) for n in range(first, first + count)]
+
+
+def run(
+    spark: "SparkSession",
+    broker: Served,
+    lake: Path | str,
+    format: str | None = None,
+    **options: Any,
+) -> list[archives.Progress]:
+    job = archives.Archive(
+        queue=options.pop("queue", "clicks"), server=Server(url=broker.url), once=True, **options
+    )
+    with lake_at(lake, format) as opened:
+        return list(job.run(spark.sparkContext, opened, Event()))
+
+
+def keys(lake: Path) -> list[str]:
+    table = ds.dataset(lake, partitioning="hive").to_table(columns=["key"])
+    return sorted(key.decode() for key in table["key"].to_pylist())
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return tmp_path / "lake"
+
+
+def waits(broker: Served, queue: str = "clicks") -> list[tuple[str, str, str]]:
+    """Ids, events and data of what waits in a queue."""
+    with QueueReader(broker.url, queue) as reader:
+        log = reader.range()
+        rows = [row for batch in reader.read(log.first, log.next) for row in batch.to_pylist()]
+    return [(row["key"].decode(), row["topic"], row["value"].decode()) for row in rows]
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_archive_takes_each_message_once_and_trims(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, format: str
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 50) + some(50, 10, "order.new"))
+    first = run(spark, mqks_broker, lake, format, batch_messages=25)
+    publish(mqks_broker, some(60, 7, "rare"))
+    second = run(spark, mqks_broker, lake, format)
+
+    assert [(p.first, p.next, p.messages, p.lag) for p in first] == [
+        (1, 26, 25, 35),
+        (26, 51, 25, 10),
+        (51, 61, 10, 0),
+    ]
+    assert sum(p.messages for p in second) == 7
+    assert waits(mqks_broker) == []
+    rows = messages(spark, lake).collect()
+    assert sorted(row["key"].decode() for row in rows) == sorted(f"m{n}" for n in range(67))
+    if format == "parquet":
+        assert keys(lake) == sorted(f"m{n}" for n in range(67))
+    assert {(row["topic"], bytes(row["value"])) for row in rows} >= {("rare", b'{"n": 66}')}
+    assert {row["queue"] for row in rows} == {"clicks"}
+    assert all(row["timestamp"] <= row["archived"] for row in rows)
+    assert run(spark, mqks_broker, lake, format) == []
+
+
+def test_archive_trims_what_the_last_run_could_not(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 10))
+    run(spark, mqks_broker, lake, trim=False)
+    assert len(waits(mqks_broker)) == 10
+    assert run(spark, mqks_broker, lake) == []
+
+    assert waits(mqks_broker) == []
+    assert len(keys(lake)) == 10
+
+
+def test_a_queue_made_anew_is_archived_from_its_beginning(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    for first in (0, 10):
+        subscribe(mqks_broker)
+        publish(mqks_broker, some(first, 10))
+        run(spark, mqks_broker, lake)
+        with connect(mqks_broker.url) as client:
+            client.delete_queue("clicks")
+
+    assert keys(lake) == sorted(f"m{n}" for n in range(20))
+
+
+def test_a_queue_made_anew_before_the_trim_is_archived_whole(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 10))
+    trims: list[Any] = []
+    trim = QueueReader.trim
+
+    def trim_too_late(reader: QueueReader, *told: Any) -> None:
+        if not trims:
+            with connect(mqks_broker.url) as client:
+                client.delete_queue("clicks")
+            subscribe(mqks_broker)
+            publish(mqks_broker, some(10, 5))
+        trims.append(told)
+        trim(reader, *told)
+
+    monkeypatch.setattr(QueueReader, "trim", trim_too_late)
+    run(spark, mqks_broker, lake)
+
+    assert keys(lake) == sorted(f"m{n}" for n in range(15))
+
+
+def test_archive_goes_on_until_it_is_stopped(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    stop, found = Event(), []
+    job = archives.Archive(queue="clicks", server=Server(url=mqks_broker.url), interval_s=0.05)
+    publish(mqks_broker, some(0, 3))
+    with Lake(lake) as opened:
+        for progress in job.run(spark.sparkContext, opened, stop):
+            found.append(progress.messages)
+            if len(found) == 3:
+                stop.set()
+            else:
+                publish(mqks_broker, some(10 * len(found), 3))
+
+    assert found == [3, 3, 3]
+    assert len(keys(lake)) == 9
+
+
+@pytest.mark.slow
+def test_small_files_are_merged_by_spark(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 40))
+    merged = run(spark, mqks_broker, lake, batch_messages=4, roll_s=3600)
+    publish(mqks_broker, some(40, 40))
+    alone = run(spark, mqks_broker, lake, batch_messages=4, roll_s=0)
+
+    assert [progress.waiting for progress in merged] == list(range(4, 44, 4))
+    assert [progress.waiting for progress in alone] == [0] * 10
+    assert len(keys(lake)) == 80
+    assert len(list(lake.glob("date=*/*.parquet"))) == 1 + 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_payloads_by_a_schema(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, format: str
+) -> None:
+    from pyspark.sql.types import StructType
+
+    subscribe(mqks_broker)
+    payloads = ['{"n": 1, "user": {"id": "a"}}', '{"n": "one"}', "no json", "", "{}", '{"n": 6']
+    publish(mqks_broker, [(f"m{n}", "rare", text) for n, text in enumerate(payloads)])
+    schema = StructType.fromDDL("n bigint, user struct<id: string>")
+    [progress] = run(spark, mqks_broker, lake, format, schema=schema)
+    files = [str(file) for file in lake.glob("date=*/*.parquet")]
+    rows = pa.concat_tables([pq.read_table(file) for file in files]).sort_by("offset").to_pylist()
+
+    assert progress.unparsed == 4
+    assert [row["value"].decode() for row in rows] == payloads
+    assert [row["data"] for row in rows] == [
+        {"n": 1, "user": {"id": "a"}},
+        None,
+        None,
+        None,
+        {"n": None, "user": None},
+        None,
+    ]
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+@pytest.mark.parametrize("published_since", [0, 5, 50])
+def test_a_database_older_than_the_lake_is_left_alone(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, format: str, published_since: int
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 5))
+    mqks_broker.stop()
+    database = mqks_broker.settings.db_file
+    snapshot = database.read_bytes()
+    mqks_broker.start()
+    publish(mqks_broker, some(5, 10))
+    run(spark, mqks_broker, lake, format)
+    mqks_broker.stop()
+    database.with_name(f"{database.name}-wal").unlink(missing_ok=True)
+    database.write_bytes(snapshot)
+    mqks_broker.start()
+    if published_since:  # They get numbers that the lake has, and more.
+        publish(mqks_broker, some(100, published_since))
+    with pytest.raises(DataLost, match=r"up to 16, but from 6 on .* older state of the database"):
+        run(spark, mqks_broker, lake, format)
+
+    assert len(waits(mqks_broker)) == 5 + published_since
+
+
+@pytest.mark.slow
+def test_a_clock_that_is_set_back_stops_no_archive(
+    spark: "SparkSession", clock: Clock, db: Path, lake: Path
+) -> None:
+    with ServerProcess(db, environment=clock.environment) as server:
+        subscribe(server)
+        for turn, ahead_s in enumerate((YEAR_S, 0, -YEAR_S)):
+            clock.ahead(ahead_s)
+            publish(server, some(10 * turn, 10))
+            # What is archived stays, so that times of all turns are looked through.
+            run(spark, server, lake, trim=False)
+        publish(server, some(30, 10))
+        run(spark, server, lake)
+        assert waits(server) == []
+    assert keys(lake) == sorted(f"m{n}" for n in range(40))
+    assert len(list(lake.glob("date=*"))) == 3
+
+
+def test_two_archives_of_a_queue_notice_each_other(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    other = lake.with_name("other")
+    for first, path in ((0, lake), (10, other), (20, other)):
+        publish(mqks_broker, some(first, 10))
+        run(spark, mqks_broker, path)
+    publish(mqks_broker, some(30, 5))
+    with pytest.raises(DataLost, match="messages 11 to 30 of the queue clicks are gone"):
+        run(spark, mqks_broker, lake)
+    assert len(waits(mqks_broker)) == 5
+    run(spark, mqks_broker, lake, fail_on_data_loss=False)
+
+    assert keys(lake) == sorted(f"m{n}" for n in [*range(10), *range(30, 35)])
+    assert run(spark, mqks_broker, lake) == []
+
+
+def test_what_is_trimmed_under_a_batch_is_noticed(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 10))
+    stage = archives._Run._stage
+
+    def trimmed_meanwhile(*told: Any) -> Any:
+        with QueueReader(mqks_broker.url, "clicks") as reader:
+            reader.trim(4)
+        return stage(*told)
+
+    monkeypatch.setattr(archives._Run, "_stage", trimmed_meanwhile)
+    with pytest.raises(PySparkException, match="messages 1 to 3 of the queue clicks are gone"):
+        run(spark, mqks_broker, lake)
+
+    assert len(waits(mqks_broker)) == 7
+
+
+def test_archive_of_no_queue(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
+    with pytest.raises(RequestFailed):
+        run(spark, mqks_broker, lake)
+
+
+# ------------------------------------------------------------------------------------- report
+
+
+def sent(n: int, event: str, ago_s: float, form: str) -> tuple[str, str, str]:
+    at = time.time() - ago_s
+    told: Any = datetime.fromtimestamp(at, UTC).isoformat() if form == "iso" else at
+    if form in ("ms", "us"):
+        told = round(at * (1e3 if form == "ms" else 1e6))
+    return f"m{n}", event, json.dumps({"sent": told})
+
+
+@pytest.mark.slow
+def test_report_of_a_queue_and_of_its_lake(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, [sent(0, "rare", 5, "s"), *some(100, 1)])
+    publish(mqks_broker, [("again", "order.new", "x"), ("other", "order.new", "yy")])
+    with connect(mqks_broker.url) as client:
+        client.publish("order.new", "x", id="again", confirm=True)
+    time.sleep(1.1)  # The next ones are to lie in another window than the first.
+    forms = ("s", "ms", "us", "iso")
+    publish(mqks_broker, [sent(n, "page.view", 10, forms[n % 4]) for n in range(1, 41)])
+    live = report(
+        waiting(spark, "clicks", mqks_broker.url), title="t", window_s=1, sent_field="sent"
+    )
+    assert len(waits(mqks_broker)) == 45, "a report changes nothing"
+    run(spark, mqks_broker, lake)
+    kept = report(messages(spark, lake), title="t", window_s=1, sent_field="sent")
+
+    assert (live.events, live.windows, live.delays) == (kept.events, kept.windows, kept.delays)
+    assert [(e.event, e.messages, e.ids, e.retries) for e in kept.events] == [
+        ("page.view", 41, 41, 0),
+        ("order.new", 3, 2, 1),
+        ("rare", 1, 1, 0),
+    ]
+    assert {e.event: e.bytes for e in kept.events}["order.new"] == 4
+    assert sum(window.messages for window in kept.windows) == kept.messages == 45
+    assert [event.event for event in kept.silent] == ["order.new", "rare"]
+    [delay] = kept.delays
+    assert (delay.queue, delay.messages) == ("clicks", 41)
+    assert 9 < delay.p50 <= delay.p90 <= delay.p99 <= delay.most < 300
+    [waited] = report(messages(spark, lake), title="t").delays
+    assert 0 <= waited.p50 <= waited.most < 300
+
+    kept.write_parquet(lake.with_name("windows.parquet"))
+    windows = pq.read_table(lake.with_name("windows.parquet"))
+    assert sum(windows["messages"].to_pylist()) == 45
+
+
+def test_a_time_that_is_none_is_passed_over(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    odd = ["NaN", "Infinity", "-Infinity", 1e300, -1e300, -5, "9" * 400, "", None, {}]
+    subscribe(mqks_broker)
+    rows = [(f"m{n}", "rare", json.dumps({"sent": told})) for n, told in enumerate(odd)]
+    publish(mqks_broker, [*rows, sent(99, "rare", 10, "s")])
+    found = report(
+        waiting(spark, "clicks", mqks_broker.url), title="t", window_s=1, sent_field="sent"
+    )
+
+    [delay] = found.delays
+    assert (delay.messages, 9 < delay.p50 == delay.most < 300) == (1, True)
+    assert "rare" in page(found)
+
+
+@pytest.mark.slow
+def test_windows_have_a_limit(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
+    from pyspark.sql import functions as F
+
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 2))
+    rows = waiting(spark, "clicks", mqks_broker.url)
+    days = rows.withColumn("timestamp", F.timestamp_seconds(F.col("offset") * 86_400))
+
+    assert report(days, title="t").window_s == 3_600
+    with pytest.raises(BadOption, match="windows of 1 s"):
+        report(days, title="t", window_s=1)
+
+
+@pytest.mark.slow
+def test_report_between_two_times(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 5))
+    run(spark, mqks_broker, lake)
+    rows = messages(spark, lake)
+    now = datetime.now(UTC)
+
+    assert between(rows, now - timedelta(hours=1), now).count() == 5
+    assert between(rows, now, None).count() == 0
+    assert between(rows, None, now - timedelta(days=2)).count() == 0
+    assert report(between(rows, now, None), title="none").events == []
+    with pytest.raises(LakeUnfit, match="no lake"):
+        messages(spark, lake / "none")
+
+
+class _Page(HTMLParser):
+    """What a page is made of, and whether everything that was opened is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "rect", "line"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("rect", "line") or self.open[-1] == tag:
+            assert self.open.pop() == tag
+
+
+@pytest.mark.slow
+def test_the_page_of_a_report(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
+    events = [f"e{n}" for n in range(9)] + ["<script>alert(1)</script>"]
+    subscribe(mqks_broker, events=events)
+    publish(mqks_broker, [(f"m{n}", events[n % 10], "x") for n in range(100)])
+    run(spark, mqks_broker, lake)
+    text = page(report(messages(spark, lake), title="<b>"))
+    found = _Page(text)
+
+    assert (found.open, found.links) == ([], [])
+    assert "script" not in found.tags
+    assert {"svg", "table", "figure"} <= set(found.tags)
+    assert "&lt;script&gt;" in text
+    assert "prefers-color-scheme: dark" in text
+    nothing = between(messages(spark, lake), datetime.now(UTC), None)
+    assert _Page(page(report(nothing, title="nothing"))).open == []
+
+
+# ------------------------------------------------------------------------------------- replay
+
+
+def test_replay_publishes_each_message_once_and_in_order(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 30) + some(30, 10, "order.new"))
+    run(spark, mqks_broker, lake, batch_messages=7)
+    subscribe(mqks_broker, "copy")
+    options: dict[str, Any] = {"lake": lake, "server": Server(url=mqks_broker.url)}
+    some_of_it = Replay(**options, events="order.*", name="some")
+    assert some_of_it.counts(spark) == [("order.new", 10)]
+    masks = {"**": 40, "*.*": 40, "order.**": 10, "ord**w": 10, "*": 0, "order.ne?": 0}
+    for mask, total in masks.items():
+        counts = Replay(**options, events=mask).counts(spark)
+        assert sum(number for _, number in counts) == total, mask
+    assert waits(mqks_broker, "copy") == []
+    for _ in range(2):
+        *_, last = some_of_it.run(spark, Event())
+        assert (last.messages, last.total) == (10, 10)
+    assert [row[1:] for row in waits(mqks_broker, "copy")] == [
+        row[1:] for row in some(30, 10, "order.new")
+    ]
+    *_, last = Replay(**options).run(spark, Event())
+    copied = waits(mqks_broker, "copy")[10:]
+
+    assert last.total == 40
+    assert [row[1:] for row in copied] == [
+        row[1:] for row in some(0, 30) + some(30, 10, "order.new")
+    ]
+    assert len({row[0] for row in copied}) == 40
+    with QueueReader(mqks_broker.url, "copy", meta=True) as reader:
+        [headers] = [batch["headers"].to_pylist() for batch in reader.read(11, 51)]
+    with QueueReader(mqks_broker.url, "clicks") as reader:
+        epoch = reader.range().epoch
+    assert [[header["key"] for header in told] for told in headers] == [
+        ["origin_queue", "origin_epoch", "origin_offset"]
+    ] * 40
+    assert [tuple(header["value"].decode() for header in told) for told in headers] == [
+        ("clicks", epoch, str(number)) for number in range(1, 41)
+    ]
+    with pytest.raises(BadOption, match="another name"):
+        list(Replay(**options, events="rare").run(spark, Event()))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "goes_on"),
+    [
+        ("*", "**", True),
+        ("*", "*", False),
+        ("rare", "rare", True),
+        ("order.*", "order.*", False),
+        ("order.*", "order.**", False),
+        ("rar?", "rar?", False),
+    ],
+)
+def test_a_replay_that_an_older_version_began(
+    tmp_path: Path, before: str, now: str, goes_on: bool
+) -> None:
+    """In its masks a star stood for any characters."""
+    job = Replay(lake=tmp_path, server=Server(url="mqks://here"), events=now)
+    job._save(tmp_path, 17, {"offset": 3})
+    state = json.loads((tmp_path / job._state).read_bytes())
+    del state["job"]["mask"]
+    state["job"]["events"] = before
+    (tmp_path / job._state).write_text(json.dumps(state))
+
+    if goes_on:
+        assert job._load(tmp_path) == (17, {"offset": 3})
+    else:
+        with pytest.raises(BadOption, match="another name"):
+            job._load(tmp_path)
+
+
+def test_a_lake_whose_older_files_have_no_data(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    """The way to read it that the docs show, typed as it is there."""
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 3))
+    run(spark, mqks_broker, lake)
+    assert has_files_without_data(lake)
+    publish(mqks_broker, some(3, 2))
+    run(spark, mqks_broker, lake, schema=job.schema_of("n bigint"), roll_s=1e9)
+    docs = Path(__file__).parents[2] / "docs" / "pipeline.md"
+    [code] = re.findall(r"```python\n(import pyarrow as pa\n.*?)```", docs.read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(code.replace('"visits-lake"', repr(str(lake))), names)
+    rows = sorted(names["lake"].to_table().to_pylist(), key=lambda row: row["key"])
+    assert [row["data"] for row in rows] == [None, None, None, {"n": 3}, {"n": 4}]
+    assert {row["topic"] for row in rows} == {"page.view"}
+
+
+@pytest.mark.slow
+def test_a_replay_that_would_be_archived_again_needs_a_yes(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 5))
+    run(spark, mqks_broker, lake)
+    job_of_it = Replay(lake=lake, server=Server(url=mqks_broker.url))
+    assert job_of_it.archived_here(spark) == ["clicks"]
+
+    at = [str(lake), "--url", mqks_broker.url]
+    refused = mqks("replay", *at)
+    assert (refused.returncode, refused.stdout) == (65, "")
+    assert f"\nmqks: {lake} was archived from clicks of this server: " in refused.stderr
+    assert "the lake contains each of them twice" in refused.stderr
+    assert refused.stderr.endswith("or give --yes\n")
+    dry = mqks("replay", *at, "--dry-run")
+    assert dry.returncode == 0
+    assert "page.view" in dry.stdout
+    assert "without --dry-run this needs --yes" in dry.stderr
+    assert waits(mqks_broker) == []
+
+    assert mqks("replay", *at, "--yes").returncode == 0
+    assert len(waits(mqks_broker)) == 5
+    # The queue of this name is another one now, and so is another server's.
+    with connect(mqks_broker.url) as client:
+        client.delete_queue("clicks")
+        assert job_of_it.archived_here(spark) == []
+        client.subscribe("clicks", ["page.view"])
+    assert job_of_it.archived_here(spark) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_an_archive_leaves_out_what_a_replay_published(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, format: str
+) -> None:
+    from pyspark.sql.types import StructType
+
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 30))
+    run(spark, mqks_broker, lake, format)
+    options: dict[str, Any] = {"lake": lake, "server": Server(url=mqks_broker.url)}
+    *_, last = Replay(**options).run(spark, Event())
+    assert last.messages == 30
+    [all_of_it] = run(spark, mqks_broker, lake, format)
+    assert (all_of_it.messages, all_of_it.left_out, all_of_it.files) == (0, 30, 0)
+    assert waits(mqks_broker) == []
+    assert run(spark, mqks_broker, lake, format) == []  # The lake has up to there.
+
+    *_, last = Replay(**options, name="again").run(spark, Event())
+    publish(mqks_broker, some(30, 5))
+    schema = StructType.fromDDL("n bigint")
+    [some_of_it] = run(spark, mqks_broker, lake, format, schema=schema)
+    assert (some_of_it.messages, some_of_it.left_out, some_of_it.unparsed) == (5, 30, 0)
+    assert keys(lake) == sorted(f"m{n}" for n in range(35))
+
+    *_, last = Replay(**options, name="third").run(spark, Event())
+    [told] = run(spark, mqks_broker, lake, format, include_replays=True)
+    assert (told.messages, told.left_out) == (35, 0)
+    assert len(keys(lake)) == 70
+    table = delta(lake).to_pyarrow_dataset() if format == "delta" else ds.dataset(lake)
+    origins = table.filter(ds.field("origin_queue") == "clicks").to_table()["origin_offset"]
+    assert sorted(origins.to_pylist()) == [*range(1, 31), *range(91, 96)]
+
+    # Another queue has no originals of it.
+    subscribe(mqks_broker, "copy")
+    *_, last = Replay(**options, name="fourth").run(spark, Event())
+    [copied] = run(spark, mqks_broker, lake.with_name("copy"), format, queue="copy")
+    assert (copied.messages, copied.left_out) == (70, 0)
+
+
+@pytest.mark.slow
+def test_a_replay_of_many_parts_keeps_the_order(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscribe(mqks_broker)
+    data = "x" * 1000
+    for n in range(0, 40, 5):  # Arrivals at several times: a part holds what came at one whole.
+        publish(mqks_broker, [(f"m{m}", "rare", f"{m}{data}") for m in range(n, n + 5)])
+    run(spark, mqks_broker, lake)
+    subscribe(mqks_broker, "copy")
+    sent_at_once: list[int] = []
+    publish_all = Publisher.publish
+
+    def publish_some(publisher: Publisher, ids: Any, *columns: Any) -> None:
+        sent_at_once.append(len(ids))
+        publish_all(publisher, ids, *columns)
+
+    monkeypatch.setattr("mqks.pipeline.replay.PART_BYTES", 8_000)
+    monkeypatch.setattr(Publisher, "publish", publish_some)
+    list(Replay(lake=lake, server=Server(url=mqks_broker.url)).run(spark, Event()))
+
+    assert [row[2] for row in waits(mqks_broker, "copy")] == [f"{n}{data}" for n in range(40)]
+    assert max(sent_at_once) < 40
+
+
+@pytest.mark.slow
+def test_a_replay_that_forgot_where_it_was_doubles_nothing(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 20))
+    run(spark, mqks_broker, lake)
+    subscribe(mqks_broker, "copy")
+    for _ in range(2):
+        list(Replay(lake=lake, server=Server(url=mqks_broker.url)).run(spark, Event()))
+        [state] = (lake / "_mqks" / "replays").iterdir()
+        state.unlink()
+
+    assert len(waits(mqks_broker, "copy")) == 20
+
+
+def test_replay_in_the_pace_it_had(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0  # Of a clock that goes on while one waits, and else stands still.
+
+    class Waits(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal now_s
+            assert timeout
+            now_s += timeout
+            return False
+
+    published_s: list[float] = []
+    publish_all = Publisher.publish
+
+    def publish_some(publisher: Publisher, ids: Any, *columns: Any) -> None:
+        published_s.extend([now_s] * len(ids))
+        publish_all(publisher, ids, *columns)
+
+    subscribe(mqks_broker)
+    for n in range(3):
+        publish(mqks_broker, some(n, 1))
+    with QueueReader(mqks_broker.url, "clicks") as reader:
+        [came] = [batch["timestamp"].to_pylist() for batch in reader.read(1, 4)]
+    run(spark, mqks_broker, lake)
+    monkeypatch.setattr("mqks.pipeline.replay.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(Publisher, "publish", publish_some)
+    list(Replay(lake=lake, server=Server(url=mqks_broker.url), speed=2.0).run(spark, Waits()))
+
+    passed_s = [(at - came[0]).total_seconds() for at in came]
+    assert passed_s == sorted(set(passed_s)), "they came one after the other"
+    assert [at_s - 1000 for at_s in published_s] == pytest.approx([at / 2 for at in passed_s])
+
+
+# ------------------------------------------------------------------------------- the command line
+
+
+def mqks(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mqks", "pipeline", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | environment,
+    )
+
+
+def test_what_is_wrong_with_a_lake_is_told_before_java_is_asked_for(lake: Path) -> None:
+    (lake / "_delta_log").mkdir(parents=True)
+    done = mqks("archive", "q", str(lake), "--once", JAVA_HOME="/nowhere", PATH="/nowhere")
+
+    assert (done.returncode, done.stdout) == (65, "")
+    assert done.stderr.endswith("is a Delta table: use --format delta\n")
+
+
+def test_without_java_exactly_that_is_said(tmp_path: Path) -> None:
+    done = mqks("archive", "q", str(tmp_path), "--once", JAVA_HOME="/nowhere", PATH="/nowhere")
+
+    assert (done.returncode, done.stdout) == (69, "")
+    assert "Java was not found" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("url", ["ftp://bucket/lake", "s3:/bucket/lake", "file:///lake"])
+@pytest.mark.parametrize("command", [["archive", "q"], ["report"], ["replay"]])
+def test_a_url_is_no_directory(
+    command: list[str],
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["pipeline", *command, url]) == os.EX_DATAERR
+    assert capsys.readouterr().err.startswith(f"mqks: a lake cannot be at {url.partition('/')[0]}/")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_the_extra_its_name_is_told(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['pyspark'] = None")
+    done = mqks("report", str(tmp_path), PYTHONPATH=str(tmp_path))
+
+    assert done.returncode == 69
+    assert done.stderr.strip().endswith("pip install 'mqks[spark]'")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report"],
+        ["report", "lake", "--queue", "q"],
+        ["report", "lake", "--start", "noon"],
+        ["replay", "lake", "--speed", "0"],
+        ["archive", "q", "lake", "--conf", "nothing"],
+    ],
+)
+def test_what_the_command_line_does_not_understand(arguments: list[str]) -> None:
+    assert main(["pipeline", *arguments]) == os.EX_USAGE
+
+
+@pytest.mark.parametrize("text", ["int", '{"type": "nothing"}', "no schema at all"])
+def test_what_is_no_schema(spark: "SparkSession", text: str) -> None:
+    with pytest.raises(BadOption, match="schema"):
+        job.schema_of(text)
+
+
+def test_a_schema_is_read_from_a_file_or_as_it_stands(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    told = job.schema_of("n bigint")
+    assert told is not None
+    for name, text in (("ddl", "n bigint"), ("json", told.json())):
+        (tmp_path / name).write_text(text)
+        assert job.schema_of(str(tmp_path / name)) == told
+    assert job.schema_of(None) is None
+
+
+@pytest.mark.slow  # Archive and replay run as commands in the tests with kills.
+def test_report_as_a_command(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, tmp_path: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 20) + some(20, 3, "rare"))
+    run(spark, mqks_broker, lake)
+    html, windows = tmp_path / "report.html", tmp_path / "windows.parquet"
+    done = mqks("report", str(lake), "--html", str(html), "--parquet", str(windows), "--top", "1")
+
+    assert done.returncode == 0, done.stderr
+    assert "23 messages" in done.stdout
+    assert "page.view" in done.stdout
+    assert "rare" not in done.stdout
+    assert html.read_text().startswith("<!doctype html>")
+    assert sum(pq.read_table(windows)["messages"].to_pylist()) == 23
+
+
+@pytest.mark.parametrize(
+    ("told", "code", "line"),
+    [
+        ("mqks.pipeline.errors.DataLost: messages 1 to 3 are gone", 65, "messages 1 to 3 are gone"),
+        ("mqks.client.errors.RequestFailed: no such queue", 65, "no such queue"),
+        (
+            "mqks.client.errors.ConnectionLost: queues:25000 from node7: [Errno 111] no",
+            69,
+            "the server cannot be reached: queues:25000 from node7: [Errno 111] no",
+        ),
+        ("mqks.pipeline.errors.LakeUnfit: not on node7", 65, "not on node7"),
+        ("ModuleNotFoundError: No module named 'mqks.pipeline'", 70, f"no mqks: {INSTALL}{NAMED}"),
+        (
+            "x.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different"
+            " version: 3.13 than that in driver: 3.11, PySpark cannot",
+            70,
+            f"Python is 3.13, and this one is 3.11; {NAMED}",
+        ),
+        (
+            ": org.apache.spark.SparkException: Job aborted: java.io.IOException: Cannot run"
+            ' program "/opt/python": error=2, No such file or directory',
+            70,
+            f"the workers have no Python /opt/python; {NAMED}",
+        ),
+        (
+            ": java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
+            70,
+            "there is no master at that URL; see Spark's own lines above",
+        ),
+        ("OSError: [Errno 28] No space left", 70, "OSError: [Errno 28] No space left"),
+    ],
+)
+def test_what_ended_a_task_is_told_in_a_line(told: str, code: int, line: str) -> None:
+    frames = "org.apache.spark.SparkException: Job aborted\n\tat org.apache.spark.Executor"
+    text = f"An exception was thrown from the worker\n  File x\n{told}\n\n{frames}"
+    failure = job.failure(text)
+
+    assert isinstance(failure, MqksError)
+    assert failure.exit_code == code
+    assert str(failure).endswith(line)
+
+
+def test_the_server_tells_why_it_refused_a_task(mqks_broker: Broker) -> None:
+    with QueueReader(mqks_broker.url, "none") as reader, pytest.raises(RequestFailed) as refused:
+        reader.range()
+    told = f"Traceback\nmqks.client.errors.RequestFailed: {refused.value}\n SQLSTATE: 38000"
+    failure = explained(job.failure(told), mqks_broker.url)
+
+    assert str(failure) == f"{refused.value}: range: there is no queue 'none'"
+
+
+def test_an_error_that_says_nothing_is_told_by_its_cause() -> None:
+    from py4j.protocol import Py4JNetworkError
+
+    silent = Py4JNetworkError()
+    assert job.text(silent) == "Py4JNetworkError"
+    silent.__cause__ = ConnectionResetError(104, "reset")
+    assert job.text(silent) == "[Errno 104] reset"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_until_java_has_started(number: signal.Signals) -> None:
+    steps = []
+
+    def start() -> None:
+        with job.signals_wait():
+            signal.raise_signal(number)
+            steps.append("started")
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert steps == ["started"]
+
+
+# ----------------------------------------------------------------------------------------- kills
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark")
+def test_when_java_alone_is_killed_that_is_said(mqks_broker: Broker, tmp_path: Path) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 10))
+    flags = ["--url", mqks_broker.url, "--interval", "0.2", "--batch", "10"]
+    job = kills.Job(tmp_path / "log", "archive", "clicks", str(tmp_path / "lake"), *flags)
+    kills.wait_for("a batch", lambda: job.told or not job.is_running())
+    driver = job.process.pid
+    for child in Path(f"/proc/{driver}/task/{driver}/children").read_text().split():
+        with suppress(ProcessLookupError):
+            os.kill(int(child), signal.SIGKILL)
+    publish(mqks_broker, some(10, 10))
+
+    assert job.process.wait(kills.LIMIT_S) == 70
+    # A thread of PySpark may write its own trace before or after it.
+    assert "mqks: Spark's Java process has died" in (tmp_path / "log").read_text().splitlines()
+    assert len(waits(mqks_broker)) == 10, "nothing is trimmed that is not in the lake"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("format", "driver_kills"), [("parquet", 4), ("delta", 2)])
+def test_all_is_killed_and_each_message_is_in_the_lake_once(
+    spark: "SparkSession", tmp_path: Path, format: str, driver_kills: int
+) -> None:
+    count = 40_000
+    lake = kills.archive(spark, tmp_path, count, seed=1, format=format, driver_kills=driver_kills)
+
+    assert kills.counted_by_spark(spark, lake) == (count, count, count)
+    if format == "parquet":
+        assert kills.counted(lake) == (count, count, count)
+
+
+@pytest.mark.slow
+def test_the_broker_is_killed_under_a_replay(
+    spark: "SparkSession",
+    mqks_broker: Broker,
+    tmp_path: Path,
+    lake: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    subscribe(mqks_broker)
+    rows = some(0, 200)
+    for n in range(0, 200, 20):  # Arrivals at several times: a part holds what came at one whole.
+        publish(mqks_broker, rows[n : n + 20])
+    run(spark, mqks_broker, lake)
+    other = BrokerProcess(tmp_path / "other.db")
+    parts, publish_all = count(), Publisher.publish
+
+    def kill() -> None:
+        other.kill()
+        other.start()
+
+    def publish_some(publisher: Publisher, ids: Any, *columns: Any) -> None:
+        killer = Thread(target=kill if next(parts) == 1 else bool)
+        killer.start()
+        publish_all(publisher, ids, *columns)
+        killer.join()
+
+    monkeypatch.setattr("mqks.pipeline.replay.PART_BYTES", 200)
+    monkeypatch.setattr(Publisher, "publish", publish_some)
+    with other:
+        subscribe(other, "copy")
+        list(Replay(lake=lake, server=Server(url=other.url)).run(spark, Event()))
+        assert [row[1:] for row in waits(other, "copy")] == [row[1:] for row in rows]
+
+    assert next(parts) > 2, "all went before the kill"
+
+
+@pytest.mark.slow
+def test_replay_while_the_broker_is_killed(spark: "SparkSession", tmp_path: Path) -> None:
+    copy = kills.replay(spark, tmp_path, 200_000, seed=1)
+
+    assert kills.counted(copy) == (200_000, 200_000, 200_000)
+    assert kills.counted_by_spark(spark, copy) == (200_000, 200_000, 200_000)
+
+
+# ------------------------------------------------------------------------------------- many queues
+
+
+def published(broker: Broker, queue: str, first: int, count: int) -> None:
+    with connect(broker.url) as client:
+        client.subscribe(queue, [queue])
+    publish(broker, some(first, count, queue))
+
+
+def test_queues_by_a_mask_into_one_table(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "FIND_S", 0.0)
+    for number, queue in enumerate(("orders.eu", "orders.us", "orders.us.test", "other")):
+        published(mqks_broker, queue, 100 * number, 10)
+    found = run(spark, mqks_broker, lake, "delta", queue="orders.*", batch_messages=6)
+    assert sorted((p.queue, p.messages) for p in found) == [
+        *(("orders.eu", count) for count in (4, 6)),
+        *(("orders.us", count) for count in (4, 6)),
+    ]
+    with pytest.raises(BadOption, match=r"no queue matches none\.\*"):
+        run(spark, mqks_broker, lake, "delta", queue="none.*")
+
+    stop, told = Event(), []
+    job = archives.Archive(queue="orders.*", server=Server(url=mqks_broker.url), interval_s=0)
+    with lake_at(lake, "delta") as opened:
+        published(mqks_broker, "orders.eu", 50, 3)
+        for progress in job.run(spark.sparkContext, opened, stop):
+            told.append((progress.queue, progress.messages))
+            if len(told) == 1:
+                with connect(mqks_broker.url) as client:
+                    client.delete_queue("orders.us")
+                published(mqks_broker, "orders.new", 60, 2)
+            else:
+                stop.set()
+
+    assert told == [("orders.eu", 3), ("orders.new", 2)]
+    rows = [(row["queue"], row["key"].decode()) for row in messages(spark, lake).collect()]
+    keys = {"orders.eu": [*range(10), 50, 51, 52], "orders.new": [60, 61]}
+    keys["orders.us"] = [*range(100, 110)]
+    assert sorted(rows) == sorted((name, f"m{n}") for name in keys for n in keys[name])
+
+
+def test_the_server_shows_how_far_an_archive_is(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    def row() -> dict[str, Any]:
+        with connect(mqks_broker.url) as client:
+            told: dict[str, Any] = client.stats("queue", "clicks")
+        return told
+
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 10))
+    assert (row()["archived_seq"], row()["archive_lag"]) == (None, None)
+    with lake_at(lake) as opened:
+        job = archives.Archive(queue="clicks", server=Server(url=mqks_broker.url), once=True)
+        steps = replace(job, batch_messages=4).run(spark.sparkContext, opened, Event())
+        assert (next(steps).lag, row()["archived_seq"], row()["archive_lag"]) == (6, 5, 6)
+        list(steps)
+    publish(mqks_broker, some(10, 3))
+    assert (row()["archived_seq"], row()["archive_lag"]) == (11, 3)

@@ -1,0 +1,816 @@
+"""`format("mqks")`: what the source plans and reads, most of it without Spark; a few real runs."""
+
+import json
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql.datasource import (
+    CaseInsensitiveDict,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import LongType, StringType, StructType
+
+import mqks
+from mqks.client import urls
+from mqks.pipeline import columns, wire
+from mqks.pipeline.errors import BadOption, DataLost
+from mqks.pipeline.options import EARLIEST, Place, read_options, write_options
+from mqks.pipeline.reader import QueueReader
+from mqks.pipeline.source import (
+    ROWS_PER_PARTITION,
+    SCHEMA,
+    BatchReader,
+    MqksDataSource,
+    Slice,
+    StreamReader,
+)
+from mqks.testing import Broker, BrokerProcess
+from tests.kit.log_peer import LogPeer
+from tests.kit.waiting import WAIT_S
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+TIME_US = 1_700_000_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "RETRY_MIN_S", 0.001)
+
+
+def publish(broker: Broker | BrokerProcess, numbers: Iterable[int]) -> None:
+    with mqks.blocking.connect(broker.url) as client:
+        client.subscribe("q", ["e.0", "e.1"])
+        client.publish_many([(f"e.{n % 2}", f"data {n}") for n in numbers])
+
+
+def log_of(numbers: Iterable[int], epoch: str = "one") -> LogPeer:
+    return LogPeer([(n, TIME_US + n, b"m%d event=e data" % n) for n in numbers], epoch)
+
+
+def source(url: str, **options: object) -> MqksDataSource:
+    told = {"url": url, "queue": "q"} | {name: str(value) for name, value in options.items()}
+    return MqksDataSource(CaseInsensitiveDict(told))
+
+
+def batch_reader(url: str, **options: object) -> BatchReader:
+    return BatchReader(source(url, **options).options, SCHEMA)
+
+
+Make = Callable[..., StreamReader]
+
+
+@pytest.fixture
+def stream_reader() -> Iterator[Make]:
+    """Makes stream readers, and stops them in the end."""
+    with ExitStack() as made:
+
+        def make(url: str, **options: object) -> StreamReader:
+            told = source(url, **{"startingOffsets": EARLIEST} | options).options
+            reader = StreamReader(told, SCHEMA)
+            made.callback(reader.stop)
+            return reader
+
+        yield make
+
+
+def rows(
+    reader: DataSourceReader | DataSourceStreamReader, partitions: Sequence[InputPartition]
+) -> list[dict[str, Any]]:
+    """What tasks read, each with a reader and a partition that came to it pickled."""
+    found = []
+    for partition in partitions:
+        there, mine = pickle.loads(pickle.dumps((reader, partition)))
+        found += [row for batch in there.read(mine) for row in batch.to_pylist()]
+    return found
+
+
+def offsets(reader: BatchReader | StreamReader, partitions: Sequence[InputPartition]) -> list[int]:
+    return [row["offset"] for row in rows(reader, partitions)]
+
+
+# -------------------------------------------------------------------------- several queues
+
+
+def publish_to(broker: Broker, queue: str, numbers: Iterable[int]) -> None:
+    with mqks.blocking.connect(broker.url) as client:
+        client.subscribe(queue, [queue])
+        client.publish_many([(queue, f"{n}") for n in numbers])
+
+
+def told(found: Iterable[dict[str, Any]]) -> list[tuple[str, int]]:
+    return sorted((row["queue"], int(row["value"])) for row in found)
+
+
+def test_a_batch_of_several_queues(mqks_broker: Broker) -> None:
+    for queue, count in (("o.eu", 3), ("o.us", 2), ("other", 1), ("o.eu.old", 1)):
+        publish_to(mqks_broker, queue, range(count))
+    made = source(mqks_broker.url, queue="o.*")
+    reader = made.reader(made.schema())
+
+    assert told(rows(reader, reader.partitions())) == [
+        *(("o.eu", n) for n in range(3)),
+        *(("o.us", n) for n in range(2)),
+    ]
+    only = made.reader(StructType().add("queue", StringType()))
+    assert [row for row in rows(only, only.partitions()) if row["queue"] == "o.us"] == [
+        {"queue": "o.us"}
+    ] * 2
+
+
+@pytest.mark.parametrize("options", [{"startingOffsets": "5"}, {"endingOffsets": "5"}])
+def test_numbers_are_of_one_queue(options: dict[str, str]) -> None:
+    made = source("mqks://localhost:1", queue="o.*", **options)
+    with pytest.raises(BadOption, match="several queues"):
+        made.reader(made.schema())
+
+
+def test_a_stream_of_several_queues_reads_later_ones_from_their_begin(mqks_broker: Broker) -> None:
+    publish_to(mqks_broker, "o.eu", range(3))
+    made = source(mqks_broker.url, queue="o.*", startingOffsets="latest")
+    reader = made.streamReader(made.schema())
+    assert isinstance(reader, SupportsTriggerAvailableNow)
+    offset, found = reader.initialOffset(), list[dict[str, Any]]()
+
+    def drain_it() -> None:
+        nonlocal offset
+        while (end := reader.latestOffset(offset, ReadMaxRows(4))) != offset:
+            assert json.loads(json.dumps(end)) == end
+            found.extend(rows(reader, reader.partitions(offset, end)))
+            offset = end
+
+    drain_it()
+    assert found == []  # It begins at the latest.
+    publish_to(mqks_broker, "o.us", range(10))
+    publish_to(mqks_broker, "o.eu", range(3, 6))
+    drain_it()
+    with mqks.blocking.connect(mqks_broker.url) as client:
+        client.delete_queue("o.eu")
+    publish_to(mqks_broker, "o.us", range(10, 12))
+    drain_it()
+    assert told(found) == [*(("o.eu", n) for n in (3, 4, 5)), *(("o.us", n) for n in range(12))]
+    reader.stop()
+
+
+# ----------------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"queu": "q"}, "did you mean queue?"),
+        ({"queue": "q", "StartingOffset": "1"}, "did you mean startingOffsets?"),
+        ({"queue": "q", "topic": "e"}, "no option topic"),
+        ({"queue": "q", "kafka.bootstrap.servers": "x"}, "no option kafka.bootstrap.servers"),
+    ],
+)
+def test_unknown_options_are_refused(options: dict[str, str], hint: str) -> None:
+    with pytest.raises(BadOption) as told:
+        read_options(options)
+
+    assert hint in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"queue": "a b"},
+        {"port": "0"},
+        {"port": "many"},
+        {"tls": "yes"},
+        {"failOnDataLoss": "1"},
+        {"fetchSize": "0"},
+        {"fetchSize": "1000001"},
+        {"maxOffsetsPerTrigger": "-1"},
+        {"minPartitions": "0"},
+        {"startingTimestamp": "yesterday"},
+        {"endingTimestamp": "tomorrow"},
+        {"includeHeaders": "yes"},
+        {"token": "t", "user": "u"},
+        {"user": "u"},
+        {"password": "p"},
+        {"url": "mqks://h", "port": "1"},
+        {"url": "http://h"},
+        {"startingOffsets": "first"},
+        {"startingOffsets": "-5"},
+        {"startingOffsets": "true"},
+        {"startingOffsets": '{"epoch": "", "offset": -1}'},
+        {"startingOffsets": '{"q": {"0": true}}'},
+        {"startingOffsets": '{"other": {"0": 5}}'},
+        {"startingOffsets": '{"q": {"1": 5}}'},
+        {"startingOffsets": '{"q": {"0": -3}}'},
+        {"startingOffsets": '{"q": 5}'},
+        {"endingOffsets": "1.5"},
+    ],
+)
+def test_bad_values_are_refused(options: dict[str, str]) -> None:
+    with pytest.raises(BadOption):
+        read_options({"queue": "q"} | options if options else {})
+
+
+def test_where_the_server_is_gets_to_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQKS_URL", "mqks://somewhere:1")
+    told = pickle.dumps(read_options({"queue": "q"}))
+    monkeypatch.delenv("MQKS_URL")  # A task on another machine.
+
+    assert pickle.loads(told).server.url == "mqks://somewhere:1"
+
+
+@pytest.mark.parametrize(
+    ("options", "url"),
+    [
+        ({"HOST": "h"}, "mqks://h"),
+        ({"port": "1"}, "mqks://127.0.0.1:1"),
+        ({"host": "::1", "port": "1"}, "mqks://[::1]:1"),
+        ({"host": "h", "tls": "TRUE"}, "mqkss://h"),
+        ({"host": "h", "ca": "/ca.pem"}, "mqkss://h"),
+        ({"host": "h", "token": "a/b@c"}, "mqks://a%2Fb%40c@h"),
+        ({"host": "h", "user": "u:", "password": "p"}, "mqks://u%3A:p@h"),
+        ({"url": "mqks+unix:///run/mqks"}, "mqks+unix:///run/mqks"),
+    ],
+)
+def test_where_the_server_is(options: dict[str, str], url: str) -> None:
+    server = read_options({"queue": "q"} | options).server
+
+    assert urls.parse(server.url) == urls.parse(url)
+    assert urls.parse(write_options(options).server.url) == urls.parse(url)
+
+
+def test_credentials_do_not_show() -> None:
+    options = read_options({"queue": "q", "host": "h", "token": "secret"})
+
+    assert "secret" not in repr(options) + repr(options.server)
+    with pytest.raises(BadOption) as told:
+        read_options({"queue": "q", "token": "secret", "port": "x"})
+    assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("Earliest", Place("earliest")),
+        ("latest", Place("latest")),
+        ("7", Place(7)),
+        ('{"q": {"0": 7}}', Place(7)),
+        ('{"q": {"0": -1}}', Place("latest")),
+        ('{"q": {"0": -2}}', Place("earliest")),
+        ('{"epoch": "one", "offset": 7}', Place(7, "one")),
+    ],
+)
+def test_places(text: str, place: Place) -> None:
+    assert read_options({"queue": "q", "startingoffsets": text}).start == place
+
+
+def test_patience() -> None:
+    server = read_options({"queue": "q", "connectTimeoutMs": "1500", "numRetries": "0"}).server
+
+    assert (server.connect_timeout_s, server.retries) == (1.5, 0)
+
+
+# ----------------------------------------------------------------------------------- columns
+
+
+def test_the_columns_are_the_same_for_spark_and_for_arrow() -> None:
+    assert to_arrow_schema(SCHEMA, timezone="UTC") == columns.SCHEMA
+
+
+def test_a_subset_of_the_columns(mqks_broker: Broker) -> None:
+    publish(mqks_broker, [1])
+    schema = StructType().add("offset", LongType()).add("topic", StringType(), nullable=False)
+    reader = BatchReader(source(mqks_broker.url).options, schema)
+
+    assert rows(reader, reader.partitions()) == [{"offset": 1, "topic": "e.1"}]
+    [batch] = reader.read(reader.partitions()[0])
+    assert batch.schema == to_arrow_schema(schema, timezone="UTC")
+
+
+@pytest.mark.parametrize(
+    ("schema", "hint"),
+    [
+        (StructType().add("valu", StringType()), "did you mean value?"),
+        (StructType().add("value", StringType()), "the column value is binary, not string"),
+    ],
+)
+def test_columns_that_a_message_does_not_have(schema: StructType, hint: str) -> None:
+    with pytest.raises(BadOption) as told:
+        source("mqks://h").reader(schema)
+
+    assert hint in str(told.value)
+
+
+# ------------------------------------------------------------------------------------ a batch
+
+
+def test_headers_are_the_attributes(mqks_broker: Broker) -> None:
+    with mqks.blocking.connect(mqks_broker.url) as client:
+        client.subscribe("q", ["e"])
+        client.publish("e", "plain")
+        client.publish("e", "told", meta={"tenant": "a b", "empty": "", "=&": "ü,%"})
+        client.publish("e", b"t\tn\n", meta={"n": "1"}, priority=3, key="k 1")
+        client.publish("e", b"t\tn\n", key="k", confirm=True)
+    expected = [
+        ("plain", None),
+        ("told", [("tenant", "a b"), ("empty", ""), ("=&", "ü,%")]),
+        ("t\tn\n", [("n", "1")]),
+        ("t\tn\n", None),
+    ]
+    for is_told in (False, True):
+        reader = batch_reader(mqks_broker.url, includeHeaders=is_told)
+        found = rows(reader, reader.partitions())
+        assert {row["topic"] for row in found} == {"e"}
+        told = [
+            (
+                row["value"].decode(),
+                row["headers"] and [(h["key"], h["value"].decode()) for h in row["headers"]],
+            )
+            for row in found
+        ]
+        assert told == [(data, headers if is_told else None) for data, headers in expected]
+
+
+def test_a_batch_is_what_is_there(mqks_broker: Broker) -> None:
+    publish(mqks_broker, range(5))
+    reader = batch_reader(mqks_broker.url)
+    found = rows(reader, reader.partitions())
+
+    assert [row["value"] for row in found] == [b"data %d" % n for n in range(5)]
+    assert [row["topic"] for row in found] == ["e.0", "e.1", "e.0", "e.1", "e.0"]
+    assert [row["offset"] for row in found] == [1, 2, 3, 4, 5]
+    assert {row["partition"] for row in found} == {0}
+    assert {row["headers"] for row in found} == {None}
+    assert len({row["key"] for row in found}) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"startingOffsets": 3}, range(3, 11)),
+        ({"endingOffsets": 3}, range(1, 3)),
+        ({"startingOffsets": 3, "endingOffsets": 3}, range(0)),
+        ({"startingOffsets": 8, "endingOffsets": 3}, range(0)),
+        ({"startingTimestamp": TIME_US // 1000 + 1}, range(0)),
+        ({"startingTimestamp": TIME_US // 1000}, range(1, 11)),
+        ({"endingTimestamp": TIME_US // 1000}, range(0)),
+        ({"endingTimestamp": TIME_US // 1000 + 1, "endingOffsets": 3}, range(1, 11)),
+        ({"startingOffsets": '{"epoch": "one", "offset": 9}'}, range(9, 11)),
+    ],
+)
+def test_bounds_of_a_batch(options: dict[str, object], expected: range) -> None:
+    with log_of(range(1, 11)) as peer:
+        reader = batch_reader(peer.url, **options)
+        assert offsets(reader, reader.partitions()) == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"startingOffsets": "latest"}, "a batch ends there"),
+        ({"startingOffsets": 12}, "startingOffsets is 12, but the queue ends at 11"),
+        ({"endingOffsets": 12}, "endingOffsets is 12"),
+        ({"startingOffsets": '{"epoch": "two", "offset": 9}'}, "created again"),
+    ],
+)
+def test_bounds_that_are_not_there(options: dict[str, object], told: str) -> None:
+    with log_of(range(1, 11)) as peer, pytest.raises(BadOption) as refused:
+        batch_reader(peer.url, **options).partitions()
+
+    assert told in str(refused.value)
+
+
+def test_partitions_are_equal_parts() -> None:
+    with log_of([1, 2 * ROWS_PER_PARTITION + 10]) as peer:
+        assert len(batch_reader(peer.url).partitions()) == 3
+    with log_of(range(1, 11)) as peer:
+        split = parts(batch_reader(peer.url, minPartitions=4).partitions())
+        assert [(part.start, part.end) for part in split] == [(1, 3), (3, 6), (6, 8), (8, 11)]
+        reader = batch_reader(peer.url, minPartitions=50)
+        assert len(reader.partitions()) == 10
+        assert offsets(reader, reader.partitions()) == list(range(1, 11))
+
+
+def parts(partitions: Sequence[InputPartition]) -> Iterator[Slice]:
+    for partition in partitions:
+        assert isinstance(partition, Slice)
+        yield partition
+
+
+def test_an_empty_plan_reads_nothing(mqks_broker: Broker) -> None:
+    publish(mqks_broker, [])
+    reader = batch_reader(mqks_broker.url)
+
+    assert reader.partitions() == []
+    assert offsets(reader, [InputPartition(None)]) == []  # What Spark makes of it.
+
+
+def test_a_batch_of_what_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    with log_of(range(5, 11)) as peer:
+        with pytest.raises(DataLost, match="messages 2 to 4 of the queue q are gone"):
+            batch_reader(peer.url, startingOffsets=2).partitions()
+        reader = batch_reader(peer.url, startingOffsets=2, failOnDataLoss="false")
+        assert offsets(reader, reader.partitions()) == list(range(5, 11))
+
+    assert "messages 2 to 4 of the queue q are gone; continuing" in caplog.text
+
+
+def test_a_task_resumes_when_the_server_was_killed_meanwhile(
+    mqks_broker_process: BrokerProcess,
+) -> None:
+    publish(mqks_broker_process, range(5000))
+    reader = batch_reader(mqks_broker_process.url, fetchSize=500)
+    [part] = reader.partitions()
+    batches = reader.read(part)
+    found = next(batches)["offset"].to_pylist()
+    mqks_broker_process.kill()
+    mqks_broker_process.start()
+    found += [number for batch in batches for number in batch["offset"].to_pylist()]
+
+    assert found == list(range(1, 5001))
+
+
+# ----------------------------------------------------------------------------------- a stream
+
+
+def test_a_stream_begins_with_an_empty_batch_that_pins_its_start(
+    stream_reader: Make, mqks_broker: Broker
+) -> None:
+    publish(mqks_broker, range(3))
+    reader = stream_reader(mqks_broker.url, startingOffsets="latest")
+    unpinned = reader.initialOffset()
+    pinned = reader.latestOffset(unpinned, ReadMaxRows(100))
+
+    assert pinned["offset"] == 4
+    assert reader.partitions(unpinned, pinned) == []
+    # The query dies within that batch, more comes, and Spark runs the batch again.
+    publish(mqks_broker, range(5))
+    again = stream_reader(mqks_broker.url, startingOffsets="latest")
+    assert again.initialOffset() == unpinned
+    assert again.partitions(unpinned, pinned) == []
+    end = again.latestOffset(pinned, ReadMaxRows(100))
+    assert offsets(again, again.partitions(pinned, end)) == [4, 5, 6, 7, 8]
+
+
+def test_read_limits_are_kept(stream_reader: Make, mqks_broker: Broker) -> None:
+    publish(mqks_broker, range(10))
+    reader = stream_reader(mqks_broker.url, maxOffsetsPerTrigger=4)
+    assert reader.getDefaultReadLimit() == ReadMaxRows(4)
+    assert stream_reader(mqks_broker.url).getDefaultReadLimit() == ReadMaxRows(200_000)
+    offset = reader.latestOffset(reader.initialOffset(), ReadMaxRows(4))
+    batches = []
+    while (end := reader.latestOffset(offset, ReadMaxRows(4))) != offset:
+        batches.append(offsets(reader, reader.partitions(offset, end)))
+        offset = end
+
+    assert batches == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
+    start = {**offset, "offset": 2}
+    assert reader.latestOffset(start, ReadAllAvailable())["offset"] == 11
+
+
+def test_available_now_ends_at_what_was_there_at_its_start(stream_reader: Make) -> None:
+    with log_of(range(1, 11)) as peer:
+        reader = stream_reader(peer.url)
+        reader.prepareForTriggerAvailableNow()
+        offset = reader.latestOffset(reader.initialOffset(), ReadMaxRows(6))
+        peer.next = 100
+        assert offset["offset"] == 1
+        offset = reader.latestOffset(offset, ReadMaxRows(6))
+        assert offset["offset"] == 7
+    # A server that is away now must not look like the end of the stream.
+    offset = reader.latestOffset(offset, ReadMaxRows(6))
+    assert offset["offset"] == 11
+    assert reader.latestOffset(offset, ReadMaxRows(6)) == offset
+
+
+def test_a_server_away_ends_no_query(
+    stream_reader: Make, mqks_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(mqks_broker, range(10))
+    reader = stream_reader(mqks_broker.url)
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    end = reader.latestOffset(start, ReadAllAvailable())
+    mqks_broker.stop()
+
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
+    assert reader.reportLatestOffset() is None
+    assert "no new offset of the queue q" in caplog.text
+    reader.commit(end)
+    planned = reader.partitions(start, end)
+    mqks_broker.start()
+    assert offsets(reader, planned) == list(range(1, 11))
+    assert reader.latestOffset(start, ReadAllAvailable()) == end
+    assert reader.reportLatestOffset() == end
+    reader.stop()
+
+
+def test_a_commit_trims_nothing(stream_reader: Make, mqks_broker: Broker) -> None:
+    publish(mqks_broker, range(10))
+    reader = stream_reader(mqks_broker.url)
+    reader.commit({"epoch": "", "offset": 5})
+
+    with QueueReader(mqks_broker.url, "q") as log:
+        assert log.range().first == 1
+
+
+def test_a_query_without_its_queue_ends_at_its_start(
+    stream_reader: Make, mqks_broker: Broker
+) -> None:
+    reader = stream_reader(mqks_broker.url)
+    for begin in (reader.initialOffset, reader.prepareForTriggerAvailableNow):
+        with pytest.raises(mqks.RequestFailed, match="is there one"):
+            begin()
+    with pytest.raises(BadOption, match="cannot be used for a stream"):
+        stream_reader(mqks_broker.url, endingOffsets=5)
+    with pytest.raises(BadOption, match="endingTimestamp cannot be used for a stream"):
+        stream_reader(mqks_broker.url, endingTimestamp=5)
+
+
+def test_a_stream_from_a_number_or_a_time(stream_reader: Make) -> None:
+    with log_of(range(1, 11)) as peer:
+        for options in ({"startingOffsets": 1}, {"startingTimestamp": TIME_US // 1000}):
+            reader = stream_reader(peer.url, **options)
+            pinned = reader.latestOffset(reader.initialOffset(), ReadMaxRows(5))
+            assert pinned == {"epoch": "one", "offset": 1}
+        with pytest.raises(BadOption, match="ends at 11"):
+            stream_reader(peer.url, startingOffsets=12).initialOffset()
+
+
+def test_a_batch_can_be_several_partitions(stream_reader: Make) -> None:
+    with log_of(range(1, 11)) as peer:
+        reader = stream_reader(peer.url, minPartitions=3)
+        planned = reader.partitions(at(1), at(11))
+        assert [part.start for part in parts(planned)] == [1, 4, 7]
+        assert offsets(reader, planned) == list(range(1, 11))
+
+
+# ------------------------------------------------------------------------------- what is lost
+
+
+def at(number: int, epoch: str = "one") -> dict[str, Any]:
+    return {"epoch": epoch, "offset": number}
+
+
+def anew(peer: LogPeer) -> None:
+    peer.epoch = "two"
+
+
+def back(peer: LogPeer) -> None:
+    for number in range(4, 11):
+        del peer.messages[number]
+    peer.next = 4
+
+
+LOSSES = [(anew, at(1, "two"), "created again"), (back, at(4), "ends at 4, and 6 was seen before")]
+
+
+@pytest.mark.parametrize(("happens", "goes_on", "told"), LOSSES)
+def test_an_offset_that_would_go_back_fails_when_it_is_planned(
+    stream_reader: Make, happens: Callable[[LogPeer], None], goes_on: dict[str, Any], told: str
+) -> None:
+    with log_of(range(1, 11)) as peer:
+        reader = stream_reader(peer.url)
+        happens(peer)
+        end = reader.latestOffset(at(6), ReadMaxRows(100))
+        # Never another epoch or a lower number: Spark would write it down without a word.
+        assert (end["epoch"], end["offset"]) == ("one", 6)
+        assert end != at(6)
+        with pytest.raises(DataLost, match=told):
+            reader.partitions(at(6), end)
+
+
+@pytest.mark.parametrize(("happens", "goes_on", "told"), LOSSES)
+def test_or_the_stream_goes_on_with_what_is_there(
+    stream_reader: Make,
+    happens: Callable[[LogPeer], None],
+    goes_on: dict[str, Any],
+    told: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with log_of(range(1, 11)) as peer:
+        strict = stream_reader(peer.url)
+        happens(peer)
+        failed = strict.latestOffset(at(6), ReadMaxRows(100))
+        reader = stream_reader(peer.url, failOnDataLoss="false")
+        assert reader.partitions(at(6), failed) == []  # The batch that could not be planned.
+        pinned = reader.latestOffset(failed, ReadMaxRows(100))
+        assert pinned == goes_on
+        assert reader.partitions(failed, pinned) == []
+        peer.next += 1
+        end = reader.latestOffset(pinned, ReadMaxRows(100))
+        assert end == goes_on | {"offset": peer.next}
+
+    assert told in caplog.text
+
+
+def test_after_a_repair_the_stream_goes_on_where_it_was(stream_reader: Make) -> None:
+    with log_of(range(1, 11)) as peer:
+        reader = stream_reader(peer.url)
+        anew(peer)
+        failed = reader.latestOffset(at(6), ReadMaxRows(100))
+        peer.epoch = "one"  # The right disk is mounted again.
+        assert reader.partitions(at(6), failed) == []
+        end = reader.latestOffset(failed, ReadMaxRows(100))
+        assert offsets(reader, reader.partitions(failed, end)) == [6, 7, 8, 9, 10]
+
+
+def test_what_was_trimmed_under_a_stream(
+    stream_reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    with log_of(range(5, 11)) as peer:
+        with pytest.raises(DataLost, match="messages 2 to 4 of the queue q are gone"):
+            stream_reader(peer.url).partitions(at(2), at(11))
+        reader = stream_reader(peer.url, failOnDataLoss="false")
+        assert offsets(reader, reader.partitions(at(2), at(11))) == list(range(5, 11))
+        # The limit counts what is there.
+        assert reader.latestOffset(at(2), ReadMaxRows(3)) == at(8)
+
+    assert "continuing without them" in caplog.text
+
+
+def test_a_log_that_has_become_shorter_after_the_plan(stream_reader: Make) -> None:
+    with log_of(range(1, 11)) as peer:
+        reader = stream_reader(peer.url)
+        planned = reader.partitions(at(1), at(11))
+        back(peer)
+        with pytest.raises(DataLost, match="ends at 4, and 11 was seen before"):
+            rows(reader, planned)
+        reader = stream_reader(peer.url, failOnDataLoss="false")
+        assert offsets(reader, planned) == [1, 2, 3]
+
+
+# ------------------------------------------------------------------------------- with Spark
+
+
+def load(spark: "SparkSession", url: str, **options: object) -> "DataFrame":
+    stream = spark.readStream.format("mqks").option("url", url).option("queue", "q")
+    for name, value in {"startingOffsets": EARLIEST, **options}.items():
+        stream = stream.option(name, str(value))
+    return stream.load()
+
+
+def drain(frame: "DataFrame", tmp_path: Path, **settings: Any) -> "StreamingQuery":
+    """Run it until everything that is there now has been read."""
+    writer = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    if each := settings.get("each"):
+        writer = writer.foreachBatch(each)
+    else:
+        writer = writer.format("parquet").option("path", str(tmp_path / "out"))
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(4 * WAIT_S)
+    return query
+
+
+def archived(spark: "SparkSession", tmp_path: Path) -> list[int]:
+    found = spark.read.parquet(str(tmp_path / "out")).select("offset").collect()
+    return sorted(row["offset"] for row in found)
+
+
+def test_spark_reads_a_batch(spark: "SparkSession", mqks_broker: Broker) -> None:
+    publish(mqks_broker, range(100))
+    frame = (
+        spark.read.format("mqks")
+        .option("PORT", mqks_broker.port)
+        .option("Queue", "q")
+        .option("minPartitions", 3)
+        .load()
+    )
+
+    assert frame.schema == SCHEMA
+    assert frame.rdd.getNumPartitions() == 3
+    counted = {row["topic"]: row["count"] for row in frame.groupBy("topic").count().collect()}
+    assert counted == {"e.0": 50, "e.1": 50}
+    some = spark.read.format("mqks").schema("value binary, topic string")
+    [first, *_] = some.option("url", mqks_broker.url).option("queue", "q").load().take(1)
+    assert (bytes(first["value"]), first["topic"]) == (b"data 0", "e.0")
+
+
+def test_spark_shows_what_is_wrong_with_an_option(spark: "SparkSession") -> None:
+    with pytest.raises(PySparkException, match="did you mean queue") as told:
+        spark.read.format("mqks").option("queu", "q").load().collect()
+
+    assert "BadOption" in str(told.value)
+
+
+@pytest.mark.slow
+def test_available_now_twice_over(
+    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
+) -> None:
+    publish(mqks_broker, range(10))
+    query = drain(load(spark, mqks_broker.url, maxOffsetsPerTrigger=4), tmp_path)
+    assert [step["numInputRows"] for step in query.recentProgress] == [0, 4, 4, 2]
+    publish(mqks_broker, range(5))
+    query = drain(load(spark, mqks_broker.url, maxOffsetsPerTrigger=4), tmp_path)
+
+    assert [step["numInputRows"] for step in query.recentProgress if step["numInputRows"]] == [4, 1]
+    assert archived(spark, tmp_path) == list(range(1, 16))
+
+
+@pytest.mark.slow
+def test_spark_streams_several_queues(
+    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
+) -> None:
+    for turn in range(2):
+        for queue in ("o.eu", "o.us", *["o.new"] * turn):
+            publish_to(mqks_broker, queue, range(5 * turn, 5 * turn + 5))
+        drain(load(spark, mqks_broker.url, queue="o.*", maxOffsetsPerTrigger=4), tmp_path)
+
+    found = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert told(row.asDict() for row in found) == [
+        *(("o.eu", n) for n in range(10)),
+        *(("o.new", n) for n in range(5, 10)),
+        *(("o.us", n) for n in range(10)),
+    ]
+
+
+def test_a_crash_in_the_first_batch_loses_nothing(
+    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
+) -> None:
+    publish(mqks_broker, range(10))
+    found: list[int] = []
+    crashes = [True]
+
+    def each(frame: "DataFrame", batch: int) -> None:
+        if crashes and crashes.pop():
+            raise RuntimeError("crash")
+        found.extend(row["offset"] for row in frame.collect())
+
+    frame = load(spark, mqks_broker.url, startingOffsets="latest")
+    with pytest.raises(PySparkException, match="crash"):
+        drain(frame, tmp_path, each=each)
+    publish(mqks_broker, range(5))
+    drain(load(spark, mqks_broker.url, startingOffsets="latest"), tmp_path, each=each)
+
+    assert found == [11, 12, 13, 14, 15]
+
+
+@pytest.mark.slow
+def test_trimmed_under_a_query(spark: "SparkSession", mqks_broker: Broker, tmp_path: Path) -> None:
+    publish(mqks_broker, range(10))
+    drain(load(spark, mqks_broker.url), tmp_path)
+    publish(mqks_broker, range(10))
+    with QueueReader(mqks_broker.url, "q") as log:
+        log.trim(15)
+    with pytest.raises(PySparkException, match="messages 11 to 14 of the queue q are gone"):
+        drain(load(spark, mqks_broker.url), tmp_path)
+    drain(load(spark, mqks_broker.url, failOnDataLoss="false"), tmp_path)
+
+    assert archived(spark, tmp_path) == [*range(1, 11), *range(15, 21)]
+
+
+@pytest.mark.slow
+def test_a_query_outlives_its_server(
+    spark: "SparkSession", mqks_broker_process: BrokerProcess, tmp_path: Path
+) -> None:
+    publish(mqks_broker_process, range(40))
+    found: list[int] = []
+
+    def each(frame: "DataFrame", batch: int) -> None:
+        if batch in (0, 2):  # Between the planning of this batch and its reading.
+            mqks_broker_process.kill()
+            mqks_broker_process.start()
+        found.extend(row["offset"] for row in frame.collect())
+
+    frame = load(spark, mqks_broker_process.url, maxOffsetsPerTrigger=10)
+    drain(frame, tmp_path, each=each)
+
+    assert found == list(range(1, 41))
+
+
+def test_a_query_goes_on_as_messages_come(
+    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
+) -> None:
+    publish(mqks_broker, range(10))
+    found: list[list[int]] = []
+
+    def each(frame: "DataFrame", batch: int) -> None:
+        found.append([row["offset"] for row in frame.collect()])
+
+    frame = load(spark, mqks_broker.url, maxOffsetsPerTrigger=6)
+    query = (
+        frame.writeStream.foreachBatch(each)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(processingTime="50 milliseconds")
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+        publish(mqks_broker, range(3))
+        query.processAllAvailable()
+    finally:
+        query.stop()
+
+    assert found == [[], [1, 2, 3, 4, 5, 6], [7, 8, 9, 10], [11, 12, 13]]

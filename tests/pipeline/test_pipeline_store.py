@@ -1,0 +1,480 @@
+"""Delta tables on a local store of another make: archive, report, replay; answers that are lost.
+
+The one rule: what is in a table is counted by programs that know nothing of mqks.
+"""
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from http.client import HTTPConnection
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import polars
+import pyarrow as pa
+import pytest
+from pyarrow.fs import S3FileSystem
+
+from mqks.commands import main
+from mqks.pipeline import objects
+from mqks.pipeline.archive import Archive, Progress
+from mqks.pipeline.errors import LakeInUse, LakeUnfit, PipelineError, StoreAway
+from mqks.pipeline.objects import asked
+from mqks.pipeline.places import messages
+from mqks.pipeline.replay import Replay
+from mqks.pipeline.table import COMPACTION, DeltaTable, delta
+from mqks.pipeline.wire import Server
+from mqks.testing import Broker
+from tests import pipeline_kills as kills
+from tests.kit.clock_library import Clock
+from tests.pipeline.test_pipeline_jobs import publish, some, subscribe, waits
+from tests.pipeline.test_pipeline_lake import batch
+from tests.pipeline.test_pipeline_lake import put as put_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SECRET = "s3cr3t-of-the-store"
+LIMIT_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+    return port
+
+
+class Moto:
+    """The store: a process with a bucket in its memory."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        limit_s = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                break
+            except OSError:
+                assert time.monotonic() < limit_s
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Between:
+    """The proxy of `store_proxy` before the store, as a process: deltalake holds the GIL while
+    it waits."""
+
+    def __init__(self, port: int) -> None:
+        command = [sys.executable, "-m", "tests.kit.store_proxy", str(port)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    def _asked(self, path: str) -> list[str]:
+        one = HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
+        one.request("GET", path)
+        told = one.getresponse().read().decode().split(",")
+        one.close()
+        return told
+
+    @property
+    def fault(self) -> str:
+        return self._asked("/_fault")[0]
+
+    @fault.setter
+    def fault(self, fault: str) -> None:
+        self._asked(f"/_fault={fault}")
+
+    @property
+    def conditional(self) -> int:
+        """Conditional puts so far."""
+        return int(self._asked("/_fault")[1])
+
+    def stop(self) -> None:
+        assert self.process.stdout is not None
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@contextmanager
+def local_store() -> Iterator[Between]:
+    """A store with `s3://bucket`, behind a proxy, and the environment that says where it is."""
+    moto = Moto()
+    proxy = Between(moto.port)
+    told = {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}",
+    }
+    with ExitStack() as opened, pytest.MonkeyPatch.context() as patch:
+        opened.callback(moto.stop)
+        opened.callback(proxy.stop)
+        for name, value in told.items():
+            patch.setenv(name, value)
+        S3FileSystem(
+            endpoint_override=told["AWS_ENDPOINT_URL"], allow_bucket_creation=True
+        ).create_dir("bucket")
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def between() -> Iterator[Between]:
+    with local_store() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def spark(spark: "SparkSession", between: Between) -> Iterator["SparkSession"]:
+    """The session of all tests, whose workers know the store, whenever it was started."""
+    told = spark.sparkContext.environment
+    store = {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
+    told.update(store)
+    yield spark
+    for name in store:
+        del told[name]
+
+
+@pytest.fixture
+def url(between: Between, request: pytest.FixtureRequest) -> Iterator[str]:
+    yield f"s3://bucket/{request.node.name.partition('[')[0]}"
+    between.fault = ""
+
+
+def put(lake: DeltaTable, offsets: range) -> None:
+    put_rows(lake, batch(offsets))
+
+
+def offsets(url: str) -> list[int]:
+    """As polars finds them in the table."""
+    return sorted(polars.read_delta(url)["offset"].to_list())
+
+
+@pytest.mark.parametrize("by", [("date",), ("date", "event")])
+def test_a_table_on_a_store(url: str, by: tuple[str, ...]) -> None:
+    url = f"{url}-{len(by)}"
+    for first in (1, 5):
+        with DeltaTable(url, by=by) as lake:
+            assert lake.next("q", "x-1") == (None if first == 1 else first)
+            rows = batch(range(first, first + 4), "ö%/ü x")
+            put_rows(lake, rows)
+    with DeltaTable(url) as lake:
+        assert lake.next("q", "x-1") == 9
+        assert lake.by == by
+    assert offsets(url) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("fault", ["swallow", "done", "after"])
+def test_an_answer_to_a_commit_is_lost_wrong_or_late(
+    url: str, between: Between, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{url}-{fault}"
+    with DeltaTable(url) as lake:
+        put(lake, range(1, 5))
+        between.fault, before = fault, between.conditional
+        if fault == "after":  # Nobody waits as long as it is held.
+            monkeypatch.setitem(objects.OPTIONS, "timeout", "1s")
+        put(lake, range(5, 9))
+        assert between.conditional > before, "commits are conditional puts"
+        assert between.fault == ("held" if fault == "after" else "")
+        between.fault = ""
+        assert lake.next("q", "x-1") == 9
+        put(lake, range(9, 12))
+    assert offsets(url) == list(range(1, 12))
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_the_clock_of_an_archive_is_hours_off(url: str, clock: Clock, hours: int) -> None:
+    """It commits, compacts and deletes what is old, and so does another one with the true clock."""
+    url = f"{url}{hours}"
+    clock.ahead(hours * 3600)
+    lines = [
+        "from tests.pipeline.test_pipeline_store import *",
+        f"with DeltaTable({url!r}) as lake:",
+        f"    for n in range({COMPACTION}):",
+        "        put(lake, range(n, n + 1))",
+        "        lake.roll(list, 60)",
+    ]
+    environment = {**os.environ, **clock.environment}
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], env=environment, check=True)
+    with DeltaTable(url) as lake:
+        assert lake.next("q", "x-1") == COMPACTION
+        for n in range(COMPACTION, 2 * COMPACTION):
+            put(lake, range(n, n + 1))
+            lake.roll(list, 60)
+    assert offsets(url) == [*range(2 * COMPACTION)]
+
+
+def test_of_two_archives_one_ends(url: str) -> None:
+    with DeltaTable(url) as one, DeltaTable(url) as other:
+        put(one, range(1, 5))
+        with pytest.raises(LakeInUse, match=r"another archive .* q up to 5"):
+            put(other, range(1, 9))
+        put(one, range(5, 9))
+    with DeltaTable(url) as one, DeltaTable(url) as other:
+        assert one.next("q", "x-1") == other.next("q", "x-1") == 9
+        put(one, range(9, 12))
+        with pytest.raises(LakeInUse, match="q up to 12"):  # The log has an entry of that number.
+            put(other, range(9, 11))
+    assert offsets(url) == list(range(1, 12))
+
+
+def test_a_store_that_refuses_or_is_away(
+    url: str, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(objects.OPTIONS, "max_retries", "0")
+    with DeltaTable(url) as lake:
+        put(lake, range(1, 5))
+        between.fault = "500"
+        with pytest.raises(StoreAway) as away:
+            put(lake, range(5, 9))
+        with pytest.raises(StoreAway):
+            asked(url, partial(delta, url))
+        between.fault = ""
+        put(lake, range(5, 9))
+    assert SECRET not in str(away.value)
+    assert offsets(url) == list(range(1, 9))
+    with pytest.raises(LakeUnfit):
+        objects.write("s3://no-such-bucket/x", "y", b"")
+
+
+def test_no_credential_is_told() -> None:
+    def fail() -> None:
+        raise ValueError("GET https://user:secret@store/box/a?sv=1&sig=secret failed: was there?")
+
+    with pytest.raises(PipelineError, match=r"GET https://store/box/a failed: was there\?"):
+        asked("az://box/a", fail)
+
+
+def test_an_answer_is_lost_and_then_the_store(
+    url: str, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(objects.OPTIONS, "max_retries", "0")
+    with DeltaTable(url) as lake:
+        put(lake, range(1, 5))
+        between.fault = "lost"
+        with pytest.raises(StoreAway):
+            put(lake, range(5, 9))
+        with pytest.raises(StoreAway):
+            lake.next("q", "x-1")
+        between.fault = ""
+        assert lake.next("q", "x-1") == 9, "the commit was there"
+        put(lake, range(9, 12))
+    assert offsets(url) == list(range(1, 12))
+
+
+def test_what_is_wrong_is_no_absence(url: str) -> None:
+    """A broken table, another division, other columns: nobody waits until they are over."""
+    with DeltaTable(url) as lake:
+        put(lake, range(1, 5))
+        other = batch(range(5, 9)).append_column("data", pa.array([{"n": 1}] * 4))
+        put_rows(lake, other)
+        with pytest.raises(LakeUnfit, match=f"{url}: the schema does not fit"):
+            lake.prepared(pa.struct([("n", pa.string())]))
+    with (
+        pytest.raises(LakeUnfit, match="use --by day"),
+        DeltaTable(url, by=("date", "event")) as lake,
+    ):
+        lake.next("q", "x-1")
+    assert offsets(url) == list(range(1, 9))
+    objects.write(f"{url}/_delta_log", f"{0:020}.json", b"no JSON")
+    with pytest.raises(PipelineError) as broken:
+        asked(url, partial(delta, url))
+    assert type(broken.value) is PipelineError
+
+
+def archived(
+    spark: "SparkSession", broker: Broker, url: str, stop: Event, once: bool = True
+) -> Iterator[Progress]:
+    job = Archive(queue="clicks", server=Server(url=broker.url), once=once, batch_messages=40)
+    with DeltaTable(url) as lake:
+        yield from job.run(spark.sparkContext, lake, stop)
+
+
+def test_from_the_queue_to_every_reader_and_back(
+    spark: "SparkSession", mqks_broker: Broker, url: str
+) -> None:
+    subscribe(mqks_broker)
+    rows = some(0, 90) + some(90, 10, "order.new")
+    publish(mqks_broker, rows)
+    assert sum(p.messages for p in archived(spark, mqks_broker, url, Event())) == 100
+    assert waits(mqks_broker) == []
+    ids = sorted(row[0] for row in rows)
+
+    assert sorted(row["key"].decode() for row in messages(spark, url).collect()) == ids
+    found = asked(url, partial(delta, url)).to_pyarrow_table()
+    assert duckdb.execute("select count(*), count(distinct key) from found").fetchall() == [
+        (100, 100)
+    ]
+    assert sorted(key.decode() for key in polars.read_delta(url)["key"].to_list()) == ids
+    assert set(found.to_pandas()["topic"]) == {"page.view", "order.new"}
+    for _ in range(2):  # The second continues the first, which was complete.
+        list(Replay(lake=url, server=Server(url=mqks_broker.url)).run(spark, Event()))
+        assert [row[1:] for row in waits(mqks_broker)] == [row[1:] for row in rows]
+
+
+def test_workers_are_killed_while_they_write(
+    spark: "SparkSession", mqks_broker: Broker, url: str, between: Between
+) -> None:
+    """Their files may come late, and are in no commit."""
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 20))
+    between.fault = "file"
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            list(archived(spark, mqks_broker, url, Event()))
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    kills.wait_for("a file", lambda: between.fault == "held" or not thread.is_alive())
+    assert kills.kill_workers(os.getpid())
+    thread.join(LIMIT_S)
+    [failure] = failures
+    assert "Python worker exited unexpectedly" in str(failure)
+    between.fault = ""
+    assert len(waits(mqks_broker)) == 20, "nothing is trimmed"
+    assert sum(p.messages for p in archived(spark, mqks_broker, url, Event())) == 20
+    assert offsets(url) == [*range(1, 21)]
+
+
+@pytest.mark.parametrize("fault", ["500", "down"])
+def test_an_archive_waits_for_its_store(
+    spark: "SparkSession",
+    mqks_broker: Broker,
+    url: str,
+    between: Between,
+    fault: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mqks.pipeline.archive.AWAY_S", 0.05)
+    monkeypatch.setitem(objects.OPTIONS, "max_retries", "0")
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 20))
+    url = f"{url}-{fault}"
+    list(archived(spark, mqks_broker, url, Event()))
+    between.fault = fault
+    publish(mqks_broker, some(20, 20))
+    found: list[Progress] = []
+    with caplog.at_level(logging.WARNING, "mqks.pipeline"):
+        thread = threading.Thread(
+            target=lambda: found.extend(archived(spark, mqks_broker, url, Event()))
+        )
+        thread.start()
+        limit_s = time.monotonic() + LIMIT_S
+        while "the queue waits" not in caplog.text:
+            assert time.monotonic() < limit_s
+            assert thread.is_alive(), caplog.text
+            time.sleep(0.05)
+        assert len(waits(mqks_broker)) == 20, "nothing is trimmed"
+        between.fault = ""
+        thread.join(LIMIT_S)
+
+    assert [p.messages for p in found] == [20]
+    assert caplog.text.count("the queue waits") == 1
+    assert SECRET not in caplog.text
+    assert waits(mqks_broker) == []
+    assert len(offsets(url)) == len(set(offsets(url))) == 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_command_waits_for_the_store_of_its_workers(
+    mqks_broker: Broker, url: str, between: Between, tmp_path: Path
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 100))
+    between.fault, log = "file", tmp_path / "log"
+    job = kills.Job(log, "archive", "clicks", url, "--url", mqks_broker.url, "--once")
+    kills.wait_for("a file", lambda: between.fault == "held" or not job.is_running())
+    between.fault = "down"
+    kills.wait_for("it", lambda: job.is_running() and "the queue waits" in log.read_text())
+    assert len(waits(mqks_broker)) == 100
+    between.fault = ""
+    job.succeed()
+    assert offsets(url) == [*range(1, 101)]
+    assert waits(mqks_broker) == []
+
+
+@pytest.mark.parametrize(
+    "place", ["s3://key:secret@bucket/x", "s3://bucket", "ftp://bucket/x", "gs://bucket"]
+)
+def test_what_is_no_place(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "archive", "q", place]) == os.EX_DATAERR
+    assert "secret" not in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_drivers_are_killed_in_their_commits(
+    mqks_broker: Broker, url: str, between: Between, tmp_path: Path
+) -> None:
+    """One before the store has the commit, which comes when another archive has gone on; one after
+    it; one anywhere."""
+    subscribe(mqks_broker)
+    log = tmp_path / "log"
+    told: list[dict[str, Any]] = []
+
+    def started(*flags: str) -> kills.Job:
+        flags = ("--url", mqks_broker.url, "--batch", "5000", "--interval", "0", *flags)
+        return kills.Job(log, "archive", "clicks", url, *flags)
+
+    def ended(job: kills.Job, everything: bool) -> None:
+        job.kill(everything)
+        assert SECRET not in log.read_text() + json.dumps(job.told)
+
+    def held(job: kills.Job) -> bool:
+        return between.fault == "held" or not job.is_running()
+
+    publish(mqks_broker, some(0, 10_000))
+    told += started("--once").succeed()
+    assert [(each["next"], each["lag"]) for each in told] == [(5_001, 5_000), (10_001, 0)]
+    publish(mqks_broker, some(10_000, 50_000))
+
+    between.fault = "before"
+    job = started()
+    kills.wait_for("a commit", partial(held, job))
+    ended(job, everything=True)
+    assert (len(offsets(url)), len(waits(mqks_broker))) == (10_000, 50_000)
+
+    job = started()
+    kills.wait_for("a batch", lambda: job.told or not job.is_running())
+    ended(job, everything=False)
+    between.fault = ""  # The commit of the first comes too late.
+
+    between.fault = "after"
+    job = started()
+    kills.wait_for("a commit", partial(held, job))
+    ended(job, everything=True)
+    between.fault = ""
+
+    told += started("--once").succeed()
+    assert SECRET not in log.read_text() + json.dumps(told)
+    assert offsets(url) == [*range(1, 60_001)]
+    assert waits(mqks_broker) == []

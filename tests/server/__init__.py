@@ -1,0 +1,1 @@
+"""The server around the broker: settings, connections, security, metrics, the clock."""

@@ -1,0 +1,38 @@
+"""What the server keeps for charts: of the busiest queues, in bounded memory."""
+
+from mqks.limits import HISTORY_QUEUES_MAX
+from mqks.server.history import RECENT, WALK_QUEUES, History
+from tests.kit.bare import BareWorld
+
+
+def test_a_queue_that_becomes_busy_takes_the_place_of_one_that_is_not() -> None:
+    world, count = BareWorld(), WALK_QUEUES + HISTORY_QUEUES_MAX
+    world.connect("k")
+    world.send("k", b"".join(b"s subscribe q%d e%d\n" % (n, n) for n in range(count)))
+    busy, history = b"q%d" % (count - 1), History(world.broker)
+
+    def kept() -> int:
+        names = (b"q%d" % n for n in range(count))
+        return sum(history.points(name, day=False) is not None for name in names)
+
+    for _ in range(4):  # Twice around.
+        history.sample()
+    assert kept() == HISTORY_QUEUES_MAX
+    assert history.points(busy, day=False) is None
+    for number in range(4):
+        world.send("k", b"m%d publish e%d x\n" % (number, count - 1))
+        history.sample()
+    assert kept() == HISTORY_QUEUES_MAX
+    before = history.growth(busy)
+    world.send("k", b"last publish e%d x\n" % (count - 1))
+    history.sample()
+    assert history.growth(busy) == before + 1
+    world.send("k", b"d delete_queue --confirm " + busy + b"\n")
+    history.sample()
+    assert history.points(busy, day=False) is None
+    for _ in range(RECENT):
+        history.sample()
+    assert len(history.points(None, day=False) or ()) == RECENT
+    assert len(history.points(None, day=True) or ()) >= RECENT // 30
+    times = [point[0] for point in history.points(None, day=False) or ()]
+    assert times == sorted(times)

@@ -1,0 +1,318 @@
+"""The arrows between the rooms, read from the imports, and the documents that must keep step."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import mqks
+from mqks.protocol.requests import POLICY_FIELDS
+from mqks.settings import ADVANCED, SETTINGS, Settings, load
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(mqks.__file__).parent
+"""Not of the checkout where an installed one is tested."""
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# What each room may import of the others; itself always. `*` is everything.
+ARROWS = {
+    "__init__": {"errors", "client", "version"},
+    "__main__": {"commands"},
+    "compiled": set[str](),
+    "errors": set[str](),
+    "durable": set[str](),
+    "files": set[str](),
+    "limits": {"errors"},
+    "version": set[str](),
+    "settings": {"protocol", "errors", "limits"},
+    "protocol": {"errors", "limits"},
+    "users": {"protocol", "errors", "limits"},
+    "users_file": {"users", "durable", "errors", "limits"},
+    "broker": {"users", "protocol", "compiled", "errors", "limits", "settings"},
+    "journal": {"broker", "protocol", "durable", "files", "errors", "limits", "settings"},
+    "server": {
+        *("journal", "broker", "users_file", "users", "protocol", "files", "page"),
+        *("api", "sqs", "errors", "limits", "settings"),
+    },
+    "client": {"protocol", "errors", "limits", "version"},
+    "pipeline": {"client", "protocol", "durable", "errors", "limits"},
+    "django": {"client", "errors"},
+    "celery": {"client", "protocol", "errors", "version"},
+    "inspection": {"client", "journal", "protocol", "errors", "settings"},
+    "page": {"inspection", "client", "protocol", "errors"},
+    "api": {"inspection", "client", "protocol", "limits"},
+    "sqs": {"api", "client", "protocol", "users", "limits"},
+    "transfer": {"inspection", "client", "protocol", "errors"},
+    "bench": {"client", "protocol", "errors"},
+    "testing": {"server", "journal", "settings"},
+    "commands": {"*"},
+}
+SQLITE = "mqks.journal.sqlite"
+"""The only place that knows SQLite. Others see a store; commands that look at a file may ask it."""
+POSTGRES = "mqks.journal.postgres"
+"""The same for PostgreSQL. Nobody else names it, but for the one who chooses the store."""
+BROKER = "mqks.broker"
+FLOORS = (
+    *("base", "evaluate", "message", "log", "queue", "clients", "routing"),
+    *("policies", "broker", "requests"),
+)
+"""The rooms of the broker, from below: each may import itself and those before it."""
+PURE_ROOMS = {"protocol", "broker"}
+# The pure rooms use the standard library alone, and of it nothing that reaches outside.
+IO_CLOCK_AND_CHANCE = {
+    *("asyncio", "concurrent", "datetime", "io", "logging", "multiprocessing", "os", "pathlib"),
+    *("queue", "random", "secrets", "select", "selectors", "shutil", "signal", "socket"),
+    *("socketserver", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "uuid"),
+}
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def room(module: str) -> str:
+    """The room of a module's dotted name: its part below mqks."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imports(module: str, source: str, *, package: bool = False) -> Iterator[str]:
+    """The dotted names a module imports, relative ones resolved, wherever in it they stand."""
+    around = module if package else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = around.split(".")[: 1 - node.level or None] if node.level else []
+            origin = ".".join([*base, node.module] if node.module else base)
+            if origin == "mqks":
+                yield from (f"mqks.{alias.name}" for alias in node.names)
+            else:
+                yield origin
+
+
+def files_imported(module: str, source: str, known: Collection[str]) -> Iterator[str]:
+    """The modules, of those that are known, that a module imports whole or in part."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module} has a relative import"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if name in known else f"{node.module}"
+
+
+def arrows_of_files(package: str, sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """For each file those of its package that it imports, for types too; without its prefix."""
+    prefix = f"{package}."
+    return {
+        module.removeprefix(prefix): {
+            name.removeprefix(prefix)
+            for name in files_imported(module, source, sources)
+            if name in sources
+        }
+        for module, source in sources.items()
+    }
+
+
+def circle_of(start: str, arrows: Mapping[str, set[str]]) -> set[str]:
+    """The files from which a file is reached, and which it reaches."""
+    back: dict[str, set[str]] = {}
+    for name, others in arrows.items():
+        for other in others:
+            back.setdefault(other, set()).add(name)
+    return _reached(start, arrows) & _reached(start, back)
+
+
+def _reached(start: str, arrows: Mapping[str, set[str]]) -> set[str]:
+    found, left = set[str](), [*arrows.get(start, ())]
+    while left:
+        if (name := left.pop()) not in found:
+            found.add(name)
+            left += arrows.get(name, ())
+    return found
+
+
+def upward(arrows: Mapping[str, set[str]]) -> set[tuple[str, str]]:
+    """The arrows that point to a higher floor of the broker."""
+
+    def floor(name: str) -> int:
+        return FLOORS.index(name.split(".")[0])
+
+    return {(a, b) for a, others in arrows.items() for b in others if floor(b) > floor(a)}
+
+
+def is_allowed(module: str, name: str) -> bool:
+    """Whether the house lets this module import this name."""
+    mine, top = room(module), name.split(".")[0]
+    if top in ("sqlite3", "aiosqlite") or f"{name}.".startswith(f"{SQLITE}."):
+        knows_files = mine in ("commands", "inspection") or module == "mqks.journal.default_store"
+        return module.startswith(f"{SQLITE}.") or (top == "mqks" and knows_files)
+    if top == "psycopg" or f"{name}.".startswith(f"{POSTGRES}."):
+        chooses = module == "mqks.journal.default_store" and top == "mqks"
+        return module.startswith(f"{POSTGRES}.") or chooses
+    if top == "mqks":
+        other = room(name)  # not a room: a name that mqks itself holds
+        return other == mine or other not in ARROWS or bool(ARROWS[mine] & {other, "*"})
+    if mine in PURE_ROOMS:
+        return top in sys.stdlib_module_names and top not in IO_CLOCK_AND_CHANCE
+    return True
+
+
+def faults(module: str, source: str, *, package: bool = False) -> list[str]:
+    return [
+        name for name in imports(module, source, package=package) if not is_allowed(module, name)
+    ]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_arrows_point_down(path: Path) -> None:
+    module = dotted(path)
+    assert room(module) in ARROWS, "a new room needs its row in ARROWS"
+
+    assert faults(module, path.read_text(), package=path.name == "__init__.py") == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("mqks.broker.queue", "from mqks.journal import Journal"),
+        ("mqks.broker.queue", "import mqks.server.listener"),
+        ("mqks.broker.queue", "from mqks import commands"),
+        ("mqks.broker.queue", "from ..journal import Journal"),
+        ("mqks.broker.queue", "from .. import client"),
+        ("mqks.broker.queue", "def f():\n    from mqks.server import run"),
+        ("mqks.broker.queue", "import time"),
+        ("mqks.broker.queue", "import os.path"),
+        ("mqks.broker.queue", "from random import random"),
+        ("mqks.protocol.lines", "import anyio"),
+        ("mqks.protocol.lines", "from mqks.settings import Settings"),
+        ("mqks.client.session", "from mqks.broker import Broker"),
+        ("mqks.pipeline.source", "from mqks.server import run"),
+        ("mqks.journal.writer", "from mqks.server import run"),
+        ("mqks.server.listener", "import sqlite3"),
+        ("mqks.commands.inspect", "import sqlite3"),
+        ("mqks.journal.journal", "import sqlite3"),
+        ("mqks.journal.recovery", "from mqks.journal.sqlite import store"),
+        ("mqks.server.facts", "from mqks.journal.sqlite.database_file import wal_path"),
+        ("mqks.server.writer", "import psycopg"),
+        ("mqks.journal.sqlite.store", "from psycopg import sql"),
+        ("mqks.journal.default_store", "import psycopg"),
+        ("mqks.commands.inspect", "from mqks.journal.postgres.store import PostgresStore"),
+        ("mqks.journal.postgres.store", "from mqks.journal.sqlite.rows import Tally"),
+        ("mqks.inspection.live", "from mqks.commands.options import note"),
+        ("mqks.transfer.importing", "from mqks.server import run"),
+        ("mqks.client.wire", "from mqks.inspection.live import Live"),
+        ("mqks.errors", "from mqks.limits import LINE_BYTES_MAX"),
+    ],
+)
+def test_an_arrow_that_turns_is_noticed(module: str, source: str) -> None:
+    assert len(faults(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("mqks.broker.queue", "from mqks.protocol import lines"),
+        ("mqks.broker.queue", "from mqks.settings import Settings"),
+        ("mqks.broker.queue", "from .binding import Binding"),
+        ("mqks.broker.queue", "from . import binding"),
+        ("mqks.broker.queue", "from collections import deque"),
+        ("mqks.journal.recovery", "from mqks.broker import Broker"),
+        ("mqks.journal.sqlite.store", "import aiosqlite"),
+        ("mqks.commands.inspect", "from mqks.journal.sqlite.database_file import DatabaseFile"),
+        ("mqks.journal.postgres.claim", "import psycopg"),
+        ("mqks.journal.default_store", "from mqks.journal.postgres.store import PostgresStore"),
+        ("mqks.server.listener", "import anyio"),
+        ("mqks.server.listener", "from mqks import __version__"),
+        ("mqks.commands.serve", "from mqks.server import run"),
+    ],
+)
+def test_an_arrow_that_points_down_is_let_through(module: str, source: str) -> None:
+    assert faults(module, source) == []
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    """All files, but for those that only say what is in a package."""
+    return {dotted(path): path.read_text() for path in MODULES if path.name != "__init__.py"}
+
+
+def test_arrows_between_the_broker_s_floors_point_down(sources: dict[str, str]) -> None:
+    broker = {name: text for name, text in sources.items() if name.startswith(f"{BROKER}.")}
+    assert upward(arrows_of_files(BROKER, broker)) == set()
+
+
+def test_files_form_no_circles(sources: dict[str, str]) -> None:
+    arrows = arrows_of_files("mqks", sources)
+    assert {name for name in arrows if circle_of(name, arrows)} == set()
+
+
+def test_an_arrow_that_turns_inside_the_broker_is_noticed() -> None:
+    sources = {
+        "mqks.broker.log.pending": "if TYPE_CHECKING:\n    from mqks.broker.queue.lane import Lane",
+        "mqks.broker.queue.lane": "from mqks.broker.log import pending",
+        "mqks.broker.queue.queue": "import mqks.broker.queue.lane",
+        "mqks.broker.requests.stats": "from mqks.broker.queue.queue import Queue",
+    }
+    arrows = arrows_of_files(BROKER, sources)
+
+    assert upward(arrows) == {("log.pending", "queue.lane")}
+    assert {name for name in arrows if circle_of(name, arrows)} == {"log.pending", "queue.lane"}
+
+
+def test_relative_imports_of_a_package_start_at_the_package() -> None:
+    assert list(imports("mqks.broker", "from .queue import Queue", package=True)) == [
+        "mqks.broker.queue"
+    ]
+    assert list(imports("mqks.broker", "from ..server import run", package=True)) == ["mqks.server"]
+
+
+def example_lines() -> list[str]:
+    """mqks.toml.example with its settings uncommented."""
+    lines = (ROOT / "mqks.toml.example").read_text().splitlines()
+    keys = tuple(f"# {name} = " for name in SETTINGS)
+    return [line[2:] if line.startswith(keys) else line for line in lines]
+
+
+def test_the_example_is_all_comments_and_changes_nothing() -> None:
+    assert tomllib.loads((ROOT / "mqks.toml.example").read_text()) == {}
+
+
+def test_the_example_holds_every_setting_once_at_its_default(tmp_path: Path) -> None:
+    uncommented = tmp_path / "mqks.toml"
+    uncommented.write_text("\n".join(example_lines()))
+
+    assert list(tomllib.loads(uncommented.read_text())) == list(SETTINGS)
+    assert load({}, {}, uncommented) == Settings()
+    tables = [line[4:] for line in example_lines() if line.startswith("#   ")]
+    uncommented.write_text("\n".join(tables))
+    [table] = load({}, {}, uncommented).queue_tables
+    assert list(table.fields) == list(POLICY_FIELDS.values())
+    assert all(line.startswith("#") for line in example_lines() if line and " = " not in line)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_example_tells_why(name: str) -> None:
+    lines = example_lines()
+    at = next(index for index, line in enumerate(lines) if line.startswith(f"{name} = "))
+
+    start = max(index for index in range(at) if not lines[index])
+    comment = " ".join(line.removeprefix("# ") for line in lines[start + 1 : at])
+    assert comment.startswith(SETTINGS[name].about.why)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_settings_page_has_every_setting_in_its_group(name: str) -> None:
+    default, about = SETTINGS[name].default_text, SETTINGS[name].about
+    row = f"| `{name}` | " + (f"`{default}` | " if default else "none | ") + about.why
+    heading = "\n## Advanced settings\n" if about.group == ADVANCED else f"\n### {about.group}\n"
+    _, found, rest = (ROOT / "docs/settings.md").read_text().partition(heading)
+
+    assert found
+    assert f"\n{row}" in re.split(r"\n##+ ", rest)[0]
