@@ -13,6 +13,7 @@ from typing import Final
 
 from mqks.broker.broker import Broker
 from mqks.broker.clients.consumer import UNACKED_OVERHEAD_BYTES, Consumer, consumers_of
+from mqks.broker.clients.receiver import Receiver
 from mqks.broker.log.metadata import binding_bytes, consumer_bytes, mask_bytes, queue_bytes
 from mqks.broker.log.pending import NO_MARK
 from mqks.broker.message.states import AFTER, APPENDS, State
@@ -100,7 +101,8 @@ def _check_queue(queue: Queue) -> None:
         require(lane.marks.keys() <= living, f"{name!r}: a retry of what is settled")
         require(NO_MARK not in lane.marks.values(), f"{name!r}: a mark of nothing")
     require(lane.boundary <= lane.next_seq, f"{name!r}: boundary")
-    require(queue.ring.keys() <= queue.consumers.keys(), f"{name!r}: a stranger in the ring")
+    consumers = [each for each in queue.ring if not isinstance(each, Receiver)]
+    require({*consumers} <= {*queue.consumers}, f"{name!r}: a stranger in the ring")
     require(lane.dirty == (lane in lane.pending.dirty), f"{name!r}: dirty")
     tight = queue in queue.shared.capacities.tight
     require(queue.capacity.is_tight == tight, f"{name!r}: tight")
@@ -351,6 +353,12 @@ def _check_sums(broker: Broker) -> None:
     require(len(consumers) == theirs, "a consumer that is attached to no connection")
     timers = sum(queue.timer is not None for queue in broker.queues.values())
     timers += broker.tails.is_telling
+    receivers = [*chain.from_iterable(each.receivers for each in broker.connections.values())]
+    require(len(receivers) == broker.flow.receivers, "number of receives that wait")
+    waiting = {taker for queue in _all_queues(broker) for taker in queue.ring} & {*receivers}
+    require(waiting == {each for each in receivers if not each.rests}, "receives that wait")
+    timers += sum(each.timer is not None for each in receivers)
+    timers += len(broker.schedules._entries) + broker.schedules._is_looking
     require(len(broker.schedule) == timers + _alarms(broker), "timers")
     for budget in (held, shared.outboxes):
         require(not budget.waiters or budget.room <= 0, "they wait for a budget that has room")
