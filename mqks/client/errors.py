@@ -59,6 +59,9 @@ class RequestFailed(ClientError, exit_code=65):
         message = super().__str__()
         return f"{message}: {self.reason}" if self.reason else message
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
 
 class CallFailed(ClientError, exit_code=65):
     """A service replied to a call with an error. `kind` is the name of the exception it raised."""

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import typer
@@ -272,16 +273,18 @@ def _errors(
 ) -> tuple[object, list[Row]]:
     """Where they are kept, and the latest ones, the newest first, or that one, if it is there.
 
-    The file knows more of them than the server, and can be read while it is served.
+    The file has more of them than the server, and can be read while it is served. The server is
+    asked where there is no file.
     """
     from mqks.client import urls  # here, as above
     from mqks.inspection.live import Live
     from mqks.inspection.stopped import errors_of
 
-    if url and db is None:
-        with Live(url, limited(timeout_s)) as server:
-            return urls.parse(url), server.errors(limit, error_id)
     database = load({"db": db}, os.environ).db
+    if db is None and (url or (isinstance(database, Path) and not database.exists())):
+        missing = "" if url else f"there is no file {database} and "
+        with Live(url, limited(timeout_s), missing) as server:
+            return urls.parse(url), server.errors(limit, error_id)
     return database, errors_of(database, note, limit, error_id)
 
 

@@ -483,11 +483,13 @@ def test_without_a_file_the_usual_server_is_asked(
     monkeypatch.setenv("MQKS_DB", "none.db")
     monkeypatch.setattr("mqks.client.urls.DEFAULT_URL", world.server.url)
     assert len(told("queues")) == 4
+    assert told("errors") == told("errors", "--url", world.server.url) != []
     world.server.stop()
-    code, out, err = run(capsys, "queues")
-    assert (code, out) == (69, "")
-    assert err.startswith("mqks: there is no file none.db and no server at 127.0.0.1:")
-    assert err.count("\n") == 1
+    for command in "queues", "errors":
+        code, out, err = run(capsys, command)
+        assert (code, out) == (69, "")
+        assert err.startswith("mqks: there is no file none.db and no server at 127.0.0.1:")
+        assert err.count("\n") == 1
     assert not Path("none.db").exists()
 
 

@@ -4,7 +4,7 @@ The one rule: whether there is room is decided here. What waits is the same for 
 and scheduled messages, and those that are on their way to the queue.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mqks.broker.message.policy import DEFAULT, Policy
 from mqks.broker.queue.taker import UNLIMITED
@@ -18,6 +18,15 @@ class Holder(Protocol):
     @property
     def contents(self) -> tuple[int, int]:
         """Number and length of ready and scheduled messages."""
+
+
+class Look(NamedTuple):
+    warns: bool
+    """It has become nearly full."""
+    has_turned: bool
+    """`Capacity.full` has changed."""
+    room: int
+    """So many more messages may join before the next look."""
 
 
 class Capacities:
@@ -117,9 +126,8 @@ class Capacity:
         bytes_over = -(-max(0, size - self.bytes_max) // (ready_bytes // ready + 1))
         return min(ready, max(messages - self.messages_max, bytes_over))
 
-    def look(self) -> tuple[bool, bool, int]:
-        """Look at what waits: return whether it has become nearly full, whether `full` has changed,
-        and how many more messages may join before the next look.
+    def look(self) -> Look:
+        """Look at what waits.
 
         It is nearly full at four fifths of the limit of the settings, and again only after it fell
         below two thirds. It is no longer full when an eighth is free, not for each message. A
@@ -142,4 +150,4 @@ class Capacity:
             self.is_tight = self.full or has_bytes_max or limit - messages < GATHERED_MAX
             next_at = min(next_at, limit - GATHERED_MAX + 1)
         self.is_watched = self.is_tight or self.nearly_full or has_bytes_max
-        return warns, self.full != was_full, next_at - messages
+        return Look(warns, self.full != was_full, next_at - messages)

@@ -1,8 +1,8 @@
 """What becomes of a message that a consumer returns, or that is due: it goes to its old place, to
 the tail, into the schedule, or dies.
 
-The one rule: `fate` decides, and alone changes the counts of a message (retry, rejects, losses);
-`apply` does what was decided.
+The one rule: `fate` decides, and `apply` does what was decided. The counts of a message (retry,
+rejects, losses) change only here, and for those that a consumer held at a crash in `Lane.restore`.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -111,12 +111,16 @@ class Lane:
         self.marks: dict[int, Mark] = {}
         """Marks of living messages that have one."""
 
+        # What the next batch takes, in `take_change`.
         self.dirty = False
+        """There is something."""
         self.boundary = 1
         """Numbers below this one were taken by an earlier batch."""
         self.unwritten: list[bytes] = []
         self.unwritten_first = 1
+        """The number of the first of them."""
         self.unwritten_runs: list[Run] = []
+        """Those before them, if numbers are left out in between."""
         self.acked: list[int] = []
         self.acked_ranges: list[Range] = []
         self.moved: list[Range] = []

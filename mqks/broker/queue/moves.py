@@ -1,4 +1,4 @@
-"""Moves messages from one place to another; nothing else does.
+"""Moves messages from queue to queue, and those that return to the tail of their own.
 
 The one rule: one commit settles a message in its old place and appends it in the new one. So it is
 never lost and never duplicated, whenever the process is killed.

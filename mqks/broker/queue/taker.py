@@ -19,11 +19,12 @@ class Rest:
     """It holds as many messages as its prefetch allows."""
     ALL_UNACKED: Final = 8
     """All consumers together are at the limit of unacked bytes."""
-    STANDBY: Final = 64
-    """Its queue has a single active consumer, which is another one."""
     NO_QUEUE: Final = 16
     """Its queue was deleted."""
     ENDED: Final = 32
+    """It takes no more messages."""
+    STANDBY: Final = 64
+    """Its queue has a single active consumer, which is another one."""
 
 
 class Taker(Resting):

@@ -92,8 +92,9 @@ def set_prefetch(
 def _check_existing(broker: Broker, wanted: Consume) -> None:
     if wanted.existing and wanted.queue not in broker.queues:
         raise BadRequest(
-            f"consume: there is no queue {shown(wanted.queue)}, and --existing creates none "
-            "(to create it: mqks consume --create, in Python create=True)"
+            f"consume: there is no queue {shown(wanted.queue)}, and this consume creates none "
+            "(to create it: mqks consume --create, in Python create=True, on the wire without "
+            "--existing)"
         )
 
 
