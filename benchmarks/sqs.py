@@ -33,8 +33,8 @@ from benchmarks.servers.rabbitmq import Rabbitmq
 BODY = "x" * 100
 CROWD = 50
 BATCH = 10
-POLLS = 1000
-POLL_S = 5
+POLLS = 10_000
+POLL_S = 20
 Works = dict[str, tuple[int, Callable[[Any], int]]]
 """What one step does, by its name: on so many connections, with how many messages."""
 

@@ -97,7 +97,7 @@ async def serve(
     process may open. It limits the connections, so that refused clients get an error, and the
     journal always has a descriptor.
     """
-    sqs_connections_max = min(SQS_CONNECTIONS_MAX, open_files // 4)
+    sqs_connections_max = min(SQS_CONNECTIONS_MAX, open_files // 2)
     other_files = min(OTHER_FILES, open_files // 2)
     if settings.sqs_port is not None:
         other_files += sqs_connections_max
