@@ -113,7 +113,7 @@ STEP_MESSAGES: Final = 1024
 """Messages settled, rejected or given back before the time is looked at: a millisecond or two."""
 
 NEAR_MAX: Final = 64 * 1024
-"""Scheduled messages of one queue whose bodies are in memory because they are due soon."""
+"""Scheduled messages of one queue whose bodies are in memory because they are due soon, about."""
 
 GONE_MIN: Final = 1024
 """Scheduled messages that were taken out and still have an entry, before those are tidied up:

@@ -1,11 +1,14 @@
 """Messages that wait for a time, step by step: what becomes of them, and what is counted."""
 
+import random
 from itertools import count
 
 import pytest
 
 from mqks.broker.message.letters import letter_of
+from mqks.broker.queue import delays
 from mqks.limits import NEAR_BYTES_MAX, STEP_BYTES
+from tests.kit.compiled import patches_modules
 from tests.kit.lab import Lab
 
 
@@ -187,6 +190,69 @@ def test_messages_on_disk_that_die_at_different_times_are_purged_in_steps() -> N
     lab.rest()
     lab.check()
     assert ready(lab) == {b"q": 0}
+
+
+@pytest.mark.parametrize("flag", [b"--delay=3", b"--at=1790001004"])
+def test_what_is_due_in_memory_waits_for_what_was_due_before_on_disk(flag: bytes) -> None:
+    lab = lab_with(b"")
+    lab.send("a", b"m1 publish --%b e x" % (b"delay=4" if b"delay" in flag else flag[2:]))
+    lab.rest()
+    lab.crash()
+    lab.tick(1)
+    lab.send("a", b"m2 publish %b e x" % flag)
+    lab.tick(6)
+    lab.commit()
+    due_s = lab.broker.schedule.next_s()
+    assert due_s is None or due_s > lab.now_us / 1e6, "it looks again and again"
+    assert ready(lab) == {b"q": 0}
+    lab.rest()
+    assert [line[:2] for line in lab.lines(b"q")] == [b"m1", b"m2"]
+
+
+@patches_modules
+@pytest.mark.parametrize("seed", range(30))
+def test_messages_join_in_the_order_of_their_times(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delays, "NEAR_MAX", 3)
+    monkeypatch.setattr(delays, "STEP_MESSAGES", 2)
+    chance, lab = random.Random(seed), lab_with(b"")
+    due_us: dict[bytes, int] = {}
+    for number in range(80):
+        seconds = chance.choice([0.5, 1, 1.5, 3, 5])
+        due_us[b"m%d" % number] = lab.now_us + round(seconds * 1e6)
+        lab.send("a", b"m%d publish --delay=%.1f e x" % (number, seconds))
+        lab.commit()
+        match chance.choice(["tick", "tick", "read", "answer", "crash"]):
+            case "tick":
+                lab.tick(chance.choice([0, 0, 0.5, 2.5]))
+            case "crash":
+                lab.crash()
+            case step:
+                getattr(lab, step)()
+    lab.tick(5)
+    lab.rest()
+    lab.check()
+    assert [line.split(b" ")[0] for line in lab.lines(b"q")] == sorted(
+        due_us, key=due_us.__getitem__
+    )
+
+
+@patches_modules
+def test_one_that_is_due_sooner_waits_for_none_of_very_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delays, "NEAR_MAX", 3)
+    lab = lab_with(b"")
+    lab.send("a", *(b"m%d publish --delay=1.5 e x" % number for number in range(6)))
+    lab.tick(0)
+    lab.send("a", b"m6 publish --delay=0.5 e x")
+    lab.tick(0.5)
+    assert ready(lab) == {b"q": 1}
+    lab.tick(1)
+    lab.rest()
+    lab.check()
+    assert ready(lab) == {b"q": 7}
 
 
 LONG = b"x" * 400_000

@@ -32,6 +32,7 @@ _CRC: Final = (1 << _CRC_BITS) - 1
 _NUMBER_BITS: Final = SEQ_MAX.bit_length()
 _NUMBER_SHIFT: Final = _CRC_BITS + 1
 _TIME_SHIFT: Final = _NUMBER_SHIFT + _NUMBER_BITS
+_NEVER: Final = SEQ_MAX << _TIME_SHIFT
 
 
 def _number(entry: int) -> int:
@@ -125,11 +126,20 @@ class Delays:
     def next_us(self) -> int | None:
         """The time of the next work."""
         near, far = self._near, self._far
-        due_us = near[0] >> _TIME_SHIFT if near else None
-        if not far or len(near) >= NEAR_MAX or not (self._may_read or self._is_at_hand(far[0])):
+        due_us = near[0] >> _TIME_SHIFT if near and near[0] <= self._first_away else None
+        if not far or (len(near) >= NEAR_MAX and near[0] <= far[0]):
+            return due_us
+        if not (self._may_read or self._is_at_hand(far[0])):
             return due_us
         look_us = (far[0] >> _TIME_SHIFT) - AHEAD_US
         return look_us if due_us is None else min(look_us, due_us)
+
+    @property
+    def _first_away(self) -> int:
+        """The first entry that is not in `_near` yet. Those behind it wait for it, so that all join
+        in order, however long a read takes; one that fails ends the server."""
+        first = self._far[0] if self._far else _NEVER
+        return min(first, next(iter(self._reading.values()))) if self._reading else first
 
     @property
     def _may_read(self) -> bool:
@@ -148,10 +158,13 @@ class Delays:
         """Prepare some entries that are due soon for `pop_due`. Return the numbers of those that
         are only on disk; `read` takes them. `bytes_of` returns the length of a message."""
         wanted: list[int] = []
-        far, size = self._far, 0
+        near, far, size = self._near, self._far, 0
         may_read = bool(far) and self._may_read
-        for _ in range(min(STEP_MESSAGES, NEAR_MAX - len(self._near))):
-            if not far or far[0] >> _TIME_SHIFT > now_us + AHEAD_US:
+        end = (now_us + AHEAD_US + 1) << _TIME_SHIFT
+        if len(near) >= NEAR_MAX:
+            end = min(end, near[0])  # Only those that others wait for.
+        for _ in range(STEP_MESSAGES):
+            if not far or far[0] >= end:
                 break
             if not ((may_read and size < STEP_BYTES) or self._is_at_hand(far[0])):
                 break
@@ -160,7 +173,7 @@ class Delays:
             if self._gone and self._let_go(entry):
                 continue
             if number in self.bodies:
-                heapq.heappush(self._near, entry)
+                heapq.heappush(near, entry)
             else:
                 if number in self._reading:
                     self._discount(number)
@@ -186,7 +199,8 @@ class Delays:
     def pop_due(self, now_us: int) -> list[Delivery]:
         """Take messages that are due, in order, as many as one step takes."""
         near, due, size = self._near, list[Delivery](), 0
-        while near and near[0] >> _TIME_SHIFT <= now_us and len(due) < STEP_MESSAGES:
+        last = min(self._first_away, (now_us + 1) << _TIME_SHIFT)
+        while near and near[0] <= last and len(due) < STEP_MESSAGES:
             if size >= STEP_BYTES:
                 break
             entry = heapq.heappop(near)
@@ -195,7 +209,7 @@ class Delays:
                 continue
             if number not in self.bodies:  # The clock was set back before it was on disk.
                 heapq.heappush(self._far, entry)
-                continue
+                break
             self.numbers.discard(number)
             self.placed.discard(number)
             self._anew.pop(number, None)
