@@ -634,8 +634,12 @@ class MachineWithTimes(Machine):
         ids=st.lists(MESSAGES, min_size=1, max_size=4),
         delay=DELAYS,
         crashes=st.booleans(),
+        more=st.lists(MESSAGES, max_size=2),
     )
-    def some_are_due(self, connection: str, ids: list[str], delay: float, crashes: bool) -> None:
+    def some_are_due(
+        self, connection: str, ids: list[str], delay: float, crashes: bool, more: list[str]
+    ) -> None:
+        """Some of them may be on disk only, and `more` in memory."""
         self.consume_more(connection, "c1", "q1", confirm=False)
         for message_id in ids:
             self.publish_later(connection, message_id, "e1", delay)
@@ -644,6 +648,8 @@ class MachineWithTimes(Machine):
             self.crash()
             self.consume_more(connection, "c1", "q1", confirm=False)
             self._flush()
+        for message_id in more:
+            self.publish_later(connection, message_id, "e1", delay)
         self.time_passes(delay)
 
     @rule(
