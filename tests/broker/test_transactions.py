@@ -19,6 +19,7 @@ from mqks.limits import (
 from mqks.testing import BrokerProcess
 from tests.kit import following
 from tests.kit.bare import BareWorld, ask, bare
+from tests.kit.lab import Lab
 
 ERROR = re.compile(rb"(\S+) error [0-9a-f]{24}\n")
 
@@ -231,7 +232,7 @@ def test_publishes_of_a_commit_are_those_of_single_lines() -> None:
     flags += [b"--ttl=8 ", b"--delay=5 ", b"--delay=6 ", b"--once ", b"--to=one "]
     chosen = random.Random(1).choices([(flag, event) for flag in flags for event in b"ab"], k=300)
     sent = [b"m%d publish %b%c x\n" % (at, flag, event) for at, (flag, event) in enumerate(chosen)]
-    for later_s in 0, 5.5, 10:
+    for later_s in 0, 5.5, 8.5, 10:
         found = list[bytes]()
         for lines in ([b"b begin\n", *sent, b"t commit\n"], sent):
             world = bare()
@@ -244,6 +245,24 @@ def test_publishes_of_a_commit_are_those_of_single_lines() -> None:
             found.append(told + world.received("k"))
         assert found[0] == found[1]
         assert found[0].count(b"\n") > 150
+
+
+def test_messages_of_a_commit_expire_each_at_its_time_after_a_crash_too() -> None:
+    lab = Lab(1 << 20)
+    lab.send("a", b"s subscribe one e", b"s subscribe two e", b"b begin")
+    for at, ttl in enumerate((9, 5, 7, 7, 3, 8)):
+        lab.send("a", b"m%d publish --ttl=%d e x" % (at, ttl))
+    lab.send("a", b"t commit --confirm")
+    lab.rest()
+    lab.crash()
+    lab.tick(6)
+    lab.rest()
+    for queue in b"one", b"two":
+        lab.replies.clear()
+        lab.send("z", b"c%b consume %b" % (queue, queue))
+        lab.rest()
+        ids = [line.split(b" ")[2] for line in lab.replies if b" event=" in line]
+        assert ids == [b"m0", b"m2", b"m3", b"m5"]
 
 
 def test_two_race_while_one_is_written() -> None:

@@ -10,7 +10,7 @@ need no clean-up. For the queue's TTL it is enough to know when stretches of num
 import heapq
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Final
 
@@ -71,6 +71,13 @@ class Expiry:
         bucket = self._bucket(expires_us)
         self._own.update(dict.fromkeys(numbers, bucket))
         self._in(bucket).update(numbers)
+
+    def add_each(self, numbers: range, each_us: Sequence[int]) -> None:
+        """The same for messages that expire at different times."""
+        ahead_us = self._clock_us() - self._wall_us()
+        for number, expires_us in zip(numbers, each_us, strict=True):
+            bucket = self._own[number] = max(OVERDUE, -(-(expires_us + ahead_us) // TICK_US))
+            self._in(bucket).add(number)
 
     def _bucket(self, expires_us: int) -> int:
         due_us = self._clock_us() + expires_us - self._wall_us()

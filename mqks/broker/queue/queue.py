@@ -37,6 +37,8 @@ class Terms(NamedTuple):
     expires_us: int = 0
     clock_us: int = 0
     """When it is due after a delay, by the monotonic clock."""
+    each_expires_us: Sequence[int] = ()
+    """Of several messages with no other terms that expire at different times."""
 
     def mark(self, message_id: bytes) -> Mark:
         return Mark(
@@ -241,7 +243,7 @@ class Queue:
         if terms.due_us:
             self._schedule(ids, lines, terms)
         elif terms.expires_us:
-            self._publish_mortal(ids, lines, terms.expires_us)
+            self._publish_mortal(ids, lines, terms)
         else:
             self.publish(ids, lines)
 
@@ -256,15 +258,23 @@ class Queue:
         times.set_alarms()
         self._look()
 
-    def _publish_mortal(self, ids: Sequence[bytes], lines: list[bytes], expires_us: int) -> None:
+    def _publish_mortal(self, ids: Sequence[bytes], lines: list[bytes], terms: Terms) -> None:
         """Publish messages with their own TTL."""
         lane, times = self.lane, self.timed()
         new = range(lane.next_seq, lane.next_seq + len(lines))
-        times.expiry.add_new(new, expires_us)
+        if each_us := terms.each_expires_us:
+            times.expiry.add_each(new, each_us)
+        else:
+            times.expiry.add_new(new, terms.expires_us)
         self.publish(ids, lines)
-        mark, written = Mark(expires_us=expires_us), 0
+        mark, written = Mark(expires_us=terms.expires_us), 0
         for numbers in lane.unwritten_numbers(new.start):
-            lane.tell_marks(dict.fromkeys(numbers, mark))
+            if each_us:
+                some_us = each_us[numbers.start - new.start : numbers.stop - new.start]
+                marks = [Mark(expires_us=expires_us) for expires_us in some_us]
+                lane.tell_marks(dict(zip(numbers, marks, strict=True)))
+            else:
+                lane.tell_marks(dict.fromkeys(numbers, mark))
             written += len(numbers)
         if not written:
             times.expiry.discard(new)

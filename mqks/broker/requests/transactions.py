@@ -18,7 +18,7 @@ from mqks.broker.requests.messages import check_publish, reject, release
 from mqks.broker.routing.masks import Queues
 from mqks.broker.routing.publishing import Single
 from mqks.errors import BadRequest, LimitExceeded, NotAllowed, Unwritable
-from mqks.limits import TRANSACTION_BYTES_MAX, TRANSACTION_COPIES_MAX
+from mqks.limits import SEQ_MAX, TRANSACTION_BYTES_MAX, TRANSACTION_COPIES_MAX
 from mqks.protocol.requests import ACTIONS, Answer, Move, Publish, Request, Trim, shown
 from mqks.users import STRANGER
 
@@ -143,17 +143,23 @@ def _do(
     # Moves are the first: consumers may take what is ready when others make room.
     counts = [each and redrives.move_gathered(broker, *each) for each in moving]
     alike: tuple[Queues, Terms | None] = {}, None
-    ids, bodies = list[bytes](), list[bytes]()
-    """Messages for the same queues with the same terms, `alike`, which are one step."""
+    ids, bodies, each_us = list[bytes](), list[bytes](), list[int]()
+    """Messages for the same queues with the same terms, `alike`, which are one step; when each of
+    them expires, if they do not wait for a time."""
     for (request, wanted), message, count in zip(kept, messages, counts, strict=True):
         told = None if count is None else b"%d" % count
         # Those with an id of `--once` go singly.
         gathered = None if message is None or message[0].once_s else message
-        if ids and (gathered is None or (gathered[1], gathered[0].terms) != alike):
-            publishing.give(alike[0], ids, bodies, alike[1])
-            ids, bodies = [], []
+        terms = None if gathered is None else gathered[0].terms
+        expires_us = terms.expires_us if terms is not None and not terms.due_us else 0
+        if expires_us:
+            terms = Terms(expires_us=SEQ_MAX)
+        if ids and (gathered is None or (gathered[1], terms) != alike):
+            publishing.give(alike[0], ids, bodies, _together(alike[1], each_us))
+            ids, bodies, each_us = [], [], []
         if gathered is not None:
-            alike = gathered[1], gathered[0].terms
+            alike = gathered[1], terms
+            each_us.append(expires_us)
             ids.append(gathered[0].id)
             bodies.append(gathered[0].body)
         elif message is not None:
@@ -168,9 +174,17 @@ def _do(
             else:
                 waiters.counts.append((connection, request.id, told))
     if ids:
-        publishing.give(alike[0], ids, bodies, alike[1])
+        publishing.give(alike[0], ids, bodies, _together(alike[1], each_us))
     # All of it is in one piece of the batch, and nothing of it is written before the rest.
     broker.pending.in_one_piece |= bool(kept)
+
+
+def _together(terms: Terms | None, each_us: list[int]) -> Terms | None:
+    """The terms of messages that are alike but for when they expire."""
+    if terms is None or not each_us[0]:
+        return terms
+    each = () if each_us.count(each_us[0]) == len(each_us) else each_us
+    return Terms(expires_us=each_us[0], each_expires_us=each)
 
 
 def _check(
