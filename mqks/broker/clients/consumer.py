@@ -150,7 +150,7 @@ class Consumer(Taker):
         if self.meta:
             told = self._tell_meta(numbers, lines)
         elif lane.has_attributes:
-            told = [*map(replies.plain, lines)]
+            told = replies.all_plain(lines)
         if lane.marks and not lane.marks.keys().isdisjoint(numbers):
             told = self._tell_marks(numbers, lines, told)
         if self.manual_ack:

@@ -545,9 +545,9 @@ class Queue:
 
     @property
     def can_deliver(self) -> bool:
-        keys = self.keys
-        has_next = self.lane.is_next_in_memory if keys is None else keys.can_give
-        return bool(self.ring) and has_next and not self.shared.owner.withholds
+        if not self.ring or self.shared.owner.withholds:
+            return False
+        return self.lane.is_next_in_memory if self.keys is None else self.keys.can_give
 
     def deliver_some(self) -> None:
         """One step of a delivery."""
