@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -26,11 +26,11 @@ from mqks.durable import sync
 from mqks.pipeline import objects
 from mqks.pipeline.errors import ExtraMissing, LakeUnfit
 from mqks.pipeline.lake import SMALL_BYTES, WRITTEN, File, Staging, numbered, shown, write_file
-from mqks.pipeline.objects import DELETED, ICEBERG, Place, make_directory
+from mqks.pipeline.objects import CONNECT_S, DELETED, ICEBERG, REQUEST_S, Place, make_directory
 from mqks.pipeline.table import COMPACTION, Table, cast
 
 try:
-    from pyiceberg.catalog import load_catalog
+    from pyiceberg.catalog import AVAILABLE_CATALOGS, CatalogType, load_catalog
     from pyiceberg.exceptions import CommitFailedException, NoSuchNamespaceError, NoSuchTableError
     from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO, parquet_files_to_data_files
 except ImportError:
@@ -205,6 +205,22 @@ def catalog_of(url: str) -> tuple[Any, str]:
         return load_catalog(catalog, **told), name
     except ValueError as error:  # It is not configured.
         raise LakeUnfit(f"{url}: {error}") from None
+
+
+def _rest(name: str, conf: Mapping[str, Any]) -> Any:
+    """Pyiceberg's own, whose requests, also those for tokens, would wait without end."""
+    import requests
+    from pyiceberg.catalog import rest
+
+    class Session(requests.Session):
+        def request(self, *args: Any, **told: Any) -> requests.Response:
+            return super().request(*args, **{"timeout": (CONNECT_S, REQUEST_S)} | told)
+
+    vars(rest)["Session"], vars(rest.auth)["requests"] = Session, Session()
+    return rest.RestCatalog(name, **conf)
+
+
+AVAILABLE_CATALOGS[CatalogType.REST] = _rest
 
 
 def found(url: str) -> Any:

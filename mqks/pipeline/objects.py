@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 from mqks.durable import sync
 from mqks.pipeline.errors import ExtraMissing, LakeUnfit, PipelineError, StoreAway
 
-REQUEST_S, ATTEMPTS, RETRIES_S = 60, 4, 20
+CONNECT_S, REQUEST_S, ATTEMPTS, RETRIES_S = 5, 60, 4, 20
 """Of each request; then the store counts as away."""
 OPTIONS = {
     "timeout": f"{REQUEST_S}s",
-    "connect_timeout": "5s",
+    "connect_timeout": f"{CONNECT_S}s",
     "max_retries": str(ATTEMPTS),
     "retry_timeout": f"{RETRIES_S}s",
     "allow_http": "true",  # For an endpoint that is given as http://.
@@ -78,7 +78,11 @@ def store(url: str) -> Any:
         ) from None
     return from_url(
         url,
-        client_options={"timeout": OPTIONS["timeout"], "connect_timeout": "5s", "allow_http": True},
+        client_options={
+            "timeout": OPTIONS["timeout"],
+            "connect_timeout": OPTIONS["connect_timeout"],
+            "allow_http": True,
+        },
         retry_config={
             "max_retries": int(OPTIONS["max_retries"]),
             "retry_timeout": timedelta(seconds=RETRIES_S),

@@ -4,6 +4,7 @@ The one rule: what is in a table is read by pyiceberg through the catalog.
 """
 
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -306,6 +307,30 @@ def test_a_catalog_that_refuses_or_is_away(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
     with IcebergTable(URL) as lake, pytest.raises(StoreAway):
         lake.next("q", "x-1")
+
+
+@pytest.mark.parametrize("token", ["given", "from_catalog", "from_oauth2"])
+def test_a_catalog_that_never_answers(
+    token: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whether it is asked for its settings first, or for a token."""
+    monkeypatch.setattr("mqks.pipeline.iceberg.REQUEST_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        told: dict[str, Any] = {"uri": url}
+        match token:
+            case "given":
+                told["token"] = TOKEN
+            case "from_catalog":
+                told |= {"credential": "a:b", "oauth2-server-uri": url}
+            case "from_oauth2":
+                client = {"client_id": "a", "client_secret": "b", "token_url": url}
+                told["auth"] = {"type": "oauth2", "oauth2": client}
+        config = Config()
+        config.config = {"catalog": {"lake": told}}
+        monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", config)
+        with IcebergTable(URL) as lake, pytest.raises(StoreAway, match="timed out"):
+            lake.next("q", "x-1")
 
 
 @pytest.mark.slow
