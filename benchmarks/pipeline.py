@@ -1,11 +1,10 @@
 """`mqks pipeline archive` as users start it: the time until its first batch, and each batch.
 
-    python -m benchmarks.pipeline [--count N] [--batches N] [--rounds N] [WORK ...]
+    python -m benchmarks.pipeline [--count N] [--batches N] [--rounds N] [--flag=F ...] [WORK ...]
 
     parquet, delta, iceberg    into a lake of this kind in a directory
     schema                     plain files, with JSON payloads that are parsed
-    beside                     the rate of a publisher at full speed; what is left of it beside an
-                               archive, and beside one of the lowest priority (`nice -n 19`)
+    beside                     what an archive leaves of the rate of a publisher at full speed
 
 The one rule: the clock is that of the command's user, and CPU time is told beside it, which another
 load on the machine does not change.
@@ -15,7 +14,6 @@ import argparse
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +21,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from signal import SIGCONT, SIGSTOP, SIGTERM
+from statistics import median
 
 from mqks.client.blocking import connect
 from mqks.pipeline.wire import Server, connected
@@ -31,6 +31,7 @@ from mqks.testing import BrokerProcess
 EVENTS = "page.view", "cart.add", "order.new"
 PAYLOADS = 20_000
 """Different ones, so many that compression finds little beyond what hexadecimal text has."""
+PAIRS = 9
 SCHEMA = "--schema", "n bigint, text string"
 LAKES = {
     "parquet": ("lake",),
@@ -70,31 +71,33 @@ def fill(url: str, chunks: list[bytes]) -> float:
     return time.perf_counter() - began_s
 
 
-def cpu_s(root: int) -> float:
-    """Of a process and its descendants."""
+def tree(root: int) -> dict[int, float]:
+    """The CPU seconds of a process and its descendants, whose children are dead included."""
     children: dict[int, list[int]] = {}
-    used = dict[int, int]()
+    used = dict[int, float]()
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):
             fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
             children.setdefault(int(fields[1]), []).append(int(name))
-            used[int(name)] = sum(map(int, fields[11:15]))
+            used[int(name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     pids = [root]
     for pid in pids:
         pids += children.get(pid, [])
-    return sum(used.get(pid, 0) for pid in pids) / os.sysconf("SC_CLK_TCK")
+    return {pid: used.get(pid, 0.0) for pid in pids}
+
+
+def cpu_s(root: int) -> float:
+    return sum(tree(root).values())
 
 
 @contextmanager
-def archiving(
-    root: Path, url: str, *flags: str, before: Sequence[str] = ()
-) -> Iterator[subprocess.Popen[str]]:
+def archiving(root: Path, url: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
     """The command as a process, with an Iceberg catalog in its environment."""
     root.mkdir()
     catalog = {"URI": f"sqlite:///{root}/catalog.db", "WAREHOUSE": f"file://{root}/warehouse"}
-    command = [*before, sys.executable, "-m", "mqks", "pipeline", "archive", "bench", *flags]
+    command = [sys.executable, "-m", "mqks", "pipeline", "archive", "bench", *flags]
     with subprocess.Popen(
-        [*command, "--url", url, "--json", "--master", "local[2]"],
+        [*command, "--url", url, "--json"],
         env=os.environ | {f"PYICEBERG_CATALOG__BENCH__{name}": catalog[name] for name in catalog},
         cwd=root,
         stdout=subprocess.PIPE,
@@ -121,18 +124,25 @@ def batches(root: Path, url: str, batch: int, *flags: str) -> Iterator[str]:
         raise RuntimeError(f"the archive ended with {process.returncode}")
 
 
-def beside(root: Path, url: str, chunks: list[bytes]) -> Iterator[str]:
-    """The rates of a publisher: alone, beside an archive, beside one of the lowest priority."""
-    alone_s = fill(url, chunks)
-    yield f"alone {len(chunks) * 10 / alone_s:,.0f} k/s"
-    for what, before in (("beside", ()), ("beside a nice one", ("nice", "-n", "19"))):
-        with archiving(root / what, url, "lake", "--interval", "0", before=before) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            # It reads on while more is published, so that it is at work the whole time.
-            yield f"{what} {alone_s / fill(url, chunks):.2f}"
-            process.send_signal(signal.SIGTERM)
-            process.stdout.read()
+def beside(root: Path, url: str, chunks: list[bytes], flags: Sequence[str]) -> Iterator[str]:
+    """Ratios of two rates, one after the other: the archive is at work, and it is stopped."""
+    ratios, left = list[float](), len(chunks) * 10_000
+    with archiving(root, url, "lake", "--interval", "0", *flags) as process:
+        assert process.stdout is not None
+        for _ in range(PAIRS):
+            seconds = list[float]()
+            while left:
+                left -= json.loads(process.stdout.readline())["messages"]
+            for wanted in (SIGCONT, SIGSTOP, SIGCONT):
+                for pid in tree(process.pid):
+                    os.kill(pid, wanted)
+                if len(seconds) < 2:
+                    seconds.append(fill(url, chunks))
+                    left += len(chunks) * 10_000
+            ratios.append(seconds[1] / seconds[0])
+            yield f"{ratios[-1]:.2f} of {len(chunks) * 10 / seconds[1]:,.0f} k/s"
+        process.send_signal(SIGTERM)
+    yield f"median {median(ratios):.2f}"
 
 
 def main() -> None:
@@ -141,7 +151,9 @@ def main() -> None:
     options.add_argument("--count", type=int, default=500_000, help="messages of a batch")
     options.add_argument("--batches", type=int, default=3)
     options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--flag", action="append", default=[], help="of the archive: --flag=--by")
     given = options.parse_args()
+    flags = given.flag
     chunks = messages(given.count * given.batches)
     for number in range(given.rounds):
         for work in given.works:
@@ -153,11 +165,11 @@ def main() -> None:
                     client.subscribe("bench", EVENTS)
                 root = Path(directory) / "lakes"
                 if work == "beside":
-                    root.mkdir()
-                    told = beside(root, broker.url, chunks)
+                    fill(broker.url, chunks)
+                    told = beside(root, broker.url, chunks, flags)
                 else:
                     fill(broker.url, chunks)
-                    told = batches(root, broker.url, given.count, *LAKES[work])
+                    told = batches(root, broker.url, given.count, *LAKES[work], *flags)
                 print(f"round {number + 1}: {work}: {'; '.join(told)}", flush=True)
 
 

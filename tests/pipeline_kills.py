@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -91,13 +91,15 @@ class Job:
     It runs in `local[2]`, unless the arguments name another master.
     """
 
-    def __init__(self, log: Path, *arguments: str) -> None:
+    def __init__(
+        self, log: Path, *arguments: str, master: Sequence[str] = ("--master", "local[2]")
+    ) -> None:
         # What Java leaves in a temporary directory when it is killed goes away with the test.
         options = f"{SPARK_SETTINGS['spark.driver.extraJavaOptions']} -Djava.io.tmpdir={log.parent}"
         settings = SPARK_SETTINGS | {"spark.driver.extraJavaOptions": options}
         conf = [word for pair in settings.items() for word in ("--conf", "=".join(pair))]
         name, *rest = arguments
-        command = [sys.executable, "-m", "mqks", "pipeline", name, "--master", "local[2]", *conf]
+        command = [sys.executable, "-m", "mqks", "pipeline", name, *master, *conf]
         self.told: list[dict[str, Any]] = []
         self._log = log
         with log.open("wb") as stderr:
@@ -138,8 +140,8 @@ class Job:
         return self.told
 
 
-def kill_workers(pid: int) -> int:
-    """SIGKILL to the Python workers among the descendants of a process; gives their number."""
+def workers(pid: int) -> list[int]:
+    """The Python workers among the descendants of a process."""
     parents, is_daemon = dict[int, int](), dict[int, bool]()
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -151,11 +153,16 @@ def kill_workers(pid: int) -> int:
     for each in family:
         family += (child for child, parent in parents.items() if parent == each)
     # Workers are forks of the daemon.
-    workers = [each for each in family if is_daemon.get(each) and is_daemon.get(parents[each])]
-    for each in workers:
+    return [each for each in family if is_daemon.get(each) and is_daemon.get(parents[each])]
+
+
+def kill_workers(pid: int) -> int:
+    """SIGKILL to the Python workers of a job; gives their number."""
+    killed = workers(pid)
+    for each in killed:
         with suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
-    return len(workers)
+    return len(killed)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
@@ -81,7 +82,8 @@ class Spark(TypedDict):
     master: Annotated[
         str | None,
         "URL",
-        r"Spark's master, such as local\[2] or spark://host:7077. \[default: local\[*]]",
+        r"Spark's master, such as local\[2] or spark://host:7077. \[default: local\[*]; archive"
+        " leaves a core to a broker on this machine]",
     ]
     conf: Annotated[list[str] | None, "NAME=VALUE", "A setting of Spark. Repeatable."]
 
@@ -150,7 +152,7 @@ def archive(
         messages = 0
         # Before Spark: what is wrong with the lake need not wait for Java.
         with lake_at(lake, format, partitions(by)) as opened:
-            running = begin(context, LOGGING if schema else BRIEF)
+            running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
             job = Archive(
                 queue=queue,
                 server=Server(url=url),

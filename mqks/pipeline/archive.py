@@ -29,6 +29,7 @@ from mqks.pipeline.errors import BadOption, DataLost, StoreAway
 from mqks.pipeline.job import failure
 from mqks.pipeline.lake import COLUMNS, WRITTEN, File, Lake, Staging, merge, stage
 from mqks.pipeline.reader import LogRange, QueueReader, lost, matching
+from mqks.pipeline.session import yields
 from mqks.pipeline.table import Table
 from mqks.pipeline.wire import Connection, Server
 
@@ -101,6 +102,7 @@ class _Batch:
 
     def read(self, ranges: Iterable[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
         """The messages of a task."""
+        yields()
         with self.reader as reader:
             for start, end in ranges:
                 fail = self.fail_on_data_loss
@@ -121,6 +123,7 @@ class _Batch:
 
     def stage(self, messages: Iterable[pa.RecordBatch]) -> Iterator[File]:
         """Write messages into the lake's staging; yields the files."""
+        yields()
         return stage(self.staging, map(self._complete, messages))
 
     def read_and_stage(self, ranges: Iterable[tuple[int, int]]) -> Iterator[File]:

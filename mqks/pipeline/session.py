@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mqks.client import urls
 from mqks.pipeline.errors import JavaMissing
 
 if TYPE_CHECKING:
@@ -39,6 +40,16 @@ BRIEF = f"{LOGGING} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """The same where no message passes through Java: what it compiles further would never pay."""
 
 
+NICE = "MQKS_WORKERS_NICE"
+"""The priority of workers while they archive, in their environment."""
+
+
+def yields() -> None:
+    """Give this worker the priority that its environment tells."""
+    if nice := os.environ.get(NICE):
+        os.setpriority(os.PRIO_PROCESS, 0, int(nice))
+
+
 def session(master: str | None = None, **conf: Any) -> "SparkSession":
     """A session with `format("mqks")`; `master` is `local[*]` by default.
 
@@ -58,23 +69,32 @@ def session(master: str | None = None, **conf: Any) -> "SparkSession":
     return spark
 
 
-def context(master: str | None = None, **conf: Any) -> "SparkContext":
-    """What a job without SQL needs, for half of a session's start. Raises JavaMissing."""
+def context(master: str | None = None, url: str | None = None, **conf: Any) -> "SparkContext":
+    """What a job without SQL needs, for half of a session's start. If the broker is on this
+    machine, it keeps a core by default, and the workers have the lowest priority. Raises
+    JavaMissing."""
     from pyspark import SparkConf, SparkContext
 
-    settings = _settings(master, conf)
+    address = urls.parse(url)
+    if address.path or address.host in ("localhost", "127.0.0.1", "::1"):
+        cores = max(1, (os.cpu_count() or 1) - 1)
+        settings = _settings(master, {f"spark.executorEnv.{NICE}": "19", **conf}, f"local[{cores}]")
+    else:
+        settings = _settings(master, conf)
     running = SparkContext.getOrCreate(SparkConf().setAll([*settings.items()]))
     running.setLogLevel("WARN")
     return running
 
 
-def _settings(master: str | None, conf: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(
+    master: str | None, conf: Mapping[str, Any], usual: str = "local[*]"
+) -> dict[str, Any]:
     check_java()
     from pyspark import SparkContext
 
     settings = {"spark.app.name": "mqks"} | SETTINGS
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        master = master or "local[*]"
+        master = master or usual
     else:  # By spark-submit: the master is decided already, and what it was told goes before ours.
         told = SparkContext.getSystemProperty
         settings = {name: value for name, value in settings.items() if told(name) is None}
