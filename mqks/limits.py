@@ -251,7 +251,7 @@ SQS_LINE_BYTES_MAX: Final = 2 * 1024 * 1024 + 16 * 1024
 """Longest line from it: 1 MiB of newlines, escaped, and attributes."""
 
 SQS_QUEUES_MAX: Final = 10_000
-"""Queues whose attributes it knows without asking, for a second."""
+"""Queues whose attributes it knows without asking, for a second, or their last purges, for 60."""
 
 SQS_RECENT_MAX: Final = 100_000
 """Messages whose first delivery it remembers, and as many sequence numbers."""

@@ -127,7 +127,7 @@ class Actions:
 
     async def purge_queue(self) -> None:
         queue = await self._queue(is_fresh=True)
-        async with self.open_client() as client:
+        async with self.known.purge(queue), self.open_client() as client:
             await client.purge(queue.name, scheduled=True)
 
     async def add_permission(self) -> None:

@@ -17,7 +17,8 @@ _OLD: Final = {
         name: _PREFIX + name
         for name in (
             *("BatchEntryIdsNotDistinct", "BatchRequestTooLong", "EmptyBatchRequest"),
-            *("InvalidBatchEntryId", "TooManyEntriesInBatchRequest", "UnsupportedOperation"),
+            *("InvalidBatchEntryId", "PurgeQueueInProgress", "TooManyEntriesInBatchRequest"),
+            "UnsupportedOperation",
         )
     },
 }

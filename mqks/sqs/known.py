@@ -20,6 +20,8 @@ from mqks.sqs.queues import Queue
 from mqks.sqs.tasks import MoveTasks
 
 DEDUPLICATION_S: Final = 300.0
+PURGE_S: Final = 60.0
+"""How long a queue that was purged may not be purged again."""
 KNOWN_S: Final = 1.0
 """How long the attributes of a queue are not asked for again."""
 PAGE_ROWS: Final = 1000
@@ -39,6 +41,8 @@ class Known:
         """Until when a message would be a duplicate, and its sequence number."""
         self._sending: dict[Message, anyio.Event] = {}
         self._last = 0
+        self._purged: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """Until when queues, by name and time of creation, may not be purged again."""
         self.changes = anyio.Lock()
         """Of attributes and tags, which are read before they are set."""
         self.tasks = MoveTasks()
@@ -110,6 +114,20 @@ class Known:
         finally:
             del self._sending[message]
             sent.set()
+
+    @asynccontextmanager
+    async def purge(self, queue: Queue) -> AsyncIterator[None]:
+        """The one purge of a queue in its time, unless it fails. Raises SqsError."""
+        which = queue.name, queue.created
+        if monotonic() < self._purged.get(which, 0.0):
+            reason = f"Only one PurgeQueue operation on {queue.name} is allowed every 60 seconds."
+            raise SqsError("PurgeQueueInProgress", reason, 403)
+        _keep(self._purged, which, monotonic() + PURGE_S, SQS_QUEUES_MAX)
+        try:
+            yield
+        except BaseException:
+            self._purged.pop(which, None)
+            raise
 
 
 def _keep(known: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:

@@ -91,7 +91,7 @@ def outgoing(queue: Queue, given: Mapping[str, Any], delay_s: int | None) -> Out
             raise invalid("DelaySeconds", delay_s, not_valid)
         dedup = dedup or sha256(data).hexdigest()
         scope = group if queue.word("DeduplicationScope") == "messageGroup" else None
-        seed = repr((queue.name, queue.labels.get(f"{OWN}created"), scope, dedup))
+        seed = repr((queue.name, queue.created, scope, dedup))
         message_id = str(UUID(bytes=sha256(seed.encode()).digest()[:16], version=5))
         meta[_DEDUPLICATION] = dedup
     elif dedup is not None:

@@ -69,6 +69,11 @@ class Queue(NamedTuple):
     def tags(self) -> dict[str, str]:
         return {key: value for key, value in self.labels.items() if not key.startswith(OWN)}
 
+    @property
+    def created(self) -> str:
+        """When SQS has created it, to the microsecond, if it has."""
+        return self.labels.get(f"{OWN}created", "")
+
     def number(self, attribute: str) -> int:
         _, most, default = RANGES[attribute]
         if attribute not in _SECONDS:
@@ -90,7 +95,7 @@ class Queue(NamedTuple):
             "ApproximateNumberOfMessages": row["ready"],
             "ApproximateNumberOfMessagesDelayed": row["scheduled"] - row["leased"],
             "ApproximateNumberOfMessagesNotVisible": row["leased"] + row["unacked"],
-            "CreatedTimestamp": labels.get(f"{OWN}created", "0").partition(".")[0],
+            "CreatedTimestamp": (self.created or "0").partition(".")[0],
             "LastModifiedTimestamp": labels.get(f"{OWN}modified", "0").partition(".")[0],
             "QueueArn": arn(region, self.name),
             "SqsManagedSseEnabled": self.word("SqsManagedSseEnabled"),

@@ -286,6 +286,20 @@ def test_maximum_receives_and_a_move_task(tmp_path: Path, server: ServerProcess)
         assert len(tasks(SourceArn=arn["QueueArn"], MaxResults=10)["Results"]) == 2
 
 
+def test_a_queue_is_purged_once_a_minute(sqs: Sqs, client: BlockingClient) -> None:
+    url, other = new(sqs), new(sqs, "other")
+    sqs.send_message(QueueUrl=url, MessageBody="x")
+    sqs.purge_queue(QueueUrl=url)
+    sqs.send_message(QueueUrl=url, MessageBody="y")
+    again = partial(sqs.purge_queue, QueueUrl=url)
+    assert refusal(again) == ("AWS.SimpleQueueService.PurgeQueueInProgress", 403)
+    assert counts(sqs, url) == [1, 0, 0]
+    sqs.purge_queue(QueueUrl=other)
+    client.delete_queue("q")
+    assert refusal(again)[0].endswith("NonExistentQueue")
+    sqs.purge_queue(QueueUrl=new(sqs))
+
+
 # -------------------------------------------------------------------------------------------- FIFO
 
 
