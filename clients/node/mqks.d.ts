@@ -121,6 +121,7 @@ export class Client {
   /** As the flags of `set_queue`: `{ retries: 5, backoff: [1, 60], deadLetters: 'jobs.dead', ttl: null }`. */
   setQueue(queue: Name, policy?: Record<string, number | string | boolean | null | number[]>): Promise<void>
   subscribe(queue: Name, events?: Name[], options?: { add?: Name[]; masks?: Name[] }): Promise<void>
+  /** With `events`, even none, they and `masks` replace all bindings. */
   rebind(queue: Name, changes?: { events?: Name[]; remove?: Name[]; removeMasks?: Name[]; add?: Name[]; masks?: Name[] }): Promise<void>
   deleteQueue(queue: Name): Promise<void>
   purge(queue: Name): Promise<number>

@@ -40,7 +40,11 @@ const invalid = (why) => new MqksError('INVALID', why)
 
 // -- bytes
 
-const bytes = (text) => (typeof text === 'string' ? Buffer.from(text) : Buffer.from(text.buffer, text.byteOffset, text.byteLength))
+function bytes(text) {
+  if (typeof text !== 'string') return Buffer.from(text.buffer, text.byteOffset, text.byteLength)
+  if (/\p{Surrogate}/u.test(text)) throw invalid('half of a surrogate pair is no character')
+  return Buffer.from(text)
+}
 
 /** A name that is valid as a word of a request. */
 function name(text) {
@@ -234,11 +238,12 @@ class Connection {
             heard()
             this.up()
           } else if (each.toString('latin1', 0, 8) === '- error ') why = each.toString().slice(8)
+          else if (!this.isUp || !each.includes(32)) throw new MqksError('PROTOCOL', 'the peer is not an MQKS server')
           else if (!this.onReply(each)) this.reply(each)
         }
       } catch (error) {
         if (!(error instanceof MqksError)) throw error
-        socket.destroy(error)
+        this.fail(error)
       }
     })
     socket.on('drain', () => this.giveRoom())
@@ -704,7 +709,8 @@ class Client {
     await this.request('subscribe --confirm', name(queue), ...bindings({ events, add, masks }))
   }
 
-  async rebind(queue, { events = [], remove = [], removeMasks = [], add = [], masks = [] } = {}) {
+  async rebind(queue, { events, remove = [], removeMasks = [], add = [], masks = [] } = {}) {
+    if (!events && ![remove, removeMasks, add, masks].flat().length) throw invalid('there is nothing to change')
     await this.request('rebind --confirm', name(queue), ...bindings({ events, remove, removeMasks, add, masks }))
   }
 
@@ -719,7 +725,7 @@ class Client {
 
   /** Facts about the server, as `stats` tells them. */
   async stats(...words) {
-    return JSON.parse(await this.request('stats', ...words.map(name)))
+    return JSON.parse(await this.request('stats', ...words))
   }
 
   /** Any other request that has one answer. */
@@ -742,7 +748,7 @@ class Client {
 }
 
 function bindings({ events, remove = [], removeMasks = [], add, masks }) {
-  const words = events.map(name)
+  const words = (events || []).map(name)
   for (const [flag, names] of [['--remove', remove], ['--remove-mask', removeMasks], ['--add', add], ['--add-mask', masks]]) {
     if (names.length) words.push(flag, ...names.map(name))
   }

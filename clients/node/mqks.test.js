@@ -200,10 +200,12 @@ test('what can not be right is not sent', async () => {
   const wrong = [client.publish('a b', 'x'), client.publish('', 'x'), client.publish('--x', 'x'), client.publish('e', undefined)]
   wrong.push(client.publish('e', 'x', { delay: '5' }), client.publish('e', 'x', { id: 'a\nb' }), client.publish('e', Buffer.alloc(1 << 20)))
   wrong.push(client.request('ping a\nx ping'), client.setQueue('q', { 'a b': 1 }), client.consume('q\n'))
+  wrong.push(client.publish('e', 'half \ud83d'), client.publish('\ude00', 'x'), client.rebind('q', { add: [] }))
   for (const each of wrong) await assert.rejects(each, { code: 'INVALID' })
   await assert.rejects(connect('http://x'), { code: 'INVALID' })
   await assert.rejects(connect(URL_, { timeout: 1 }), { code: 'INVALID' })
-  await client.publish('a--b', 'x')
+  await client.publish('a--b', '\ud83d\ude00')
+  assert.deepEqual(await client.stats('queues', '--limit=1', '--after=\u{10ffff}'), [])
   await client.close()
 })
 

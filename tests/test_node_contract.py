@@ -1,0 +1,96 @@
+"""What the clients for Python promise, promised by the client for Node.js: the same tests."""
+
+import inspect
+import shutil
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests import test_client_contract
+from tests.node_skin import Driver, NodeClient
+from tests.test_client_contract import authority, refusing, tls_proxy
+
+__all__ = ["authority", "refusing", "tls_proxy"]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(shutil.which("node") is None, reason="there is no node on this machine"),
+]
+NOT_HERE = {
+    "it names the error, and does not ask for the reason": (
+        "a_queue_that_is_missing_is_an_error",
+        "the_nearest_queue_is_among_thousands",
+        "the_reason_of_a_refusal_can_be_asked_for",
+        "a_server_that_knows_only_its_last_error",
+        "a_server_that_never_tells_the_reason",
+        "a_consumer_that_is_refused_says_why",
+        "a_peer_that_tells_no_reason_and_no_number",
+        "a_consumer_whose_id_another_connection_uses_ends_with_an_error",
+        "consume_creates_a_queue_that_it_binds_or_is_told_to",
+        "credentials_that_are_missing",
+        "stats",
+    ),
+    "many are many publishes, each with its own error": (
+        "a_mandatory_message_needs_a_queue",
+        "a_refused_message_may_come_again",
+        "a_bulk_publish_that_fails_names_its_first_cause",
+        "batches_go_out_while_later_ones_are_still_to_come",
+    ),
+    "it has no such call": (
+        "any_bytes_arrive_as_they_were",
+        "no_ack_with_auto_ack",
+        "process_acks_or_rejects",
+        "what_is_interrupted_has_not_failed",
+        "rebind_and_updates",
+        "a_consumer_goes_on_when_its_queue_is_deleted_and_made_again",
+        "purge_and_trim_tell_how_many",
+        "stop_ends_the_iteration",
+        "batches_end_when_nothing_comes",
+        "of_several_servers_the_one_that_accepts_is_used",
+        "schedules",
+        "a_schedule_that_makes_no_sense",
+    ),
+    "it has no such option": (
+        "a_timeout_leaves_the_session_in_order",
+        "nobody_listens",
+        "publishers_wait_while_the_server_is_away",
+        "a_slow_consumer_holds_back_only_itself",
+        "leaving_while_held_back",
+    ),
+    "values are checked by TypeScript, and by the server": (
+        "arguments_of_a_wrong_type",
+        "consumers_with_arguments_of_a_wrong_type",
+        "bad_names_are_refused",
+        "bad_data_is_refused",
+        "priority_and_key_are_told_with_meta",
+        "set_queue",
+        "any_action_that_is_answered_with_one_line",
+    ),
+    "it has no old names": ("manual_ack_is_the_contrary_of_auto_ack", "old_keywords_mean_the_same"),
+    "it has no log": ("an_outage_is_logged_once",),
+    "an attempt to connect has connectTimeoutMs for its answer": ("silence_is_noticed",),
+    "certificates are given otherwise; mqks.test.js tests TLS": ("tls",),
+    "it names the last server": ("the_error_names_all_servers",),
+}
+"""Tests of the contract, and why the client for Node.js does not take them."""
+CONTRACT = {
+    name: test
+    for name, test in vars(test_client_contract).items()
+    if name.startswith("test_") and "connect" in inspect.signature(test).parameters
+}
+_left = {f"test_{name}" for names in NOT_HERE.values() for name in names}
+globals().update({name: test for name, test in CONTRACT.items() if name not in _left})
+
+
+@pytest.fixture
+async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    if "udcff" in request.node.name:
+        pytest.skip("the event of a message is text")
+    driver = Driver()
+    yield partial(NodeClient, driver)
+    await driver.stop()
+
+
+def test_what_is_left_out_is_of_the_contract() -> None:
+    assert _left <= {*CONTRACT}
