@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests import test_client_contract
-from tests.node_skin import Driver, NodeClient
-from tests.test_client_contract import authority, refusing, tls_proxy
+from tests.client import test_client_contract
+from tests.client.test_client_contract import authority, refusing, tls_proxy
+from tests.kit.node_skin import Driver, NodeClient
 
 __all__ = ["authority", "refusing", "tls_proxy"]
 pytestmark = [

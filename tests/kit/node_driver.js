@@ -2,7 +2,7 @@
 // Calls of the client for Node.js that come as lines of JSON: {n, on, call, given}. `on` is what the
 // call is of, 0 for the module; its answer is {n, told} or {n, failed}.
 const readline = require('node:readline')
-const mqks = require('../clients/node/mqks.js')
+const mqks = require('../../clients/node/mqks.js')
 
 const things = [mqks]
 // What a program writes in a line where another client has a call.
