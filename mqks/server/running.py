@@ -50,7 +50,7 @@ from mqks.settings import (
 )
 
 OTHER_FILES = 128
-"""Descriptors reserved for the journal, listeners and monitoring; at most half of all."""
+"""Descriptors reserved for the journal and listeners; with those of the HTTP ports at most half."""
 OPEN_FILES_MIN = 64
 """Half of them are enough for an idle server with a port of every kind, which has up to 28 open."""
 
@@ -97,11 +97,13 @@ async def serve(
     process may open. It limits the connections, so that refused clients get an error, and the
     journal always has a descriptor.
     """
-    sqs_connections_max = min(SQS_CONNECTIONS_MAX, open_files // 2)
-    other_files = min(OTHER_FILES, open_files // 2)
+    http_connections_max = min(HTTP_CONNECTIONS_MAX, open_files // 8)
+    http_ports = settings.has_http + (settings.api_port is not None)
+    files = open_files - min(OTHER_FILES + http_ports * http_connections_max, open_files // 2)
+    sqs_connections_max = min(SQS_CONNECTIONS_MAX, files * 2 // 3)
     if settings.sqs_port is not None:
-        other_files += sqs_connections_max
-    connections_max = max(1, min(settings.connections_max, open_files - other_files))
+        files -= sqs_connections_max
+    connections_max = max(1, min(settings.connections_max, files))
     wanted, default = settings.connections_max, SETTINGS["connections_max"].default
     # Few servers need the default, so a little less of it is not worth a warning.
     are_few = connections_max < (default // 2 if wanted == default else wanted)
@@ -118,7 +120,6 @@ async def serve(
     with_tls = TLS_NAME in names if inherited else settings.tls_port > 0
     users, context = read_secrets(settings, with_tls=with_tls)
     notify.tell("STATUS=reading the journal")
-    http_connections_max = min(HTTP_CONNECTIONS_MAX, open_files // 8)
     journal: Journal | None = None
     # First a WAL of any size is recovered, and SQLite reports no steps of that.
     starting = asyncio.create_task(
@@ -164,9 +165,9 @@ async def serve(
         if long := broker.long_names():
             log.event("long_names", names=long, name_bytes_max=settings.name_bytes_max)
         if are_few:
-            todo = (
-                f"allow {wanted + OTHER_FILES} open files (ulimit -n, or LimitNOFILE= of systemd)"
-            )
+            enough = wanted + OTHER_FILES + http_ports * HTTP_CONNECTIONS_MAX
+            enough += SQS_CONNECTIONS_MAX if settings.sqs_port is not None else 0
+            todo = f"allow {enough} open files (ulimit -n, or LimitNOFILE= of systemd)"
             log.warning(
                 "few_open_files", open_files=open_files, connections_max=connections_max, todo=todo
             )

@@ -172,6 +172,33 @@ def test_a_crowd_of_users_of_the_api(tmp_path: Path) -> None:
     assert "event=connection_failed" not in server.log
 
 
+def test_ports_of_http_have_descriptors_of_their_own(tmp_path: Path) -> None:
+    ports = ("--http-port", "0", "--api-port", "0")
+    with Limited(1024, tmp_path / "mqks.db", *ports) as server:
+        assert until(lambda: "open_files=1024 connections_max=640" in server.log)
+
+
+def test_two_thirds_of_the_descriptors_may_poll(tmp_path: Path) -> None:
+    given = b'{"QueueName": "q", "QueueUrl": "q", "WaitTimeSeconds": 20}'
+
+    def asking(action: bytes, address: tuple[str, int]) -> socket.socket:
+        peer = stack.enter_context(socket.create_connection(address))
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: AmazonSQS.%b\r\n" % action
+        peer.sendall(head + b"Content-Length: %d\r\n\r\n" % len(given) + given)
+        return peer
+
+    with Limited(512, tmp_path / "mqks.db", "--sqs-port", "0") as server, ExitStack() as stack:
+        port = until(lambda: re.search(r"address=sqs:http://\S+:(\d+)", server.log))[1]
+        place = "127.0.0.1", int(port)
+        assert asking(b"CreateQueue", place).recv(12) == b"HTTP/1.1 200"
+        polls = [asking(b"ReceiveMessage", place) for _ in range(240)]
+        until(lambda: server.open_files > len(polls))
+        with LineClient(server.address) as client:
+            for n in range(len(polls)):
+                assert client.ask(b"m%d publish --confirm --to=q e x" % n) == b"m%d ok " % n
+        assert {poll.recv(12) for poll in polls} == {b"HTTP/1.1 200"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "said",
