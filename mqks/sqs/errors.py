@@ -23,6 +23,11 @@ _OLD: Final = {
     },
 }
 """Codes of the Query protocol where they differ; SDKs have them for JSON, too."""
+_OF_JSON: Final = {
+    "InvalidParameterValue": "InvalidParameterValueException",
+    "MissingParameter": "MissingRequiredParameterException",
+}
+"""Names of the JSON protocol where `code` is the older one."""
 _REASONS: Final = (
     ("no permission", "AccessDenied", 403),
     ("needs the permission", "AccessDenied", 403),
@@ -45,12 +50,13 @@ _REASONS: Final = (
 
 
 class SqsError(Exception):
-    """`code` is that of the JSON protocol."""
+    """`code` is that of the JSON protocol, `json_type` what it is called there."""
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
         super().__init__(message)
         self.code, self.message, self.status = code, message, status
         self.query_code = _OLD.get(code, code)
+        self.json_type = _OF_JSON.get(code, code)
         self.fault = "Sender" if status < 500 else "Receiver"
 
     @classmethod

@@ -140,7 +140,8 @@ def _checked(given: Any) -> Attributes:
         except ValueError:
             raise wrong(f"Can't cast the value of {which[4:]} to a {base[1].lower()}.") from None
         if not raw or NO_XML.search(text):
-            raise wrong(f"{which} must contain a non-empty value of its type.")
+            which = f"Message (user) attribute '{name}'"
+            raise wrong(f"{which} must contain a non-empty value of type '{base[1]}'.")
         found[name] = kind, raw
     return found
 

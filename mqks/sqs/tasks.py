@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 
 from mqks.client.errors import ClientError
 from mqks.limits import SQS_TASKS_MAX
-from mqks.sqs.errors import SqsError, invalid
+from mqks.sqs.errors import SqsError, wrong
 
 _STEP: Final = 1000
 _TO_MOVE: Final = "ApproximateNumberOfMessagesToMove"
@@ -46,7 +46,7 @@ class MoveTasks:
         running = [each for each in self._tasks if "TaskHandle" in each]
         if any(each["SourceArn"] == arn for each in running) or len(running) == SQS_TASKS_MAX:
             reason = "Only one active task is allowed for a source queue arn at a given time."
-            raise SqsError("UnsupportedOperation", f"There is already a task running. {reason}")
+            raise wrong(f"There is already a task running. {reason}")
         told = json.dumps({"taskId": str(uuid4()), "sourceArn": arn})
         task |= {"Status": "RUNNING", "StartedTimestamp": round(time() * 1000), _MOVED: 0}
         task["TaskHandle"] = handle = base64.b64encode(told.encode()).decode()
@@ -108,4 +108,4 @@ def source_of(handle: object) -> str:
     try:
         return str(json.loads(base64.b64decode(str(handle), validate=True))["sourceArn"])
     except (ValueError, LookupError, TypeError, RecursionError):
-        raise invalid("TaskHandle", handle, "Not the handle of a task.") from None
+        raise wrong("Value for parameter TaskHandle is invalid.") from None

@@ -135,8 +135,13 @@ def answered(call: Call, told: Mapping[str, Any] | None, request_id: str) -> tup
 def failed(failure: SqsError, is_json: bool, request_id: str) -> tuple[bytes, str]:
     """The same for an error."""
     if is_json:
-        return _json({"__type": f"com.amazonaws.sqs#{failure.code}", "message": failure.message})
-    told = {"Type": failure.fault, "Code": failure.query_code, "Message": failure.message}
+        return _json(
+            {"__type": f"com.amazonaws.sqs#{failure.json_type}", "message": failure.message}
+        )
+    message = failure.message
+    if failure.code == "QueueDoesNotExist":
+        message = f"{message.removesuffix('.')} for this wsdl version."
+    told = {"Type": failure.fault, "Code": failure.query_code, "Message": message}
     inner = _xml("Error", told, "") + _xml("RequestId", request_id, "")
     return _document("ErrorResponse", inner)
 

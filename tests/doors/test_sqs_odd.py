@@ -158,12 +158,12 @@ def test_names_of_others_hide_no_queue(server: ServerProcess, client: LineClient
                     "AWSTraceHeader": {"DataType": "Binary", "BinaryValue": "//8="}
                 },
             },
-            (400, "InvalidParameterValue"),
+            (400, "InvalidParameterValueException"),
         ),
         (
             "CancelMessageMoveTask",
             {"TaskHandle": base64.b64encode(b"[" * 100_000).decode()},
-            (400, "InvalidParameterValue"),
+            (400, "InvalidParameterValueException"),
         ),
         (
             "DeleteMessage",
@@ -173,9 +173,9 @@ def test_names_of_others_hide_no_queue(server: ServerProcess, client: LineClient
         (
             "SetQueueAttributes",
             {"Attributes": {"KmsMasterKeyId": "x" * 40_000}},
-            (400, "InvalidParameterValue"),
+            (400, "InvalidParameterValueException"),
         ),
-        ("SendMessage", HALF_A_PAIR, (400, "InvalidParameterValue")),
+        ("SendMessage", HALF_A_PAIR, (400, "InvalidParameterValueException")),
         (
             "SendMessage",
             {"QueueUrl": "/0/" + "%41" * 1_000_000, "MessageBody": "x"},
