@@ -158,10 +158,9 @@ def check_name(name: object, *, is_fifo: bool) -> str:
 
 
 def check(given: Any, *, is_fifo: bool) -> dict[str, str]:
-    """Attributes that are set, as text. Raises SqsError."""
+    """Attributes that are set, as text, Python's for truth values, too. Raises SqsError."""
     found = {str(name).strip(): str(value) for name, value in (given or {}).items()}
-    if "FifoQueue" in found:
-        found["FifoQueue"] = found["FifoQueue"].lower()
+    found |= {name: text.lower() for name, text in found.items() if text in ("True", "False")}
     for name, text in found.items():
         if name not in _SET:
             raise SqsError("InvalidAttributeName", f"Unknown Attribute {name:.100}.")

@@ -83,7 +83,7 @@ def client(server: ServerProcess) -> Iterator[BlockingClient]:
 
 def new(sqs: Sqs, name: str = "q", **attributes: str) -> str:
     if name.endswith(".fifo"):
-        attributes = {"FifoQueue": "True", **attributes}  # In any case, as AWS takes it.
+        attributes = {"FifoQueue": "True", **attributes}  # As AWS takes it.
     return str(sqs.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"])
 
 
@@ -304,7 +304,7 @@ def test_a_queue_is_purged_once_a_minute(sqs: Sqs, client: BlockingClient) -> No
 
 
 def test_groups_are_in_order(sqs: Sqs) -> None:
-    url = new(sqs, "q.fifo", ContentBasedDeduplication="true")
+    url = new(sqs, "q.fifo", ContentBasedDeduplication="True")
     entries = [
         {"Id": str(n), "MessageBody": str(n), "MessageGroupId": "ab"[n % 2]} for n in range(10)
     ]
