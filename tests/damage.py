@@ -400,6 +400,7 @@ def _spoil(world: World, db: Path, rng: random.Random) -> Place:
     file = wal if kind.startswith("wal") else db
     content = bytearray(file.read_bytes())
     frames = (len(content) - HEADER) // FRAME
+    last = _last_frame(content) if kind.startswith("wal") else -1
     if kind == "wal header":
         start, size, which = 0, HEADER, 0
     elif kind.startswith("wal"):
@@ -432,9 +433,15 @@ def _spoil(world: World, db: Path, rng: random.Random) -> Place:
         at = max(2, start + rng.choice([0, rng.randrange(size)]))
         del content[at:]
     file.write_bytes(content)
-    is_last = which == frames - 1 and how in ("zero", "sector", "copy", "bits")
+    is_last = which == last and how in ("zero", "sector", "copy", "bits")
     place = f"{how} at {at} of {file.name} (page {which})"
     return Place(kind, place, kind.startswith("wal") and (how == "cut" or is_last))
+
+
+def _last_frame(wal: bytearray) -> int:
+    """Those after it are left from before the last checkpoint, and have other salts."""
+    starts = range(HEADER, len(wal) - FRAME + 1, FRAME)
+    return sum(wal[start + 8 : start + 16] == wal[16:24] for start in starts) - 1
 
 
 def _within(content: bytearray, start: int, size: int, rng: random.Random) -> int:
