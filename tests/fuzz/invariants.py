@@ -356,7 +356,8 @@ def _check_sums(broker: Broker) -> None:
     receivers = [*chain.from_iterable(each.receivers for each in broker.connections.values())]
     require(len(receivers) == broker.flow.receivers, "number of receives that wait")
     waiting = {taker for queue in _all_queues(broker) for taker in queue.ring} & {*receivers}
-    require(waiting == {each for each in receivers if not each.rests}, "receives that wait")
+    served = {each for each in receivers if not (each.rests or each.queue.deleted)}
+    require(waiting == served, "receives that wait")
     timers += sum(each.timer is not None for each in receivers)
     timers += len(broker.schedules._entries) + broker.schedules._is_looking
     require(len(broker.schedule) == timers + _alarms(broker), "timers")
