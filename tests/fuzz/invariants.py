@@ -210,6 +210,8 @@ def _check_turns(queue: Queue) -> None:
     if queue.ready and any(consumer.room() > 0 for consumer in queue.ring):
         waits = queue.lane.paging or queue in queue.shared.outboxes.waiters
         waits = waits or (queue.keys is not None and not _check_keys(queue, queue.keys))
+        # The first one is to die, by an alarm that is due.
+        waits = waits or (queue.times is not None and queue.times.must_expire())
         require(waits, f"{queue.name!r}: messages wait for a consumer that has room")
 
 
