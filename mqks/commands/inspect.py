@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import typer
@@ -278,14 +277,18 @@ def _errors(
     """
     from mqks.client import urls  # here, as above
     from mqks.inspection.live import Live
-    from mqks.inspection.stopped import errors_of
+    from mqks.inspection.stopped import errors_of, usual_server
 
-    database = load({"db": db}, os.environ).db
-    if db is None and (url or (isinstance(database, Path) and not database.exists())):
-        missing = "" if url else f"there is no file {database} and "
-        with Live(url, limited(timeout_s), missing) as server:
-            return urls.parse(url), server.errors(limit, error_id)
-    return database, errors_of(database, note, limit, error_id)
+    options = limited(timeout_s)
+    if url and db is None:
+        live: Live | None = Live(url, options)
+    else:
+        database = load({"db": db}, os.environ).db
+        live = usual_server(database, options) if db is None else None
+    if live is None:
+        return database, errors_of(database, note, limit, error_id)
+    with live as server:
+        return urls.parse(url), server.errors(limit, error_id)
 
 
 # ------------------------------------------------------------------------------ what is shown

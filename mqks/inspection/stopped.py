@@ -44,11 +44,18 @@ def source_of(
         return Live(url, options)
     if url is not None:
         note(f"{database}: a server uses it but can't be found; these are the contents of the file")
-    elif not is_named and not database.exists():
-        return Live(None, options, f"there is no file {database} and ")
+    elif not is_named and (usual := usual_server(database, options)):
+        return usual
     elif not is_named:  # This may be an old file, and a server may run with another one.
         note(f"{database}: no server uses it; these are the contents of the file")
     return Stopped(database, note)
+
+
+def usual_server(database: Path | DatabaseUrl, options: Options) -> Live | None:
+    """The default server, if there is no such file."""
+    if isinstance(database, DatabaseUrl) or database.exists():
+        return None
+    return Live(None, options, f"there is no file {database} and ")
 
 
 def errors_of(

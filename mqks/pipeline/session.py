@@ -75,12 +75,11 @@ def context(master: str | None = None, url: str | None = None, **conf: Any) -> "
     JavaMissing."""
     from pyspark import SparkConf, SparkContext
 
-    address = urls.parse(url)
+    address, usual = urls.parse(url), "local[*]"
     if address.path or address.host in ("localhost", "127.0.0.1", "::1"):
-        cores = max(1, (os.cpu_count() or 1) - 1)
-        settings = _settings(master, {f"spark.executorEnv.{NICE}": "19", **conf}, f"local[{cores}]")
-    else:
-        settings = _settings(master, conf)
+        usual = f"local[{max(1, (os.cpu_count() or 1) - 1)}]"
+        conf = {f"spark.executorEnv.{NICE}": "19"} | conf
+    settings = _settings(master, conf, usual)
     running = SparkContext.getOrCreate(SparkConf().setAll([*settings.items()]))
     running.setLogLevel("WARN")
     return running

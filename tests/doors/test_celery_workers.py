@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import ssl
 import subprocess
 import urllib.error
@@ -18,6 +17,7 @@ from mqks import blocking, users_file
 from mqks.testing import Broker
 from mqks.users import User, hash_password, hash_token
 from tests.kit.celery_workers import Workers
+from tests.kit.ports import free_port
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
 from tests.server.test_tls import with_tls
@@ -321,18 +321,12 @@ def test_a_restart_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert workers.tasks.app.control.ping(timeout=10, limit=1)
 
 
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 @pytest.mark.slow
 def test_flower(workers: Workers) -> None:
     pytest.importorskip("flower")
     workers.environment["FLOWER_UNAUTHENTICATED_API"] = "true"
     worker = workers.start("-c", "1")
-    port = _free_port()
+    port = free_port()
     workers.celery("flower", f"--port={port}", "--address=127.0.0.1")
 
     def asked(path: str, data: bytes | None = None) -> Any:

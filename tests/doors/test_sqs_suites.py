@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import tarfile
@@ -18,6 +17,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.kit.ports import accepts
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import until
 from tools.sdists import DIRECTORY
@@ -67,8 +67,7 @@ def account_id():
 
 @pytest.fixture
 def is_free() -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", PORT)) != 0
+    return not accepts(PORT)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+from tests.kit.ports import accepts
 from tests.kit.waiting import until
 
 USER = "lake:writer"
@@ -52,11 +53,6 @@ use = egg:swift#slo
 """
 
 
-def _accepts(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 def is_there() -> bool:
     return shutil.which("swift-proxy-server") is not None
 
@@ -92,7 +88,7 @@ class Swift:
             )
             for part in PARTS
         ]
-        until(lambda: all(map(_accepts, ports.values())))
+        until(lambda: all(map(accepts, ports.values())))
 
     def stop(self) -> None:
         for process in self._processes:

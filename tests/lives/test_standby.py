@@ -24,6 +24,7 @@ from mqks.settings import DatabaseUrl
 from mqks.testing import Broker
 from tests.kit import following
 from tests.kit.line_client import LineClient
+from tests.kit.ports import free_port
 from tests.kit.postgres import Postgres
 from tests.kit.server_process import ServerProcess, refusal
 from tests.kit.skins import SKINS
@@ -200,13 +201,6 @@ def test_the_url_of_an_owner_is_one_for_other_machines(journal_url: DatabaseUrl)
             row = json.loads(client.ask(b"s stats journal").removeprefix(b"s ok "))
         assert row["owner_url"] == f"mqks://{os.uname().nodename}:{active.port}"
         assert active.stop() == 0
-
-
-def free_port() -> int:
-    """One on which nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def test_sigterm_hands_the_journal_over(journal_url: DatabaseUrl) -> None:

@@ -7,7 +7,6 @@ systemd are replaced.
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ import pytest
 import typer
 
 from mqks.commands import app
+from tests.kit.ports import free_port
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S
 
@@ -100,11 +100,6 @@ class Shell:
         )
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         return done.stdout
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 @pytest.mark.slow

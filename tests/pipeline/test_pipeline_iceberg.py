@@ -31,10 +31,11 @@ from mqks.pipeline.table import COMPACTION
 from mqks.pipeline.wire import Server
 from mqks.testing import Broker
 from tests import pipeline_kills as kills
+from tests.kit.ports import free_port
 from tests.kit.rest_catalog import TOKEN
 from tests.pipeline.test_pipeline_jobs import publish, run, some, subscribe, waits
 from tests.pipeline.test_pipeline_lake import DAY_US, NOON_US, WRITTEN_LATER, batch, payloads, put
-from tests.pipeline.test_pipeline_store import Moto, free_port
+from tests.pipeline.test_pipeline_store import Moto
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

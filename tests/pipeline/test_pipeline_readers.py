@@ -34,10 +34,11 @@ from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.table import DeltaTable, delta
 from mqks.pipeline.wire import Server
 from mqks.testing import Broker
+from tests.kit.ports import free_port
 from tests.pipeline import test_pipeline_store as stores
 from tests.pipeline.test_pipeline_jobs import publish, subscribe
 from tests.pipeline.test_pipeline_lake import put
-from tests.pipeline.test_pipeline_store import LIMIT_S, free_port
+from tests.pipeline.test_pipeline_store import LIMIT_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

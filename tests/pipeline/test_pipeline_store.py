@@ -6,7 +6,6 @@ The one rule: what is in a table is counted by programs that know nothing of mqk
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -38,6 +37,8 @@ from mqks.testing import Broker
 from tests import pipeline_kills as kills
 from tests.kit import swift
 from tests.kit.clock_library import Clock
+from tests.kit.ports import accepts, free_port
+from tests.kit.waiting import until
 from tests.pipeline.test_pipeline_jobs import publish, some, subscribe, waits
 from tests.pipeline.test_pipeline_lake import batch
 from tests.pipeline.test_pipeline_lake import put as put_rows
@@ -49,13 +50,6 @@ SECRET = "s3cr3t-of-the-store"
 LIMIT_S = 60.0
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-    return port
-
-
 class Moto:
     """The store: a process with a bucket in its memory."""
 
@@ -65,14 +59,7 @@ class Moto:
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        limit_s = time.monotonic() + LIMIT_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port)).close()
-                break
-            except OSError:
-                assert time.monotonic() < limit_s
-                time.sleep(0.05)
+        until(lambda: accepts(self.port))
 
     def stop(self) -> None:
         self.process.kill()
@@ -145,10 +132,13 @@ def local_store(store: "Moto | swift.Swift | None" = None) -> Iterator[Between]:
 def between(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Between]:
-    if request.param == "swift" and not swift.is_there():
+    store: Moto | swift.Swift
+    if request.param == "moto":
+        store = Moto()
+    elif swift.is_there():
+        store = swift.Swift(tmp_path_factory.mktemp("swift"), SECRET)
+    else:
         pytest.skip("there is no swift-proxy-server on PATH: pip install swift")
-    is_swift = request.param == "swift"
-    store = swift.Swift(tmp_path_factory.mktemp("swift"), SECRET) if is_swift else Moto()
     with local_store(store) as opened:
         yield opened
 

@@ -62,26 +62,26 @@ class Expiry:
         self.discard((number,))
         if not expires_us:
             return
-        bucket = self._bucket(expires_us)
+        bucket = _bucket(expires_us + self._ahead_us())
         self._own[number] = bucket
         self._in(bucket).add(number)
 
     def add_new(self, numbers: range, expires_us: int) -> None:
         """Add new messages that expire at a time of the wall clock."""
-        bucket = self._bucket(expires_us)
+        bucket = _bucket(expires_us + self._ahead_us())
         self._own.update(dict.fromkeys(numbers, bucket))
         self._in(bucket).update(numbers)
 
     def add_each(self, numbers: range, each_us: Sequence[int]) -> None:
         """The same for messages that expire at different times."""
-        ahead_us = self._clock_us() - self._wall_us()
+        ahead_us = self._ahead_us()
         for number, expires_us in zip(numbers, each_us, strict=True):
-            bucket = self._own[number] = max(OVERDUE, -(-(expires_us + ahead_us) // TICK_US))
+            bucket = self._own[number] = _bucket(expires_us + ahead_us)
             self._in(bucket).add(number)
 
-    def _bucket(self, expires_us: int) -> int:
-        due_us = self._clock_us() + expires_us - self._wall_us()
-        return max(OVERDUE, -(-due_us // TICK_US))
+    def _ahead_us(self) -> int:
+        """How far the clock of buckets is ahead of the wall clock."""
+        return self._clock_us() - self._wall_us()
 
     def _in(self, bucket: int) -> set[int]:
         """The numbers in a bucket."""
@@ -189,3 +189,8 @@ class Expiry:
             return due_us
         end_us = self._stretches[0][1] + self.ttl_us
         return end_us if due_us is None else min(due_us, end_us)
+
+
+def _bucket(due_us: int) -> int:
+    """Of what expires at a time of the monotonic clock."""
+    return max(OVERDUE, -(-due_us // TICK_US))

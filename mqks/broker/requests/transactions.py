@@ -24,6 +24,8 @@ from mqks.users import STRANGER
 
 AT_ONCE = frozenset((b"begin", b"commit", b"rollback", b"ping"))
 """Actions that are not kept until `commit`."""
+_MORTAL = Terms(expires_us=SEQ_MAX)
+"""Stands for the terms of all that expire, each at its time, and are not due later."""
 
 
 class Moving(NamedTuple):
@@ -153,7 +155,7 @@ def _do(
         terms = None if gathered is None else gathered[0].terms
         expires_us = terms.expires_us if terms is not None and not terms.due_us else 0
         if expires_us:
-            terms = Terms(expires_us=SEQ_MAX)
+            terms = _MORTAL
         if ids and (gathered is None or (gathered[1], terms) != alike):
             publishing.give(alike[0], ids, bodies, _together(alike[1], each_us))
             ids, bodies, each_us = [], [], []
@@ -181,7 +183,7 @@ def _do(
 
 def _together(terms: Terms | None, each_us: list[int]) -> Terms | None:
     """The terms of messages that are alike but for when they expire."""
-    if terms is None or not each_us[0]:
+    if terms is not _MORTAL:
         return terms
     each = () if each_us.count(each_us[0]) == len(each_us) else each_us
     return Terms(expires_us=each_us[0], each_expires_us=each)
