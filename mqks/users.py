@@ -18,7 +18,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from mqks.errors import BadRequest, ConfigurationError
@@ -222,11 +222,13 @@ class Users:
         self._known: dict[str, Known] = {}
         self._hashes: dict[str, tuple[_Cost, bytes, bytes]] = {}
         self._tokens: dict[bytes, Known] = {}
-        self._signing: dict[str, tuple[Known, str]] = {}
+        self._by_access_key: dict[str, tuple[Known, str]] = {}
         self._verified: dict[str, bytes] = {}
         """Correct passwords, blinded: the next login of the user is immediate."""
         self.shown: list[dict[str, Any]] = []
         """Names and permissions, for people."""
+        self.signing: list[User] = []
+        """Those who sign requests of SQS, without their other secrets."""
         for user in users:
             known = self._known[user.name] = Known(user.name, user.permissions())
             self.shown.append({key: getattr(user, key) for key in _SHOWN})
@@ -236,7 +238,8 @@ class Users:
                 self._tokens[self._blind(bytes.fromhex(user.token))] = known
             if user.sqs:
                 access_key, _, secret = user.sqs.partition(":")
-                self._signing[access_key] = known, secret
+                self._by_access_key[access_key] = known, secret
+                self.signing.append(replace(user, password="", token=""))
 
     def __len__(self) -> int:
         return len(self._known)
@@ -250,7 +253,7 @@ class Users:
 
     def by_access_key(self, access_key: str) -> tuple[Known, str] | None:
         """The user who signs with this key, and the secret."""
-        return self._signing.get(access_key)
+        return self._by_access_key.get(access_key)
 
     def recall(self, name: bytes, password: bytes) -> Known | None:
         """The user, if this password has been verified before."""

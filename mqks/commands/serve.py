@@ -37,7 +37,7 @@ def serve(config: Path | None, **flags: object) -> None:
     A flag takes precedence over the environment, and the environment over the file.
     """
     settings = load(flags, os.environ, None if config is None else Path(config))
-    from mqks.server import run  # here, so that --help does not load the broker
+    from mqks.server.running import run  # here, so that --help does not load the broker
 
     try:
         code = run(settings)

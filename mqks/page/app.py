@@ -36,22 +36,13 @@ from mqks.inspection.source import group_of
 from mqks.inspection.text import printable
 from mqks.page import tables
 from mqks.page.actions import ACTIONS, policy_values
+from mqks.page.headers import SECURITY
 from mqks.page.limits import NEEDS, rows
 from mqks.page.live import ERRORS_MAX, ROWS_MAX, Derived, Live, key_of
 from mqks.page.overview import GROUPS, History, attention, mark, numbers
 from mqks.page.sessions import COOKIE, Opener, Session, Sessions, refusal
 from mqks.protocol.requests import POLICY
 
-SECURITY: Final = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
-    "frame-ancestors 'none'",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "same-origin",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
-}
 STATIC: Final = {
     "page.css": "text/css",
     "page.js": "text/javascript",

@@ -80,7 +80,7 @@ class Door:
                         raise self.closed
                     self._gate.enter(who)
                 except BadRequest as failure:
-                    self._refuse(sock, who, failure, with_tls=with_tls)
+                    self.refuse(sock, who, failure, with_tls=with_tls)
                 else:
                     tasks.start_soon(let_in, sock, who)
 
@@ -107,7 +107,7 @@ class Door:
         if accept := self._listeners.get(listener):
             self._loop.add_reader(listener, accept)
 
-    def _refuse(
+    def refuse(
         self, sock: socket.socket, who: Peer, failure: BadRequest, *, with_tls: bool
     ) -> None:
         with sock:

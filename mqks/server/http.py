@@ -1,47 +1,33 @@
-"""Metrics, health and the page over HTTP, on a separate port; the API and SQS on others.
+"""Answering HTTP on a socket: what page and metrics, the API and SQS have in common.
 
-The one rule: whatever happens here, the broker continues. A request only reads, failures are logged
-and answered with 500, and the number of connections is limited: one that waits for its peer makes
-room for a new one, so that nobody is kept out by silence.
+The one rule: whatever happens here, the broker continues. Failures are logged and answered with
+500, and the number of connections is limited: one that waits for its peer makes room for a new one,
+so that nobody is kept out by silence.
 """
 
 import asyncio
 import html
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar, cast
 from urllib.parse import urlsplit
 
 import anyio
-from anyio.abc import TaskStatus
-from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn import Server as Uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mqks.api.app import Api, answer
-from mqks.broker.broker import Broker
-from mqks.broker.requests import stats
-from mqks.journal.journal import Journal
 from mqks.limits import HTTP_CONNECTIONS_MAX, HTTP_UNREAD_BYTES_MAX
-from mqks.page.app import SECURITY, Page
+from mqks.page.headers import SECURITY
 from mqks.server import log
-from mqks.server.history import History
-from mqks.server.metrics import Metrics, Standby, queue_lines, registry_of
-from mqks.server.steps import done
-from mqks.settings import Settings, is_loopback
-from mqks.sqs.app import Sqs
+from mqks.settings import is_loopback
 
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
-"""The text format that every version of Prometheus reads."""
 REQUEST_S = 5.0
 """About how long a connection may take to send a request: silent ones must not block others."""
 _MISDIRECTED = PlainTextResponse("This host name is not the broker's.\n", 421)
@@ -119,126 +105,7 @@ class _Uvicorn(Uvicorn):
         yield
 
 
-def _app(
-    settings: Settings,
-    broker: Broker,
-    journal: Journal,
-    why_not_ready: Callable[[], str],
-    page: Page | None,
-) -> Starlette:
-    totals: stats.Row = {}
-    registry = registry_of(Metrics(settings, broker, journal, why_not_ready, lambda: totals))
-
-    async def metrics(request: Request) -> Response:
-        nonlocal totals
-        totals = await done(stats.totals(broker))
-        return Response(generate_latest(registry), media_type=TEXT)
-
-    async def queues(request: Request) -> Response:
-        return StreamingResponse(_slices(broker), media_type=TEXT)
-
-    async def readyz(request: Request) -> Response:
-        reason = why_not_ready()
-        return PlainTextResponse(f"{reason or 'ok'}\n", status_code=503 if reason else 200)
-
-    return Starlette(
-        routes=[
-            Route("/metrics", metrics),
-            Route("/metrics/queues", queues),
-            Route("/healthz", _healthz),
-            Route("/readyz", readyz),
-            *(page.routes if page else ()),
-        ],
-        exception_handlers={Exception: _failed},
-    )
-
-
-async def _failed(request: Request, failure: Exception) -> Response:
-    log.error("http_failed", path=request.url.path, exception=failure)
-    return PlainTextResponse("internal error\n", status_code=500)
-
-
-async def _api_failed(request: Request, failure: Exception) -> Response:
-    log.error("http_failed", path=request.url.path, exception=failure)
-    return answer(500, {"error": "internal error"})
-
-
-async def _slices(broker: Broker) -> AsyncIterator[bytes]:
-    """The broker gets its turn between slices."""
-    for lines in queue_lines(broker):
-        yield lines
-        await anyio.lowlevel.checkpoint()
-
-
-async def serve(
-    sock: socket.socket,
-    settings: Settings,
-    broker: Broker,
-    journal: Journal,
-    why_not_ready: Callable[[], str],
-    open_inside: Callable[[str, bool], Awaitable[socket.socket]],
-    users: Callable[[], Sequence[Mapping[str, object]]],
-    history: History,
-    connections_max: int,
-) -> None:
-    """Answer on this socket until cancelled; `why_not_ready` returns a reason, or an empty string;
-    `open_inside` opens a connection to the broker; `users` returns names and permissions;
-    `history` has the rates for charts."""
-    page = None
-    if settings.page != "off":
-        page = Page(
-            open_inside,
-            may_act=settings.page == "full",
-            users=users if settings.users is not None else None,
-            limits=settings.public(),
-            history=history,
-        )
-    app = _app(settings, broker, journal, why_not_ready, page)
-    async with anyio.create_task_group() as tasks:
-        if page:
-            await tasks.start(_keep_page, page)
-        try:
-            await _answer(sock, app, connections_max)
-        finally:
-            tasks.cancel_scope.cancel()
-
-
-async def serve_door(door: Api | Sqs, sock: socket.socket, connections_max: int) -> None:
-    """The same for the HTTP API, or that of SQS."""
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(door.run)
-        try:
-            await _answer(sock, door.app(_api_failed), connections_max)
-        finally:
-            tasks.cancel_scope.cancel()
-
-
-async def serve_standby(sock: socket.socket, why: Callable[[], str], connections_max: int) -> None:
-    """The same for a broker that waits for the journal; `why` says what for."""
-    await _answer(sock, _standby_app(why), connections_max)
-
-
-def _standby_app(why: Callable[[], str]) -> Starlette:
-    async def waits(request: Request) -> Response:
-        return PlainTextResponse(f"{why()}\n", status_code=503)
-
-    routes = [
-        Route("/metrics", _standby_metrics),
-        Route("/healthz", _healthz),
-        Route("/{path:path}", waits),
-    ]
-    return Starlette(routes=routes)
-
-
-async def _standby_metrics(request: Request) -> Response:
-    return Response(generate_latest(registry_of(Standby())), media_type=TEXT)
-
-
-async def _healthz(request: Request) -> Response:
-    return PlainTextResponse("ok\n")
-
-
-async def _answer(sock: socket.socket, app: Starlette, connections_max: int) -> None:
+async def answer(sock: socket.socket, app: Starlette, connections_max: int) -> None:
     server = _Uvicorn(
         Config(
             # Beyond loopback nobody can know its names.
@@ -261,16 +128,6 @@ async def _answer(sock: socket.socket, app: Starlette, connections_max: int) -> 
     finally:
         with anyio.CancelScope(shield=True):
             await server.shutdown([sock])
-
-
-async def _keep_page(page: Page, *, task_status: TaskStatus[None]) -> None:
-    while True:
-        try:
-            await page.run(task_status=task_status)
-        except Exception as failure:
-            log.error("page_failed", exception=failure)
-            task_status = anyio.TASK_STATUS_IGNORED
-            await anyio.sleep(1)
 
 
 def _guarded(app: ASGIApp, *, has_names: bool) -> ASGIApp:

@@ -1,4 +1,4 @@
-"""The HTTP ports: opened at the start; what answers there is loaded with the first connection.
+"""The HTTP ports: opened at the start; what answers there is started with the first connection.
 
 The one rule: a broker whose HTTP ports nobody uses pays for a socket only. The web page, its
 templates and its server are a quarter of the memory of an empty broker.
@@ -19,8 +19,8 @@ from mqks.settings import PAGE_PORT
 
 AGAIN_S = 0.1
 """Interval at which loading is tried again."""
-Answer = Callable[[Any, socket.socket], Awaitable[None]]
-"""Answers on a socket until it is cancelled, given the module `mqks.server.http`."""
+Answer = Callable[[socket.socket], Awaitable[None]]
+"""Answers on a socket until it is cancelled."""
 
 
 async def serve(
@@ -51,16 +51,16 @@ async def serve(
             log.event("listening", address=address)
         task_status.started(address)
         await anyio.wait_readable(sock)
-        await answer(await _loaded(), sock)
+        await answer(sock)
 
 
-async def _loaded() -> Any:
-    """The module that answers. A crowd may have taken the descriptors that loading it needs."""
+async def monitoring() -> Any:
+    """The module of that name. A crowd may have taken the descriptors that loading it needs."""
     told = False
     while True:
         try:
             # In a thread: the event loop would stand still for 0.1 s.
-            return await anyio.to_thread.run_sync(import_module, "mqks.server.http")
+            return await anyio.to_thread.run_sync(import_module, "mqks.server.monitoring")
         except (OSError, ImportError) as failure:
             if not told:
                 log.warning("connection_failed", reason="HTTP was not loaded", error=failure)

@@ -9,8 +9,6 @@ import sys
 import time
 from typing import Any, Final
 
-from mqks.settings import Settings
-
 _log: Final = logging.getLogger("mqks")
 _PLAIN: Final = frozenset(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;_-+/@#%*()[]{}<>"
@@ -61,12 +59,12 @@ def client(of_connection: str | None) -> str | None:
     return name(of_connection.encode("utf-8", "surrogateescape"))
 
 
-def configure(settings: Settings) -> None:
+def configure(log_format: str, log_level: str) -> None:
     output = logging.StreamHandler(sys.stderr)
-    output.setFormatter(_Format(settings.log_format == "json"))
+    output.setFormatter(_Format(log_format == "json"))
     _log.handlers[:] = [output]
     _log.propagate = False
-    _log.setLevel(settings.log_level.upper())
+    _log.setLevel(log_level.upper())
 
 
 def event(name: str, level: int = logging.INFO, **fields: object) -> None:

@@ -27,7 +27,7 @@ from mqks.journal.default_store import open_store
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
 from mqks.journal.store import OpenStore
-from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX, SQS_CONNECTIONS_MAX
+from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
 from mqks.server import log
 from mqks.server.clock import now_us
 from mqks.server.cron import next_tick
@@ -50,7 +50,7 @@ from mqks.settings import (
 )
 
 OTHER_FILES = 128
-"""Descriptors reserved for the journal and listeners; with those of the HTTP ports at most half."""
+"""Descriptors reserved for the journal and listeners; with those of the HTTP port at most half."""
 OPEN_FILES_MIN = 64
 """Half of them are enough for an idle server with a port of every kind, which has up to 28 open."""
 
@@ -98,11 +98,8 @@ async def serve(
     journal always has a descriptor.
     """
     http_connections_max = min(HTTP_CONNECTIONS_MAX, open_files // 8)
-    http_ports = settings.has_http + (settings.api_port is not None)
-    files = open_files - min(OTHER_FILES + http_ports * http_connections_max, open_files // 2)
-    sqs_connections_max = min(SQS_CONNECTIONS_MAX, files * 2 // 3)
-    if settings.sqs_port is not None:
-        files -= sqs_connections_max
+    others = OTHER_FILES + settings.has_http * http_connections_max
+    files = open_files - min(others, open_files // 2)
     connections_max = max(1, min(settings.connections_max, files))
     wanted, default = settings.connections_max, SETTINGS["connections_max"].default
     # Few servers need the default, so a little less of it is not worth a warning.
@@ -165,8 +162,7 @@ async def serve(
         if long := broker.long_names():
             log.event("long_names", names=long, name_bytes_max=settings.name_bytes_max)
         if are_few:
-            enough = wanted + OTHER_FILES + http_ports * HTTP_CONNECTIONS_MAX
-            enough += SQS_CONNECTIONS_MAX if settings.sqs_port is not None else 0
+            enough = wanted + OTHER_FILES + settings.has_http * HTTP_CONNECTIONS_MAX
             todo = f"allow {enough} open files (ulimit -n, or LimitNOFILE= of systemd)"
             log.warning(
                 "few_open_files", open_files=open_files, connections_max=connections_max, todo=todo
@@ -189,7 +185,6 @@ async def serve(
             inherited,
             http_connections_max,
             http_logged,
-            sqs_connections_max,
         )
         with HeldWatch(broker, settings.loop_held_s):
             await server.run(until, task_status=task_status)
@@ -213,7 +208,7 @@ def _raise_open_files_limit() -> int:
 
 def run(settings: Settings) -> int:
     """Serve until a signal; return the exit code. Raises MqksError with its exit code."""
-    log.configure(settings)
+    log.configure(settings.log_format, settings.log_level)
     open_files = _raise_open_files_limit()
     if open_files < OPEN_FILES_MIN:
         raise ConfigurationError(

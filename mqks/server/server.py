@@ -11,21 +11,21 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Any
 
 import anyio
 from anyio.abc import TaskStatus
 
 from mqks.broker.broker import Broker
-from mqks.errors import ConfigurationError, LimitExceeded, MqksError, Unwritable
+from mqks.errors import BadRequest, ConfigurationError, LimitExceeded, MqksError, Unwritable
 from mqks.journal.journal import Journal
-from mqks.limits import HTTP_CONNECTIONS_MAX, SQS_CONNECTIONS_MAX
+from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.server import http_port, log, silence, tls
 from mqks.server.client import Client
 from mqks.server.clients import LARGE_CHUNK_BYTES, Clients
 from mqks.server.door import Door
 from mqks.server.error_log import ErrorLog
 from mqks.server.gate import Gate, Peer
+from mqks.server.gateway import Gateway, Opening
 from mqks.server.history import History
 from mqks.server.inherited import Inherited
 from mqks.server.lag import Lag
@@ -38,7 +38,7 @@ from mqks.server.silence import Silence
 from mqks.server.vanished import end_unanswering
 from mqks.server.writer import Writer
 from mqks.settings import DatabaseUrl, Settings, read_queue_tables
-from mqks.users import Known, Users
+from mqks.users import Users
 from mqks.users_file import read as read_users
 
 WAIT_S = 0.002
@@ -63,12 +63,10 @@ class Server:
         inherited: Sequence[Inherited] = (),
         http_connections_max: int = HTTP_CONNECTIONS_MAX,
         http_logged: str = "",
-        sqs_connections_max: int = SQS_CONNECTIONS_MAX,
     ) -> None:
         self.settings = settings
         self._http_logged = http_logged
         self._http_connections_max = http_connections_max
-        self._sqs_connections_max = sqs_connections_max
         self._broker = broker
         self._journal = journal
         self._notify = notify
@@ -90,16 +88,22 @@ class Server:
         make_client = partial(Client, self._clients, settings.output_buffer_bytes_max)
         self._door = Door(context, settings, self._gate, errors, make_client, self._clients.refusal)
         self._listeners = Listeners(settings, inherited, self._door)
+        places = {
+            "api": (settings.api_host, settings.api_port),
+            "sqs": (settings.sqs_host, settings.sqs_port),
+        }
+        self._gateways = [
+            Gateway(kind, place, settings, self._let_in, lambda: broker.access.users.signing)
+            for kind, place in places.items()
+            if place[1] is not None
+        ]
         self._failure: Exception | None = None
         self._failed = anyio.Event()
         self._loop.set_exception_handler(self._internal_error)
         self._writer = Writer(broker, journal, release=self._clients.release, flush=self._flush)
 
-    async def open_inside(
-        self, name: str, trusted: bool, user: Known | None = None, line_bytes_max: int = 0
-    ) -> socket.socket:
-        """A connection from inside this process; a `trusted` one may do everything, or what this
-        user may, who is known to be one, and send lines of this length.
+    async def open_inside(self, name: str, trusted: bool) -> socket.socket:
+        """A connection from inside this process; a `trusted` one may do everything.
 
         Raises OSError.
         """
@@ -113,10 +117,26 @@ class Server:
         other.setblocking(False)
         client = await self._door.let_in(mine, who)
         if trusted and client.made:
-            self._clients.trust(client, user)
-            if line_bytes_max:
-                client.connection.splitter.line_bytes_max = line_bytes_max
+            self._clients.trust(client, None)
         return other
+
+    async def _let_in(self, sock: socket.socket, opening: Opening) -> None:
+        """A connection that a gateway opens."""
+        who = Peer(opening.name, opening.trusted, b"")
+        user = self._broker.access.users.get(opening.user)
+        sock.setblocking(False)
+        try:
+            if opening.user and user is None:
+                raise BadRequest("the user was removed")
+            self._gate.enter(who)
+        except BadRequest as failure:
+            self._door.refuse(sock, who, failure, with_tls=False)
+            return
+        client = await self._door.let_in(sock, who)
+        if opening.trusted and client.made:
+            self._clients.trust(client, user)
+            if opening.line_bytes_max:
+                client.connection.splitter.line_bytes_max = opening.line_bytes_max
 
     # -- the end of a turn
 
@@ -203,8 +223,9 @@ class Server:
             return silence.WHY
         return "journal stalls" if self._writer.stalls else ""
 
-    async def _answer_http(self, http: Any, sock: socket.socket) -> None:
-        await http.serve(
+    async def _answer_http(self, sock: socket.socket) -> None:
+        monitoring = await http_port.monitoring()
+        await monitoring.serve(
             sock,
             self.settings,
             self._broker,
@@ -215,23 +236,6 @@ class Server:
             self._history,
             self._http_connections_max,
         )
-
-    async def _answer_api(self, http: Any, sock: socket.socket) -> None:
-        api = http.Api(self.open_inside, **self._limits_of_door)
-        await http.serve_door(api, sock, self._http_connections_max)
-
-    async def _answer_sqs(self, http: Any, sock: socket.socket) -> None:
-        users = partial(getattr, self._broker.access, "users")
-        sqs = http.Sqs(self.open_inside, users, **self._limits_of_door)
-        await http.serve_door(sqs, sock, self._sqs_connections_max)
-
-    @property
-    def _limits_of_door(self) -> dict[str, Any]:
-        settings = self.settings
-        return {
-            "with_users": settings.users is not None,
-            "line_bytes_max": settings.line_bytes_max,
-        }
 
     def reload(self) -> None:
         """Reload users, certificates and queue defaults. If one of the files is invalid, nothing
@@ -248,6 +252,8 @@ class Server:
             self._door.context = context
             self._broker.policies.reload(tables)
             self._clients.set_users(users)
+            for gateway in self._gateways:
+                gateway.tell_users()
             log.event("reloaded", users=len(users), queue_tables=len(tables))
 
     async def run(
@@ -296,14 +302,9 @@ class Server:
                     serve_http = partial(http_port.serve, logged=self._http_logged)
                     place = self.settings.http_host, self.settings.http_port
                     await tasks.start(serve_http, *place, self._answer_http)
-                if self.settings.api_port is not None:
-                    serve_api = partial(http_port.serve, scheme="api:http")
-                    place = self.settings.api_host, self.settings.api_port
-                    await tasks.start(serve_api, *place, self._answer_api)
-                if self.settings.sqs_port is not None:
-                    serve_sqs = partial(http_port.serve, scheme="sqs:http")
-                    place = self.settings.sqs_host, self.settings.sqs_port
-                    await tasks.start(serve_sqs, *place, self._answer_sqs)
+                for gateway in self._gateways:
+                    serve_gateway = partial(http_port.serve, scheme=f"{gateway.kind}:http")
+                    await tasks.start(serve_gateway, *gateway.place, gateway.answer)
                 self._notify.tell(
                     "READY=1", f"STATUS=listening on {', '.join(self._listeners.shown)}"
                 )

@@ -7,7 +7,7 @@ asks that it waits, and for whom.
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup
@@ -111,5 +111,6 @@ class Standby:
     def _progress(self) -> int | None:
         return None if self._store.waits else self._journal.next_segment
 
-    async def _answer_http(self, http: Any, sock: socket.socket) -> None:
-        await http.serve_standby(sock, self.why, self._http_connections_max)
+    async def _answer_http(self, sock: socket.socket) -> None:
+        monitoring = await http_port.monitoring()
+        await monitoring.serve_standby(sock, self.why, self._http_connections_max)

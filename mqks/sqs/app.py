@@ -35,10 +35,11 @@ _NO_USER: Final = users.Known("", users.Permissions(consume=["**"]))
 
 
 class OpenInside(Protocol):
-    """Connects to the broker; a `trusted` connection may do everything, or what `user` may."""
+    """Connects to the broker; a `trusted` connection may do everything, or what the named user
+    may."""
 
     async def __call__(
-        self, name: str, trusted: bool, user: users.Known | None = None, line_bytes_max: int = 0
+        self, name: str, trusted: bool, user: str = "", line_bytes_max: int = 0
     ) -> socket: ...
 
 
@@ -58,10 +59,7 @@ class Sqs:
         line_bytes_max = max(line_bytes_max, SQS_LINE_BYTES_MAX)
 
         async def open_as(name: str, credentials: Credentials) -> socket:
-            user = known_users().get(credentials[0]) if credentials else None
-            if credentials and user is None:
-                raise ConnectionRefusedError("the user was removed")
-            return await open_inside(name, True, user, line_bytes_max)
+            return await open_inside(name, True, "".join(credentials), line_bytes_max)
 
         most = SQS_CONNECTIONS_MAX
         self._clients = Clients(open_as, line_bytes_max, "sqs", logs_in=False, waits_max=most)

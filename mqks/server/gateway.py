@@ -1,0 +1,133 @@
+"""The HTTP API and SQS, each answered by a process of its own: `gateway_process`.
+
+The one rule: thousands of HTTP requests may begin or end in one moment, and the broker's event loop
+sees none of them. A gateway is a client: it opens a connection to the broker for each of its users.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Final, NamedTuple
+
+import anyio
+
+from mqks.server import log
+from mqks.settings import Settings
+from mqks.users import User
+
+AGAIN_S: Final = 1.0
+"""A gateway that has ended is started again after this time."""
+STOP_S: Final = 3.0
+"""How long a gateway may take to end."""
+OPENING_BYTES_MAX: Final = 128 * 1024
+"""Of a request for a connection: it has the name of a user, which a header of 64 KiB can hold."""
+
+
+class Opening(NamedTuple):
+    """A connection that a gateway opens: a `trusted` one may do everything, or what the named user
+    may, who is known to be one, and may send lines of this length."""
+
+    name: str
+    trusted: bool
+    user: str
+    line_bytes_max: int
+
+
+LetIn = Callable[[socket.socket, Opening], Awaitable[object]]
+
+
+class Gateway:
+    """`kind` is `api` or `sqs`, `place` its host and port; `let_in` takes what it opens; `signing`
+    returns the users of SQS."""
+
+    def __init__(
+        self,
+        kind: str,
+        place: tuple[str, int | None],
+        settings: Settings,
+        let_in: LetIn,
+        signing: Callable[[], Sequence[User]],
+    ) -> None:
+        self.kind = kind
+        self.place = place
+        self._settings = settings
+        self._let_in = let_in
+        self._signing = signing
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def answer(self, sock: socket.socket) -> None:
+        """Answer on this socket until cancelled."""
+        while True:
+            try:
+                status = await self._run(sock)
+                log.warning("gateway_failed", gateway=self.kind, status=status)
+            except OSError as failure:
+                log.warning("gateway_failed", gateway=self.kind, error=failure)
+            await anyio.sleep(AGAIN_S)
+
+    def tell_users(self) -> None:
+        """They have changed."""
+        if self._process is not None:
+            self._tell([asdict(user) for user in self._signing()])
+
+    def _tell(self, what: object) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(what).encode() + b"\n")
+
+    async def _run(self, sock: socket.socket) -> int:
+        """Start the process; return its exit status."""
+        settings = self._settings
+        openings, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with openings:
+            with other:
+                self._process = process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", "mqks.server.gateway_process"),
+                    stdin=asyncio.subprocess.PIPE,
+                    pass_fds=(sock.fileno(), other.fileno()),
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                )
+                told: dict[str, Any] = {
+                    "kind": self.kind,
+                    "sock": sock.fileno(),
+                    "openings": other.fileno(),
+                    "with_users": settings.users is not None,
+                    "line_bytes_max": settings.line_bytes_max,
+                    "log_format": settings.log_format,
+                    "log_level": settings.log_level,
+                }
+                self._tell(told)
+            self.tell_users()
+            try:
+                await self._serve_openings(openings)
+                return await process.wait()
+            finally:
+                self._process = None
+                with anyio.CancelScope(shield=True):
+                    await _end(process)
+
+    async def _serve_openings(self, openings: socket.socket) -> None:
+        openings.setblocking(False)
+        while True:
+            await anyio.wait_readable(openings)
+            told, descriptors, _, _ = socket.recv_fds(openings, OPENING_BYTES_MAX, 1)
+            if not told:
+                return
+            # Without a free descriptor there is none, and the gateway sees a lost connection.
+            for descriptor in descriptors:
+                await self._let_in(socket.socket(fileno=descriptor), Opening(*json.loads(told)))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """The end of its input tells it to end."""
+    assert process.stdin is not None
+    process.stdin.close()
+    with anyio.move_on_after(STOP_S):
+        await process.wait()
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
