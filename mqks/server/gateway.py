@@ -22,7 +22,7 @@ from mqks.users import User
 AGAIN_S: Final = 1.0
 """A gateway that has ended is started again after this time."""
 STOP_S: Final = 3.0
-"""How long a gateway may take to end."""
+"""How long a gateway may take to end, and its port is taken after the broker was killed."""
 OPENING_BYTES_MAX: Final = 128 * 1024
 """Of a request for a connection: it has the name of a user, which a header of 64 KiB can hold."""
 

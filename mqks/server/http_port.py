@@ -7,6 +7,7 @@ templates and its server are a quarter of the memory of an empty broker.
 import socket
 from collections.abc import Awaitable, Callable
 from importlib import import_module
+from time import monotonic
 from typing import Any
 
 import anyio
@@ -18,7 +19,7 @@ from mqks.server.gate import shown
 from mqks.settings import PAGE_PORT
 
 AGAIN_S = 0.1
-"""Interval at which loading is tried again."""
+"""Interval at which opening and loading are tried again."""
 Answer = Callable[[socket.socket], Awaitable[None]]
 """Answers on a socket until it is cancelled."""
 
@@ -30,21 +31,27 @@ async def serve(
     *,
     scheme: str = "http",
     logged: str = "",
+    taken_s: float = 0.0,
     task_status: TaskStatus[str],
 ) -> None:
     """Answer until cancelled. The task status is started with the address, which is logged unless
-    it was `logged` before.
+    it was `logged` before. The port may be taken for so many seconds yet.
 
     Raises AddressUnavailable, unless nobody has asked for this port.
     """
-    try:
-        sock = _bind(host, port)
-    except AddressUnavailable as failure:
-        if port is not None:
-            raise
-        log.warning("no_page", reason=failure)
-        task_status.started("")
-        return
+    end_s = monotonic() + taken_s
+    while True:
+        try:
+            sock = _bind(host, port)
+            break
+        except AddressUnavailable as failure:
+            if port is None:
+                log.warning("no_page", reason=failure)
+                task_status.started("")
+                return
+            if monotonic() >= end_s:
+                raise
+        await anyio.sleep(AGAIN_S)
     with sock:
         address = f"{scheme}://{shown(*sock.getsockname()[:2])}"
         if address != logged:

@@ -25,7 +25,7 @@ from mqks.server.clients import LARGE_CHUNK_BYTES, Clients
 from mqks.server.door import Door
 from mqks.server.error_log import ErrorLog
 from mqks.server.gate import Gate, Peer
-from mqks.server.gateway import Gateway, Opening
+from mqks.server.gateway import STOP_S, Gateway, Opening
 from mqks.server.history import History
 from mqks.server.inherited import Inherited
 from mqks.server.lag import Lag
@@ -303,7 +303,8 @@ class Server:
                     place = self.settings.http_host, self.settings.http_port
                     await tasks.start(serve_http, *place, self._answer_http)
                 for gateway in self._gateways:
-                    serve_gateway = partial(http_port.serve, scheme=f"{gateway.kind}:http")
+                    scheme = f"{gateway.kind}:http"
+                    serve_gateway = partial(http_port.serve, scheme=scheme, taken_s=STOP_S)
                     await tasks.start(serve_gateway, *gateway.place, gateway.answer)
                 self._notify.tell(
                     "READY=1", f"STATUS=listening on {', '.join(self._listeners.shown)}"
