@@ -15,7 +15,6 @@ from typing import ClassVar, cast
 from urllib.parse import urlsplit
 
 import anyio
-from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -105,7 +104,7 @@ class _Uvicorn(Uvicorn):
         yield
 
 
-async def answer(sock: socket.socket, app: Starlette, connections_max: int) -> None:
+async def answer(sock: socket.socket, app: ASGIApp, connections_max: int) -> None:
     server = _Uvicorn(
         Config(
             # Beyond loopback nobody can know its names.
