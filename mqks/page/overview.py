@@ -19,7 +19,7 @@ class History(Protocol):
 
     def points(self, queue: bytes | None, *, day: bool) -> list[list[float]] | None: ...
     def growth(self, queue: bytes) -> int: ...
-    def is_dead_letters(self, name: bytes) -> bool: ...
+    def is_dead_letter_queue(self, name: bytes) -> bool: ...
 
 
 GROUPS: Final = {
@@ -112,7 +112,7 @@ def _needs(
         if not ready:
             continue
         key = requests.name(name)
-        is_dead = history.is_dead_letters(key)
+        is_dead = history.is_dead_letter_queue(key)
         if (is_dead or not queue["consumers"]) and (more := history.growth(key)) > 0:
             what = "Dead letters grow" if is_dead else "Grows without a consumer"
             yield what, name, f"{ready:,} wait, {more:,} more within 10 minutes"
@@ -122,6 +122,6 @@ def _needs(
 
 def mark(history: History, queue: Row) -> str:
     """What a person should know of a queue in a list."""
-    if history.is_dead_letters(requests.name(queue["name"])):
+    if history.is_dead_letter_queue(requests.name(queue["name"])):
         return "dead letters"
     return "" if queue["consumers"] else "no consumer"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from mqks.inspection.text import printable, time_text
+from mqks.inspection.text import moment, printable
 
 Row = Mapping[str, Any]
 PAGE_ROWS: Final = 100
@@ -85,11 +85,6 @@ def duration(value: float) -> str:
         if value >= least * length:
             return f"{value / length:.0f} {unit}"
     return f"{value:.0f} s"
-
-
-def moment(value: int) -> str:
-    """A time, in UTC."""
-    return time_text(value)[:19].replace("T", " ")
 
 
 def setting(value: object) -> str:

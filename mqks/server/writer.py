@@ -382,7 +382,7 @@ class Writer:
     async def _let_go(self) -> None:
         try:
             # First, as everything else takes space.
-            await self._journal.drop_dead()
+            await self._journal.drop_settled()
             while await self._journal.maintain(idle=True):
                 self.stepped()
         except DiskFull:

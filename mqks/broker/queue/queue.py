@@ -385,7 +385,7 @@ class Queue:
             self.publish(None, [line for _, line in due])
 
     @property
-    def dead_letters(self) -> Place | None:
+    def dead_letter_queue(self) -> Place | None:
         """Its dead-letter queue, which is created if needed."""
         return self.shared.owner.dead_letter_queue(self)
 

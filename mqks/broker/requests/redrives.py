@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqks.broker.base.turns import GOES_ON, Work
-from mqks.broker.message.letters import letter_of
+from mqks.broker.message.dead_letters import dead_letter_of
 from mqks.broker.queue.moves import Choose, chosen_bodies, move_these, move_waiting, waiting
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.selection import Chosen
@@ -78,12 +78,12 @@ def aim_of(wanted: Move, permissions: Permissions | None, *, is_redrive: bool) -
     def aim(message: bytes) -> tuple[bytes, bytes] | None:
         if not is_redrive:
             return wanted.to or wanted.source, message
-        letter = letter_of(message)
-        if letter is None:
+        dead_letter = dead_letter_of(message)
+        if dead_letter is None:
             return None
-        name = wanted.to or letter.queue
+        name = wanted.to or dead_letter.queue
         may = name != wanted.source and (permissions is None or permissions.may_consume(name))
-        return (name, letter.original) if may else None
+        return (name, dead_letter.original) if may else None
 
     return aim
 
