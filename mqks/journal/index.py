@@ -386,7 +386,7 @@ class Index:
         if len(span.settled) > span.settled_max:
             span.tidy()
         span.segment.live -= count
-        self.look_at(span.segment)
+        self.update_fate(span.segment)
 
     def forget_queue(self, queue_id: int) -> None:
         """A queue was deleted: its messages are settled wherever they are."""
@@ -396,11 +396,11 @@ class Index:
         for span in queue.spans:
             span.segment.live -= span.end - span.first - span.settled_count
         for segment in {span.segment for span in queue.spans}:
-            self.look_at(segment)
+            self.update_fate(segment)
 
     # -- which segments can be deleted
 
-    def look_at(self, segment: Segment) -> None:
+    def update_fate(self, segment: Segment) -> None:
         """Update the fate of this segment, after a message in it or a reference to it has died."""
         if segment.live == 0 and not segment.about:
             self._set_fate(segment, Fate.DROPPABLE)
@@ -449,4 +449,4 @@ class Index:
                 if speaker.has_marks:
                     for heir in heirs:
                         self._name(speaker, heir)
-                self.look_at(speaker)
+                self.update_fate(speaker)

@@ -108,7 +108,7 @@ class Journal:
                     index.settle(segment, queue, section.acks)
                 if section.marks:
                     index.mark(segment, queue, (number for number, _ in section.marks))
-            index.look_at(segment)
+            index.update_fate(segment)
 
     def _place(self, parts: Parts) -> list[tuple[Segment, list[Section]]]:
         """Add the messages of segments that have been written to the index."""
@@ -267,7 +267,7 @@ class Journal:
             heirs = [heir for heir, _ in placed]
             index.drop(victims, heirs)
             for heir in heirs:
-                index.look_at(heir)
+                index.update_fate(heir)
 
 
 def _carried(

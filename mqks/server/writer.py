@@ -264,7 +264,7 @@ class Writer:
         while True:
             await anyio.sleep(LOOK_S)
             self.check_free_space()
-            gone = store.look()
+            gone = store.check_files()
             if gone != self._state.gone:
                 self.become(gone=gone)
                 self._wake.set()

@@ -46,14 +46,12 @@ def _kill(
     target.deliver()
 
 
-def kill_waiting(queue: Place, numbers: Iterable[int], reason: Event) -> None:
+def kill_ready(queue: Place, numbers: Iterable[int], reason: Event) -> None:
     """Kill ready messages; those that are only on disk move when they have been read."""
-    _kill_waiting(queue, queue.dead_letter_queue, numbers, reason)
+    _kill_ready(queue, queue.dead_letter_queue, numbers, reason)
 
 
-def _kill_waiting(
-    queue: Place, target: Place | None, numbers: Iterable[int], reason: Event
-) -> None:
+def _kill_ready(queue: Place, target: Place | None, numbers: Iterable[int], reason: Event) -> None:
     lane, dead, on_disk = queue.lane, list[Dead](), list[int]()
     for number in numbers:
         # A message that is dropped needs no body.
@@ -96,4 +94,4 @@ def kill_oldest(queue: Place, end: int, reason: Event, count: int = STEP_MESSAGE
         queue.count_dead(lane.trim_some(end, count), reason, dropped=True)
     else:
         fitting = STEP_BYTES * lane.ready // (lane.ready_bytes + 1) + 1
-        _kill_waiting(queue, target, lane.oldest_waiting(end, min(count, fitting)), reason)
+        _kill_ready(queue, target, lane.oldest_ready(end, min(count, fitting)), reason)

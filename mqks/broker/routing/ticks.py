@@ -100,7 +100,7 @@ class Schedules:
         self._schedule, self._pending = shared.schedule, shared.pending
         self._turns, self._bindings, self._publishing = shared.turns, bindings, publishing
         self._next_tick = next_tick
-        self._is_looking = False
+        self._is_checking = False
         self._seen_us = 0
         """The wall clock a moment ago."""
 
@@ -112,20 +112,20 @@ class Schedules:
         """After recovery."""
         for name in self.rows:
             self._wait(name)
-        self._turns.add(self._look_back())
+        self._turns.add(self._bring_forward())
 
     # -- the clock
 
-    def _look(self, key: int = 0) -> None:
+    def _check_clock(self, key: int = 0) -> None:
         """Notice when the wall clock is set back, as long as there are schedules."""
         now_us = self._schedule.wall_us()
         if now_us < self._seen_us - TICK_MISSED_S * SECOND_US:
-            self._turns.add(self._look_back())
-        self._seen_us, self._is_looking = now_us, bool(self.rows)
-        if self._is_looking:
-            self._schedule.after(WALL_LOOK_S, self._look)
+            self._turns.add(self._bring_forward())
+        self._seen_us, self._is_checking = now_us, bool(self.rows)
+        if self._is_checking:
+            self._schedule.after(WALL_LOOK_S, self._check_clock)
 
-    def _look_back(self) -> Work[None]:
+    def _bring_forward(self) -> Work[None]:
         """Ticks that are further away than they can be are of a clock that was set back. The next
         one is the first from now on."""
         for name in [*self.rows]:
@@ -227,9 +227,9 @@ class Schedules:
             self._next_key += 1
             self._names[key] = name
         row = self.rows[name]
-        if not self._is_looking:
+        if not self._is_checking:
             self._seen_us = 0
-            self._look()
+            self._check_clock()
         if not row.paused:
             # The same after a restart, and spread over schedules.
             spread = crc32(name + b" %d" % row.next_us) / 2**32
