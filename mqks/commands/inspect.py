@@ -58,7 +58,10 @@ MORE_OF_A_MESSAGE = (
     *("meta", "due", "expires", "rejects", "losses", "dead_letter", "letter"),
     *("escaped", "priority", "key"),
 )
-SCHEDULE = ("name", "when", "event", "paused", "next", "last", "missed", "error", "publish")
+SCHEDULE = (
+    *("name", "when", "event", "paused", "next", "last", "last_queues", "missed", "error"),
+    "publish",
+)
 CAUSE = "queue", "reason", "why"
 ERROR_WIDTHS = ("request_id", 24), ("action", 16), ("reason", 100)
 ERROR = ("id", "time", "connection", "request_id", "action", "reason")

@@ -106,6 +106,9 @@ def _needs(
     for schedule in sample["schedules"]:
         if schedule["error"]:
             yield "A schedule fails", None, f"{schedule['name']}: {schedule['error']}"
+        elif schedule["last_queues"] == 0 and not schedule["paused"]:
+            told = f"{schedule['name']}: no queue is bound to {schedule['event']}"
+            yield "A schedule reaches no queue", None, told
     warning_s = settings["queue_age_warning_s"]
     for queue in sample["queues"]:
         name, ready, age_s = queue["name"], queue["ready"], queue["oldest_age_s"] or 0.0

@@ -140,6 +140,7 @@ NEEDS: Final = {
     "A limit is near": "/limits",
     "Requests fail": "/errors",
     "A schedule fails": "/schedules",
+    "A schedule reaches no queue": "/schedules",
 }
 """Where more is said about what needs a person."""
 LINKS: Final[dict[str, Callable[[Any], str]]] = {
@@ -273,6 +274,7 @@ SCHEDULES: Final = Table(
         Column("every_s", "Every", "age"),
         Column("next_us", "Next, UTC", "time"),
         Column("last_us", "Last, UTC", "time"),
+        Column("last_queues", "Queues of the last", "count"),
         Column("paused", "Paused", "yes"),
         Column("error", "Error", "text"),
         Column("missed", "If missed", "text"),

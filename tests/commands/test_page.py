@@ -376,6 +376,7 @@ def test_each_thing_that_needs_a_person_is_told(browser: Browser, db: Path) -> N
         with pytest.raises(mqks.RequestFailed):
             client.request("move", "--confirm", "nothing", "orders")
         client.schedule("beat", None, "order.new", "x", every_s=1, to="nothing")
+        client.schedule("lost", None, "nobody", "x", every_s=1)
 
         def told() -> dict[str, str]:
             client.request("_eval", "sum(range(190000))")
@@ -391,6 +392,7 @@ def test_each_thing_that_needs_a_person_is_told(browser: Browser, db: Path) -> N
         wanted = {"A limit is near", "The disk is nearly full", "Requests fail"}
         wanted |= {
             "A schedule fails",
+            "A schedule reaches no queue",
             "The event loop was held",
             "Dead letters grow",
             "Messages wait for long",
@@ -399,6 +401,7 @@ def test_each_thing_that_needs_a_person_is_told(browser: Browser, db: Path) -> N
         found = told()
         assert found["A limit is near"].strip() == "queues_max: 4 of 5"
         assert found["Requests fail"].strip() == "1 in the last 10 minutes"
+        assert found["A schedule reaches no queue"].strip() == "lost: no queue is bound to nobody"
         assert found["A schedule fails"].strip() == "beat: schedule: there is no queue 'nothing'"
         assert [*found].index("Requests fail") < [*found].index("Dead letters grow")
         assert found["Dead letters grow"] == "orders.dead 2 wait, 2 more within 10 minutes"

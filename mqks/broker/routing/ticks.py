@@ -60,7 +60,9 @@ class ScheduleRow(NamedTuple):
         except TypeError:
             raise SchemaTooNew(f"the schedule {shown(name)} is of a newer mqks: use that") from None
 
-    def told(self, name: bytes, error: str | None = None) -> dict[str, Any]:
+    def told(
+        self, name: bytes, error: str | None = None, last_queues: int | None = None
+    ) -> dict[str, Any]:
         """As `stats` tells it."""
         return {
             "name": name.decode("utf-8", "surrogateescape"),
@@ -74,6 +76,7 @@ class ScheduleRow(NamedTuple):
             "paused": self.paused,
             "next_us": None if self.paused else self.next_us,
             "last_us": self.last_us or None,
+            "last_queues": last_queues,
             "error": error,
         }
 
@@ -91,6 +94,8 @@ class Schedules:
         self.rows: dict[bytes, ScheduleRow] = {}
         self.errors: dict[bytes, str] = {}
         """Why the tick that is due could not be published."""
+        self.last_queues: dict[bytes, int] = {}
+        """How many queues got the last message since the start."""
         self._entries: dict[bytes, int] = {}
         """Those that are waited for, in the schedule of the broker."""
         self._names: dict[int, bytes] = {}
@@ -171,6 +176,7 @@ class Schedules:
         new = new._replace(next_us=self._after(new, now_us))
         if old is None or not old.is_same(new):
             self._store(name, new)
+            self.last_queues.pop(name, None)
         elif wanted.pause and not old.paused:
             self._store(name, old._replace(paused=True))
 
@@ -185,6 +191,7 @@ class Schedules:
         if self.rows.pop(name, None) is not None:
             self._stop(name)
             self.errors.pop(name, None)
+            self.last_queues.pop(name, None)
             del self._names[self._keys.pop(name)]
             self._pending.entry.schedules[name] = None
 
@@ -281,4 +288,5 @@ class Schedules:
         # What is in many queues takes several turns; the row is with the first of them.
         self._pending.in_one_piece = True
         self._store(name, new)
+        self.last_queues[name] = sum(not queue.deleted for queue in queues)
         yield from publishing.publish_all(message, queues)
