@@ -47,7 +47,7 @@ from mqks.limits import (
 )
 from mqks.protocol import replies
 from mqks.protocol.masks import MASK
-from mqks.protocol.requests import ALL, Answer, DeleteRule, SetQueue, shown
+from mqks.protocol.requests import ALL, DeleteRule, SetQueue, Settle, shown
 from mqks.settings import Settings
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class Broker:
         self._unacked_full_s = -inf
         self.started_s = clock()
         self.tails = Tails(settings, self.turns, self.schedule, self.shared.outboxes)
-        self._looked_at: dict[bytes, Places] = {}
+        self._work_places: dict[bytes, Places] = {}
         """Consumer id → for requests that choose from what it holds, each with a copy of that."""
         self.evaluations = Places(EVALUATIONS_MAX)
         """For expressions of `_eval`."""
@@ -306,7 +306,7 @@ class Broker:
         consumer = self.consumers.get(consumer_id)
         if consumer is not None and (deliveries := consumer.settle([message_id])):
             queue = consumer.queue
-            is_durable = deliveries[0][0] < queue.lane.boundary
+            is_durable = deliveries[0][0] < queue.lane.taken_end
             queue.settle(deliveries)
             self._check_durable(is_durable)
 
@@ -320,7 +320,7 @@ class Broker:
         if consumer is not None and (deliveries := consumer.take_back(message_ids)):
             consumer.queue.give_back(deliveries, Event.REJECT)
 
-    def give_up(self, wanted: Answer, how: GiveUp) -> Work[None] | None:
+    def give_up(self, wanted: Settle, how: GiveUp) -> Work[None] | None:
         """A consumer gives back one or all of its messages."""
         consumer = self.consumers.get(wanted.consumer)
         if consumer is None:
@@ -342,21 +342,21 @@ class Broker:
         if message_id != ALL:
             consumer.touch(message_id, for_us)
         elif for_us is not None:
-            return self._looking(consumer_id, consumer.touch_each(for_us))
+            return self._one_at_a_time(consumer_id, consumer.touch_each(for_us))
         else:
             consumer.touch_all()
         return None
 
-    def _looking(self, consumer_id: bytes, work: Work[T]) -> Work[T]:
+    def _one_at_a_time(self, consumer_id: bytes, work: Work[T]) -> Work[T]:
         """Do a work that looks at all that a consumer holds, one at a time."""
-        places = self._looked_at.setdefault(consumer_id, Places(1))
+        places = self._work_places.setdefault(consumer_id, Places(1))
         place = yield from places.take()
         try:
             return (yield from work)
         finally:
             places.leave(place)
             if not places:
-                del self._looked_at[consumer_id]
+                del self._work_places[consumer_id]
 
     def ack_all(self, consumer_id: bytes, *, confirm: bool = False) -> Work[None]:
         """Settle all messages of a consumer. With `confirm` it raises as `ack_surely`."""
@@ -367,7 +367,7 @@ class Broker:
         is_durable = True
         while some := list(islice(deliveries, STEP_MESSAGES)):
             if not queue.deleted:
-                is_durable = is_durable and max(some)[0] < queue.lane.boundary
+                is_durable = is_durable and max(some)[0] < queue.lane.taken_end
                 queue.settle(some)
             yield GOES_ON
         if confirm:
@@ -389,7 +389,7 @@ class Broker:
 
     def give_up_some(self, consumer_id: bytes, how: GiveUp, chosen: Chosen) -> Work[int]:
         """The same with those that are chosen of all that a consumer holds; return how many."""
-        return self._looking(consumer_id, self._give_up_some(consumer_id, how, chosen))
+        return self._one_at_a_time(consumer_id, self._give_up_some(consumer_id, how, chosen))
 
     def _give_up_some(self, consumer_id: bytes, how: GiveUp, chosen: Chosen) -> Work[int]:
         consumer, count = self.consumers.get(consumer_id), 0

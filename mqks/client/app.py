@@ -305,8 +305,8 @@ class App:
         fate = requests.decoded(call.answer).split(" ")
         if fate == [""]:
             return ""
-        if letters := fate[2:]:
-            return f", the last one: it went to the dead-letter queue {letters[0]}"
+        if target := fate[2:]:
+            return f", the last one: it went to the dead-letter queue {target[0]}"
         return ", the last one: it was dropped, because the queue has no dead-letter queue"
 
     async def _answer(self, service: _Service, message: Message) -> None:

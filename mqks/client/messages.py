@@ -14,7 +14,7 @@ from mqks.client.errors import InvalidRequest, ProtocolViolation
 from mqks.client.keywords import renamed, strict
 from mqks.client.requests import Backoff, Data, Sent, decoded, flags, is_number, reject
 from mqks.protocol.escapes import unescape
-from mqks.protocol.meta import split_letter
+from mqks.protocol.meta import split_dead_letter
 from mqks.protocol.replies import ESCAPED, read_traits
 
 Settle = Callable[["Message", bytes], None]
@@ -303,11 +303,11 @@ class PeekedMessage(NamedTuple):
     def parse(cls, line: bytes) -> "PeekedMessage":
         """From a line of the reply to `peek`. Raises ProtocolViolation."""
         told = peeked(line)
-        meta, letter = attributes(told.meta)
+        meta, dead_letter = attributes(told.meta)
         due_s = told.due_us / 1e6 if told.due_us else None
         names = decoded(told.id), decoded(told.event)
         data = original(told.traits, told.data)
-        what = *names, data, told.retry, meta, letter, due_s
+        what = *names, data, told.retry, meta, dead_letter, due_s
         traits = read_traits(told.traits).priority, key_of(told.traits)
         lease = decoded(told.lease) or None
         return cls(told.seq, told.time_us / 1e6, *what, *traits, lease)
@@ -345,7 +345,7 @@ def peeked(line: bytes) -> _Peek:
 def attributes(meta: bytes) -> tuple[dict[str, str], DeadLetter | None]:
     """The attributes of a message, and what the broker added to a dead letter. Raises
     ProtocolViolation."""
-    own, values = split_letter(meta)
+    own, values = split_dead_letter(meta)
     pairs = {
         unquote(key, errors="surrogateescape"): unquote(value, errors="surrogateescape")
         for key, _, value in (pair.partition("=") for pair in decoded(own).split("&") if pair)

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
@@ -31,7 +31,7 @@ from mqks.commands.options import (
     tell,
 )
 from mqks.errors import InspectionFailed, MqksError
-from mqks.inspection.text import data_as_text, printable, time_text
+from mqks.inspection.text import data_as_text, moment, printable, time_text
 from mqks.settings import load
 
 if TYPE_CHECKING:
@@ -55,9 +55,13 @@ CONNECTION = (
 UNACKED = ("queue", "seq", "consumer", "delivered", "id", "event", "retry", "data_bytes")
 MESSAGE = ("seq", "time", "id", "event", "data_bytes", "retry")
 MORE_OF_A_MESSAGE = (
-    *("meta", "due", "expires", "rejects", "losses", "letter", "escaped", "priority", "key"),
+    *("meta", "due", "expires", "rejects", "losses", "dead_letter", "letter"),
+    *("escaped", "priority", "key"),
 )
-SCHEDULE = ("name", "when", "event", "paused", "next", "last", "missed", "error", "publish")
+SCHEDULE = (
+    *("name", "when", "event", "paused", "next", "last", "last_queues", "missed", "error"),
+    "publish",
+)
 CAUSE = "queue", "reason", "why"
 ERROR_WIDTHS = ("request_id", 24), ("action", 16), ("reason", 100)
 ERROR = ("id", "time", "connection", "request_id", "action", "reason")
@@ -141,7 +145,7 @@ def messages(
 
     found = source.messages(name, Wanted(after, limit, scheduled or None, selection))
     rows = (message_object(row, data=data) | ({} if as_json else _cells(row)) for row in found)
-    columns = (*MESSAGE, "due", "letter", "meta", *(["data"] if data else []))
+    columns = (*MESSAGE, "due", "dead_letter", "meta", *(["data"] if data else []))
     table(rows, columns, as_json=as_json, cut="data" if data and not full else "")
 
 
@@ -155,14 +159,16 @@ def letters(source: "Source", name: Name, limit: Rows = 20, as_json: AsJson = Fa
 
     groups: dict[tuple[str, str, str], Row] = {}
     for row in source.messages(name):
-        if letter := row["letter"]:
-            key, died = group_of(letter), letter["died"]
+        if dead_letter := row["dead_letter"]:
+            key, died = group_of(dead_letter), dead_letter["died"]
             group = groups.setdefault(
                 key, {"letters": 0, **dict(zip(CAUSE, key, strict=True)), "first": died}
             )
             group["letters"] += 1
             group |= {"last": died, "id": row["id"]}
     found = sorted(groups.values(), key=lambda group: -group["letters"])[:limit]
+    if not as_json:
+        found = [each | _moments(each, "first", "last") for each in found]
     table(iter(found), ("letters", *CAUSE, "first", "last", "id"), as_json=as_json, cut="why")
 
 
@@ -172,25 +178,24 @@ def unacked(
     as_json: AsJson = False,
 ) -> None:
     """List unacked messages of consumers, or those when the server ended."""
-    rows = source.unacked(name)
-    if not as_json:
-        times = ((row, row["delivered_us"]) for row in rows)
-        rows = (row | {"delivered": at and time_text(at)} for row, at in times)
+    rows = (row | _times(row, as_json, "delivered") for row in source.unacked(name))
     _list(rows, UNACKED, as_json)
 
 
 def schedules(source: "Source", as_json: AsJson = False) -> None:
     """List the schedules, with the next and the last time of each, in UTC."""
-    rows = source.schedules()
-    table(rows if as_json else map(schedule_cells, rows), SCHEDULE, as_json=as_json, cut="publish")
+    show_schedules(source.schedules(), as_json)
 
 
-def schedule_cells(row: Row) -> Row:
-    """A schedule in a table."""
+def show_schedules(rows: Iterable[Row], as_json: bool) -> None:
+    told = (row | _times(row, as_json, "next", "last") for row in rows)
+    table(told if as_json else map(_schedule, told), SCHEDULE, as_json=as_json, cut="publish")
+
+
+def _schedule(row: Row) -> Row:
     every_s, paused = row["every_s"], _text(row["paused"])
     when = f"{row['cron']} {row['tz']}" if every_s is None else f"every {duration(every_s)}"
-    times = {"next": _second(row["next_us"]), "last": _second(row["last_us"])}
-    return {**row, "when": when, "paused": paused, **times}
+    return {**row, "when": when, "paused": paused}
 
 
 def journal(source: "Source", as_json: AsJson = False) -> None:
@@ -213,7 +218,7 @@ def error(
     """Show the reason of an error reply."""
     where, rows = _errors(url, db, timeout, 1, id)
     for row in rows:
-        return _object(row, as_json)
+        return _object(row if as_json else row | _moments(row, "time"), as_json)
     raise InspectionFailed(f"{where}: no error {id}; the server retains only the last ones")
 
 
@@ -338,15 +343,23 @@ def _policy(told: Row) -> list[str]:
 
 def _shortened(row: Row) -> Row:
     """An error in one line: clients may have sent anything. `inspect error` shows all of it."""
-    return row | {name: shortened(printable(row[name]), width) for name, width in ERROR_WIDTHS}
+    told = {name: shortened(printable(row[name]), width) for name, width in ERROR_WIDTHS}
+    return row | told | _moments(row, "time")
 
 
 def _duration(seconds: float | None) -> str | None:
     return None if seconds is None else duration(seconds)
 
 
-def _second(time_us: int | None) -> str | None:
-    return None if time_us is None else time_text(time_us)[:19]
+def _times(row: Row, as_json: bool, *names: str) -> Row:
+    """Times that `stats` tells in microseconds, as text."""
+    shown = time_text if as_json else moment
+    return {name: (at := row[f"{name}_us"]) and shown(at) for name in names}
+
+
+def _moments(row: Row, *names: str) -> Row:
+    """Times that are text, for people."""
+    return {name: row[name] and moment(row[name]) for name in names}
 
 
 def message_object(row: Row, *, data: bool) -> Row:
@@ -358,6 +371,6 @@ def message_object(row: Row, *, data: bool) -> Row:
 
 def _cells(row: Row) -> Row:
     """What stands otherwise in a table."""
-    letter, data = row["letter"], row["data"].decode("utf-8", "surrogateescape")
-    told = letter and ": ".join(filter(None, (letter["reason"], letter["why"])))
-    return {"letter": told, "data": data}
+    told, data = row["dead_letter"], row["data"].decode("utf-8", "surrogateescape")
+    cause = told and ": ".join(filter(None, (told["reason"], told["why"])))
+    return {**_moments(row, "time", "due"), "dead_letter": cause, "data": data}

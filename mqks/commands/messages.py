@@ -290,8 +290,8 @@ def consume(
 
     The data is printed unchanged; on a terminal, control characters are escaped. With --json, a
     line has id, event, retry and data, or data_base64 if the data is not UTF-8. --meta adds meta,
-    priority, key and letter. With --out, the name of the file is printed: the place of the message
-    and its id.
+    priority, key and dead_letter. With --out, the name of the file is printed: the place of the
+    message and its id.
     """
     if out is not None and as_json:
         raise typer.BadParameter("--out and --json exclude each other")
@@ -516,8 +516,11 @@ def _json(message: "Message", *, meta: bool) -> bytes:
     told: dict[str, Any] = {"id": message.id, "event": message.event, "retry": message.retry}
     told |= data_as_text(message.data)
     if meta:
-        letter = message.dead_letter
-        told |= {"meta": message.meta, "letter": None if letter is None else letter._asdict()}
+        from mqks.inspection.source import dead_letter_row  # here, so that --help need not load it
+
+        dead = message.dead_letter
+        told |= {"meta": message.meta, "dead_letter": dead and dead_letter_row(dead)}
+        told["letter"] = dead and dead._asdict()  # Its name up to 0.2, with seconds since 1970.
         told |= {"priority": message.priority, "key": message.key}
     return json.dumps(told).encode() + b"\n"
 

@@ -10,9 +10,9 @@ import typer
 from mqks.commands.connection import Server
 from mqks.commands.declare import Run, declare
 from mqks.commands.existing import check
-from mqks.commands.inspect import SCHEDULE, schedule_cells
+from mqks.commands.inspect import show_schedules
 from mqks.commands.messages import pairs
-from mqks.commands.options import AsJson, Names, Told, Yes, confirm, table
+from mqks.commands.options import AsJson, Names, Told, Yes, confirm
 from mqks.inspection.text import printable
 
 app = typer.Typer(
@@ -78,7 +78,7 @@ def list_(server: Server, as_json: AsJson = False) -> None:
     """List the schedules."""
     with server.connected() as client:
         rows = client.schedules()
-    table(rows if as_json else map(schedule_cells, rows), SCHEDULE, as_json=as_json, cut="publish")
+    show_schedules(rows, as_json)
 
 
 def pause(server: Server, name: Name) -> Told:

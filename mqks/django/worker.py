@@ -68,11 +68,11 @@ class Worker:
 
     def run(self, stop: threading.Event) -> None:
         queue, limits = self.backend.queue(self.queue_name), self.backend.limits(self.queue_name)
-        letters, client = limits["dead_letters"], self.backend.client
-        mine = letters == self.backend.queue("dead")
-        client.set_queue(letters, **{"ttl_s": limits["results_expire_s"]} if mine else {})
-        client.set_queue(queue, losses=limits["losses"], dead_letter_queue=letters)
-        client.peek(letters, limit=1)  # One that may not read them cannot tell what was lost.
+        target, client = limits["dead_letters"], self.backend.client
+        mine = target == self.backend.queue("dead")
+        client.set_queue(target, **{"ttl_s": limits["results_expire_s"]} if mine else {})
+        client.set_queue(queue, losses=limits["losses"], dead_letter_queue=target)
+        client.peek(target, limit=1)  # One that may not read them cannot tell what was lost.
         terms = {"prefetch": self.threads, "backoff": limits["backoff"]}
         with client.consume(queue, [queue], **terms) as consumer:
             work = [
@@ -217,20 +217,20 @@ def relay(backend: MqksBackend) -> int:
 
 
 def bury(backend: MqksBackend, seen: dict[str, int]) -> None:
-    """Tasks that the broker has given up have failed. `seen` are the last numbers of letters."""
+    """Tasks that the broker has given up have failed. `seen` are the last dead letters' numbers."""
     for queue in {
         backend.limits(each)["dead_letters"] for each in ("", *backend.settings["queues"])
     }:
         key = f"{backend.alias} {queue}"
         with suppress(QueueMissing):  # No worker has run yet.
-            letters = backend.client.peek(queue, after=seen.get(key, 0), limit=RELAY_ROWS)
-            dead = {letter.id: letter.dead_letter for letter in letters}
+            found = backend.client.peek(queue, after=seen.get(key, 0), limit=RELAY_ROWS)
+            dead = {each.id: each.dead_letter for each in found}
             for row in TaskRow.objects.filter(id__in=dead, finished_at=None):
                 about = dead[row.id]
                 why = about and f"{about.reason} after {about.tries} deliveries"
                 _failed(row, RuntimeError(f"the broker has given it up: {why}"), final=True)
-            if letters:
-                seen[key] = letters[-1].seq
+            if found:
+                seen[key] = found[-1].seq
 
 
 def expire(backend: MqksBackend) -> int:

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from mqks.client import requests
-from mqks.client.messages import attributes, key_of, original
+from mqks.client.messages import DeadLetter, attributes, key_of, original
 from mqks.inspection.text import time_text
-from mqks.protocol.meta import cause, split_letter
+from mqks.protocol.meta import cause, split_dead_letter
 from mqks.protocol.replies import read_traits
 
 Row = dict[str, Any]
@@ -53,9 +53,9 @@ def message_row(
     **_: object,
 ) -> Row:
     """Of the fields of a message as it is stored, or told by `peek`. The row has the original
-    data. Values that the source does not know are None, and so are missing times. `letter` says why
-    a dead message died; `meta` has its own attributes."""
-    own, letter = letter_of(meta)
+    data. Values that the source does not know are None, and so are missing times. `dead_letter`
+    says why a dead message died; `meta` has its own attributes."""
+    own, dead_letter = _split(meta)
     told = read_traits(traits)
     return {
         "seq": seq,
@@ -70,28 +70,33 @@ def message_row(
         "expires": time_text(expires_us) if expires_us else None,
         "rejects": rejects,
         "losses": losses,
-        "letter": letter,
+        "dead_letter": dead_letter,
+        "letter": dead_letter,  # Its name up to 0.2.
         "escaped": told.escaped,
         "priority": told.priority,
         "key": key_of(traits),
     }
 
 
-def letter_of(meta: bytes) -> tuple[str, Row | None]:
+def _split(meta: bytes) -> tuple[str, Row | None]:
     """The attributes that a message was published with, and those that the broker has added if it
     is a dead letter."""
-    text, letter = split_letter(meta)[0].decode("ascii", "backslashreplace"), attributes(meta)[1]
-    if letter is None:
-        return text, None
-    times = {key: time_text(round(getattr(letter, key) * 1e6)) for key in ("published", "died")}
-    return text, letter._asdict() | times
+    told = attributes(meta)[1]
+    text = split_dead_letter(meta)[0].decode("ascii", "backslashreplace")
+    return text, told and dead_letter_row(told)
 
 
-def group_of(letter: Row) -> tuple[str, str, str]:
+def dead_letter_row(told: DeadLetter) -> Row:
+    """With its times as text."""
+    times = {key: time_text(round(getattr(told, key) * 1e6)) for key in ("published", "died")}
+    return told._asdict() | times
+
+
+def group_of(dead_letter: Row) -> tuple[str, str, str]:
     """What dead letters with the same cause have in common: the queue, the reason, and what the
     consumer said, see `cause`."""
-    why = requests.decoded(cause(requests.encoded(letter["why"] or "")))
-    return letter["queue"], letter["reason"], why
+    why = requests.decoded(cause(requests.encoded(dead_letter["why"] or "")))
+    return dead_letter["queue"], dead_letter["reason"], why
 
 
 def error_row(row: Row) -> Row:

@@ -8,8 +8,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def time_text(time_us: int) -> str:
-    """Microseconds since 1970 as ISO 8601, in UTC."""
+    """Microseconds since 1970 for programs: ISO 8601, in UTC."""
     return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds")
+
+
+def moment(time: int | str) -> str:
+    """The same for people: to the second. Also takes what `time_text` returns."""
+    return (time if isinstance(time, str) else time_text(time))[:19].replace("T", " ")
 
 
 def data_as_text(data: bytes) -> dict[str, str]:

@@ -16,7 +16,7 @@ from mqks.limits import SEGMENT_SMALL_BYTES
 SPAN_TIME_US: Final = 10_000_000
 """Messages that arrived further apart are in separate spans, so that the age of each is known
 without reading it."""
-DEAD_RANGES: Final = 64
+SETTLED_RANGES: Final = 64
 
 
 class Fate(IntEnum):
@@ -63,24 +63,24 @@ class Segment:
 
 class Span:
     """Messages of one queue with numbers from `first` up to `end` in one segment, in one or
-    several runs; `dead` ones have been settled. Numbers between two of its runs are dead as well:
+    several runs; the `settled` ones are no longer there, nor are numbers between two of its runs:
     no other segment has messages with these numbers.
 
-    A span exists until its segment is deleted, even when all of it is dead: while the messages are
-    on disk, the acks that settle them must be, too."""
+    A span exists until its segment is deleted, even when all of it is settled: while the messages
+    are on disk, the acks that settle them must be, too."""
 
     __slots__ = (
         "bytes",
         "count",
-        "dead",
-        "dead_count",
-        "dead_max",
         "end",
         "first",
         "is_tidy",
         "latest_us",
         "queue",
         "segment",
+        "settled",
+        "settled_count",
+        "settled_max",
         "time_us",
     )
 
@@ -98,46 +98,46 @@ class Span:
         self.end = end
         self.bytes = size
         self.count = end - first
-        """Number of messages, dead or alive."""
+        """Number of messages, settled or not."""
         self.time_us = self.latest_us = time_us
         """Arrival of the first message (the others are within SPAN_TIME_US of it), and the latest
         arrival of all, which is not that of the last message if the clock was set back."""
         self.segment = segment
-        self.dead: list[Range] | tuple[()] = ()
-        self.dead_max = DEAD_RANGES
-        """Length at which `dead` is tidied up: twice what was left the last time, so that each
+        self.settled: list[Range] | tuple[()] = ()
+        self.settled_max = SETTLED_RANGES
+        """Length at which `settled` is tidied up: twice what was left the last time, so that each
         range is examined only a few times, however many there are."""
         self.is_tidy = True
-        self.dead_count = 0
+        self.settled_count = 0
 
     def reaches(self, first: int, time_us: int, ranges: int = 0) -> bool:
-        """Whether messages from `first` on, with this many ranges of dead ones, may be added."""
+        """Whether messages from `first` on, with this many settled ranges, may be added."""
         gaps = (first > self.end) + ranges
-        is_small = not gaps or len(self.dead) + gaps <= DEAD_RANGES
+        is_small = not gaps or len(self.settled) + gaps <= SETTLED_RANGES
         return is_small and abs(time_us - self.time_us) < SPAN_TIME_US
 
     def extend(self, first: int, end: int, count: int, size: int, latest_us: int) -> None:
         if first > self.end:
-            self.add_dead([(self.end, first - self.end)], first - self.end)
+            self.add_settled([(self.end, first - self.end)], first - self.end)
         self.end = end
         self.count += count
         self.bytes += size
         self.latest_us = max(self.latest_us, latest_us)
 
-    def add_dead(self, ranges: Sequence[Range], count: int) -> None:
-        """These, `count` numbers together, are dead."""
-        if self.dead:
-            self.dead += ranges
+    def add_settled(self, ranges: Sequence[Range], count: int) -> None:
+        """These, `count` numbers together, are settled."""
+        if self.settled:
+            self.settled += ranges
         else:  # Most spans never have any: a list for each would take much memory.
-            self.dead = [*ranges]
-        self.dead_count += count
+            self.settled = [*ranges]
+        self.settled_count += count
         self.is_tidy = False
 
     def tidy(self) -> None:
-        """Sort and merge `dead`, if needed."""
+        """Sort and merge `settled`, if needed."""
         if not self.is_tidy:
-            self.dead = union(self.dead)
-            self.dead_max = DEAD_RANGES + 2 * len(self.dead)
+            self.settled = union(self.settled)
+            self.settled_max = SETTLED_RANGES + 2 * len(self.settled)
             self.is_tidy = True
 
     def living(self) -> list[Range]:
@@ -147,9 +147,9 @@ class Span:
         """Those of the living messages with numbers from `first` on and below `end`."""
         self.tidy()
         first, end = max(first, self.first), min(end, self.end)
-        place = max(0, bisect_left(self.dead, (first + 1,)) - 1)
-        while first < end and place < len(self.dead):
-            start, count = self.dead[place]
+        place = max(0, bisect_left(self.settled, (first + 1,)) - 1)
+        while first < end and place < len(self.settled):
+            start, count = self.settled[place]
             if start > first:
                 yield first, min(start, end) - first
             first, place = max(first, start + count), place + 1
@@ -158,8 +158,8 @@ class Span:
 
     def is_alive(self, number: int) -> bool:
         self.tidy()
-        place = bisect_left(self.dead, (number + 1,)) - 1
-        return place < 0 or number >= sum(self.dead[place])
+        place = bisect_left(self.settled, (number + 1,)) - 1
+        return place < 0 or number >= sum(self.settled[place])
 
 
 class QueueIndex:
@@ -228,7 +228,7 @@ class QueueIndex:
     def living(self, first: int, end: int) -> Iterator[Range]:
         """The messages in the range that are not settled."""
         for span in self.overlapping(first, end):
-            if span.dead_count < span.end - span.first:
+            if span.settled_count < span.end - span.first:
                 yield from span.living_in(first, end)
 
     @property
@@ -253,13 +253,13 @@ class QueueIndex:
         while (position := bisect_right(self.firsts, first)) < len(self.firsts):
             span = self.spans[position]
             first = span.first
-            if span.dead_count < span.end - span.first:
+            if span.settled_count < span.end - span.first:
                 yield first, span.latest_us
 
     def first_living(self) -> int:
         """Number of the first message that is not settled; that of the next message if none."""
         for span in self.spans:
-            if span.dead_count < span.end - span.first:
+            if span.settled_count < span.end - span.first:
                 return next(span.living_in(span.first, span.end))[0]
         return self.next_seq
 
@@ -328,10 +328,10 @@ class Index:
                 if (
                     last is not span
                     and last.segment is span.segment
-                    and last.reaches(span.first, span.time_us, len(span.dead))
+                    and last.reaches(span.first, span.time_us, len(span.settled))
                 ):
                     last.extend(span.first, span.end, span.count, span.bytes, span.latest_us)
-                    last.add_dead(span.dead, span.dead_count)
+                    last.add_settled(span.settled, span.settled_count)
                 else:
                     spans.append(span)
             if len(spans) < len(queue.spans):
@@ -341,9 +341,9 @@ class Index:
 
     def settle(self, segment: Segment, queue: QueueIndex, acks: Iterable[Range]) -> None:
         """A segment settles these numbers."""
-        for span, dead in queue.by_span(sorted(acks)):
+        for span, settled in queue.by_span(sorted(acks)):
             self._name(segment, span.segment)
-            self._kill(span, dead)
+            self._settle(span, settled)
 
     def still_settles(self, queue: QueueIndex, acked: Range, gone: Container[Segment]) -> bool:
         """Whether an old ack is about a segment that still exists and is not in `gone`."""
@@ -380,27 +380,27 @@ class Index:
             segment.about.add(other.id)
             other.named_by.add(segment.id)
 
-    def _kill(self, span: Span, dead: list[Range]) -> None:
-        count = sum([count for _, count in dead])
-        span.add_dead(dead, count)
-        if len(span.dead) > span.dead_max:
+    def _settle(self, span: Span, settled: list[Range]) -> None:
+        count = sum([count for _, count in settled])
+        span.add_settled(settled, count)
+        if len(span.settled) > span.settled_max:
             span.tidy()
         span.segment.live -= count
-        self.look_at(span.segment)
+        self.update_fate(span.segment)
 
     def forget_queue(self, queue_id: int) -> None:
-        """A queue was deleted: its messages are dead wherever they are."""
+        """A queue was deleted: its messages are settled wherever they are."""
         queue = self.queues.pop(queue_id, None)
         if queue is None:
             return
         for span in queue.spans:
-            span.segment.live -= span.end - span.first - span.dead_count
+            span.segment.live -= span.end - span.first - span.settled_count
         for segment in {span.segment for span in queue.spans}:
-            self.look_at(segment)
+            self.update_fate(segment)
 
     # -- which segments can be deleted
 
-    def look_at(self, segment: Segment) -> None:
+    def update_fate(self, segment: Segment) -> None:
         """Update the fate of this segment, after a message in it or a reference to it has died."""
         if segment.live == 0 and not segment.about:
             self._set_fate(segment, Fate.DROPPABLE)
@@ -449,4 +449,4 @@ class Index:
                 if speaker.has_marks:
                     for heir in heirs:
                         self._name(speaker, heir)
-                self.look_at(speaker)
+                self.update_fate(speaker)

@@ -32,7 +32,7 @@ ENCODED_AT_ONCE_MAX: Final = 16 * 1024
 """An entry of more messages, acks and marks is encoded in a thread: its marks take a microsecond
 each."""
 DROP_COUNT_MIN: Final = 16
-"""Dead segments are dropped this many at a time, while there is other work."""
+"""Segments without living messages are dropped this many at a time, while there is other work."""
 COMMITTED_NOW_BYTES_MAX: Final = 64 * 1024
 """A larger segment is committed in a thread, though only its end may have come in this turn."""
 # Compiled, a Final with the type of a tuple of known length is never set.
@@ -108,7 +108,7 @@ class Journal:
                     index.settle(segment, queue, section.acks)
                 if section.marks:
                     index.mark(segment, queue, (number for number, _ in section.marks))
-            index.look_at(segment)
+            index.update_fate(segment)
 
     def _place(self, parts: Parts) -> list[tuple[Segment, list[Section]]]:
         """Add the messages of segments that have been written to the index."""
@@ -172,7 +172,7 @@ class Journal:
                 break
         return victims
 
-    async def drop_dead(self) -> None:
+    async def drop_settled(self) -> None:
         """Delete all segments without living messages."""
         with anyio.CancelScope(shield=True):
             while self.index.fates[Fate.DROPPABLE]:
@@ -229,7 +229,7 @@ class Journal:
                         Lines(
                             first, run.time_us, lines[first - run.first : first - run.first + count]
                         )
-                        for first, count in subtract(run.first, run.first + run.total, span.dead)
+                        for first, count in subtract(run.first, run.first + run.total, span.settled)
                     )
                 section.acks.extend(
                     acked for acked in stored.acks if index.still_settles(queue, acked, gone)
@@ -267,7 +267,7 @@ class Journal:
             heirs = [heir for heir, _ in placed]
             index.drop(victims, heirs)
             for heir in heirs:
-                index.look_at(heir)
+                index.update_fate(heir)
 
 
 def _carried(

@@ -189,7 +189,7 @@ def _next(queue: QueueIndex, first: int, bytes_max: int) -> dict[int, list[Range
     wanted: dict[int, list[Range]] = {}
     size = 0
     for span in queue.overlapping(first, queue.next_seq):
-        if span.dead_count == span.end - span.first:
+        if span.settled_count == span.end - span.first:
             continue
         if living := [*span.living_in(first, span.end)]:
             wanted.setdefault(span.segment.id, []).extend(living)
@@ -252,7 +252,7 @@ def _choose(
     wanted: dict[int, list[Range]] = {}
     size = disk = 0
     for span in queue.overlapping(first, stop):
-        if span.dead_count == span.end - span.first:
+        if span.settled_count == span.end - span.first:
             continue
         if span.segment.id not in wanted:
             disk += span.segment.bytes

@@ -56,7 +56,7 @@ class Recovery:
         self._tell("", metadata.notes)
         self._restore(metadata, survey, gaps)
         await store.begin()
-        await self._journal.drop_dead()
+        await self._journal.drop_settled()
 
     def _tell(self, outcome: str, damage: list[Damage]) -> None:
         for place, what in damage:

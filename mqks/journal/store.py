@@ -231,7 +231,7 @@ class Store:
     def check_free_space(self) -> None:
         """Raise LowDiskSpace when messages find no room, whatever their size."""
 
-    def look(self) -> str:
+    def check_files(self) -> str:
         """Why written data may be lost; empty if there is no reason."""
         return ""
 

@@ -63,7 +63,7 @@ class Survey:
                 self.index.settle(segment, queue, section.acks)
                 self._mark(segment, queue, section)
         for segment in self.index.segments.values():
-            self.index.look_at(segment)
+            self.index.update_fate(segment)
         return self._revive()
 
     def _mark(self, segment: Segment, queue: QueueIndex, section: StoredSection) -> None:

@@ -33,7 +33,7 @@ from mqks.client.errors import (
 )
 from mqks.client.messages import PeekedMessage
 from mqks.inspection.source import group_of
-from mqks.inspection.text import printable
+from mqks.inspection.text import moment, printable
 from mqks.page import tables
 from mqks.page.actions import ACTIONS, policy_values
 from mqks.page.headers import SECURITY
@@ -59,9 +59,9 @@ HELD: Final = 100
 """Unacked messages of a queue on one page."""
 MESSAGES: Final = 20
 """Messages of a queue on one page."""
-LETTERS: Final = 1000
+DEAD_LETTERS_COUNTED_MAX: Final = 1000
 """Of so many dead letters the causes are counted, or of fewer with so many bytes of data."""
-LETTERS_BYTES: Final = 4 << 20
+DEAD_LETTERS_BYTES_MAX: Final = 4 << 20
 DATA_BYTES_MAX: Final = 4096
 """Shown of the data of one message."""
 LAID_OUT_CHARACTERS_MAX: Final = 4 * DATA_BYTES_MAX
@@ -137,7 +137,7 @@ class Page:
             connection_link=tables.connection_link,
             queue_link=tables.queue_link,
             quoted=tables.quoted,
-            utc=lambda seconds: tables.moment(int(seconds * 1e6)),
+            utc=lambda seconds: moment(int(seconds * 1e6)),
         )
         self._one_peeks = anyio.Lock()
         """What is peeked for a page may be large until it is shortened."""
@@ -257,7 +257,7 @@ class Page:
             else json.dumps(
                 [[round(each, 1) for each in row[: len(series) + 1]] for row in points]
             ),
-            "began": tables.moment(int((time() - uptime_s) * 1e6))
+            "began": moment(int((time() - uptime_s) * 1e6))
             if uptime_s < (86400 if day else 600)
             else "",
         }
@@ -538,21 +538,21 @@ def _held(row: tables.Row) -> Mapping[str, Any]:
     if delivered_us is None:
         return {**row, "delivered": "", "held": ""}
     age_s = max(0.0, time() - delivered_us / 1e6)
-    return {**row, "delivered": tables.moment(delivered_us), "held": tables.duration(age_s)}
+    return {**row, "delivered": moment(delivered_us), "held": tables.duration(age_s)}
 
 
 def _message(message: PeekedMessage, data_bytes: int) -> Mapping[str, Any]:
     """A message whose data are shortened, and how many there were."""
-    more = {"letter": message.dead_letter, "copy_link": _copy_link(message)}
     cut = max(0, data_bytes - DATA_BYTES_MAX)
-    return {**message._asdict(), **more, "data": _data(message.data), "cut": cut}
+    told = {"copy_link": _copy_link(message), "data": _data(message.data), "cut": cut}
+    return {**message._asdict(), **told}
 
 
 async def _causes(client: AsyncClient, queue: str) -> tuple[list[Mapping[str, Any]], int]:
     """The first dead letters of a queue counted by cause, the most frequent first; and how many
     messages were looked at."""
     counts, looked, size, last = Counter[tuple[str, str, str]](), 0, 0, 0
-    while looked < LETTERS and size < LETTERS_BYTES:
+    while looked < DEAD_LETTERS_COUNTED_MAX and size < DEAD_LETTERS_BYTES_MAX:
         some = await client.peek(queue, after=last, limit=MESSAGES)
         counts.update(group_of(each.dead_letter._asdict()) for each in some if each.dead_letter)
         looked += len(some)

@@ -19,7 +19,7 @@ class History(Protocol):
 
     def points(self, queue: bytes | None, *, day: bool) -> list[list[float]] | None: ...
     def growth(self, queue: bytes) -> int: ...
-    def is_dead_letters(self, name: bytes) -> bool: ...
+    def is_dead_letter_queue(self, name: bytes) -> bool: ...
 
 
 GROUPS: Final = {
@@ -106,13 +106,16 @@ def _needs(
     for schedule in sample["schedules"]:
         if schedule["error"]:
             yield "A schedule fails", None, f"{schedule['name']}: {schedule['error']}"
+        elif schedule["last_queues"] == 0 and not schedule["paused"]:
+            told = f"{schedule['name']}: no queue is bound to {schedule['event']}"
+            yield "A schedule reaches no queue", None, told
     warning_s = settings["queue_age_warning_s"]
     for queue in sample["queues"]:
         name, ready, age_s = queue["name"], queue["ready"], queue["oldest_age_s"] or 0.0
         if not ready:
             continue
         key = requests.name(name)
-        is_dead = history.is_dead_letters(key)
+        is_dead = history.is_dead_letter_queue(key)
         if (is_dead or not queue["consumers"]) and (more := history.growth(key)) > 0:
             what = "Dead letters grow" if is_dead else "Grows without a consumer"
             yield what, name, f"{ready:,} wait, {more:,} more within 10 minutes"
@@ -122,6 +125,6 @@ def _needs(
 
 def mark(history: History, queue: Row) -> str:
     """What a person should know of a queue in a list."""
-    if history.is_dead_letters(requests.name(queue["name"])):
+    if history.is_dead_letter_queue(requests.name(queue["name"])):
         return "dead letters"
     return "" if queue["consumers"] else "no consumer"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from mqks.inspection.text import printable, time_text
+from mqks.inspection.text import moment, printable
 
 Row = Mapping[str, Any]
 PAGE_ROWS: Final = 100
@@ -87,11 +87,6 @@ def duration(value: float) -> str:
     return f"{value:.0f} s"
 
 
-def moment(value: int) -> str:
-    """A time, in UTC."""
-    return time_text(value)[:19].replace("T", " ")
-
-
 def setting(value: object) -> str:
     """A value of a policy."""
     if isinstance(value, bool):
@@ -145,6 +140,7 @@ NEEDS: Final = {
     "A limit is near": "/limits",
     "Requests fail": "/errors",
     "A schedule fails": "/schedules",
+    "A schedule reaches no queue": "/schedules",
 }
 """Where more is said about what needs a person."""
 LINKS: Final[dict[str, Callable[[Any], str]]] = {
@@ -278,6 +274,7 @@ SCHEDULES: Final = Table(
         Column("every_s", "Every", "age"),
         Column("next_us", "Next, UTC", "time"),
         Column("last_us", "Last, UTC", "time"),
+        Column("last_queues", "Queues of the last", "count"),
         Column("paused", "Paused", "yes"),
         Column("error", "Error", "text"),
         Column("missed", "If missed", "text"),

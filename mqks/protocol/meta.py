@@ -83,7 +83,7 @@ def check_key(key: bytes) -> bytes:
     return key
 
 
-def split_letter(meta: bytes) -> tuple[bytes, list[bytes] | None]:
+def split_dead_letter(meta: bytes) -> tuple[bytes, list[bytes] | None]:
     """The attributes that a message was published with, and those of a dead letter: the values of
     `LETTER`, as they stand there, empty if it is missing."""
     own, equals, told = (b"&" + meta).partition(b"&reason=")

@@ -113,7 +113,7 @@ class Selection(NamedTuple):
     """They have these attributes, percent-encoded."""
 
 
-class Answer(NamedTuple):
+class Settle(NamedTuple):
     """An ack, reject, release or touch of one unacked message of a consumer, or of all (`ALL`)."""
 
     consumer: bytes
@@ -745,12 +745,12 @@ def _rebind(queue: bytes, **changes: Any) -> Rebind:
     return Rebind(queue, **changes) if any(changes.values()) else Rebind(queue, replace=[])
 
 
-def _reject(consumer: bytes, message: bytes, **values: Any) -> Answer:
+def _reject(consumer: bytes, message: bytes, **values: Any) -> Settle:
     if "selection" in values and message != ALL:
         raise BadRequest("--event, --id, --older and --where are only possible with --all")
     if "fate" in values and message == ALL:
         raise BadRequest("--fate is only possible with one message, not with --all")
-    return Answer(consumer, message, **values)
+    return Settle(consumer, message, **values)
 
 
 def _move(source: bytes, to: bytes | None = None, **values: Any) -> Move:
@@ -958,7 +958,7 @@ _TABLE = (
         BINDS,
         parser=_with_names,
     ),
-    Action("ack", ONE_OR_ALL, Answer, OF_CONSUMER, is_kept=True),
+    Action("ack", ONE_OR_ALL, Settle, OF_CONSUMER, is_kept=True),
     Action(
         "reject",
         ONE_OR_ALL + " [--dead] [--retries={n}] [--delay={seconds}|--backoff={first}[,{max}]] "
@@ -971,12 +971,12 @@ _TABLE = (
     Action(
         "release",
         ONE_OR_ALL + " [--delay={seconds}]",
-        Answer,
+        Settle,
         OF_CONSUMER,
         confirm_anywhere=True,
         is_kept=True,
     ),
-    Action("touch", ONE_OR_ALL + " [--for={seconds}]", Answer, OF_CONSUMER, confirm_anywhere=True),
+    Action("touch", ONE_OR_ALL + " [--for={seconds}]", Settle, OF_CONSUMER, confirm_anywhere=True),
     Action("set_prefetch", "{consumer_id} {n}", SetPrefetch, OF_CONSUMER, confirm_anywhere=True),
     Action("begin", "", _only),
     Action("commit", "", _only),
@@ -1003,7 +1003,7 @@ _TABLE = (
         confirm_anywhere=True,
         is_kept=True,
     ),
-    Action("delete_consumer", "{consumer_id}", Answer, OF_CONSUMER),
+    Action("delete_consumer", "{consumer_id}", Settle, OF_CONSUMER),
     Action("delete_queue", "{queue} [--when-unused[={seconds}]]", DeleteQueue, ADMIN),
     Action(
         "set_queue",

@@ -183,7 +183,7 @@ class Client(Resting, asyncio.Protocol):
         """Above it the client is slow until it has read everything."""
         self.transport.set_write_buffer_limits(high=high_bytes, low=0)
 
-    def look(self, now_s: float) -> int:
+    def unsent_now(self, now_s: float) -> int:
         """Check what it has read; return the bytes that may still be in memory for it."""
         size = self.transport.get_write_buffer_size()
         taken = self.unsent_bytes - size

@@ -150,7 +150,7 @@ class Clients:
             changes, unconfirmed = pending.changes, connection.unconfirmed
             intake.add(connection, data)
             if client.stranger or connection.awaits_login or connection.expelled:
-                self._look_at_auth(client)
+                self._check_auth(client)
             confirms = connection.unconfirmed > unconfirmed
             if intake.publishes:
                 published_bytes += size
@@ -223,7 +223,7 @@ class Clients:
         if user is not None:
             self._broker.access.authenticate(client.connection, user)
 
-    def _look_at_auth(self, client: Client) -> None:
+    def _check_auth(self, client: Client) -> None:
         """An unauthenticated client has sent something, or a login must be verified first."""
         connection = client.connection
         if connection.expelled:
@@ -380,7 +380,7 @@ class Clients:
                 self._loop.call_soon(self.caught_up, client)
             if client.ended:
                 self._close_if_done(client)
-        self._unsent.look_if_due()
+        self._unsent.check_if_due()
 
     def resume_worked(self) -> None:
         """Go on with the connections whose work has finished."""

@@ -94,7 +94,7 @@ class HeldWatch:
     def _tick(self) -> None:
         late_s = time.monotonic() - self._due_s
         if late_s > self._held_s:
-            self._look(late_s, min(late_s, time.thread_time() - self._cpu_s))
+            self._check(late_s, min(late_s, time.thread_time() - self._cpu_s))
         self._next_tick()
         self._timer = self._loop.call_later(self._tick_s, self._tick)
 
@@ -103,7 +103,7 @@ class HeldWatch:
             self._collected_s += (time.thread_time() - self._collecting_s) * (phase == "stop")
             self._collecting_s = time.thread_time()
 
-    def _look(self, late_s: float, cpu_s: float) -> None:
+    def _check(self, late_s: float, cpu_s: float) -> None:
         seen = self._seen
         if seen is None or seen.tick != self._ticks:
             seen = Seen(self._ticks, "", Handled(), on_time=False)

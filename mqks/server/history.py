@@ -143,7 +143,7 @@ class History:
         tracked = None if found is None else self._tracked.get(found)
         return 0 if tracked is None else round(tracked.series.recent.change(2))
 
-    def is_dead_letters(self, name: bytes) -> bool:
+    def is_dead_letter_queue(self, name: bytes) -> bool:
         """Whether the policy of a queue names this one, as far as was found lately."""
         return name in self._found or name in self._found_before
 

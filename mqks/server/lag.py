@@ -30,10 +30,10 @@ class Lag:
     async def run(self) -> None:
         while self._age_s:
             await anyio.sleep(min(LOOK_S, self._age_s))
-            for _ in self._look():
+            for _ in self._check():
                 await anyio.lowlevel.checkpoint()
 
-    def _look(self) -> Iterator[None]:
+    def _check(self) -> Iterator[None]:
         queues = list(self._broker.queues.values())
         self._told &= {*queues}
         lines = LINES_MAX

@@ -43,35 +43,35 @@ class Unsent:
         """Nearly full: clients with unsent replies are not read either."""
         self.high_water_bytes = broker.settings.delivery_pause_bytes
         """A client with more unsent bytes is slow; 1 while the total is large."""
-        self._look_due_bytes: float = 0.0
+        self._check_due_bytes: float = 0.0
         """It looks when the broker counts more than this."""
 
-    def look_if_due(self) -> None:
+    def check_if_due(self) -> None:
         """Check soon what was read; immediately if many bytes are unsent."""
-        if self._outboxes.used <= self._look_due_bytes:
+        if self._outboxes.used <= self._check_due_bytes:
             return
         if self._timer is None:
-            self._look_after(LOOK_S, 0)
-        if self._timer is not None and self._outboxes.used > self._look_due_bytes:
+            self._check_after(LOOK_S, 0)
+        if self._timer is not None and self._outboxes.used > self._check_due_bytes:
             self._timer.cancel()
-            self._timer = self._loop.call_soon(self._look)
-            self._look_due_bytes = inf
+            self._timer = self._loop.call_soon(self._check)
+            self._check_due_bytes = inf
 
-    def _look_after(self, seconds: float, unsent_bytes: int) -> None:
-        self._timer = self._loop.call_later(seconds, self._look)
-        self._look_due_bytes = float(unsent_bytes + self._bytes_max // 8)
+    def _check_after(self, seconds: float, unsent_bytes: int) -> None:
+        self._timer = self._loop.call_later(seconds, self._check)
+        self._check_due_bytes = float(unsent_bytes + self._bytes_max // 8)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now_s = self._loop.time()
-        unsent_bytes = sum(client.look(now_s) for client in self._clients.values())
+        unsent_bytes = sum(client.unsent_now(now_s) for client in self._clients.values())
         self._tell(unsent_bytes)
         if self.full:
             unsent_bytes -= self._drop_stuck(unsent_bytes - self._bytes_max * 3 // 4, now_s)
         self._set_high_water(unsent_bytes)
-        self._timer, self._look_due_bytes = None, 0.0
+        self._timer, self._check_due_bytes = None, 0.0
         if unsent_bytes:
             much = unsent_bytes > self._bytes_max // 4
-            self._look_after(LOOK_AGAIN_S if much else LOOK_S, unsent_bytes)
+            self._check_after(LOOK_AGAIN_S if much else LOOK_S, unsent_bytes)
         # What this turn has written already comes on top.
         touched = self._broker.flow.touched
         self._outboxes.set(

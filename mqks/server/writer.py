@@ -264,7 +264,7 @@ class Writer:
         while True:
             await anyio.sleep(LOOK_S)
             self.check_free_space()
-            gone = store.look()
+            gone = store.check_files()
             if gone != self._state.gone:
                 self.become(gone=gone)
                 self._wake.set()
@@ -382,7 +382,7 @@ class Writer:
     async def _let_go(self) -> None:
         try:
             # First, as everything else takes space.
-            await self._journal.drop_dead()
+            await self._journal.drop_settled()
             while await self._journal.maintain(idle=True):
                 self.stepped()
         except DiskFull:

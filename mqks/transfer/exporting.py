@@ -14,8 +14,8 @@ from mqks.inspection.text import data_as_text
 
 VERSION = 1
 _OFTEN_EMPTY = {
-    *("doubtful", "meta", "due", "expires", "rejects", "losses", "letter"),
-    *("escaped", "priority", "key"),
+    *("doubtful", "meta", "due", "expires", "rejects", "losses"),
+    *("dead_letter", "letter", "escaped", "priority", "key"),
 }
 """Fields that are omitted if they have no value."""
 _OF_A_SCHEDULE = (*("name", "cron", "every_s", "tz", "missed", "jitter_s", "paused", "publish"),)

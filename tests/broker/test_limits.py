@@ -172,7 +172,7 @@ def test_a_queue_whose_consumer_takes_what_was_on_its_way_is_not_full(
     for _ in range(20):
         world.broker.go_on()
     assert b"c" in world.broker.consumers
-    assert (last.capacity.coming, last.capacity.full) == (1, True)
+    assert (last.capacity.coming, last.capacity.refuses_all) == (1, True)
     world.broker.turns.chunk_s = inf
     world.send("l", b"p ping\n")
     assert (last.ready, last.capacity.coming) == (0, 0)
@@ -187,15 +187,15 @@ def test_returned_messages_count_and_make_room_when_they_are_purged() -> None:
     world.send("l", b"c consume --confirm q --manual-ack\n")
     world.disconnect("l")
     queue = world.broker.queues[b"q"]
-    assert (queue.ready, queue.capacity.full) == (10, True)
+    assert (queue.ready, queue.capacity.refuses_all) == (10, True)
     ask(world, b"n publish e x")
     for number in (b"5", b"6", b"7"):
         assert ask(world, b"p purge --confirm q --id=m" + number) == b"p ok 1\n"
-    assert (queue.ready, queue.capacity.full) == (7, False)
+    assert (queue.ready, queue.capacity.refuses_all) == (7, False)
     ask(world, b"".join(b"n%d publish e x\n" % n for n in range(20)))
-    assert (queue.ready, queue.capacity.full) == (10, True)
+    assert (queue.ready, queue.capacity.refuses_all) == (10, True)
     assert ask(world, b"p purge --confirm q") == b"p ok 10\n"
-    assert (queue.ready, queue.capacity.full) == (0, False)
+    assert (queue.ready, queue.capacity.refuses_all) == (0, False)
 
 
 def test_once_to_a_queue_after_others_is_stored_before_its_confirm(

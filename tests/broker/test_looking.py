@@ -143,7 +143,8 @@ def test_inspect_tells_all_that_is_known_of_a_message(
     assert [row["meta"] for row in found] == ["", "k=v&l=%20", "", "k=v", "", "k=v"]
     assert [row["retry"] for row in found] == [0, 0, 0, 2, 1, 0]
     assert [row["due"] for row in found] == [DUE.get(number) for number in range(1, 7)]
-    assert [row["letter"] for row in found] == [None] * 5 + [DIED]
+    for name in ("dead_letter", "letter"):
+        assert [row[name] for row in found] == [None] * 5 + [DIED]
     counts = [(row["rejects"], row["losses"], row["expires"]) for row in found]
     if is_served:
         assert counts == [(None, None, None)] * 6
@@ -224,7 +225,7 @@ def test_an_export_loses_neither_attributes_nor_schedule(
         {"due"},
         {"meta", "due", "expires", "rejects", "losses"},
         {"rejects"},
-        {"meta", "letter"},
+        {"meta", "dead_letter", "letter"},
     ]
     due_s, hour_s = DUE_US / 1e6, HOUR_US / 1e6
     assert [Line(1, row).flags(now_s) for now_s, row in zip([due_s] * 6, rows, strict=True)] == [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mqks.broker.base.turns import Work
 from mqks.broker.log import pending as pending_module
 from mqks.broker.queue import lane as lane_module
-from mqks.broker.queue.moves import move_waiting
+from mqks.broker.queue.moves import move_ready
 from mqks.settings import Settings
 from tests.fuzz.disk import Disk
 from tests.kit.compiled import patches_modules
@@ -44,7 +44,7 @@ class World(Played):
 
     def moves(self, end: int = 1 << 40) -> Work[int]:
         source, target = (self.broker.queues[name] for name in (SOURCE, TARGET))
-        return move_waiting(source, lambda message: (target, message), end=end)
+        return move_ready(source, lambda message: (target, message), end=end)
 
 
 def filled(disk: Disk, messages: int, memory_bytes: int = 0) -> World:

@@ -124,6 +124,27 @@ def test_a_full_queue_delays_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     assert b'"error": null' in ask(world, b"l schedules")
 
 
+def test_schedules_tell_how_many_queues_got_the_last_message() -> None:
+    world = bare()
+
+    def last_queues() -> object:
+        world.now_us += SECOND_US
+        due(world)
+        return json.loads(ask(world, b"l schedules").split(b" ok ")[1])[0]["last_queues"]
+
+    line = b"t schedule --confirm a --every=1 publish e x"
+    assert ask(world, line) == b"t ok \n"
+    assert json.loads(ask(world, b"l schedules").split(b" ok ")[1])[0]["last_queues"] is None
+    assert last_queues() == 0
+    for name in (b"q", b"r"):
+        assert ask(world, b"s subscribe --confirm %b e" % name) == b"s ok \n"
+    assert last_queues() == 2
+    assert ask(world, b"d delete_queue --confirm q") == b"d ok \n"
+    assert last_queues() == 1
+    assert ask(world, line.replace(b" x", b" y")) == b"t ok \n"
+    assert json.loads(ask(world, b"l schedules").split(b" ok ")[1])[0]["last_queues"] is None
+
+
 def test_thousands_of_schedules_are_refused() -> None:
     world = bare()
     lines = [b"t%d schedule a%d --every=9 publish e x" % (n, n) for n in range(1001)]

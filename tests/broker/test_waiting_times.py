@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from mqks.broker.message.letters import letter_of
+from mqks.broker.message.dead_letters import dead_letter_of
 from mqks.broker.queue import delays
 from mqks.limits import NEAR_BYTES_MAX, STEP_BYTES
 from tests.kit.compiled import patches_modules
@@ -381,7 +381,7 @@ def test_nothing_dies_before_it_was_published() -> None:
     for number in range(10):
         lab.send("a", b"m%d publish e x" % number, b"r reject c m%d" % number)
     lab.rest()
-    letters = [*filter(None, map(letter_of, lab.lines(b"d")))]
+    letters = [*filter(None, map(dead_letter_of, lab.lines(b"d")))]
     assert len(letters) == 10
     told = [(each.published_us // 1000, each.died_us // 1000) for each in letters]
     assert all(published <= died for published, died in told)

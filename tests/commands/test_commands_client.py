@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -669,7 +670,7 @@ def test_schedules(
     assert rows("inspect", "schedules") == [beat, report]
     line = told("schedule", "list").splitlines()[2]
     assert re.match(
-        r"report +0 3 \* \* \* Europe/Berlin +e +no +\d{4}-\d\d-\d\dT0[12]:00:00 +- ", line
+        r"report +0 3 \* \* \* Europe/Berlin +e +no +\d{4}-\d\d-\d\d 0[12]:00:00 +- ", line
     )
 
     told("schedule", "run", "beat")
@@ -715,12 +716,16 @@ def test_attributes_are_told_as_json(shell: Shell) -> None:
     _, out, _ = shell("consume", "q", *words)
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["id"] for row in rows] == ["l-1", "l-2"]
-    assert all((row["meta"], row["letter"]) == ({"k": "%"}, None) for row in rows)
+    assert all((row["meta"], row["dead_letter"]) == ({"k": "%"}, None) for row in rows)
     _, out, _ = shell("consume", "dead", "--count", 1, "--meta", "--json")
     row = json.loads(out)
     assert (row["meta"], row["data"]) == ({"k": "v=1,&", "a": ""}, "x")
-    assert row["letter"].keys() == {"reason", "queue", "tries", "published", "died", "why"}
-    assert (row["letter"]["reason"], row["letter"]["queue"]) == ("dead", "q")
+    told, old = row["dead_letter"], row["letter"]
+    assert told.keys() == {"reason", "queue", "tries", "published", "died", "why"}
+    assert (told["reason"], told["queue"]) == ("dead", "q")
+    for time_ in ("published", "died"):
+        assert datetime.fromisoformat(told[time_]).timestamp() == pytest.approx(old[time_])
+    assert old == told | {time_: old[time_] for time_ in ("published", "died")}
 
 
 def test_durations_have_units_everywhere(shell: Any, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ import pytest
 
 from mqks.commands import main
 from mqks.commands.inspect import app
-from mqks.inspection.text import time_text
+from mqks.inspection.text import moment, time_text
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S
@@ -136,7 +136,7 @@ KNOWN_TO_BOTH = {
     "errors": ("id", "time", "connection", "request_id", "action", "reason"),
     "schedules": (
         *("name", "cron", "every_s", "tz", "event", "publish", "missed", "jitter_s"),
-        *("paused", "next_us", "last_us", "error"),
+        *("paused", "next", "next_us", "last", "last_us", "error"),
     ),
 }
 
@@ -186,12 +186,14 @@ def test_consumers_and_connections_are_those_of_a_running_server(
     assert (consumer["id"], consumer["queue"], consumer["unacked"]) == ("w", "held", 3)
     assert consumer["connection"] == first["id"]
     assert first["unacked"] == 3
-    times_us = [row["delivered_us"] for row in told("unacked", "held")]
+    rows = told("unacked", "held")
+    times_us = [row["delivered_us"] for row in rows]
+    assert [row["delivered"] for row in rows] == [*map(time_text, times_us)]
     assert times_us == sorted(times_us)
     assert abs(time.time() - consumer["oldest_age_s"] - times_us[0] / 1e6) < WAIT_S
     _, out, _ = run(capsys, "unacked", "held")
     for time_us in times_us:
-        assert time_text(time_us) in out
+        assert moment(time_us) in out
     _, out, _ = run(capsys, "consumers")
     assert re.search(r"unacked_bytes +oldest +blocked", out)
 

@@ -24,7 +24,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 import mqks
-from mqks.inspection.text import time_text
+from mqks.inspection.text import moment
 from mqks.page.live import WATCHERS_MAX
 from mqks.page.sessions import SESSIONS_MAX
 from mqks.settings import PAGE_PORT, DatabaseUrl
@@ -376,6 +376,7 @@ def test_each_thing_that_needs_a_person_is_told(browser: Browser, db: Path) -> N
         with pytest.raises(mqks.RequestFailed):
             client.request("move", "--confirm", "nothing", "orders")
         client.schedule("beat", None, "order.new", "x", every_s=1, to="nothing")
+        client.schedule("lost", None, "nobody", "x", every_s=1)
 
         def told() -> dict[str, str]:
             client.request("_eval", "sum(range(190000))")
@@ -391,6 +392,7 @@ def test_each_thing_that_needs_a_person_is_told(browser: Browser, db: Path) -> N
         wanted = {"A limit is near", "The disk is nearly full", "Requests fail"}
         wanted |= {
             "A schedule fails",
+            "A schedule reaches no queue",
             "The event loop was held",
             "Dead letters grow",
             "Messages wait for long",
@@ -399,6 +401,7 @@ def test_each_thing_that_needs_a_person_is_told(browser: Browser, db: Path) -> N
         found = told()
         assert found["A limit is near"].strip() == "queues_max: 4 of 5"
         assert found["Requests fail"].strip() == "1 in the last 10 minutes"
+        assert found["A schedule reaches no queue"].strip() == "lost: no queue is bound to nobody"
         assert found["A schedule fails"].strip() == "beat: schedule: there is no queue 'nothing'"
         assert [*found].index("Requests fail") < [*found].index("Dead letters grow")
         assert found["Dead letters grow"] == "orders.dead 2 wait, 2 more within 10 minutes"
@@ -462,7 +465,7 @@ def test_scheduled_messages_are_promoted_and_cancelled(page: Page, server: Serve
         page.get_by_role("link", name="Show scheduled messages").click()
         [first, *_] = client.peek("orders", scheduled=True)
         assert first.due is not None
-        due = time_text(int(first.due * 1e6))[:19].replace("T", " ")
+        due = moment(int(first.due * 1e6))
         expect(page.locator("summary.line").first).to_contain_text(due)
         sure(page, "Deliver now", "1 message promoted.")
         assert [each.id for each in client.peek("orders")] == ["one"]
@@ -484,7 +487,7 @@ def test_dead_letters_say_why_and_are_retried(page: Page, server: ServerProcess)
         page.goto("/queue?name=orders.dead")
         letter = client.peek("orders.dead")[0].dead_letter
         assert letter is not None
-        died = time_text(int(letter.died * 1e6))[:19].replace("T", " ")
+        died = moment(int(letter.died * 1e6))
         told = f"Died in orders at {died} UTC, reason rejects, deliveries 1"
         expect(page.get_by_text(told).first).to_be_visible()
         page.goto("/queues?sort=dead")
@@ -629,7 +632,7 @@ def test_consumers_connections_and_errors(page: Page, server: ServerProcess) -> 
             held = page.get_by_role("region", name="Unacked messages")
             expect(held).to_contain_text("order.new")
             [told] = json.loads(client.request("stats", "unacked", "orders"))
-            delivered = time_text(told["delivered_us"])[:19].replace("T", " ")
+            delivered = moment(told["delivered_us"])
             expect(held.locator("td:nth-child(4)")).to_have_text(delivered)
             expect(held.locator("td:nth-child(5)")).to_have_text(
                 re.compile(r"^\d+(\.\d)? (s|min)$")

@@ -100,7 +100,7 @@ def _check_queue(queue: Queue) -> None:
         living = {*below, *range(lane.cursor, lane.next_seq), *scheduled(queue)}
         require(lane.marks.keys() <= living, f"{name!r}: a retry of what is settled")
         require(NO_MARK not in lane.marks.values(), f"{name!r}: a mark of nothing")
-    require(lane.boundary <= lane.next_seq, f"{name!r}: boundary")
+    require(lane.taken_end <= lane.next_seq, f"{name!r}: taken_end")
     consumers = [each for each in queue.ring if not isinstance(each, Receiver)]
     require({*consumers} <= {*queue.consumers}, f"{name!r}: a stranger in the ring")
     require(lane.dirty == (lane in lane.pending.dirty), f"{name!r}: dirty")
@@ -221,7 +221,7 @@ def _check_keys(queue: Queue, keys: Keys) -> bool:
     known = {number for number in waiting(queue) if number < keys.frontier}
     indexed = {
         number: key
-        for key, numbers in keys._waiting.items()
+        for key, numbers in keys._ready.items()
         for number in (numbers[numbers[0] :] if isinstance(numbers, array) else [numbers])
     }
     require(known <= indexed.keys(), f"{name!r}: {known - indexed.keys()} have no key")
@@ -229,7 +229,7 @@ def _check_keys(queue: Queue, keys: Keys) -> bool:
     require(len(free) == len(keys._free), f"{name!r}: a key is free twice")
     require(not free & keys._holds.keys(), f"{name!r}: a key is free and held")
     turns = free | keys._holds.keys() | keys._fetched
-    require(keys._waiting.keys() <= turns, f"{name!r}: a key has no turn")
+    require(keys._ready.keys() <= turns, f"{name!r}: a key has no turn")
     held = Counter(hold.key for hold in keys._held.values())
     require(held == {key: hold.count for key, hold in keys._holds.items()}, f"{name!r}: holds")
     put_off = {*scheduled(queue)} & keys._held.keys()
@@ -361,7 +361,7 @@ def _check_sums(broker: Broker) -> None:
     served = {each for each in receivers if not (each.rests or each.queue.deleted)}
     require(waiting == served, "receives that wait")
     timers += sum(each.timer is not None for each in receivers)
-    timers += len(broker.schedules._entries) + broker.schedules._is_looking
+    timers += len(broker.schedules._entries) + broker.schedules._is_checking
     require(len(broker.schedule) == timers + _alarms(broker), "timers")
     for budget in (held, shared.outboxes):
         require(not budget.waiters or budget.room <= 0, "they wait for a budget that has room")
@@ -465,7 +465,7 @@ def _queue_digest(queue: Queue) -> object:
         ([*lane.blocks], lane.paging, dict(lane.marks), dict(lane.marked)),
         ([each.id for each in queue.consumers], [each.id for each in queue.ring]),
         (lane.unwritten_first, len(lane.unwritten), len(lane.unwritten_runs), [*lane.acked]),
-        ([*lane.acked_ranges], [*lane.moved], lane.cursor_moved, queue.capacity.full),
+        ([*lane.acked_ranges], [*lane.moved], lane.cursor_moved, queue.capacity.refuses_all),
     )
 
 

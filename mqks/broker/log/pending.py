@@ -135,12 +135,12 @@ class Changed(Protocol):
     """A lane, which collects its changes until they are taken."""
 
     deleted: bool
-    boundary: int
+    taken_end: int
     unwritten: list[bytes]
 
     def take_change(self) -> LaneChange | None: ...
 
-    def put_back(self, change: LaneChange, boundary: int) -> None: ...
+    def put_back(self, change: LaneChange, taken_end: int) -> None: ...
 
     def committed(self, end: int) -> None:
         """Numbers below `end` are on disk."""
@@ -355,11 +355,11 @@ class Pending:
             lane = self._left.pop()
             if lane.deleted:
                 continue
-            boundary = lane.boundary
+            taken_end = lane.taken_end
             change = lane.take_change()
             if change is not None:
                 entry.changes.append(change)
-                batch.taken.append((lane, boundary))
+                batch.taken.append((lane, taken_end))
         entry.time_us = self._now_us()
         return batch
 
@@ -388,9 +388,9 @@ class Pending:
         self.waiters = batch.waiters
         self._is_rest = self._is_rest or batch.is_rest
         entry, later = batch.entry, self.entry
-        for change, (lane, boundary) in zip(entry.changes, batch.taken, strict=True):
+        for change, (lane, taken_end) in zip(entry.changes, batch.taken, strict=True):
             if not lane.deleted:
-                lane.put_back(change, boundary)
+                lane.put_back(change, taken_end)
         self.in_one_piece = self.in_one_piece or batch.in_one_piece
         entry.changes = []
         entry.queues.update(later.queues)
@@ -413,36 +413,36 @@ class Pending:
         )
         rest.entry.schedules, entry.schedules = entry.schedules, {}
         changes, entry.changes, entry.once = entry.changes, [], []
-        for change, (lane, boundary) in zip(changes, batch.taken, strict=True):
+        for change, (lane, taken_end) in zip(changes, batch.taken, strict=True):
             # A mark may be of a transaction, whose messages stay pending.
-            settled, later = split(change, boundary, 0 if batch.in_one_piece else boundary)
+            settled, later = split(change, taken_end, 0 if batch.in_one_piece else taken_end)
             entry.changes.append(settled)
             if later is not None:
                 rest.entry.changes.append(later)
                 rest.entry.records += sum(len(run.lines) for run in later.runs) + len(later.marks)
-                rest.taken.append((lane, boundary))
+                rest.taken.append((lane, taken_end))
         entry.records = max(0, entry.records - rest.entry.records)
         self.put_back(rest)
         return batch
 
 
 def split(
-    change: LaneChange, boundary: int, marks_end: int
+    change: LaneChange, taken_end: int, marks_end: int
 ) -> tuple[LaneChange, LaneChange | None]:
-    """The part of a change about numbers below `boundary`, of marks below `marks_end`, and the
+    """The part of a change about numbers below `taken_end`, of marks below `marks_end`, and the
     rest, if any: new messages, their marks and acks, and what must be written together with
     them."""
     lane_id, next_seq, cursor, runs, acks, moved, marks = change
     settled = LaneChange(
         lane_id,
-        boundary,
-        min(boundary, cursor),
+        taken_end,
+        min(taken_end, cursor),
         [],
         acks,
         [],
         {number: mark for number, mark in marks.items() if number < marks_end},
     )
     later = {number: mark for number, mark in marks.items() if number >= marks_end}
-    if not (runs or moved or later or next_seq > boundary):
+    if not (runs or moved or later or next_seq > taken_end):
         return settled, None
     return settled, LaneChange(lane_id, next_seq, cursor, runs, [], moved, later)

@@ -1,1 +1,1 @@
-"""A message by itself: where its text is, its letters, its end, the rules for it."""
+"""A message by itself: where its text is, its death, its end, the rules for it."""

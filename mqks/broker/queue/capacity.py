@@ -20,13 +20,13 @@ class Holder(Protocol):
         """Number and length of ready and scheduled messages."""
 
 
-class Look(NamedTuple):
+class Update(NamedTuple):
     warns: bool
     """It has become nearly full."""
     has_turned: bool
-    """`Capacity.full` has changed."""
+    """`Capacity.refuses_all` has changed."""
     room: int
-    """So many more messages may join before the next look."""
+    """So many more messages may join before the next update."""
 
 
 class Capacities:
@@ -44,7 +44,7 @@ class Capacities:
 class Capacity:
     __slots__ = (
         *("_default_max", "_holder", "_is_own", "bytes_max", "coming", "coming_bytes", "drops"),
-        *("full", "is_tight", "is_watched", "messages_max", "nearly_full"),
+        *("is_tight", "is_watched", "messages_max", "nearly_full", "refuses_all"),
     )
 
     def __init__(self, holder: Holder, default_max: int) -> None:
@@ -53,18 +53,18 @@ class Capacity:
         self._default_max = default_max
         self.coming = self.coming_bytes = 0
         """Number and length of messages on their way to the queue."""
-        self.full = False
+        self.refuses_all = False
         """It has reached the limit of the settings; it refuses until an eighth is free."""
         self.nearly_full = False
         """The warning before that was reported."""
         self.is_tight = False
         """The messages of one chunk may be too many: each is checked before it gathers."""
         self.is_watched = False
-        """To `look` after each change, not only at a number of messages."""
+        """To `update` after each change, not only at a number of messages."""
         self.apply(DEFAULT)
 
     def apply(self, rules: Policy) -> None:
-        """Apply the limits of these rules; then call `look`."""
+        """Apply the limits of these rules; then call `update`."""
         own_max = rules.messages_max
         self._is_own = own_max is not None
         self.messages_max = (self._default_max if own_max is None else own_max) or UNLIMITED
@@ -72,7 +72,7 @@ class Capacity:
         self.drops = rules.overflow == "drop"
 
     @property
-    def waiting(self) -> tuple[int, int]:
+    def backlog(self) -> tuple[int, int]:
         messages, size = self._holder.contents
         return messages + self.coming, size + self.coming_bytes
 
@@ -93,24 +93,24 @@ class Capacity:
         """Whether so many messages of any length may join."""
         if self.drops:
             return True
-        if self.full or self.bytes_max < UNLIMITED:
+        if self.refuses_all or self.bytes_max < UNLIMITED:
             return False
-        return self.waiting[0] + count <= self.messages_max
+        return self.backlog[0] + count <= self.messages_max
 
     def check(self, size: int, where: str) -> None:
         """Raise LimitExceeded if a message of this size may not join; `where` ends the reason."""
         if self.drops:
             return
-        messages, waiting_bytes = self.waiting
-        if self.full or messages >= self.messages_max:
+        messages, backlog_bytes = self.backlog
+        if self.refuses_all or messages >= self.messages_max:
             name: Limit = "messages_max" if self._is_own else "queue_messages_max"
             reason = f"{name} is {self.messages_max}, and {messages} messages wait {where}"
             if messages < self.messages_max:
                 reason += f"; it accepts messages again below {self._again}"
             raise LimitExceeded(name, reason)
-        if waiting_bytes + size > self.bytes_max:
+        if backlog_bytes + size > self.bytes_max:
             reason = f"bytes_max is {self.bytes_max}, the message has {size}, "
-            reason += f"and {waiting_bytes} bytes wait {where}"
+            reason += f"and {backlog_bytes} bytes wait {where}"
             raise LimitExceeded("messages_max", reason)
 
     @property
@@ -126,28 +126,28 @@ class Capacity:
         bytes_over = -(-max(0, size - self.bytes_max) // (ready_bytes // ready + 1))
         return min(ready, max(messages - self.messages_max, bytes_over))
 
-    def look(self) -> Look:
-        """Look at what waits.
+    def update(self) -> Update:
+        """What waits has changed.
 
         It is nearly full at four fifths of the limit of the settings, and again only after it fell
         below two thirds. It is no longer full when an eighth is free, not for each message. A
         policy refuses each message above its limit, and nothing is reported."""
-        messages, limit, was_full = self.waiting[0], self.messages_max, self.full
+        messages, limit, refused_all = self.backlog[0], self.messages_max, self.refuses_all
         warns, next_at = False, limit
         if self._is_own or self.drops:
-            self.full = self.nearly_full = False
+            self.refuses_all = self.nearly_full = False
         else:
-            self.full = messages >= (self._again if was_full else limit)
-            if not (self.nearly_full or was_full or self.full):
+            self.refuses_all = messages >= (self._again if refused_all else limit)
+            if not (self.nearly_full or refused_all or self.refuses_all):
                 warns = messages >= max(1, limit * 4 // 5)
-            is_low = not self.full and messages < limit * 2 // 3
-            self.nearly_full = not is_low and (self.nearly_full or warns or self.full)
+            is_low = not self.refuses_all and messages < limit * 2 // 3
+            self.nearly_full = not is_low and (self.nearly_full or warns or self.refuses_all)
             next_at = limit if self.nearly_full else limit * 4 // 5
         has_bytes_max = self.bytes_max < UNLIMITED
         if self.drops:
             self.is_tight, next_at = False, limit + 1
         else:
-            self.is_tight = self.full or has_bytes_max or limit - messages < GATHERED_MAX
+            self.is_tight = self.refuses_all or has_bytes_max or limit - messages < GATHERED_MAX
             next_at = min(next_at, limit - GATHERED_MAX + 1)
         self.is_watched = self.is_tight or self.nearly_full or has_bytes_max
-        return Look(warns, self.full != was_full, next_at - messages)
+        return Update(warns, self.refuses_all != refused_all, next_at - messages)

@@ -48,7 +48,7 @@ class Deadlines:
     def __init__(self, schedule: Schedule, turns: Turns, holder: Holder) -> None:
         self._schedule = schedule
         self._turns = turns
-        self._alarm = Alarm(schedule, self._look, dated=False)
+        self._alarm = Alarm(schedule, self._check_due, dated=False)
         self._holder = holder
         self._batches: list[Batch] = []
         """A heap."""
@@ -105,7 +105,7 @@ class Deadlines:
         each = (each for batch in emptied(gone) for each in emptied(batch.delivered))
         self._turns.add(free(chain(each, emptied(again))))
 
-    def _look(self) -> None:
+    def _check_due(self) -> None:
         """Look at some of those that are due: they may have been settled or touched."""
         late = dict[int, bytes]()
         now_us, room = self._schedule.clock_us(), STEP_MESSAGES

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from mqks.broker.message.letters import Letters
+from mqks.broker.message.dead_letters import Death
 from mqks.broker.message.states import Event
 from mqks.broker.queue.moves import move
 from mqks.broker.queue.shared import Place
@@ -28,7 +28,7 @@ class Dead(NamedTuple):
 def kill(queue: Place, dead: Sequence[Dead], reason: Event, why: bytes = b"") -> None:
     """Move or drop these dead messages. `why`: the reason that their consumer gave."""
     if dead:
-        _kill(queue, queue.dead_letters, dead, reason, why)
+        _kill(queue, queue.dead_letter_queue, dead, reason, why)
 
 
 def _kill(
@@ -38,20 +38,20 @@ def _kill(
     if target is None:
         queue.lane.settle([each.number for each in dead])
         return
-    letters = Letters(reason, queue.name, queue.shared.schedule.wall_us(), why)
-    told = [(n, letters.of(line, tries, partial(queue.arrived_us, n))) for n, line, tries in dead]
+    death = Death(reason, queue.name, queue.shared.schedule.wall_us(), why)
+    told = [
+        (n, death.dead_letter(line, tries, partial(queue.arrived_us, n))) for n, line, tries in dead
+    ]
     move(queue, target, told)
     target.deliver()
 
 
-def kill_waiting(queue: Place, numbers: Iterable[int], reason: Event) -> None:
+def kill_ready(queue: Place, numbers: Iterable[int], reason: Event) -> None:
     """Kill ready messages; those that are only on disk move when they have been read."""
-    _kill_waiting(queue, queue.dead_letters, numbers, reason)
+    _kill_ready(queue, queue.dead_letter_queue, numbers, reason)
 
 
-def _kill_waiting(
-    queue: Place, target: Place | None, numbers: Iterable[int], reason: Event
-) -> None:
+def _kill_ready(queue: Place, target: Place | None, numbers: Iterable[int], reason: Event) -> None:
     lane, dead, on_disk = queue.lane, list[Dead](), list[int]()
     for number in numbers:
         # A message that is dropped needs no body.
@@ -89,9 +89,9 @@ def _kill_read(queue: Place, numbers: list[int], reason: Event, lines: dict[int,
 
 def kill_oldest(queue: Place, end: int, reason: Event, count: int = STEP_MESSAGES) -> None:
     """Kill at most `count` ready messages with numbers below `end`, the oldest first."""
-    lane, target = queue.lane, queue.dead_letters
+    lane, target = queue.lane, queue.dead_letter_queue
     if target is None:
         queue.count_dead(lane.trim_some(end, count), reason, dropped=True)
     else:
         fitting = STEP_BYTES * lane.ready // (lane.ready_bytes + 1) + 1
-        _kill_waiting(queue, target, lane.oldest_waiting(end, min(count, fitting)), reason)
+        _kill_ready(queue, target, lane.oldest_ready(end, min(count, fitting)), reason)

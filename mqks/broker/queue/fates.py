@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from mqks.broker.log.pending import Mark
-from mqks.broker.message.letters import with_published
+from mqks.broker.message.dead_letters import with_published
 from mqks.broker.message.policy import DEFAULT, Policy
 from mqks.broker.message.states import AFTER, APPENDS, DEATHS, KILL, REJECT, Event, State
 from mqks.broker.queue.deaths import Dead, kill

@@ -54,7 +54,7 @@ class Keys:
 
     __slots__ = (
         *("_able", "_count", "_fetched", "_free", "_held", "_holds", "_lane", "_offers"),
-        *("_put_off", "_queue", "_unread", "_waiting", "frontier", "has_next", "is_ordered"),
+        *("_put_off", "_queue", "_unread", "_ready", "frontier", "has_next", "is_ordered"),
     )
 
     def __init__(self, queue: Place, *, is_ordered: bool) -> None:
@@ -67,9 +67,9 @@ class Keys:
         look."""
         self._free: deque[bytes] = deque()
         """Keys in the order of their turns."""
-        self._waiting: dict[bytes, Numbers] = {}
+        self._ready: dict[bytes, Numbers] = {}
         self._count = 0
-        """Numbers in `_waiting`."""
+        """Numbers in `_ready`."""
         self._fetched: set[bytes] = set()
         """Keys of which messages are being read."""
         self._unread = 0
@@ -84,7 +84,7 @@ class Keys:
 
     def __len__(self) -> int:
         """Number of known keys with ready messages."""
-        return len(self._waiting)
+        return len(self._ready)
 
     @property
     def held(self) -> int:
@@ -131,15 +131,15 @@ class Keys:
 
     def _add(self, key: bytes, number: int) -> None:
         """A message is ready; its number is above those known of this key."""
-        numbers = self._waiting.get(key)
+        numbers = self._ready.get(key)
         self._count += 1
         if isinstance(numbers, array):
             numbers.append(number)
             return
         if numbers is not None:
-            self._waiting[key] = array("q", (1, numbers, number))
+            self._ready[key] = array("q", (1, numbers, number))
             return
-        self._waiting[key] = number
+        self._ready[key] = number
         self._turn(key)
 
     def _turn(self, key: bytes) -> None:
@@ -164,13 +164,13 @@ class Keys:
             self._let_go(number)
             return
         key = key_of(line)
-        numbers = self._waiting.get(key)
+        numbers = self._ready.get(key)
         self._count += 1
         if numbers is None:
-            self._waiting[key] = number
+            self._ready[key] = number
         else:
             known = numbers if isinstance(numbers, array) else array("q", (1, numbers))
-            self._waiting[key] = known
+            self._ready[key] = known
             if known[0] > 1 and number < known[known[0]]:
                 known[0] -= 1
                 known[known[0]] = number
@@ -191,18 +191,18 @@ class Keys:
                 self._read(key)
                 return None
             self._pop(key)
-        if key in self._waiting:
+        if key in self._ready:
             self._turn(key)
         return None
 
     def _pending(self, key: bytes) -> Iterator[int]:
         """The first ready message of a key, until there is none."""
-        while (numbers := self._waiting.get(key)) is not None:
+        while (numbers := self._ready.get(key)) is not None:
             yield numbers[numbers[0]] if isinstance(numbers, array) else numbers
 
     def _pop(self, key: bytes) -> None:
         """Take out the first ready message of a key."""
-        numbers = self._waiting[key]
+        numbers = self._ready[key]
         self._count -= 1
         if isinstance(numbers, array):
             numbers[0] += 1
@@ -211,11 +211,11 @@ class Keys:
                     del numbers[1 : numbers[0]]
                     numbers[0] = 1
                 return
-        del self._waiting[key]
+        del self._ready[key]
 
     def _read(self, key: bytes) -> None:
         """Read the first messages of a key from disk. It has no turn before they are there."""
-        numbers, blocks = self._waiting[key], self._lane.blocks
+        numbers, blocks = self._ready[key], self._lane.blocks
         some: Iterable[int] = [numbers] if isinstance(numbers, int) else numbers[numbers[0] :]
         some = islice(some, FETCHED_MAX)
         wanted = [number for number in some if number in blocks and blocks.get(number) is None]
@@ -226,7 +226,7 @@ class Keys:
         self._lane.bring_in(wanted, lines)
         if key in self._fetched:
             self._fetched.remove(key)
-            if key in self._waiting:
+            if key in self._ready:
                 self._turn(key)
                 if key not in self._holds:
                     self._free.rotate(1)
@@ -281,7 +281,7 @@ class Keys:
                 hold = self._holds[key] = Hold(key, taker)
             hold.count += 1
             self._held[number] = hold
-        if key in self._waiting:
+        if key in self._ready:
             self._turn(key)
 
     def left(self, numbers: Sequence[int]) -> None:
@@ -305,7 +305,7 @@ class Keys:
             hold.put_off -= 1
         if not hold.count:
             del self._holds[hold.key]
-        if hold.key in self._waiting and hold.key not in self._fetched:
+        if hold.key in self._ready and hold.key not in self._fetched:
             self._turn(hold.key)
         return True
 
@@ -339,8 +339,8 @@ class Keys:
 
     def _begin_anew(self) -> None:
         """Most numbers that are known have left the queue: forget which messages are ready."""
-        gone = self._emptied(self._waiting, self._free)
-        self._waiting, self._free, self._count, self.frontier = {}, deque(), 0, 0
+        gone = self._emptied(self._ready, self._free)
+        self._ready, self._free, self._count, self.frontier = {}, deque(), 0, 0
         self._fetched.clear()
         for hold in self._holds.values():
             hold.is_offered = False
@@ -351,7 +351,7 @@ class Keys:
     def delete(self) -> Iterator[object]:
         """Forget everything; yield it, see `turns.emptied`."""
         self._lane.page_from = 0
-        return self._emptied(self._waiting, self._free, self._held, self._holds, self._put_off)
+        return self._emptied(self._ready, self._free, self._held, self._holds, self._put_off)
 
     @staticmethod
     def _emptied(*things: deque[Any] | dict[Any, Any] | set[Any]) -> Iterator[object]:

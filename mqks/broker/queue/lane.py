@@ -79,7 +79,7 @@ class Lane:
     """`memory` counts ready messages in memory, `pending` gets the changes to be written."""
 
     __slots__ = (
-        *("acked", "acked_ranges", "blocks", "boundary", "cursor", "cursor_moved", "deleted"),
+        *("acked", "acked_ranges", "blocks", "taken_end", "cursor", "cursor_moved", "deleted"),
         *("dirty", "expiry", "has_attributes", "id", "levels", "marked", "marks", "memory"),
         *("moved", "next_seq", "owner", "page_from", "paging", "pending", "returned"),
         *("unwritten", "unwritten_first", "unwritten_runs", "watcher"),
@@ -114,7 +114,7 @@ class Lane:
         # What the next batch takes, in `take_change`.
         self.dirty = False
         """There is something."""
-        self.boundary = 1
+        self.taken_end = 1
         """Numbers below this one were taken by an earlier batch."""
         self.unwritten: list[bytes] = []
         self.unwritten_first = 1
@@ -131,7 +131,7 @@ class Lane:
     @property
     def has_unwritten_moves(self) -> bool:
         """Whether messages may have come here from another place that the journal still has."""
-        return self.next_seq > self.boundary and bool(self.moved or self.pending.in_one_piece)
+        return self.next_seq > self.taken_end and bool(self.moved or self.pending.in_one_piece)
 
     # -- contents
 
@@ -308,10 +308,10 @@ class Lane:
 
     # -- taking messages out of order
 
-    def is_waiting(self, number: int) -> bool:
+    def is_ready(self, number: int) -> bool:
         return number in self.blocks
 
-    def waiting(self, first: int, end: int) -> tuple[list[int], int]:
+    def ready_numbers(self, first: int, end: int) -> tuple[list[int], int]:
         """Numbers of ready messages from `first` on and below `end`, in order, as many as one step
         looks at; and the first number that was not looked at."""
         found = self.blocks.after(first, end, STEP_MESSAGES)
@@ -321,7 +321,7 @@ class Lane:
         """Body of a ready message; None if it is only on disk."""
         return self.blocks.get(number)
 
-    def oldest_waiting(self, end: int, count: int) -> Iterator[int]:
+    def oldest_ready(self, end: int, count: int) -> Iterator[int]:
         """Numbers below `end` of the oldest ready messages, at most `count`. The caller takes each
         one out before it asks for the next."""
         while count and (oldest := self.oldest) is not None and oldest < end:
@@ -459,7 +459,7 @@ class Lane:
 
     def take_change(self) -> LaneChange | None:
         """Take the pending changes, without messages published and settled within the batch."""
-        runs, boundary, marks = self.unwritten_runs, self.boundary, self.marked
+        runs, taken_end, marks = self.unwritten_runs, self.taken_end, self.marked
         settled, ranges = {*self.acked} if marks else (), [*self.acked_ranges, *self.moved]
         acks = compress(self.acked)
         if self.acked_ranges:
@@ -468,13 +468,13 @@ class Lane:
         if self.unwritten:
             runs.append(Run(self.unwritten_first, self.unwritten))
         gone = union([*acks, *moved]) if moved else acks
-        if gone and gone[-1][0] + gone[-1][1] > boundary:
+        if gone and gone[-1][0] + gone[-1][1] > taken_end:
             runs = [
                 Run(start, run.lines[start - run.first : start - run.first + count])
                 for run in runs
                 for start, count in subtract(run.first, run.first + len(run.lines), gone)
             ]
-            acks, moved = below(acks, boundary), below(moved, boundary)
+            acks, moved = below(acks, taken_end), below(moved, taken_end)
         if ranges and marks:
             marks = {number: mark for number, mark in marks.items() if not has_number(gone, number)}
         elif settled:
@@ -483,14 +483,14 @@ class Lane:
         self.dirty = self.cursor_moved = False
         self.acked, self.acked_ranges, self.moved = [], [], []
         self.unwritten, self.unwritten_runs, self.marked = [], [], {}
-        self.boundary = self.next_seq
+        self.taken_end = self.next_seq
         if not (runs or acks or moved or marks or cursor_moved):
             return None
         return LaneChange(self.id, self.next_seq, self.cursor, runs, acks, moved, marks)
 
-    def put_back(self, change: LaneChange, boundary: int) -> None:
-        """A change could not be written: make it pending again, with its former `boundary`."""
-        self.boundary = min(self.boundary, boundary)
+    def put_back(self, change: LaneChange, taken_end: int) -> None:
+        """A change could not be written: make it pending again, with its former `taken_end`."""
+        self.taken_end = min(self.taken_end, taken_end)
         self.unwritten_runs[:0] = change.runs
         self.acked_ranges.extend(change.acks)
         self.moved.extend(change.moved)
@@ -513,7 +513,7 @@ class Lane:
         `returned` are the living messages below the cursor, in order, each with its mark; those
         that a consumer held at the crash count as returned once more.
         """
-        self.next_seq = self.boundary = next_seq
+        self.next_seq = self.taken_end = next_seq
         self.cursor = cursor
         blocks = self.blocks
         for number, mark in returned:

@@ -35,7 +35,7 @@ def move(
             to.lane.append_marked(line, mark)
 
 
-def move_waiting(
+def move_ready(
     source: Place,
     choose: Choose,
     limit: int = SEQ_MAX,
@@ -47,7 +47,7 @@ def move_waiting(
     wherever their bodies are; return how many. If something is `chosen`, only that moves. It ends
     early when moved messages cannot be written: `is_stuck`."""
     lane, count, size = source.lane, 0, 0
-    for left in waiting(source, min(end, lane.next_seq), chosen):
+    for left in ready_numbers(source, min(end, lane.next_seq), chosen):
         while left and count < limit and not (lane.deleted or is_stuck()):
             lines, left = yield from chosen_bodies(source, left, chosen)
             moved = move_these(source, lines, choose, limit - count)
@@ -58,7 +58,7 @@ def move_waiting(
                 while lane.pending.entry is entry and not is_stuck():
                     yield WAITS
             yield GOES_ON
-            left = [*filter(lane.is_waiting, left)]
+            left = [*filter(lane.is_ready, left)]
         if count >= limit or lane.deleted or is_stuck():
             break
         if chosen is not None:
@@ -72,7 +72,7 @@ def move_these(source: Place, lines: dict[int, bytes], choose: Choose, limit: in
     gone: dict[Place, list[Delivery]] = {}
     for number in sorted(lines):
         # It may have left the queue meanwhile.
-        if count >= limit or lane.deleted or not lane.is_waiting(number):
+        if count >= limit or lane.deleted or not lane.is_ready(number):
             continue
         chosen = choose(lines[number])
         if chosen is not None and not chosen[0].deleted:
@@ -90,7 +90,7 @@ def move_these(source: Place, lines: dict[int, bytes], choose: Choose, limit: in
     return count
 
 
-def waiting(source: Place, end: int, chosen: Chosen | None) -> Iterator[Sequence[int]]:
+def ready_numbers(source: Place, end: int, chosen: Chosen | None) -> Iterator[Sequence[int]]:
     """Numbers of ready messages, those that are old enough if some are chosen, in order: as many
     at a time as one step looks at. What returns behind them is not among them."""
     first = 1
@@ -98,7 +98,7 @@ def waiting(source: Place, end: int, chosen: Chosen | None) -> Iterator[Sequence
         stop = end
         if chosen is not None:
             first, stop = chosen.next_old(source, first, end)
-        numbers, first = source.lane.waiting(first, stop)
+        numbers, first = source.lane.ready_numbers(first, stop)
         yield numbers
 
 

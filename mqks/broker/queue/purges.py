@@ -5,7 +5,7 @@ left alone and not counted.
 """
 
 from mqks.broker.base.turns import GOES_ON, Work
-from mqks.broker.queue.moves import chosen_bodies, waiting
+from mqks.broker.queue.moves import chosen_bodies, ready_numbers
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.selection import Chosen
 
@@ -13,7 +13,7 @@ from mqks.broker.queue.selection import Chosen
 def purge_some(queue: Queue, chosen: Chosen, limit: int) -> Work[int]:
     """Drop the chosen ones of the waiting messages, so many at most; return how many."""
     lane, count = queue.lane, 0
-    for left in waiting(queue, lane.next_seq, chosen):
+    for left in ready_numbers(queue, lane.next_seq, chosen):
         while left and count < limit and not lane.deleted:
             if chosen.needs_bodies:
                 lines, left = yield from chosen_bodies(queue, left, chosen)
@@ -22,7 +22,7 @@ def purge_some(queue: Queue, chosen: Chosen, limit: int) -> Work[int]:
                 found, left = [*left], ()
             count += _drop(queue, found, limit - count)
             yield GOES_ON
-            left = [*filter(lane.is_waiting, left)]
+            left = [*filter(lane.is_ready, left)]
         if count >= limit or lane.deleted:
             break
         yield GOES_ON
@@ -34,7 +34,7 @@ def _drop(queue: Queue, numbers: list[int], limit: int) -> int:
     lane = queue.lane
     if lane.deleted:
         return 0
-    gone = [number for number in numbers if lane.is_waiting(number)][:limit]
+    gone = [number for number in numbers if lane.is_ready(number)][:limit]
     for number in gone:
         lane.take_out(number)
     lane.settle(gone)

@@ -19,7 +19,7 @@ from mqks.broker.message.policy import DEFAULT, Policy
 from mqks.broker.message.states import REJECT, Event
 from mqks.broker.queue import fates
 from mqks.broker.queue.capacity import Capacity
-from mqks.broker.queue.deaths import kill_oldest, kill_waiting, step_parts
+from mqks.broker.queue.deaths import kill_oldest, kill_ready, step_parts
 from mqks.broker.queue.keys import Keys
 from mqks.broker.queue.lane import Delivery, Lane, free
 from mqks.broker.queue.shared import Fetch, Place, Shared
@@ -102,7 +102,7 @@ class Queue:
         """Shows the messages that join it to those who watch, if any do."""
         self.updates = 0
         """Number of updates of its bindings for its consumers."""
-        self._look()
+        self._update_capacity()
 
     @property
     def ready(self) -> int:
@@ -146,7 +146,7 @@ class Queue:
         timeout_s = rules.ack_timeout_s
         self.ack_timeout_us = None if timeout_s is None else round(timeout_s * 1e6)
         self.capacity.apply(rules)
-        self._look()
+        self._update_capacity()
         if rules.ttl_s is not None or self.times is not None:
             self._set_ttl(None if rules.ttl_s is None else round(rules.ttl_s * 1e6))
         self._set_keys()
@@ -177,7 +177,7 @@ class Queue:
         if expiry.set_ttl(ttl_us):
             for first, joined_us in self.shared.facts.arrivals(self.id):
                 expiry.joined_at(first, joined_us)
-            expiry.joined(lane.boundary)
+            expiry.joined(lane.taken_end)
         for number, mark in lane.marks.items():
             if mark.joined_us:
                 expiry.add(number, mark.expires_us, mark.joined_us)
@@ -256,7 +256,7 @@ class Queue:
         times = self.timed()
         times.add(first, lines, marks, due_us)
         times.set_alarms()
-        self._look()
+        self._update_capacity()
 
     def _publish_mortal(self, ids: Sequence[bytes], lines: list[bytes], terms: Terms) -> None:
         """Publish messages with their own TTL."""
@@ -317,7 +317,7 @@ class Queue:
         """Drop the ready messages with numbers below `end`; return how many."""
         count = yield from self.lane.trim(end, together=together)
         if self.capacity.is_watched and not self.deleted:
-            self._look()
+            self._update_capacity()
         return count
 
     def _drop_surplus(self) -> Work[None]:
@@ -328,7 +328,7 @@ class Queue:
                 kill_oldest(self, SEQ_MAX, Event.OVERFLOW, most)
             else:
                 fitting = STEP_BYTES * self.lane.ready // (self.lane.ready_bytes + 1) + 1
-                kill_waiting(self, self.lane.levels.last(min(most, fitting)), Event.OVERFLOW)
+                kill_ready(self, self.lane.levels.last(min(most, fitting)), Event.OVERFLOW)
             yield GOES_ON
         self.is_dropping = False
         self.deliver()
@@ -365,7 +365,7 @@ class Queue:
             return None
         reason = fates.give_back(self, deliveries, event, delay_us, defaults, why)
         if self.times is not None or event is not REJECT:
-            self._look()
+            self._update_capacity()
         return reason
 
     def put_off(self, number: int, line: bytes, mark: Mark, due_us: int) -> None:
@@ -385,7 +385,7 @@ class Queue:
             self.publish(None, [line for _, line in due])
 
     @property
-    def dead_letters(self) -> Place | None:
+    def dead_letter_queue(self) -> Place | None:
         """Its dead-letter queue, which is created if needed."""
         return self.shared.owner.dead_letter_queue(self)
 
@@ -512,7 +512,7 @@ class Queue:
             times.set_alarms()
         lane = self.lane
         if self.capacity.is_watched or lane.blocks.count >= self.told_at:
-            self._look()
+            self._update_capacity()
         if self.ring and (lane.wants_page if keys is None else keys.wants_page):
             self.want_page()
 
@@ -575,10 +575,10 @@ class Queue:
         if not lane.fresh:
             lane.delivered(lane.next_seq)
 
-    def _look(self) -> None:
-        """What waits has changed: look whether it is too much."""
+    def _update_capacity(self) -> None:
+        """What waits has changed: see whether it is too much."""
         capacity, shared, lane = self.capacity, self.shared, self.lane
-        warns, has_turned, more = capacity.look()
+        warns, has_turned, more = capacity.update()
         self.told_at = lane.blocks.count + more
         if capacity.is_tight:
             shared.capacities.tight[self] = None
@@ -586,7 +586,7 @@ class Queue:
             shared.capacities.tight.pop(self, None)
         notices = shared.owner.notices
         if has_turned:
-            tell = notices.queue_full if capacity.full else notices.queue_has_room
+            tell = notices.queue_full if capacity.refuses_all else notices.queue_has_room
             tell(self.name, self.ready)
         if warns:
             notices.queue_nearly_full(self.name, self.ready)
@@ -737,20 +737,20 @@ class Queue:
         next_seq: int,
         cursor: int,
         returned: Iterable[tuple[int, Mark]],
-        waiting: Iterable[tuple[int, Mark]],
+        from_cursor: Iterable[tuple[int, Mark]],
         holes: Iterable[Range] = (),
         mean_bytes: float = 0.0,
     ) -> None:
-        """See `Lane.restore`; `waiting` are the marks of messages from the cursor on."""
+        """See `Lane.restore`; `from_cursor` are the marks of messages from the cursor on."""
         lane, aside = self.lane, list[int]()
-        lane.restore_marks(self._unscheduled(waiting, aside))
+        lane.restore_marks(self._unscheduled(from_cursor, aside))
         holes = union([*holes, *compress(aside)])
         if self.policy.has_priorities:
             lane.rank()
         lane.restore(next_seq, cursor, self._unscheduled(returned, aside), holes, mean_bytes)
         if self.times is not None:
             self.times.restored(mean_bytes)
-        self._look()
+        self._update_capacity()
 
     def _unscheduled(
         self, marked: Iterable[tuple[int, Mark]], aside: list[int]
@@ -777,9 +777,9 @@ class Queue:
             self._set_ttl(ttl_us)
         if (most := self.rules.deliveries) is not None:
             # Those that consumers held when the server ended have been counted since.
-            is_waiting, marks = self.lane.is_waiting, self.lane.marks.items()
+            is_ready, marks = self.lane.is_ready, self.lane.marks.items()
             spent = [number for number, mark in marks if mark.deliveries >= max(1, most)]
-            kill_waiting(self, filter(is_waiting, sorted(spent)), Event.DELIVERIES)
+            kill_ready(self, filter(is_ready, sorted(spent)), Event.DELIVERIES)
         self._hold_back()
         self.deliver()
 

@@ -42,7 +42,7 @@ class Place(Protocol):
         """Whether its rules depend on retries or times."""
 
     @property
-    def dead_letters(self) -> "Place | None":
+    def dead_letter_queue(self) -> "Place | None":
         """Its dead-letter queue, which is created if needed."""
 
     def arrived_us(self, number: int) -> int:

@@ -12,7 +12,7 @@ from mqks.broker.base.turns import WAITS, Places, Work
 from mqks.broker.log.pending import Mark
 from mqks.broker.message.expiry import OVERDUE, Expiry
 from mqks.broker.message.states import Event
-from mqks.broker.queue.deaths import kill_oldest, kill_waiting
+from mqks.broker.queue.deaths import kill_oldest, kill_ready
 from mqks.broker.queue.delays import Delays
 from mqks.broker.queue.shared import Place
 from mqks.errors import MqksError
@@ -42,8 +42,8 @@ class Times:
         queue.lane.expiry = self.expiry
         self.searches = Places(1)
         """For searches by id, each of which may hold 8 MB for a million messages."""
-        self._alarm = Alarm(self._schedule, self.look, dated=False)
-        self._dated_alarm = Alarm(self._schedule, self.look, dated=True)
+        self._alarm = Alarm(self._schedule, self.do_due, dated=False)
+        self._dated_alarm = Alarm(self._schedule, self.do_due, dated=True)
 
     @property
     def scheduled(self) -> int:
@@ -111,7 +111,7 @@ class Times:
         for delays in self.kinds:
             yield from delays.promote_all()
         while any(delays.has_promoted for delays in self.kinds):
-            self.look()
+            self.do_due()
             yield WAITS
 
     def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
@@ -153,16 +153,16 @@ class Times:
         due_us = self._next_expiry_us()
         return due_us is not None and due_us <= self._schedule.clock_us()
 
-    def look(self) -> None:
+    def do_due(self) -> None:
         """Do one step of what is due."""
         if self._queue.deleted:
             return
-        self._look_at(self._delays, self._schedule.clock_us())
-        self._look_at(self._dates, self._schedule.wall_us())
+        self._take_due(self._delays, self._schedule.clock_us())
+        self._take_due(self._dates, self._schedule.wall_us())
         self._expire()
         self._queue.deliver()
 
-    def _look_at(self, delays: Delays, now_us: int) -> None:
+    def _take_due(self, delays: Delays, now_us: int) -> None:
         bytes_of = partial(self._queue.shared.facts.bytes_of, self._queue.id)
         if wanted := delays.to_read(now_us, bytes_of):
             self._queue.fetch(wanted, partial(self._bring, delays, wanted))
@@ -174,16 +174,16 @@ class Times:
         if missing:
             name = shown(self._queue.name)
             raise MqksError(f"scheduled messages of queue {name} are missing: {missing[:5]}")
-        self.look()
+        self.do_due()
 
     def _expire(self) -> None:
         """Kill some of the expired messages."""
         if not self.expiry:
             return
         lane = self._queue.lane
-        numbers = [number for number in self.expiry.pop_due() if lane.is_waiting(number)]
+        numbers = [number for number in self.expiry.pop_due() if lane.is_ready(number)]
         if numbers:
-            kill_waiting(self._queue, numbers, Event.TTL)
+            kill_ready(self._queue, numbers, Event.TTL)
         end = self.expiry.end(lane.next_seq)
         oldest = lane.oldest
         if oldest is not None and oldest < end:

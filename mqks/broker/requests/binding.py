@@ -12,7 +12,7 @@ from mqks.broker.queue.taker import Rest
 from mqks.broker.requests.checks import Doing
 from mqks.errors import BadRequest, LimitExceeded
 from mqks.limits import STEP_NAMES
-from mqks.protocol.requests import Answer, Consume, Rebind, Request, SetPrefetch, shown
+from mqks.protocol.requests import Consume, Rebind, Request, SetPrefetch, Settle, shown
 
 
 def subscribe(
@@ -117,7 +117,7 @@ def _warn_of_stars(
 
 
 def delete_consumer(
-    broker: Broker, connection: Connection, request: Request, wanted: Answer
+    broker: Broker, connection: Connection, request: Request, wanted: Settle
 ) -> Doing:
     consumer = broker.consumers.get(wanted.consumer)
     return None if consumer is None else broker.delete_consumers([consumer])

@@ -23,9 +23,9 @@ from mqks.protocol.requests import (
     ALL,
     CONFIRM,
     ONCE,
-    Answer,
     Publish,
     Request,
+    Settle,
     parse_request,
     shown,
 )
@@ -336,11 +336,11 @@ class Intake:
         is_short = 0 < len(request_id) <= self._broker.metadata.name_bytes_max
         if transaction.failed or not is_short or not argument or argument[:2] == b"--":
             return False
-        wanted: Publish | Answer
+        wanted: Publish | Settle
         if action == b"publish":
             wanted = Publish(argument, rest)
         elif action == b"ack" and rest >= PLAIN and b" " not in rest:
-            wanted = Answer(argument, rest)
+            wanted = Settle(argument, rest)
         else:
             return False
         try:

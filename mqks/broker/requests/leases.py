@@ -65,7 +65,7 @@ def _ack(broker: Broker, wanted: Lease) -> Work[int | None]:
         return 0
     number, mark = found
     if not take(queue, number, mark):
-        if not queue.lane.is_waiting(number):
+        if not queue.lane.is_ready(number):
             return 0
         queue.lane.take_out(number)
     queue.shared.counters.consumed += 1

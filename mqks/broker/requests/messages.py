@@ -17,7 +17,7 @@ from mqks.broker.queue.selection import Chosen
 from mqks.broker.requests.checks import Doing, check_writable, existing
 from mqks.broker.routing.masks import Queues
 from mqks.broker.routing.publishing import Single
-from mqks.protocol.requests import ALL, Answer, Publish, Request
+from mqks.protocol.requests import ALL, Publish, Request, Settle
 
 
 def publish(broker: Broker, connection: Connection, request: Request, wanted: Publish) -> Doing:
@@ -66,7 +66,7 @@ def check_publish(
         publishing.check_route(wanted.event, queues)
 
 
-def ack(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> Doing:
+def ack(broker: Broker, connection: Connection, request: Request, wanted: Settle) -> Doing:
     if wanted.message == ALL:
         return broker.ack_all(wanted.consumer, confirm=request.confirm)
     if request.confirm:
@@ -76,7 +76,7 @@ def ack(broker: Broker, connection: Connection, request: Request, wanted: Answer
     return None
 
 
-def reject(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> Doing:
+def reject(broker: Broker, connection: Connection, request: Request, wanted: Settle) -> Doing:
     check_writable(broker, request)
     defaults = DEFAULT
     if wanted.retries is not None or wanted.backoff is not None:
@@ -98,7 +98,7 @@ def reject(broker: Broker, connection: Connection, request: Request, wanted: Ans
 
 
 def _reject_and_tell(
-    broker: Broker, wanted: Answer, how: Callable[[Queue, Sequence[Delivery]], Event | None]
+    broker: Broker, wanted: Settle, how: Callable[[Queue, Sequence[Delivery]], Event | None]
 ) -> Work[bytes]:
     fates: list[bytes] = []
 
@@ -112,14 +112,14 @@ def _reject_and_tell(
     return b"".join(fates)
 
 
-def release(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> Doing:
+def release(broker: Broker, connection: Connection, request: Request, wanted: Settle) -> Doing:
     check_writable(broker, request)
     return broker.give_up(
         wanted, partial(Queue.give_back, event=Event.RELEASE, delay_us=wanted.delay_us)
     )
 
 
-def touch(broker: Broker, connection: Connection, request: Request, wanted: Answer) -> Doing:
+def touch(broker: Broker, connection: Connection, request: Request, wanted: Settle) -> Doing:
     if wanted.for_us != 0:
         return broker.touch(wanted.consumer, wanted.message, wanted.for_us)
     check_writable(broker, request)

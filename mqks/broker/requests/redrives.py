@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqks.broker.base.turns import GOES_ON, Work
-from mqks.broker.message.letters import letter_of
-from mqks.broker.queue.moves import Choose, chosen_bodies, move_these, move_waiting, waiting
+from mqks.broker.message.dead_letters import dead_letter_of
+from mqks.broker.queue.moves import Choose, chosen_bodies, move_ready, move_these, ready_numbers
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.selection import Chosen
 from mqks.limits import SEQ_MAX
@@ -46,7 +46,7 @@ def _move(broker: "Broker", source: Queue, wanted: Move, aim: Aim) -> Work[int |
 
     choose, limit = _choice(broker, aim), wanted.limit or SEQ_MAX
     chosen = _chosen(broker, wanted)
-    return (yield from move_waiting(source, choose, limit, is_stuck=is_stuck, chosen=chosen))
+    return (yield from move_ready(source, choose, limit, is_stuck=is_stuck, chosen=chosen))
 
 
 def gather(
@@ -56,7 +56,7 @@ def gather(
     they are more than either limit."""
     chosen, found, size = _chosen(broker, wanted), dict[int, bytes](), 0
     limit = min(wanted.limit or SEQ_MAX, most + 1)
-    for left in waiting(source, source.lane.next_seq, chosen):
+    for left in ready_numbers(source, source.lane.next_seq, chosen):
         while left and len(found) < limit and size <= bytes_max and not source.deleted:
             lines, left = yield from chosen_bodies(source, left, chosen)
             taken = [each for each in sorted(lines.items()) if aim(each[1]) is not None]
@@ -78,12 +78,12 @@ def aim_of(wanted: Move, permissions: Permissions | None, *, is_redrive: bool) -
     def aim(message: bytes) -> tuple[bytes, bytes] | None:
         if not is_redrive:
             return wanted.to or wanted.source, message
-        letter = letter_of(message)
-        if letter is None:
+        dead_letter = dead_letter_of(message)
+        if dead_letter is None:
             return None
-        name = wanted.to or letter.queue
+        name = wanted.to or dead_letter.queue
         may = name != wanted.source and (permissions is None or permissions.may_consume(name))
-        return (name, letter.original) if may else None
+        return (name, dead_letter.original) if may else None
 
     return aim
 

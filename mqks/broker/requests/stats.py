@@ -236,9 +236,10 @@ def _connection_row(connection: Connection) -> Row:
 
 def schedules(broker: Broker, after: bytes, limit: int) -> Rows:
     names = yield from _page(broker.schedules.rows, after, limit)
+    schedules = broker.schedules
     for name in names:
-        if (found := broker.schedules.rows.get(name)) is not None:
-            yield [found.told(name, broker.schedules.errors.get(name))]
+        if (found := schedules.rows.get(name)) is not None:
+            yield [found.told(name, schedules.errors.get(name), schedules.last_queues.get(name))]
 
 
 def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:

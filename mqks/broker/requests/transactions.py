@@ -19,7 +19,7 @@ from mqks.broker.routing.masks import Queues
 from mqks.broker.routing.publishing import Single
 from mqks.errors import BadRequest, LimitExceeded, NotAllowed, Unwritable
 from mqks.limits import SEQ_MAX, TRANSACTION_BYTES_MAX, TRANSACTION_COPIES_MAX
-from mqks.protocol.requests import ACTIONS, Answer, Move, Publish, Request, Trim, shown
+from mqks.protocol.requests import ACTIONS, Move, Publish, Request, Settle, Trim, shown
 from mqks.users import STRANGER
 
 AT_ONCE = frozenset((b"begin", b"commit", b"rollback", b"ping"))
@@ -89,7 +89,7 @@ def _known_routes(broker: Broker, kept: list[tuple[Request, Any]]) -> dict[bytes
                     return None
                 routes[wanted.event] = queues
                 copies += len(queues)
-        elif not isinstance(wanted, Answer):
+        elif not isinstance(wanted, Settle):
             return None
     return routes
 
@@ -305,7 +305,7 @@ def _queues(broker: Broker, wanted: Publish, routes: dict[bytes, Queues]) -> Que
 
 
 def _check_held(
-    broker: Broker, request: Request, wanted: Answer, settled: Counter[tuple[bytes, bytes]]
+    broker: Broker, request: Request, wanted: Settle, settled: Counter[tuple[bytes, bytes]]
 ) -> None:
     """Otherwise what follows from a message would be published twice: somebody else has it."""
     consumer = broker.consumers.get(wanted.consumer)
@@ -320,7 +320,7 @@ def _check_held(
 
 
 def _settle(
-    broker: Broker, connection: Connection, request: Request, wanted: Answer | Trim
+    broker: Broker, connection: Connection, request: Request, wanted: Settle | Trim
 ) -> bytes | None:
     """Do what was checked; return what its confirm tells."""
     if isinstance(wanted, Trim):

@@ -60,7 +60,9 @@ class ScheduleRow(NamedTuple):
         except TypeError:
             raise SchemaTooNew(f"the schedule {shown(name)} is of a newer mqks: use that") from None
 
-    def told(self, name: bytes, error: str | None = None) -> dict[str, Any]:
+    def told(
+        self, name: bytes, error: str | None = None, last_queues: int | None = None
+    ) -> dict[str, Any]:
         """As `stats` tells it."""
         return {
             "name": name.decode("utf-8", "surrogateescape"),
@@ -74,6 +76,7 @@ class ScheduleRow(NamedTuple):
             "paused": self.paused,
             "next_us": None if self.paused else self.next_us,
             "last_us": self.last_us or None,
+            "last_queues": last_queues,
             "error": error,
         }
 
@@ -91,6 +94,8 @@ class Schedules:
         self.rows: dict[bytes, ScheduleRow] = {}
         self.errors: dict[bytes, str] = {}
         """Why the tick that is due could not be published."""
+        self.last_queues: dict[bytes, int] = {}
+        """How many queues got the last message since the start."""
         self._entries: dict[bytes, int] = {}
         """Those that are waited for, in the schedule of the broker."""
         self._names: dict[int, bytes] = {}
@@ -100,7 +105,7 @@ class Schedules:
         self._schedule, self._pending = shared.schedule, shared.pending
         self._turns, self._bindings, self._publishing = shared.turns, bindings, publishing
         self._next_tick = next_tick
-        self._is_looking = False
+        self._is_checking = False
         self._seen_us = 0
         """The wall clock a moment ago."""
 
@@ -112,20 +117,20 @@ class Schedules:
         """After recovery."""
         for name in self.rows:
             self._wait(name)
-        self._turns.add(self._look_back())
+        self._turns.add(self._bring_forward())
 
     # -- the clock
 
-    def _look(self, key: int = 0) -> None:
+    def _check_clock(self, key: int = 0) -> None:
         """Notice when the wall clock is set back, as long as there are schedules."""
         now_us = self._schedule.wall_us()
         if now_us < self._seen_us - TICK_MISSED_S * SECOND_US:
-            self._turns.add(self._look_back())
-        self._seen_us, self._is_looking = now_us, bool(self.rows)
-        if self._is_looking:
-            self._schedule.after(WALL_LOOK_S, self._look)
+            self._turns.add(self._bring_forward())
+        self._seen_us, self._is_checking = now_us, bool(self.rows)
+        if self._is_checking:
+            self._schedule.after(WALL_LOOK_S, self._check_clock)
 
-    def _look_back(self) -> Work[None]:
+    def _bring_forward(self) -> Work[None]:
         """Ticks that are further away than they can be are of a clock that was set back. The next
         one is the first from now on."""
         for name in [*self.rows]:
@@ -171,6 +176,7 @@ class Schedules:
         new = new._replace(next_us=self._after(new, now_us))
         if old is None or not old.is_same(new):
             self._store(name, new)
+            self.last_queues.pop(name, None)
         elif wanted.pause and not old.paused:
             self._store(name, old._replace(paused=True))
 
@@ -185,6 +191,7 @@ class Schedules:
         if self.rows.pop(name, None) is not None:
             self._stop(name)
             self.errors.pop(name, None)
+            self.last_queues.pop(name, None)
             del self._names[self._keys.pop(name)]
             self._pending.entry.schedules[name] = None
 
@@ -227,9 +234,9 @@ class Schedules:
             self._next_key += 1
             self._names[key] = name
         row = self.rows[name]
-        if not self._is_looking:
+        if not self._is_checking:
             self._seen_us = 0
-            self._look()
+            self._check_clock()
         if not row.paused:
             # The same after a restart, and spread over schedules.
             spread = crc32(name + b" %d" % row.next_us) / 2**32
@@ -281,4 +288,5 @@ class Schedules:
         # What is in many queues takes several turns; the row is with the first of them.
         self._pending.in_one_piece = True
         self._store(name, new)
+        self.last_queues[name] = sum(not queue.deleted for queue in queues)
         yield from publishing.publish_all(message, queues)

@@ -112,7 +112,7 @@ class Durable:
     def __init__(self) -> None:
         self._epoch, self._holder, self._beat = 0, "", 0
 
-    def look(self, found: Owner, durable: int) -> None:
+    def note(self, found: Owner, durable: int) -> None:
         if found.epoch < self._epoch:
             return
         if found.epoch > self._epoch or found.holder not in (None, self._holder):
@@ -180,7 +180,7 @@ class Claim:
             raise ConfigurationError(
                 f"{self._address.shown} is older than PostgreSQL {guards.VERSION_MIN}: upgrade it"
             )
-        if mistakes := self._mistakes(connection, await self._look(connection)):
+        if mistakes := self._mistakes(connection, await self._guards(connection)):
             raise ConfigurationError(*(f"{self._address.shown}: {each}" for each in mistakes))
         return connection
 
@@ -191,7 +191,7 @@ class Claim:
         self.server = Server(self.server.generation + 1, place)
 
     @staticmethod
-    async def _look(connection: Connection) -> Guards:
+    async def _guards(connection: Connection) -> Guards:
         return Guards(*(await connection.rows(LOOK))[0])
 
     def _mistakes(self, connection: Connection, found: Guards) -> list[str]:
@@ -213,7 +213,7 @@ class Claim:
 
     async def _until_safe(self, connection: Connection) -> None:
         """Raises OperationalError for a server that is a standby."""
-        while mistakes := self._mistakes(connection, found := await self._look(connection)):
+        while mistakes := self._mistakes(connection, found := await self._guards(connection)):
             self.waits = mistakes[0]
             if found.is_standby:
                 # It was demoted, or will be promoted: look for the primary among the hosts.
@@ -361,7 +361,7 @@ class Claim:
                     continue
                 settings = Guards(*row) if begun is BEAT else None
                 if time.monotonic() >= begun_s + LOOK_AGAIN_S:
-                    settings = await self._look(connection)
+                    settings = await self._guards(connection)
                 if settings and self._mistakes(connection, settings):
                     await self._until_safe(connection)
                     continue
@@ -390,7 +390,7 @@ class Claim:
             raise JournalFailed(f"{self._address.shown} has no row in the table owner")
         *owner, self._owner_url, durable, self._place = rows[0]
         found = Owner(*owner)
-        self._durable.look(found, durable)
+        self._durable.note(found, durable)
         return found
 
     def _checked(self, found: Owner, before: Owner, after: Owner) -> Owner:

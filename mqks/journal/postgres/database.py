@@ -63,11 +63,11 @@ class Database(Contents):
 
     def refresh(self) -> None:
         with self._failures():
-            while new := self._look():
+            while new := self._read_at_once():
                 for start in range(0, len(new), HEADS_AT_ONCE):
                     self._read(new[start : start + HEADS_AT_ONCE])
 
-    def _look(self) -> list[int]:
+    def _read_at_once(self) -> list[int]:
         """Read a state in one transaction. Returns segments that are to be read before the next
         attempt; none if the state is complete."""
         with self._db.cursor() as cursor:

@@ -125,7 +125,7 @@ class DatabaseFile(Contents):
     def _connect(self) -> sqlite3.Connection:
         self._before = State.of(self.path)
         # Before SQLite opens the file: checking for its server drops SQLite's locks.
-        self._look_at_wal()
+        self._check_wal()
         db = connect(self.path, self._before)
         try:
             db.execute("select count(*) from sqlite_schema").fetchone()
@@ -211,13 +211,13 @@ class DatabaseFile(Contents):
         self.facts = facts._replace(epoch=rows.epoch, segments=len(sizes), segment_bytes=sum(sizes))
         return True
 
-    def _look_at_wal(self) -> None:
+    def _check_wal(self) -> None:
         """Check the WAL, unless a server uses the file and writes it meanwhile."""
         self._wal_damage, self.torn = list[Damage](), ""
         if self._before.is_still or server_of(self.path) is not None:
             return
         its_wal = wal_path(self.path)
-        finding = wal.look(its_wal)
+        finding = wal.check(its_wal)
         if finding and finding.is_torn:
             self.torn = f"{its_wal.name} {finding}"
         elif finding:

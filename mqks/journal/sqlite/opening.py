@@ -23,7 +23,7 @@ from mqks.journal.store import Report, refuse
 from mqks.settings import Settings
 
 
-def look(path: Path, settings: Settings, report: Report) -> wal.Finding | None:
+def check(path: Path, settings: Settings, report: Report) -> wal.Finding | None:
     """Check the file. Return damage of its WAL that does not prevent a start. Raises like
     `SqliteStore.open`, and what SQLite raises."""
     its_wal = wal_path(path)
@@ -31,7 +31,7 @@ def look(path: Path, settings: Settings, report: Report) -> wal.Finding | None:
         refuse_newer(path)
         finding = None
         if exists(its_wal):
-            finding = wal.look(its_wal)
+            finding = wal.check(its_wal)
             _refuse_wal(its_wal, finding, settings, report)
             # The WAL may contain commits that a killed server had not synced, or failed to sync.
             write_again(its_wal)

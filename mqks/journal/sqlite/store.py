@@ -227,7 +227,7 @@ class SqliteStore(Store):
         try:
             async with AsyncExitStack() as undo:
                 undo.callback(lock.release)
-                finding = await run_sync(opening.look, path, settings, report)
+                finding = await run_sync(opening.check, path, settings, report)
                 # Shared between aiosqlite's thread and `commit_now`, never at the same time.
                 raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
                 raw.text_factory = shown
@@ -279,7 +279,7 @@ class SqliteStore(Store):
         if not keeps_wal:
             with suppress(JournalFailed):
                 await self._count_segments()
-        if self.look() and not keeps_wal:
+        if self.check_files() and not keeps_wal:
             with suppress(sqlite3.Error):
                 await self._db.execute_fetchall("pragma wal_checkpoint(truncate)")
         self._background.close()
@@ -397,7 +397,7 @@ class SqliteStore(Store):
 
     # -- its files
 
-    def look(self) -> str:
+    def check_files(self) -> str:
         """Check that the names still lead to the open files; otherwise writes would be lost."""
         gone = next(filter(None, starmap(_moved, [*self._files, *self._texts.watched])), "")
         if gone and not self.gone:

@@ -54,13 +54,13 @@ class _Frame(NamedTuple):
     """Its checksum continues that of the frame before."""
 
 
-def look(path: Path) -> Finding | None:
+def check(path: Path) -> Finding | None:
     """The damage, or None. Raises OSError, also for a missing file."""
     with open(path, "rb", opener=no_link) as file:
-        return _look(file)
+        return _check(file)
 
 
-def _look(file: BinaryIO) -> Finding | None:
+def _check(file: BinaryIO) -> Finding | None:
     raw = file.read(_HEADER.size)
     if len(raw) < _HEADER.size:
         return None

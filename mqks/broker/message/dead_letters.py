@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from mqks.protocol.meta import split_letter
+from mqks.protocol.meta import split_dead_letter
 from mqks.protocol.replies import Parts, parts
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """The broker's data of a dead letter. `reason`: rejects, losses, deliveries, ttl, overflow or
     dead; `queue`: where it died; `tries`: how often it was delivered there. Times in microseconds
     since 1970."""
@@ -34,8 +34,8 @@ def with_published(message: bytes, time_us: int) -> bytes:
     return message if told.published else told._replace(published=b"%d" % time_us).joined()
 
 
-class Letters:
-    """Makes dead letters of messages that die together. `why`: the reason that their consumer gave,
+class Death:
+    """One for all messages that die together. `why`: the reason that their consumer gave,
     percent-encoded."""
 
     __slots__ = ("_died", "_died_us", "_first")
@@ -47,14 +47,14 @@ class Letters:
         if why:
             self._died += b"&why=" + why
 
-    def of(self, message: bytes, tries: int, arrived_us: Callable[[], int]) -> bytes:
+    def dead_letter(self, message: bytes, tries: int, arrived_us: Callable[[], int]) -> bytes:
         """The dead letter of this message; data of an earlier death are replaced. `arrived_us` is
         called if the message does not contain the time of its first publishing."""
         text, meta, published, traits = parts(message)
         # The clock may have been set back.
         published_us = min(int(published or 0) or arrived_us(), self._died_us)
         told = self._first, tries, _seconds(published_us), self._died
-        if own := split_letter(meta)[0]:
+        if own := split_dead_letter(meta)[0]:
             pairs = b"%b&%b&tries=%d&published=%b&died=%b" % (own, *told)
         else:
             pairs = b"%b&tries=%d&published=%b&died=%b" % told
@@ -65,14 +65,14 @@ def _seconds(time_us: int) -> bytes:
     return b"%d.%03d" % divmod(time_us // 1000, 1000)
 
 
-def letter_of(message: bytes) -> Letter | None:
+def dead_letter_of(message: bytes) -> DeadLetter | None:
     """The broker's data of a dead letter; None if the message is not one."""
     text, meta, published, traits = parts(message)
-    own, values = split_letter(meta)
+    own, values = split_dead_letter(meta)
     if values is None:
         return None
     reason, queue, tries, _, died, _ = values
     seconds, _, thousandths = died.partition(b".")
     died_us = (int(seconds) * 1000 + int(thousandths)) * 1000
     name, original = unquote_to_bytes(queue), Parts(text, own, published, traits).joined()
-    return Letter(reason.decode(), name, int(tries), int(published), died_us, original)
+    return DeadLetter(reason.decode(), name, int(tries), int(published), died_us, original)
