@@ -273,8 +273,8 @@ def _read(terms: Terms, name: str, value: str) -> dict[str, Any]:
 
 def _received(queue: str, message: PeekedMessage) -> dict[str, Any]:
     token = f"{queue} {message.lease}".encode("utf-8", "surrogateescape")
-    letter = message.dead_letter and message.dead_letter._asdict()
-    more = {"key": message.key, "meta": message.meta, "letter": letter}
+    dead_letter = message.dead_letter and message.dead_letter._asdict()
+    more = {"key": message.key, "meta": message.meta, "dead_letter": dead_letter}
     return {
         "lease": urlsafe_b64encode(token).rstrip(b"=").decode(),
         "id": message.id,
