@@ -99,7 +99,7 @@ def record_batch(
             case "origin":
                 column = _origins(pieces.take(pa.array(take + 5)))
             case _:
-                column = pa.nulls(rows, FIELDS[name])
+                column = pa.nulls(rows, schema.field(name).type)
         made[name] = column
     return pa.RecordBatch.from_arrays(list(made.values()), schema=schema)
 
