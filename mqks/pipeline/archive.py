@@ -11,10 +11,11 @@ The one rule: the queue is trimmed only up to the number that the lake has commi
 
 import logging
 import math
+import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from threading import Event
@@ -26,9 +27,9 @@ import pyarrow.compute as pc
 from mqks.client.errors import RequestFailed
 from mqks.pipeline.columns import FIELDS, ORIGIN, subset
 from mqks.pipeline.errors import BadOption, DataLost, StoreAway
-from mqks.pipeline.job import failure
-from mqks.pipeline.lake import COLUMNS, WRITTEN, File, Lake, Staging, merge, stage
-from mqks.pipeline.reader import LogRange, QueueReader, lost, matching
+from mqks.pipeline.job import reasons
+from mqks.pipeline.lake import WRITTEN, File, Lake, Staging, merge, stage
+from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching
 from mqks.pipeline.session import yields
 from mqks.pipeline.table import Table
 from mqks.pipeline.wire import Connection, Server
@@ -49,15 +50,6 @@ FIND_S, EXPIRE_S = 5.0, 600.0
 """Pauses before new queues are looked for that match a mask, and days that are too old."""
 FILES_MANY = 1000
 """Of one batch: each file and its directory cost a sync, and each reader opens each file."""
-_READ = ("key", "value", "topic", "offset", "timestamp")
-_ROWS = (
-    "key binary, value binary, topic string, offset bigint, timestamp timestamp,"
-    " origin_queue string, origin_epoch string, origin_offset bigint"
-)
-_FILES = (
-    "name string, directory string, values array<string>, rows bigint, bytes bigint, first bigint,"
-    " last bigint, arrived_us bigint, unparsed bigint, left_out bigint"
-)
 _UNPARSED = "_mqks_unparsed"
 
 _log = logging.getLogger("mqks.pipeline")
@@ -101,34 +93,31 @@ class _Batch:
     """Whether replayed messages that the lake has are left out."""
 
     def read(self, ranges: Iterable[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-        """The messages of a task."""
+        """The messages of a task, with the columns of a file."""
         yields()
         with self.reader as reader:
             for start, end in ranges:
                 fail = self.fail_on_data_loss
                 batches = reader.read(start, end, epoch=self.epoch, fail_on_data_loss=fail)
-                yield from map(self._marked, batches)
+                yield from map(self._complete, batches)
 
-    def _marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A replayed message that the lake has already gets no topic."""
         *columns, origin = batch.columns
         queue, epoch, offset = origin.flatten()
         if self.leaves_out and origin.null_count < len(origin):
             is_own = pc.and_(pc.equal(queue, self.queue), pc.equal(epoch, self.epoch))
             is_here = pc.and_(is_own, pc.less(offset, self.ranges[0][0]))
-            topic = _READ.index("topic")
+            topic = batch.schema.get_field_index("topic")
             columns[topic] = pc.if_else(pc.fill_null(is_here, False), None, columns[topic])
-        names = [*_READ, *WRITTEN.names[len(COLUMNS) :]]
-        return pa.RecordBatch.from_arrays([*columns, queue, epoch, offset], names=names)
-
-    def stage(self, messages: Iterable[pa.RecordBatch]) -> Iterator[File]:
-        """Write messages into the lake's staging; yields the files."""
-        yields()
-        return stage(self.staging, map(self._complete, messages))
+        archived = pa.scalar(self.archived_us, pa.int64()).cast(FIELDS["timestamp"])
+        same = [pa.repeat(value, len(batch)) for value in (self.queue, self.epoch, archived)]
+        columns += [*same, queue, epoch, offset]
+        return pa.RecordBatch.from_arrays(columns, schema=WRITTEN)
 
     def read_and_stage(self, ranges: Iterable[tuple[int, int]]) -> Iterator[File]:
         """From the broker to the files within one process: no message passes through the JVM."""
-        return self.stage(self.read(ranges))
+        return stage(self.staging, self.read(ranges))
 
     # The same two steps for Spark's expressions to stand between, as record batches.
 
@@ -137,18 +126,14 @@ class _Batch:
         return self.read(ranges)
 
     def stage_rows(self, messages: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for file in self.stage(messages):
-            yield pa.RecordBatch.from_pylist([asdict(file)])
+        yields()
+        for file in stage(self.staging, (_as_written(batch) for batch in messages)):
+            yield pa.RecordBatch.from_pydict({"file": [pickle.dumps(file)]})
 
-    def _complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """With the columns that are the same in the whole batch."""
-        archived = pa.scalar(self.archived_us, pa.int64()).cast(FIELDS["timestamp"])
-        same = [pa.repeat(value, len(batch)) for value in (self.queue, self.epoch, archived)]
-        columns, at = batch.columns, len(_READ)
-        columns[at - 1] = columns[at - 1].cast(FIELDS["timestamp"])
-        columns[at:at] = same
-        schema = pa.schema([*WRITTEN, *(of for of in batch.schema if of.name == "data")])
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+def _as_written(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """With the types of a file again: Spark gives timestamps in the zone of its session."""
+    return batch.cast(pa.schema([*WRITTEN, batch.schema.field("data")]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +165,10 @@ class Archive:
 
         `lake` must be entered. Raises RequestFailed (no such queue), OSError (no server), DataLost
         (messages are missing, or an older state of the database was restored), BadOption (no queue
-        matches the mask) and whatever a Spark job fails with.
+        matches the mask) and the reason of a Spark job that failed.
         """
-        tried, runs, find_s, expire_s = _Tried(), dict[str, _Run](), -math.inf, -math.inf
+        runs = dict[str, _Run]()
+        find_s = expire_s = told_s = -math.inf
 
         def roll(age_s: float) -> int:
             return lake.roll(partial(_merge, spark, lake), age_s)
@@ -193,82 +179,47 @@ class Archive:
                     lake.expire((datetime.now(UTC) - timedelta(seconds=self.keep_s)).date())
                     expire_s = time.monotonic() + EXPIRE_S
                 if time.monotonic() >= find_s:
-                    for name in self._queues(connection):
+                    for name in matching(connection, self.queue):
                         if name not in runs:
                             reader = self._reader(name, connection)
                             runs[name] = _Run(self, spark, lake, roll, name, reader)
                     if self.once and not runs:
                         raise BadOption(f"no queue matches {self.queue}")
-                    find_s = (
-                        math.inf if self.once or not self._is_mask else time.monotonic() + FIND_S
-                    )
-                was_idle = True
+                    once = self.once or not is_mask(self.queue)
+                    find_s = math.inf if once else time.monotonic() + FIND_S
+                is_idle = True
                 for name, run in [*runs.items()]:
                     try:
-                        progress = tried.step(run.step)
+                        progress = run.step()
+                    except StoreAway as error:
+                        if time.monotonic() - told_s >= TELL_S:
+                            _log.warning("%s; the queue waits", error)
+                            told_s = time.monotonic()
+                        is_idle = False
+                        stop.wait(AWAY_S)
+                        break
                     except RequestFailed:
-                        if not self._is_mask or name in self._queues(connection):
+                        if name in matching(connection, self.queue):
                             raise
-                        progress = _DONE
-                    if isinstance(progress, Progress):
-                        was_idle = False
-                        yield progress
-                    elif progress is _DONE:
+                        run.is_done = True  # A queue of a mask, which was deleted.
+                        progress = None
+                    if run.is_done:
                         del runs[name]
-                    if progress is _AWAY or stop.is_set():
+                    if progress is not None:
+                        is_idle, told_s = False, -math.inf
+                        yield progress
+                    if stop.is_set():
                         break
                 if self.once and not runs:
                     break
-                if tried.is_away:
-                    stop.wait(AWAY_S)
-                elif was_idle and not self.once:
+                if is_idle and not self.once:
                     stop.wait(min(1.0, max(IDLE_S, self.interval_s)))
                     roll(self.roll_s)
         roll(0)
 
-    @property
-    def _is_mask(self) -> bool:
-        return "*" in self.queue
-
-    def _queues(self, connection: Connection) -> list[str]:
-        if not self._is_mask:
-            return [self.queue]
-        return matching(connection, self.queue)
-
     def _reader(self, queue: str, connection: Connection) -> QueueReader:
-        schema = subset(_READ).append(ORIGIN)
+        schema = subset(("key", "value", "topic", "offset", "timestamp")).append(ORIGIN)
         return QueueReader(None, queue, connection=connection, schema=schema, meta=True)
-
-
-_IDLE, _DONE, _AWAY = "idle", "done", "away"
-
-
-class _Tried:
-    """Does steps, and tells once a minute that the store is away."""
-
-    def __init__(self) -> None:
-        self.is_away = False
-        self._told_s = -math.inf
-
-    def step(self, work: Callable[[], Progress | str]) -> Progress | str:
-        from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
-
-        try:
-            done = work()
-        except (StoreAway, PySparkException, Py4JError) as error:
-            found = error if isinstance(error, StoreAway) else failure(str(error))
-            if not isinstance(found, StoreAway):
-                raise
-            if time.monotonic() - self._told_s >= TELL_S:
-                _log.warning("%s; the queue waits", found)
-                self._told_s = time.monotonic()
-            self.is_away = True
-            return _AWAY
-        self.is_away = False
-        if isinstance(done, Progress):
-            self._told_s = -math.inf
-        return done
 
 
 @dataclass(slots=True)
@@ -283,8 +234,10 @@ class _Run:
     reader: QueueReader
     goal: int | None = None
     waited_until: float = field(default_factory=time.monotonic)
+    is_done: bool = False
+    """Whether everything is archived that an archive with `once` shall."""
 
-    def step(self) -> Progress | str:
+    def step(self) -> Progress | None:
         """One batch, or none."""
         job = self.job
         log, start = self._look()
@@ -294,10 +247,11 @@ class _Run:
                 self._trim(log.epoch, start)
         end = min(log.next, start + job.batch_messages)
         if job.once and (start >= self.goal or end <= start):
-            return _DONE
+            self.is_done = True
+            return None
         short = not job.once and end - start < job.batch_messages
         if end <= start or (short and time.monotonic() < self.waited_until):
-            return _IDLE
+            return None
         progress = self._archive(log.epoch, start, end)
         self.waited_until = time.monotonic() + job.interval_s
         return progress
@@ -368,18 +322,17 @@ class _Run:
             leaves_out=not self.job.include_replays,
         )
         tasks = len(batch.ranges)
-        if schema is None:
-            parts = self.spark.parallelize(batch.ranges, tasks)
-            return parts.mapPartitions(batch.read_and_stage).collect()
-        from pyspark.sql import SparkSession
+        with reasons():
+            if schema is None:
+                parts = self.spark.parallelize(batch.ranges, tasks)
+                return parts.mapPartitions(batch.read_and_stage).collect()
+            from pyspark.sql import SparkSession
+            from pyspark.sql.pandas.types import from_arrow_schema
 
-        messages = (
-            SparkSession.builder.getOrCreate()
-            .range(0, tasks, 1, tasks)
-            .mapInArrow(batch.read_rows, _ROWS)
-        )
-        staged = parsed(messages, schema).mapInArrow(batch.stage_rows, _FILES)
-        return [File(*row) for row in staged.collect()]
+            started = SparkSession.builder.getOrCreate().range(0, tasks, 1, tasks)
+            messages = started.mapInArrow(batch.read_rows, from_arrow_schema(WRITTEN))
+            staged = parsed(messages, schema).mapInArrow(batch.stage_rows, "file binary")
+            return [pickle.loads(row.file) for row in staged.collect()]
 
     def _schema(self) -> "StructType | None":
         """Of payloads, with types as wide as the lake has them. Raises LakeUnfit."""

@@ -48,7 +48,6 @@ def spark_of(name: str, master: str | None, settings: Mapping[str, str]) -> "Ite
     """What begins a session or a context, which ends with the job. Raises the reason of a failure:
     RequestFailed, ServerAway, JobFailed, and others of `pipeline.errors`."""
     from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
 
     from mqks.pipeline.session import LOGGING, session
 
@@ -61,9 +60,8 @@ def spark_of(name: str, master: str | None, settings: Mapping[str, str]) -> "Ite
         return running[0]
 
     try:
-        yield begin
-    except (PySparkException, Py4JError) as error:
-        raise failure(text(error)) from None
+        with reasons():
+            yield begin
     except ConnectionError as error:
         raise ServerAway(f"the server cannot be reached: {text(error)}") from None
     except OSError as error:
@@ -74,6 +72,18 @@ def spark_of(name: str, master: str | None, settings: Mapping[str, str]) -> "Ite
                 spark.stop()
         except (Py4JError, OSError):  # An error before this one was a consequence of it.
             raise JobFailed("Spark's Java process has died") from None
+
+
+@contextmanager
+def reasons() -> Iterator[None]:
+    """Raises the reason of an error of Spark instead of it."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise failure(text(error)) from None
 
 
 def text(error: BaseException) -> str:

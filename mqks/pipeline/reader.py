@@ -208,8 +208,14 @@ def pattern(mask: str) -> str:
     )
 
 
+def is_mask(queue: str) -> bool:
+    return "*" in queue
+
+
 def matching(connection: Connection, mask: str) -> list[str]:
-    """The names of the queues that match a mask."""
+    """The names of the queues that match a mask; a name without a star is that of one queue."""
+    if not is_mask(mask):
+        return [mask]
     found = connection.again(lambda wire: [*rows(wire.stats, "queues", "name")])
     matches = re.compile(pattern(mask)).search
     return [row["name"] for row in found if matches(row["name"])]

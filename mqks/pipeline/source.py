@@ -52,7 +52,7 @@ from mqks.pipeline.options import (
     read_options,
     write_options,
 )
-from mqks.pipeline.reader import LogRange, QueueReader, lost, matching
+from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching
 from mqks.pipeline.sink import BatchWriter, StreamWriter
 from mqks.pipeline.wire import Connection
 
@@ -87,7 +87,7 @@ class MqksDataSource(DataSource):
         return "mqks"
 
     def schema(self) -> StructType:
-        return StructType([*SCHEMA, QUEUE]) if "*" in self.options.get("queue", "") else SCHEMA
+        return StructType([*SCHEMA, QUEUE]) if is_mask(self.options.get("queue", "")) else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(self.options, schema)
@@ -122,16 +122,12 @@ class _Query:
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.options = read_options(options)
-        self._is_mask = "*" in self.options.queue
+        self._is_mask = is_mask(self.options.queue)
         self._schema = _arrow_schema(schema, self._is_mask)
         if self._is_mask:
             for place in (self.options.start, self.options.end):
                 if place is not None and place.offset not in (EARLIEST, LATEST):
                     raise BadOption("offsets of several queues can only be earliest or latest")
-
-    def _queues(self, connection: Connection) -> list[str]:
-        queue = self.options.queue
-        return matching(connection, queue) if self._is_mask else [queue]
 
     def _log(self, queue: str, connection: Connection | None = None) -> QueueReader:
         options = self.options
@@ -198,7 +194,7 @@ class BatchReader(_Query, DataSourceReader):
         with closing(Connection(self.options.server)) as connection:
             return [
                 each
-                for queue in self._queues(connection)
+                for queue in matching(connection, self.options.queue)
                 for each in self._planned(queue, self._log(queue, connection))
             ]
 
@@ -306,7 +302,7 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The logs as they are now."""
         return {
             queue: self._log(queue, connection).range(self.options.start_time_us)
-            for queue in self._queues(connection)
+            for queue in matching(connection, self.options.queue)
         }
 
     def _latest(self, queue: str, start: Offset, most: int | None, log: LogRange) -> Offset:

@@ -25,7 +25,6 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import PySparkException
 
 from mqks.client.blocking import connect
 from mqks.client.errors import RequestFailed
@@ -319,7 +318,7 @@ def test_what_is_trimmed_under_a_batch_is_noticed(
         return stage(*told)
 
     monkeypatch.setattr(archives._Run, "_stage", trimmed_meanwhile)
-    with pytest.raises(PySparkException, match="messages 1 to 3 of the queue clicks are gone"):
+    with pytest.raises(DataLost, match="messages 1 to 3 of the queue clicks are gone"):
         run(spark, mqks_broker, lake)
 
     assert len(waits(mqks_broker)) == 7
