@@ -8,26 +8,40 @@ The one rule: the files of a batch, and the properties that record how far its q
 one commit of the catalog, which fails if any other came before it.
 """
 
-import io
 import logging
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mqks.durable import sync
-from mqks.pipeline import objects
 from mqks.pipeline.errors import ExtraMissing, LakeUnfit
-from mqks.pipeline.lake import SMALL_BYTES, WRITTEN, File, Staging, numbered, shown, write_file
-from mqks.pipeline.objects import CONNECT_S, DELETED, ICEBERG, REQUEST_S, Place, make_directory
-from mqks.pipeline.table import COMPACTION, Table, cast
+from mqks.pipeline.lake import (
+    SMALL_BYTES,
+    WRITTEN,
+    File,
+    Staging,
+    numbered,
+    rows_of,
+    shown,
+    write_file,
+)
+from mqks.pipeline.objects import (
+    CONNECT_S,
+    DELETED,
+    ICEBERG,
+    REQUEST_S,
+    Place,
+    SyncedFile,
+    make_directory,
+)
+from mqks.pipeline.table import COMPACTION, Table
 
 try:
     from pyiceberg.catalog import AVAILABLE_CATALOGS, CatalogType, load_catalog
@@ -152,16 +166,10 @@ class IcebergTable(Table):
 
     def _merge(self, directory: str, files: Sequence[Any]) -> None:
         columns = self._columns()
-
-        def tables() -> Iterator[pa.Table]:
-            for file in files:
-                content = pa.BufferReader(objects.read(place_of(file.file_path)))
-                batches = pq.ParquetFile(content).iter_batches()
-                yield pa.Table.from_batches([cast(each, columns) for each in batches], columns)
-
         path = f"{directory}/{shown(uuid.uuid4().hex)}"
         schema = numbered(columns, self._table.schema().as_arrow())
-        write_file(place_of(directory), path.rpartition("/")[2], tables(), schema)
+        rows = rows_of((place_of(file.file_path) for file in files), columns)
+        write_file(place_of(directory), path.rpartition("/")[2], rows, schema)
         with self._table.transaction() as one, one.update_snapshot().overwrite() as change:
             for file in files:
                 change.delete_data_file(file)
@@ -255,18 +263,19 @@ class SyncedIO(PyArrowFileIO):
         output = super().new_output(location)
         place = place_of(location)
         if isinstance(place, Path):
-            output.create = lambda overwrite=False: _SyncedFile(place)  # type: ignore[method-assign]
+            output.create = lambda overwrite=False: _SyncedName(place)  # type: ignore[method-assign]
         return output
 
 
-class _SyncedFile(io.FileIO):
+class _SyncedName(SyncedFile):
+    """Its name is on the disk, too, when it is closed."""
+
     def __init__(self, path: Path) -> None:
         make_directory(path.parent)
         self._path = path
-        super().__init__(path, "wb")
+        super().__init__(path)
 
     def close(self) -> None:
         if not self.closed:
-            os.fsync(self.fileno())
             super().close()
             sync(self._path.parent)

@@ -16,18 +16,17 @@ Tasks write only into `staging`; files there that no commit names are deleted.
 
 import fcntl
 import json
-import os
 import re
 import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,7 +36,7 @@ from mqks.durable import sync
 from mqks.pipeline import objects
 from mqks.pipeline.columns import FIELDS, ORIGIN
 from mqks.pipeline.errors import BadOption, LakeInUse, LakeUnfit
-from mqks.pipeline.objects import Place, make_directory, write_atomically
+from mqks.pipeline.objects import Place, SyncedFile, make_directory, write_atomically
 
 COLUMNS = pa.schema(
     [
@@ -200,25 +199,19 @@ def _parts(table: pa.Table, by: Sequence[str]) -> Iterator[tuple[list[str], pa.T
         "parsed": lambda: table["data"].is_valid() if "data" in table.column_names else none,
     }
     none = pa.chunked_array([pa.repeat(False, len(table))])
-    codes: Any = pa.repeat(pa.scalar(0, pa.int64()), len(table))
-    names: list[list[str]] = []
-    for name in by:
-        coded = columns[name]().combine_chunks().dictionary_encode()
-        names.append(coded.dictionary.cast(pa.string()).to_pylist())
-        if len(names[-1]) > 1:
-            codes = pc.add(pc.multiply(codes, len(names[-1])), coded.indices.cast(pa.int64()))
-    if all(len(several) == 1 for several in names):
-        yield [value for [value] in names], table
-        return
-    table = table.take(pc.sort_indices(codes))  # It is stable.
-    counts = sorted((pair["values"], pair["counts"]) for pair in pc.value_counts(codes).to_pylist())
+    coded = {name: columns[name]().combine_chunks().dictionary_encode() for name in by}
+    codes = pa.table({name: each.indices for name, each in coded.items()})
+    order = [(name, "ascending") for name in by]
+    counted = codes.group_by([*by]).aggregate([([], "count_all")]).sort_by(order)
+    if len(counted) > 1:
+        table = table.take(pc.sort_indices(codes, order))  # It is stable.
+    values = [
+        each.dictionary.cast(pa.string()).take(counted[name]).to_pylist()
+        for name, each in coded.items()
+    ]
     at = 0
-    for code, count in counts:
-        values: list[str] = []
-        for several in reversed(names):
-            code, which = divmod(code, len(several))
-            values.insert(0, several[which])
-        yield values, table.slice(at, count)
+    for *told, count in zip(*values, counted["count_all"].to_pylist(), strict=True):
+        yield told, table.slice(at, count)
         at += count
 
 
@@ -243,10 +236,8 @@ def write_file(place: Place, name: str, tables: Iterable[pa.Table], schema: pa.S
         raise LakeUnfit(f"{place} is not on the machine {socket.gethostname()}: {SHARED}")
     path = place / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
+    with SyncedFile(path) as file:
         _write_parquet(file, tables, schema)
-        file.flush()
-        os.fsync(file.fileno())
         return file.tell()
 
 
@@ -270,46 +261,49 @@ def merge(staging: Path, names: list[str]) -> list[str]:
     """
     if len(names) == 1:
         return names
-    files = [staging / name for name in sorted(names)]
+    names = sorted(names)
     try:
-        schema = pa.unify_schemas([pq.read_schema(file) for file in files])
+        schema = pa.unify_schemas([pq.read_schema(staging / name) for name in names])
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return names
     firsts, lasts = zip(*(name.split("-")[:2] for name in names), strict=True)
     name = _new_name(min(map(int, firsts)), max(map(int, lasts)))
-    write_file(staging, name, _row_groups(files, schema), schema)
+    write_file(staging, name, rows_of([staging / name for name in names], schema), schema)
     return [name]
 
 
-def _row_groups(files: list[Path], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Larger tables: one for each small file would result in small row groups."""
+def rows_of(files: Iterable[Place], schema: pa.Schema) -> Iterator[pa.Table]:
+    """The rows of small files, in tables of some size: each is a row group of the next file."""
     gathered: list[pa.Table] = []
     for file in files:
-        with pq.ParquetFile(file) as parquet:
-            for number in range(parquet.num_row_groups):
-                gathered.append(_fit(parquet.read_row_group(number), schema))
-                if sum(table.nbytes for table in gathered) >= PIECE_BYTES:
-                    yield pa.concat_tables(gathered)
-                    gathered = []
+        content = pa.BufferReader(objects.read(file))
+        gathered.append(fitted(pq.ParquetFile(content).read(), schema))
+        if sum(table.nbytes for table in gathered) >= PIECE_BYTES:
+            yield pa.concat_tables(gathered)
+            gathered = []
     if gathered:
         yield pa.concat_tables(gathered)
 
 
-def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table with all columns of the schema; missing ones are null."""
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
+
+
+def fitted(rows: Rows, schema: pa.Schema) -> Rows:
+    """With these columns, of which those that are missing are null."""
     columns = [
-        table[field.name] if field.name in table.column_names else pa.nulls(len(table), field.type)
+        rows[field.name].cast(field.type)
+        if field.name in rows.schema.names
+        else pa.nulls(len(rows), field.type)
         for field in schema
     ]
-    return pa.table(columns, schema=schema)
+    return type(rows).from_arrays(columns, schema=schema)
 
 
 Merge = Callable[[list[list[str]]], Iterable[list[str]]]
 """Calls `merge` for each group of files."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A file that is in the lake and not visible yet."""
 
     name: str
@@ -358,6 +352,7 @@ class Lake:
         self._lock.close()
 
     def _recover(self) -> None:
+        """Finish the last commit."""
         if (self.path / "_delta_log").exists():
             raise LakeUnfit(f"{self.path} is a Delta table: use --format delta")
         with suppress(FileNotFoundError):
@@ -365,12 +360,8 @@ class Lake:
             # Older versions knew but two, and the oldest one.
             before = ("date", "event") if kept.pop("by_event", True) else ("date",)
             self.by = kept_by(self.path, self._by, kept.get("by", before))
-            self._state |= kept
+            self._state |= kept | {"waiting": [Waiting(*file) for file in kept.get("waiting", [])]}
         self._state["by"] = self.by
-        self._finish()
-
-    def _finish(self) -> None:
-        """Finish the last commit, and delete files of no commit."""
         self._staging.mkdir(exist_ok=True)
         self._place(self._state["moves"])
         # A task of a killed run may still write here; this does no harm, since only commits move
@@ -378,11 +369,9 @@ class Lake:
         self._sweep({file.name for file in self._staging.iterdir()})
 
     def _sweep(self, names: set[str]) -> None:
-        for name in names - {file.name for file in self._waiting()}:
+        """Delete files of no commit."""
+        for name in names - {file.name for file in self._state["waiting"]}:
             (self._staging / name).unlink(missing_ok=True)
-
-    def _waiting(self) -> list[Waiting]:
-        return [Waiting(*file) for file in self._state["waiting"]]
 
     def next(self, queue: str, epoch: str) -> int | None:
         """The first number of the queue that the lake does not have; None before the first."""
@@ -399,12 +388,13 @@ class Lake:
 
         Large files become visible at once, small files when `roll` merges them.
         """
-        arrived = self._state["arrived"] | self._arrived(queue, epoch, files)
+        came_us = latest(self.arrived_us(queue, epoch), files)
+        arrived = self._state["arrived"] | ({} if came_us is None else {epoch: came_us})
         files = [file for file in files if file.rows]
-        self._check_is_here(file.name for file in files)
+        self._check_are_here(file.name for file in files)
         queues = dict(self._state["queues"])
         queues[queue] = queues.get(queue, {}) | {epoch: number}
-        moves, waiting, now_s = [], self._waiting(), time.time()
+        moves, waiting, now_s = [], [*self._state["waiting"]], time.time()
         for file in files:
             if file.bytes < SMALL_BYTES:
                 waiting.append(Waiting(file.name, file.directory, file.rows, file.bytes, now_s))
@@ -412,17 +402,8 @@ class Lake:
                 moves.append((file.name, file.directory))
         self._write(waiting, moves, queues=queues, arrived=arrived)
 
-    def _check_is_here(self, names: Iterable[str]) -> None:
-        """If not, a worker has written elsewhere, and trimming the queue would lose messages."""
-        if not all((self._staging / name).exists() for name in names):
-            raise LakeUnfit(f"{self.path}: the files written by the workers are missing: {SHARED}")
-
-    def _arrived(self, queue: str, epoch: str, files: Sequence[File]) -> dict[str, int]:
-        """The new `arrived_us` with these files, by epoch; an epoch belongs to one queue."""
-        times = [file.arrived_us for file in files]
-        if (before := self.arrived_us(queue, epoch)) is not None:
-            times.append(before)
-        return {epoch: max(times)} if times else {}
+    def _check_are_here(self, names: Iterable[str]) -> None:
+        check_are_here(self.path, (self._staging / name for name in names))
 
     def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
         """The type of the column `data` in files, for payloads of this one."""
@@ -432,7 +413,7 @@ class Lake:
         """Merge staged files and make them visible, if those of a directory are large or old enough
         together; returns the number of rows that stay in staging."""
         places: dict[str, list[Waiting]] = {}
-        for file in self._waiting():
+        for file in self._state["waiting"]:
             places.setdefault(file.directory, []).append(file)
         now_s = time.time()
         due = {
@@ -444,15 +425,15 @@ class Lake:
         }
         if due:
             merged = [*run([[file.name for file in files] for files in due.values()])]
-            self._check_is_here(name for names in merged for name in names)
+            self._check_are_here(name for names in merged for name in names)
             moves = [
                 (name, place) for place, names in zip(due, merged, strict=True) for name in names
             ]
-            waiting = [file for file in self._waiting() if file.directory not in due]
+            waiting = [file for file in self._state["waiting"] if file.directory not in due]
             old = {file.name for files in due.values() for file in files}
             self._write(waiting, moves)
             self._sweep(old)
-        return sum(file.rows for file in self._waiting())
+        return sum(file.rows for file in self._state["waiting"])
 
     def expire(self, before: date) -> None:
         """Remove older days. Raises LakeUnfit: readers of plain files rely on them to stay."""
@@ -462,7 +443,7 @@ class Lake:
         """Write the commit, then do the moves that it names. After a crash they are repeated, which
         has no effect on those already done. They are synced before the next commit forgets them."""
         sync(self._staging)
-        changes |= {"waiting": list(map(astuple, waiting)), "moves": moves}
+        changes |= {"waiting": waiting, "moves": moves}
         state = self._state | changes
         write_atomically(self.control / "state.json", json.dumps(state).encode())
         self._state = state
@@ -480,6 +461,18 @@ class Lake:
         parents = {around for target in touched for around in (target, target.parent, self.path)}
         for around in parents:
             sync(around)
+
+
+def latest(came_us: int | None, files: Sequence[File]) -> int | None:
+    """The arrival of the latest message of all: what was told before, and that of these files."""
+    times = [file.arrived_us for file in files] + ([] if came_us is None else [came_us])
+    return max(times, default=None)
+
+
+def check_are_here(lake: Place, files: Iterable[Path]) -> None:
+    """If not, a worker has written elsewhere, and trimming the queue would lose messages."""
+    if not all(file.exists() for file in files):
+        raise LakeUnfit(f"{lake}: the files written by the workers are missing: {SHARED}")
 
 
 def kept_by(place: Place, wanted: tuple[str, ...] | None, has: Iterable[str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ and on each worker.
 The one rule: a store that is away is told apart from one that refuses, and from all other errors.
 """
 
+import io
 import os
 import re
 from collections.abc import Callable
@@ -133,9 +134,22 @@ def make_directory(path: Path) -> None:
 def write_atomically(path: Path, content: Any) -> None:
     """Replace a file: after a crash it has the complete old or the complete new content."""
     new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
+    with SyncedFile(new) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
     new.rename(path)
     sync(path.parent)
+
+
+class SyncedFile(io.BufferedWriter):
+    """A new file, whose content is on the disk when it is closed; its name may not be."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "wb"))
+
+    def close(self) -> None:
+        try:
+            if not self.closed:
+                self.flush()
+                os.fsync(self.fileno())
+        finally:
+            super().close()

@@ -15,6 +15,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -27,12 +28,14 @@ from mqks.pipeline.errors import ExtraMissing, LakeInUse, LakeUnfit, PipelineErr
 from mqks.pipeline.lake import (
     CONTROL,
     PARTITIONS,
-    SHARED,
     WRITTEN,
     File,
     Merge,
     Staging,
+    check_are_here,
+    fitted,
     kept_by,
+    latest,
 )
 from mqks.pipeline.objects import OPTIONS, Place, asked, make_directory
 
@@ -134,11 +137,9 @@ class Table:
         """Make files part of the table: everything below `number` is in it then. Raises LakeInUse
         if another has committed since `next`."""
         name = _application(queue, epoch)
-        before, times = self._told.get(name), [file.arrived_us for file in files]
-        records = {name: number}
-        if times:
-            came_us = self.arrived_us(queue, epoch) or 0
-            records[_arrivals(queue, epoch)] = max(*times, came_us)
+        before, records = self._told.get(name), {name: number}
+        if (came_us := latest(self.arrived_us(queue, epoch), files)) is not None:
+            records[_arrivals(queue, epoch)] = came_us
         files = [file for file in files if file.rows]
         self._sync_files(self.staging.path(file) for file in files)
 
@@ -168,9 +169,7 @@ class Table:
         """In a directory, the names of files must be on the disk before a commit that has them."""
         if isinstance(self.files, Path):
             paths = [self.files / name for name in names]
-            if not all(path.exists() for path in paths):
-                missing = "the files written by the workers are missing"
-                raise LakeUnfit(f"{self.place}: {missing}: {SHARED}")
+            check_are_here(self.place, paths)
             for around in {each for path in paths for each in path.parents}:
                 if around.is_relative_to(self.files):
                     sync(around)
@@ -290,29 +289,32 @@ class DeltaTable(Table):
             )
             self._sync_log(0)
             return
-        version, before = self._table.version(), set(self._table.file_uris())
-        try:
-            pa.unify_schemas([own, whole])
-        except pa.ArrowTypeError:  # Files of this format have the types of the table: all anew.
-            rows = d.QueryBuilder().register("t", self._table).execute("select * from t")
-            batches = (cast(batch, whole) for batch in pa.RecordBatchReader.from_stream(rows))
-            anew = pa.RecordBatchReader.from_batches(whole, batches)
-            d.write_deltalake(
-                self._table, anew, mode="overwrite", schema_mode="overwrite", partition_by=by
-            )
-        else:
-            none = whole.empty_table()
-            d.write_deltalake(self._table, none, mode="append", schema_mode="merge")
-        self._table.update_incremental()
-        self._sync_files(self._new(before))
-        self._sync_log(version + 1)
+        with self._synced():
+            try:
+                pa.unify_schemas([own, whole])
+            except pa.ArrowTypeError:  # Files of this format have the types of the table: all anew.
+                rows = d.QueryBuilder().register("t", self._table).execute("select * from t")
+                batches = (fitted(batch, whole) for batch in pa.RecordBatchReader.from_stream(rows))
+                anew = pa.RecordBatchReader.from_batches(whole, batches)
+                d.write_deltalake(
+                    self._table, anew, mode="overwrite", schema_mode="overwrite", partition_by=by
+                )
+            else:
+                none = whole.empty_table()
+                d.write_deltalake(self._table, none, mode="append", schema_mode="merge")
+            self._table.update_incremental()
 
-    def _new(self, before: set[str]) -> Iterator[str]:
-        """The files in a directory that were not in the table before."""
+    @contextmanager
+    def _synced(self) -> Iterator[None]:
+        """Files that the table makes itself within are on the disk in the end, with its log."""
+        version, before = self._table.version(), set(self._table.file_uris())
+        yield
         if isinstance(self.place, Path):
-            for uri in set(self._table.file_uris()) - before:
-                sync(uri)
-                yield str(Path(uri).relative_to(self.place))
+            files = [Path(uri) for uri in set(self._table.file_uris()) - before]
+            for file in files:
+                sync(file)
+            self._sync_files(str(file.relative_to(self.place)) for file in files)
+        self._sync_log(version + 1)
 
     def _sync_log(self, first: int) -> None:
         """The log must be synced before the queue is trimmed; `first` is a version."""
@@ -328,33 +330,21 @@ class DeltaTable(Table):
         # Compactions are versions, too, so that the next one is some commits away.
         version = self._table.version()
         if version and version % COMPACTION == 0:
-            before = set(self._table.file_uris())
-            self._table.optimize.compact(writer_properties=WriterProperties(compression="ZSTD"))
-            self._sync_files(self._new(before))
-            self._vacuum(version + 1)
+            with self._synced():
+                self._table.optimize.compact(writer_properties=WriterProperties(compression="ZSTD"))
+            self._vacuum()
 
     def _delete(self, before: date) -> None:
         days = (day["date"] for day in self._table.partitions())
         if any(str(day) < str(before) for day in days):
-            version = self._table.version()
-            self._table.delete(f"date < '{before}'")
-            self._vacuum(version + 1)
+            with self._synced():
+                self._table.delete(f"date < '{before}'")
+            self._vacuum()
 
-    def _vacuum(self, first: int) -> None:
+    def _vacuum(self) -> None:
         """Delete files that the table has not used for a week, and those of no commit."""
-        self._table.vacuum(dry_run=False, full=True)
-        self._sync_log(first)
-
-
-def cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """With these columns, of which those that are missing are null."""
-    columns = [
-        batch[field.name].cast(field.type)
-        if field.name in batch.schema.names
-        else pa.nulls(len(batch), field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+        with self._synced():
+            self._table.vacuum(dry_run=False, full=True)
 
 
 def unified(old: pa.DataType, new: pa.DataType, *, whole: bool = True) -> pa.DataType:
