@@ -29,7 +29,7 @@ from mqks.pipeline.columns import FIELDS, ORIGIN, subset
 from mqks.pipeline.errors import BadOption, DataLost, StoreAway
 from mqks.pipeline.job import reasons
 from mqks.pipeline.lake import WRITTEN, File, Lake, Staging, merge, stage
-from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching
+from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts
 from mqks.pipeline.session import yields
 from mqks.pipeline.table import Table
 from mqks.pipeline.wire import Connection, Server
@@ -315,7 +315,7 @@ class _Run:
             reader=self.reader,
             queue=self.queue,
             epoch=epoch,
-            ranges=_split(start, end, self.spark.defaultParallelism),
+            ranges=parts(start, end, self.spark.defaultParallelism),
             archived_us=time.time_ns() // 1000,
             staging=self.lake.staging,
             fail_on_data_loss=self.job.fail_on_data_loss,
@@ -324,8 +324,8 @@ class _Run:
         tasks = len(batch.ranges)
         with reasons():
             if schema is None:
-                parts = self.spark.parallelize(batch.ranges, tasks)
-                return parts.mapPartitions(batch.read_and_stage).collect()
+                ranges = self.spark.parallelize(batch.ranges, tasks)
+                return ranges.mapPartitions(batch.read_and_stage).collect()
             from pyspark.sql import SparkSession
             from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -368,9 +368,3 @@ def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
 def _merge(spark: "SparkContext", lake: Any, groups: list[list[str]]) -> list[list[str]]:
     merging = partial(merge, lake.staging.place)
     return spark.parallelize(groups).map(merging).collect()
-
-
-def _split(start: int, end: int, parts: int) -> list[tuple[int, int]]:
-    """A range of numbers in at most `parts` parts of about the same size, none of them empty."""
-    step = -(-(end - start) // parts)
-    return [(low, min(low + step, end)) for low in range(start, end, step)]

@@ -137,20 +137,15 @@ def failure(text: str) -> Exception:
             return JobFailed(advice.format(*found.groups()))
     told_last = _reason(text)
     name, _, told = told_last.partition(": ")
-    match name.rpartition(".")[2]:
-        case "DataLost":
-            return DataLost(told)
-        case "LakeUnfit":
-            return LakeUnfit(told)
-        case "RequestFailed" | "AuthenticationFailed":
-            found = re.fullmatch(r"(.*, error (\w+))(?:: (.+))?", told)
-            return RequestFailed(*found.groups()) if found else RequestFailed(told, "")
-        case "StoreAway":
-            return StoreAway(told)
-        case "ConnectionLost":
-            return ServerAway(f"the server cannot be reached: {told}")
-        case _:
-            return JobFailed(told_last)
+    name = name.rpartition(".")[2]
+    if kind := {"DataLost": DataLost, "LakeUnfit": LakeUnfit, "StoreAway": StoreAway}.get(name):
+        return kind(told)
+    if name in ("RequestFailed", "AuthenticationFailed"):
+        found = re.fullmatch(r"(.*, error (\w+))(?:: (.+))?", told)
+        return RequestFailed(*found.groups()) if found else RequestFailed(told, "")
+    if name == "ConnectionLost":
+        return ServerAway(f"the server cannot be reached: {told}")
+    return JobFailed(told_last)
 
 
 def _reason(text: str) -> str:

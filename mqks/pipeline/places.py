@@ -21,10 +21,7 @@ from mqks.pipeline.table import DeltaTable, Table, delta
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_DDL = (
-    "key binary, value binary, topic string, offset bigint, timestamp timestamp, queue string,"
-    " epoch string, archived timestamp, date date"
-)
+_ROWS = COLUMNS.append(pa.field("date", pa.date32()))
 
 
 def lake_at(
@@ -59,16 +56,19 @@ def messages(spark: "SparkSession", place: Place) -> "DataFrame":
 
     The event is the column `topic`; the directory may have it cut.
     """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    schema = from_arrow_schema(_ROWS)
     if isinstance(place, Path) and not (place / "_delta_log").is_dir():
         if not place.is_dir():
             raise LakeUnfit(f"there is no lake at {place}")
-        return spark.read.schema(_DDL).parquet(str(place.absolute()))
+        return spark.read.schema(schema).parquet(str(place.absolute()))
     files = [(uri,) for uri in asked(place, partial(_files, place))]
     if not files:
-        return spark.createDataFrame([], _DDL)
+        return spark.createDataFrame([], schema)
     tasks = min(len(files), spark.sparkContext.defaultParallelism)
     named = spark.createDataFrame(files, "file string").repartition(tasks)
-    return named.mapInArrow(_rows, _DDL)
+    return named.mapInArrow(_rows, schema)
 
 
 def _files(place: Place) -> list[str]:
@@ -86,10 +86,9 @@ def _files(place: Place) -> list[str]:
 
 
 def _rows(files: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    schema = COLUMNS.append(pa.field("date", pa.date32()))
     for uri in (uri for batch in files for uri in batch["file"].to_pylist()):
         content = objects.read(uri if "://" in uri else Path(uri))
         for batch in pq.ParquetFile(pa.BufferReader(content)).iter_batches(columns=COLUMNS.names):
             columns = [batch[name] for name in COLUMNS.names]
             columns.append(batch["timestamp"].cast(pa.date32()))
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            yield pa.RecordBatch.from_arrays(columns, schema=_ROWS)

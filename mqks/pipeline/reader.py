@@ -10,7 +10,8 @@ import logging
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple, Self
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ from mqks.client.errors import ProtocolViolation
 from mqks.client.wire import Wire, rows
 from mqks.pipeline.columns import SCHEMA, Ints, record_batch
 from mqks.pipeline.errors import DataLost
-from mqks.pipeline.wire import Connection, Server
+from mqks.pipeline.wire import Connected, Connection, Server
 
 FETCH_ROWS = 100_000
 RUN_BYTES = 32
@@ -49,7 +50,7 @@ class _Page(NamedTuple):
     text: memoryview
 
 
-class QueueReader:
+class QueueReader(Connected):
     """Reads one queue, at `url` or `server`; `schema` has the columns to read.
 
     With `meta`, `headers` are the attributes of the messages; else they are null.
@@ -69,7 +70,7 @@ class QueueReader:
         meta: bool = False,
         connection: Connection | None = None,
     ) -> None:
-        self._connection = connection or Connection(server or Server(url=url))
+        super().__init__(connection or Connection(server or Server(url=url)))
         self._name = queue
         self._queue = requests.name(queue)
         self._schema = schema
@@ -83,16 +84,6 @@ class QueueReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._memory = memoryview(bytearray())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection; the next call opens another."""
-        self._connection.close()
 
     def range(self, at_us: int | None = None, archived: int | None = None) -> LogRange:
         """The range of the queue now; `at_us` are microseconds since 1970. `archived` tells the
@@ -206,6 +197,12 @@ def pattern(mask: str) -> str:
     return (
         f"(?s)^{''.join(wild.get(run, '.*') if run[0] == '*' else re.escape(run) for run in runs)}$"
     )
+
+
+def parts(start: int, end: int, count: int) -> list[tuple[int, int]]:
+    """A range of numbers in equal parts, `count` at most."""
+    count = max(1, min(count, end - start))
+    return [*pairwise(start + (end - start) * part // count for part in range(count + 1))]
 
 
 def is_mask(queue: str) -> bool:

@@ -24,6 +24,7 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import functions as F
 
 from mqks.client import requests, urls
 from mqks.client.errors import RequestFailed
@@ -185,8 +186,6 @@ def _behind(rows: "DataFrame", last: dict[str, Any] | None) -> "DataFrame":
     """The rows after the last replayed one."""
     if last is None:
         return rows
-    from pyspark.sql import functions as F
-
     place = {name: F.lit(value) for name, value in last.items()}
     place["timestamp"] = F.timestamp_micros(place["timestamp"])
     place["offset"] = place["offset"].cast("bigint")
@@ -196,8 +195,6 @@ def _behind(rows: "DataFrame", last: dict[str, Any] | None) -> "DataFrame":
 
 def _size(rows: "DataFrame") -> tuple[int, int]:
     """The number of rows, and the number of parts of which each fits into memory."""
-    from pyspark.sql import functions as F
-
     sums = rows.agg(F.count("*"), F.coalesce(F.sum(F.length("value")), F.lit(0)))
     [(count, size)] = sums.collect()
     return count, max(1, -(-count // PART_MESSAGES), -(-size // PART_BYTES))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import functions as F
 
 from mqks.pipeline.errors import BadOption
 
@@ -107,8 +108,6 @@ class Report:
 
 def waiting(spark: "SparkSession", queue: str, url: str | None) -> "DataFrame":
     """The messages in a queue now, with the columns for a report."""
-    from pyspark.sql import functions as F
-
     options = {"queue": queue} | ({"url": url} if url else {})
     rows = spark.read.format("mqks").options(**options).load()
     return rows.withColumns({"queue": F.lit(queue), "archived": F.current_timestamp()})
@@ -116,8 +115,6 @@ def waiting(spark: "SparkSession", queue: str, url: str | None) -> "DataFrame":
 
 def between(rows: "DataFrame", start: datetime | None, end: datetime | None) -> "DataFrame":
     """The rows that arrived from `start` up to, not including, `end`."""
-    from pyspark.sql import functions as F
-
     for limit, is_start in ((start, True), (end, False)):
         if limit is None:
             continue
@@ -138,8 +135,6 @@ def report(
     milliseconds or microseconds since 1970, or ISO 8601 text) to the arrival at the broker; without
     it, from the arrival to the archive. Raises BadOption.
     """
-    from pyspark.sql import functions as F
-
     counts = [
         F.count("*"),
         F.coalesce(F.sum(F.length("value")), F.lit(0)),
@@ -179,8 +174,6 @@ def report(
 
 
 def _delays(rows: "DataFrame", sent_field: str | None) -> list[Delay]:
-    from pyspark.sql import functions as F
-
     arrived = _us(F.col("timestamp")) / 10**6
     if sent_field is None:
         delay = _us(F.col("archived")) / 10**6 - arrived
@@ -198,8 +191,6 @@ def _delays(rows: "DataFrame", sent_field: str | None) -> list[Delay]:
 
 def _sent_s(field: str) -> "Column":
     """The time in a field of the payload, in seconds since 1970, or null."""
-    from pyspark.sql import functions as F
-
     text = F.get_json_object(F.col("value").cast("string"), f"$.{field}")
     number = text.try_cast("double")
     sent_s = (
@@ -212,8 +203,6 @@ def _sent_s(field: str) -> "Column":
 
 
 def _us(timestamp: "Column") -> "Column":
-    from pyspark.sql import functions as F
-
     return F.unix_micros(timestamp)
 
 

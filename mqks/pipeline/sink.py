@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from mqks.client.wire import Wire
 from mqks.pipeline.columns import FIELDS
 from mqks.pipeline.errors import BadOption, BadRow, PipelineError
 from mqks.pipeline.options import WriteOptions, near
-from mqks.pipeline.wire import Connection, Server
+from mqks.pipeline.wire import Connected, Connection, Server
 from mqks.protocol.escapes import escape
 
 WINDOW_ROWS, WINDOW_BYTES = 10_000, 1024 * 1024
@@ -36,25 +36,13 @@ WINDOW_ROWS, WINDOW_BYTES = 10_000, 1024 * 1024
 reader, so that the two sides never wait for each other."""
 
 _BAD_IN_NAME = r"^$|^--|[\x00-\x20\x7f]"
-_REASONS = {
-    _BAD_IN_NAME: "must not be empty, begin with two dashes, or contain spaces or control bytes",
-}
 
 
-class Publisher:
+class Publisher(Connected):
     """Publishes columns of messages, each id exactly once."""
 
     def __init__(self, server: Server) -> None:
-        self._connection = Connection(server)
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().__init__(Connection(server))
 
     def publish(self, ids: Any, events: Any, values: Any, metas: Any = None) -> None:
         """Publish binary arrays of ids, events and data, and of attributes as they are sent;
@@ -106,8 +94,8 @@ def _lines(
     ]
     text = memoryview(lines.buffers()[2])[edges[0] : edges[-1]]
     raw = np.frombuffer(text, np.uint8)
-    _check(ids, _BAD_IN_NAME, "key", first)
-    _check(events, _BAD_IN_NAME, "topic", first)
+    _check(ids, "key", first)
+    _check(events, "topic", first)
     # What would end a line too early, or not be there at its end, shows in the whole at once.
     if np.count_nonzero(raw == 10) > len(lines) or (raw == 9).any():
         is_escaped = pc.match_substring_regex(values, r"[\t\n]")
@@ -119,11 +107,14 @@ def _lines(
     return text
 
 
-def _check(column: Any, bad: str, name: str, first: int) -> None:
-    """Raises BadRow for the first row that matches."""
-    at = pc.index(pc.match_substring_regex(column, bad), True).as_py()
+def _check(column: Any, name: str, first: int) -> None:
+    """Raises BadRow for the first row that no id or event can be."""
+    at = pc.index(pc.match_substring_regex(column, _BAD_IN_NAME), True).as_py()
     if at >= 0:
-        raise BadRow(f"row {first + at}: the {name} {column[at].as_py()[:80]!r} {_REASONS[bad]}")
+        raise BadRow(
+            f"row {first + at}: the {name} {column[at].as_py()[:80]!r} must not be empty, begin"
+            " with two dashes, or contain spaces or control bytes"
+        )
 
 
 class Published(WriterCommitMessage):

@@ -14,7 +14,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,24 +23,16 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StringType, StructField, StructType
 
 from mqks.client.errors import ClientError
+from mqks.pipeline import columns
 from mqks.pipeline.columns import FIELDS
 from mqks.pipeline.errors import BadOption, PipelineError
 from mqks.pipeline.options import (
@@ -52,23 +43,14 @@ from mqks.pipeline.options import (
     read_options,
     write_options,
 )
-from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching
+from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts
 from mqks.pipeline.sink import BatchWriter, StreamWriter
 from mqks.pipeline.wire import Connection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SCHEMA = (
-    StructType()
-    .add("key", BinaryType())
-    .add("value", BinaryType())
-    .add("topic", StringType())
-    .add("partition", IntegerType())
-    .add("offset", LongType())
-    .add("timestamp", TimestampType())
-    .add("headers", ArrayType(StructType().add("key", StringType()).add("value", BinaryType())))
-)
+SCHEMA = from_arrow_schema(columns.SCHEMA)
 QUEUE = StructField("queue", StringType())
 """Besides, of several queues."""
 ROWS_PER_PARTITION = 500_000
@@ -160,10 +142,7 @@ class _Query:
                 yield batch
 
     def _slices(self, queue: str, epoch: str, start: int, end: int, count: int) -> list[Slice]:
-        """Equal parts of the numbers, `count` at most."""
-        count = max(1, min(count, end - start))
-        edges = [start + (end - start) * part // count for part in range(count + 1)]
-        return [Slice(queue, epoch, *edge) for edge in pairwise(edges)]
+        return [Slice(queue, epoch, *part) for part in parts(start, end, count)]
 
     def _check(self, queue: str, epoch: str, start: int, log: LogRange) -> None:
         """Whether everything from this offset on is still there. Raises DataLost, or warns."""

@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from mqks.client import urls
 from mqks.client.errors import ConnectionLost
@@ -86,6 +86,22 @@ class Connection:
                 self.close()
                 raise
         raise AssertionError("unreachable")
+
+
+class Connected:
+    """What has a connection, which the end of a `with` closes; a later call opens it again."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 def connected(server: Server) -> Wire:
