@@ -13,13 +13,12 @@ import logging
 import math
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,7 +27,7 @@ from mqks.client.errors import RequestFailed
 from mqks.pipeline.columns import FIELDS, ORIGIN, subset
 from mqks.pipeline.errors import BadOption, DataLost, StoreAway
 from mqks.pipeline.job import reasons
-from mqks.pipeline.lake import WRITTEN, File, Lake, Staging, merge, stage
+from mqks.pipeline.lake import WRITTEN, File, Lake, Staging, stage
 from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts
 from mqks.pipeline.session import yields
 from mqks.pipeline.table import Table
@@ -170,9 +169,6 @@ class Archive:
         runs = dict[str, _Run]()
         find_s = expire_s = told_s = -math.inf
 
-        def roll(age_s: float) -> int:
-            return lake.roll(partial(_merge, spark, lake), age_s)
-
         with closing(Connection(self.server)) as connection:
             while not stop.is_set():
                 if self.keep_s is not None and time.monotonic() >= expire_s:
@@ -182,7 +178,7 @@ class Archive:
                     for name in matching(connection, self.queue):
                         if name not in runs:
                             reader = self._reader(name, connection)
-                            runs[name] = _Run(self, spark, lake, roll, name, reader)
+                            runs[name] = _Run(self, spark, lake, name, reader)
                     if self.once and not runs:
                         raise BadOption(f"no queue matches {self.queue}")
                     once = self.once or not is_mask(self.queue)
@@ -214,8 +210,8 @@ class Archive:
                     break
                 if is_idle and not self.once:
                     stop.wait(min(1.0, max(IDLE_S, self.interval_s)))
-                    roll(self.roll_s)
-        roll(0)
+                    lake.roll(self.roll_s)
+        lake.roll(0)
 
     def _reader(self, queue: str, connection: Connection) -> QueueReader:
         schema = subset(("key", "value", "topic", "offset", "timestamp")).append(ORIGIN)
@@ -229,7 +225,6 @@ class _Run:
     job: Archive
     spark: "SparkContext"
     lake: Lake | Table
-    roll: Callable[[float], int]
     queue: str
     reader: QueueReader
     goal: int | None = None
@@ -303,7 +298,7 @@ class _Run:
             left_out=sum(file.left_out for file in files),
             files=sum(bool(file.rows) for file in files),
             bytes=sum(file.bytes for file in files),
-            waiting=self.roll(self.job.roll_s),
+            waiting=self.lake.roll(self.job.roll_s),
             seconds=round(time.perf_counter() - began, 3),
             lag=after.next - (end if after.epoch == epoch else after.first),
         )
@@ -363,8 +358,3 @@ def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
     fits = data.isNotNull() & data[_UNPARSED].isNull()
     whole = messages.withColumn("data", data)
     return whole.withColumn("data", F.when(fits, F.col("data").dropFields(_UNPARSED)))
-
-
-def _merge(spark: "SparkContext", lake: Any, groups: list[list[str]]) -> list[list[str]]:
-    merging = partial(merge, lake.staging.place)
-    return spark.parallelize(groups).map(merging).collect()

@@ -16,14 +16,17 @@ Tasks write only into `staging`; files there that no commit names are deleted.
 
 import fcntl
 import json
+import os
 import re
 import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
@@ -299,10 +302,6 @@ def fitted(rows: Rows, schema: pa.Schema) -> Rows:
     return type(rows).from_arrays(columns, schema=schema)
 
 
-Merge = Callable[[list[list[str]]], Iterable[list[str]]]
-"""Calls `merge` for each group of files."""
-
-
 class Waiting(NamedTuple):
     """A file that is in the lake and not visible yet."""
 
@@ -391,7 +390,7 @@ class Lake:
         came_us = latest(self.arrived_us(queue, epoch), files)
         arrived = self._state["arrived"] | ({} if came_us is None else {epoch: came_us})
         files = [file for file in files if file.rows]
-        self._check_are_here(file.name for file in files)
+        check_are_here(self.path, (self._staging / file.name for file in files))
         queues = dict(self._state["queues"])
         queues[queue] = queues.get(queue, {}) | {epoch: number}
         moves, waiting, now_s = [], [*self._state["waiting"]], time.time()
@@ -402,14 +401,11 @@ class Lake:
                 moves.append((file.name, file.directory))
         self._write(waiting, moves, queues=queues, arrived=arrived)
 
-    def _check_are_here(self, names: Iterable[str]) -> None:
-        check_are_here(self.path, (self._staging / name for name in names))
-
     def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
         """The type of the column `data` in files, for payloads of this one."""
         return data
 
-    def roll(self, run: Merge, age_s: float) -> int:
+    def roll(self, age_s: float) -> int:
         """Merge staged files and make them visible, if those of a directory are large or old enough
         together; returns the number of rows that stay in staging."""
         places: dict[str, list[Waiting]] = {}
@@ -424,8 +420,9 @@ class Lake:
             or not now_s - age_s < min(file.since_s for file in files) <= now_s
         }
         if due:
-            merged = [*run([[file.name for file in files] for files in due.values()])]
-            self._check_are_here(name for names in merged for name in names)
+            groups = [[file.name for file in files] for files in due.values()]
+            with ThreadPoolExecutor(os.cpu_count()) as threads:
+                merged = [*threads.map(partial(merge, self._staging), groups)]
             moves = [
                 (name, place) for place, names in zip(due, merged, strict=True) for name in names
             ]

@@ -30,7 +30,6 @@ from mqks.pipeline.lake import (
     PARTITIONS,
     WRITTEN,
     File,
-    Merge,
     Staging,
     check_are_here,
     fitted,
@@ -113,25 +112,22 @@ class Table:
 
     def _prepared(self, data: pa.DataType | None) -> pa.DataType | None:
         schema = WRITTEN if data is None else WRITTEN.append(pa.field("data", data))
-        for _ in range(GROWTHS_MAX):
-            if self._opened() is None:
-                self._grow(None, schema)
-                continue
-            own = self._columns()
-            whole = pa.schema([*self._unified(pa.struct([*own]), pa.struct([*schema]))])
-            if whole == own:
-                return data and self._unified(own.field("data").type, data, whole=False)
-            self._grow(own, whole)
-        raise LakeUnfit(f"{self.place}: the table does not take these columns: {whole}")
-
-    def _unified(self, old: pa.DataType, new: pa.DataType, *, whole: bool = True) -> pa.DataType:
         try:
-            return unified(old, new, whole=whole)
+            for _ in range(GROWTHS_MAX):
+                if self._opened() is None:
+                    self._grow(None, schema)
+                    continue
+                own = self._columns()
+                whole = pa.schema([*unified(pa.struct([*own]), pa.struct([*schema]))])
+                if whole == own:
+                    return data and unified(own.field("data").type, data, whole=False)
+                self._grow(own, whole)
         except pa.ArrowTypeError as error:
             raise LakeUnfit(
                 f"{self.place}: the schema does not fit the column data of this table ({error}):"
                 " change --schema, or archive into another table"
             ) from None
+        raise LakeUnfit(f"{self.place}: the table does not take these columns: {whole}")
 
     def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
         """Make files part of the table: everything below `number` is in it then. Raises LakeInUse
@@ -174,7 +170,7 @@ class Table:
                 if around.is_relative_to(self.files):
                     sync(around)
 
-    def roll(self, run: Merge, age_s: float) -> int:
+    def roll(self, age_s: float) -> int:
         """Merge small files, which a table can replace while it is read; nothing waits for it. What
         cannot be done now, is done later."""
         if age_s and self._table is not None:

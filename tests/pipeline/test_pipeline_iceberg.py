@@ -215,7 +215,7 @@ def test_old_snapshots_leave_the_metadata(monkeypatch: pytest.MonkeyPatch) -> No
     with IcebergTable(URL) as lake:
         for n in range(COMPACTION):
             put(lake, batch(range(n, n + 1)))
-            lake.roll(lambda groups: groups, 60)
+            lake.roll(60)
         assert lake.next("q", "x-1") == COMPACTION
     assert len(found(URL).snapshots()) < COMPACTION
     assert offsets() == list(range(COMPACTION))
@@ -226,7 +226,7 @@ def test_small_files_are_merged_and_old_days_leave() -> None:
     with IcebergTable(URL) as lake:
         for n in range(2 * COMPACTION):
             put(lake, batch(range(n * 2, n * 2 + 2)))
-            lake.roll(lambda groups: groups, 60)
+            lake.roll(60)
         assert offsets() == list(range(4 * COMPACTION))
         assert len(files(URL)) < COMPACTION <= MERGED_MAX
         put(lake, batch(range(100, 104), time_us=NOON_US + DAY_US))

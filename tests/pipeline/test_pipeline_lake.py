@@ -71,10 +71,6 @@ def offsets(path: Path) -> list[int]:
     return sorted(table["offset"].to_pylist())
 
 
-def roll(lake: Lake | DeltaTable, age_s: float = 0) -> int:
-    return lake.roll(lambda groups: [merge(files_of(lake), group) for group in groups], age_s)
-
-
 def shown(path: Path) -> list[Path]:
     return sorted(path.glob("date=*/**/*.parquet"))
 
@@ -103,7 +99,7 @@ def test_nothing_is_in_the_lake_before_its_commit(tmp_path: Path) -> None:
         assert lake.next("q", "x-1") == 5
         assert lake.next("q", "x-2") is None
         assert len(list(files_of(lake).iterdir())) == 1
-        assert roll(lake) == 0
+        assert lake.roll(0) == 0
         assert list(files_of(lake).iterdir()) == []
 
     assert offsets(tmp_path) == [1, 2, 3, 4]
@@ -113,7 +109,7 @@ def test_nothing_is_in_the_lake_before_its_commit(tmp_path: Path) -> None:
 def test_a_commit_that_was_cut_short_is_finished(tmp_path: Path, moved: int) -> None:
     with Lake(tmp_path, by=BY_EVENT) as lake:
         put(lake, range(1, 5))
-        roll(lake)
+        lake.roll(0)
         files = [*stage(lake.staging, [batch(range(5, 7)), batch(range(7, 9), "e2")])]
         state = json.loads((lake.control / "state.json").read_text())
         state["queues"]["q"]["x-1"] = 9
@@ -143,7 +139,7 @@ ODD += ["null", "__HIVE_DEFAULT_PARTITION__", "_x"]
 def test_any_event_has_a_directory(tmp_path: Path, event: str) -> None:
     with Lake(tmp_path, by=BY_EVENT) as lake:
         put(lake, range(1, 3), event)
-        roll(lake)
+        lake.roll(0)
     partitioning = ds.partitioning(
         pa.schema([("date", pa.string()), ("event", pa.string())]), flavor="hive"
     )
@@ -171,7 +167,7 @@ def test_a_lake_by_day_has_a_directory_for_each(
         rows = [batch(range(n, n + 1), f"e{n}", NOON_US + n // 500 * DAY_US) for n in range(1000)]
         lake.prepared(None)
         lake.commit("q", "x-1", 1000, list(stage(lake.staging, rows)))
-        roll(lake)
+        lake.roll(0)
     with pytest.raises(LakeUnfit, match="--by day"):
         kind(tmp_path, by=BY_EVENT).__enter__()
     with kind(tmp_path) as lake:
@@ -190,7 +186,7 @@ def test_what_waits_does_not_look_like_a_file_of_the_lake(tmp_path: Path) -> Non
     with Lake(tmp_path) as lake:
         put(lake, range(5))
         assert list(tmp_path.glob("**/*.parquet")) == []
-        roll(lake)
+        lake.roll(0)
 
     assert list(tmp_path.glob("**/*.parquet")) == shown(tmp_path)
 
@@ -200,10 +196,10 @@ def test_small_files_wait_to_be_merged(tmp_path: Path) -> None:
         for n in range(5):
             put(lake, range(n * 10, n * 10 + 10))
         put(lake, range(50, 60), "e2")
-        assert roll(lake, 60) == 60
+        assert lake.roll(60) == 60
         assert shown(tmp_path) == []
     with Lake(tmp_path, by=BY_EVENT) as lake:  # They are in the lake: a restart does not lose them.
-        assert roll(lake) == 0
+        assert lake.roll(0) == 0
         assert list(files_of(lake).iterdir()) == []
 
     merged, alone = shown(tmp_path)
@@ -216,16 +212,16 @@ def test_files_show_when_they_have_waited_or_are_large(
 ) -> None:
     with Lake(tmp_path) as lake:
         [file] = put(lake, range(10))
-        assert roll(lake, 0.05) in (0, 10)
-        while roll(lake, 0.05):
+        assert lake.roll(0.05) in (0, 10)
+        while lake.roll(0.05):
             pass
         assert offsets(tmp_path) == list(range(10))
         monkeypatch.setattr("mqks.pipeline.lake.SMALL_BYTES", file.bytes * 5 // 2)
         for n in (1, 2):
             put(lake, range(n * 10, n * 10 + 10))
-            assert roll(lake, 60) == n * 10
+            assert lake.roll(60) == n * 10
         put(lake, range(30, 40))
-        assert roll(lake, 60) == 0
+        assert lake.roll(60) == 0
         assert offsets(tmp_path) == list(range(40))
         monkeypatch.setattr("mqks.pipeline.lake.SMALL_BYTES", file.bytes // 2)
         put(lake, range(40, 50))
@@ -242,7 +238,7 @@ def test_a_clock_that_is_put_back_keeps_nothing_from_showing(
             before_s = time.time() - 3600
             with monkeypatch.context() as patch:
                 patch.setattr("mqks.pipeline.lake.time.time", lambda: before_s)  # noqa: B023
-                assert roll(lake, age_s) == 0
+                assert lake.roll(age_s) == 0
 
 
 def test_the_names_of_a_new_lake_are_on_the_disk(
@@ -254,21 +250,25 @@ def test_the_names_of_a_new_lake_are_on_the_disk(
         assert {tmp_path, tmp_path / "a", tmp_path / "a" / "lake"} <= set(synced)
 
 
-def test_a_roll_that_was_cut_short_is_as_if_it_had_not_begun(tmp_path: Path) -> None:
+def test_a_roll_that_was_cut_short_is_as_if_it_had_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Lake(tmp_path) as lake:
         for n in range(5):
             put(lake, range(n * 10, n * 10 + 10))
 
-        def die(groups: list[list[str]]) -> list[list[str]]:
-            merge(files_of(lake), groups[0])
+        def die(*told: Any) -> None:
+            merge(*told)
             raise KeyboardInterrupt
 
+        monkeypatch.setattr("mqks.pipeline.lake.merge", die)
         with pytest.raises(KeyboardInterrupt):
-            lake.roll(die, 0)
+            lake.roll(0)
+        monkeypatch.undo()
     assert shown(tmp_path) == []
     with Lake(tmp_path) as lake:
         assert len(list(files_of(lake).iterdir())) == 5
-        roll(lake)
+        lake.roll(0)
 
     assert offsets(tmp_path) == list(range(50))
 
@@ -280,7 +280,7 @@ def test_files_whose_columns_differ_are_not_merged(tmp_path: Path) -> None:
             other = batch(range(first, first + 2)).append_column("data", data)
             put(lake, other)
         put(lake, range(4, 6))
-        roll(lake)
+        lake.roll(0)
 
     assert len(shown(tmp_path)) == 3
 
@@ -291,7 +291,7 @@ def test_a_file_that_shows_never_changes_and_never_goes(tmp_path: Path) -> None:
         for n in range(20):
             put(lake, range(n * 10, n * 10 + 10), f"e{n % 3}")
             if n % 4 == 3:
-                roll(lake)
+                lake.roll(0)
             now = {file: (file.stat().st_ino, file.stat().st_mtime_ns) for file in shown(tmp_path)}
             assert found.items() <= now.items()
             found = now
@@ -304,7 +304,7 @@ def test_delta_has_the_files_and_how_far_they_go_in_one_log(tmp_path: Path) -> N
         assert lake.next("q", "x-1") is None
         for n in range(2 * COMPACTION):
             put(lake, range(n * 10, n * 10 + 10), ["e1", "ö%/ü"][n % 2])
-            roll(lake, 60)
+            lake.roll(60)
         lake.commit("q", "x-1", 1000, [])
         assert lake.next("q", "x-1") == 1000
     with DeltaTable(tmp_path, by=BY_EVENT) as lake:
@@ -386,7 +386,7 @@ def test_what_delta_has_merged_is_on_the_disk(
         for n in range(COMPACTION):
             put(lake, range(n * 10, n * 10 + 10), "ö%/ü")
         monkeypatch.setattr("mqks.pipeline.table.sync", lambda name: synced.append(Path(name)))
-        roll(lake, 60)
+        lake.roll(60)
     [merged] = map(Path, delta(tmp_path).file_uris())
     log = {tmp_path / "_delta_log" / f"{COMPACTION + 1:020}.json", tmp_path / "_delta_log"}
 
@@ -416,17 +416,6 @@ def test_what_a_worker_wrote_elsewhere_is_not_committed(
         assert lake.next("q", "x-1") == 5
 
 
-def test_what_a_worker_merged_elsewhere_is_not_committed(tmp_path: Path) -> None:
-    with Lake(tmp_path / "lake") as lake:
-        put(lake, range(1, 5))
-        with pytest.raises(LakeUnfit, match="the files written by the workers are missing"):
-            lake.roll(lambda groups: [["000000000001-000000000004-0"] for _ in groups], 0)
-    with Lake(tmp_path / "lake") as lake:
-        roll(lake)
-
-    assert offsets(tmp_path / "lake") == [1, 2, 3, 4]
-
-
 def test_a_worker_without_the_lake_says_so(tmp_path: Path) -> None:
     with pytest.raises(LakeUnfit, match=r"is not on the machine .*: a lake is one directory"):
         list(stage(Staging(tmp_path / "staging", ("date",)), [batch(range(1, 5))]))
@@ -444,7 +433,7 @@ def test_partitions_by_hour_and_by_what_was_parsed(tmp_path: Path) -> None:
         with kind(tmp_path / kind.__name__, by=by) as lake:
             put(lake, rows)
             put(lake, range(4, 6))
-            roll(lake)
+            lake.roll(0)
         with kind(tmp_path / kind.__name__) as lake:
             assert lake.by == by
     places = {str(file.parent.relative_to(tmp_path / "Lake")) for file in shown(tmp_path / "Lake")}

@@ -216,7 +216,7 @@ def test_the_clock_of_an_archive_is_hours_off(
         f"with DeltaTable({url!r}) as lake:",
         f"    for n in range({COMPACTION}):",
         "        put(lake, range(n, n + 1))",
-        "        lake.roll(list, 60)",
+        "        lake.roll(60)",
     ]
     environment = {**os.environ, **clock.environment}
     subprocess.run([sys.executable, "-c", "\n".join(lines)], env=environment, check=True)
@@ -224,7 +224,7 @@ def test_the_clock_of_an_archive_is_hours_off(
         assert lake.next("q", "x-1") == COMPACTION
         for n in range(COMPACTION, 2 * COMPACTION):
             put(lake, range(n, n + 1))
-            lake.roll(list, 60)
+            lake.roll(60)
     assert offsets(url) == [*range(2 * COMPACTION)]
 
 
