@@ -57,17 +57,18 @@ def _in_catalog(lake: Any, catalog: str | None) -> Any:
     return _place(f"iceberg://{catalog}/{lake}") if catalog else lake
 
 
-Lake = typer.Argument(
-    metavar="LAKE",
-    help="The directory of the lake, or a table as s3://bucket/path, gs://…, az://….",
-    parser=_place,
-)
+LakePlace = Annotated[
+    Any,
+    typer.Argument(
+        metavar="LAKE",
+        help="The directory of the lake, or a table as s3://bucket/path, gs://…, az://….",
+        parser=_place,
+    ),
+]
 Catalog = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="A catalog of pyiceberg; the lake is namespace.table in it."),
 ]
-LakePath = Annotated[Any, Lake]
-LakeOrNone = Annotated[Any, Lake]
 Start = Annotated[
     datetime | None,
     typer.Option(parser=instant, metavar="TIME", help="Arrivals from 2026-11-20T12:00 (UTC)."),
@@ -90,7 +91,7 @@ class Spark(TypedDict):
 
 def archive(
     queue: Queue,
-    lake: LakePath,
+    lake: LakePlace,
     url: Url = None,
     once: Annotated[bool, "End when everything is archived."] = False,
     catalog: Catalog = None,
@@ -191,7 +192,7 @@ def archive(
 
 
 def report(
-    lake: LakeOrNone = None,
+    lake: LakePlace = None,
     catalog: Catalog = None,
     queue: Annotated[
         str | None,
@@ -250,7 +251,7 @@ def report(
 
 
 def replay(
-    lake: LakePath,
+    lake: LakePlace,
     catalog: Catalog = None,
     url: Url = None,
     start: Start = None,

@@ -49,6 +49,7 @@ FIND_S, EXPIRE_S = 5.0, 600.0
 """Pauses before new queues are looked for that match a mask, and days that are too old."""
 FILES_MANY = 1000
 """Of one batch: each file and its directory cost a sync, and each reader opens each file."""
+_READ = subset(("key", "value", "topic", "offset", "timestamp")).append(ORIGIN)
 _UNPARSED = "_mqks_unparsed"
 
 _log = logging.getLogger("mqks.pipeline")
@@ -177,7 +178,9 @@ class Archive:
                 if time.monotonic() >= find_s:
                     for name in matching(connection, self.queue):
                         if name not in runs:
-                            reader = self._reader(name, connection)
+                            reader = QueueReader(
+                                None, name, connection=connection, schema=_READ, meta=True
+                            )
                             runs[name] = _Run(self, spark, lake, name, reader)
                     if self.once and not runs:
                         raise BadOption(f"no queue matches {self.queue}")
@@ -212,10 +215,6 @@ class Archive:
                     stop.wait(min(1.0, max(IDLE_S, self.interval_s)))
                     lake.roll(self.roll_s)
         lake.roll(0)
-
-    def _reader(self, queue: str, connection: Connection) -> QueueReader:
-        schema = subset(("key", "value", "topic", "offset", "timestamp")).append(ORIGIN)
-        return QueueReader(None, queue, connection=connection, schema=schema, meta=True)
 
 
 @dataclass(slots=True)

@@ -104,11 +104,12 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(server=_server(given), topic=topic)
 
 
-def near(word: str, known: Iterable[str]) -> str:
-    """A hint with the nearest known name, or an empty text."""
-    by_key = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word.lower(), by_key, 1)
-    return f"; did you mean {by_key[found[0]]}?" if found else ""
+def unknown(what: str, name: str, known: Iterable[str]) -> BadOption:
+    """The error for an unknown option or column, with a hint at the nearest known name."""
+    by_key = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(name.lower(), by_key, 1)
+    hint = f"; did you mean {by_key[found[0]]}?" if found else ""
+    return BadOption(f"mqks has no {what} {name[:80]}{hint}")
 
 
 def _given(
@@ -119,7 +120,7 @@ def _given(
     given = {}
     for name, value in options.items():
         if name.lower() not in right:
-            raise BadOption(f"mqks has no option {name[:80]}{near(name, known)}")
+            raise unknown("option", name, known)
         given[right[name.lower()]] = value
     return given
 

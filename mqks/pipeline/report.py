@@ -3,7 +3,6 @@
 The one rule: a report only reads, and changes neither the lake nor the queue.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -140,7 +139,7 @@ def report(
         F.coalesce(F.sum(F.length("value")), F.lit(0)),
         F.count_distinct("key"),
     ]
-    times = [_us(F.min("timestamp")), _us(F.max("timestamp"))]
+    times = [F.unix_micros(F.min("timestamp")), F.unix_micros(F.max("timestamp"))]
     events = [
         Event(event, messages, size, ids, _time(first), _time(last))
         for event, messages, size, ids, first, last in (
@@ -156,7 +155,7 @@ def report(
             f"windows of {window_s} s: there would be more than {WINDOWS_MAX:,}; use longer ones"
         )
     window_us = window_s * 10**6
-    window = F.floor(_us(F.col("timestamp")) / window_us)
+    window = F.floor(F.unix_micros(F.col("timestamp")) / window_us)
     windows = [
         Window(_time(number * window_us), *counted)
         for number, *counted in rows.groupBy(window, "queue", "topic").agg(*counts).collect()
@@ -174,9 +173,9 @@ def report(
 
 
 def _delays(rows: "DataFrame", sent_field: str | None) -> list[Delay]:
-    arrived = _us(F.col("timestamp")) / 10**6
+    arrived = F.unix_micros(F.col("timestamp")) / 10**6
     if sent_field is None:
-        delay = _us(F.col("archived")) / 10**6 - arrived
+        delay = F.unix_micros(F.col("archived")) / 10**6 - arrived
     else:
         delay = arrived - _sent_s(sent_field)
     told = rows.select("queue", delay.alias("delay")).where("delay is not null")
@@ -197,13 +196,9 @@ def _sent_s(field: str) -> "Column":
         F.when(number >= 1e14, number / 1e6)
         .when(number >= 1e11, number / 1e3)
         .when(number.isNotNull(), number)
-        .otherwise(_us(text.try_cast("timestamp")) / 1e6)
+        .otherwise(F.unix_micros(text.try_cast("timestamp")) / 1e6)
     )
     return F.when(sent_s.between(0, SENT_MAX_S), sent_s)  # NaN is above every number.
-
-
-def _us(timestamp: "Column") -> "Column":
-    return F.unix_micros(timestamp)
 
 
 def _time(us: int) -> datetime:
@@ -214,6 +209,6 @@ def _floor(instant: datetime, window_s: int) -> datetime:
     return datetime.fromtimestamp(instant.timestamp() // window_s * window_s, UTC)
 
 
-def _window_s(span: timedelta, choices: Sequence[int] = WINDOWS_S) -> int:
-    fitting = (s for s in choices if span.total_seconds() <= s * WINDOWS_WANTED)
-    return next(fitting, choices[-1])
+def _window_s(span: timedelta) -> int:
+    fitting = (s for s in WINDOWS_S if span.total_seconds() <= s * WINDOWS_WANTED)
+    return next(fitting, WINDOWS_S[-1])

@@ -27,7 +27,7 @@ from mqks.client.errors import RequestFailed
 from mqks.client.wire import Wire
 from mqks.pipeline.columns import FIELDS
 from mqks.pipeline.errors import BadOption, BadRow, PipelineError
-from mqks.pipeline.options import WriteOptions, near
+from mqks.pipeline.options import WriteOptions, unknown
 from mqks.pipeline.wire import Connected, Connection, Server
 from mqks.protocol.escapes import escape
 
@@ -132,7 +132,7 @@ class _Writer:
         names = schema.fieldNames()
         for field in schema:
             if field.name not in FIELDS:
-                raise BadOption(f"mqks has no column {field.name[:80]}{near(field.name, FIELDS)}")
+                raise unknown("column", field.name, FIELDS)
             if field.name in ("key", "value", "topic") and not isinstance(
                 field.dataType, (BinaryType, StringType)
             ):

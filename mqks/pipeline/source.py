@@ -39,8 +39,8 @@ from mqks.pipeline.options import (
     EARLIEST,
     LATEST,
     Place,
-    near,
     read_options,
+    unknown,
     write_options,
 )
 from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts
@@ -365,7 +365,7 @@ def _arrow_schema(schema: StructType, is_mask: bool) -> pa.Schema:
     wanted = to_arrow_schema(schema, timezone="UTC")
     for field in wanted:
         if field.name not in known:
-            raise BadOption(f"mqks has no column {field.name[:80]}{near(field.name, known)}")
+            raise unknown("column", field.name, known)
         if field.type != known[field.name]:
             raise BadOption(f"the column {field.name} is {known[field.name]}, not {field.type}")
     return wanted
