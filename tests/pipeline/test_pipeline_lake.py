@@ -4,6 +4,7 @@ The one rule: a lake is read back with pyarrow as any program would read it.
 """
 
 import json
+import resource
 import time
 from datetime import date, timedelta
 from pathlib import Path
@@ -26,6 +27,7 @@ from mqks.pipeline.lake import (
     partitions,
     stage,
 )
+from mqks.pipeline.objects import SyncedFile
 from mqks.pipeline.table import COMPACTION, DeltaTable, Table, delta
 
 BY_EVENT = ("date", "event")
@@ -248,6 +250,16 @@ def test_the_names_of_a_new_lake_are_on_the_disk(
     monkeypatch.setattr("mqks.pipeline.objects.sync", synced.append)
     with Lake(tmp_path / "a" / "lake"):
         assert {tmp_path, tmp_path / "a", tmp_path / "a" / "lake"} <= set(synced)
+
+
+def test_a_file_of_which_the_disk_takes_a_part_is_no_file(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"), SyncedFile(tmp_path / "file") as file:
+            file.write(bytes(20_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_roll_that_was_cut_short_is_as_if_it_had_not_begun(
