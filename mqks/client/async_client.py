@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 from mqks.client import async_connection, requests, urls
 from mqks.client.async_connection import Connection, Connections, Event
@@ -30,18 +30,9 @@ from mqks.client.errors import (
 from mqks.client.keywords import check, checking, strict
 from mqks.client.messages import Message, PeekedMessage
 from mqks.client.options import Options, named
-from mqks.client.session import (
-    Asked,
-    Call,
-    ReplySession,
-    Session,
-    State,
-)
+from mqks.client.session import Asked, Call, ReplySession, Session, State
 from mqks.client.steps import Step
 from mqks.protocol.requests import ALL
-
-if TYPE_CHECKING:
-    pass
 
 TURN_MESSAGES = 256
 """After this number of messages without a wait, the connection's `turn` is called."""
@@ -141,18 +132,13 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
         """Ask for the reason, if it is unknown. The server retains only the latest errors."""
         if failure.reason is None:
             with suppress(ClientError):
-                failure.reason = await self._reason(failure.error_id, REASON_S)
+                failure.reason = await self.reason(failure.error_id, timeout_s=REASON_S)
                 if failure.reason is None and isinstance(failure, PublishFailed):
                     last_id = max(failed.error_id for failed in failure.failed)
-                    if reason := await self._reason(last_id, REASON_S):
+                    if reason := await self.reason(last_id, timeout_s=REASON_S):
                         failure.reason = (
                             f"the server no longer has it; the last error was: {reason}"
                         )
-
-    async def _reason(self, error_id: str, timeout_s: float | None) -> str | None:
-        body = requests.reason(error_id)
-        answer = await self._answer(lambda call: self._session.request(body, call), timeout_s)
-        return requests.reason_told(answer)
 
     async def _answer(self, send: Callable[[Call], bytes], timeout_s: float | None) -> bytes:
         answered, deadline_s = Event(), self._deadline(timeout_s)
@@ -457,15 +443,13 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
     async def purge(
         self, queue: str, *, scheduled: bool = False, **choice: Unpack[requests.Choosing]
     ) -> int:
-        """Drop ready messages of the queue and return their number: all, or those selected by
-        `event` (a mask), `id`, `older_s` (a minimum age in seconds), `where` (attributes) and
-        `limit`. With `scheduled`, scheduled messages too."""
+        """Drop ready messages of the queue and return their number: all, or a selection as in
+        `move`. With `scheduled`, scheduled messages too."""
         return await self._counted("purge", queue, scheduled=scheduled, **choice)
 
     async def requeue(self, consumer: str, **selection: Unpack[requests.Selecting]) -> int:
-        """Move unacked messages of a consumer to the end of its queue and return their number:
-        all, or those selected by `event` (a mask), `id`, `older_s` (a minimum age in seconds) and
-        `where` (attributes)."""
+        """Move unacked messages of a consumer to the end of its queue and return their number: all,
+        or a selection as in `move`, which has no `limit` here."""
         if not selection.keys() - {"timeout_s"}:
             selection["older_s"] = 0.0
         return await self._counted("reject", consumer, ALL, **selection)
@@ -545,8 +529,8 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
         **selection: Unpack[requests.Selection],
     ) -> list[PeekedMessage]:
         """The first ready and unacked messages of the queue with sequence numbers above `after`;
-        with `scheduled`, the scheduled ones instead. `event` (a mask), `id`, `older_s` (a
-        minimum age in seconds) and `where` (attributes) select some. Nothing is consumed."""
+        with `scheduled`, the scheduled ones instead. The selection is that of `move`. Nothing is
+        consumed."""
         found: list[PeekedMessage] = []
         goes_on: int | None = after
         while goes_on is not None and len(found) < limit:
@@ -615,7 +599,9 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
     async def reason(self, error_id: str, *, timeout_s: float | None = None) -> str | None:
         """The reason of an error reply; `error_id` is that of RequestFailed. None if the server no
         longer has it, or if another user made the request."""
-        return await self._reason(error_id, timeout_s)
+        body = requests.reason(error_id)
+        answer = await self._answer(lambda call: self._session.request(body, call), timeout_s)
+        return requests.reason_told(answer)
 
     async def stats(self, *words: str, timeout_s: float | None = None) -> Any:
         """What `stats` with these words replies, as Python's values of its JSON: `stats()` has the

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 from mqks.client import blocking_connection, requests, urls
 from mqks.client.blocking_connection import Connection, Connections, Event
@@ -28,18 +28,9 @@ from mqks.client.errors import (
 from mqks.client.keywords import check, checking, strict
 from mqks.client.messages import Message, PeekedMessage
 from mqks.client.options import Options, named
-from mqks.client.session import (
-    Asked,
-    Call,
-    ReplySession,
-    Session,
-    State,
-)
+from mqks.client.session import Asked, Call, ReplySession, Session, State
 from mqks.client.steps import Step
 from mqks.protocol.requests import ALL
-
-if TYPE_CHECKING:
-    pass
 
 TURN_MESSAGES = 256
 """After this number of messages without a wait, the connection's `turn` is called."""
@@ -139,18 +130,13 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         """Ask for the reason, if it is unknown. The server retains only the latest errors."""
         if failure.reason is None:
             with suppress(ClientError):
-                failure.reason = self._reason(failure.error_id, REASON_S)
+                failure.reason = self.reason(failure.error_id, timeout_s=REASON_S)
                 if failure.reason is None and isinstance(failure, PublishFailed):
                     last_id = max(failed.error_id for failed in failure.failed)
-                    if reason := self._reason(last_id, REASON_S):
+                    if reason := self.reason(last_id, timeout_s=REASON_S):
                         failure.reason = (
                             f"the server no longer has it; the last error was: {reason}"
                         )
-
-    def _reason(self, error_id: str, timeout_s: float | None) -> str | None:
-        body = requests.reason(error_id)
-        answer = self._answer(lambda call: self._session.request(body, call), timeout_s)
-        return requests.reason_told(answer)
 
     def _answer(self, send: Callable[[Call], bytes], timeout_s: float | None) -> bytes:
         answered, deadline_s = Event(), self._deadline(timeout_s)
@@ -455,15 +441,13 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
     def purge(
         self, queue: str, *, scheduled: bool = False, **choice: Unpack[requests.Choosing]
     ) -> int:
-        """Drop ready messages of the queue and return their number: all, or those selected by
-        `event` (a mask), `id`, `older_s` (a minimum age in seconds), `where` (attributes) and
-        `limit`. With `scheduled`, scheduled messages too."""
+        """Drop ready messages of the queue and return their number: all, or a selection as in
+        `move`. With `scheduled`, scheduled messages too."""
         return self._counted("purge", queue, scheduled=scheduled, **choice)
 
     def requeue(self, consumer: str, **selection: Unpack[requests.Selecting]) -> int:
-        """Move unacked messages of a consumer to the end of its queue and return their number:
-        all, or those selected by `event` (a mask), `id`, `older_s` (a minimum age in seconds) and
-        `where` (attributes)."""
+        """Move unacked messages of a consumer to the end of its queue and return their number: all,
+        or a selection as in `move`, which has no `limit` here."""
         if not selection.keys() - {"timeout_s"}:
             selection["older_s"] = 0.0
         return self._counted("reject", consumer, ALL, **selection)
@@ -543,8 +527,8 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         **selection: Unpack[requests.Selection],
     ) -> list[PeekedMessage]:
         """The first ready and unacked messages of the queue with sequence numbers above `after`;
-        with `scheduled`, the scheduled ones instead. `event` (a mask), `id`, `older_s` (a
-        minimum age in seconds) and `where` (attributes) select some. Nothing is consumed."""
+        with `scheduled`, the scheduled ones instead. The selection is that of `move`. Nothing is
+        consumed."""
         found: list[PeekedMessage] = []
         goes_on: int | None = after
         while goes_on is not None and len(found) < limit:
@@ -613,7 +597,9 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
     def reason(self, error_id: str, *, timeout_s: float | None = None) -> str | None:
         """The reason of an error reply; `error_id` is that of RequestFailed. None if the server no
         longer has it, or if another user made the request."""
-        return self._reason(error_id, timeout_s)
+        body = requests.reason(error_id)
+        answer = self._answer(lambda call: self._session.request(body, call), timeout_s)
+        return requests.reason_told(answer)
 
     def stats(self, *words: str, timeout_s: float | None = None) -> Any:
         """What `stats` with these words replies, as Python's values of its JSON: `stats()` has the

@@ -10,9 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Unpack
 from urllib.parse import unquote
 
-from mqks.client.errors import InvalidRequest, ProtocolViolation
+from mqks.client.errors import InvalidRequest
 from mqks.client.keywords import renamed, strict
-from mqks.client.requests import Backoff, Data, Sent, decoded, flags, is_number, reject
+from mqks.client.requests import (
+    Backoff,
+    Data,
+    Sent,
+    decoded,
+    flags,
+    is_number,
+    reject,
+    unexpected,
+)
 from mqks.protocol.escapes import unescape
 from mqks.protocol.meta import split_dead_letter
 from mqks.protocol.replies import ESCAPED, read_traits
@@ -247,7 +256,7 @@ def _told_all(event: bytes) -> tuple[bytes, bytes, bytes]:
     """Event, retry and traits of a delivery with `meta`. Raises ProtocolViolation."""
     found = _TOLD_ALL.fullmatch(event)
     if found is None:
-        raise ProtocolViolation(f"the peer sent {event[:80]!r} instead of an event")
+        raise unexpected(event, "an event")
     return found[1], found[2], found[3]
 
 
@@ -335,7 +344,7 @@ def peeked(line: bytes) -> _Peek:
     attributes, _, data = rest.partition(b" ")
     found = _PEEKED.fullmatch(attributes)
     if found is None:
-        raise ProtocolViolation(f"the peer sent {line[:80]!r} instead of a message")
+        raise unexpected(line, "a message")
     event, retry, traits, meta, seq, time_us, due_s, lease = found.groups()
     numbers = int(seq), int(time_us), round(float(due_s or 0) * 1e6)
     told = data, int(retry or 0), traits, meta or b""
@@ -358,7 +367,7 @@ def attributes(meta: bytes) -> tuple[dict[str, str], DeadLetter | None]:
         times = float(published), float(died)
         return pairs, DeadLetter(decoded(reason), where, int(tries), *times, told or None)
     except ValueError:
-        raise ProtocolViolation(f"the peer sent {meta[:80]!r} instead of a dead letter") from None
+        raise unexpected(meta, "a dead letter") from None
 
 
 def settled(message: Message, action: bytes) -> None:
@@ -418,7 +427,5 @@ class QueueUpdate:
                 try:
                     rule = float(seconds) if equals else True
                 except ValueError:
-                    raise ProtocolViolation(
-                        f"the peer sent {word[:80]!r} instead of a delete rule"
-                    ) from None
+                    raise unexpected(word, "a delete rule") from None
         return cls(queue, events, rule, masks)

@@ -63,29 +63,20 @@ HTTP_FIRST = b"HTTP/", b"<"
 
 
 class Repeatable(TypedDict, total=False):
-    """Options of a message besides its event and data, each of which many messages can have."""
+    """Options of `publish` that many messages can have."""
 
     delay_s: float | None
-    """Seconds until it is delivered."""
     ttl_s: float | None
-    """Time to live in a queue, in seconds."""
     meta: Mapping[str, str] | None
-    """Its attributes."""
     to: str | None
-    """The queue that gets it; by default, the queues that are bound to the event."""
     priority: int | None
-    """From -128 to 127; 0 by default."""
     key: str | None
-    """What it belongs to, as a customer's number."""
     once_s: float | None
     """The server drops it if it had one with this id less than so many seconds ago."""
 
 
 class Terms(Repeatable, total=False):
-    """Options of a message besides its event and data."""
-
     at: datetime | float | None
-    """The time of delivery: a datetime with a time zone, or seconds since 1970."""
 
 
 class Many(Terms, total=False):
@@ -601,34 +592,27 @@ def schedule(of: str, cron: str | None, event: str, data: Data, options: Schedul
 
 
 class Selection(TypedDict, total=False):
-    """Selects the messages that meet all given conditions."""
+    """Selects the messages that meet all given conditions, see `move`."""
 
     event: str | None
-    """A mask for their events."""
     id: str | None
-    """Their id."""
     older_s: float | None
-    """Their minimum age in the queue, in seconds."""
     where: Mapping[str, str] | None
     """Attributes that they have, also those of a dead letter; an empty value is that of one that is
     missing. In `why`, a `#` may stand for each number."""
 
 
 class Choice(Selection, total=False):
-    """A selection with a limit."""
-
     limit: int | None
     """At most this number, the first ones."""
 
 
 class Selecting(Selection, total=False):
-    """A selection, and how long to wait for what is done with it."""
-
     timeout_s: float | None
 
 
 class Choosing(Choice, Selecting, total=False):
-    """The same with a limit."""
+    """A selection with a limit, and how long to wait for what is done with it."""
 
 
 def exists(queue: str) -> tuple[bytes, bytes]:
@@ -655,7 +639,7 @@ def stats_told(answer: bytes) -> Any:
     try:
         return json.loads(answer)
     except (ValueError, RecursionError):
-        raise ProtocolViolation(f"the peer sent {answer[:80]!r} instead of JSON") from None
+        raise unexpected(answer, "JSON") from None
 
 
 def tail(events: Iterable[str], queue: str | None) -> bytes:
@@ -725,18 +709,21 @@ class Reply(NamedTuple):
         return cls(request_id, status == b"error", text)
 
 
+def unexpected(sent: bytes | str, expected: str) -> ProtocolViolation:
+    return ProtocolViolation(f"the peer sent {sent[:80]!r} instead of {expected}")
+
+
 def refusal(text: bytes) -> str:
     """What the error reply says that concerns a connection: an error id, and perhaps a reason."""
     error_id, _, reason = decoded(text).partition(" ")
-    if reason:
-        return f"refused by the server: {reason} (error {error_id})"
-    return f"refused by the server, error {error_id}"
+    told = f": {reason} (error {error_id})" if reason else f", error {error_id}"
+    return f"refused by the server{told}"
 
 
 def number_told(answer: bytes) -> int:
     """Raises ProtocolViolation."""
     if not is_number(answer):
-        raise ProtocolViolation(f"the peer sent {answer[:80]!r} instead of a number")
+        raise unexpected(answer, "a number")
     return int(answer)
 
 
@@ -746,9 +733,7 @@ def reason_told(answer: bytes) -> str | None:
     try:
         return str(rows[0]["reason"]) if rows else None
     except (LookupError, TypeError):
-        raise ProtocolViolation(
-            f"the peer sent {answer[:80]!r} instead of the reason of an error"
-        ) from None
+        raise unexpected(answer, "the reason of an error") from None
 
 
 def count(what: str, value: int, most: int, least: int = 1) -> int:
