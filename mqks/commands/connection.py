@@ -36,10 +36,10 @@ class Server(NamedTuple):
     timeout_s: float
 
     def connected(self) -> AbstractContextManager["BlockingClient"]:
-        return connected(self.url, self.timeout_s)
+        return connected(self.url, limited(self.timeout_s))
 
 
-def limited(timeout_s: float) -> "Options":
+def limited(timeout_s: float = 30.0) -> "Options":
     """Limits of a client that gives up at once when nobody listens, and else after `timeout_s`."""
     from mqks.client.options import Options, default_name  # here, so that --help does not load it
 
@@ -65,24 +65,9 @@ def checked(name: str) -> str:
 
 
 @contextmanager
-def connected(
-    url: str | None, timeout_s: float = 30.0, client_name: str | None = None
-) -> Iterator["BlockingClient"]:
-    """A client with these limits, by this name or that of the command.
-
-    Raises what clients raise: ConfigurationError, ConnectionLost and the others.
-    """
-    from mqks.client.options import named  # here, as above
-
-    with connected_with(url, named(limited(timeout_s), client_name)) as client:
-        yield client
-
-
-@contextmanager
-def connected_with(url: str | None, options: "Options") -> Iterator["BlockingClient"]:
-    """The same with other limits."""
-    # Here, as above.
-    from mqks.client import urls
+def connected(url: str | None, options: "Options") -> Iterator["BlockingClient"]:
+    """A client. Raises what clients raise: ConfigurationError, ConnectionLost and the others."""
+    from mqks.client import urls  # here, as above
     from mqks.client.blocking import connect
     from mqks.client.errors import ConnectionLost
 
@@ -101,7 +86,7 @@ def explained(error: Exception, url: str | None) -> Exception:
     from mqks.client.errors import ClientError, RequestFailed  # here, as above
 
     if isinstance(error, RequestFailed) and error.reason is None:
-        with suppress(ClientError), connected(url, REASON_S) as client:
+        with suppress(ClientError), connected(url, limited(REASON_S)) as client:
             error.reason = client.reason(error.error_id, timeout_s=REASON_S)
     return error
 

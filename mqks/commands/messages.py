@@ -303,6 +303,8 @@ def consume(
         raise typer.BadParameter("--prefetch limits unacked messages, and --auto-ack has none")
     if meta and not as_json:
         raise typer.BadParameter("--meta needs --json: otherwise only the data is printed")
+    from mqks.client.options import named  # here, so that --help need not load it
+
     _check_quiet(timeout)
     if out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
@@ -314,7 +316,7 @@ def consume(
             return _saved(Path(out), next(numbers), message)
         return _json(message, meta=meta) if as_json else plain(message.data)
 
-    with connected(url, client_name=client_name) as client:
+    with connected(url, named(limited(), client_name)) as client:
         if not create:
             check_queue(client, queue, "; --create creates it")
         with client.consume(
@@ -361,7 +363,7 @@ def tail(
     _check_quiet(timeout)
     if not (names or queue or event):
         raise typer.BadParameter("name a queue, an event or a mask; ** matches all events")
-    with connected(url) as client:
+    with connected(url, limited()) as client:
         if queue is None and names and _is_queue(client, names[0]):
             queue, *names = names
         elif queue is None and names and "*" not in names[0]:

@@ -14,13 +14,13 @@ import ssl
 from contextlib import suppress
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 import typer
 
 from mqks.commands.complete import Queue
-from mqks.commands.connection import connected
+from mqks.commands.connection import connected, limited
 from mqks.commands.existing import check_queue
 from mqks.commands.options import Url
 from mqks.errors import AddressUnavailable, ConfigurationError
@@ -66,7 +66,7 @@ def push(
     if not answer_timeout > 0:
         raise typer.BadParameter("--answer-timeout is a number of seconds above 0")
     target = Target(address, _secret(secret_file), answer_timeout, content_type)
-    with connected(url) as client:
+    with connected(url, limited()) as client:
         check_queue(client, queue)
     from mqks.client.app import App  # here, so that --help does not load it
 
@@ -117,7 +117,7 @@ class Target:
             raise typer.BadParameter("URL must be an address as in https://example.org/hook")
         self.host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls: Any = ssl.create_default_context() if parts.scheme == "https" else None
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._path = quote(path, safe="/?=&%+,;:@!$'()*~-._")
         self._head = {"host": parts.netloc, "content-type": content_type, "connection": "close"}
@@ -147,25 +147,18 @@ class Target:
         """The status, and for how long to wait if it says so. Raises Refused without an answer."""
         import anyio  # here, so that --help does not load them
         import h11
-        from anyio.streams.tls import TLSStream
 
         headers = self.headers(queue, message, int(time()))
         http, answer, left = h11.Connection(h11.CLIENT), None, ANSWER_BYTES_MAX
         request = h11.Request(method="POST", target=self._path, headers=list(headers.items()))
         lines = http.send(request), http.send(h11.Data(data=message.data))
         http.send(h11.EndOfMessage())
-        stream: anyio.abc.ByteStream
         try:
             with anyio.fail_after(self._timeout_s):
-                stream = await anyio.connect_tcp(self.host, self._port)
-                async with stream:
-                    if self._tls:
-                        stream = await TLSStream.wrap(
-                            stream,
-                            hostname=self.host,
-                            ssl_context=self._tls,
-                            standard_compatible=False,
-                        )
+                connection = await anyio.connect_tcp(
+                    self.host, self._port, ssl_context=self._tls, tls_standard_compatible=False
+                )
+                async with connection as stream:
                     await stream.send(b"".join(filter(None, lines)))
                     # Read to its end, lest a reset overtakes it.
                     while not answer or left > 0:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from mqks.commands.connection import connected_with
+from mqks.commands.connection import connected
 from mqks.commands.options import AsJson, Url, duration
 from mqks.inspection.text import printable
 
@@ -66,7 +66,7 @@ def top(
     from mqks.inspection.sample import sample
 
     patient = Options(timeout_s=PATIENCE_S, connect_again=False, close_timeout_s=0.5)
-    with _shown(as_json) as (show, pause), connected_with(url, patient) as client:
+    with _shown(as_json) as (show, pause), connected(url, patient) as client:
         earlier: Row | None = None
         looks = 0
         while True:
