@@ -413,8 +413,7 @@ class Page:
         known = self._tables | {"attention": tables.ATTENTION}
         table = known.get(request.query_params.get("table", ""))
         view = None if table is None else tables.view_of(table, request.query_params)
-        may_look = partial(self._sessions.may_look, session)
-        events = self.live.watch(view, may_look)
+        events = self.live.watch(view)
         if queue := _parameter(request, "queue"):
             await session.client.stats("queue", queue, "--limit=1")  # Whether the user may look.
             events = self._figures(session.client, queue, events)

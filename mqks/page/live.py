@@ -6,7 +6,7 @@ comes. Only pages that were just opened are served earlier.
 """
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from time import monotonic, time
@@ -85,11 +85,8 @@ class Live:
     def is_full(self) -> bool:
         return len(self._watchers) >= WATCHERS_MAX
 
-    async def watch(
-        self, view: View | None, may_look: Callable[[], Awaitable[bool]]
-    ) -> AsyncGenerator[bytes]:
-        """Server-sent events: one for each sample, the newest only when the reader is slow. They
-        end when the reader may no longer look."""
+    async def watch(self, view: View | None) -> AsyncGenerator[bytes]:
+        """Server-sent events: one for each sample, the newest only when the reader is slow."""
         watcher = Watcher(view)
         self._watchers.add(watcher)
         self._watched.set()
@@ -99,8 +96,6 @@ class Live:
             while True:
                 await watcher.changed.wait()
                 watcher.changed = anyio.Event()
-                if not await may_look():
-                    return
                 yield watcher.message
         finally:
             self._watchers.discard(watcher)

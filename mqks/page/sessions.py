@@ -121,17 +121,19 @@ class Sessions:
     async def watched(
         self, session: Session, events: AsyncGenerator[bytes]
     ) -> AsyncGenerator[bytes]:
-        """The same events, while the session counts as one with an open page."""
+        """The same events until its user may no longer look; meanwhile it counts as a session with
+        an open page."""
         session.watching += 1
         try:
             async with aclosing(events):
                 async for event in events:
+                    if not await self._may_look(session):
+                        return
                     yield event
         finally:
             session.watching -= 1
 
-    async def may_look(self, session: Session) -> bool:
-        """Whether a session that looks all the time may still do so."""
+    async def _may_look(self, session: Session) -> bool:
         now_s = monotonic()
         session.used_s = now_s
         if self.with_users and now_s - session.checked_s > CHECK_S:
