@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
@@ -113,7 +113,7 @@ def bindings(
     as_json: AsJson = False,
 ) -> None:
     """List which queues get which events, by name or by mask."""
-    _list(source.bindings(event), BINDING, as_json)
+    listed(source.bindings(event), BINDING, as_json)
 
 
 def consumers(source: "Source", as_json: AsJson = False) -> None:
@@ -121,12 +121,12 @@ def consumers(source: "Source", as_json: AsJson = False) -> None:
     rows = source.consumers()
     if not as_json:
         rows = (row | {"oldest": _duration(row["oldest_age_s"])} for row in rows)
-    _list(rows, CONSUMER, as_json)
+    listed(rows, CONSUMER, as_json)
 
 
 def connections(source: "Source", as_json: AsJson = False) -> None:
     """List the connections of a running server."""
-    _list(source.connections(), CONNECTION, as_json)
+    listed(source.connections(), CONNECTION, as_json)
 
 
 def messages(
@@ -179,7 +179,7 @@ def unacked(
 ) -> None:
     """List unacked messages of consumers, or those when the server ended."""
     rows = (row | _times(row, as_json, "delivered") for row in source.unacked(name))
-    _list(rows, UNACKED, as_json)
+    listed(rows, UNACKED, as_json)
 
 
 def schedules(source: "Source", as_json: AsJson = False) -> None:
@@ -312,7 +312,7 @@ def _object(row: Mapping[str, Any], as_json: bool) -> None:
         table(lines, ("what", "value"))
 
 
-def _list(rows: Iterator[Row], columns: tuple[str, ...], as_json: bool) -> None:
+def listed(rows: Iterable[Row], columns: Sequence[str], as_json: bool) -> None:
     if not as_json:
         rows = ({name: _text(row.get(name)) for name in row} for row in rows)
     table(rows, columns, as_json=as_json)

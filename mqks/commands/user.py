@@ -18,7 +18,8 @@ import typer
 from mqks import users_file
 from mqks.commands import complete
 from mqks.commands.declare import Run, declare
-from mqks.commands.options import AsJson, Names, Row, Told, table
+from mqks.commands.inspect import listed
+from mqks.commands.options import AsJson, Names, Told
 from mqks.errors import BadRequest, ConfigurationError
 from mqks.files import exists
 from mqks.settings import load
@@ -42,7 +43,6 @@ COLUMNS = [
     *("name", "password", "token", "sqs", "publish", "consume", "read", "bind"),
     *("monitoring", "admin", "eval"),
 ]
-SHOWN = {True: "yes", False: "no"}
 
 UsersFile = Annotated[
     Path | None,
@@ -117,19 +117,12 @@ def add(
 
 def list_(users: UsersFile = None, as_json: AsJson = False) -> None:
     """List users and their permissions, without passwords, tokens and their hashes."""
-    entries = users_file.read(_path(users))
-    rows = [_row(entry, as_lists=as_json) for entry in entries]
-    table(rows, COLUMNS, as_json=as_json)
+    listed(map(_row, users_file.read(_path(users))), COLUMNS, as_json)
 
 
-def _row(entry: User, *, as_lists: bool) -> Row:
-    row: dict[str, Any] = {name: getattr(entry, name) for name in COLUMNS}
-    for name, value in row.items():
-        if name in ("password", "token", "sqs"):
-            row[name] = value != ""
-        elif isinstance(value, list) and not as_lists:
-            row[name] = " ".join(value) or "-"
-    return row if as_lists else {name: SHOWN.get(value, value) for name, value in row.items()}
+def _row(entry: User) -> dict[str, Any]:
+    row = {name: getattr(entry, name) for name in COLUMNS}
+    return row | {name: row[name] != "" for name in ("password", "token", "sqs")}
 
 
 def grant(name: Name, users: UsersFile = None, **permissions: Unpack[Permissions]) -> Told:
@@ -141,7 +134,7 @@ def grant(name: Name, users: UsersFile = None, **permissions: Unpack[Permissions
         user.monitoring |= permissions["monitoring"]
         user.admin |= permissions["admin"]
         user.eval |= permissions["eval"]
-    return _row(user, as_lists=True), ""
+    return _row(user), ""
 
 
 def revoke(name: Name, users: UsersFile = None, **permissions: Unpack[Permissions]) -> Told:
@@ -155,7 +148,7 @@ def revoke(name: Name, users: UsersFile = None, **permissions: Unpack[Permission
         user.monitoring &= not permissions["monitoring"]
         user.admin &= not permissions["admin"]
         user.eval &= not permissions["eval"]
-    return _row(user, as_lists=True), ""
+    return _row(user), ""
 
 
 def _masks(user: User, given: Permissions) -> Iterator[tuple[str, list[str], list[str]]]:
