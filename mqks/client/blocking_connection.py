@@ -363,16 +363,9 @@ class Connection(Generic[S]):
 
 
 def dialled(servers: urls.Servers, options: Options) -> tuple[urls.Address, socket.socket]:
-    """The first of the servers that accepts a connection. Raises OSError."""
-    failures: list[tuple[urls.Address, str]] = []
-    for address in servers.round():
-        try:
-            return address, open_socket(address, options, options.connect_timeout_s / servers.count)
-        except OSError as error:
-            if servers.count == 1:
-                raise
-            failures.append((address, reason(error)))
-    raise ConnectionLost(urls.told(failures))
+    """The first of the servers that accepts a connection. Raises ConnectionLost."""
+    limit_s = options.connect_timeout_s / servers.count
+    return servers.first(lambda each: (each, open_socket(each, options, limit_s)))
 
 
 def open_socket(address: urls.Address, options: Options, timeout_s: float) -> socket.socket:

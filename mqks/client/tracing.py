@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -56,16 +57,14 @@ _names: set[str] = set()
 """Those that have metrics of their own."""
 
 
+@dataclass(slots=True)
 class Operation:
     """A span while it runs."""
 
-    __slots__ = ("context", "event", "span")
-
-    def __init__(self, span: Span, context: Context, destination: str | None) -> None:
-        self.span = span
-        self.context = context
-        self.event = destination
-        """An event or a queue; None if it is not known, or if there are several."""
+    span: Span
+    context: Context
+    destination: str | None
+    """An event or a queue; None if it is not known, or if there are several."""
 
 
 class _Meta(dict[str, str]):
@@ -185,13 +184,15 @@ class Tracing:
                 raise
             finally:
                 if len(many.events) == 1:
-                    [operation.event] = many.events
-                    operation.span.update_name(_span_name("publish", operation.event))
-                    operation.span.set_attributes(_destination(operation.event))
+                    [operation.destination] = many.events
+                    operation.span.update_name(_span_name("publish", operation.destination))
+                    operation.span.set_attributes(_destination(operation.destination))
                 operation.span.set_attribute("messaging.batch.message_count", many.count)
                 for count, reason in (confirmed, None), (failed, error):
                     if count:
-                        self._sent.add(count, self._labels("publish", operation.event, reason))
+                        self._sent.add(
+                            count, self._labels("publish", operation.destination, reason)
+                        )
 
     # -- consuming
 
@@ -282,7 +283,7 @@ class Tracing:
             yield operation
         except BaseException as raised:
             error = raised
-            span.set_attribute("error.type", _kind(raised))
+            span.set_attribute("error.type", type(raised).__qualname__)
             span.record_exception(raised)
             span.set_status(StatusCode.ERROR, _text(str(raised)))
             raise
@@ -290,7 +291,7 @@ class Tracing:
             contexts.detach(token)
             span.end()
             duration = self._process_s if name == "process" else self._client_s
-            labels = self._labels(name, operation.event, error)
+            labels = self._labels(name, operation.destination, error)
             labels["messaging.operation.type"] = kind
             duration.record(time.perf_counter() - began_s, labels)
 
@@ -302,7 +303,7 @@ class Tracing:
         if destination is not None:
             labels.update(_counted_name(destination))
         if error is not None:
-            labels["error.type"] = _kind(error)
+            labels["error.type"] = type(error).__qualname__
         return labels
 
 
@@ -420,10 +421,6 @@ def _counted_name(name: str) -> Attributes:
             return {}
         _names.add(text)
     return {"messaging.destination.name": text}
-
-
-def _kind(error: BaseException) -> str:
-    return type(error).__qualname__
 
 
 def _printable(text: str) -> str:

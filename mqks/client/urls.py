@@ -16,10 +16,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from socket import socket
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from mqks.errors import ConfigurationError
+from mqks.client.errors import ConnectionLost
+from mqks.errors import ConfigurationError, reason
+
+T = TypeVar("T")
 
 PORT = 25000
 DEFAULT_URL = f"mqks://127.0.0.1:{PORT}"
@@ -65,6 +68,17 @@ class Servers:
 
     def round(self) -> Iterator[Address]:
         return islice(self._next, self.count)
+
+    def first(self, connect: Callable[[Address], T]) -> T:
+        """What `connect` returns for the first server that it reaches. Raises ConnectionLost with
+        what each has said."""
+        failures: list[tuple[Address, str]] = []
+        for address in self.round():
+            try:
+                return connect(address)
+            except OSError as error:
+                failures.append((address, reason(error)))
+        raise ConnectionLost(told(failures))
 
 
 def told(failures: Sequence[tuple[Address, str]]) -> str:

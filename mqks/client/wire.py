@@ -52,20 +52,17 @@ class Wire:
         """Connect to the first of the servers that answers, each within its share of
         `Options.connect_timeout_s`: one that is suspended accepts connections, too. Raises
         AuthenticationFailed, and ConnectionLost with what each has said."""
-        share_s = self._options.connect_timeout_s / len(self.address.each)
-        failed: list[tuple[urls.Address, str]] = []
-        for each in self.address.each:
-            try:
-                self._connect(each, share_s)
-            except TimeoutError:
-                failed.append((each, f"no answer in {share_s:g} s"))
-            except OSError as error:
-                failed.append((each, reason(error)))
-            else:
-                return self
-        raise ConnectionLost(urls.told(failed))
+        urls.Servers(self.address).first(self._connect)
+        return self
 
-    def _connect(self, address: urls.Address, timeout_s: float) -> None:
+    def _connect(self, address: urls.Address) -> None:
+        timeout_s = self._options.connect_timeout_s / len(self.address.each)
+        try:
+            self._begin(address, timeout_s)
+        except TimeoutError:
+            raise ConnectionLost(f"no answer in {timeout_s:g} s") from None
+
+    def _begin(self, address: urls.Address, timeout_s: float) -> None:
         self._socket = open_socket(address, self._options, timeout_s)
         self._hint = "" if address.tls else f"; {failures.TLS_HINT}"
         """Until the first answer."""

@@ -85,31 +85,19 @@ class MqksBackend(BaseTaskBackend):
         from mqks.django.models import TaskRow
 
         self.validate_task(task)
-        result = TaskResult(
-            task=task,
-            id=uuid4().hex,
-            status=TaskResultStatus.READY,
-            enqueued_at=datetime.now(UTC if settings.USE_TZ else None),
-            started_at=None,
-            last_attempted_at=None,
-            finished_at=None,
-            args=normalize_json(args),
-            kwargs=normalize_json(kwargs),
-            backend=self.alias,
-            errors=[],
-            worker_ids=[],
-        )
+        now = datetime.now(UTC if settings.USE_TZ else None)
         row = TaskRow(
-            id=result.id,
+            id=uuid4().hex,
             task_path=task.module_path,
             backend=self.alias,
             queue_name=task.queue_name,
             priority=task.priority,
             run_after=task.run_after,
-            arguments=[result.args, result.kwargs],
-            enqueued_at=result.enqueued_at,
-            relay_at=result.enqueued_at if self.settings["outbox"] else None,
+            arguments=[normalize_json(args), normalize_json(kwargs)],
+            enqueued_at=now,
+            relay_at=now if self.settings["outbox"] else None,
         )
+        result = _result(row, task)
         row.save(force_insert=True)
         if row.relay_at is None:
             try:
@@ -199,9 +187,13 @@ def result_of(row: "TaskRow") -> TaskResult:
         raise ImportError(f"{row.task_path} is no task")
     run_after = row.run_after
     task = task.using(priority=row.priority, queue_name=row.queue_name, run_after=run_after)
+    return _result(row, task.using(backend=row.backend))
+
+
+def _result(row: "TaskRow", task: Task) -> TaskResult:
     args, kwargs = row.arguments
     result = TaskResult(
-        task=task.using(backend=row.backend),
+        task=task,
         id=row.id,
         status=TaskResultStatus[row.status],
         enqueued_at=row.enqueued_at,

@@ -65,15 +65,10 @@ NEEDS: Final = frozenset({"queues", "consumers", "connections"})
 
 def rows(settings: Mapping[str, int], sample: Row) -> list[Row]:
     """A row for each limit; `settings` has their values, 0 for no limit."""
-    return [_row(name, settings[name], nearest(sample)) for name, nearest in LIMITS.items()]
-
-
-def _row(name: str, most: int, nearest: Nearest) -> Row:
-    shown = FORMATS["bytes" if "bytes" in name else "count"]
-    return {
-        "setting": name,
-        "share": nearest.value / most if most else None,
-        "now": shown(nearest.value),
-        "limit": shown(most) if most else "none",
-        "what": nearest.what,
-    }
+    found = list[Row]()
+    for name, nearest in LIMITS.items():
+        most, (value, what) = settings[name], nearest(sample)
+        shown = FORMATS["bytes" if "bytes" in name else "count"]
+        row = {"setting": name, "share": value / most if most else None, "now": shown(value)}
+        found.append({**row, "limit": shown(most) if most else "none", "what": what})
+    return found
