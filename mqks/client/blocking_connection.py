@@ -133,13 +133,8 @@ class Connection(Generic[S]):
 
     def __init__(self, address: urls.Address, options: Options, session: S, lock: Lock) -> None:
         self.session = session
-        session.is_tls = address.tls
-        if address.tls:
-            session.reason = f"no answer to the TLS handshake; perhaps {failures.PLAIN}"
         self.lock = lock
         self._servers = urls.Servers(address)
-        if self._servers.count > 1:
-            session.greeting_s = options.connect_timeout_s / self._servers.count
         self._options = options
         self._closed = threading.Event()
         self._bell, self._ring = socket.socketpair()

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
-from mqks.client import requests, urls
+from mqks.client import failures, requests, urls
 from mqks.client.keywords import strict
 from mqks.client.messages import Message, QueueUpdate, reading
 from mqks.client.opened import STATE, caller
@@ -75,16 +75,21 @@ class Client(Generic[ConsumerT, TailT, TransactionT]):
         return self._session.server
 
     def _new_connection(self, kind: type[Session], **more: Any) -> Any:
-        lock = self._skin.Lock()
+        lock, address = self._skin.Lock(), self._address
         session = kind(
             self._options,
-            self._address.credentials,
+            address.credentials,
             prefix=secrets.token_hex(6),
             jitter=random.random,
             guard=partial(self._skin.guard, lock),
             **more,
         )
-        return self._skin.Connection(self._address, self._options, session, lock)
+        session.is_tls = address.tls
+        if address.tls:
+            session.reason = f"no answer to the TLS handshake; perhaps {failures.PLAIN}"
+        if address.others:
+            session.greeting_s = self._options.connect_timeout_s / len(address.each)
+        return self._skin.Connection(address, self._options, session, lock)
 
     def _deadline(self, timeout_s: float | None) -> float:
         if timeout_s is None:
