@@ -123,7 +123,6 @@ class Link(Session):
                 self._put(line)
 
     def _write(self, _: bool) -> None:
-        """Send what there is to send."""
         ends_s = time.monotonic() + self._options.timeout_s
         with self._lock:
             left = memoryview(self.take())

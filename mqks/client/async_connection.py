@@ -130,7 +130,6 @@ class Connection(Generic[S]):
         session.on_output = self._output
 
     def _output(self, is_prompt: bool) -> None:
-        """There is something to send."""
         if self._wire is None:
             return
         if is_prompt:

@@ -244,7 +244,6 @@ class Connection(Generic[S]):
             self.notify()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until its thread has ended."""
         self._thread.join(timeout_s)
 
     def leave_to_parent(self, failure: ConnectionLost) -> None:
@@ -259,7 +258,6 @@ class Connection(Generic[S]):
         self.session.disown(failure)
 
     def _write(self) -> None:
-        """Send what can be sent."""
         sock = self._sock
         if sock is None or self._problem:
             return

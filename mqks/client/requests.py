@@ -80,8 +80,6 @@ class Terms(Repeatable, total=False):
 
 
 class Many(Terms, total=False):
-    """Options of `publish_many`."""
-
     id_prefix: str | None
     once: bool
     mandatory: bool
@@ -387,8 +385,6 @@ def _bindings(
 
 
 class Consuming(TypedDict, total=False):
-    """The options of `consume`."""
-
     auto_ack: bool
     delete_when_unused: float | bool
     prefetch: int | None
@@ -405,7 +401,6 @@ class Consuming(TypedDict, total=False):
 
 
 def consume(queue: str, events: Iterable[str] = (), **options: Unpack[Consuming]) -> bytes:
-    """The arguments of a consume."""
     auto_ack, manual_ack = options.get("auto_ack", False), options.get("manual_ack")
     if manual_ack is not None:
         told = "manual_ack is the default; write auto_ack=True for the other"
@@ -566,8 +561,6 @@ class Timing(TypedDict, total=False):
 
 
 class Scheduled(Timing, Repeatable, total=False):
-    """Options of a schedule."""
-
     mandatory: bool
     """Whether a tick is tried again until a queue is bound to the event."""
 
@@ -643,7 +636,6 @@ def stats_told(answer: bytes) -> Any:
 
 
 def tail(events: Iterable[str], queue: str | None) -> bytes:
-    """The arguments of a tail."""
     words = [*flags("tail", {"queue": queue}), *_names(events)]
     if not words:
         raise InvalidRequest("tail needs an event, a mask or a queue")

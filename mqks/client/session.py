@@ -191,7 +191,6 @@ class Session:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether requests wait to be sent."""
         return bool(self._outbox)
 
     @property
@@ -319,7 +318,6 @@ class Session:
     # -- the socket's side
 
     def connected(self, now_s: float) -> None:
-        """A new connection is there."""
         self._splitter = LineSplitter(self._options.reply_bytes_max, is_server=True)
         self._heard_s, self._pinged, self._refusal = now_s, False, ""
         self._is_silent = True
@@ -582,7 +580,6 @@ class ConsumerSession(Session):
         self.updates.clear()
 
     def ack_all(self, messages: Iterable[Message]) -> None:
-        """Ack many at once."""
         if isinstance(messages, Message):
             raise TypeError("ack needs a list of messages; for one message, use message.ack()")
         if self._settle is None:

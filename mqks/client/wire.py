@@ -131,7 +131,6 @@ class Wire:
         return [(each.request_id, requests.decoded(each.text)) for each in replies if each.is_error]
 
     def stats(self, *words: str) -> Any:
-        """What `stats` with these words replies."""
         return requests.stats_told(self.ask(requests.request("stats", words)))
 
     def reason(self, error_id: str) -> str | None:

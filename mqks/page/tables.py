@@ -187,7 +187,6 @@ class Ordered:
         self._orders: dict[tuple[str, bool], list[tuple[str, Row]]] = {}
 
     def part(self, view: View) -> Shown:
-        """The rows that a view shows."""
         wanted = view.filter.lower()
         found = [row for name, row in self._order(view.sort, view.ascending) if wanted in name]
         first = min(view.first, max(0, (len(found) - 1) // PAGE_ROWS * PAGE_ROWS))

@@ -259,7 +259,6 @@ class Import:
             self._fill(name, found)
 
     def _fill(self, name: bytes, lines: Iterator[Line]) -> None:
-        """All messages of one queue."""
         for line in lines:
             if name not in self._queues:
                 raise line.wrong("there is no queue line before it for its queue")
@@ -325,7 +324,6 @@ class Import:
         self._put(line, b"%d %b" % (line.number, body))
 
     def _put(self, line: Line, request: bytes) -> None:
-        """Add a request to the batch."""
         self._batch.append((line.number, request))
         self._batch_bytes += len(request)
         if len(self._batch) >= BATCH_LINES or self._batch_bytes >= BATCH_BYTES:
