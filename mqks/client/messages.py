@@ -104,12 +104,12 @@ class Message:
     @property
     def priority(self) -> int:
         """The priority it was published with; 0 if the consumer has no `meta`."""
-        return 0
+        return read_traits(self._traits()).priority
 
     @property
     def key(self) -> str | None:
         """The key it was published with; None without one, or if the consumer has no `meta`."""
-        return None
+        return key_of(self._traits())
 
     @property
     def meta(self) -> dict[str, str]:
@@ -141,6 +141,9 @@ class Message:
     def traceparent(self) -> str | None:
         """Its trace (W3C Trace Context)."""
         return self.meta.get("traceparent")
+
+    def _traits(self) -> bytes:
+        return b""
 
     def _raw_meta(self) -> bytes:
         return b""
@@ -240,13 +243,8 @@ class MetaMessage(Message):
         name, retry, _ = _told_all(self._event)
         return name, int(retry)
 
-    @property
-    def priority(self) -> int:
-        return read_traits(_told_all(self._event)[2]).priority
-
-    @property
-    def key(self) -> str | None:
-        return key_of(_told_all(self._event)[2])
+    def _traits(self) -> bytes:
+        return _told_all(self._event)[2]
 
     def _raw_meta(self) -> bytes:
         return self._event.rpartition(b",meta=")[2]
