@@ -221,7 +221,9 @@ def test_messages_join_in_the_order_of_their_times(
     for number in range(80):
         seconds = chance.choice([0.5, 1, 1.5, 3, 5])
         due_us[b"m%d" % number] = lab.now_us + round(seconds * 1e6)
-        lab.send("a", b"m%d publish --delay=%.1f e x" % (number, seconds))
+        due_s = (lab.wall_us + round(seconds * 1e6)) / 1e6
+        when = chance.choice([b"--delay=%.1f" % seconds, b"--at=%.6f" % due_s])
+        lab.send("a", b"m%d publish %b e x" % (number, when))
         lab.commit()
         match chance.choice(["tick", "tick", "read", "answer", "crash"]):
             case "tick":
@@ -253,6 +255,85 @@ def test_one_that_is_due_sooner_waits_for_none_of_very_many(
     lab.rest()
     lab.check()
     assert ready(lab) == {b"q": 7}
+
+
+@patches_modules
+@pytest.mark.parametrize("seed", range(30))
+def test_what_depends_on_the_wall_clock_follows_it(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delays do not. In between all join in the order of their times, once and never early."""
+    monkeypatch.setattr(delays, "NEAR_MAX", 3)
+    monkeypatch.setattr(delays, "STEP_MESSAGES", 2)
+    chance, lab = random.Random(seed), lab_with(b"")
+    lab.send("b", b"c consume q")
+    after_us, at_us = dict[bytes, int](), dict[bytes, int]()
+
+    def told() -> None:
+        """What a look has brought, after a change of the wall clock or none."""
+        lab.rest()
+        due_us = after_us | {each: at - lab.wall_ahead_us for each, at in at_us.items()}
+        due = sorted(
+            (each for each in due_us if due_us[each] <= lab.now_us),
+            key=lambda each: (due_us[each], int(each[1:])),
+        )
+        ids = [line.split(b" ")[2] for line in lab.replies if b" event=" in line]
+        assert ids == due
+        for each in due:
+            after_us.pop(each, None)
+            at_us.pop(each, None)
+        lab.replies.clear()
+        lab.check()
+
+    lab.rest()
+    lab.replies.clear()
+    for number in range(60):
+        wait_us = chance.choice([500_000, 1_000_000, 1_500_000, 3_000_000, 7_000_000])
+        if chance.random() < 0.5:
+            after_us[b"m%d" % number] = lab.now_us + wait_us
+            lab.send("a", b"m%d publish --delay=%.1f e x" % (number, wait_us / 1e6))
+        else:
+            at = at_us[b"m%d" % number] = lab.wall_us + wait_us
+            lab.send("a", b"m%d publish --at=%d.%06d e x" % (number, *divmod(at, 1_000_000)))
+        match chance.choice(["tick", "tick", "set", "cancel", "none"]):
+            case "tick":
+                lab.tick(0.5)
+            case "set":
+                lab.wall_ahead_us += chance.choice([-2_000_000, -700_000, 1_200_000, 4_000_000])
+                lab.tick(1)
+            case "cancel" if at_us:
+                gone = chance.choice([*at_us])
+                del at_us[gone]
+                lab.send("a", b"k cancel q " + gone)
+        told()
+    assert lab.broker.queues[b"q"].scheduled == len(after_us | at_us)
+    for _ in range(20):
+        lab.tick(0.5)
+        told()
+    assert not lab.broker.queues[b"q"].scheduled
+
+
+@pytest.mark.slow
+def test_very_many_follow_the_wall_clock_in_steps() -> None:
+    lab = lab_with(b"")
+    at = lab.wall_us // 1_000_000 + 100
+    lab.send("b", b"d publish --delay=50 e x")
+    lab.send("a", *(b"m%d publish --at=%d e x" % (n, at) for n in range(20_000)))
+    lab.rest()
+    lab.wall_ahead_us += 70_000_000
+    lab.broker.turns.chunk_s = -1.0  # Each turn is one step.
+    lab.tick(1)
+    times = lab.broker.queues[b"q"].times
+    assert times is not None
+    assert times.delays.is_moving
+    assert len(turns_until_replies(lab)) > 10
+    lab.check()
+    lab.tick(28.9)
+    lab.rest()
+    assert ready(lab) == {b"q": 0}
+    lab.tick(0.1)
+    lab.rest()
+    assert ready(lab) == {b"q": 20_000}
 
 
 LONG = b"x" * 400_000
@@ -434,7 +515,7 @@ def test_who_looks_for_scheduled_messages_of_one_queue_waits_for_the_others_ther
     assert first < len(turns) / 2, "they are answered one after the other"
     times = lab.broker.queues[b"q"].times
     assert times is not None
-    assert times.scheduled == 1980
+    assert len(times.delays) == 1980
 
 
 @pytest.mark.slow
@@ -447,12 +528,12 @@ def test_bodies_of_very_many_scheduled_messages_are_let_go_in_steps() -> None:
     lab.broker.turns.clock = count().__next__
     lab.take()
     lab.land()
-    assert len(times.kinds[0].bodies) > 10_000
+    assert len(times.delays.bodies) > 10_000
     lab.send("b", b"k cancel q m7")
     lab.rest()
     lab.check()
-    assert not times.kinds[0].bodies
-    assert times.scheduled == 19_999
+    assert not times.delays.bodies
+    assert len(times.delays) == 19_999
 
 
 @pytest.mark.slow

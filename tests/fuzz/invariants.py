@@ -160,10 +160,9 @@ def waiting(queue: Queue) -> Iterator[int]:
 
 
 def scheduled(queue: Queue) -> Iterator[int]:
-    for delays in queue.times.kinds if queue.times else ():
-        for entry in {*delays._all()}:
-            if delays._counts(entry):
-                yield _number(entry)
+    if queue.times is not None:
+        delays = queue.times.delays
+        yield from {_number(entry) for entry in delays._all() if delays._counts(entry)}
 
 
 def dying(queue: Queue, fetches: Iterable[Fetch]) -> Iterator[int]:
@@ -175,8 +174,8 @@ def dying(queue: Queue, fetches: Iterable[Fetch]) -> Iterator[int]:
 
 
 def memory_bytes(queue: Queue) -> int:
-    bodies = [delays.bodies for delays in queue.times.kinds] if queue.times else []
-    return queue.lane.memory_bytes + sum(_size(each.values()) for each in bodies)
+    bodies = queue.times.delays.bodies if queue.times else {}
+    return queue.lane.memory_bytes + _size(bodies.values())
 
 
 def check_counts(queue: Queue) -> None:
@@ -190,9 +189,9 @@ def check_counts(queue: Queue) -> None:
     require(queue.leased == leased, f"{name!r}: leased is {queue.leased}, not {leased}")
     if times is not None:
         count = sum(1 for _ in scheduled(queue))
-        require(times.scheduled == count, f"{name!r}: {times.scheduled} scheduled, not {count}")
-        require(times.scheduled_bytes >= 0, f"{name!r}: scheduled_bytes")
-        require(bool(count) or not times.scheduled_bytes, f"{name!r}: scheduled_bytes of nothing")
+        require(queue.scheduled == count, f"{name!r}: {queue.scheduled} scheduled, not {count}")
+        require(times.delays.bytes >= 0, f"{name!r}: scheduled_bytes")
+        require(bool(count) or not times.delays.bytes, f"{name!r}: scheduled_bytes of nothing")
 
 
 def _check_deadline(queue: Queue) -> None:

@@ -142,3 +142,22 @@ def test_schedules_do_not_wait_for_a_clock_that_was_set_back(clock: Clock, db: P
         until(lambda: has_ticked(client), "it waits for another year")
         assert next_s(client, "daily") < 90_000
         assert server.terminate() == 0, server.log
+
+
+def test_times_and_delays_join_in_one_order_and_only_times_follow_the_clock(
+    clock: Clock, db: Path
+) -> None:
+    with served(db, environment=clock.environment) as (server, client):
+        assert client.ask(b"c consume --confirm q e") == b"c ok "
+        now_s = time.time()
+        for number, wait_s in enumerate([0.9, 0.5, 0.7, 0.3, 0.6, 0.4]):
+            when = b"delay=%.1f" % wait_s if number % 2 else b"at=%.1f" % (now_s + wait_s)
+            client.send(b"m%d publish --%b e x\n" % (number, when))
+        order = [b"m3", b"m5", b"m1", b"m4", b"m2", b"m0"]
+        assert [client.line().split()[2] for _ in order] == order
+        client.send(b"n1 publish --at=%.1f e x\n" % (now_s + YEAR_S - 10))
+        assert client.ask(b"n2 publish --confirm --delay=%d e x" % YEAR_S) == b"n2 ok "
+        clock.ahead(YEAR_S)
+        assert client.line().split()[2] == b"n1"
+        assert json.loads(client.ask(b"s stats queue q").removeprefix(b"s ok "))["scheduled"] == 1
+        assert server.terminate() == 0, server.log

@@ -18,7 +18,7 @@ from mqks.protocol import replies
 
 def take(queue: Queue, number: int, mark: Mark) -> bool:
     """Take a message out of those that are leased; return whether it was there."""
-    delays = queue.timed().of(mark)
+    delays = queue.timed().delays
     is_leased = mark.keeps_place and number in delays.numbers
     if is_leased:
         delays.remove(number)
@@ -138,7 +138,7 @@ class Receiver(Taker):
     def _leased(self, number: int, mark: Mark) -> Mark | None:
         """The mark of a message now, unless its lease is over: the commit may have taken long."""
         now = self.queue.lane.marks.get(number)
-        is_leased = now is not None and number in self.queue.timed().of(now).numbers
+        is_leased = now is not None and number in self.queue.timed().delays.numbers
         return now if now is not None and is_leased and now.retry == mark.retry else None
 
     def _written(self, is_written: bool) -> None:

@@ -1,18 +1,20 @@
 """Scheduled messages of one queue, which join it at their due time.
 
-The one rule: an entry is one integer, made of the due time, the message's number and a checksum of
-the message's id, so that a million of them take 60 MB. A body is in memory until it is on disk, and
-again shortly before it is due.
+The one rule: an entry is one integer, made of the due time, the message's number, whether it is due
+by the wall clock, and a checksum of the message's id, so that a million of them take 60 MB. A body
+is in memory until it is on disk, and again shortly before it is due.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final
 from zlib import crc32
 
 from mqks.broker.base.budget import Budget
 from mqks.broker.base.ranges import Numbers
 from mqks.broker.base.turns import GOES_ON, WAITS, Work, emptied, ordered, slices
+from mqks.broker.log.pending import Mark
 from mqks.broker.queue.blocks import MESSAGE_OVERHEAD_BYTES
 from mqks.broker.queue.lane import Delivery
 from mqks.limits import (
@@ -29,9 +31,12 @@ AHEAD_US: Final = 2_000_000
 """A body is read from disk this long before it is due."""
 _CRC_BITS: Final = 32
 _CRC: Final = (1 << _CRC_BITS) - 1
+_DATED: Final = 1 << _CRC_BITS
 _NUMBER_BITS: Final = SEQ_MAX.bit_length()
 _NUMBER_SHIFT: Final = _CRC_BITS + 1
 _TIME_SHIFT: Final = _NUMBER_SHIFT + _NUMBER_BITS
+_UNDATED: Final = (1 << _TIME_SHIFT) - 1 - _DATED
+"""The bits of an entry without its time."""
 _NEVER: Final = SEQ_MAX << _TIME_SHIFT
 
 
@@ -40,11 +45,11 @@ def _number(entry: int) -> int:
 
 
 class Delays:
-    """Scheduled messages of one clock; times are its microseconds. `memory` counts bodies."""
+    """Scheduled messages; times are microseconds of the monotonic clock. `memory` counts bodies."""
 
     __slots__ = (
-        *("_anew", "_aside", "_far", "_fresh", "_gone", "_gone_count", "_memory"),
-        *("_near", "_reading", "bodies", "bodies_bytes", "bytes", "numbers", "placed"),
+        *("_anew", "_aside", "_early", "_far", "_fresh", "_gone", "_gone_count", "_memory"),
+        *("_near", "_reading", "bodies", "bodies_bytes", "bytes", "dated", "numbers", "placed"),
     )
 
     def __init__(self, memory: Budget) -> None:
@@ -52,11 +57,13 @@ class Delays:
         self._far: list[int] = []
         """A heap of entries that are not due soon."""
         self._near: list[int] = []
-        """A heap of entries that are due soon, with their bodies in memory."""
+        """A heap of entries that are due soon, with bodies that are in memory or being read."""
         self._reading: dict[int, int] = {}
         """Number → entry of messages whose bodies are being read."""
-        self._aside: list[int] = []
-        """Entries that are moved back to `_far`, in steps."""
+        self._aside: list[list[int]] = []
+        """Heaps of entries that are put into `_far` anew, in steps."""
+        self._early = 0
+        """By how much they may become smaller."""
         self._gone: dict[int, int] = {}
         """Numbers of messages taken out → how many entries they still have."""
         self._gone_count = 0
@@ -66,6 +73,8 @@ class Delays:
         """Those of all scheduled messages."""
         self.placed = Numbers()
         """Those of messages that will return to their old place, as leased ones."""
+        self.dated = False
+        """Some may be due by the wall clock."""
         self._fresh: list[int] = []
         """Entries whose bodies may not be on disk yet."""
         self.bodies: dict[int, bytes] = {}
@@ -79,19 +88,26 @@ class Delays:
 
     # -- adding messages
 
-    def add(self, number: int, line: bytes, id_crc: int, due_us: int, *, place: bool) -> None:
-        """Add a message that is in memory, and may not be on disk yet."""
-        self._fresh.append(self.restore(number, id_crc, due_us, place=place))
-        self.bytes += len(line)
-        self._keep(number, line)
+    def add(self, first: int, lines: Sequence[bytes], marks: Sequence[Mark], due_us: int) -> None:
+        """Add messages in memory, with consecutive numbers, that may not be on disk yet."""
+        fresh, bodies, size = self._fresh, self.bodies, 0
+        for number, (line, mark) in enumerate(zip(lines, marks, strict=True), first):
+            fresh.append(self.restore(number, mark, due_us))
+            bodies[number] = line
+            size += len(line)
+        self.bytes += size
+        self._count(size + len(lines) * MESSAGE_OVERHEAD_BYTES)
 
-    def restore(self, number: int, id_crc: int, due_us: int, *, place: bool) -> int:
+    def restore(self, number: int, mark: Mark, due_us: int) -> int:
         """Add a message that is on disk; the caller sets `bytes`. Return its entry."""
-        entry = ((due_us << _NUMBER_BITS | number) << 1 | place) << _CRC_BITS | id_crc
+        timed = (due_us << _NUMBER_BITS | number) << 1 | mark.is_dated
+        entry = timed << _CRC_BITS | mark.id_crc
         heapq.heappush(self._far, entry)
         self.numbers.add(number)
-        if place:
+        if mark.keeps_place:
             self.placed.add(number)
+        if mark.is_dated:
+            self.dated = True
         if number in self._gone:
             self._anew[number] = entry
         return entry
@@ -126,7 +142,8 @@ class Delays:
     def next_us(self) -> int | None:
         """The time of the next work."""
         near, far = self._near, self._far
-        due_us = near[0] >> _TIME_SHIFT if near and near[0] <= self._first_away else None
+        waits = not near or near[0] > self._first_away or _number(near[0]) in self._reading
+        due_us = None if waits else near[0] >> _TIME_SHIFT
         if not far or (len(near) >= NEAR_MAX and near[0] <= far[0]):
             return due_us
         if not (self._may_read or self._is_at_hand(far[0])):
@@ -136,10 +153,9 @@ class Delays:
 
     @property
     def _first_away(self) -> int:
-        """The first entry that is not in `_near` yet. Those behind it wait for it, so that all join
-        in order, however long a read takes; one that fails ends the server."""
+        """Up to here all entries are in `_near`. Those behind wait, so that all join in order."""
         first = self._far[0] if self._far else _NEVER
-        return min(first, next(iter(self._reading.values()))) if self._reading else first
+        return min([first, *(heap[0] - self._early for heap in self._aside)])
 
     @property
     def _may_read(self) -> bool:
@@ -172,11 +188,8 @@ class Delays:
             number = _number(entry)
             if self._gone and self._let_go(entry):
                 continue
-            if number in self.bodies:
-                heapq.heappush(near, entry)
-            else:
-                if number in self._reading:
-                    self._discount(number)
+            heapq.heappush(near, entry)
+            if number not in self.bodies:
                 self._reading[number] = entry
                 wanted.append(number)
                 size += bytes_of(number)
@@ -187,44 +200,46 @@ class Delays:
         missing: list[int] = []
         for number in numbers:
             entry = self._reading.pop(number, None)
-            if entry is None or (self._gone and self._let_go(entry)):
+            if entry is None or not self._counts(entry):
                 continue
             if (line := lines.get(number)) is None:
                 missing.append(number)
             else:
                 self._keep(number, line)
-                heapq.heappush(self._near, entry)
         return missing
 
     def pop_due(self, now_us: int) -> list[Delivery]:
         """Take messages that are due, in order, as many as one step takes."""
         near, due, size = self._near, list[Delivery](), 0
         last = min(self._first_away, (now_us + 1) << _TIME_SHIFT)
-        while near and near[0] <= last and len(due) < STEP_MESSAGES:
-            if size >= STEP_BYTES:
-                break
+        while near and near[0] <= last and len(due) < STEP_MESSAGES and size < STEP_BYTES:
             entry = heapq.heappop(near)
             number = _number(entry)
             if self._gone and self._let_go(entry):
                 continue
-            if number not in self.bodies:  # The clock was set back before it was on disk.
-                heapq.heappush(self._far, entry)
+            if (line := self.bodies.pop(number, None)) is None:
+                # Not read yet, or let go: the clock was set back before it was on disk.
+                heapq.heappush(near if number in self._reading else self._far, entry)
                 break
             self.numbers.discard(number)
             self.placed.discard(number)
             self._anew.pop(number, None)
-            line = self.bodies[number]
-            self._drop(number)
             size += len(line)
             due.append((number, line))
+        self._count(-size - len(due) * MESSAGE_OVERHEAD_BYTES)
         self._forget(size)
         return due
 
     @property
+    def is_moving(self) -> bool:
+        """Whether entries are being put into the heap anew."""
+        return bool(self._aside)
+
+    @property
     def has_promoted(self) -> bool:
         """Whether messages that `promote_all` has made due may be left."""
-        firsts = (*self._near[:1], *self._far[:1], *self._reading.values())
-        return bool(self._aside) or any(entry >> _TIME_SHIFT == 0 for entry in firsts)
+        firsts = (*self._near[:1], *self._far[:1])
+        return self.is_moving or any(entry >> _TIME_SHIFT <= 0 for entry in firsts)
 
     # -- searching
 
@@ -248,7 +263,7 @@ class Delays:
         return found
 
     def _all(self) -> list[int]:
-        return [*self._far, *self._near, *self._reading.values(), *self._aside]
+        return [*chain(self._far, self._near, *self._aside)]
 
     def _counts(self, entry: int) -> bool:
         """Whether an entry is valid: its message was not taken out."""
@@ -282,58 +297,71 @@ class Delays:
         self._anew.pop(number, None)
         self._forget(size)
 
-    def put_off(self, number: int, id_crc: int, due_us: int) -> None:
-        """A scheduled message that keeps its place is due at another time."""
+    def put_off(self, number: int, mark: Mark, due_us: int) -> None:
+        """A scheduled message is due at another time."""
         line, size = self.bodies.get(number), self.bytes // len(self)
         self.remove(number)
         if line is None:
-            self.restore(number, id_crc, due_us, place=True)
+            self.restore(number, mark, due_us)
             self.bytes += size
         else:
-            self.add(number, line, id_crc, due_us, place=True)
+            self.add(number, [line], [mark], due_us)
 
     def _forget(self, size: int) -> None:
         self.bytes = max(0, self.bytes - size) if len(self) else 0
+        self.dated = self.dated and len(self) > 0
 
     def take_all(self) -> Iterator[int]:
         """Take out all at once; yield their numbers one by one, since there may be many."""
         entries, gone, anew = self._all(), self._gone, self._anew
         self.numbers, self.placed = Numbers(), Numbers()
         self._count(-self.bodies_bytes)
-        self._far, self._near, self._reading, self._aside = [], [], {}, []
+        self._far, self._near, self._aside, self._reading = [], [], [], {}
         self._gone, self._anew, self._gone_count = {}, {}, 0
-        self._fresh, self.bodies, self.bytes = [], {}, 0
+        self._fresh, self.bodies, self.bytes, self.dated = [], {}, 0, False
         return (
             _number(entry)
             for entry in emptied(entries)
             if _number(entry) not in gone or anew.pop(_number(entry), None) == entry
         )
 
+    # -- putting entries into the heap anew
+
     @property
     def is_untidy(self) -> bool:
         """Whether most entries belong to messages that were taken out."""
-        return self._gone_count > len(self) + GONE_MIN and not self._aside
+        return self._gone_count > len(self) + GONE_MIN and not self.is_moving
 
     def tidy(self) -> Work[None]:
         """Remove the entries of messages that were taken out."""
-        yield from self._put_anew(None)
+        yield from self._put_anew(lambda entry: entry, 0)
 
     def promote_all(self) -> Work[None]:
         """Make all scheduled messages due now, whatever the clock says."""
-        yield from self._put_anew(0)
+        yield from self._put_anew(lambda entry: entry & _UNDATED, _NEVER)
 
-    def _put_anew(self, due_us: int | None) -> Work[None]:
+    def shift_dated(self, by_us: int) -> Work[None]:
+        """The wall clock was set: what depends on it is due so much later."""
+        by = by_us << _TIME_SHIFT
+        yield from self._put_anew(lambda e: e + by if e & _DATED else e, max(0, -by))
+
+    def _put_anew(self, change: Callable[[int], int], early: int) -> Work[None]:
+        """Change each entry, which becomes smaller by `early` at most. The first ones are first:
+        what is due meanwhile waits only for those that may be due before it."""
         while self._aside:
             yield WAITS
-        self._aside, self._far = [*self._far, *self._near, *self._reading.values()][::-1], []
-        self._near, self._reading = [], {}
+        self._aside = [heap for heap in (self._far, self._near) if heap]
+        self._far, self._near, self._early = [], [], early
         while self._aside:
-            for entry in [self._aside.pop() for _ in range(min(STEP_MESSAGES, len(self._aside)))]:
+            heap = self._aside[-1]
+            for _ in range(min(STEP_MESSAGES, len(heap))):
+                entry = heapq.heappop(heap)
                 if self._let_go(entry):
                     continue
-                if due_us is not None:
-                    entry = due_us << _TIME_SHIFT | entry & ((1 << _TIME_SHIFT) - 1)
-                    if _number(entry) in self._anew:
-                        self._anew[_number(entry)] = entry
-                heapq.heappush(self._far, entry)
+                changed = change(entry)
+                if _number(entry) in self._anew:
+                    self._anew[_number(entry)] = changed
+                heapq.heappush(self._far, changed)
+            if not heap:
+                self._aside.pop()
             yield GOES_ON

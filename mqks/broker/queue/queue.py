@@ -190,12 +190,12 @@ class Queue:
     @property
     def scheduled(self) -> int:
         """Messages that wait for a time."""
-        return 0 if self.times is None else self.times.scheduled
+        return 0 if self.times is None else len(self.times.delays)
 
     @property
     def leased(self) -> int:
         """Those of them that will return to their old place."""
-        return 0 if self.times is None else self.times.placed
+        return 0 if self.times is None else len(self.times.delays.placed)
 
     # -- adding messages
 
@@ -302,7 +302,7 @@ class Queue:
         lane, times = self.lane, self.times
         if times is None:
             return lane.ready, lane.ready_bytes
-        return lane.ready + times.scheduled, lane.ready_bytes + times.scheduled_bytes
+        return lane.ready + len(times.delays), lane.ready_bytes + times.delays.bytes
 
     # -- removing messages
 
@@ -723,7 +723,9 @@ class Queue:
 
     def hides(self, number: int) -> bool:
         """Whether this message is one of them."""
-        return self.lane.is_hole(number) or (self.times is not None and self.times.has(number))
+        return self.lane.is_hole(number) or (
+            self.times is not None and number in self.times.delays.numbers
+        )
 
     def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
         """Number and due time, in microseconds since 1970, of the first scheduled messages with

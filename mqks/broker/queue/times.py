@@ -5,7 +5,7 @@ The one rule: each call of `look` is one step; while there is more to do, the ne
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain
+from typing import Final
 
 from mqks.broker.base.schedule import Alarm
 from mqks.broker.base.turns import WAITS, Places, Work
@@ -18,26 +18,22 @@ from mqks.broker.queue.shared import Place
 from mqks.errors import MqksError
 from mqks.protocol.requests import shown
 
+SET_US: Final = 1_000
+"""A change of the wall clock by less is not followed: both clocks are never read at once."""
+
 
 class Times:
     __slots__ = (
-        "_ahead_us",
-        "_alarm",
-        "_dated_alarm",
-        "_dates",
-        "_delays",
-        "_queue",
-        "_schedule",
-        "expiry",
-        "searches",
+        *("_ahead_us", "_alarm", "_dated_alarm", "_queue", "_schedule"),
+        *("delays", "expiry", "searches"),
     )
 
     def __init__(self, queue: Place) -> None:
         self._queue = queue
-        self._ahead_us = queue.shared.schedule.wall_us() - queue.shared.schedule.clock_us()
         self._schedule = queue.shared.schedule
-        self._delays = Delays(queue.shared.memory)
-        self._dates = Delays(queue.shared.memory)
+        self._ahead_us = self._measured_us()
+        """How far the wall clock is ahead of the clock of `delays`, as they have it."""
+        self.delays = Delays(queue.shared.memory)
         self.expiry = Expiry(self._schedule.clock_us, self._schedule.wall_us)
         queue.lane.expiry = self.expiry
         self.searches = Places(1)
@@ -45,99 +41,94 @@ class Times:
         self._alarm = Alarm(self._schedule, self.do_due, dated=False)
         self._dated_alarm = Alarm(self._schedule, self.do_due, dated=True)
 
-    @property
-    def scheduled(self) -> int:
-        return len(self._delays) + len(self._dates)
-
-    @property
-    def placed(self) -> int:
-        return len(self._delays.placed) + len(self._dates.placed)
-
-    @property
-    def scheduled_bytes(self) -> int:
-        return self._delays.bytes + self._dates.bytes
+    def _measured_us(self) -> int:
+        return self._schedule.wall_us() - self._schedule.clock_us()
 
     # -- scheduled messages
 
     def add(self, first: int, lines: Sequence[bytes], marks: Sequence[Mark], due_us: int) -> None:
         """Add messages in memory, with consecutive numbers, that are due at this time of their
         clock. The caller calls `set_alarms`."""
-        delays = self.of(marks[0])
-        for number, (line, mark) in enumerate(zip(lines, marks, strict=True), first):
-            delays.add(number, line, mark.id_crc, due_us, place=mark.keeps_place)
+        if marks[0].is_dated:
+            due_us -= self._ahead()
+        self.delays.add(first, lines, marks, due_us)
 
     def restore(self, number: int, mark: Mark) -> None:
-        """Add a message that is on disk."""
-        self.of(mark).restore(number, mark.id_crc, self._due_us(mark), place=mark.keeps_place)
+        """Add a message that is on disk. All are restored at the same moment, so they keep their
+        order."""
+        self.delays.restore(number, mark, mark.due_us - self._ahead_us)
 
     def restored(self, mean_bytes: float) -> None:
         """All scheduled messages are restored; `mean_bytes` is the approximate length of a line."""
-        for delays in self.kinds:
-            delays.bytes = round(mean_bytes * len(delays))
-
-    def of(self, mark: Mark) -> Delays:
-        """Those by the clock of this mark."""
-        return self._dates if mark.is_dated else self._delays
-
-    def _due_us(self, mark: Mark) -> int:
-        """Due time by its clock. All are restored at the same moment, so they keep their order."""
-        if mark.is_dated:
-            return mark.due_us
-        return max(0, mark.due_us - self._ahead_us)
+        self.delays.bytes = round(mean_bytes * len(self.delays))
 
     def committed(self, end: int) -> Work[None]:
         """Numbers below `end` are on disk."""
-        yield from self._delays.committed(end, self._schedule.clock_us())
-        yield from self._dates.committed(end, self._schedule.wall_us())
+        yield from self.delays.committed(end, self._schedule.clock_us())
 
     def delete(self) -> Iterator[object]:
         """Forget all messages; see `Lane.delete`."""
         self._alarm.set(None)
         self._dated_alarm.set(None)
-        return self.take_all()
+        return self.delays.take_all()
 
     # -- requests of clients
 
-    @property
-    def kinds(self) -> tuple[Delays, Delays]:
-        return self._delays, self._dates
-
-    def take_all(self) -> Iterator[int]:
-        """Take out all scheduled messages; yield their numbers one by one."""
-        return chain(self._delays.take_all(), self._dates.take_all())
-
     def promote_all(self) -> Work[None]:
         """Make all scheduled messages join the queue now."""
-        for delays in self.kinds:
-            yield from delays.promote_all()
-        while any(delays.has_promoted for delays in self.kinds):
+        yield from self.delays.promote_all()
+        while self.delays.has_promoted:
             self.do_due()
             yield WAITS
 
     def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
         """Number and due time, by the wall clock, of the first messages above a number."""
-        found = yield from self._delays.listed(after, limit)
-        ahead_us = self._schedule.wall_us() - self._schedule.clock_us()
-        by_delay = [(number, due_us + ahead_us) for number, due_us in found]
-        by_date = yield from self._dates.listed(after, limit)
-        return sorted(by_delay + by_date)[:limit]
-
-    def has(self, number: int) -> bool:
-        """Whether this message is scheduled."""
-        return number in self._delays.numbers or number in self._dates.numbers
+        found = yield from self.delays.listed(after, limit)
+        ahead_us = self._ahead()
+        return [(number, due_us + ahead_us) for number, due_us in found]
 
     def tidy(self) -> Work[None]:
-        for delays in self.kinds:
-            if delays.is_untidy:
-                yield from delays.tidy()
+        if self.delays.is_untidy:
+            yield from self.delays.tidy()
         self.set_alarms()
+
+    # -- the wall clock
+
+    def _ahead(self) -> int:
+        """How far the wall clock is ahead: while something depends on that, as it was when `do_due`
+        has measured it."""
+        if not self.delays.dated:
+            self._ahead_us = self._measured_us()
+        return self._ahead_us
+
+    def _follow_clock(self) -> bool:
+        """Whether the wall clock was set: then what depends on it is put into the heap anew."""
+        before_us = self._ahead()
+        if not self.delays.dated or self.delays.is_moving:
+            return False
+        for _ in range(2):  # The system may stop the process between the two clocks.
+            measured_us = self._measured_us()
+            if abs(measured_us - before_us) < SET_US:
+                return False
+        self._ahead_us = measured_us
+        self._queue.shared.turns.add(self._shift(before_us - measured_us))
+        return True
+
+    def _shift(self, by_us: int) -> Work[None]:
+        yield from self.delays.shift_dated(by_us)
+        self.do_due()
 
     # -- due messages
 
     def set_alarms(self) -> None:
-        due_us = [self._delays.next_us(), self._next_expiry_us()]
-        self._alarm.set(min((each for each in due_us if each is not None), default=None))
-        self._dated_alarm.set(self._dates.next_us())
+        delays = self.delays
+        next_us, expiry_us = delays.next_us(), self._next_expiry_us()
+        both_us = [each for each in (next_us, expiry_us) if each is not None]
+        self._alarm.set(min(both_us, default=None))
+        if next_us is not None:
+            follows = delays.dated and not delays.is_moving
+            next_us = next_us + self._ahead_us + SET_US if follows else None
+        self._dated_alarm.set(next_us)
 
     def _next_expiry_us(self) -> int | None:
         lane = self._queue.lane
@@ -157,20 +148,19 @@ class Times:
         """Do one step of what is due."""
         if self._queue.deleted:
             return
-        self._take_due(self._delays, self._schedule.clock_us())
-        self._take_due(self._dates, self._schedule.wall_us())
+        if self._follow_clock():
+            return
+        delays, now_us = self.delays, self._schedule.clock_us()
+        bytes_of = partial(self._queue.shared.facts.bytes_of, self._queue.id)
+        if wanted := delays.to_read(now_us, bytes_of):
+            self._queue.fetch(wanted, partial(self._bring, wanted))
+        if due := delays.pop_due(now_us):
+            self._queue.join(due)
         self._expire()
         self._queue.deliver()
 
-    def _take_due(self, delays: Delays, now_us: int) -> None:
-        bytes_of = partial(self._queue.shared.facts.bytes_of, self._queue.id)
-        if wanted := delays.to_read(now_us, bytes_of):
-            self._queue.fetch(wanted, partial(self._bring, delays, wanted))
-        if due := delays.pop_due(now_us):
-            self._queue.join(due)
-
-    def _bring(self, delays: Delays, wanted: list[int], lines: dict[int, bytes]) -> None:
-        missing = delays.read(wanted, lines)
+    def _bring(self, wanted: list[int], lines: dict[int, bytes]) -> None:
+        missing = self.delays.read(wanted, lines)
         if missing:
             name = shown(self._queue.name)
             raise MqksError(f"scheduled messages of queue {name} are missing: {missing[:5]}")

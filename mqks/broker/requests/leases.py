@@ -80,12 +80,12 @@ def _extend(broker: Broker, wanted: Lease) -> Work[int]:
         return 0
     number, mark = found
     # Not one that was given back with a delay.
-    if not mark.keeps_place or number not in queue.timed().of(mark).numbers:
+    if not mark.keeps_place or number not in queue.timed().delays.numbers:
         return 0
     clocks, for_us = queue.shared.schedule, wanted.for_us or 0
     mark = mark.changed(due_us=clocks.wall_us() + for_us)
     queue.lane.mark(number, mark)
-    queue.timed().of(mark).put_off(number, mark.id_crc, clocks.clock_us() + for_us)
+    queue.timed().delays.put_off(number, mark, clocks.clock_us() + for_us)
     yield from _tidied(queue)
     return 1
 
@@ -94,7 +94,7 @@ def _give_back(broker: Broker, wanted: Lease) -> Work[int]:
     queue = broker.queues.get(wanted.queue)
     if queue is None or (found := _leased(queue, wanted.lease)) is None:
         return 0
-    lines, _ = yield from some_bodies(queue, [found[0]], queue.timed().of(found[1]).bodies.get)
+    lines, _ = yield from some_bodies(queue, [found[0]], queue.timed().delays.bodies.get)
     # It may have ended meanwhile, or a body that was asked for may have come too late.
     found = None if queue.deleted else _leased(queue, wanted.lease)
     if found is None or found[0] not in lines or not take(queue, *found):

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from mqks.broker.base.turns import GOES_ON, Work
-from mqks.broker.queue.delays import Delays
 from mqks.broker.queue.lane import Delivery
 from mqks.broker.queue.moves import some_bodies
 from mqks.broker.queue.queue import Queue
@@ -31,7 +30,7 @@ def cancel(broker: "Broker", name: bytes, message_id: bytes | None) -> Work[int]
         return 0
     count = 0
     if message_id is None:
-        numbers: Iterator[int] = queue.times.take_all()
+        numbers: Iterator[int] = queue.times.delays.take_all()
         while some := [*islice(numbers, STEP_BODIES)]:
             if not queue.deleted:
                 queue.lane.settle(some)
@@ -51,7 +50,7 @@ def promote(broker: "Broker", name: bytes, message_id: bytes | None) -> Work[int
     if queue is None or queue.times is None:
         return 0
     if message_id is None:
-        count = queue.times.scheduled
+        count = queue.scheduled
         yield from queue.times.promote_all()
         return count
     count = yield from _found(queue, queue.times, message_id, queue.join)
@@ -66,30 +65,23 @@ def _settle(queue: Queue, found: Sequence[Delivery]) -> None:
 
 def _found(queue: Queue, times: Times, message_id: bytes, act: Act) -> Work[int]:
     """Take out the messages with this id, in steps; return how many."""
-    count, place = 0, (yield from times.searches.take())
+    delays, count = times.delays, 0
+    place = yield from times.searches.take()
     try:
-        for delays in times.kinds:
-            count += yield from _found_in(delays, queue, message_id, act)
+        left: Sequence[int] = yield from delays.search(message_id)
+        while left and not queue.deleted:
+            lines, left = yield from some_bodies(queue, left, delays.bodies.get)
+            found: list[Delivery] = []
+            for number in sorted(lines):
+                if queue.deleted or number not in delays.numbers:
+                    continue
+                if replies.message_id(lines[number]) == message_id:
+                    delays.remove(number)
+                    found.append((number, lines[number]))
+            if found:
+                act(found)
+            count += len(found)
+            yield GOES_ON
         return count
     finally:
         times.searches.leave(place)
-
-
-def _found_in(delays: Delays, queue: Queue, message_id: bytes, act: Act) -> Work[int]:
-    """The same for one clock."""
-    left: Sequence[int] = yield from delays.search(message_id)
-    count = 0
-    while left and not queue.deleted:
-        lines, left = yield from some_bodies(queue, left, delays.bodies.get)
-        found: list[Delivery] = []
-        for number in sorted(lines):
-            if queue.deleted or number not in delays.numbers:
-                continue
-            if replies.message_id(lines[number]) == message_id:
-                delays.remove(number)
-                found.append((number, lines[number]))
-        if found:
-            act(found)
-        count += len(found)
-        yield GOES_ON
-    return count
