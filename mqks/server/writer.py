@@ -26,8 +26,6 @@ LOOK_S = 1.0
 TODO = "move it back, or save the messages with mqks export and stop the server"
 STALL_S = 10.0
 """A commit or another journal step that takes longer is reported as a stall."""
-AT_ONCE_RECORDS_MAX = 256
-"""Larger batches go to the task, so that the next batch forms meanwhile."""
 UNAWAITED_S = 0.01
 """Acks for which nobody waits are put off for so long, if there are not many. With a commit for
 each, the broker takes 1.2 to 4 times the CPU time (tasks of Celery that do nothing)."""
@@ -88,8 +86,6 @@ class Writer:
         """When the last step ended, or the next one began after a pause."""
         self._at_once_from_s = 0.0
         self._put_off: asyncio.TimerHandle | None = None
-        self._is_due = False
-        """What was put off is written now."""
 
     def become(self, **changes: Any) -> None:
         """Change the state and inform the broker: the only place that does."""
@@ -139,8 +135,7 @@ class Writer:
         elif (
             alone
             and self._journal.store.commit_now is not None
-            and broker.pending.records <= AT_ONCE_RECORDS_MAX
-            and not broker.pending.has_metadata
+            and broker.pending.is_small
             and monotonic() >= self._at_once_from_s
         ):
             self._commit_at_once()
@@ -150,31 +145,19 @@ class Writer:
     def _must_write(self) -> bool:
         """Whether something is pending that is not put off. What is put off wakes the writer when
         it is due."""
-        pending, dirty = self._broker.pending, self._broker.pending.dirty
-        if (
-            not pending
-            or self._is_due
-            or self.stopping
-            or pending.waiters
-            or pending.has_metadata
-            or max(pending.records, len(dirty)) > AT_ONCE_RECORDS_MAX
-            or any(lane.unwritten for lane in dirty)
-        ):
+        pending = self._broker.pending
+        if not pending or self.stopping or not pending.can_wait:
             return bool(pending)
         if self._put_off is None:
             self._put_off = asyncio.get_running_loop().call_later(UNAWAITED_S, self._due)
         return False
 
     def _due(self) -> None:
-        self._put_off, self._is_due = None, bool(self._broker.pending)
+        self._put_off, self._broker.pending.is_urgent = None, bool(self._broker.pending)
         self.wake(alone=True)
 
-    def _take(self) -> Batch:
-        self._is_due = False
-        return self._broker.pending.take()
-
     def _commit_at_once(self) -> None:
-        batch = self._take()
+        batch = self._broker.pending.take()
         start_s = monotonic()
         if batch.entry.writes:
             try:
@@ -188,7 +171,6 @@ class Writer:
                 return
             if not is_written:
                 self._broker.pending.put_back(batch)
-                self._is_due = True  # What was put back looks as if it could wait.
                 self._wake.set()
                 return
         took_s = monotonic() - start_s
@@ -245,7 +227,7 @@ class Writer:
             self._low = None
             while self._must_write():
                 self.check()
-                await self._commit(self._take())
+                await self._commit(self._broker.pending.take())
                 if self._journal.overdue:
                     await self._tidy(idle=False)
                 if self.stopping and self.disk_full:

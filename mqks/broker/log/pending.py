@@ -15,6 +15,9 @@ from mqks.broker.message.policy import Policy
 from mqks.errors import BadRequest
 from mqks.limits import BATCH_COPIES_MAX, BATCH_QUEUES_MAX
 
+SMALL_RECORDS_MAX: Final = 256
+"""Larger batches go to the writer's task, so that the next batch forms meanwhile."""
+
 
 class Run(NamedTuple):
     """Messages with consecutive sequence numbers from `first` on."""
@@ -279,7 +282,7 @@ class Pending:
 
     __slots__ = (
         *("_begun", "_errors_kept_max", "_is_rest", "_left", "_now_us"),
-        *("dirty", "entry", "in_one_piece", "records", "unwritable", "waiters"),
+        *("dirty", "entry", "in_one_piece", "is_urgent", "records", "unwritable", "waiters"),
     )
 
     def __init__(self, errors_kept_max: int, now_us: Callable[[], int]) -> None:
@@ -290,6 +293,8 @@ class Pending:
         self.waiters = Waiters()
         self.records = 0
         """Number of messages, acks and marks that wait for the writer; it limits publishers."""
+        self.is_urgent = False
+        """It has messages, or was to be written before, and does not wait for others."""
         self.in_one_piece = False
         """A move from one lane to another, a tick or a transaction must not be written in part."""
         self.dirty: list[Changed] = []
@@ -316,6 +321,16 @@ class Pending:
         """Whether there is something to write."""
         return bool(self.dirty) or self.has_metadata
 
+    @property
+    def is_small(self) -> bool:
+        """Whether it has few messages, acks and marks, and nothing else."""
+        return max(self.records, len(self.dirty)) <= SMALL_RECORDS_MAX and not self.has_metadata
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether it has only a few acks and marks, for which nobody waits."""
+        return self.is_small and not (self.is_urgent or self.waiters)
+
     def __bool__(self) -> bool:
         """Whether there is something to write or to confirm."""
         return bool(self.waiters) or self.has_changes
@@ -335,7 +350,7 @@ class Pending:
             begun = Batch(
                 self.entry, self.waiters, is_rest=self._is_rest, in_one_piece=self.in_one_piece
             )
-            self._is_rest = self.in_one_piece = False
+            self._is_rest = self.in_one_piece = self.is_urgent = False
             begun.entry.records, self.records = self.records, 0
             self.entry, self.waiters = Entry(), Waiters()
             self._left, self.dirty = self.dirty, []
@@ -387,6 +402,7 @@ class Pending:
         batch.waiters.extend(self.waiters)
         self.waiters = batch.waiters
         self._is_rest = self._is_rest or batch.is_rest
+        self.is_urgent = True
         entry, later = batch.entry, self.entry
         for change, (lane, taken_end) in zip(entry.changes, batch.taken, strict=True):
             if not lane.deleted:

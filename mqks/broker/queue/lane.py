@@ -441,6 +441,7 @@ class Lane:
             self.unwritten_first = first
             self.unwritten = lines.copy()
         self.pending.records += len(lines)
+        self.pending.is_urgent = True
         self._touch()
 
     def mark(self, number: int, mark: Mark) -> None:
