@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, Self
 from anyio import CancelScope
 
 from mqks.broker.log.pending import Entry, ErrorRecord, QueueState
-from mqks.broker.message.policy import DEFAULT
-from mqks.errors import JournalDamaged
+from mqks.broker.message.policy import DEFAULT, Policy, UnknownField
+from mqks.errors import JournalDamaged, SchemaTooNew
 from mqks.settings import Settings
 
 Report = Callable[[str], None]
@@ -77,6 +77,17 @@ class Metadata:
     """What is wrong without being a reason to refuse a start."""
 
 
+def check_policy(row: QueueRow) -> None:
+    """Raise SchemaTooNew for the policy of a newer version, ValueError for a damaged one."""
+    try:
+        Policy.decode(row.policy)
+    except UnknownField as field:
+        raise SchemaTooNew(
+            f"queue {shown(row.name)} has a policy that this mqks does not support ({field}): "
+            "use a newer mqks"
+        ) from None
+
+
 class Head(NamedTuple):
     """A segment without its text; `size` includes the text."""
 
@@ -86,6 +97,11 @@ class Head(NamedTuple):
     """Any bytes may follow it, up to the whole segment. Of a damaged segment, what can still be
     read."""
     damage: str = ""
+
+    @classmethod
+    def checked(cls, segment_id: int, size: int, head: bytes, *, is_right: bool) -> Self:
+        """With the damage, unless its checksum was right."""
+        return cls(segment_id, size, head, "" if is_right else "its checksum does not match")
 
 
 class NewSegment(NamedTuple):

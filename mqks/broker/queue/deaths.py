@@ -27,13 +27,9 @@ class Dead(NamedTuple):
 
 def kill(queue: Place, dead: Sequence[Dead], reason: Event, why: bytes = b"") -> None:
     """Move or drop these dead messages. `why`: the reason that their consumer gave."""
-    if dead:
-        _kill(queue, queue.dead_letter_queue, dead, reason, why)
-
-
-def _kill(
-    queue: Place, target: Place | None, dead: Sequence[Dead], reason: Event, why: bytes = b""
-) -> None:
+    if not dead:
+        return
+    target = queue.dead_letter_queue
     queue.count_dead(len(dead), reason, dropped=target is None)
     if target is None:
         queue.lane.settle([each.number for each in dead])
@@ -48,21 +44,17 @@ def _kill(
 
 def kill_ready(queue: Place, numbers: Iterable[int], reason: Event) -> None:
     """Kill ready messages; those that are only on disk move when they have been read."""
-    _kill_ready(queue, queue.dead_letter_queue, numbers, reason)
-
-
-def _kill_ready(queue: Place, target: Place | None, numbers: Iterable[int], reason: Event) -> None:
     lane, dead, on_disk = queue.lane, list[Dead](), list[int]()
+    is_dropped = queue.dead_letter_queue is None
     for number in numbers:
         # A message that is dropped needs no body.
-        line = b"" if target is None else lane.body(number)
+        line = b"" if is_dropped else lane.body(number)
         lane.take_out(number)
         if line is None:
             on_disk.append(number)
         else:
             dead.append(Dead(number, line, lane.mark_of(number).deliveries))
-    if dead:
-        _kill(queue, target, dead, reason)
+    kill(queue, dead, reason)
     for some in step_parts(queue, on_disk):
         queue.fetch(some, partial(_kill_read, queue, some, reason))
 
@@ -89,9 +81,9 @@ def _kill_read(queue: Place, numbers: list[int], reason: Event, lines: dict[int,
 
 def kill_oldest(queue: Place, end: int, reason: Event, count: int = STEP_MESSAGES) -> None:
     """Kill at most `count` ready messages with numbers below `end`, the oldest first."""
-    lane, target = queue.lane, queue.dead_letter_queue
-    if target is None:
+    lane = queue.lane
+    if queue.dead_letter_queue is None:
         queue.count_dead(lane.trim_some(end, count), reason, dropped=True)
     else:
         fitting = STEP_BYTES * lane.ready // (lane.ready_bytes + 1) + 1
-        _kill_ready(queue, target, lane.oldest_ready(end, min(count, fitting)), reason)
+        kill_ready(queue, lane.oldest_ready(end, min(count, fitting)), reason)

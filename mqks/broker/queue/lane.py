@@ -48,10 +48,6 @@ class Owner(Protocol):
     name: bytes
 
     @property
-    def is_consumed(self) -> bool:
-        """Whether the queue has consumers."""
-
-    @property
     def is_served(self) -> bool:
         """Whether a consumer can take messages now."""
 

@@ -115,10 +115,6 @@ class Queue:
         return None if self.archived_seq is None else self.lane.next_seq - self.archived_seq
 
     @property
-    def is_consumed(self) -> bool:
-        return bool(self.consumers)
-
-    @property
     def is_served(self) -> bool:
         return bool(self.ring)
 

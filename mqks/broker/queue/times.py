@@ -1,6 +1,6 @@
 """Messages of one queue that wait for a time: scheduled ones, and those that will expire.
 
-The one rule: each call of `look` is one step; while there is more to do, the next is due at once.
+The one rule: each call of `do_due` is one step; while there is more to do, the next is due at once.
 """
 
 from collections.abc import Iterator, Sequence

@@ -16,13 +16,7 @@ from mqks.journal.contents import AT_ONCE, Contents, Facts
 from mqks.journal.postgres import migrations, statements
 from mqks.journal.postgres.address import line_of, parse
 from mqks.journal.postgres.connection import Row
-from mqks.journal.postgres.store import (
-    HEADS_AT_ONCE,
-    WRONG,
-    check_policy,
-    error_record,
-    head_of,
-)
+from mqks.journal.postgres.store import HEADS_AT_ONCE, check_policies, error_record, head_of
 from mqks.journal.segment import checksum
 from mqks.journal.store import Damage, Head, QueueRow
 from mqks.settings import DatabaseUrl
@@ -87,8 +81,7 @@ class Database(Contents):
         ids = [segment_id for (segment_id,) in self._all(statements.IDS)]
         new = [segment_id for segment_id in ids if segment_id not in self._segments]
         rows = {row[0]: QueueRow(*row) for row in self._all(statements.QUEUES)}
-        for row in rows.values():
-            check_policy(row)
+        check_policies(rows.values())
         self._rows = rows
         if len(new) > AT_ONCE:
             return new
@@ -132,7 +125,7 @@ class Database(Contents):
         is_right = checksum(segment_id, head) == head_crc
         is_right &= checksum(segment_id, *pieces[1:]) == text_crc
         body = b"".join(pieces)
-        return Head(segment_id, len(body), body, "" if is_right else WRONG)
+        return Head.checked(segment_id, len(body), body, is_right=is_right)
 
     def errors(self, limit: int | None = 1000, before: str = "\x7f") -> list[ErrorRecord]:
         with self._failures():

@@ -15,7 +15,6 @@ from anyio.to_thread import run_sync
 from psycopg.types.numeric import Int8
 
 from mqks.broker.log.pending import Entry, ErrorRecord
-from mqks.broker.message.policy import Policy, UnknownField
 from mqks.errors import (
     ClaimLost,
     ConfigurationError,
@@ -24,7 +23,6 @@ from mqks.errors import (
     JournalDamaged,
     JournalFailed,
     MqksError,
-    SchemaTooNew,
 )
 from mqks.journal.once import OnceRow, OnceRows
 from mqks.journal.postgres import migrations, statements
@@ -43,6 +41,7 @@ from mqks.journal.store import (
     Report,
     Store,
     changed_queues,
+    check_policy,
     keep_queues,
     shown,
 )
@@ -50,7 +49,6 @@ from mqks.settings import DatabaseUrl, Settings
 
 STORED_AT_ONCE_BYTES_MAX: Final = 256 * 1024
 """More is joined and gets its checksums in a thread."""
-WRONG: Final = "its checksum does not match"
 HEADS_AT_ONCE: Final = 256
 """Heads that are read in one step of a start."""
 
@@ -162,8 +160,7 @@ class PostgresStore(Store):
             next_queue_id=next_queue_id,
             queue_ids_end=next_queue_id,
         )
-        for row in self._queues.values():
-            check_policy(row)
+        check_policies(self._queues.values())
         return metadata
 
     async def segments(self, metadata: Metadata) -> AsyncIterator[Sequence[Head]]:
@@ -415,33 +412,23 @@ def error_record(
 
 
 def head_of(segment_id: int, crc: int, head: bytes, text_bytes: int) -> Head:
-    damage = "" if checksum(segment_id, head) == crc else WRONG
-    return Head(segment_id, len(head) + text_bytes, head, damage)
-
-
-def whole_of(segment_id: int, head_crc: int, head: bytes, text_crc: int, text: bytes) -> Head:
-    """A segment with its text."""
-    is_right = (checksum(segment_id, head), checksum(segment_id, text)) == (head_crc, text_crc)
-    body = head + text
-    return Head(segment_id, len(body), body, "" if is_right else WRONG)
+    is_right = checksum(segment_id, head) == crc
+    return Head.checked(segment_id, len(head) + text_bytes, head, is_right=is_right)
 
 
 def _body(
     name: str, segment_id: int, head_crc: int, head: bytes, text_crc: int, text: bytes
 ) -> bytes:
-    found = whole_of(segment_id, head_crc, head, text_crc, text)
-    if found.damage:
+    if (checksum(segment_id, head), checksum(segment_id, text)) != (head_crc, text_crc):
         raise JournalFailed(f"segment {segment_id} of {name} is damaged")
-    return found.head
+    return head + text
 
 
-def check_policy(row: QueueRow) -> None:
-    try:
-        Policy.decode(row.policy)
-    except UnknownField as field:
-        raise SchemaTooNew(
-            f"queue {shown(row.name)} has a policy that this mqks does not support ({field}): "
-            "use a newer mqks"
-        ) from None
-    except ValueError as error:
-        raise JournalDamaged(f"the policy of queue {shown(row.name)} is damaged: {error}") from None
+def check_policies(rows: Iterable[QueueRow]) -> None:
+    for row in rows:
+        try:
+            check_policy(row)
+        except ValueError as error:
+            raise JournalDamaged(
+                f"the policy of queue {shown(row.name)} is damaged: {error}"
+            ) from None

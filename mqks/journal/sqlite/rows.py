@@ -13,10 +13,9 @@ from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
 
 from mqks.broker.log.pending import ErrorRecord
-from mqks.broker.message.policy import Policy, UnknownField
-from mqks.errors import SchemaTooNew
+from mqks.broker.message.policy import Policy
 from mqks.journal.segment import checksum
-from mqks.journal.store import Damage, Head, QueueRow, shown
+from mqks.journal.store import Damage, Head, QueueRow, check_policy
 from mqks.limits import SEQ_MAX
 from mqks.protocol.requests import DeleteRule
 
@@ -40,10 +39,9 @@ def row_crc(table: str, *row: int | float | bytes | str | None) -> int:
 
 def head_of(segment_id: int, crc: object, body: object) -> Head:
     """The head of a segment, followed by its text."""
-    if isinstance(body, bytes) and checksum(segment_id, body) == crc:
-        return Head(segment_id, len(body), body)
     found = body if isinstance(body, bytes) else b""
-    return Head(segment_id, len(found), found, "its checksum does not match")
+    is_right = found is body and checksum(segment_id, found) == crc
+    return Head.checked(segment_id, len(found), found, is_right=is_right)
 
 
 def is_name(name: bytes) -> bool:
@@ -79,14 +77,9 @@ def queue_crc(row: QueueRow) -> int:
 
 
 def _is_queue(row: Row) -> bool:
-    queue_id, name, policy, next_seq, cursor = row
+    queue_id, name, _, next_seq, cursor = row
     try:
-        Policy.decode(policy)
-    except UnknownField as field:
-        raise SchemaTooNew(
-            f"queue {shown(name)} has a policy that this mqks does not support ({field}): "
-            "use a newer mqks"
-        ) from None
+        check_policy(QueueRow(*row))
     except ValueError:
         return False
     return queue_id > 0 and is_name(name) and 1 <= cursor <= next_seq <= SEQ_MAX
