@@ -23,7 +23,7 @@ from mqks.limits import SEQ_MAX, STEP_MESSAGES
 from mqks.protocol.requests import Selection
 from mqks.testing import Broker
 from tests.broker.test_moves import World, filled, names
-from tests.commands.test_commands_client import Shell
+from tests.commands.console import Console
 from tests.fuzz.disk import Disk
 from tests.kit.bare import BareWorld
 from tests.kit.clock_library import Clock
@@ -254,7 +254,7 @@ def test_what_is_older(clock: Clock, db: Path) -> None:
 
 def test_commands_choose_messages(server: ServerProcess, tmp_path: Path) -> None:
     with blocking.connect(server.url) as client:
-        shell = Shell(server.url, tmp_path)
+        shell = Console(tmp_path, server.url)
         client.subscribe("q", ["a.x", "b"])
         for number in range(4):
             client.publish("a.x", "1", id=f"a{number}", confirm=True)

@@ -16,8 +16,8 @@ from mqks import RequestFailed, blocking
 from mqks.broker.clients import tails as tails_module
 from mqks.testing import Broker
 from mqks.users import Permissions
-from tests.client.test_client_contract import QUICK
-from tests.commands.test_commands_client import Shell
+from tests.client.conftest import QUICK
+from tests.commands.console import Console
 from tests.kit.bare import BareWorld
 from tests.kit.proxy import Proxy
 from tests.kit.server_process import ServerProcess
@@ -223,7 +223,7 @@ def test_users_see_what_they_might_consume_or_bind(tmp_path: Path) -> None:
 
 def test_the_command_shows_a_queue_or_events(server: ServerProcess, tmp_path: Path) -> None:
     with blocking.connect(server.url) as client:
-        shell = Shell(server.url, tmp_path)
+        shell = Console(tmp_path, server.url)
         client.subscribe("orders", ["order.new"])
 
         of_queue = shell.start("tail", "orders", "--count", 1, "--timeout", WAIT_S)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,40 @@ from mqks import (
 )
 from mqks.client.app import Work
 from mqks.testing import Broker
+from tests.client.waiting import until
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S
 
 pytestmark = pytest.mark.anyio
+WAITS = "len(state.queues['q'])"
 
 
-async def test_stopping_finishes_what_is_in_hand(mqks_broker: Broker) -> None:
-    app, started, finish, stop = App(mqks_broker.url), anyio.Event(), anyio.Event(), anyio.Event()
+@pytest.fixture
+async def client(mqks_broker: Broker) -> AsyncIterator[AsyncClient]:
+    """Where the queue q is bound to e."""
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("q", ["e"])
+        yield client
+
+
+@asynccontextmanager
+async def serving(app: App) -> AsyncIterator[anyio.Event]:
+    """Until the end of the block, or until the event is set."""
+    stop = anyio.Event()
+    with anyio.fail_after(WAIT_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(app.serve, stop)
+            yield stop
+            stop.set()
+
+
+async def served(app: App, stop: anyio.Event) -> None:
+    with anyio.fail_after(WAIT_S):
+        await app.serve(stop)
+
+
+async def test_stopping_finishes_what_is_in_hand(client: AsyncClient, mqks_broker: Broker) -> None:
+    app, started, finish = App(mqks_broker.url), anyio.Event(), anyio.Event()
     at_once, done, most = 0, [], 0
 
     @app.consumer("q", events=["e"], concurrency=3)
@@ -55,25 +82,21 @@ async def test_stopping_finishes_what_is_in_hand(mqks_broker: Broker) -> None:
         at_once -= 1
         done.append(message.json())
 
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["e"])
-        await client.publish_many(("e", n) for n in range(10))
-        with anyio.fail_after(WAIT_S):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(app.serve, stop)
-                await started.wait()
-                stop.set()
-                for _ in range(10):
-                    await anyio.sleep(0)
-                assert done == []
-                finish.set()
-        assert most == 3
-        assert sorted(done) == [0, 1, 2]
-        assert await client.evaluate("len(state.queues['q'])") == "7"
+    await client.publish_many(("e", n) for n in range(10))
+    async with serving(app) as stop:
+        await started.wait()
+        stop.set()
+        for _ in range(10):
+            await anyio.sleep(0)
+        assert done == []
+        finish.set()
+    assert most == 3
+    assert sorted(done) == [0, 1, 2]
+    assert await client.evaluate(WAITS) == "7"
 
 
 async def test_a_failure_puts_the_message_back(
-    mqks_broker: Broker, caplog: pytest.LogCaptureFixture
+    client: AsyncClient, mqks_broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     app, stop, retries = App(mqks_broker.url), anyio.Event(), []
 
@@ -84,29 +107,20 @@ async def test_a_failure_puts_the_message_back(
             raise ValueError("not yet")
         stop.set()
 
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["e"])
-        await client.publish("e", "x", confirm=True)
-        with anyio.fail_after(WAIT_S), caplog.at_level(logging.ERROR):
-            await app.serve(stop)
-        assert await client.evaluate("len(state.queues['q'])") == "0"
+    await client.publish("e", "x", confirm=True)
+    with caplog.at_level(logging.ERROR):
+        await served(app, stop)
+    assert await client.evaluate(WAITS) == "0"
     assert retries == [0, 1, 2]
     assert caplog.text.count("ValueError: not yet") == 2
 
 
 async def failures(app: App, client: AsyncClient, count: int) -> None:
     """Let the service fail at the message of q so often, without the pauses between."""
-    stop = anyio.Event()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(app.serve, stop)
+    async with serving(app):
         for _ in range(count - 1):
-            with anyio.fail_after(WAIT_S):
-                while not await client.promote("q", None):
-                    await anyio.sleep(0.01)
-        with anyio.fail_after(WAIT_S):
-            while await dead(client) != 1:
-                await anyio.sleep(0.01)
-        stop.set()
+            await until(lambda: client.promote("q", None))
+        await until(lambda: dead(client), 1)
 
 
 async def dead(client: AsyncClient) -> int:
@@ -135,6 +149,7 @@ def failing_app(url: str, **limits: Any) -> tuple[App, list[int]]:
     ],
 )
 async def test_it_gives_up_what_always_fails(
+    client: AsyncClient,
     mqks_broker: Broker,
     caplog: pytest.LogCaptureFixture,
     limits: Any,
@@ -143,12 +158,10 @@ async def test_it_gives_up_what_always_fails(
     told: str,
 ) -> None:
     app, tries = failing_app(mqks_broker.url, **limits)
-    async with connect(mqks_broker.url) as client:
-        await client.set_queue("q", dead_letter_queue=letters)
-        await client.subscribe("q", ["e"])
-        await client.publish("e", "x", confirm=True)
-        with caplog.at_level(logging.INFO):
-            await failures(app, client, count)
+    await client.set_queue("q", dead_letter_queue=letters)
+    await client.publish("e", "x", confirm=True)
+    with caplog.at_level(logging.INFO):
+        await failures(app, client, count)
     assert tries == [*range(count)]
     logged = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(logged) == caplog.text.count("Traceback") == count
@@ -176,41 +189,31 @@ async def test_failures_go_back_while_the_disk_is_full(tmp_path: Path) -> None:
             await client.publish("e", "x", confirm=True)
             with pytest.raises(PublishFailed):
                 await client.publish_many(("f", "x" * 10_000) for _ in range(5000))
-            with anyio.fail_after(WAIT_S):
-                await app.serve(stop)
+            await served(app, stop)
         assert tries == [0, 1]
 
 
-async def test_it_backs_off_longer_each_time(mqks_broker: Broker) -> None:
+async def test_it_backs_off_longer_each_time(client: AsyncClient, mqks_broker: Broker) -> None:
     app, _ = failing_app(mqks_broker.url)
-    stop, waits = anyio.Event(), []
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["e"])
-        await client.publish("e", "x", confirm=True)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(app.serve, stop)
-            for _ in range(12):
-                with anyio.fail_after(WAIT_S):
-                    while not (scheduled := await client.peek("q", scheduled=True)):
-                        await anyio.sleep(0.01)
-                assert scheduled[0].due is not None
-                waits.append(scheduled[0].due - time.time())
-                await client.promote("q", None)
-            stop.set()
+    waits = []
+    await client.publish("e", "x", confirm=True)
+    async with serving(app):
+        for _ in range(12):
+            [scheduled] = await until(lambda: client.peek("q", scheduled=True))
+            waits.append(scheduled.due - time.time())
+            await client.promote("q", None)
     # Each is looked at some time after it began.
     for wait_s, whole_s in zip(waits, [*(2**n for n in range(10)), 600, 600], strict=True):
         assert 0.85 * whole_s - WAIT_S < wait_s < 1.15 * whole_s
 
 
-async def test_the_policy_of_the_queue_goes_first(mqks_broker: Broker) -> None:
+async def test_the_policy_of_the_queue_goes_first(client: AsyncClient, mqks_broker: Broker) -> None:
     app, tries = failing_app(mqks_broker.url, retries=1, backoff=3600)
-    async with connect(mqks_broker.url) as client:
-        await client.set_queue("q", retries=3, backoff=0.001, dead_letter_queue="q.dead")
-        await client.subscribe("q", ["e"])
-        await client.publish("e", "x", confirm=True)
-        await failures(app, client, 1)
-        [dead] = await client.peek("q.dead")
-        assert (dead.text, dead.dead_letter and dead.dead_letter.why) == ("x", "ValueError: never")
+    await client.set_queue("q", retries=3, backoff=0.001, dead_letter_queue="q.dead")
+    await client.publish("e", "x", confirm=True)
+    await failures(app, client, 1)
+    [dead] = await client.peek("q.dead")
+    assert (dead.text, dead.dead_letter and dead.dead_letter.why) == ("x", "ValueError: never")
     assert tries == [0, 1, 2]
 
 
@@ -234,30 +237,28 @@ app.run()
 """
 
 
-async def test_what_kills_its_worker_leaves_the_third_one_alone(mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["e"])
-        command = [sys.executable, "-c", DEADLY, mqks_broker.url]
-        workers = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(3)]
-        try:
-            with anyio.fail_after(WAIT_S):
-                while await client.evaluate("len(state.consumers_by_queues['q'])") != "3":
-                    await anyio.sleep(0.01)
-                await client.publish("e", "deadly", confirm=True)
-                while not (paused := await client.peek("q", scheduled=True)):
-                    await anyio.sleep(0.01)
-                await client.publish_many(("e", n) for n in range(10))
-                while await client.peek("q"):
-                    await anyio.sleep(0.01)
-            assert [(message.text, message.retry) for message in paused] == [("deadly", 2)]
-            assert sorted(worker.poll() is None for worker in workers) == [False, False, True]
-        finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
+async def test_what_kills_its_worker_leaves_the_third_one_alone(
+    client: AsyncClient, mqks_broker: Broker
+) -> None:
+    command = [sys.executable, "-c", DEADLY, mqks_broker.url]
+    workers = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(3)]
+    try:
+        await until(lambda: client.evaluate("len(state.consumers_by_queues['q'])"), "3")
+        await client.publish("e", "deadly", confirm=True)
+        paused = await until(lambda: client.peek("q", scheduled=True))
+        await client.publish_many(("e", n) for n in range(10))
+        await until(lambda: client.peek("q"), [])
+        assert [(message.text, message.retry) for message in paused] == [("deadly", 2)]
+        assert sorted(worker.poll() is None for worker in workers) == [False, False, True]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
 
 
-async def test_a_function_that_does_not_end_is_cancelled(mqks_broker: Broker) -> None:
+async def test_a_function_that_does_not_end_is_cancelled(
+    client: AsyncClient, mqks_broker: Broker
+) -> None:
     app, stop = App(mqks_broker.url, stop_timeout_s=0.05), anyio.Event()
 
     @app.consumer("q", events=["e"])
@@ -265,18 +266,15 @@ async def test_a_function_that_does_not_end_is_cancelled(mqks_broker: Broker) ->
         stop.set()
         await anyio.sleep_forever()
 
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["e"])
-        await client.set_queue("q", retries=1, losses=1)
-        await client.publish("e", "x", confirm=True)
-        with anyio.fail_after(WAIT_S):
-            await app.serve(stop)
-        assert await client.evaluate("len(state.queues['q'])") == "1", (
-            "it did not count as a failure"
-        )
+    await client.set_queue("q", retries=1, losses=1)
+    await client.publish("e", "x", confirm=True)
+    await served(app, stop)
+    assert await client.evaluate(WAITS) == "1", "it did not count as a failure"
 
 
-async def test_functions_without_async_run_in_threads(mqks_broker: Broker) -> None:
+async def test_functions_without_async_run_in_threads(
+    client: AsyncClient, mqks_broker: Broker
+) -> None:
     app, stop, together = App(mqks_broker.url), anyio.Event(), threading.Barrier(3, timeout=WAIT_S)
     at_once, most, done = 0, 0, list[int]()
     lock = threading.Lock()
@@ -294,16 +292,15 @@ async def test_functions_without_async_run_in_threads(mqks_broker: Broker) -> No
             if len(done) == 12:
                 from_thread.run_sync(stop.set)
 
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["e"])
-        await client.publish_many(("e", n) for n in range(12))
-        with anyio.fail_after(WAIT_S):
-            await app.serve(stop)
-        assert await client.evaluate("len(state.queues['q'])") == "0"
+    await client.publish_many(("e", n) for n in range(12))
+    await served(app, stop)
+    assert await client.evaluate(WAITS) == "0"
     assert (most, sorted(done)) == (3, [*range(12)])
 
 
-async def test_a_function_in_a_thread_may_settle_and_fail(mqks_broker: Broker) -> None:
+async def test_a_function_in_a_thread_may_settle_and_fail(
+    client: AsyncClient, mqks_broker: Broker
+) -> None:
     app, stop, came = App(mqks_broker.url), anyio.Event(), list[tuple[str, int]]()
 
     @app.consumer("q", backoff=None)
@@ -319,20 +316,17 @@ async def test_a_function_in_a_thread_may_settle_and_fail(mqks_broker: Broker) -
         if len(came) == 6:
             from_thread.run_sync(stop.set)
 
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["e"])
-        for text in ("rejected", "raised", "plain", "last"):
-            await client.publish("e", text, confirm=True)
-        with anyio.fail_after(WAIT_S):
-            await app.serve(stop)
-        assert await client.evaluate("len(state.queues['q'])") == "0"
+    for text in ("rejected", "raised", "plain", "last"):
+        await client.publish("e", text, confirm=True)
+    await served(app, stop)
+    assert await client.evaluate(WAITS) == "0"
     assert sorted(came) == [
         *(("last", 0), ("plain", 0), ("raised", 0), ("raised", 1), ("rejected", 0)),
         ("rejected", 1),
     ]
 
 
-async def test_a_thread_that_does_not_end_is_left(mqks_broker: Broker) -> None:
+async def test_a_thread_that_does_not_end_is_left(client: AsyncClient, mqks_broker: Broker) -> None:
     app, stop = App(mqks_broker.url, stop_timeout_s=0.05), anyio.Event()
     go_on, settled = threading.Event(), threading.Event()
 
@@ -343,14 +337,11 @@ async def test_a_thread_that_does_not_end_is_left(mqks_broker: Broker) -> None:
         message.ack()
         settled.set()
 
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["e"])
-        await client.publish("e", "x", confirm=True)
-        with anyio.fail_after(WAIT_S):
-            await app.serve(stop)
-        go_on.set()
-        assert await to_thread.run_sync(settled.wait, WAIT_S)
-        assert await client.evaluate("len(state.queues['q'])") == "1"
+    await client.publish("e", "x", confirm=True)
+    await served(app, stop)
+    go_on.set()
+    assert await to_thread.run_sync(settled.wait, WAIT_S)
+    assert await client.evaluate(WAITS) == "1"
 
 
 class Callables:
@@ -383,15 +374,12 @@ class Callables:
     ],
 )
 async def test_all_that_can_handle_a_message_does(
-    mqks_broker: Broker, function: Any, answer: str
+    client: AsyncClient, mqks_broker: Broker, function: Any, answer: str
 ) -> None:
-    app, stop = App(mqks_broker.url), anyio.Event()
+    app = App(mqks_broker.url)
     app.consumer("q", ["e"])(function)
-    async with connect(mqks_broker.url) as client, anyio.create_task_group() as tasks:
-        await client.subscribe("q", ["e"])
-        tasks.start_soon(app.serve, stop)
+    async with serving(app):
         assert (await client.call("e", "x", timeout_s=WAIT_S)).text == answer
-        stop.set()
 
 
 def two(message: Message, other: str) -> None: ...
@@ -445,9 +433,9 @@ def test_services_with_wrong_arguments_are_refused_when_they_are_made() -> None:
 
 
 async def test_hooks_are_called_around_the_work(
-    mqks_broker: Broker, caplog: pytest.LogCaptureFixture
+    client: AsyncClient, mqks_broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app, told, stop = App(mqks_broker.url), list[str](), anyio.Event()
+    app, told = App(mqks_broker.url), list[str]()
 
     @app.on_startup
     async def start() -> None:
@@ -491,18 +479,13 @@ async def test_hooks_are_called_around_the_work(
             raise ValueError("no")
         return message.text
 
-    async with connect(mqks_broker.url) as client, anyio.create_task_group() as tasks:
-        await client.set_queue("q", dead_letter_queue="dead")
-        await client.subscribe("q", ["e"])
-        tasks.start_soon(app.serve, stop)
+    await client.set_queue("q", dead_letter_queue="dead")
+    async with serving(app):
         assert (await client.call("e", "good")).text == "<good>"
         with pytest.raises(CallFailed, match="ValueError: no"):
             await client.call("e", "bad")
         await client.publish("e", "bad", confirm=True)
-        with anyio.fail_after(WAIT_S):
-            while not await client.peek("dead"):
-                await anyio.sleep(0.01)
-        stop.set()
+        await until(lambda: client.peek("dead"))
     tried = ["outer", "inner", "inner ends"]
     failed = [*tried, "ValueError('no') bad", "again"]
     assert told == ["start", *tried, *failed, *failed, "end first", "end"]
@@ -511,21 +494,22 @@ async def test_hooks_are_called_around_the_work(
         app.on_error(lambda error, message: None)  # type: ignore[type-var]
 
 
-async def test_a_service_that_cannot_start_takes_no_message(mqks_broker: Broker) -> None:
+async def test_a_service_that_cannot_start_takes_no_message(
+    client: AsyncClient, mqks_broker: Broker
+) -> None:
     app = App(mqks_broker.url)
 
     @app.on_startup
     async def start() -> None:
         raise OSError("no database")
 
-    @app.consumer("q", ["e"])
+    @app.consumer("other", ["e"])
     async def work(message: Message) -> None: ...
 
     with pytest.raises(OSError, match="no database"):
         await app.serve(anyio.Event())
-    async with connect(mqks_broker.url) as client:
-        with pytest.raises(QueueMissing):
-            await client.check_queue("q")
+    with pytest.raises(QueueMissing):
+        await client.check_queue("other")
 
 
 def test_failures_are_logged_with_time_and_level(mqks_broker: Broker) -> None:

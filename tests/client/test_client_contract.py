@@ -9,9 +9,10 @@ import re
 import socket
 import ssl
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import closing, suppress
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -39,20 +40,14 @@ from mqks import (
 )
 from mqks.client.wire import Wire
 from mqks.testing import Broker
+from tests.client.conftest import QUICK
+from tests.client.waiting import until
 from tests.kit.line_client import LineClient
 from tests.kit.proxy import Peer, Proxy
 from tests.kit.skins import SKINS
 from tests.kit.waiting import WAIT_S
 
 pytestmark = pytest.mark.anyio
-
-QUICK = Options(
-    timeout_s=WAIT_S,
-    connect_timeout_s=WAIT_S,
-    keep_alive_s=0.2,
-    reconnect_min_s=0.01,
-    reconnect_max_s=0.05,
-)
 
 
 async def take(consumer: Any, count: int) -> list[Any]:
@@ -70,11 +65,25 @@ async def consumers(client: Any) -> list[str]:
     return ids
 
 
-async def test_data_of_every_kind_arrives(connect: Any, mqks_broker: Broker) -> None:
-    async with (
-        connect(mqks_broker.url) as client,
-        client.consume("q", ["e"], auto_ack=True) as consumer,
-    ):
+async def are_new(client: Any, count: int, earlier: list[str]) -> bool:
+    """Whether the queue q has so many consumers, and none of the earlier ones."""
+    now = await consumers(client)
+    return len(now) == count and not {*now} & {*earlier}
+
+
+def answering(answer: Callable[[bytes], bytes]) -> Peer:
+    """A peer with an answer to each line; in an answer, `%b` is the line's id."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            told = answer(line)
+            writer.write((told % line.split()[0] if b"%b" in told else told) + b"\n")
+
+    return Peer(serve)
+
+
+async def test_data_of_every_kind_arrives(client: Any) -> None:
+    async with client.consume("q", ["e"], auto_ack=True) as consumer:
         sent: list[Any] = ["text  with spaces ", "", b"\xff\r\x00", {"a": ["b\t\n", 1, None]}, 17]
         ids = [await client.publish("e", data) for data in sent]
         text, empty, raw, value, number = await take(consumer, len(sent))
@@ -85,21 +94,9 @@ async def test_data_of_every_kind_arrives(connect: Any, mqks_broker: Broker) -> 
         assert (text.event, text.retry) == ("e", 0)
 
 
-async def test_publish_takes_an_id_and_confirms(connect: Any, mqks_broker: Broker) -> None:
-    async with (
-        connect(mqks_broker.url) as client,
-        client.consume("q", ["e"], auto_ack=True) as consumer,
-    ):
-        assert await client.publish("e", "x", confirm=True, id="mine") == "mine"
-        assert (await consumer.receive(WAIT_S)).id == "mine"
-
-
-async def test_many_are_confirmed_and_keep_their_order(connect: Any, mqks_broker: Broker) -> None:
+async def test_many_are_confirmed_and_keep_their_order(client: Any) -> None:
     count = 25_000
-    async with (
-        connect(mqks_broker.url) as client,
-        client.consume("q", ["e"], auto_ack=True) as consumer,
-    ):
+    async with client.consume("q", ["e"], auto_ack=True) as consumer:
         assert await client.publish_many(("e", n) for n in range(count)) == count
         got: list[int] = []
         batch: list[Any]
@@ -111,23 +108,17 @@ async def test_many_are_confirmed_and_keep_their_order(connect: Any, mqks_broker
         assert got == list(range(count))
 
 
-async def test_no_messages_are_confirmed_too(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        assert await client.publish_many([]) == 0
-
-
-async def test_process_acks_or_rejects(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        async with client.consume("q", ["e"]) as consumer:
-            await client.publish("e", "x")
-            with pytest.raises(RuntimeError):
-                async with (await consumer.receive(WAIT_S)).process():
-                    raise RuntimeError
-            message = await consumer.receive(WAIT_S)
-            assert message.retry == 1
-            async with message.process():
-                pass
-        assert await ready(client, "q") == 0
+async def test_process_acks_or_rejects(client: Any) -> None:
+    async with client.consume("q", ["e"]) as consumer:
+        await client.publish("e", "x")
+        with pytest.raises(RuntimeError):
+            async with (await consumer.receive(WAIT_S)).process():
+                raise RuntimeError
+        message = await consumer.receive(WAIT_S)
+        assert message.retry == 1
+        async with message.process():
+            pass
+    assert await ready(client, "q") == 0
 
 
 async def test_an_outage_is_logged_once(
@@ -144,16 +135,12 @@ async def test_an_outage_is_logged_once(
     ):
         for outages in range(1, 3):
             await to_thread.run_sync(mqks_broker.stop)
-            with anyio.fail_after(WAIT_S):
-                while len(told()) < 2 * outages - 1:
-                    await anyio.sleep(0.01)
+            await until(lambda: len(told()) >= 2 * outages - 1)  # noqa: B023
             await anyio.sleep(0.2)  # Several attempts fail.
             await to_thread.run_sync(mqks_broker.start)
             await client.publish("e", "x", confirm=True)
             (await consumer.receive(WAIT_S)).ack()
-            with anyio.fail_after(WAIT_S):
-                while len(told()) < 2 * outages:
-                    await anyio.sleep(0.01)
+            await until(lambda: len(told()) >= 2 * outages)  # noqa: B023
     server = f"127.0.0.1:{mqks_broker.port}"
     lost = ("WARNING", f"lost the connection to {server}, connecting again: ")
     back = ("INFO", f"connected again to {server} after ")
@@ -193,65 +180,57 @@ async def ends(error: type[BaseException], message: Any) -> None:
     ],
 )
 async def test_what_is_interrupted_has_not_failed(
-    connect: Any, mqks_broker: Broker, interrupt: Callable[[Any], Awaitable[None]]
+    consumer: Any, client: Any, interrupt: Callable[[Any], Awaitable[None]]
 ) -> None:
-    async with connect(mqks_broker.url) as client:
-        await client.set_queue("q", retries=1, dead_letter_queue="dead")
-        async with client.consume("q", ["e"]) as consumer:
-            await client.publish("e", "x")
-            await interrupt(await consumer.receive(WAIT_S))
-            assert (await consumer.receive(WAIT_S)).retry == 0
+    await client.set_queue("q", retries=1, dead_letter_queue="dead")
+    await client.publish("e", "x")
+    await interrupt(await consumer.receive(WAIT_S))
+    assert (await consumer.receive(WAIT_S)).retry == 0
 
 
-async def test_what_is_not_acked_comes_back(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        async with client.consume("q", ["e"]) as consumer:
-            await client.publish_many(("e", n) for n in range(10))
-            got = await take(consumer, 6)
-            consumer.ack(got[:3])
-            got[3].ack()
-            got[3].reject()  # The first word counts.
-            consumer.ack(got[:3])
-        assert await ready(client, "q") == 6
-        async with client.consume("q") as consumer:
-            assert [m.json() for m in await take(consumer, 6)] == [4, 5, 6, 7, 8, 9]
+async def test_what_is_not_acked_comes_back(client: Any) -> None:
+    async with client.consume("q", ["e"]) as consumer:
+        await client.publish_many(("e", n) for n in range(10))
+        got = await take(consumer, 6)
+        consumer.ack(got[:3])
+        got[3].ack()
+        got[3].reject()  # The first word counts.
+        consumer.ack(got[:3])
+    assert await ready(client, "q") == 6
+    async with client.consume("q") as consumer:
+        assert [m.json() for m in await take(consumer, 6)] == [4, 5, 6, 7, 8, 9]
 
 
-async def test_a_loop_that_is_left_loses_nothing(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["e"])
-        await client.publish_many(("e", n) for n in range(1000))
-        async with client.consume("q") as consumer:
+async def test_a_loop_that_is_left_loses_nothing(client: Any) -> None:
+    await client.subscribe("q", ["e"])
+    await client.publish_many(("e", n) for n in range(1000))
+    async with client.consume("q") as consumer:
+        async for message in consumer:
+            message.ack()
+            break
+    async with client.consume("q") as consumer:
+        async for _ in consumer.batches():
+            break
+    with suppress(RuntimeError):
+        async with client.consume("q", prefetch=0) as consumer:
             async for message in consumer:
-                message.ack()
-                break
-        async with client.consume("q") as consumer:
-            async for _ in consumer.batches():
-                break
-        with suppress(RuntimeError):
-            async with client.consume("q", prefetch=0) as consumer:
-                async for message in consumer:
-                    raise RuntimeError(message.id)
-        left = await client.peek("q", limit=1000)
-        assert [message.data for message in left] == [b"%d" % n for n in range(1, 1000)]
+                raise RuntimeError(message.id)
+    left = await client.peek("q", limit=1000)
+    assert [message.data for message in left] == [b"%d" % n for n in range(1, 1000)]
 
 
-async def test_manual_ack_is_the_contrary_of_auto_ack(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        for given in (True, False):
-            with pytest.warns(DeprecationWarning, match="auto_ack=True") as warned:
-                consumer = client.consume("q", ["e"], manual_ack=given)
-            assert connect is not SKINS["async"] or warned[0].filename == __file__
-            async with consumer:
-                [row] = json.loads(await client.request("stats", "consumers"))
-                assert row["manual_ack"] is given
+async def test_manual_ack_is_the_contrary_of_auto_ack(connect: Any, client: Any) -> None:
+    for given in (True, False):
+        with pytest.warns(DeprecationWarning, match="auto_ack=True") as warned:
+            consumer = client.consume("q", ["e"], manual_ack=given)
+        assert connect is not SKINS["async"] or warned[0].filename == __file__
+        async with consumer:
+            [row] = json.loads(await client.request("stats", "consumers"))
+            assert row["manual_ack"] is given
 
 
-async def test_no_ack_with_auto_ack(connect: Any, mqks_broker: Broker) -> None:
-    async with (
-        connect(mqks_broker.url) as client,
-        client.consume("q", ["e"], auto_ack=True) as consumer,
-    ):
+async def test_no_ack_with_auto_ack(client: Any) -> None:
+    async with client.consume("q", ["e"], auto_ack=True) as consumer:
         await client.publish("e", "x")
         message = await consumer.receive(WAIT_S)
         for act in (message.ack, message.reject, message.process, lambda: consumer.ack([message])):
@@ -259,91 +238,80 @@ async def test_no_ack_with_auto_ack(connect: Any, mqks_broker: Broker) -> None:
                 act()
 
 
-async def test_rebind_and_updates(connect: Any, mqks_broker: Broker) -> None:
+async def test_rebind_and_updates(client: Any) -> None:
     updates: list[QueueUpdate] = []
-    async with connect(mqks_broker.url) as client:
-        async with client.consume(
-            "q", ["a.1", "b"], delete_when_unused=5, auto_ack=True
-        ) as consumer:
-            consumer.on_update = updates.append
-            await consumer.rebind(add=["c"], remove=["b"], remove_mask=["*.1"])
-            await consumer.rebind(replace=["d", "e"])
-            await client.rebind("q", replace=[], add=["f"])
-            await client.rebind("q", replace=[])
-            await client.delete_queue("q", when_unused=True)
-            await client.subscribe("q", ["last"])
-            await client.publish("last", "x", confirm=True)
-            await consumer.receive(WAIT_S)
-        assert updates == [
-            QueueUpdate("q", ["c"], 5.0),
-            QueueUpdate("q", ["d", "e"], 5.0),
-            QueueUpdate("q", ["f"], 5.0),
-            QueueUpdate("q", [], 5.0),
-            QueueUpdate("q", ["last"], True),
-        ]
-        assert await client.evaluate("len(state.queues)") == "0"
+    async with client.consume("q", ["a.1", "b"], delete_when_unused=5, auto_ack=True) as consumer:
+        consumer.on_update = updates.append
+        await consumer.rebind(add=["c"], remove=["b"], remove_mask=["*.1"])
+        await consumer.rebind(replace=["d", "e"])
+        await client.rebind("q", replace=[], add=["f"])
+        await client.rebind("q", replace=[])
+        await client.delete_queue("q", when_unused=True)
+        await client.subscribe("q", ["last"])
+        await client.publish("last", "x", confirm=True)
+        await consumer.receive(WAIT_S)
+    assert updates == [
+        QueueUpdate("q", ["c"], 5.0),
+        QueueUpdate("q", ["d", "e"], 5.0),
+        QueueUpdate("q", ["f"], 5.0),
+        QueueUpdate("q", [], 5.0),
+        QueueUpdate("q", ["last"], True),
+    ]
+    assert await client.evaluate("len(state.queues)") == "0"
 
 
-async def test_add_and_delete_queue(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["a"])
-        async with client.consume("q", ["b"], auto_ack=True) as consumer:
-            await client.publish("a", "1")
-            await client.publish("b", "2")
-            assert [m.data for m in await take(consumer, 2)] == [b"1", b"2"]
-        await client.delete_queue("q")
-        assert await client.evaluate("len(state.queues)") == "0"
-        with pytest.raises(InvalidRequest, match="nothing to change"):
-            await client.rebind("q")
+async def test_add_and_delete_queue(client: Any) -> None:
+    await client.subscribe("q", ["a"])
+    async with client.consume("q", ["b"], auto_ack=True) as consumer:
+        await client.publish("a", "1")
+        await client.publish("b", "2")
+        assert [m.data for m in await take(consumer, 2)] == [b"1", b"2"]
+    await client.delete_queue("q")
+    assert await client.evaluate("len(state.queues)") == "0"
+    with pytest.raises(InvalidRequest, match="nothing to change"):
+        await client.rebind("q")
 
 
-async def test_set_queue(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        await client.set_queue("q", retries=3, backoff=(0.5, 60), dead_letter_queue="d", ttl_s=1.5)
-        await client.set_queue("q", ttl_s=None, single_consumer=True)
-        told = json.loads(await client.request("stats", "queue", "q"))["policy"]
-        assert {name: value["value"] for name, value in told.items()} == {
-            "retries": 3,
-            "backoff": [0.5, 60.0],
-            "dead_letters": "d",
-            "single_consumer": True,
-        }
-        await client.set_queue("q", reset=True)
-        assert json.loads(await client.request("stats", "queue", "q"))["policy"] == {}
-        for wrong in (
-            {"ttl_s": 0},
-            {"retries": -1},
-            {"backoff": (2, 1)},
-            {"dead_letter_queue": "a b"},
-        ):
-            with pytest.raises(InvalidRequest):
-                await client.set_queue("q", **wrong)
-        with pytest.raises(TypeError, match="'ttl'; did you mean ttl_s"):
-            await client.set_queue("q", ttl=5)
+async def test_set_queue(client: Any) -> None:
+    await client.set_queue("q", retries=3, backoff=(0.5, 60), dead_letter_queue="d", ttl_s=1.5)
+    await client.set_queue("q", ttl_s=None, single_consumer=True)
+    told = json.loads(await client.request("stats", "queue", "q"))["policy"]
+    assert {name: value["value"] for name, value in told.items()} == {
+        "retries": 3,
+        "backoff": [0.5, 60.0],
+        "dead_letters": "d",
+        "single_consumer": True,
+    }
+    await client.set_queue("q", reset=True)
+    assert json.loads(await client.request("stats", "queue", "q"))["policy"] == {}
+    for wrong in ({"ttl_s": 0}, {"retries": -1}, {"backoff": (2, 1)}, {"dead_letter_queue": "a b"}):
+        with pytest.raises(InvalidRequest):
+            await client.set_queue("q", **wrong)
+    with pytest.raises(TypeError, match="'ttl'; did you mean ttl_s"):
+        await client.set_queue("q", ttl=5)
 
 
-async def test_a_queue_that_is_missing_is_an_error(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
+async def test_a_queue_that_is_missing_is_an_error(client: Any) -> None:
+    await client.subscribe("orders", ["e"])
+    asked: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
+        *(("purge", (), how) for how in ({}, {"limit": 5}, {"event": "e"})),
+        *(("peek", (), how) for how in ({}, {"after": 5}, {"scheduled": True})),
+        *(("move", ("orders",), {}), ("redrive", (), {}), ("trim", (5,), {})),
+        *((method, (id,), {}) for method in ("cancel", "promote") for id in ("m", None)),
+        *(("rebind", (), {"add": ["f"]}), ("delete_queue", (), {}), ("check_queue", (), {})),
+        ("delete_queue", (), {"when_unused": 5}),
+    )
+    for method, arguments, how in asked:
+        for name, hint in (("ordres", "; did you mean orders?"), ("x", "")):
+            with pytest.raises(QueueMissing) as raised:
+                await getattr(client, method)(name, *arguments, **how)
+            assert str(raised.value) == raised.value.reason == f"there is no queue {name}{hint}"
+    await client.delete_queue("ordres", if_exists=True)
+    assert json.loads(await client.evaluate("[q for q in state.queues]")) == ["orders"]
+    for method, arguments, how in asked:
+        target = ("other",) if method == "move" else arguments
+        await getattr(client, method)("orders", *target, **how)
         await client.subscribe("orders", ["e"])
-        asked: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
-            *(("purge", (), how) for how in ({}, {"limit": 5}, {"event": "e"})),
-            *(("peek", (), how) for how in ({}, {"after": 5}, {"scheduled": True})),
-            *(("move", ("orders",), {}), ("redrive", (), {}), ("trim", (5,), {})),
-            *((method, (id,), {}) for method in ("cancel", "promote") for id in ("m", None)),
-            *(("rebind", (), {"add": ["f"]}), ("delete_queue", (), {}), ("check_queue", (), {})),
-            ("delete_queue", (), {"when_unused": 5}),
-        )
-        for method, arguments, how in asked:
-            for name, hint in (("ordres", "; did you mean orders?"), ("x", "")):
-                with pytest.raises(QueueMissing) as raised:
-                    await getattr(client, method)(name, *arguments, **how)
-                assert str(raised.value) == raised.value.reason == f"there is no queue {name}{hint}"
-        await client.delete_queue("ordres", if_exists=True)
-        assert json.loads(await client.evaluate("[q for q in state.queues]")) == ["orders"]
-        for method, arguments, how in asked:
-            target = ("other",) if method == "move" else arguments
-            await getattr(client, method)("orders", *target, **how)
-            await client.subscribe("orders", ["e"])
 
 
 async def test_the_nearest_queue_is_among_thousands(connect: Any, tmp_path: Path) -> None:
@@ -358,66 +326,60 @@ async def test_the_nearest_queue_is_among_thousands(connect: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a\tb", "a\nb", "--add"])
-async def test_bad_names_are_refused(connect: Any, mqks_broker: Broker, name: str) -> None:
-    async with connect(mqks_broker.url) as client:
-        requests: list[Callable[[], Awaitable[Any]]] = [
-            lambda: client.publish(name, "x"),
-            lambda: client.publish("e", "x", id=name),
-            lambda: client.publish_many([(name, "x")]),
-            lambda: client.subscribe(name, ["e"]),
-            lambda: client.subscribe("q", [name]),
-            lambda: client.rebind("q", add=[name]),
-            lambda: client.delete_queue(name),
-        ]
-        for request in requests:
-            with pytest.raises(InvalidRequest):
-                await request()
+async def test_bad_names_are_refused(client: Any, name: str) -> None:
+    requests: list[Callable[[], Awaitable[Any]]] = [
+        lambda: client.publish(name, "x"),
+        lambda: client.publish("e", "x", id=name),
+        lambda: client.publish_many([(name, "x")]),
+        lambda: client.subscribe(name, ["e"]),
+        lambda: client.subscribe("q", [name]),
+        lambda: client.rebind("q", add=[name]),
+        lambda: client.delete_queue(name),
+    ]
+    for request in requests:
         with pytest.raises(InvalidRequest):
-            client.consume(name)
-        with pytest.raises(InvalidRequest):
-            client.consume("q", [name])
-        assert await client.ping("alive") == "alive"
+            await request()
+    with pytest.raises(InvalidRequest):
+        client.consume(name)
+    with pytest.raises(InvalidRequest):
+        client.consume("q", [name])
+    assert await client.ping("alive") == "alive"
 
 
 @pytest.mark.parametrize("name", ["a\x1bb", "\x00\x7f\r", "\udcff\x85"])
-async def test_names_may_have_control_characters(
-    connect: Any, mqks_broker: Broker, name: str
-) -> None:
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe(name, [name])
-        async with client.consume(name) as consumer:
-            for number in range(4):
-                await client.publish(name, str(number), id=name)
-            found = await take(consumer, 4)
-            assert {(message.id, message.event) for message in found} == {(name, name)}
-            found[0].ack()
-            consumer.ack(found[1:3])
-        assert await client.purge(name) == 1
-        await client.rebind(name, remove=[name])
-        assert await client.evaluate("state.queues_by_events") == "{}"
-        await client.delete_queue(name)
-        assert await client.evaluate("len(state.queues)") == "0"
+async def test_names_may_have_control_characters(client: Any, name: str) -> None:
+    await client.subscribe(name, [name])
+    async with client.consume(name) as consumer:
+        for number in range(4):
+            await client.publish(name, str(number), id=name)
+        found = await take(consumer, 4)
+        assert {(message.id, message.event) for message in found} == {(name, name)}
+        found[0].ack()
+        consumer.ack(found[1:3])
+    assert await client.purge(name) == 1
+    await client.rebind(name, remove=[name])
+    assert await client.evaluate("state.queues_by_events") == "{}"
+    await client.delete_queue(name)
+    assert await client.evaluate("len(state.queues)") == "0"
 
 
 @pytest.mark.parametrize("data", ["\ud800", float("nan"), [object()]])
-async def test_bad_data_is_refused(connect: Any, mqks_broker: Broker, data: Any) -> None:
-    async with connect(mqks_broker.url) as client:
-        with pytest.raises(InvalidRequest):
-            await client.publish("e", data, confirm=True)
-        with pytest.raises(InvalidRequest):
-            await client.publish_many([("e", "good"), ("e", data)])
-        with pytest.raises(InvalidRequest, match="line_bytes_max"):
-            await client.publish("e", "x" * 1024 * 1024)
-        assert await client.publish_many([("e", "good")]) == 1
+async def test_bad_data_is_refused(client: Any, data: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        await client.publish("e", data, confirm=True)
+    with pytest.raises(InvalidRequest):
+        await client.publish_many([("e", "good"), ("e", data)])
+    with pytest.raises(InvalidRequest, match="line_bytes_max"):
+        await client.publish("e", "x" * 1024 * 1024)
+    assert await client.publish_many([("e", "good")]) == 1
 
 
 ODD = [b"", b"\n", b"a\tb", b"end\r", b"\\", b"\\n", bytes(range(256)) * 5, b"\\\n\\t" * 9]
 
 
 @pytest.mark.parametrize("meta", [False, True])
-async def test_any_bytes_arrive_as_they_were(connect: Any, mqks_broker: Broker, meta: bool) -> None:
+async def test_any_bytes_arrive_as_they_were(client: Any, meta: bool) -> None:
     async with (
-        connect(mqks_broker.url) as client,
         client.consume("q", ["e", "a,escaped=0"], meta=meta, prefetch=0) as consumer,
         client.tail("e") as tail,
     ):
@@ -441,11 +403,8 @@ async def test_any_bytes_arrive_as_they_were(connect: Any, mqks_broker: Broker, 
         assert (again.data, again.event, again.retry) == (b"\n", "e", 1)
 
 
-async def test_priority_and_key_are_told_with_meta(connect: Any, mqks_broker: Broker) -> None:
-    async with (
-        connect(mqks_broker.url) as client,
-        client.consume("q", ["e", "f"], meta=True) as consumer,
-    ):
+async def test_priority_and_key_are_told_with_meta(client: Any) -> None:
+    async with client.consume("q", ["e", "f"], meta=True) as consumer:
         await client.publish("e", "x\n", priority=-7, key="a b,ü=%", confirm=True)
         assert await client.publish_many([("f", "y")], key="k") == 1
         [peeked, other] = await client.peek("q")
@@ -460,75 +419,54 @@ async def test_priority_and_key_are_told_with_meta(connect: Any, mqks_broker: Br
                 await client.publish("e", "x", **wrong)
 
 
-async def test_an_error_reply_tells_its_id(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        with pytest.raises(RequestFailed) as failure:
-            await client.evaluate("1/0")
-        assert len(failure.value.error_id) == 24
+async def test_leaving_sends_what_was_published(
+    client: Any, connect: Any, mqks_broker: Broker
+) -> None:
+    await client.subscribe("q", ["e"])
+    async with connect(mqks_broker.url) as other:
+        for n in range(1000):
+            await other.publish("e", n)
+    assert await ready(client, "q") == 1000
 
 
-async def test_a_refused_consumer_does_not_start(connect: Any, tmp_path: Path) -> None:
-    with Broker(tmp_path / "a.db", queues_max=1) as broker:
-        async with connect(broker.url) as client:
-            await client.subscribe("one", ["e"])
-            with pytest.raises(RequestFailed):
-                async with client.consume("two", ["e"]):
-                    pass
-            assert await client.ping() == ""
+async def test_purge_and_trim_tell_how_many(client: Any) -> None:
+    await client.subscribe("q", ["e"])
+    await client.publish_many([("e", n) for n in range(10)])
+    epoch = (await client.request("range", "q")).split()[0].removeprefix("epoch=")
 
-
-async def test_leaving_sends_what_was_published(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["e"])
-        async with connect(mqks_broker.url) as other:
-            for n in range(1000):
-                await other.publish("e", n)
-        assert await ready(client, "q") == 1000
-
-
-async def test_purge_and_trim_tell_how_many(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["e"])
-        await client.publish_many([("e", n) for n in range(10)])
-        epoch = (await client.request("range", "q")).split()[0].removeprefix("epoch=")
-
-        assert await client.trim("q", 4) == 3
-        assert await client.trim("q", 5, epoch=epoch) == 1
-        with pytest.raises(RequestFailed):
-            await client.trim("q", 6, epoch="another")
-        assert await client.purge("q") == 6
-        assert [await client.purge("q"), await client.trim("q", 4)] == [0, 0]
+    assert await client.trim("q", 4) == 3
+    assert await client.trim("q", 5, epoch=epoch) == 1
+    with pytest.raises(RequestFailed):
+        await client.trim("q", 6, epoch="another")
+    assert await client.purge("q") == 6
+    assert [await client.purge("q"), await client.trim("q", 4)] == [0, 0]
 
 
 async def test_a_mandatory_message_needs_a_queue(
-    connect: Any, mqks_broker: Broker, caplog: pytest.LogCaptureFixture
+    client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["e"])
-        assert await client.publish("e", "x", confirm=True, mandatory=True, id="m") == "m"
-        assert await client.publish_many([("e", "x")] * 2, mandatory=True) == 2
-        await client.publish("e", "x", mandatory=True)
-        with pytest.raises(RequestFailed):
-            await client.publish("f", "x", confirm=True, mandatory=True)
-        with pytest.raises(PublishFailed) as failure:
-            await client.publish_many([("e", "x"), ("f", "x"), ("e", "x")], mandatory=True)
-        assert (failure.value.confirmed, failure.value.failed[0].number) == (2, 1)
-        await client.publish("f", "x", mandatory=True, id="unheard")
-        await client.ping()
-        assert await ready(client, "q") == 6
+    await client.subscribe("q", ["e"])
+    assert await client.publish("e", "x", confirm=True, mandatory=True, id="m") == "m"
+    assert await client.publish_many([("e", "x")] * 2, mandatory=True) == 2
+    await client.publish("e", "x", mandatory=True)
+    with pytest.raises(RequestFailed):
+        await client.publish("f", "x", confirm=True, mandatory=True)
+    with pytest.raises(PublishFailed) as failure:
+        await client.publish_many([("e", "x"), ("f", "x"), ("e", "x")], mandatory=True)
+    assert (failure.value.confirmed, failure.value.failed[0].number) == (2, 1)
+    await client.publish("f", "x", mandatory=True, id="unheard")
+    await client.ping()
+    assert await ready(client, "q") == 6
     assert "request unheard failed" in caplog.text
 
 
-async def test_a_refused_message_may_come_again(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        publish = partial(
-            client.publish_many, [("e", "x")], id_prefix="p", once=True, mandatory=True
-        )
-        with pytest.raises(PublishFailed):
-            await publish()
-        await client.subscribe("q", ["e"])
-        assert [await publish(), await publish()] == [1, 1]
-        assert await ready(client, "q") == 1
+async def test_a_refused_message_may_come_again(client: Any) -> None:
+    publish = partial(client.publish_many, [("e", "x")], id_prefix="p", once=True, mandatory=True)
+    with pytest.raises(PublishFailed):
+        await publish()
+    await client.subscribe("q", ["e"])
+    assert [await publish(), await publish()] == [1, 1]
+    assert await ready(client, "q") == 1
 
 
 async def test_the_reason_of_a_refusal_can_be_asked_for(connect: Any, mqks_broker: Broker) -> None:
@@ -582,18 +520,12 @@ async def test_the_reason_of_a_refusal_can_be_asked_for(connect: Any, mqks_broke
     ],
 )
 async def test_arguments_of_a_wrong_type(
-    connect: Any,
-    mqks_broker: Broker,
-    method: str,
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-    told: str,
+    client: Any, method: str, arguments: tuple[Any, ...], options: dict[str, Any], told: str
 ) -> None:
-    async with connect(mqks_broker.url) as client:
-        with pytest.raises(TypeError) as refusal:
-            await getattr(client, method)(*arguments, **options)
-        assert told in str(refusal.value)
-        assert await client.ping("x") == "x"
+    with pytest.raises(TypeError) as refusal:
+        await getattr(client, method)(*arguments, **options)
+    assert told in str(refusal.value)
+    assert await client.ping("x") == "x"
 
 
 async def test_consumers_with_arguments_of_a_wrong_type(connect: Any, mqks_broker: Broker) -> None:
@@ -688,18 +620,16 @@ async def test_a_bulk_publish_that_fails_names_its_first_cause(
 
 
 async def test_a_server_that_knows_only_its_last_error(connect: Any) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        error_ids = iter(b"first second third".split())
-        while line := await reader.readline():
-            request_id, action, *words = line.split()
-            reply = b"ok"
-            if action == b"publish":
-                reply = b"error " + next(error_ids)
-            elif action == b"stats":
-                reply = b'ok [{"reason":"no such day"}]' if words[1] == b"third" else b"ok []"
-            writer.write(request_id + b" " + reply + b"\n")
+    error_ids = iter(b"first second third".split())
 
-    with Peer(serve) as peer:
+    def answer(line: bytes) -> bytes:
+        if b" publish " in line:
+            return b"%b error " + next(error_ids)
+        if b" stats " in line:
+            return b'%b ok [{"reason":"no such day"}]' if b" third" in line else b"%b ok []"
+        return b"%b ok"
+
+    with answering(answer) as peer:
         async with connect(peer.url, QUICK) as client:
             with pytest.raises(PublishFailed) as failure:
                 await client.publish_many([("e", 1), ("e", 2), ("e", 3)])
@@ -707,12 +637,9 @@ async def test_a_server_that_knows_only_its_last_error(connect: Any) -> None:
 
 
 async def test_a_server_that_never_tells_the_reason(connect: Any) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await reader.readline():
-            reply = b"ok" if b" ping " in line else b"error " + b"0" * 24
-            writer.write(line.split()[0] + b" " + reply + b"\n")
-
-    with Peer(serve) as peer:
+    with answering(
+        lambda line: b"%b ok" if b" ping " in line else b"%b error " + b"0" * 24
+    ) as peer:
         async with connect(peer.url, QUICK) as client:
             with pytest.raises(RequestFailed, match=r"request, error 0{24}$") as failure:
                 await client.purge("q")
@@ -726,27 +653,23 @@ async def test_a_consumer_that_is_refused_says_why(connect: Any, tmp_path: Path)
             with pytest.raises(RequestFailed) as failure:
                 async with client.consume("another", create=True):
                     pass
-    assert failure.value.reason == "the limit of 1 queues is reached (queues_max)"
+            assert failure.value.reason == "the limit of 1 queues is reached (queues_max)"
+            assert await client.ping() == ""
 
 
 async def test_credentials_that_are_missing(connect: Any) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await reader.readline():
-            writer.write(line.split()[0] + b" error " + b"0" * 24 + b"\n")
-
     told = "it requires credentials, as in mqks://USER:"
-    with Peer(serve) as peer, pytest.raises(AuthenticationFailed, match=told):
+    with (
+        answering(lambda line: b"%b error " + b"0" * 24) as peer,
+        pytest.raises(AuthenticationFailed, match=told),
+    ):
         async with connect(peer.url, QUICK):
             pass
 
 
 @pytest.mark.parametrize("answer", [b"ok ", b"ok no JSON", b'ok [{"id": 1}]', b"ok [1]"])
 async def test_a_peer_that_tells_no_reason_and_no_number(connect: Any, answer: bytes) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await reader.readline():
-            writer.write(line.split(b" ")[0] + b" " + answer + b"\n")
-
-    with Peer(serve) as peer:
+    with answering(lambda line: b"%b " + answer) as peer:
         async with connect(peer.url, QUICK) as client:
             with pytest.raises(ProtocolViolation):
                 await client.reason("0" * 24)
@@ -760,25 +683,15 @@ async def test_an_exception_passes_as_it_is(connect: Any, mqks_broker: Broker) -
             raise KeyError
 
 
-async def test_stop_ends_the_iteration(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        async with client.consume("q", ["e"]) as consumer:
-            await client.publish_many([("e", "x")] * 10)
-            async for message in consumer:
-                message.ack()
-                consumer.stop()
-            with pytest.raises(Stopped):
-                await consumer.receive(WAIT_S)
-        assert await ready(client, "q") == 9
-
-
-async def test_receive_has_a_timeout(connect: Any, mqks_broker: Broker) -> None:
-    async with (
-        connect(mqks_broker.url) as client,
-        client.consume("q", ["e"], auto_ack=True) as consumer,
-    ):
-        with pytest.raises(TimeoutError):
-            await consumer.receive(timeout_s=0.01)
+async def test_stop_ends_the_iteration(client: Any) -> None:
+    async with client.consume("q", ["e"]) as consumer:
+        await client.publish_many([("e", "x")] * 10)
+        async for message in consumer:
+            message.ack()
+            consumer.stop()
+        with pytest.raises(Stopped):
+            await consumer.receive(WAIT_S)
+    assert await ready(client, "q") == 9
 
 
 async def test_a_closed_client_says_so(connect: Any, mqks_broker: Broker) -> None:
@@ -800,9 +713,7 @@ async def test_a_server_that_comes_later_is_waited_for(connect: Any, proxy: Prox
     proxy.is_refusing = True
 
     async def come() -> None:
-        with anyio.fail_after(WAIT_S):
-            while proxy.accepted < 3:
-                await anyio.sleep(0.01)
+        await until(lambda: proxy.accepted >= 3)
         proxy.is_refusing = False
 
     async with anyio.create_task_group() as tasks:
@@ -816,49 +727,47 @@ async def test_a_server_that_comes_later_is_waited_for(connect: Any, proxy: Prox
 
 @pytest.mark.parametrize("how", ["cut", "half_close"])
 async def test_confirmed_publishes_outlive_lost_connections(
-    connect: Any, proxy: Proxy, how: str
+    client: Any, proxy: Proxy, how: str
 ) -> None:
     count = 20_000
-    async with connect(proxy.url, QUICK) as client:
-        await client.subscribe("q", ["e"])
-        proxy.delay_s = 0.005  # So that there is something in flight.
+    await client.subscribe("q", ["e"])
+    proxy.delay_s = 0.005  # So that there is something in flight.
 
-        def messages() -> Iterator[tuple[str, int]]:
-            for n in range(count):
-                if n in (5_000, 11_000, 17_000):
-                    getattr(proxy, how)()
-                yield "e", n
+    def messages() -> Iterator[tuple[str, int]]:
+        for n in range(count):
+            if n in (5_000, 11_000, 17_000):
+                getattr(proxy, how)()
+            yield "e", n
 
-        assert await client.publish_many(messages()) == count
-        proxy.delay_s = 0.0
-        assert proxy.accepted > 1
-        firsts: dict[str, int] = {}
-        async with client.consume("q", auto_ack=True) as consumer:
-            async for batch in consumer.batches():
-                for message in batch:
-                    assert firsts.setdefault(message.id, message.json()) == message.json()
-                if len(firsts) == count:
-                    break
-        assert sorted(firsts.values()) == list(range(count))
+    assert await client.publish_many(messages()) == count
+    proxy.delay_s = 0.0
+    assert proxy.accepted > 1
+    firsts: dict[str, int] = {}
+    async with client.consume("q", auto_ack=True) as consumer:
+        async for batch in consumer.batches():
+            for message in batch:
+                assert firsts.setdefault(message.id, message.json()) == message.json()
+            if len(firsts) == count:
+                break
+    assert sorted(firsts.values()) == list(range(count))
 
 
 @pytest.mark.parametrize("how", ["cut", "half_close"])
-async def test_a_consumer_starts_again_as_last_told(connect: Any, proxy: Proxy, how: str) -> None:
-    async with connect(proxy.url, QUICK) as client:
-        async with client.consume("q", ["old"]) as consumer:
-            await client.rebind("q", replace=["new"])
-            await client.publish("new", "1", confirm=True)
-            first = await consumer.receive(WAIT_S)
-            getattr(proxy, how)()
-            again = await consumer.receive(WAIT_S)
-            assert (again.data, again.retry) == (b"1", 1)
-            assert again.consumer_id != first.consumer_id
-            first.ack()  # It is not this consumer's any more, and goes nowhere.
-            await client.publish("old", "lost", confirm=True)
-            await client.publish("new", "2", confirm=True)
-            assert (await consumer.receive(WAIT_S)).data == b"2"
-            again.ack()
-        assert await ready(client, "q") == 1
+async def test_a_consumer_starts_again_as_last_told(client: Any, proxy: Proxy, how: str) -> None:
+    async with client.consume("q", ["old"]) as consumer:
+        await client.rebind("q", replace=["new"])
+        await client.publish("new", "1", confirm=True)
+        first = await consumer.receive(WAIT_S)
+        getattr(proxy, how)()
+        again = await consumer.receive(WAIT_S)
+        assert (again.data, again.retry) == (b"1", 1)
+        assert again.consumer_id != first.consumer_id
+        first.ack()  # It is not this consumer's any more, and goes nowhere.
+        await client.publish("old", "lost", confirm=True)
+        await client.publish("new", "2", confirm=True)
+        assert (await consumer.receive(WAIT_S)).data == b"2"
+        again.ack()
+    assert await ready(client, "q") == 1
 
 
 async def bound(client: Any) -> list[str]:
@@ -867,35 +776,10 @@ async def bound(client: Any) -> list[str]:
     return sorted(row["event"] or row["mask"] for row in rows if row["queue"] == "q")
 
 
-async def test_consumers_that_name_events_at_once_keep_those_of_each_other(
-    connect: Any, mqks_broker: Broker
-) -> None:
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["first"])
-
-        async def consume(number: int) -> None:
-            async with client.consume("q", [f"e{number}"], masks=[f"m{number}.*"]):
-                pass
-
-        async with anyio.create_task_group() as tasks:
-            for number in range(8):
-                tasks.start_soon(consume, number)
-        every = {"first", *(f"e{n}" for n in range(8)), *(f"m{n}.*" for n in range(8))}
-        assert {*await bound(client)} == every
-        await client.subscribe("q", ["e8"])
-        async with client.consume("q"):
-            assert {*await bound(client)} == {*every, "e8"}
-        async with client.consume("q", ["only"], replace=True, masks=["m.*"]):
-            assert await bound(client) == ["m.*", "only"]
-        await client.subscribe("q", ["last"], replace=True)
-        assert await bound(client) == ["last"]
-
-
 async def test_a_reconnect_changes_no_bindings(
-    connect: Any, mqks_broker: Broker, proxy: Proxy
+    client: Any, connect: Any, mqks_broker: Broker, proxy: Proxy
 ) -> None:
     async with (
-        connect(proxy.url, QUICK) as client,
         connect(mqks_broker.url) as other,
         client.consume("q", ["a"], replace=True, delete_when_unused=100),
         client.consume("q", ["b"], delete_when_unused=100),
@@ -906,16 +790,14 @@ async def test_a_reconnect_changes_no_bindings(
         await other.rebind("q", replace=["c"])
         proxy.cut()
         proxy.is_frozen = False
-        with anyio.fail_after(WAIT_S):
-            while len(now := await consumers(other)) != 3 or {*now} & {*earlier}:
-                await anyio.sleep(0.01)
+        await until(partial(are_new, other, 3, earlier))
         assert await bound(other) == ["c"]
 
 
 async def test_a_queue_that_was_deleted_meanwhile_is_as_it_was_told_last(
-    connect: Any, mqks_broker: Broker, proxy: Proxy
+    client: Any, connect: Any, mqks_broker: Broker, proxy: Proxy
 ) -> None:
-    async with connect(proxy.url, QUICK) as client, connect(mqks_broker.url) as other:
+    async with connect(mqks_broker.url) as other:
         async with client.consume("q", ["a"], auto_ack=True) as consumer:
             await client.rebind("q", add=["b"])
             await client.publish("b", "1")
@@ -924,9 +806,7 @@ async def test_a_queue_that_was_deleted_meanwhile_is_as_it_was_told_last(
             await other.delete_queue("q")
             proxy.cut()
             proxy.is_frozen = False
-            with anyio.fail_after(WAIT_S):
-                while await bound(other) != ["a", "b"]:
-                    await anyio.sleep(0.01)
+            await until(lambda: bound(other), ["a", "b"])
         await other.delete_queue("q")
         await client.subscribe("q", ["a"])
         async with client.consume("q", auto_ack=True) as consumer:
@@ -939,122 +819,50 @@ async def test_a_queue_that_was_deleted_meanwhile_is_as_it_was_told_last(
             assert await other.evaluate("len(state.queues)") == "0"
 
 
-async def test_a_consumer_goes_on_when_its_queue_is_deleted_and_made_again(
-    connect: Any, mqks_broker: Broker
-) -> None:
-    async with connect(mqks_broker.url) as client, connect(mqks_broker.url) as other:
-        updates = list[QueueUpdate]()
-        async with client.consume("q", ["a"]) as consumer:
-            consumer.on_update = updates.append
-            await other.delete_queue("q")
-            await other.subscribe("q", ["b"])
-            await other.publish("b", "1")
-            assert (await consumer.receive(WAIT_S)).data == b"1"
-    assert [update.events for update in updates] == [[], ["b"]]
-
-
 async def test_a_consumer_whose_id_another_connection_uses_ends_with_an_error(
-    connect: Any, mqks_broker: Broker
+    client: Any, mqks_broker: Broker
 ) -> None:
-    async with connect(mqks_broker.url) as client:
-        async with client.consume("q", ["e"]) as consumer:
-            await client.publish("e", "x", confirm=True)
-            message = await consumer.receive(WAIT_S)
-            with LineClient(("127.0.0.1", mqks_broker.port)) as other:
-                consume = message.consumer_id + b" consume --confirm q"
-                assert other.ask(consume) == message.consumer_id + b" ok "
-                with pytest.raises(ConsumerReplaced, match="another connection") as failure:
-                    await consumer.receive(WAIT_S)
-                reason = await client.reason(failure.value.error_id)
-                assert "consumes under this id now" in reason
-                message.ack()
-                assert other.line().endswith(b"event=e,retry=1 x")
-        assert await ready(client, "q") == 0
-
-
-async def test_consume_creates_a_queue_that_it_binds_or_is_told_to(
-    connect: Any, mqks_broker: Broker
-) -> None:
-    refused: list[dict[str, Any]] = [
-        {},
-        {"events": ["e"], "create": False},
-        {"masks": ["*.*"], "create": False},
-    ]
-    created: list[dict[str, Any]] = [{"create": True}, {"events": ["e"]}, {"masks": ["*.*"]}]
-    async with connect(mqks_broker.url) as client:
-        for options in refused:
-            with pytest.raises(RequestFailed) as failure:
-                async with client.consume("q", **options):
-                    pass
-            reason = await client.reason(failure.value.error_id)
-            assert "there is no queue 'q'" in reason
-            assert "create=True" in reason
-        assert await client.evaluate("[len(state.queues), len(state.events_by_queues)]") == "[0, 0]"
-        for options in created:
-            async with client.consume("q", delete_when_unused=True, **options):
-                assert await client.evaluate("len(state.queues)") == "1"
-            assert await client.evaluate("len(state.queues)") == "0"
-
-
-async def test_the_server_goes_and_comes_back(connect: Any, mqks_broker: Broker) -> None:
-    async with (
-        connect(mqks_broker.url, QUICK) as client,
-        client.consume("q", ["e"]) as consumer,
-    ):
-        mqks_broker.stop()
-        answers: list[str] = []
-
-        async def publish() -> None:
-            answers.append(await client.publish("e", "x", confirm=True))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(publish)
-            await anyio.sleep(0.1)
-            assert answers == []
-            await anyio.to_thread.run_sync(mqks_broker.start)
+    async with client.consume("q", ["e"]) as consumer:
+        await client.publish("e", "x", confirm=True)
         message = await consumer.receive(WAIT_S)
-        assert [message.id] == answers
-        message.ack()
+        with LineClient(("127.0.0.1", mqks_broker.port)) as other:
+            consume = message.consumer_id + b" consume --confirm q"
+            assert other.ask(consume) == message.consumer_id + b" ok "
+            with pytest.raises(ConsumerReplaced, match="another connection") as failure:
+                await consumer.receive(WAIT_S)
+            reason = await client.reason(failure.value.error_id)
+            assert "consumes under this id now" in reason
+            message.ack()
+            assert other.line().endswith(b"event=e,retry=1 x")
+    assert await ready(client, "q") == 0
 
 
-async def test_silence_is_noticed(connect: Any, proxy: Proxy) -> None:
-    async with (
-        connect(proxy.url, QUICK) as client,
-        client.consume("q", ["e"], auto_ack=True) as consumer,
-    ):
+async def test_silence_is_noticed(client: Any, proxy: Proxy) -> None:
+    async with client.consume("q", ["e"], auto_ack=True) as consumer:
         connections = proxy.accepted
         earlier = await consumers(client)
         proxy.is_frozen = True
-        with anyio.fail_after(WAIT_S):
-            while proxy.accepted < connections + 2:
-                await anyio.sleep(0.01)
+        await until(lambda: proxy.accepted >= connections + 2)
         proxy.is_frozen = False
         # The server did not see the old connection end: the client ends its old consumer.
-        with anyio.fail_after(WAIT_S):
-            while len(now := await consumers(client)) != 1 or now == earlier:
-                await anyio.sleep(0.01)
+        await until(partial(are_new, client, 1, earlier))
         await client.publish("e", "x", confirm=True)
         assert (await consumer.receive(WAIT_S)).data == b"x"
 
 
 async def test_a_quiet_connection_stays(connect: Any) -> None:
-    lines: list[int] = []
-    """That came over each connection."""
+    lines: Counter[bytes] = Counter()
+    """By the beginning of their ids, one of each connection."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        number = len(lines)
-        lines.append(0)
-        while line := await reader.readline():
-            lines[number] += 1
-            writer.write(line.split(b" ")[0] + b" ok \n")
+    def answer(line: bytes) -> bytes:
+        lines[line.split()[0].rpartition(b"-")[0]] += 1
+        return b"%b ok "
 
-    with Peer(answer) as peer:
+    with answering(answer) as peer:
         async with connect(peer.url, QUICK) as client, client.consume("q", ["e"]):
             # The client's and the consumer's: a connection that counts as lost although it is
             # answered would never come so far, and one whose answers were late has a successor.
-            with anyio.fail_after(WAIT_S):
-                while sum(count > 5 for count in lines) < 2:
-                    await anyio.sleep(0.01)
+            await until(lambda: sum(count > 5 for count in lines.values()) == 2)
             assert await client.ping("x") == ""
 
 
@@ -1069,9 +877,7 @@ async def test_a_timeout_leaves_the_session_in_order(connect: Any, proxy: Proxy)
             await client.publish_many([("e", "x")] * 1000, timeout_s=0.05)
         with pytest.raises(ReplyTimeout):
             await client.ping("x", timeout_s=0.05)
-        with anyio.fail_after(WAIT_S):
-            while b" ping x\n" not in proxy.swallowed:
-                await anyio.sleep(0.01)
+        await until(lambda: b" ping x\n" in proxy.swallowed)
         proxy.is_frozen = False
         assert await client.publish("e", "last", confirm=True, id="last") == "last"
         async with client.consume("q", auto_ack=True) as consumer:
@@ -1242,25 +1048,15 @@ async def test_the_variable_is_the_default(
         assert await client.ping("x") == "x"
 
 
-@asynccontextmanager
-async def scripted(*replies: bytes) -> AsyncIterator[tuple[Peer, list[bytes]]]:
-    """A peer that answers each line it gets by the next of these."""
-    lines: list[bytes] = []
-
-    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for reply in replies:
-            line = await reader.readline()
-            lines.append(line)
-            writer.write(reply % line.split(b" ")[0] if b"%b" in reply else reply)
-        await reader.read()
-
-    with Peer(play) as peer:
-        yield peer, lines
-
-
 @pytest.mark.parametrize("credentials", ["token", "user:p%40ss"])
 async def test_credentials_go_first(connect: Any, credentials: str) -> None:
-    async with scripted(b"%b ok \n", b"%b ok pong\n", b"%b ok \n") as (peer, lines):
+    lines: list[bytes] = []
+
+    def answer(line: bytes) -> bytes:
+        lines.append(line)
+        return b"%b ok pong" if b" ping x" in line else b"%b ok "
+
+    with answering(answer) as peer:
         url = f"mqks://{credentials}@127.0.0.1:{peer.port}"
         async with connect(url, Options(close_timeout_s=WAIT_S)) as client:
             assert await client.ping("x") == "pong"
@@ -1269,7 +1065,7 @@ async def test_credentials_go_first(connect: Any, credentials: str) -> None:
 
 
 async def test_refused_credentials(connect: Any) -> None:
-    async with scripted(b"%b error 65f0c0de65f0c0de65f0c0de\n") as (peer, _):
+    with answering(lambda line: b"%b error 65f0c0de65f0c0de65f0c0de") as peer:
         with pytest.raises(AuthenticationFailed) as failure:
             async with connect(f"mqks://secret@127.0.0.1:{peer.port}"):
                 pass
@@ -1279,23 +1075,24 @@ async def test_refused_credentials(connect: Any) -> None:
 
 
 async def test_a_peer_that_speaks_something_else(connect: Any) -> None:
-    async with scripted(b"HTTP/1.1 400 Bad Request\r\n\r\n") as (peer, _):
-        with pytest.raises(ProtocolViolation):
-            async with connect(peer.url):
-                pass
+    with (
+        answering(lambda line: b"HTTP/1.1 400 Bad Request\r\n\r") as peer,
+        pytest.raises(ProtocolViolation),
+    ):
+        async with connect(peer.url):
+            pass
 
 
 async def test_what_a_service_hears_while_it_is_up(connect: Any) -> None:
-    async with scripted(b"%b ok hello\n", b"?\n") as (peer, _), connect(peer.url) as client:
-        with pytest.raises(ProtocolViolation):
-            await client.ping("x")
-        with pytest.raises(ProtocolViolation):
-            await client.publish("e", json.dumps("x"), confirm=True)
+    with answering(lambda line: b"%b ok" if b" ping hello" in line else b"?") as peer:
+        async with connect(peer.url) as client:
+            with pytest.raises(ProtocolViolation):
+                await client.ping("x")
+            with pytest.raises(ProtocolViolation):
+                await client.publish("e", json.dumps("x"), confirm=True)
 
 
-async def test_batches_go_out_while_later_ones_are_still_to_come(
-    connect: Any, mqks_broker: Broker
-) -> None:
+async def test_batches_go_out_while_later_ones_are_still_to_come(connect: Any, client: Any) -> None:
     arrived = threading.Semaphore(0)
 
     def batches() -> Iterator[list[tuple[str, str]]]:
@@ -1313,7 +1110,6 @@ async def test_batches_go_out_while_later_ones_are_still_to_come(
         assert await client.publish_batches(given, id_prefix="p") == 6
 
     async with (
-        connect(mqks_broker.url) as client,
         client.consume("q", ["e"], auto_ack=True) as consumer,
         anyio.create_task_group() as tasks,
     ):
@@ -1327,24 +1123,20 @@ async def test_batches_go_out_while_later_ones_are_still_to_come(
             arrived.release()
 
 
-async def test_any_action_that_is_answered_with_one_line(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        assert await client.request("ping", "two  words ") == "two  words "
-        assert await client.request("subscribe", "--confirm", "q", "e") == ""
-        assert await client.publish("e", "x", confirm=True)
-        assert await ready(client, "q") == 1
-        with pytest.raises(RequestFailed):
-            await client.request("dance", "--confirm")
-        for words in (["ping", "a\tb"], ["pi ng"], ["ping", "a\nb"]):
-            with pytest.raises(InvalidRequest):
-                await client.request(*words)
+async def test_any_action_that_is_answered_with_one_line(client: Any) -> None:
+    assert await client.request("ping", "two  words ") == "two  words "
+    assert await client.request("subscribe", "--confirm", "q", "e") == ""
+    assert await client.publish("e", "x", confirm=True)
+    assert await ready(client, "q") == 1
+    with pytest.raises(RequestFailed):
+        await client.request("dance", "--confirm")
+    for words in (["ping", "a\tb"], ["pi ng"], ["ping", "a\nb"]):
+        with pytest.raises(InvalidRequest):
+            await client.request(*words)
 
 
-async def test_batches_end_when_nothing_comes(connect: Any, mqks_broker: Broker) -> None:
-    async with (
-        connect(mqks_broker.url) as client,
-        client.consume("q", ["e"], auto_ack=True) as consumer,
-    ):
+async def test_batches_end_when_nothing_comes(client: Any) -> None:
+    async with client.consume("q", ["e"], auto_ack=True) as consumer:
         await client.publish("e", "x", confirm=True)
         [message] = await anext(consumer.batches(None, WAIT_S))
         assert message.text == "x"
@@ -1432,16 +1224,15 @@ async def test_a_client_goes_over_to_the_next_server(
             assert (await consumer.receive(WAIT_S)).text == "two"
 
 
-async def test_stats(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        for queue in "a", "b":
-            await client.subscribe(queue, ["e"])
-        await client.publish("e", "x", confirm=True)
-        assert (await client.stats())["queues"] == 2
-        assert [row["name"] for row in await client.stats("queues", "--after=a")] == ["b"]
-        assert (await client.stats("queue", "a"))["ready"] == 1
-        with pytest.raises(RequestFailed, match="there is no queue 'c'"):
-            await client.stats("queue", "c")
+async def test_stats(client: Any) -> None:
+    for queue in "a", "b":
+        await client.subscribe(queue, ["e"])
+    await client.publish("e", "x", confirm=True)
+    assert (await client.stats())["queues"] == 2
+    assert [row["name"] for row in await client.stats("queues", "--after=a")] == ["b"]
+    assert (await client.stats("queue", "a"))["ready"] == 1
+    with pytest.raises(RequestFailed, match="there is no queue 'c'"):
+        await client.stats("queue", "c")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ parent keeps its own. The programs are real ones, with real forks."""
 from __future__ import annotations
 
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +12,8 @@ import trustme
 
 from mqks import PeekedMessage, blocking
 from mqks.testing import Broker
+from tests.client.programs import ended
 from tests.kit.proxy import Proxy
-from tests.kit.waiting import WAIT_S
 
 BEGIN = """
 import asyncio, multiprocessing, os, sys, threading
@@ -158,13 +156,7 @@ wait_for([child])
 
 
 def run(program: str, path: Path, url: str, **environment: str) -> str:
-    path /= "program.py"
-    path.write_text(BEGIN + program)
-    environment |= {"MQKS_URL": url, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-W", "ignore", str(path)]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False
-    )
+    done = ended(path, url, BEGIN + program, "-W", "ignore", **environment)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -172,13 +164,6 @@ def run(program: str, path: Path, url: str, **environment: str) -> str:
 def left(url: str) -> list[PeekedMessage]:
     with blocking.connect(url) as client:
         return client.peek("q", limit=10**6)
-
-
-@pytest.fixture
-def url(mqks_broker: Broker) -> str:
-    with blocking.connect(mqks_broker.url) as client:
-        client.subscribe("q", ["e"])
-    return mqks_broker.url
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ import pytest
 from mqks import App, InvalidRequest, Options, blocking, connect
 from mqks.client.options import default_name
 from mqks.pipeline.wire import Server, connected
+from tests.client.programs import environment
 from tests.kit import forks
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
@@ -89,6 +90,8 @@ def test_a_name_is_in_log_lines(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize("how", ["argument", "options", "url", "url and argument"])
 def test_a_blocking_client_has_a_name(server: ServerProcess, how: str) -> None:
+    with blocking.connect(server.url):
+        assert names(server) == {None}
     client = {
         "argument": lambda: blocking.connect(server.url, client_name="web-1"),
         "options": lambda: blocking.connect(server.url, Options(client_name="web-1")),
@@ -125,11 +128,6 @@ def test_an_async_client_keeps_its_name_when_it_connects_again(server: ServerPro
     anyio.run(main)
 
 
-def test_a_client_without_a_name(server: ServerProcess) -> None:
-    with blocking.connect(server.url):
-        assert names(server) == {None}
-
-
 @pytest.mark.parametrize("name", ["two words", "--flag", "a\tb"])
 def test_a_name_that_cannot_be_sent(server: ServerProcess, name: str) -> None:
     with (
@@ -154,13 +152,8 @@ app.run()
 def test_a_service_has_the_name_of_its_program(server: ServerProcess, tmp_path: Path) -> None:
     program = tmp_path / "mailer.py"
     program.write_text(SERVICE)
-    environment = {
-        **os.environ,
-        "MQKS_URL": server.url,
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
     with subprocess.Popen(
-        [sys.executable, program], env=environment, stdout=subprocess.PIPE
+        [sys.executable, program], env=environment(server.url), stdout=subprocess.PIPE
     ) as service:
         assert service.stdout is not None
         with blocking.connect(server.url, client_name="test") as client:
@@ -178,8 +171,7 @@ def test_the_name_of_a_service_may_be_chosen(server: ServerProcess) -> None:
         stop = anyio.Event()
 
         async def watch() -> None:
-            until_named = until_async(lambda: names(server) == {expected})
-            await until_named
+            await anyio.to_thread.run_sync(until, lambda: names(server) == {expected})
             stop.set()
 
         async with anyio.create_task_group() as tasks:
@@ -189,10 +181,6 @@ def test_the_name_of_a_service_may_be_chosen(server: ServerProcess) -> None:
     anyio.run(main, App(server.url, client_name="mailer-1"), "mailer-1")
     anyio.run(main, App(server.url, Options(client_name="mailer-2")), "mailer-2")
     anyio.run(main, App(f"{server.url}?name=mailer-3"), "mailer-3")
-
-
-async def until_async(predicate: Any) -> None:
-    await anyio.to_thread.run_sync(lambda: until(predicate))
 
 
 def test_commands_have_names(server: ServerProcess) -> None:

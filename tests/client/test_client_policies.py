@@ -31,27 +31,23 @@ from mqks import (
 from mqks.limits import PREFETCH
 from mqks.testing import Broker
 from mqks.users import User, hash_token
+from tests.client.conftest import QUICK
+from tests.client.waiting import until
 from tests.kit.proxy import Proxy
 from tests.kit.skins import SKINS
 from tests.kit.waiting import WAIT_S
 
 pytestmark = pytest.mark.anyio
 
-QUICK = Options(
-    timeout_s=WAIT_S, connect_timeout_s=WAIT_S, reconnect_min_s=0.01, reconnect_max_s=0.05
-)
 HOUR_S = 3600
 
 
 # ---------------------------------------------------------------- attributes and times
 
 
-async def test_attributes_of_every_kind_arrive(connect: Any, mqks_broker: Broker) -> None:
+async def test_attributes_of_every_kind_arrive(client: Any) -> None:
     meta = {"a b": "x&y=z,%\t\n", "ä": "", "traceparent": "00-1-2-01", "\udcff": "/~"}
-    async with (
-        connect(mqks_broker.url) as client,
-        client.consume("q", ["e,meta=x"], meta=True, auto_ack=True) as consumer,
-    ):
+    async with client.consume("q", ["e,meta=x"], meta=True, auto_ack=True) as consumer:
         await client.publish("e,meta=x", "data", meta=meta)
         await client.publish_many([("e,meta=x", "100%")], meta=meta)
         await client.publish("e,meta=x", "none", meta={})
@@ -64,68 +60,53 @@ async def test_attributes_of_every_kind_arrive(connect: Any, mqks_broker: Broker
         assert (message.meta, message.dead_letter, message.event) == ({}, None, "e,meta=x")
 
 
-async def test_attributes_are_told_to_those_who_ask(connect: Any, mqks_broker: Broker) -> None:
-    async with (
-        connect(mqks_broker.url) as client,
-        client.consume("q", ["e"], auto_ack=True) as consumer,
-    ):
-        await client.publish("e", "data", meta={"k": "v"})
-        message = await consumer.receive(WAIT_S)
-        assert (message.meta, message.text, message.event) == ({}, "data", "e")
-
-
-async def test_scheduled_messages(connect: Any, mqks_broker: Broker) -> None:
+async def test_scheduled_messages(client: Any) -> None:
     due = datetime.now(UTC) + timedelta(days=400)
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["e"])
-        await client.publish("e", "later", confirm=True, id="m1", delay_s=HOUR_S, meta={"k": "v"})
-        await client.publish("e", "then", confirm=True, id="m2", at=due)
-        await client.publish("e", "", confirm=True, id="m3", at=due.timestamp())
-        await client.publish("e", "now", confirm=True, id="m4", delay_s=0)
-        assert [each.id for each in await client.peek("q")] == ["m4"]
-        first, then, _ = await client.peek("q", scheduled=True)
-        assert (first.id, first.event, first.data, first.meta) == ("m1", "e", b"later", {"k": "v"})
-        assert 0 < first.due - time.time() <= HOUR_S
-        assert abs(then.due - due.timestamp()) < 0.01
+    await client.subscribe("q", ["e"])
+    await client.publish("e", "later", confirm=True, id="m1", delay_s=HOUR_S, meta={"k": "v"})
+    await client.publish("e", "then", confirm=True, id="m2", at=due)
+    await client.publish("e", "", confirm=True, id="m3", at=due.timestamp())
+    await client.publish("e", "now", confirm=True, id="m4", delay_s=0)
+    assert [each.id for each in await client.peek("q")] == ["m4"]
+    first, then, _ = await client.peek("q", scheduled=True)
+    assert (first.id, first.event, first.data, first.meta) == ("m1", "e", b"later", {"k": "v"})
+    assert 0 < first.due - time.time() <= HOUR_S
+    assert abs(then.due - due.timestamp()) < 0.01
 
-        assert await client.cancel("q", "m2") == 1
-        assert await client.promote("q", "m1") == 1
-        assert [each.id for each in await client.peek("q")] == ["m4", "m1"]
-        assert await client.purge("q") == 2
-        assert await client.purge("q", scheduled=True) == 1
-        await client.publish_many([("e", n) for n in range(5)], delay_s=HOUR_S)
-        assert await client.promote("q", None) == 5
-        with anyio.fail_after(WAIT_S):
-            while len(await client.peek("q")) < 5:
-                await anyio.sleep(0.01)
-        assert await client.cancel("q", None) == 0
-
-
-async def test_what_is_peeked_at_is_told_page_by_page(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["e"])
-        await client.publish_many([("e", f"{n} ok ") for n in range(5)])
-        rows = await client.peek("q", after=1, limit=3)
-        assert [(row.seq, row.data) for row in rows] == [
-            (n, b"%d ok " % (n - 1)) for n in (2, 3, 4)
-        ]
-        assert await client.peek("q", after=5) == []
+    assert await client.cancel("q", "m2") == 1
+    assert await client.promote("q", "m1") == 1
+    assert [each.id for each in await client.peek("q")] == ["m4", "m1"]
+    assert await client.purge("q") == 2
+    assert await client.purge("q", scheduled=True) == 1
+    await client.publish_many([("e", n) for n in range(5)], delay_s=HOUR_S)
+    assert await client.promote("q", None) == 5
+    with anyio.fail_after(WAIT_S):
+        while len(await client.peek("q")) < 5:
+            await anyio.sleep(0.01)
+    assert await client.cancel("q", None) == 0
 
 
-async def test_a_lost_connection_tells_nothing_twice(connect: Any, proxy: Proxy) -> None:
-    async with connect(proxy.url, QUICK) as client:
-        await client.subscribe("q", ["e"])
-        await client.publish_many([("e", "x" * 1000)] * 1000)
-        async with anyio.create_task_group() as tasks:
-            told: list[int] = []
+async def test_what_is_peeked_at_is_told_page_by_page(client: Any) -> None:
+    await client.subscribe("q", ["e"])
+    await client.publish_many([("e", f"{n} ok ") for n in range(5)])
+    rows = await client.peek("q", after=1, limit=3)
+    assert [(row.seq, row.data) for row in rows] == [(n, b"%d ok " % (n - 1)) for n in (2, 3, 4)]
+    assert await client.peek("q", after=5) == []
 
-            async def peek() -> None:
-                told.append(len(await client.peek("q", limit=1000)))
 
-            tasks.start_soon(peek)
-            await anyio.sleep(0.005)
-            proxy.cut()
-        assert told == [1000]
+async def test_a_lost_connection_tells_nothing_twice(client: Any, proxy: Proxy) -> None:
+    await client.subscribe("q", ["e"])
+    await client.publish_many([("e", "x" * 1000)] * 1000)
+    async with anyio.create_task_group() as tasks:
+        told: list[int] = []
+
+        async def peek() -> None:
+            told.append(len(await client.peek("q", limit=1000)))
+
+        tasks.start_soon(peek)
+        await anyio.sleep(0.005)
+        proxy.cut()
+    assert told == [1000]
 
 
 @pytest.mark.parametrize(
@@ -144,99 +125,58 @@ async def test_a_lost_connection_tells_nothing_twice(connect: Any, proxy: Proxy)
     ],
     ids=str,
 )
-async def test_bad_terms_are_refused(connect: Any, mqks_broker: Broker, terms: Any) -> None:
-    async with connect(mqks_broker.url) as client:
-        with pytest.raises(InvalidRequest):
-            await client.publish("e", "x", **terms)
-        with pytest.raises(InvalidRequest):
-            await client.publish_many([("e", "x")], **terms)
+async def test_bad_terms_are_refused(client: Any, terms: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        await client.publish("e", "x", **terms)
+    with pytest.raises(InvalidRequest):
+        await client.publish_many([("e", "x")], **terms)
 
 
 # ---------------------------------------------------------------- deliveries
 
 
-async def test_a_consumer_holds_no_more_than_its_prefetch(
-    connect: Any, mqks_broker: Broker
-) -> None:
-    async with connect(mqks_broker.url) as client:
-        async with client.consume("q", ["e"], prefetch=2) as consumer:
-            await client.publish_many(("e", n) for n in range(4))
-            first = await consumer.receive(WAIT_S)
+async def test_a_consumer_holds_no_more_than_its_prefetch(client: Any) -> None:
+    async with client.consume("q", ["e"], prefetch=2) as consumer:
+        await client.publish_many(("e", n) for n in range(4))
+        first = await consumer.receive(WAIT_S)
+        await consumer.receive(WAIT_S)
+        with pytest.raises(TimeoutError):
+            await consumer.receive(0.05)
+        first.ack()
+        assert (await consumer.receive(WAIT_S)).json() == 2
+    for options in ({"prefetch": 2, "auto_ack": True}, {"prefetch": -1}):
+        with pytest.raises(InvalidRequest):
+            client.consume("q", **options)
+
+
+async def test_how_many_messages_a_consumer_holds_unless_told(client: Any) -> None:
+    await client.subscribe("q", ["e"])
+    await client.publish_many(("e", n) for n in range(100))
+    for options, expected in (({}, PREFETCH), ({"prefetch": 0}, 100), ({"prefetch": 3}, 3)):
+        async with client.consume("q", **options) as consumer:
             await consumer.receive(WAIT_S)
-            with pytest.raises(TimeoutError):
-                await consumer.receive(0.05)
-            first.ack()
-            assert (await consumer.receive(WAIT_S)).json() == 2
-        for options in ({"prefetch": 2, "auto_ack": True}, {"prefetch": -1}):
-            with pytest.raises(InvalidRequest):
-                client.consume("q", **options)
+            held = "[len(m) for m in state.messages_by_consumer_ids.values()]"
+            assert await client.evaluate(held) == f"[{expected}]"
+    async with client.consume("q", prefetch=0, auto_ack=True) as consumer:
+        assert [(await consumer.receive(WAIT_S)).json() for _ in range(100)] == [*range(100)]
 
 
-async def test_how_many_messages_a_consumer_holds_unless_told(
-    connect: Any, mqks_broker: Broker
-) -> None:
-    async with connect(mqks_broker.url) as client:
-        await client.subscribe("q", ["e"])
-        await client.publish_many(("e", n) for n in range(100))
-        for options, expected in (({}, PREFETCH), ({"prefetch": 0}, 100), ({"prefetch": 3}, 3)):
-            async with client.consume("q", **options) as consumer:
-                await consumer.receive(WAIT_S)
-                held = "[len(m) for m in state.messages_by_consumer_ids.values()]"
-                assert await client.evaluate(held) == f"[{expected}]"
-        async with client.consume("q", prefetch=0, auto_ack=True) as consumer:
-            assert [(await consumer.receive(WAIT_S)).json() for _ in range(100)] == [*range(100)]
+async def test_prefetch_and_meta_outlive_the_connection(client: Any, proxy: Proxy) -> None:
+    how: Any = {"prefetch": 1, "meta": True}
+    async with client.consume("q", ["e"], **how) as consumer:
+        await client.rebind("q", replace=["f"])
+        await client.publish_many([("f", n) for n in range(2)], meta={"k": "v"})
+        (await consumer.receive(WAIT_S)).release()
+        assert (await consumer.receive(WAIT_S)).meta == {"k": "v"}
+        proxy.cut()
+        message = await consumer.receive(WAIT_S)
+        assert (message.event, message.meta) == ("f", {"k": "v"})
+        with pytest.raises(TimeoutError):
+            await consumer.receive(0.05)
 
 
-async def test_workers_of_different_speed_share_fairly(mqks_broker: Broker) -> None:
-    """While one is at its first task, the other does all the others."""
-    count, done = 1000, anyio.Event()
-    shares: dict[str, int] = {}
-    async with SKINS["async"](mqks_broker.url) as client:
-        await client.subscribe("q", ["e"])
-
-        async def work(name: str, *, is_slow: bool) -> None:
-            async with client.consume("q", prefetch=1) as consumer:
-                async for message in consumer:
-                    if is_slow:
-                        await done.wait()
-                    shares[name] = shares.get(name, 0) + 1
-                    message.ack()
-                    if shares.get("quick", 0) >= count - 1:
-                        done.set()
-                        consumer.stop()
-                    if is_slow:
-                        return
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(work, "slow", is_slow=True))
-            with anyio.fail_after(WAIT_S):
-                while await client.evaluate("len(state.queues_by_consumer_ids)") != "1":
-                    await anyio.sleep(0.01)
-            await client.publish_many(("e", n) for n in range(count))
-            tasks.start_soon(partial(work, "quick", is_slow=False))
-    assert shares == {"quick": count - 1, "slow": 1}
-
-
-async def test_prefetch_and_meta_outlive_the_connection(connect: Any, proxy: Proxy) -> None:
-    async with connect(proxy.url, QUICK) as client:
-        how: Any = {"prefetch": 1, "meta": True}
-        async with client.consume("q", ["e"], **how) as consumer:
-            await client.rebind("q", replace=["f"])
-            await client.publish_many([("f", n) for n in range(2)], meta={"k": "v"})
-            (await consumer.receive(WAIT_S)).release()
-            assert (await consumer.receive(WAIT_S)).meta == {"k": "v"}
-            proxy.cut()
-            message = await consumer.receive(WAIT_S)
-            assert (message.event, message.meta) == ("f", {"k": "v"})
-            with pytest.raises(TimeoutError):
-                await consumer.receive(0.05)
-
-
-async def test_messages_that_come_back(connect: Any, mqks_broker: Broker) -> None:
-    async with (
-        connect(mqks_broker.url) as client,
-        client.consume("q", ["e"], prefetch=1) as consumer,
-    ):
+async def test_messages_that_come_back(client: Any) -> None:
+    async with client.consume("q", ["e"], prefetch=1) as consumer:
         await client.publish_many(("e", n) for n in range(3))
         (await consumer.receive(WAIT_S)).release()
         again = await consumer.receive(WAIT_S)
@@ -251,72 +191,51 @@ async def test_messages_that_come_back(connect: Any, mqks_broker: Broker) -> Non
             again.reject(delay_s=1, dead=True)
 
 
-async def test_touch_keeps_a_message(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        await client.set_queue("q", ack_timeout_s=1)
-        async with client.consume("q", ["e"]) as consumer:
-            await client.publish_many([("e", "touched"), ("e", "forgotten")])
-            touched, forgotten = [await consumer.receive(WAIT_S) for _ in range(2)]
-            while True:
-                touched.touch()
-                try:
-                    late = await consumer.receive(0.05)
-                    break
-                except TimeoutError:
-                    continue
-            assert (late.text, late.retry) == ("forgotten", 1)
-            for message in (touched, forgotten, late):
-                message.ack()
+async def test_a_lease_of_one_message(client: Any) -> None:
+    await client.set_queue("q", losses=2, deliveries=3)
+    async with client.consume("q", ["e"], ack_timeout_s=HOUR_S) as consumer:
+        await client.publish("e", "x")
+        message = await consumer.receive(WAIT_S)
+        message.touch(for_s=HOUR_S)
+        message.touch(for_s=0.05)
+        again = await consumer.receive(WAIT_S)
+        assert again.retry == 1
+        again.touch(for_s=0)
+        again.ack()
+        last = await consumer.receive(WAIT_S)
+        assert last.retry == 2
+        last.touch(for_s=0)
+        with pytest.raises(TimeoutError):
+            await consumer.receive(0.05)
         assert await client.peek("q") == []
+        with pytest.raises(InvalidRequest):
+            message.touch(for_s=-1)
+    for options in ({"ack_timeout_s": 2, "auto_ack": True}, {"ack_timeout_s": 0.0}):
+        with pytest.raises(InvalidRequest):
+            client.consume("q", **options)
 
 
-async def test_a_lease_of_one_message(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        await client.set_queue("q", losses=2, deliveries=3)
-        async with client.consume("q", ["e"], ack_timeout_s=HOUR_S) as consumer:
-            await client.publish("e", "x")
-            message = await consumer.receive(WAIT_S)
-            message.touch(for_s=HOUR_S)
-            message.touch(for_s=0.05)
-            again = await consumer.receive(WAIT_S)
-            assert again.retry == 1
-            again.touch(for_s=0)
-            again.ack()
-            last = await consumer.receive(WAIT_S)
-            assert last.retry == 2
-            last.touch(for_s=0)
-            with pytest.raises(TimeoutError):
-                await consumer.receive(0.05)
-            assert await client.peek("q") == []
-            with pytest.raises(InvalidRequest):
-                message.touch(for_s=-1)
-        for options in ({"ack_timeout_s": 2, "auto_ack": True}, {"ack_timeout_s": 0.0}):
-            with pytest.raises(InvalidRequest):
-                client.consume("q", **options)
-
-
-async def test_a_prefetch_that_changes(connect: Any, proxy: Proxy) -> None:
-    async with connect(proxy.url, QUICK) as client:
-        async with client.consume("q", ["e"], prefetch=1) as consumer:
-            await client.publish_many(("e", n) for n in range(5))
-            held = [await consumer.receive(WAIT_S)]
-            consumer.set_prefetch(3)
-            held += [await consumer.receive(WAIT_S) for _ in range(2)]
+async def test_a_prefetch_that_changes(client: Any, proxy: Proxy) -> None:
+    async with client.consume("q", ["e"], prefetch=1) as consumer:
+        await client.publish_many(("e", n) for n in range(5))
+        held = [await consumer.receive(WAIT_S)]
+        consumer.set_prefetch(3)
+        held += [await consumer.receive(WAIT_S) for _ in range(2)]
+        consumer.set_prefetch(1)
+        held[0].ack()
+        with pytest.raises(TimeoutError):
+            await consumer.receive(0.05)
+        consumer.ack(held)
+        assert (await consumer.receive(WAIT_S)).json() == 3
+        consumer.set_prefetch(2)
+        assert (await consumer.receive(WAIT_S)).json() == 4
+        proxy.cut()
+        assert [(await consumer.receive(WAIT_S)).json() for _ in range(2)] == [3, 4]
+        with pytest.raises(InvalidRequest):
+            consumer.set_prefetch(-1)
+    async with client.consume("q", auto_ack=True) as consumer:
+        with pytest.raises(InvalidRequest):
             consumer.set_prefetch(1)
-            held[0].ack()
-            with pytest.raises(TimeoutError):
-                await consumer.receive(0.05)
-            consumer.ack(held)
-            assert (await consumer.receive(WAIT_S)).json() == 3
-            consumer.set_prefetch(2)
-            assert (await consumer.receive(WAIT_S)).json() == 4
-            proxy.cut()
-            assert [(await consumer.receive(WAIT_S)).json() for _ in range(2)] == [3, 4]
-            with pytest.raises(InvalidRequest):
-                consumer.set_prefetch(-1)
-        async with client.consume("q", auto_ack=True) as consumer:
-            with pytest.raises(InvalidRequest):
-                consumer.set_prefetch(1)
 
 
 class Colour(Enum):
@@ -371,37 +290,36 @@ async def test_json_knows_the_types_of_the_standard_library(
             await client.publish("e", {"x": object()})
 
 
-async def test_dead_letters_say_why_and_go_back(connect: Any, mqks_broker: Broker) -> None:
+async def test_dead_letters_say_why_and_go_back(client: Any) -> None:
     began = time.time() - 1
-    async with connect(mqks_broker.url) as client:
-        await client.set_queue("a b".replace(" ", "%"), retries=1, dead_letter_queue="dead")
-        async with client.consume("a%b", ["e", "f"], meta=True) as consumer:
-            for event in ("e", "f", "e"):
-                await client.publish(event, "x", meta={"k": "v"})
-            (await consumer.receive(WAIT_S)).reject(reason=ValueError("no, 1\n& ü"))
-            (await consumer.receive(WAIT_S)).reject(dead=True, reason="x" * 512)
-            (await consumer.receive(WAIT_S)).reject()
-            async with client.consume("dead", meta=True) as letters:
-                letter = await letters.receive(WAIT_S)
-                assert (letter.meta, letter.retry) == ({"k": "v"}, 0)
-                assert letter.dead_letter is not None
-                reason, queue, tries, published, died, why = letter.dead_letter
-                assert (reason, queue, tries, why) == ("rejects", "a%b", 1, "ValueError: no, 1 & ü")
-                assert began < published <= died < time.time() + 1
-                letter = await letters.receive(WAIT_S)
-                assert letter.dead_letter is not None
-                assert letter.dead_letter.reason == "dead"
-                await letters.receive(WAIT_S)
-            rows = await client.peek("dead")
-            assert [row.dead_letter.reason for row in rows] == ["rejects", "dead", "rejects"]
-            assert [row.dead_letter.why for row in rows][1:] == ["x" * 512, None]
+    await client.set_queue("a b".replace(" ", "%"), retries=1, dead_letter_queue="dead")
+    async with client.consume("a%b", ["e", "f"], meta=True) as consumer:
+        for event in ("e", "f", "e"):
+            await client.publish(event, "x", meta={"k": "v"})
+        (await consumer.receive(WAIT_S)).reject(reason=ValueError("no, 1\n& ü"))
+        (await consumer.receive(WAIT_S)).reject(dead=True, reason="x" * 512)
+        (await consumer.receive(WAIT_S)).reject()
+        async with client.consume("dead", meta=True) as letters:
+            letter = await letters.receive(WAIT_S)
+            assert (letter.meta, letter.retry) == ({"k": "v"}, 0)
+            assert letter.dead_letter is not None
+            reason, queue, tries, published, died, why = letter.dead_letter
+            assert (reason, queue, tries, why) == ("rejects", "a%b", 1, "ValueError: no, 1 & ü")
+            assert began < published <= died < time.time() + 1
+            letter = await letters.receive(WAIT_S)
+            assert letter.dead_letter is not None
+            assert letter.dead_letter.reason == "dead"
+            await letters.receive(WAIT_S)
+        rows = await client.peek("dead")
+        assert [row.dead_letter.reason for row in rows] == ["rejects", "dead", "rejects"]
+        assert [row.dead_letter.why for row in rows][1:] == ["x" * 512, None]
 
-            assert await client.redrive("dead", event="f") == 1
-            revived = await consumer.receive(WAIT_S)
-            assert (revived.event, revived.dead_letter, revived.retry) == ("f", None, 0)
-            assert await client.redrive("dead", to="other", limit=1) == 1
-            assert await client.move("dead", "other") == 1
-            assert [row.dead_letter is None for row in await client.peek("other")] == [True, False]
+        assert await client.redrive("dead", event="f") == 1
+        revived = await consumer.receive(WAIT_S)
+        assert (revived.event, revived.dead_letter, revived.retry) == ("f", None, 0)
+        assert await client.redrive("dead", to="other", limit=1) == 1
+        assert await client.move("dead", "other") == 1
+        assert [row.dead_letter is None for row in await client.peek("other")] == [True, False]
 
 
 # ---------------------------------------------------------------- calls
@@ -466,48 +384,44 @@ async def test_a_service_that_fails_tells_the_caller(connect: Any, mqks_broker: 
 
 
 async def drained(client: Any, queue: str) -> None:
-    with anyio.fail_after(WAIT_S):
-        while await client.peek(queue):
-            await anyio.sleep(0.01)
+    await until(lambda: client.peek(queue), [])
 
 
-async def test_a_call_that_nobody_is_bound_to(connect: Any, mqks_broker: Broker) -> None:
-    async with connect(mqks_broker.url) as client:
-        with pytest.raises(RequestFailed):
-            await client.call("nobody", 1)
+async def test_a_call_that_nobody_is_bound_to(client: Any) -> None:
+    with pytest.raises(RequestFailed):
+        await client.call("nobody", 1)
 
 
-async def test_a_call_that_nobody_answers(connect: Any, mqks_broker: Broker) -> None:
+async def test_a_call_that_nobody_answers(client: Any) -> None:
     """The request does not wait longer than its caller; a late reply goes nowhere."""
-    async with connect(mqks_broker.url) as client:
-        async with client.consume("q", ["e"], meta=True) as consumer:
-            with pytest.raises(ReplyTimeout):
-                await client.call("e", "x", 0.3)
-            request = await consumer.receive(WAIT_S)
-            await client.reply(request, "late")
-            request.ack()
-            assert request.reply_to is not None
-            with pytest.raises(InvalidRequest):
-                await client.reply(Message(b"c", b"m", b"event=e", b"", None))
-
-            async with anyio.create_task_group() as tasks:
-
-                async def answer() -> None:
-                    request = await consumer.receive(WAIT_S)
-                    await client.publish(request.reply_to, "not mine", meta={"correlation-id": "?"})
-                    await client.reply(request, "mine")
-                    await client.reply(request, "twice")
-                    request.ack()
-
-                tasks.start_soon(answer)
-                assert (await client.call("e", "y")).text == "mine"
+    async with client.consume("q", ["e"], meta=True) as consumer:
         with pytest.raises(ReplyTimeout):
-            await client.call("e", "x", 0.05)
-        await drained(client, "q")
+            await client.call("e", "x", 0.3)
+        request = await consumer.receive(WAIT_S)
+        await client.reply(request, "late")
+        request.ack()
+        assert request.reply_to is not None
+        with pytest.raises(InvalidRequest):
+            await client.reply(Message(b"c", b"m", b"event=e", b"", None))
+
+        async with anyio.create_task_group() as tasks:
+
+            async def answer() -> None:
+                request = await consumer.receive(WAIT_S)
+                await client.publish(request.reply_to, "not mine", meta={"correlation-id": "?"})
+                await client.reply(request, "mine")
+                await client.reply(request, "twice")
+                request.ack()
+
+            tasks.start_soon(answer)
+            assert (await client.call("e", "y")).text == "mine"
+    with pytest.raises(ReplyTimeout):
+        await client.call("e", "x", 0.05)
+    await drained(client, "q")
 
 
-async def test_calls_outlive_lost_connections(connect: Any, proxy: Proxy) -> None:
-    async with serving(adder(proxy.url)), connect(proxy.url, QUICK) as client:
+async def test_calls_outlive_lost_connections(client: Any, proxy: Proxy) -> None:
+    async with serving(adder(proxy.url)):
         await client.subscribe("numbers", ["add"])
         for number in range(10):
             if number % 3 == 0:
@@ -606,7 +520,5 @@ async def test_calls_end_with_their_client(mqks_broker: Broker) -> None:
 
         async with anyio.create_task_group() as tasks, SKINS["async"](mqks_broker.url) as client:
             tasks.start_soon(partial(call, client))
-            with anyio.fail_after(WAIT_S):
-                while not await other.peek("q"):
-                    await anyio.sleep(0.01)
+            await until(lambda: other.peek("q"))
         assert len(failures) == 1

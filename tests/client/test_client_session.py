@@ -59,6 +59,20 @@ def up(subject: Session, now_s: float = 0.0) -> None:
     assert subject.state is State.UP
 
 
+def running(**options: Any) -> Session:
+    subject = session(**options)
+    up(subject)
+    return subject
+
+
+def consuming(arguments: bytes = b"q e --manual-ack", **options: Any) -> ConsumerSession:
+    """Its request to consume is taken."""
+    subject = consumer(arguments, **options)
+    up(subject)
+    subject.take()
+    return subject
+
+
 def test_transcript_of_a_life() -> None:
     subject = session("user", "pass")
     first, second = Call(), Call()
@@ -80,8 +94,7 @@ def test_transcript_of_a_life() -> None:
 
 
 def test_what_has_no_answer_is_sent_again_in_order() -> None:
-    subject, calls = session(), [Call() for _ in range(4)]
-    up(subject)
+    subject, calls = running(), [Call() for _ in range(4)]
     for n in range(3):
         subject.publish("e", str(n), f"m{n}", calls[n])
     subject.take()
@@ -103,8 +116,7 @@ def test_what_has_no_answer_is_sent_again_in_order() -> None:
 
 
 def test_nothing_is_doubled_when_connections_fail_before_the_greeting() -> None:
-    subject, call = session(), Call()
-    up(subject)
+    subject, call = running(), Call()
     subject.publish("e", "x", "m", call)
     subject.take()
     for _ in range(3):
@@ -185,35 +197,20 @@ def test_a_refused_connection_tells_the_reason() -> None:
     "garbage", [b"\n", b"x\n", b"x \n", b" ok x\n", b"x okay x\n", b"HTTP/1.1 400 Bad\n"]
 )
 def test_garbage(garbage: bytes) -> None:
-    subject = session()
-    up(subject)
+    subject = running()
     with pytest.raises(ProtocolViolation):
         subject.receive(garbage, 0.0)
 
 
 def test_an_endless_line() -> None:
-    subject = session(reply_bytes_max=1000)
-    up(subject)
+    subject = running(reply_bytes_max=1000)
     subject.receive(b"x ok " + b"x" * 900, 0.0)
     with pytest.raises(ProtocolViolation, match="reply_bytes_max"):
         subject.receive(b"x" * 200, 0.0)
 
 
-def test_an_error_is_told_to_whom_it_concerns() -> None:
-    subject, good, bad = session(), Call(), Call()
-    up(subject)
-    subject.publish("e", "x", "good", good)
-    subject.publish("e", "x", "bad", bad)
-    subject.receive(f"bad error {ERROR_ID}\ngood ok \n".encode(), 0.0)
-    assert good.result() == b""
-    with pytest.raises(RequestFailed) as failure:
-        bad.result()
-    assert failure.value.error_id == ERROR_ID
-
-
 def test_the_failed_of_many_are_named() -> None:
-    subject, call = session(), Call()
-    up(subject)
+    subject, call = running(), Call()
     messages: list[tuple[str, requests.Data]] = [("e", n) for n in range(1200)]
     ids = []
     for bodies in requests.bodies(messages):
@@ -234,8 +231,7 @@ def test_the_failed_of_many_are_named() -> None:
 
 
 def test_ids_with_a_prefix_tell_the_place_and_are_not_mixed_up() -> None:
-    subject, call, other = session(), Call(), Call()
-    up(subject)
+    subject, call, other = running(), Call(), Call()
     for some in (["a", "b"], ["c"]):
         for bodies in requests.bodies([("e", data) for data in some], once=True):
             subject.publish_many(bodies, call, b"file")
@@ -253,17 +249,8 @@ def test_ids_with_a_prefix_tell_the_place_and_are_not_mixed_up() -> None:
     assert (failure.value.confirmed, failure.value.failed) == (2, [Refused(2, "file-3", ERROR_ID)])
 
 
-def test_a_message_that_counts_once() -> None:
-    subject = session()
-    up(subject)
-    subject.publish("e", "x", "m", None, once=True)
-    subject.publish("e", "x", "m", Call(), once=True)
-    assert subject.take() == b"m publish --once e x\nm publish --confirm --once e x\n"
-
-
 def test_an_abandoned_call_gets_nothing_and_is_not_sent_again() -> None:
-    subject, call = session(), Call()
-    up(subject)
+    subject, call = running(), Call()
     id_ = subject.publish("e", "x", None, call)
     subject.take()
     subject.abandon(call, id_)
@@ -302,8 +289,7 @@ def test_an_id_in_flight_is_not_used_twice() -> None:
     [({"in_flight_max": 5}, 5), ({"in_flight_bytes_max": 100}, 4), ({"outbox_bytes_max": 60}, 3)],
 )
 def test_room(options: dict[str, int], count: int) -> None:
-    subject, calls = session(**options), [Call() for _ in range(count)]
-    up(subject)
+    subject, calls = running(**options), [Call() for _ in range(count)]
     for number, call in enumerate(calls):
         assert subject.has_room
         subject.publish("e", "x", f"m{number}", call)
@@ -365,9 +351,7 @@ def test_transcript_of_a_consumer() -> None:
 
 
 def test_acks_are_gathered() -> None:
-    subject = consumer()
-    up(subject)
-    subject.take()
+    subject = consuming()
     subject.receive(b"".join(b"c-2 ok m%d event=e x\n" % n for n in range(3)), 0.0)
     woken: list[int] = []
     subject.on_output = lambda is_prompt: woken.append(1)
@@ -380,9 +364,7 @@ def test_acks_are_gathered() -> None:
 
 
 def test_a_consumer_starts_again_as_last_told() -> None:
-    subject = consumer(b"q --add e --manual-ack")
-    up(subject)
-    subject.take()
+    subject = consuming(b"q --add e --manual-ack")
     told = b"q a b --delete-queue-when-unused --manual-ack"
     subject.receive(b"c-2 ok --update q a e --manual-ack\nc-2 ok \n", 0.0)
     assert not subject.updates
@@ -443,18 +425,14 @@ def test_a_program_that_acks_nothing_is_told(caplog: pytest.LogCaptureFixture) -
 
 
 def test_messages_with_auto_ack_outlive_the_connection() -> None:
-    subject = consumer(b"q e")
-    up(subject)
-    subject.take()
+    subject = consuming(b"q e")
     subject.receive(b"c-2 ok \nc-2 ok m event=e x\n", 0.0)
     subject.lost("cut")
     assert [message.id for message in subject.ready] == ["m"]
 
 
 def test_more_events_than_a_request_holds_are_left_as_they_are() -> None:
-    subject = consumer(b"q e --manual-ack", line_bytes_max=1000)
-    up(subject)
-    subject.take()
+    subject = consuming(b"q e --manual-ack", line_bytes_max=1000)
     events = b" ".join(b"event%d" % n for n in range(200)) + b" --add-mask a.* b.**"
     subject.receive(b"c-2 ok \n", 0.0)
     subject.receive(b"c-2 ok --update q %b --delete-queue-when-unused=5.0\n" % events, 0.0)
@@ -466,17 +444,13 @@ def test_more_events_than_a_request_holds_are_left_as_they_are() -> None:
 
 
 def test_a_consumer_refused_later_ends() -> None:
-    subject = consumer()
-    up(subject)
-    subject.take()
+    subject = consuming()
     subject.receive(f"c-2 error {ERROR_ID}\n".encode(), 0.0)
     assert isinstance(subject.failure, RequestFailed)
 
 
 def test_a_full_buffer_is_no_silence() -> None:
-    subject = consumer(buffer_bytes_max=10, keep_alive_s=10.0)
-    up(subject)
-    subject.take()
+    subject = consuming(buffer_bytes_max=10, keep_alive_s=10.0)
     subject.receive(b"c-2 ok \nc-2 ok m1 event=e x\n", 0.0)
     was_full = subject.is_full
     assert subject.tick(1000.0)
@@ -490,9 +464,7 @@ def test_a_full_buffer_is_no_silence() -> None:
 
 @pytest.mark.parametrize("event", ["e,retry=x", "a,retry=1,b", "retry=2"])
 def test_an_event_may_look_like_a_retry(event: str) -> None:
-    subject = consumer()
-    up(subject)
-    subject.take()
+    subject = consuming()
     subject.receive(b"c-2 ok m event=%b x\n" % event.encode(), 0.0)
     assert (subject.ready[0].event, subject.ready[0].retry) == (event, 0)
 
@@ -516,9 +488,7 @@ def split(data: bytes, cuts: list[int]) -> list[bytes]:
 def test_any_split_of_the_stream(
     messages: list[tuple[str, str]], cuts: list[int], manual_ack: bool
 ) -> None:
-    subject = consumer(b"q e --manual-ack" if manual_ack else b"q e")
-    up(subject)
-    subject.take()
+    subject = consuming(b"q e --manual-ack" if manual_ack else b"q e")
     lines = [b"c-2 ok ", b"c-2 ok --update q e f"]
     lines += [
         b"c-2 ok m%d event=%b,retry=%d %b" % (n, event.encode(), n, data.encode())
@@ -534,8 +504,7 @@ def test_any_split_of_the_stream(
 
 @given(st.data())
 def test_any_interleaving_of_replies(data: st.DataObject) -> None:
-    subject = session()
-    up(subject)
+    subject = running()
     calls: list[tuple[Call, bytes, bytes]] = []
     for _ in range(data.draw(st.integers(0, 10))):
         call = Call()

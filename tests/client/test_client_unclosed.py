@@ -4,21 +4,19 @@ client was made. The programs are real ones; each ends by itself."""
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mqks import blocking
-from mqks.testing import Broker
+from tests.client.programs import ended
 from tests.kit.server_process import ServerProcess
-from tests.kit.waiting import WAIT_S
 
 MADE = """
 import asyncio, multiprocessing, os, sys, time
 import mqks
-client = mqks.blocking.connect(options=mqks.Options(close_timeout_s=CLOSE_S))
+close_s = float(os.environ.get("CLOSE_S", 60))
+client = mqks.blocking.connect(options=mqks.Options(close_timeout_s=close_s))
 """
 PUBLISHED = """
 for n in range(10):
@@ -48,28 +46,9 @@ process.join()
 """
 
 
-def ended(
-    path: Path, url: str, program: str, *flags: str, close_s: float = WAIT_S
-) -> subprocess.CompletedProcess[str]:
-    path /= "program.py"
-    path.write_text(program.replace("CLOSE_S", str(close_s)))
-    command = [sys.executable, *flags, str(path)]
-    environment = {"MQKS_URL": url, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False
-    )
-
-
 def published(url: str) -> list[str]:
     with blocking.connect(url) as client:
         return [message.text for message in client.peek("q")]
-
-
-@pytest.fixture
-def url(mqks_broker: Broker) -> str:
-    with blocking.connect(mqks_broker.url) as client:
-        client.subscribe("q", ["e"])
-    return mqks_broker.url
 
 
 @pytest.mark.parametrize(
@@ -152,9 +131,9 @@ while {number} == 9 and any(each._session.state.name == "UP" for each in clients
 for each in clients:
     each.publish("e", "not confirmed")
 """
-        done = ended(tmp_path, server.url, MADE + program, close_s=0.2)
+        done = ended(tmp_path, server.url, MADE + program, CLOSE_S="0.2")
     assert done.returncode == 0
     lost = [line for line in done.stderr.splitlines() if "may be lost" in line]
     assert len(lost) == 10
     assert all("published messages may be lost, not sent in 0.2 s" in line for line in lost)
-    assert sum(f"client made at {tmp_path}/program.py:4: " in line for line in lost) == 1
+    assert sum(f"client made at {tmp_path}/program.py:5: " in line for line in lost) == 1

@@ -78,19 +78,6 @@ def test_a_work_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown measurement strem" in err
 
 
-def test_without_a_server_it_says_so(
-    server: ServerProcess, capsys: pytest.CaptureFixture[str]
-) -> None:
-    host, port = server.address
-    server.kill()
-
-    assert run(capsys, "stream", "--url", server.url) == (
-        os.EX_UNAVAILABLE,
-        "",
-        f"mqks: no server at {host}:{port}: Connection refused\n",
-    )
-
-
 def test_a_server_that_dies_is_told(
     server: ServerProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:

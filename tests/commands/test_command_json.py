@@ -6,19 +6,15 @@ The one rule: the tree of commands is walked as it is, so that a new command is 
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import chdir, closing, redirect_stdout
-from io import StringIO
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mqks.commands import main
+from tests.commands.console import Console
 from tests.commands.test_command_tree import COMMANDS
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
@@ -92,8 +88,7 @@ STOPPED = {
         name: words for name, words in LIVE.items() if name.startswith(("mqks inspect", "mqks ver"))
     },
 }
-PROCESSES = {"mqks consume", *SPARK}
-"""Commands that need a process of their own: they take its signals, or start Java."""
+
 NEEDS_A_SERVER = {"mqks inspect consumers", "mqks inspect connections"}
 
 
@@ -124,7 +119,7 @@ class World:
         (directory / "export.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (directory / "secret").write_text("secret\n")
         # A URL would count more than the file when the server has gone.
-        self.environment = {"MQKS_USERS": "users", "MQKS_URL": self.server.url}
+        self.console = Console(directory, self.server.url, MQKS_USERS="users")
         users = [{"name": name} for name in ("alice", "goner")]
         (directory / "users").write_text("".join(json.dumps(user) + "\n" for user in users))
 
@@ -142,54 +137,24 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> World:
     world = World(tmp_path_factory.mktemp("stopped"))
     with world.client:
         world.server.kill()
-    del world.environment["MQKS_URL"]
+    del world.console.environ["MQKS_URL"]
     return world
 
 
 def printed(world: World, name: str, words: str, code: int = 0) -> list[Any]:
     """The objects that a command prints."""
     arguments = [*name.split()[1:], *words.format(world).split(), "--json"]
-    run = outside if name in PROCESSES else inside
-    if name == "mqks tail":
-        run = beside_a_flow
-    ended, text = run(world, arguments)
+    ended, out = (beside_a_flow if name == "mqks tail" else alone)(world, arguments)
     assert ended == code
-    return [json.loads(line) for line in text.splitlines()]
+    return [json.loads(line) for line in out.splitlines()]
 
 
-def inside(world: World, arguments: list[str]) -> tuple[int, str]:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        chdir(world.directory),
-        redirect_stdout(StringIO()) as out,
-    ):
-        for variable, value in world.environment.items():
-            patch.setenv(variable, value)
-        return main(arguments), out.getvalue()
+def alone(world: World, arguments: list[str]) -> tuple[int, bytes]:
+    return world.console(*arguments)[:2]
 
 
-def outside(world: World, arguments: list[str]) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "mqks", *arguments],
-        env=os.environ | world.environment,
-        cwd=world.directory,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=100,
-    )
-    return done.returncode, done.stdout
-
-
-def beside_a_flow(world: World, arguments: list[str]) -> tuple[int, str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mqks", *arguments],
-        env=os.environ | world.environment,
-        cwd=world.directory,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
+def beside_a_flow(world: World, arguments: list[str]) -> tuple[int, bytes]:
+    with world.console.start(*arguments) as process:
         while process.poll() is None:
             assert world.client.ask(b"m publish --confirm flowing x") == b"m ok "
         assert process.stdout is not None

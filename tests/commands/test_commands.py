@@ -14,9 +14,7 @@ from mqks.commands.options import duration
 from mqks.compiled import is_compiled
 from mqks.errors import ConfigurationError, DatabaseLocked, JournalFailed, MqksError
 from mqks.settings import SETTINGS
-from tests.kit.waiting import WAIT_S
-
-MQKS = [sys.executable, "-m", "mqks"]
+from tests.commands.console import MQKS, Console
 
 
 @pytest.fixture(autouse=True)
@@ -26,22 +24,61 @@ def _terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-@pytest.mark.parametrize("word", ["version", "--version"])
-def test_version(capsys: pytest.CaptureFixture[str], word: str) -> None:
-    compiled = " (compiled)" if is_compiled() else ""
-    assert run(capsys, word) == (0, f"mqks {mqks.__version__}{compiled}\n", "")
+def test_what_commands_show(alone: Console, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "mqks.toml").write_text('insecure = true\nhost = "192.0.2.1"\n')
+    (tmp_path / "mine.toml").write_text("prot = 1\n")
+    alone.play(
+        """
+        $ mqks version
+        mqks VERSION
+        $ mqks --version
+        mqks VERSION
+        $ mqks --help
+        …
+        … serve …
+        …
+        … inspect …
+        …
+        …Start here: mqks serve --db mqks.db…
+        …
+        $ mqks serve --outboxes-bytes-max 1MiB
+        mqks: --outboxes-bytes-max: this setting was renamed. Write --unsent-bytes-max
+        [78]
+        $ mqks check-config --outboxes-bytes-max 1MiB
+        mqks: --outboxes-bytes-max: this setting was renamed. Write --unsent-bytes-max
+        [78]
+        $ mqks serve --port 70000
+        mqks: --port: must be from 0 to 65535, not '70000'
+        [78]
+        $ mqks serve --no-insecure
+        mqks: mqks.toml:2: host: '192.0.2.1' is not loopback…
+        [78]
+        $ mqks serve --config mine.toml
+        mqks: mine.toml:1: prot: unknown setting; did you mean port?
+        [78]
+        $ mqks inspect queues --db ''
+        mqks: --db: must not be empty
+        [78]
+        $ mqks copy '' x
+        mqks: --db: must not be empty
+        [78]
+        $ mqks copy x ''
+        mqks: --db: must not be empty
+        [78]
+        """,
+        VERSION=mqks.__version__ + " (compiled)" * is_compiled(),
+    )
+    code, _, err = alone("serve", "--config", "/dev/null", "--db", "data")
+    assert (code, b"data: it is a directory" in err) == (78, True)
+    assert {each.name for each in tmp_path.iterdir()} == {"data", "mine.toml", "mqks.toml"}
+    for command in ("serve", "check-config"):
+        assert "outbox" not in alone.out(command, "--help")
 
 
 @pytest.mark.parametrize("words", [[], ["ping"], ["inspect", "queues"]])
-def test_h_is_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    assert run(capsys, *words, "-h") == run(capsys, *words, "--help")
-    assert run(capsys, *words, "-h")[0] == 0
+def test_h_is_help(alone: Console, words: list[str]) -> None:
+    assert alone.out(*words, "-h") == alone.out(*words, "--help")
 
 
 @pytest.mark.parametrize("start", [["-m", "mqks"], ["cli.py"]])
@@ -55,18 +92,6 @@ def test_the_other_ways_to_start(start: list[str]) -> None:
     assert done.stdout == f"mqks {mqks.__version__}\n"
 
 
-def test_a_directory_is_no_database_and_gets_no_lock(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-
-    done = subprocess.run(
-        [*MQKS, "serve", "--db", tmp_path / "data"], capture_output=True, text=True, timeout=WAIT_S
-    )
-
-    assert done.returncode == 78
-    assert "data: it is a directory" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
-
-
 @pytest.mark.parametrize("job", ["report", "replay"])
 def test_a_lake_that_is_not_there_is_told_before_spark_starts(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, job: str
@@ -78,83 +103,13 @@ def test_a_lake_that_is_not_there_is_told_before_spark_starts(
     assert capfd.readouterr() == ("", f"mqks: there is no lake at {lake}\n")
 
 
-def test_help_shows_the_commands_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "--help")
+def test_serve_help_shows_every_setting_in_groups_on_80_columns(tmp_path: Path) -> None:
+    out = Console(tmp_path, COLUMNS="80").out("serve", "--help")
 
-    assert code == 0
-    for word in ("serve", "inspect", "version", "mqks serve --db mqks.db"):
-        assert word in out
-
-
-def test_serve_help_shows_every_setting_in_groups_on_80_columns(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    code, out, _ = run(capsys, "serve", "--help")
-
-    assert code == 0
     assert "Example: mqks serve --db mqks.db" in out
     for setting in SETTINGS.values():
         assert f" {setting.flag} " in out
         assert setting.about.group in out
-
-
-def test_help_does_not_load_the_broker() -> None:
-    code = "import sys, mqks.commands; print(*sys.modules)"
-
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert "mqks.settings" in done.stdout
-    for room in ("mqks.server", "mqks.broker", "mqks.journal"):
-        assert room not in done.stdout
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["frobnicate"], ["serve", "--frobnicate"], ["serve", "--port"], ["inspect", "error"]],
-)
-def test_a_command_line_not_understood_ends_with_64(
-    capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
-    assert run(capsys, *arguments)[0] == 64
-
-
-@pytest.mark.parametrize("command", ["serve", "check-config"])
-def test_an_old_flag_is_not_shown_and_refused_with_the_new_one(
-    capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    assert "outbox" not in run(capsys, command, "--help")[1]
-    assert run(capsys, command, "--outboxes-bytes-max", "1MiB") == (
-        78,
-        "",
-        "mqks: --outboxes-bytes-max: this setting was renamed. Write --unsent-bytes-max\n",
-    )
-
-
-def test_a_bad_setting_ends_with_one_line_and_78(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "serve", "--port", "70000") == (
-        78,
-        "",
-        "mqks: --port: must be from 0 to 65535, not '70000'\n",
-    )
-
-
-def test_a_switch_can_be_turned_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mqks.toml").write_text('insecure = true\nhost = "192.0.2.1"\n')
-
-    code, _, err = run(capsys, "serve", "--no-insecure")
-
-    assert code == 78
-    assert err.startswith("mqks: mqks.toml:2: host: '192.0.2.1' is not loopback")
-
-
-def test_the_config_flag_names_the_file(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mine.toml").write_text("prot = 1\n")
-
-    assert run(capsys, "serve", "--config", "mine.toml") == (
-        78,
-        "",
-        "mqks: mine.toml:1: prot: unknown setting; did you mean port?\n",
-    )
 
 
 def test_exit_codes_are_those_of_sysexits() -> None:
@@ -226,18 +181,13 @@ def test_a_stream_that_was_closed_before(closed: str, words: str, code: int, tol
     ],
 )
 def test_what_is_no_file_is_told(
-    capsys: pytest.CaptureFixture[str], words: str, path: str, code: int, told: str
+    alone: Console, words: str, path: str, code: int, told: str
 ) -> None:
-    ended, out, err = run(capsys, *words.split(), path)
+    ended, out, err = alone(*words.split(), path)
 
-    assert (ended, out) == (code, "")
-    assert err.endswith(told)
-    assert err.count("\n") == 1
-
-
-def test_an_empty_path_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["inspect", "queues", "--db", ""], ["copy", "", "x"], ["copy", "x", ""]):
-        assert run(capsys, *words) == (78, "", "mqks: --db: must not be empty\n")
+    assert (ended, out) == (code, b"")
+    assert err.decode().endswith(told)
+    assert err.count(b"\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -255,15 +205,3 @@ def test_an_empty_path_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_a_span_of_time_is_told_in_two_units(seconds: float, told: str) -> None:
     assert duration(seconds) == told
-
-
-def test_a_reader_that_has_gone_is_no_drama() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-
-    with os.fdopen(writer, "wb") as gone:
-        done = subprocess.run(
-            [*MQKS, "serve", "--help"], stdout=gone, stderr=subprocess.PIPE, check=False
-        )
-
-    assert (done.returncode, done.stderr) == (1, b"")

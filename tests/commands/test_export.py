@@ -48,6 +48,17 @@ class Tool:
         self.err = self._capsys.readouterr().err
         return code
 
+    def all_of(self, server: ServerProcess | Path) -> list[Row]:
+        where = ("--db", server) if isinstance(server, Path) else ("--url", server.url)
+        return self.exported(*where, "--messages")
+
+    def moved(self, server: ServerProcess, other: ServerProcess, *flags: str) -> list[Row]:
+        """All of a server is all of another one, once it is imported there."""
+        rows = self.all_of(server)
+        assert self.imported(rows, other, *flags) == 0, self.err
+        assert without(self.all_of(other), "time", "seq") == without(rows, "time", "seq")
+        return rows
+
 
 @pytest.fixture
 def tool(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Tool:
@@ -101,12 +112,8 @@ def test_a_server_is_moved_to_another_one(
     server: ServerProcess, other: ServerProcess, tool: Tool
 ) -> None:
     filled(server)
-    rows = tool.exported("--url", server.url, "--messages")
-    kinds = [row["kind"] for row in rows]
+    kinds = [row["kind"] for row in tool.moved(server, other)]
     assert kinds == ["mqks", *["queue"] * 3, *["message"] * 33, *["binding"] * 6, "end"]
-    assert tool.imported(rows, other) == 0
-    again = tool.exported("--url", other.url, "--messages")
-    assert without(again, "time", "seq") == without(rows, "time", "seq")
     # The bytes that no text can hold have come through, too.
     with (
         connect(other.url) as client,
@@ -119,7 +126,7 @@ def test_masks_are_moved_too(server: ServerProcess, other: ServerProcess, tool: 
     ask(server, b"s subscribe --confirm q e --add-mask e.* **", b"m publish --confirm e.x d")
     ask(server, b"r rebind --confirm unborn --add-mask a.*")
     ask(other, b"r rebind --confirm q --add-mask old.* older.*")
-    rows = tool.exported("--url", server.url, "--messages")
+    rows = tool.all_of(server)
     assert {row["mask"] for row in rows if "mask" in row} == {"e.*", "**", "a.*"}
 
     assert tool.imported(rows, other, "--merge") == 0
@@ -134,7 +141,7 @@ def test_masks_are_moved_too(server: ServerProcess, other: ServerProcess, tool: 
     rows = [row | {"name": "p"} if "name" in row else row for row in rows]
     rows[-1] = end(1, 1)
     assert tool.imported(rows, other) == 0
-    again = tool.exported("--url", other.url, "--messages")
+    again = tool.all_of(other)
     found = [(row["queue"], row["id"]) for row in again if row["kind"] == "message"]
     assert found == [("p", "m"), ("q", "m")]
 
@@ -170,7 +177,7 @@ def test_names_of_any_bytes_round_trip(
     server: ServerProcess,
     other: ServerProcess,
     tool: Tool,
-    tmp_path: Path,
+    db: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A name may have every byte but a space, a tab and a newline."""
@@ -181,45 +188,35 @@ def test_names_of_any_bytes_round_trip(
             assert client.ask(b"s subscribe --confirm %b %b\r" % (name, name)) == b"s ok "
             publish = b"%b publish --confirm %b %b\r" % (name, name, name)
             assert client.ask(publish) == name + b" ok "
-    rows = tool.exported("--url", server.url, "--messages")
+    rows = tool.moved(server, other)
     assert rows[-1] == end(3, 3, 3)
-    assert tool.imported(rows, other) == 0, tool.err
-    again = tool.exported("--url", other.url, "--messages")
-    assert without(again, "time", "seq") == without(rows, "time", "seq")
     names = [row["name"] for row in rows if row["kind"] == "queue"]
     for name in names:
-        for command in (["queue", name], ["messages", name], ["bindings", name], ["unacked", name]):
-            assert main(["inspect", *command, "--url", other.url, "--json"]) == 0, command
+        for command in ("queue", "messages", "bindings", "unacked"):
+            assert main(["inspect", command, name, "--url", other.url, "--json"]) == 0, command
     capsys.readouterr()
     some = tool.exported("--url", other.url, *(f"--queue={name}" for name in names))
     assert [row["name"] for row in some if row["kind"] == "queue"] == names
     server.kill()
-    filed = tool.exported("--db", tmp_path / "mqks.db", "--messages")
-    assert filed == rows
+    assert tool.all_of(db) == rows
 
 
 def test_traits_and_any_bytes_are_imported(
-    server: ServerProcess, other: ServerProcess, tool: Tool, tmp_path: Path
+    server: ServerProcess, other: ServerProcess, tool: Tool, db: Path
 ) -> None:
     with LineClient(server.address) as client:
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         for words in (b"--escaped e a\\nb", b"--escaped --key=%20k e x", b"--priority=-5 e \\x"):
             assert client.ask(b"m publish --confirm " + words) == b"m ok "
-    rows = tool.exported("--url", server.url, "--messages")
-    found = [row for row in rows if row["kind"] == "message"]
-    told = [
-        {name: row.get(name) for name in ("data", "escaped", "key", "priority")} for row in found
+    rows = tool.moved(server, other)
+    names = ("data", "escaped", "key", "priority")
+    assert [[row.get(name) for name in names] for row in rows if row["kind"] == "message"] == [
+        ["a\nb", True, None, None],
+        ["x", True, " k", None],
+        ["\\x", None, None, -5],
     ]
-    assert told == [
-        {"data": "a\nb", "escaped": True, "key": None, "priority": None},
-        {"data": "x", "escaped": True, "key": " k", "priority": None},
-        {"data": "\\x", "escaped": None, "key": None, "priority": -5},
-    ]
-    assert tool.imported(rows, other) == 0, tool.err
-    again = tool.exported("--url", other.url, "--messages")
-    assert without(again, "time", "seq") == without(rows, "time", "seq")
     server.kill()
-    assert tool.exported("--db", tmp_path / "mqks.db", "--messages") == rows
+    assert tool.all_of(db) == rows
 
 
 def test_a_file_tells_the_same_and_the_retry(
@@ -230,9 +227,9 @@ def test_a_file_tells_the_same_and_the_retry(
         client.send(b"c consume twin --manual-ack --delete-queue-when-unused=60\n")
         assert [client.line() for _ in range(10)][-1].split(b" ")[2] == b"m18"
         assert client.ask(b"n publish --confirm nobody x") == b"n ok "  # So is all before it.
-    live = tool.exported("--url", server.url, "--messages")
+    live = tool.all_of(server)
     server.kill()
-    rows = tool.exported("--db", tmp_path / "mqks.db", "--messages")
+    rows = tool.all_of(tmp_path / "mqks.db")
     # A server tells no retry, and no losses.
     assert without(rows, "retry", "losses") == without(live, "retry")
     assert {row["retry"] for row in rows if row.get("queue") == "twin" and "id" in row} == {1}
@@ -267,7 +264,7 @@ def test_what_is_damaged_is_exported_as_far_as_it_goes(
     assert len([row for row in rows if row["kind"] == "message"]) == 22
     assert [row["data"] for row in rows if "doubtful" in row] == ["test 7"]
     assert tool.imported(rows, other) == 0
-    assert len(tool.exported("--url", other.url, "--messages")) == len(rows)
+    assert len(tool.all_of(other)) == len(rows)
 
 
 def test_messages_go_into_their_own_queue_alone(
@@ -285,7 +282,7 @@ def test_messages_go_into_their_own_queue_alone(
         end(2, 2401, 2),
     ]
     assert tool.imported(rows, other) == 0
-    again = tool.exported("--url", other.url, "--messages")
+    again = tool.all_of(other)
     wanted = sorted(
         (row["queue"], number, row["id"])
         for number, row in enumerate(rows)
@@ -299,9 +296,9 @@ def test_one_queue_of_many_is_imported(
     server: ServerProcess, other: ServerProcess, tool: Tool
 ) -> None:
     filled(server)
-    rows = tool.exported("--url", server.url, "--messages")
+    rows = tool.all_of(server)
     assert tool.imported(rows, other, "--queue", "twin") == 0
-    again = tool.exported("--url", other.url, "--messages")
+    again = tool.all_of(other)
     mine = [row for row in rows if row.get("queue", row.get("name")) == "twin"]
     assert without(again[1:-1], "time", "seq") == without(mine, "time", "seq")
     assert tool.imported(rows, other, "--queue", "q", "--queue", "none") == BAD_INPUT
@@ -322,11 +319,11 @@ def test_events_stay_whatever_other_queues_are_bound_to(
         b"m3 publish --confirm --ttl=1000000 g.h 3",
         b"m4 publish --confirm --delay=1000000 --meta=a=b e 4",
     )
-    rows = tool.exported("--url", server.url, "--messages")
+    rows = tool.all_of(server)
     ask(other, b"s subscribe --confirm others e f --add-mask **")
     for target in (other, server):
         assert tool.imported(rows, target, "--merge") == 0, tool.err
-        again = tool.exported("--url", target.url, "--messages")
+        again = tool.all_of(target)
         mine = [row for row in again if row["kind"] == "message"]
         assert {row["queue"] for row in mine} == {"mine"}
         fields = ("id", "event", "data", "meta", "expires", "due")
@@ -345,7 +342,7 @@ def test_another_event_for_all(other: ServerProcess, tool: Tool) -> None:
 
     assert tool.imported(rows, other, "--merge", "--event", "taken") == 0
 
-    again = tool.exported("--url", other.url, "--messages")
+    again = tool.all_of(other)
     assert [
         (row["queue"], row["id"], row["event"]) for row in again if row["kind"] == "message"
     ] == [("mine", "m1", "taken"), ("mine", "m2", "taken")]
@@ -356,7 +353,7 @@ def test_another_event_for_all(other: ServerProcess, tool: Tool) -> None:
 def test_messages_of_many_events_bind_nothing(other: ServerProcess, tool: Tool) -> None:
     messages = [message("q", f"m{number}", f"e{number}") for number in range(2500)]
     assert tool.imported([HEADER, queue("q"), *messages, end(1, 2500)], other) == 0
-    again = tool.exported("--url", other.url, "--messages")
+    again = tool.all_of(other)
     assert [row.get("event") for row in again[2:-1]] == [row["event"] for row in messages]
     assert again[-1] == end(1, 2500, 0)
 
@@ -370,7 +367,7 @@ def test_what_exists_is_left_alone_unless_it_is_to_be_merged(
         b"m0 publish --confirm e there",
         b"r rebind --confirm b x",
     )
-    before = tool.exported("--url", other.url, "--messages")
+    before = tool.all_of(other)
     rows = [
         HEADER,
         queue("a"),
@@ -384,10 +381,10 @@ def test_what_exists_is_left_alone_unless_it_is_to_be_merged(
     assert tool.imported(rows, other) == BAD_INPUT
     assert "line 3:" in tool.err
     assert tool.imported([HEADER, {"kind": "binding", "queue": "q", "event": "f"}], other) == 65
-    assert tool.exported("--url", other.url, "--messages") == before
+    assert tool.all_of(other) == before
     # The name b is bound to x: it is a queue by then, and does not get the message.
     assert tool.imported(rows, other, "--merge") == 0
-    again = without(tool.exported("--url", other.url, "--messages"), "time", "retry", "seq")
+    again = without(tool.all_of(other), "time", "retry", "seq")
     assert again[1:] == [
         queue("a"),
         queue("b"),
@@ -406,7 +403,7 @@ def test_a_rule_without_delay_is_left_to_the_consumer(other: ServerProcess, tool
     rows = [HEADER, queue("q", {"delay_s": None}), message("q", "m"), end(1, 1)]
     assert tool.imported(rows, other) == 0
     assert "queue q: its delete rule" in tool.err
-    assert tool.exported("--url", other.url, "--messages")[-1] == end(1, 1)
+    assert tool.all_of(other)[-1] == end(1, 1)
 
 
 @pytest.mark.parametrize(
@@ -459,7 +456,7 @@ def test_a_wrong_line_is_told_by_its_number(
 def test_what_stands_before_a_wrong_line_is_imported(other: ServerProcess, tool: Tool) -> None:
     rows = [HEADER, queue("q"), message("q", "m1"), message("q", "m2"), {"kind": "message"}]
     assert tool.imported(rows, other) == BAD_INPUT
-    again = tool.exported("--url", other.url, "--messages")
+    again = tool.all_of(other)
     assert [row["id"] for row in again if row["kind"] == "message"] == ["m1", "m2"]
     assert again[-1] == end(1, 2)  # It is bound to nothing any more.
 
@@ -480,7 +477,7 @@ def test_a_message_may_have_the_id_of_any_request(
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         for message_id in ids:
             assert client.ask(b"%b publish --confirm e x" % message_id) == message_id + b" ok "
-    rows = tool.exported("--url", server.url, "--messages")
+    rows = tool.all_of(server)
     assert tool.imported(rows, other, "--timeout", "20") == 0
     with LineClient(other.address) as client:
         client.send(b"c consume q\n")

@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,17 @@ COMMANDS = [
 ]
 
 
+@contextmanager
+def served(url: DatabaseUrl, **limits: int) -> Iterator[LineClient]:
+    """By a broker in this process, a client."""
+    with (
+        Broker(url, db_replication="none", **limits) as broker,
+        LineClient(("127.0.0.1", broker.port)) as client,
+    ):
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        yield client
+
+
 def shown(capsys: pytest.CaptureFixture[str], command: str, db: str) -> list[dict[str, Any]]:
     words = command.split()
     capsys.readouterr()
@@ -78,11 +91,7 @@ def test_a_journal_is_read_while_it_is_served(
     postgres: Postgres, journal_url: DatabaseUrl, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The segments that were listed are dropped and compacted meanwhile."""
-    with (
-        Broker(journal_url, db_replication="none") as broker,
-        LineClient(("127.0.0.1", broker.port)) as client,
-    ):
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+    with served(journal_url) as client:
         for number in range(200):
             assert client.ask(b"m%d publish --confirm e %d" % (number, number)).endswith(b"ok ")
         with Database.open(journal_url) as found:
@@ -135,11 +144,7 @@ def test_damage_is_found(
     change: str,
     told: str,
 ) -> None:
-    with (
-        Broker(journal_url, db_replication="none") as broker,
-        LineClient(("127.0.0.1", broker.port)) as client,
-    ):
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+    with served(journal_url) as client:
         for number in range(3):
             assert client.ask(b"m%d publish --confirm e x" % number) == b"m%d ok " % number
     schema = journal_url.text.rpartition("schema=")[2]
@@ -194,11 +199,7 @@ def test_verify_takes_little_more_memory_than_the_largest_segment(
 ) -> None:
     size = 64 * MIB
     limits = {"line_bytes_max": 2 * size, "batch_bytes_max": 2 * size}
-    with (
-        Broker(journal_url, db_replication="none", **limits) as broker,
-        LineClient(("127.0.0.1", broker.port)) as client,
-    ):
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+    with served(journal_url, **limits) as client:
         least = peak_bytes("verify", journal_url.text)
         for number in range(3):
             name = b"m%d" % number

@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
@@ -60,9 +61,11 @@ def server(db: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def page(browser: Browser, server: ServerProcess) -> Iterator[Page]:
-    yield from opened(browser, server)
+    with opened(browser, server) as page:
+        yield page
 
 
+@contextmanager
 def opened(browser: Browser, server: ServerProcess) -> Iterator[Page]:
     """A page that fails the test for anything that its scripts or its policy complain of."""
     context = browser.new_context(base_url=web_url(server))
@@ -89,6 +92,33 @@ def client_of(server: ServerProcess) -> mqks.BlockingClient:
     return mqks.blocking.connect(server.url)
 
 
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[mqks.BlockingClient]:
+    """Where the queue orders is bound to order.new."""
+    with client_of(server) as client:
+        client.subscribe("orders", ["order.new"])
+        yield client
+
+
+def status(url: str, form: dict[str, Any] | None = None, **headers: str) -> int:
+    """With which an HTTP request is answered."""
+    named = {key.replace("_", "-"): value for key, value in headers.items()}
+    data = None if form is None else urlencode(form).encode()
+    try:
+        with urlopen(Request(url, data, named)) as answer:
+            return int(answer.status)
+    except HTTPError as failure:
+        with failure:
+            return failure.code
+
+
+def cookie_of(url: str, **headers: str) -> str:
+    """That it sets, or an empty text."""
+    named = {key.replace("_", "-"): value for key, value in headers.items()}
+    with urlopen(Request(url, headers=named)) as answer:
+        return str(answer.headers["Set-Cookie"] or "")
+
+
 def sure(page: Page, button: str, notice: str) -> None:
     """Press a button, say yes, and see what was done."""
     page.get_by_role("button", name=button, exact=True).first.click()
@@ -96,105 +126,103 @@ def sure(page: Page, button: str, notice: str) -> None:
         page.locator("button.sure").text_content() or "?"
     )
     page.locator("button.sure").click()
-    expect(page.locator(".notice")).to_have_text(notice)
+    expect(page.locator(".notice")).to_contain_text(notice)
 
 
-def test_rates_move_while_the_page_is_open(page: Page, server: ServerProcess) -> None:
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        page.goto("/")
-        expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
-        ready = page.locator("[data-number='totals.messages_ready']")
-        expect(ready).to_have_text("0")
-        client.publish("order.new", "x", confirm=True)
-        expect(ready).to_have_text("1")
-        published = page.locator("[data-number='rates_per_s.received']")
-        expect(published).not_to_have_text("")
-        expect(page.locator("#chart canvas")).to_be_visible()
+def test_rates_move_while_the_page_is_open(page: Page, client: mqks.BlockingClient) -> None:
+    page.goto("/")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    ready = page.locator("[data-number='totals.messages_ready']")
+    expect(ready).to_have_text("0")
+    client.publish("order.new", "x", confirm=True)
+    expect(ready).to_have_text("1")
+    published = page.locator("[data-number='rates_per_s.received']")
+    expect(published).not_to_have_text("")
+    expect(page.locator("#chart canvas")).to_be_visible()
     assert page.locator("#lost").is_hidden()
 
 
-def test_history_is_kept_when_nobody_looks(page: Page, server: ServerProcess) -> None:
+def test_history_is_kept_when_nobody_looks(page: Page, client: mqks.BlockingClient) -> None:
     def history(path: str) -> list[list[float]]:
         page.goto(path)
         charts = page.locator("#chart")
         return json.loads(charts.get_attribute("data-history") or "") if charts.count() else []
 
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        until(lambda: bool(history("/queue?name=orders")))
-        page.goto("about:blank")
-        client.publish_many([("order.new", n) for n in range(70)])
-        until(lambda: history("/queue?name=orders")[-1][3] == 70)
-        assert sum(point[1] for point in history("/queue?name=orders")) > 0
-        assert sum(point[1] for point in history("/")) > 0
-        expect(page.get_by_text("it keeps nothing of before")).to_be_visible()
-        legend = page.locator(".u-legend")
-        expect(legend).to_contain_text(re.compile(r"UTC:?\s*\d\d:\d\d:\d\d"))
-        expect(legend).to_contain_text(re.compile(r"Published:?\s*[\d.]+"))
-        assert len(history("/?range=day")) <= client.stats()["uptime_s"] // 60
-        page.goto("/queue?name=orders")
-        expect(page.locator(".u-legend")).to_contain_text(re.compile(r"Messages:?\s*70"))
-        # The figures of a queue move, too.
-        ready = page.locator("[data-number='queue.ready']")
-        expect(ready).to_have_text("70")
-        client.purge("orders")
-        expect(ready).to_have_text("0")
-        expect(page.locator(".u-legend")).to_contain_text(re.compile(r"Messages:?\s*0"))
+    until(lambda: bool(history("/queue?name=orders")))
+    page.goto("about:blank")
+    client.publish_many([("order.new", n) for n in range(70)])
+    until(lambda: history("/queue?name=orders")[-1][3] == 70)
+    assert sum(point[1] for point in history("/queue?name=orders")) > 0
+    assert sum(point[1] for point in history("/")) > 0
+    expect(page.get_by_text("it keeps nothing of before")).to_be_visible()
+    legend = page.locator(".u-legend")
+    expect(legend).to_contain_text(re.compile(r"UTC:?\s*\d\d:\d\d:\d\d"))
+    expect(legend).to_contain_text(re.compile(r"Published:?\s*[\d.]+"))
+    assert len(history("/?range=day")) <= client.stats()["uptime_s"] // 60
+    page.goto("/queue?name=orders")
+    expect(page.locator(".u-legend")).to_contain_text(re.compile(r"Messages:?\s*70"))
+    # The figures of a queue move, too.
+    ready = page.locator("[data-number='queue.ready']")
+    expect(ready).to_have_text("70")
+    client.purge("orders")
+    expect(ready).to_have_text("0")
+    expect(page.locator(".u-legend")).to_contain_text(re.compile(r"Messages:?\s*0"))
 
 
-def test_queues_are_sorted_and_filtered(page: Page, server: ServerProcess) -> None:
-    with client_of(server) as client:
-        for name, count in (("a", 1), ("b", 3), ("other", 2)):
-            client.subscribe(name, [name])
-            client.publish_many((name, n) for n in range(count))
-        page.goto("/queues")
-        names = page.locator("#rows tr td:first-child")
-        expect(names).to_have_text(["b", "other", "a"])
-        page.get_by_role("link", name="Name").click()
-        expect(names).to_have_text(["a", "b", "other"])
-        page.get_by_label("Filter").fill("OTH")
-        page.get_by_role("button", name="Apply").click()
-        expect(names).to_have_text(["other"])
-        # The view stays as it is while it is renewed.
-        client.publish("other", "x", confirm=True)
-        expect(page.locator("#rows tr td:nth-child(2)")).to_have_text("3")
-        expect(names).to_have_text(["other"])
+def test_queues_are_sorted_and_filtered(page: Page, client: mqks.BlockingClient) -> None:
+    client.delete_queue("orders")
+    for name, count in (("a", 1), ("b", 3), ("other", 2)):
+        client.subscribe(name, [name])
+        client.publish_many((name, n) for n in range(count))
+    page.goto("/queues")
+    names = page.locator("#rows tr td:first-child")
+    expect(names).to_have_text(["b", "other", "a"])
+    page.get_by_role("link", name="Name").click()
+    expect(names).to_have_text(["a", "b", "other"])
+    page.get_by_label("Filter").fill("OTH")
+    page.get_by_role("button", name="Apply").click()
+    expect(names).to_have_text(["other"])
+    # The view stays as it is while it is renewed.
+    client.publish("other", "x", confirm=True)
+    expect(page.locator("#rows tr td:nth-child(2)")).to_have_text("3")
+    expect(names).to_have_text(["other"])
 
 
 @pytest.mark.slow
-def test_ten_thousand_queues(page: Page, server: ServerProcess) -> None:
-    with client_of(server) as client:
-        for number in range(10_050):
-            client.request("subscribe", "--confirm", f"q{number:05}", f"e{number}")
-        client.publish("e4321", "x", confirm=True)
-        page.goto("/queues")
-        expect(page.locator("#count")).to_have_text("10,000 in all")
-        names = page.locator("#rows tr td:first-child")
-        expect(names).to_have_count(100)
-        expect(names.first).to_have_text("q04321")
-        page.get_by_role("link", name="Next", exact=True).click()
-        expect(page.locator(".pages span")).to_have_text("101 to 200")
-        expect(page.get_by_text("10,000 of 10,050 queues shown")).to_be_visible()
-        page.get_by_role("link", name="Next queues").click()
-        expect(page.get_by_text("50 of 10,050 queues shown")).to_be_visible()
-        expect(page.locator("#count")).to_have_text("50 in all")
-        page.get_by_role("link", name="Name").click()
-        expect(names.first).to_have_text("q10000")
-        page.get_by_role("link", name="First queues").click()
-        expect(page.locator("#count")).to_have_text("10,000 in all")
-        page.goto("/queues?filter=q0999")
-        expect(names).to_have_count(10)
-        client.publish("e9999", "x", confirm=True)
-        page.goto("/queues?filter=q09999")
-        expect(page.locator("#rows tr td:nth-child(2)")).to_have_text("1")
+def test_ten_thousand_queues(page: Page, client: mqks.BlockingClient) -> None:
+    client.delete_queue("orders")
+    for number in range(10_050):
+        client.request("subscribe", "--confirm", f"q{number:05}", f"e{number}")
+    client.publish("e4321", "x", confirm=True)
+    page.goto("/queues")
+    expect(page.locator("#count")).to_have_text("10,000 in all")
+    names = page.locator("#rows tr td:first-child")
+    expect(names).to_have_count(100)
+    expect(names.first).to_have_text("q04321")
+    page.get_by_role("link", name="Next", exact=True).click()
+    expect(page.locator(".pages span")).to_have_text("101 to 200")
+    expect(page.get_by_text("10,000 of 10,050 queues shown")).to_be_visible()
+    page.get_by_role("link", name="Next queues").click()
+    expect(page.get_by_text("50 of 10,050 queues shown")).to_be_visible()
+    expect(page.locator("#count")).to_have_text("50 in all")
+    page.get_by_role("link", name="Name").click()
+    expect(names.first).to_have_text("q10000")
+    page.get_by_role("link", name="First queues").click()
+    expect(page.locator("#count")).to_have_text("10,000 in all")
+    page.goto("/queues?filter=q0999")
+    expect(names).to_have_count(10)
+    client.publish("e9999", "x", confirm=True)
+    page.goto("/queues?filter=q09999")
+    expect(page.locator("#rows tr td:nth-child(2)")).to_have_text("1")
 
 
-def test_parts_of_lists_say_so_and_where_the_rest_is(page: Page, server: ServerProcess) -> None:
+def test_parts_of_lists_say_so_and_where_the_rest_is(
+    client: mqks.BlockingClient, page: Page, server: ServerProcess
+) -> None:
     def items(place: str) -> list[str]:
         return page.locator(f"{place} + ul li code").all_text_contents()
 
-    with client_of(server) as client, LineClient(server.address) as peer:
+    with LineClient(server.address) as peer:
         events = [f"é{number:03}" for number in range(420)]
         client.request("subscribe", "--confirm", "q", *events, "--add-mask", "a.*", "b.*")
         for number in range(205):
@@ -233,64 +261,56 @@ def test_parts_of_lists_say_so_and_where_the_rest_is(page: Page, server: ServerP
         expect(page.locator("article").first).to_contain_text("1 ·")
 
 
-def test_a_page_is_not_much_larger_than_what_it_shows(page: Page, server: ServerProcess) -> None:
+def test_a_page_is_not_much_larger_than_what_it_shows(
+    page: Page, client: mqks.BlockingClient
+) -> None:
     """JSON that is nested deeply would grow with the square of its depth."""
     brackets = "[" * 900 + "0," * 1147 + "0" + "]" * 900
-    with client_of(server) as client:
-        client.subscribe("q", ["e"])
-        client.publish("e", {"a": [1, {"b": None}]}, confirm=True)
-        client.publish_many(("e", brackets) for _ in range(19))
-        answer = page.goto("/queue?name=q")
-        assert answer
-        assert len(answer.body()) < 1_000_000
-        shown = page.locator("pre").all_text_contents()
-        assert shown[0].split("\n")[1:4] == ['  "a": [', "    1,", "    {"]
-        assert shown[1:] == [brackets] * 19
+    client.subscribe("q", ["e"])
+    client.publish("e", {"a": [1, {"b": None}]}, confirm=True)
+    client.publish_many(("e", brackets) for _ in range(19))
+    answer = page.goto("/queue?name=q")
+    assert answer
+    assert len(answer.body()) < 1_000_000
+    shown = page.locator("pre").all_text_contents()
+    assert shown[0].split("\n")[1:4] == ['  "a": [', "    1,", "    {"]
+    assert shown[1:] == [brackets] * 19
 
 
-def test_hostile_names_and_payloads_stay_text(page: Page, server: ServerProcess) -> None:
+def test_hostile_names_and_payloads_stay_text(page: Page, client: mqks.BlockingClient) -> None:
     data = {"text": "</pre><script>alert(1)</script>", "list": [1, 2]}
-    with client_of(server) as client:
-        client.subscribe(HOSTILE, [HOSTILE])
-        client.publish(HOSTILE, data, confirm=True, meta={"<i>": "<script>"})
-        client.request("subscribe", "--confirm", "\udcff\udcfe", "bytes")
-        client.publish("bytes", b"\xff\x00\xfe", confirm=True)
-        page.goto("/queues")
-        link = page.get_by_role("link", name="<b/onclick")
-        expect(link).to_be_visible()
-        link.click()
-        expect(page.get_by_role("heading", level=1)).to_contain_text(
-            "<b/onclick=alert(1)>q</b>&amp;"
-        )
-        expect(page.locator("pre")).to_contain_text('"text": "</pre><script>alert(1)</script>"')
-        expect(page.locator("main script, main b, main i")).to_have_count(0)
-        page.goto("/queues")
-        page.get_by_role("link", name=r"\xff\xfe").click()
-        expect(page.locator("pre")).to_have_text(repr(b"\xff\x00\xfe"))
+    client.subscribe(HOSTILE, [HOSTILE])
+    client.publish(HOSTILE, data, confirm=True, meta={"<i>": "<script>"})
+    client.request("subscribe", "--confirm", "\udcff\udcfe", "bytes")
+    client.publish("bytes", b"\xff\x00\xfe", confirm=True)
+    page.goto("/queues")
+    link = page.get_by_role("link", name="<b/onclick")
+    expect(link).to_be_visible()
+    link.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("<b/onclick=alert(1)>q</b>&amp;")
+    expect(page.locator("pre")).to_contain_text('"text": "</pre><script>alert(1)</script>"')
+    expect(page.locator("main script, main b, main i")).to_have_count(0)
+    page.goto("/queues")
+    page.get_by_role("link", name=r"\xff\xfe").click()
+    expect(page.locator("pre")).to_have_text(repr(b"\xff\x00\xfe"))
 
 
-def test_a_message_is_published_and_copied(page: Page, server: ServerProcess) -> None:
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        page.goto("/publish")
-        page.get_by_label("Event", exact=True).fill("order.new")
-        page.get_by_label("Data").fill('\n{"no":\n17}')
-        page.get_by_label("Attributes").fill("trace=7")
-        page.get_by_label("Priority").fill("200")
-        page.get_by_role("button", name="Publish", exact=True).click()
-        expect(page.get_by_role("alert")).to_contain_text("priority")
-        page.get_by_label("Priority").fill("-7")
-        page.get_by_label("Key", exact=True).fill("c, ü 17")
-        page.get_by_role("button", name="Publish", exact=True).click()
-        page.locator("button.sure").click()
-        expect(page.locator(".notice")).to_contain_text("Published as ")
-        page.goto("/queue?name=orders")
-        expect(page.get_by_text("priority -7, key c, ü 17")).to_be_visible()
-        page.get_by_role("link", name="Publish a copy").click()
-        page.get_by_role("button", name="Publish", exact=True).click()
-        page.locator("button.sure").click()
-        expect(page.locator(".notice")).to_contain_text("Published as ")
-        first, second = client.peek("orders")
+def test_a_message_is_published_and_copied(page: Page, client: mqks.BlockingClient) -> None:
+    page.goto("/publish")
+    page.get_by_label("Event", exact=True).fill("order.new")
+    page.get_by_label("Data").fill('\n{"no":\n17}')
+    page.get_by_label("Attributes").fill("trace=7")
+    page.get_by_label("Priority").fill("200")
+    page.get_by_role("button", name="Publish", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("priority")
+    page.get_by_label("Priority").fill("-7")
+    page.get_by_label("Key", exact=True).fill("c, ü 17")
+    sure(page, "Publish", "Published as ")
+    page.goto("/queue?name=orders")
+    expect(page.get_by_text("priority -7, key c, ü 17")).to_be_visible()
+    page.get_by_role("link", name="Publish a copy").click()
+    sure(page, "Publish", "Published as ")
+    first, second = client.peek("orders")
     assert (
         (first.data, first.meta, first.priority, first.key)
         == (second.data, second.meta, second.priority, second.key)
@@ -310,9 +330,7 @@ def test_a_form_gives_back_what_was_typed(page: Page, server: ServerProcess) -> 
     page.get_by_role("button", name="Publish", exact=True).click()
     page.get_by_role("link", name="Do nothing").click()
     expect(page.get_by_label("Event", exact=True)).to_have_value("nobody")
-    page.get_by_role("button", name="Publish", exact=True).click()
-    page.locator("button.sure").click()
-    expect(page.locator(".notice")).to_contain_text("No queue is bound to the event")
+    sure(page, "Publish", "No queue is bound to the event")
     page.get_by_label("Event", exact=True).fill("nobody")
     page.get_by_label("Refuse it").check()
     page.get_by_role("button", name="Publish", exact=True).click()
@@ -321,42 +339,30 @@ def test_a_form_gives_back_what_was_typed(page: Page, server: ServerProcess) -> 
     expect(page.get_by_label("Event", exact=True)).to_have_value("nobody")
 
 
-def test_what_needs_a_person_is_first(page: Page, server: ServerProcess) -> None:
+def test_what_needs_a_person_is_first(page: Page, client: mqks.BlockingClient) -> None:
     page.goto("/")
     expect(page.locator("#well")).to_be_visible()
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        until(lambda: page.goto("/queue?name=orders") and page.locator("#chart").count() == 1)
-        page.goto("/")
-        client.publish_many([("order.new", n) for n in range(7)])
-        first = page.locator("#rows tr td").first
-        expect(first).to_have_text("Grows without a consumer")
-        expect(page.locator("#well")).to_be_hidden()
-        page.locator("#rows").get_by_role("link", name="orders").click()
-        expect(page.get_by_role("heading", level=1)).to_have_text("orders")
-        page.goto("/queues")
-        expect(page.locator("#rows tr td").last).to_have_text("no consumer")
+    until(lambda: page.goto("/queue?name=orders") and page.locator("#chart").count() == 1)
+    page.goto("/")
+    client.publish_many([("order.new", n) for n in range(7)])
+    first = page.locator("#rows tr td").first
+    expect(first).to_have_text("Grows without a consumer")
+    expect(page.locator("#well")).to_be_hidden()
+    page.locator("#rows").get_by_role("link", name="orders").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("orders")
+    page.goto("/queues")
+    expect(page.locator("#rows tr td").last).to_have_text("no consumer")
 
 
 def test_each_thing_that_needs_a_person_is_told(browser: Browser, db: Path) -> None:
     free = shutil.disk_usage(db.parent).free
-    flags = [
-        "--page",
-        "read",
-        "--queues-max",
-        "5",
-        "--once-ids-max",
-        "2",
-        "--queue-age-warning-s",
-        "0.1",
-    ]
-    flags += ["--disk-free-bytes-min", str(free * 2 // 3), "--loop-held-s", "0.005"]
+    flags = "--page read --queues-max 5 --once-ids-max 2 --queue-age-warning-s 0.1"
+    flags += f" --disk-free-bytes-min {free * 2 // 3} --loop-held-s 0.005 --eval on"
     with (
-        ServerProcess(db, "--http-port", "0", "--eval", "on", *flags) as server,
+        ServerProcess(db, "--http-port", "0", *flags.split()) as server,
         client_of(server) as client,
+        opened(browser, server) as page,
     ):
-        pages = opened(browser, server)
-        page = next(pages)
         client.subscribe("orders", ["order.new"])
         client.set_queue("orders", dead_letter_queue="orders.dead")
         client.subscribe("orders.dead", ["none"])
@@ -382,20 +388,17 @@ def test_each_thing_that_needs_a_person_is_told(browser: Browser, db: Path) -> N
             client.request("_eval", "sum(range(190000))")
             page.goto("/")
             rows = page.locator("#rows tr").all()
-            return {
-                each.locator("td").first.text_content() or "": " ".join(
-                    each.locator("td").all_text_contents()[1:]
-                )
-                for each in rows
-            }
+            cells = [each.locator("td").all_text_contents() for each in rows]
+            return {first: " ".join(rest) for first, *rest in cells}
 
-        wanted = {"A limit is near", "The disk is nearly full", "Requests fail"}
-        wanted |= {
-            "A schedule fails",
-            "A schedule reaches no queue",
-            "The event loop was held",
-            "Dead letters grow",
-            "Messages wait for long",
+        wanted = {
+            *("A limit is near", "The disk is nearly full", "Requests fail", "A schedule fails"),
+            *(
+                "A schedule reaches no queue",
+                "The event loop was held",
+                "Dead letters grow",
+                "Messages wait for long",
+            ),
         }
         until(lambda: told().keys() == wanted)
         found = told()
@@ -420,230 +423,195 @@ def test_each_thing_that_needs_a_person_is_told(browser: Browser, db: Path) -> N
             page.goto("/queue?name=waits")
             page.locator("#consumers + ul").get_by_role("link").click()
             expect(page.locator("#rows")).to_contain_text("waits")
-        next(pages, None)
 
 
-def test_doing_nothing_changes_nothing(page: Page, server: ServerProcess) -> None:
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        client.publish("order.new", "x", confirm=True)
-        page.goto("/queue?name=orders")
-        page.get_by_role("button", name="Purge", exact=True).click()
-        expect(page.get_by_text("Delete all ready messages of orders?")).to_be_visible()
-        page.get_by_role("link", name="Do nothing").click()
-        expect(page.get_by_role("heading", level=1)).to_have_text("orders")
-        assert len(client.peek("orders")) == 1
+def test_doing_nothing_changes_nothing(page: Page, client: mqks.BlockingClient) -> None:
+    client.publish("order.new", "x", confirm=True)
+    page.goto("/queue?name=orders")
+    page.get_by_role("button", name="Purge", exact=True).click()
+    expect(page.get_by_text("Delete all ready messages of orders?")).to_be_visible()
+    page.get_by_role("link", name="Do nothing").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("orders")
+    assert len(client.peek("orders")) == 1
 
 
-def test_a_queue_is_purged_moved_and_deleted(page: Page, server: ServerProcess) -> None:
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        client.subscribe("others", ["other"])
-        client.publish_many([("order.new", n) for n in range(3)])
-        page.goto("/queue?name=orders")
-        page.get_by_label("all ready messages to").fill("orders")
-        page.get_by_role("button", name="Move", exact=True).click()
-        page.locator("button.sure").click()
-        expect(page.get_by_role("alert")).to_contain_text("the server refused the request")
-        expect(page.get_by_label("all ready messages to")).to_have_value("orders")
-        page.get_by_label("all ready messages to").fill("others")
-        sure(page, "Move", "3 messages moved to others.")
-        page.goto("/queue?name=others")
-        sure(page, "Purge", "3 messages purged.")
-        sure(page, "Delete queue", "Queue others deleted.")
-        names = page.locator("#rows tr td:first-child")
-        expect(names).to_have_text(["orders"])
-        assert client.peek("orders") == []
+def test_a_queue_is_purged_moved_and_deleted(
+    client: mqks.BlockingClient, page: Page, server: ServerProcess
+) -> None:
+    client.subscribe("others", ["other"])
+    client.publish_many([("order.new", n) for n in range(3)])
+    page.goto("/queue?name=orders")
+    page.get_by_label("all ready messages to").fill("orders")
+    page.get_by_role("button", name="Move", exact=True).click()
+    page.locator("button.sure").click()
+    expect(page.get_by_role("alert")).to_contain_text("the server refused the request")
+    expect(page.get_by_label("all ready messages to")).to_have_value("orders")
+    page.get_by_label("all ready messages to").fill("others")
+    sure(page, "Move", "3 messages moved to others.")
+    page.goto("/queue?name=others")
+    sure(page, "Purge", "3 messages purged.")
+    sure(page, "Delete queue", "Queue others deleted.")
+    names = page.locator("#rows tr td:first-child")
+    expect(names).to_have_text(["orders"])
+    assert client.peek("orders") == []
 
 
-def test_scheduled_messages_are_promoted_and_cancelled(page: Page, server: ServerProcess) -> None:
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        for name in ("one", "two", "three"):
-            client.publish("order.new", name, id=name, confirm=True, delay_s=3600)
-        page.goto("/queue?name=orders")
-        page.get_by_role("link", name="Show scheduled messages").click()
-        [first, *_] = client.peek("orders", scheduled=True)
-        assert first.due is not None
-        due = moment(int(first.due * 1e6))
-        expect(page.locator("summary.line").first).to_contain_text(due)
-        sure(page, "Deliver now", "1 message promoted.")
-        assert [each.id for each in client.peek("orders")] == ["one"]
-        page.get_by_role("link", name="Show scheduled messages").click()
-        sure(page, "Cancel", "1 message cancelled.")
-        sure(page, "Cancel all scheduled", "1 message cancelled.")
-        assert client.peek("orders", scheduled=True) == []
+def test_scheduled_messages_are_promoted_and_cancelled(
+    page: Page, client: mqks.BlockingClient
+) -> None:
+    for name in ("one", "two", "three"):
+        client.publish("order.new", name, id=name, confirm=True, delay_s=3600)
+    page.goto("/queue?name=orders")
+    page.get_by_role("link", name="Show scheduled messages").click()
+    [first, *_] = client.peek("orders", scheduled=True)
+    assert first.due is not None
+    due = moment(int(first.due * 1e6))
+    expect(page.locator("summary.line").first).to_contain_text(due)
+    sure(page, "Deliver now", "1 message promoted.")
+    assert [each.id for each in client.peek("orders")] == ["one"]
+    page.get_by_role("link", name="Show scheduled messages").click()
+    sure(page, "Cancel", "1 message cancelled.")
+    sure(page, "Cancel all scheduled", "1 message cancelled.")
+    assert client.peek("orders", scheduled=True) == []
 
 
-def test_dead_letters_say_why_and_are_retried(page: Page, server: ServerProcess) -> None:
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        client.set_queue("orders", retries=1, dead_letter_queue="orders.dead")
-        client.publish_many([("order.new", n) for n in range(2)])
-        with client.consume("orders") as consumer:
-            for _ in range(2):
-                consumer.receive().reject()
-            until(lambda: len(client.peek("orders.dead")) == 2)
-        page.goto("/queue?name=orders.dead")
-        letter = client.peek("orders.dead")[0].dead_letter
-        assert letter is not None
-        died = moment(int(letter.died * 1e6))
-        told = f"Died in orders at {died} UTC, reason rejects, deliveries 1"
-        expect(page.get_by_text(told).first).to_be_visible()
-        page.goto("/queues?sort=dead")
-        first = page.locator("#rows tr").first
-        expect(first.locator("td").first).to_have_text("orders")
-        expect(first.locator("td:nth-child(7)")).to_have_text("2")
-        page.goto("/queue?name=orders.dead")
-        sure(page, "Retry", "1 message redriven.")
-        sure(page, "Retry all dead letters", "1 message redriven.")
-        assert len(client.peek("orders")) == 2
+def test_dead_letters_say_why_and_are_retried(page: Page, client: mqks.BlockingClient) -> None:
+    client.set_queue("orders", retries=1, dead_letter_queue="orders.dead")
+    client.publish_many([("order.new", n) for n in range(2)])
+    with client.consume("orders") as consumer:
+        for _ in range(2):
+            consumer.receive().reject()
+        until(lambda: len(client.peek("orders.dead")) == 2)
+    page.goto("/queue?name=orders.dead")
+    letter = client.peek("orders.dead")[0].dead_letter
+    assert letter is not None
+    died = moment(int(letter.died * 1e6))
+    told = f"Died in orders at {died} UTC, reason rejects, deliveries 1"
+    expect(page.get_by_text(told).first).to_be_visible()
+    page.goto("/queues?sort=dead")
+    first = page.locator("#rows tr").first
+    expect(first.locator("td").first).to_have_text("orders")
+    expect(first.locator("td:nth-child(7)")).to_have_text("2")
+    page.goto("/queue?name=orders.dead")
+    sure(page, "Retry", "1 message redriven.")
+    sure(page, "Retry all dead letters", "1 message redriven.")
+    assert len(client.peek("orders")) == 2
 
 
 def test_dead_letters_of_one_cause_are_retried_or_dropped(
-    page: Page, server: ServerProcess
+    page: Page, client: mqks.BlockingClient
 ) -> None:
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        client.set_queue("orders", dead_letter_queue="orders.dead")
-        client.publish_many([("order.new", n) for n in range(30)])
-        with client.consume("orders") as consumer:
-            for n in range(30):
-                reason = None if n >= 28 else f"no <order> & {n}" if n % 4 else "time=out"
-                consumer.receive().reject(dead=True, reason=reason)
-            until(lambda: client.stats("queue", "orders.dead")["ready"] == 30)
-        page.goto("/queue?name=orders.dead")
-        causes = page.get_by_role("region", name="Dead letters by cause").locator("tbody tr")
-        told = [each.locator("td").all_text_contents() for each in causes.all()]
-        assert [[*cells[:2], *cells[3:]] for cells in told] == [
-            ["no <order> & #", "21", "dead", "orders"],
-            ["time=out", "7", "dead", "orders"],
-            ["—", "2", "dead", "orders"],
-        ]
-        sure(page, "Retry these", "21 messages redriven.")
-        assert client.stats("queue", "orders")["ready"] == 21
-        sure(page, "Drop these", "7 messages purged.")
-        assert [each.text for each in client.peek("orders.dead")] == ["28", "29"]
+    client.set_queue("orders", dead_letter_queue="orders.dead")
+    client.publish_many([("order.new", n) for n in range(30)])
+    with client.consume("orders") as consumer:
+        for n in range(30):
+            reason = None if n >= 28 else f"no <order> & {n}" if n % 4 else "time=out"
+            consumer.receive().reject(dead=True, reason=reason)
+        until(lambda: client.stats("queue", "orders.dead")["ready"] == 30)
+    page.goto("/queue?name=orders.dead")
+    causes = page.get_by_role("region", name="Dead letters by cause").locator("tbody tr")
+    told = [each.locator("td").all_text_contents() for each in causes.all()]
+    assert [[*cells[:2], *cells[3:]] for cells in told] == [
+        ["no <order> & #", "21", "dead", "orders"],
+        ["time=out", "7", "dead", "orders"],
+        ["—", "2", "dead", "orders"],
+    ]
+    sure(page, "Retry these", "21 messages redriven.")
+    assert client.stats("queue", "orders")["ready"] == 21
+    sure(page, "Drop these", "7 messages purged.")
+    assert [each.text for each in client.peek("orders.dead")] == ["28", "29"]
 
 
-def test_a_policy_is_changed(page: Page, server: ServerProcess) -> None:
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        page.goto("/queue?name=orders")
-        page.get_by_text("Change the policy").click()
-        page.get_by_label("Rejects after").fill("5")
-        page.get_by_label("Backoff").fill("1, 60")
-        page.get_by_label("Time to live of a message").fill("1d")
-        page.get_by_label("The queue for dead").fill("orders.dead")
-        page.get_by_label("Deliveries after").fill("9")
-        page.get_by_label("Deliver the messages of a key in order").select_option("key")
-        page.get_by_label("Let the keys").select_option("key")
-        sure(page, "Change policy", "Policy of orders changed.")
-        expect(page.get_by_text("orders.dead from set_queue")).to_be_visible()
-        policy = client.stats("queue", "orders")["policy"]
-        told = [policy[key]["value"] for key in ("deliveries", "ordered", "fair")]
-        assert told == [9, "key", "key"]
-        page.get_by_text("Change the policy").click()
-        expect(page.get_by_label("Rejects after")).to_have_value("5")
-        expect(page.get_by_label("Backoff")).to_have_value("1, 60")
-        expect(page.get_by_label("Time to live of a message")).to_have_value("86400")
-        page.get_by_label("Rejects after").fill("many")
-        page.get_by_role("button", name="Change policy").click()
-        expect(page.get_by_role("alert")).to_contain_text("retries: 'many' is not a")
-        expect(page.get_by_label("Rejects after")).to_have_value("many")
+def test_a_policy_is_changed(page: Page, client: mqks.BlockingClient) -> None:
+    page.goto("/queue?name=orders")
+    page.get_by_text("Change the policy").click()
+    page.get_by_label("Rejects after").fill("5")
+    page.get_by_label("Backoff").fill("1, 60")
+    page.get_by_label("Time to live of a message").fill("1d")
+    page.get_by_label("The queue for dead").fill("orders.dead")
+    page.get_by_label("Deliveries after").fill("9")
+    page.get_by_label("Deliver the messages of a key in order").select_option("key")
+    page.get_by_label("Let the keys").select_option("key")
+    sure(page, "Change policy", "Policy of orders changed.")
+    expect(page.get_by_text("orders.dead from set_queue")).to_be_visible()
+    policy = client.stats("queue", "orders")["policy"]
+    told = [policy[key]["value"] for key in ("deliveries", "ordered", "fair")]
+    assert told == [9, "key", "key"]
+    page.get_by_text("Change the policy").click()
+    expect(page.get_by_label("Rejects after")).to_have_value("5")
+    expect(page.get_by_label("Backoff")).to_have_value("1, 60")
+    expect(page.get_by_label("Time to live of a message")).to_have_value("86400")
+    page.get_by_label("Rejects after").fill("many")
+    page.get_by_role("button", name="Change policy").click()
+    expect(page.get_by_role("alert")).to_contain_text("retries: 'many' is not a")
+    expect(page.get_by_label("Rejects after")).to_have_value("many")
 
 
-def test_one_active_consumer_at_a_time(page: Page, server: ServerProcess) -> None:
+def test_one_active_consumer_at_a_time(page: Page, client: mqks.BlockingClient) -> None:
     def policy() -> object:
         return json.loads(client.request("stats", "queue", "orders"))["policy"]
 
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        for choice, told in (("yes", True), ("no", False)):
-            page.goto("/queue?name=orders")
-            page.get_by_text("Change the policy").click()
-            page.get_by_label("one consumer at a time").select_option(choice)
-            sure(page, "Change policy", "Policy of orders changed.")
-            assert policy() == {"single_consumer": {"value": told, "from": "set_queue"}}
-        page.get_by_text("Change the policy").click()
-        # Another field is changed, and this one stays.
-        page.get_by_label("Rejects after").fill("5")
-        sure(page, "Change policy", "Policy of orders changed.")
-        expect(page.get_by_text("no from set_queue")).to_be_visible()
-        page.get_by_text("Change the policy").click()
-        page.get_by_label("one consumer at a time").select_option("")
-        page.get_by_label("Rejects after").fill("")
-        sure(page, "Change policy", "Policy of orders changed.")
-        assert policy() == {}
-
-
-def test_one_message_is_moved(page: Page, server: ServerProcess) -> None:
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        client.subscribe("others", ["other"])
-        for name in ("one", "two", "three"):
-            client.publish("order.new", name, id=name, confirm=True)
+    for choice, told in (("yes", True), ("no", False)):
         page.goto("/queue?name=orders")
-        row = page.get_by_role("article").filter(has_text="id two")
-        row.get_by_label("to queue").fill("others")
-        row.get_by_role("button", name="Move message").click()
-        expect(page.get_by_text("Move message two of orders to others?")).to_be_visible()
-        assert client.peek("others") == []
-        page.locator("button.sure").click()
-        expect(page.locator(".notice")).to_have_text("1 message moved to others.")
-        assert [each.id for each in client.peek("orders")] == ["one", "three"]
-        assert [each.id for each in client.peek("others")] == ["two"]
+        page.get_by_text("Change the policy").click()
+        page.get_by_label("one consumer at a time").select_option(choice)
+        sure(page, "Change policy", "Policy of orders changed.")
+        assert policy() == {"single_consumer": {"value": told, "from": "set_queue"}}
+    page.get_by_text("Change the policy").click()
+    # Another field is changed, and this one stays.
+    page.get_by_label("Rejects after").fill("5")
+    sure(page, "Change policy", "Policy of orders changed.")
+    expect(page.get_by_text("no from set_queue")).to_be_visible()
+    page.get_by_text("Change the policy").click()
+    page.get_by_label("one consumer at a time").select_option("")
+    page.get_by_label("Rejects after").fill("")
+    sure(page, "Change policy", "Policy of orders changed.")
+    assert policy() == {}
 
 
-def test_one_dead_letter_is_moved(page: Page, server: ServerProcess) -> None:
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        client.subscribe("others", ["other"])
-        client.set_queue("orders", retries=1, dead_letter_queue="orders.dead")
-        client.publish_many([("order.new", n) for n in range(2)])
-        with client.consume("orders") as consumer:
-            for _ in range(2):
-                consumer.receive().reject()
-            until(lambda: len(client.peek("orders.dead")) == 2)
-        first, second = client.peek("orders.dead")
-        page.goto("/queue?name=orders.dead")
-        page.get_by_label("to queue").first.fill("others")
-        sure(page, "Move message", "1 message moved to others.")
-        assert [each.id for each in client.peek("orders.dead")] == [second.id]
-        assert [each.id for each in client.peek("others")] == [first.id]
+def test_one_message_is_moved(page: Page, client: mqks.BlockingClient) -> None:
+    client.subscribe("others", ["other"])
+    for name in ("one", "two", "three"):
+        client.publish("order.new", name, id=name, confirm=True)
+    page.goto("/queue?name=orders")
+    row = page.get_by_role("article").filter(has_text="id two")
+    row.get_by_label("to queue").fill("others")
+    row.get_by_role("button", name="Move message").click()
+    expect(page.get_by_text("Move message two of orders to others?")).to_be_visible()
+    assert client.peek("others") == []
+    page.locator("button.sure").click()
+    expect(page.locator(".notice")).to_have_text("1 message moved to others.")
+    assert [each.id for each in client.peek("orders")] == ["one", "three"]
+    assert [each.id for each in client.peek("others")] == ["two"]
 
 
-def test_consumers_connections_and_errors(page: Page, server: ServerProcess) -> None:
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        client.publish("order.new", "x", confirm=True)
-        with client.consume("orders") as consumer:
-            consumer.receive()
-            page.goto("/consumers")
-            expect(page.get_by_role("link", name="orders")).to_be_visible()
-            expect(page.locator("#rows td:nth-child(9)")).to_have_text("1")
-            since = page.locator("#rows td:nth-child(10)")
-            expect(since).to_have_text(re.compile(r"^\d+(\.\d)? (s|min)$"))
-            # It grows while the message is held.
-            expect(since).not_to_have_text(since.text_content() or "?")
-            page.goto("/connections")
-            expect(page.locator("#rows")).to_contain_text("127.0.0.1:")
-            page.goto("/queue?name=orders")
-            held = page.get_by_role("region", name="Unacked messages")
-            expect(held).to_contain_text("order.new")
-            [told] = json.loads(client.request("stats", "unacked", "orders"))
-            delivered = moment(told["delivered_us"])
-            expect(held.locator("td:nth-child(4)")).to_have_text(delivered)
-            expect(held.locator("td:nth-child(5)")).to_have_text(
-                re.compile(r"^\d+(\.\d)? (s|min)$")
-            )
-            [row] = json.loads(client.request("stats", "consumers"))
-            page.goto(f"/connection?number={row['connection']}")
-            expect(page.get_by_role("main")).to_contain_text("1 unacked, the oldest for ")
-        with pytest.raises(mqks.RequestFailed):
-            client.request("dance")
-        page.goto("/errors")
-        expect(page.locator("#rows")).to_contain_text("dance")
+def test_consumers_connections_and_errors(page: Page, client: mqks.BlockingClient) -> None:
+    client.publish("order.new", "x", confirm=True)
+    with client.consume("orders") as consumer:
+        consumer.receive()
+        page.goto("/consumers")
+        expect(page.get_by_role("link", name="orders")).to_be_visible()
+        expect(page.locator("#rows td:nth-child(9)")).to_have_text("1")
+        since = page.locator("#rows td:nth-child(10)")
+        expect(since).to_have_text(re.compile(r"^\d+(\.\d)? (s|min)$"))
+        # It grows while the message is held.
+        expect(since).not_to_have_text(since.text_content() or "?")
+        page.goto("/connections")
+        expect(page.locator("#rows")).to_contain_text("127.0.0.1:")
+        page.goto("/queue?name=orders")
+        held = page.get_by_role("region", name="Unacked messages")
+        expect(held).to_contain_text("order.new")
+        [told] = json.loads(client.request("stats", "unacked", "orders"))
+        delivered = moment(told["delivered_us"])
+        expect(held.locator("td:nth-child(4)")).to_have_text(delivered)
+        expect(held.locator("td:nth-child(5)")).to_have_text(re.compile(r"^\d+(\.\d)? (s|min)$"))
+        [row] = json.loads(client.request("stats", "consumers"))
+        page.goto(f"/connection?number={row['connection']}")
+        expect(page.get_by_role("main")).to_contain_text("1 unacked, the oldest for ")
+    with pytest.raises(mqks.RequestFailed):
+        client.request("dance")
+    page.goto("/errors")
+    expect(page.locator("#rows")).to_contain_text("dance")
 
 
 def test_a_connection_is_closed(page: Page, server: ServerProcess) -> None:
@@ -668,35 +636,34 @@ def test_a_connection_is_closed(page: Page, server: ServerProcess) -> None:
     expect(page.get_by_role("alert")).to_have_text(f"There is no connection {number}.")
 
 
-def test_schedules(page: Page, server: ServerProcess) -> None:
-    with client_of(server) as client:
-        client.subscribe("q", ["beat"])
-        client.schedule(HOSTILE, "0 3 * * *", "beat", HOSTILE, tz="Europe/Berlin")
-        client.schedule("every", None, "beat", "x", every_s=7200, pause=True)
-        page.goto("/schedules")
-        rows = page.locator("#rows tr")
-        expect(rows).to_have_count(2)
-        expect(rows.nth(1)).to_contain_text(re.compile(r"every\s*beat\s*UTC\s*2 h\s*yes\s*skip"))
-        expect(rows.nth(0)).to_contain_text(
-            re.compile(r"0 3 \* \* \*\s*Europe/Berlin\s*\S+ 0[12]:00:00")
-        )
-        client.schedule("new", None, "beat", "x", every_s=9)
-        expect(rows).to_have_count(3)  # Without a reload.
-        client.unschedule("new")
-        rows.nth(0).get_by_role("link").click()
-        expect(page.locator("pre")).to_contain_text("<b/onclick=alert(1)>q</b>&amp;")
-        shown = HOSTILE.replace("\x01", "\\x01")
-        sure(page, "Run now", "Published.")
-        assert [each.event for each in client.peek("q")] == ["beat"]
-        sure(page, "Pause", "Paused.")
-        assert client.schedules()[0]["paused"]
-        sure(page, "Resume", "Resumed.")
-        assert not client.schedules()[0]["paused"]
-        sure(page, "Remove schedule", f"Removed the schedule {shown}.")
-        expect(rows).to_have_count(1)
-        assert [row["name"] for row in client.schedules()] == ["every"]
-        page.goto("/schedule?name=nowhere")
-        expect(page.get_by_text("There is no schedule nowhere.")).to_be_visible()
+def test_schedules(page: Page, client: mqks.BlockingClient) -> None:
+    client.subscribe("q", ["beat"])
+    client.schedule(HOSTILE, "0 3 * * *", "beat", HOSTILE, tz="Europe/Berlin")
+    client.schedule("every", None, "beat", "x", every_s=7200, pause=True)
+    page.goto("/schedules")
+    rows = page.locator("#rows tr")
+    expect(rows).to_have_count(2)
+    expect(rows.nth(1)).to_contain_text(re.compile(r"every\s*beat\s*UTC\s*2 h\s*yes\s*skip"))
+    expect(rows.nth(0)).to_contain_text(
+        re.compile(r"0 3 \* \* \*\s*Europe/Berlin\s*\S+ 0[12]:00:00")
+    )
+    client.schedule("new", None, "beat", "x", every_s=9)
+    expect(rows).to_have_count(3)  # Without a reload.
+    client.unschedule("new")
+    rows.nth(0).get_by_role("link").click()
+    expect(page.locator("pre")).to_contain_text("<b/onclick=alert(1)>q</b>&amp;")
+    shown = HOSTILE.replace("\x01", "\\x01")
+    sure(page, "Run now", "Published.")
+    assert [each.event for each in client.peek("q")] == ["beat"]
+    sure(page, "Pause", "Paused.")
+    assert client.schedules()[0]["paused"]
+    sure(page, "Resume", "Resumed.")
+    assert not client.schedules()[0]["paused"]
+    sure(page, "Remove schedule", f"Removed the schedule {shown}.")
+    expect(rows).to_have_count(1)
+    assert [row["name"] for row in client.schedules()] == ["every"]
+    page.goto("/schedule?name=nowhere")
+    expect(page.get_by_text("There is no schedule nowhere.")).to_be_visible()
 
 
 def test_limits_and_how_near_they_are(browser: Browser, db: Path) -> None:
@@ -704,18 +671,15 @@ def test_limits_and_how_near_they_are(browser: Browser, db: Path) -> None:
     with ServerProcess(db, *flags) as server, client_of(server) as client:
         client.subscribe("orders", ["order.new"])
         client.publish("order.new", "x", confirm=True)
-        pages = opened(browser, server)
-        page = next(pages)
-        page.goto("/limits")
-        first = page.locator("#rows tr").first
-        expect(first).to_have_text(re.compile(r"queues_max\s*25\.0%\s*1\s*4"))
-        messages = page.locator("#rows tr", has_text="queue_messages_max")
-        expect(messages).to_contain_text("queue orders")
-        client.subscribe("others", ["other.new"])
-        expect(first).to_have_text(re.compile(r"queues_max\s*50\.0%\s*2\s*4"))
-        assert page.get_by_role("link", name="Users").count() == 0
-        for _ in pages:
-            pass
+        with opened(browser, server) as page:
+            page.goto("/limits")
+            first = page.locator("#rows tr").first
+            expect(first).to_have_text(re.compile(r"queues_max\s*25\.0%\s*1\s*4"))
+            messages = page.locator("#rows tr", has_text="queue_messages_max")
+            expect(messages).to_contain_text("queue orders")
+            client.subscribe("others", ["other.new"])
+            expect(first).to_have_text(re.compile(r"queues_max\s*50\.0%\s*2\s*4"))
+            assert page.get_by_role("link", name="Users").count() == 0
 
 
 def test_limits_of_a_journal_in_postgresql(journal_url: DatabaseUrl) -> None:
@@ -733,71 +697,57 @@ def test_limits_of_a_journal_in_postgresql(journal_url: DatabaseUrl) -> None:
 
 
 def test_a_broker_that_goes_and_comes_back(browser: Browser, db: Path) -> None:
-    with ServerProcess(db, "--http-port", "0", "--page", "read") as server:
-        url = web_url(server)
-        port = url.rpartition(":")[2]
-        pages = opened(browser, server)
-        page = next(pages)
+    with (
+        ServerProcess(db, "--http-port", "0", "--page", "read") as server,
+        opened(browser, server) as page,
+    ):
+        port = web_url(server).rpartition(":")[2]
         page.goto("/")
         expect(page.locator("[data-number='totals.uptime_s']")).not_to_have_text("")
         server.kill()
         expect(page.locator("#lost")).to_be_visible()
-    with ServerProcess(db, "--http-port", port, "--page", "read"):
-        expect(page.locator("#lost")).to_be_hidden()
-    for _ in pages:
-        pass
+        with ServerProcess(db, "--http-port", port, "--page", "read"):
+            expect(page.locator("#lost")).to_be_hidden()
 
 
 def test_looking_is_all_that_the_default_allows(browser: Browser, db: Path) -> None:
     flags = ("--http-port", "0", "--page", "read")
-    with ServerProcess(db, *flags) as server, client_of(server) as client:
+    with (
+        ServerProcess(db, *flags) as server,
+        client_of(server) as client,
+        opened(browser, server) as page,
+    ):
         client.subscribe("orders", ["order.new"])
-        pages = opened(browser, server)
-        page = next(pages)
         page.goto("/queue?name=orders")
         expect(page.get_by_role("button")).to_have_count(0)
         cookie = page.context.cookies()[0]
         assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
-        form = urlencode({"queue": "orders", "sure": "yes", "csrf": ""}).encode()
-        headers = {"Cookie": f"{cookie['name']}={cookie['value']}"}
-        with pytest.raises(HTTPError) as refused:
-            urlopen(Request(f"{web_url(server)}/do/delete", form, headers))
-        assert refused.value.code == 403
-        refused.value.close()
+        form = {"queue": "orders", "sure": "yes", "csrf": ""}
+        own = f"{cookie['name']}={cookie['value']}"
+        assert status(f"{web_url(server)}/do/delete", form, Cookie=own) == 403
         assert client.request("stats", "queue", "orders")
-        for _ in pages:
-            pass
 
 
-def test_forms_of_other_sites_are_refused(page: Page, server: ServerProcess) -> None:
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        page.goto("/queue?name=orders")
-        cookie = page.context.cookies()[0]
-        csrf = page.locator("input[name=csrf]").first.get_attribute("value")
-        url = f"{web_url(server)}/do/delete"
-        headers = {"Cookie": f"{cookie['name']}={cookie['value']}"}
+def test_forms_of_other_sites_are_refused(
+    page: Page, client: mqks.BlockingClient, server: ServerProcess
+) -> None:
+    page.goto("/queue?name=orders")
+    cookie = page.context.cookies()[0]
+    csrf = page.locator("input[name=csrf]").first.get_attribute("value")
+    own = f"{cookie['name']}={cookie['value']}"
+    code = partial(status, f"{web_url(server)}/do/delete", Cookie=own)
 
-        def code(form: dict[str, Any], **more: str) -> int:
-            extra = {key.replace("_", "-"): value for key, value in more.items()}
-            try:
-                with urlopen(Request(url, urlencode(form).encode(), headers | extra)) as answer:
-                    return int(answer.status)
-            except HTTPError as failure:
-                with failure:
-                    return failure.code
-
-        wanted = {"queue": "orders", "sure": "yes", "csrf": csrf}
-        assert code(wanted | {"csrf": "wrong"}) == 403
-        assert code(wanted, Origin="http://evil.example") == 403
-        assert code(wanted, Sec_Fetch_Site="cross-site") == 403
-        assert code(wanted, Host="evil.example") == 421
-        assert client.request("stats", "queue", "orders")
-        behind_proxy = {"Origin": "https://broker.example", "Sec_Fetch_Site": "same-origin"}
-        assert code(wanted | {"queue": "other"}, **behind_proxy) == 200
-        assert code(wanted) == 200
-        with pytest.raises(mqks.RequestFailed):
-            client.request("stats", "queue", "orders")
+    wanted = {"queue": "orders", "sure": "yes", "csrf": csrf}
+    assert code(wanted | {"csrf": "wrong"}) == 403
+    assert code(wanted, Origin="http://evil.example") == 403
+    assert code(wanted, Sec_Fetch_Site="cross-site") == 403
+    assert code(wanted, Host="evil.example") == 421
+    assert client.request("stats", "queue", "orders")
+    behind_proxy = {"Origin": "https://broker.example", "Sec_Fetch_Site": "same-origin"}
+    assert code(wanted | {"queue": "other"}, **behind_proxy) == 200
+    assert code(wanted) == 200
+    with pytest.raises(mqks.RequestFailed):
+        client.request("stats", "queue", "orders")
 
 
 def sessions(client: mqks.BlockingClient) -> int:
@@ -853,11 +803,8 @@ def test_other_sites_show_nothing_of_it(browser: Browser, server: ServerProcess)
             assert page.url == f"{here}/queue?name=orders&x=%22"
             context.close()
     for path in ("/metrics", "/healthz", "/queues"):
-        with urlopen(here + path) as answer:
-            assert answer.status == 200
-        with pytest.raises(HTTPError, match="403") as refused:
-            urlopen(Request(here + path, headers={"Sec-Fetch-Site": "cross-site"}))
-        refused.value.close()
+        assert status(here + path) == 200
+        assert status(here + path, Sec_Fetch_Site="cross-site") == 403
     with socket.create_connection(("127.0.0.1", int(here.rpartition(":")[2])), WAIT_S) as peer:
         host = here.partition("://")[2]
         head = f"Host: {host}\r\nSec-Fetch-Site: cross-site\r\nConnection: close\r\n\r\n"
@@ -866,41 +813,39 @@ def test_other_sites_show_nothing_of_it(browser: Browser, server: ServerProcess)
     assert b'href="/evil.example/&#x27;&quot;&gt;&lt;script&gt;"' in told
 
 
-def test_nothing_is_renewed_for_those_who_have_left(server: ServerProcess) -> None:
+def test_nothing_is_renewed_for_those_who_have_left(
+    client: mqks.BlockingClient, server: ServerProcess
+) -> None:
     """Whenever they leave: most before the first event."""
     here = web_url(server)
     host = here.partition("://")[2]
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        with urlopen(f"{here}/queues") as answer:
-            cookie = answer.headers["Set-Cookie"].partition(";")[0]
-        for number in range(600):
-            with socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2]))) as peer:
-                path = "/events?table=queues" + "&queue=orders" * (number % 2)
-                head = f"Host: {host}\r\nCookie: {cookie}\r\nSec-Fetch-Site: same-origin\r\n"
-                peer.sendall(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
-                time.sleep(number % 6 / 4000)
-        until(lambda: sessions(client) == 1)
+    cookie = cookie_of(f"{here}/queues").partition(";")[0]
+    for number in range(600):
+        with socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2]))) as peer:
+            path = "/events?table=queues" + "&queue=orders" * (number % 2)
+            head = f"Host: {host}\r\nCookie: {cookie}\r\nSec-Fetch-Site: same-origin\r\n"
+            peer.sendall(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
+            time.sleep(number % 6 / 4000)
+    until(lambda: sessions(client) == 1)
 
 
-def test_those_who_send_no_cookie_end_no_open_page(server: ServerProcess) -> None:
+def test_those_who_send_no_cookie_end_no_open_page(
+    client: mqks.BlockingClient, server: ServerProcess
+) -> None:
     here = web_url(server)
 
-    def cookie(path: str) -> str:
-        with urlopen(here + path) as answer:
-            return str(answer.headers["Set-Cookie"].partition(";")[0])
+    def new() -> str:
+        return cookie_of(f"{here}/publish").partition(";")[0]
 
     def is_known(cookie: str) -> bool:
         """Asks for a part of a page, as browsers do; it is answered in any case."""
-        with urlopen(Request(f"{here}/static/page.css", headers={"Cookie": cookie})):
-            pass
-        with urlopen(Request(f"{here}/publish", headers={"Cookie": cookie})) as answer:
-            return "Set-Cookie" not in answer.headers
+        assert status(f"{here}/static/page.css", Cookie=cookie) == 200
+        return not cookie_of(f"{here}/publish", Cookie=cookie)
 
-    with client_of(server) as client, ExitStack() as open_pages:
-        read = cookie("/publish")
+    with ExitStack() as open_pages:
+        read = new()
         assert is_known(read)
-        others = [cookie("/publish") for _ in range(SESSIONS_MAX + 20)]
+        others = [new() for _ in range(SESSIONS_MAX + 20)]
         assert is_known(read)
         assert is_known(others[-1])
         assert not is_known(others[0])
@@ -908,27 +853,20 @@ def test_those_who_send_no_cookie_end_no_open_page(server: ServerProcess) -> Non
         # Those who come back take the place of one that has not for longer.
         watching = list[str]()
         for _ in range(SESSIONS_MAX):
-            watching.append(cookie("/publish"))
+            watching.append(new())
             assert is_known(watching[-1])
         # None that watches makes room.
         for each in watching:
             events = urlopen(Request(f"{here}/events", headers={"Cookie": each}))
             assert open_pages.enter_context(events).readline() == b"retry: 2000\n"
         for late in (read, ""):
-            with pytest.raises(HTTPError, match="503") as refused:
-                is_known(late)
-            refused.value.close()
+            assert status(f"{here}/publish", Cookie=late) == 503
         assert all(map(is_known, watching))
 
 
 def test_behind_tls_the_cookie_is_for_tls_only(server: ServerProcess) -> None:
-    def cookie(**headers: str) -> str:
-        named = {key.replace("_", "-"): value for key, value in headers.items()}
-        with urlopen(Request(web_url(server), headers=named)) as answer:
-            return str(answer.headers["Set-Cookie"])
-
-    assert "; Secure" not in cookie()
-    assert "; Secure" in cookie(X_Forwarded_Proto="https")
+    assert "; Secure" not in cookie_of(web_url(server))
+    assert "; Secure" in cookie_of(web_url(server), X_Forwarded_Proto="https")
 
 
 def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_path: Path) -> None:
@@ -940,9 +878,7 @@ def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_p
     ]
     users.write_text("".join(lines))
     flags = ("--http-port", "0", "--page", "full", "--users", str(users))
-    with ServerProcess(db, *flags) as server:
-        pages = opened(browser, server)
-        page = next(pages)
+    with ServerProcess(db, *flags) as server, opened(browser, server) as page:
 
         def log_in(name: str, given: str) -> None:
             page.goto("/login")
@@ -964,9 +900,7 @@ def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_p
         assert password not in page.content()
         page.goto("/publish")
         page.get_by_label("Event", exact=True).fill("order.new")
-        page.get_by_role("button", name="Publish", exact=True).click()
-        page.locator("button.sure").click()
-        expect(page.locator(".notice")).to_contain_text("Published as ")
+        sure(page, "Publish", "Published as ")
         page.get_by_role("button", name="Log out boss").click()
         page.goto("/queues")
         expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
@@ -978,95 +912,73 @@ def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_p
         until(lambda: "event=reloaded" in server.log)
         page.goto("/queues")
         expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
-        for _ in pages:
-            pass
 
 
-def test_an_open_page_ends_with_its_user(db: Path, tmp_path: Path) -> None:
+def test_users_of_a_token_leave_or_are_removed(db: Path, tmp_path: Path) -> None:
     users, token = tmp_path / "users", "t0ken"
     users.write_text(User("boss", token=hash_token(token), monitoring=True).line())
-    with ServerProcess(db, "--http-port", "0", "--page", "read", "--users", str(users)) as server:
-        host, _, port = web_url(server).removeprefix("http://").partition(":")
-        connection = HTTPConnection(host, int(port), timeout=WAIT_S)
-        headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        connection.request("POST", "/login", urlencode({"token": token}), headers)
-        answer = connection.getresponse()
-        answer.read()
-        assert (answer.status, answer.headers["Location"]) == (303, "/")
-        cookie = answer.headers["Set-Cookie"].partition(";")[0]
-        connection.request("GET", "/events", headers={"Cookie": cookie})
-        events = connection.getresponse()
-        until(lambda: events.readline().startswith(b"data: "))
-        users.write_text("")
-        server.hang_up()
-        until(lambda: events.readline() == b"", "the page goes on")
-        events.close()
-        connection.close()
-        connection.request("GET", "/events", headers={"Cookie": cookie})
-        assert connection.getresponse().headers["Location"] == "/login"
-        connection.close()
-
-
-def test_who_has_logged_in_with_a_token_can_log_out(db: Path, tmp_path: Path) -> None:
-    users, token = tmp_path / "users", "t0ken"
-    users.write_text(User("boss", token=hash_token(token), monitoring=True).line())
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
     with (
         ServerProcess(db, "--http-port", "0", "--page", "read", "--users", str(users)) as server,
         closing(HTTPConnection(web_url(server).removeprefix("http://"), timeout=WAIT_S)) as browser,
     ):
-        headers = {"Content-Type": "application/x-www-form-urlencoded"}
 
         def asked(method: str, path: str, **form: str) -> Any:
             browser.request(method, path, urlencode(form), headers)
             return browser.getresponse()
 
-        answer = asked("POST", "/login", token=token)
-        answer.read()
-        headers["Cookie"] = answer.headers["Set-Cookie"].partition(";")[0]
+        def log_in() -> None:
+            answer = asked("POST", "/login", token=token)
+            answer.read()
+            assert (answer.status, answer.headers["Location"]) == (303, "/")
+            headers["Cookie"] = answer.headers["Set-Cookie"].partition(";")[0]
+
+        log_in()
         shown = asked("GET", "/").read().decode()
         assert "<button>Log out" in shown
         csrf = re.search(r'name="csrf" value="([^"]+)"', shown)
         assert csrf
         asked("POST", "/logout", csrf=csrf[1]).read()
         assert asked("GET", "/").headers["Location"] == "/login"
+        browser.close()
+        log_in()
+        events = asked("GET", "/events")
+        until(lambda: events.readline().startswith(b"data: "))
+        users.write_text("")
+        server.hang_up()
+        until(lambda: events.readline() == b"", "the page goes on")
+        events.close()
+        browser.close()
+        assert asked("GET", "/events").headers["Location"] == "/login"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_screen_readers_keyboards_and_narrow_screens(
-    browser: Browser, server: ServerProcess, scheme: str
+    client: mqks.BlockingClient, browser: Browser, server: ServerProcess, scheme: str
 ) -> None:
-    with client_of(server) as client:
-        client.subscribe("orders", ["order.new"])
-        client.publish("order.new", {"no": 17}, confirm=True)
-        context = browser.new_context(
-            base_url=web_url(server),
-            color_scheme=scheme,  # type: ignore[arg-type]
-            viewport={"width": 360, "height": 700},
-        )
-        page = context.new_page()
-        for path in (
-            "/",
-            "/queues",
-            "/queue?name=orders",
-            "/consumers",
-            "/connections",
-            "/schedules",
-            "/connection?number=1",
-            "/limits",
-            "/publish",
-        ):
-            page.goto(path)
-            found = Axe().run(page).response["violations"]
-            serious = [each["id"] for each in found if each["impact"] in ("serious", "critical")]
-            assert serious == [], path
-            width = page.evaluate("document.documentElement.scrollWidth")
-            assert width <= 360, path
-        page.goto("/")
-        page.keyboard.press("Tab")
-        page.keyboard.press("Enter")
-        assert page.evaluate("location.hash") == "#main"
-        context.close()
+    client.publish("order.new", {"no": 17}, confirm=True)
+    context = browser.new_context(
+        base_url=web_url(server),
+        color_scheme=scheme,  # type: ignore[arg-type]
+        viewport={"width": 360, "height": 700},
+    )
+    page = context.new_page()
+    for path in (
+        *("/", "/queues", "/queue?name=orders", "/consumers", "/connections", "/schedules"),
+        *("/connection?number=1", "/limits", "/publish"),
+    ):
+        page.goto(path)
+        found = Axe().run(page).response["violations"]
+        serious = [each["id"] for each in found if each["impact"] in ("serious", "critical")]
+        assert serious == [], path
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 360, path
+    page.goto("/")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert page.evaluate("location.hash") == "#main"
+    context.close()
 
 
 @pytest.mark.slow
@@ -1080,8 +992,7 @@ def test_a_hundred_open_pages_while_messages_run(server: ServerProcess) -> None:
         lines = peer.makefile("rb")
         return peer, lines
 
-    with urlopen(web_url(server)) as answer:
-        cookie = f"Cookie: {answer.headers['Set-Cookie'].partition(';')[0]}\r\n"
+    cookie = f"Cookie: {cookie_of(web_url(server)).partition(';')[0]}\r\n"
     with client_of(server) as client:
         for number in range(20):
             client.subscribe(f"queue-{number}", ["order.new"])
@@ -1110,14 +1021,7 @@ def test_a_hundred_open_pages_while_messages_run(server: ServerProcess) -> None:
 
 
 def test_every_answer_has_a_strict_policy(server: ServerProcess) -> None:
-    for path in (
-        "/",
-        "/queues",
-        "/queue?name=" + quote("none"),
-        "/static/page.js",
-        "/static/none",
-        "/no",
-    ):
+    for path in ("/", "/queues", "/queue?name=none", "/static/page.js", "/static/none", "/no"):
         try:
             answer = urlopen(web_url(server) + path)
         except HTTPError as failure:

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,15 +20,13 @@ import pytest
 import typer
 
 from mqks import blocking, users_file
-from mqks.client.messages import PeekedMessage
 from mqks.commands import app, complete
 from mqks.commands.guesses import GUESSES
 from mqks.users import User, hash_token
-from tests.kit import forks
+from tests.commands.console import MQKS, Console
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
 
-MQKS = [sys.executable, "-m", "mqks"]
 TREE: Any = typer.main.get_command(app)
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key[:5] != "MQKS_"}
 
@@ -50,20 +47,25 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
-def run(server: ServerProcess, *words: object, url: str = "") -> tuple[int, bytes, bytes]:
-    environment = {**ENVIRONMENT, "MQKS_URL": url or server.url, "COLUMNS": "100"}
-    return forks.run([*MQKS, *map(str, words)], b"", environment, Path.cwd())
+@pytest.fixture
+def held(server: ServerProcess) -> Iterator[str]:
+    """The id of a consumer."""
+    with blocking.connect(server.url) as client:
+        client.request("consume", "--confirm", "mail.eu", "--manual-ack")
+        [consumer] = json.loads(client.request("stats", "consumers"))
+        yield consumer["id"]
 
 
 # ------------------------------------------------------------------------------------ guesses
 
 
 @pytest.mark.parametrize("guess", ["send", "queues", "list", "stats", "status", "get", "delete"])
-def test_a_guess_leads_to_the_command(server: ServerProcess, guess: str) -> None:
-    code, out, err = run(server, guess, "orders", "--json")
-
-    assert (code, out) == (os.EX_USAGE, b"")
-    assert f"There is no command '{guess}'. Use: mqks {GUESSES[guess]} " in err.decode()
+def test_a_guess_leads_to_the_command(shell: Console, guess: str) -> None:
+    shell.play(f"""
+        $ mqks {guess} orders --json
+        … There is no command '{guess}'. Use: mqks {GUESSES[guess]} …
+        [64]
+        """)
 
 
 @pytest.mark.parametrize("guess", GUESSES)
@@ -106,108 +108,99 @@ NO_QUEUE = [
 
 
 @pytest.mark.parametrize("words", NO_QUEUE)
-def test_a_queue_that_does_not_exist(server: ServerProcess, words: str) -> None:
-    before = run(server, "inspect", "queues", "--json")[1].count(b"\n")
+def test_a_queue_that_does_not_exist(shell: Console, words: str) -> None:
+    before = len(shell.rows("inspect", "queues"))
+    code, _, err = shell(*words.split())
 
-    code, _, err = run(server, *shlex.split(words))
-
-    assert (code, err.decode().splitlines()[-1].split(": ")[-1]) == (
-        os.EX_DATAERR,
-        "there is no queue ordrs; did you mean orders?",
-    )
-    assert run(server, "inspect", "queues", "--json")[1].count(b"\n") == before
+    told = err.decode().splitlines()[-1].split(": ")[-1]
+    assert (code, told) == (os.EX_DATAERR, "there is no queue ordrs; did you mean orders?")
+    assert len(shell.rows("inspect", "queues")) == before
 
 
 @pytest.mark.parametrize("words", ["inspect queue ordrs", "inspect messages ordrs"])
-def test_a_queue_that_does_not_exist_in_a_file(tmp_path: Path, words: str) -> None:
-    path = tmp_path / "mqks.db"
-    with ServerProcess(path) as server, blocking.connect(server.url) as client:
+def test_a_queue_that_does_not_exist_in_a_file(alone: Console, db: Path, words: str) -> None:
+    with ServerProcess(db) as server, blocking.connect(server.url) as client:
         client.subscribe("orders", ["e"])
 
-    code, _, err = run(server, *shlex.split(words), "--db", path)
-
-    assert (code, err) == (
-        os.EX_DATAERR,
-        f"mqks: {path}: there is no queue ordrs; did you mean orders?\n".encode(),
-    )
-
-
-def test_names_of_queues_far_from_all_others(server: ServerProcess) -> None:
-    for words, hint in [
-        ("purge zzzzzz --yes", ""),
-        ("set-queue zzzzzz --ttl 5", "; --create creates it"),
-        ("rebind zzzzzz --add e", "; mqks subscribe zzzzzz EVENT creates it"),
-    ]:
-        told = f"mqks: there is no queue zzzzzz{hint}\n".encode()
-        assert run(server, *words.split()) == (os.EX_DATAERR, b"", told)
+    alone.play(f"""
+        $ mqks {words} --db {db}
+        mqks: {db}: there is no queue ordrs; did you mean orders?
+        [65]
+        """)
 
 
-def test_set_queue_creates_a_queue_if_asked(server: ServerProcess) -> None:
-    for _ in range(2):
-        assert run(server, "set-queue", "zzznew", "--ttl", 5, "--create") == (0, b"", b"")
-    assert run(server, "set-queue", "zzznew", "--ttl", 6) == (0, b"", b"")
-
-    assert run(server, "delete-queue", "zzznew") == (0, b"", b"")
-    assert run(server, "delete-queue", "zzznew", "--if-exists") == (0, b"", b"")
-
-
-def test_a_user_who_may_not_inspect(server: ServerProcess) -> None:
-    url = server.url.replace("mqks://", "mqks://trim@")
-
-    code, _, err = run(server, "trim", "ordrs", 1, url=url)
-    assert (code, err) == (os.EX_DATAERR, b"mqks: there is no queue ordrs\n")
-
-    assert run(server, "trim", "orders", 1, url=url) == (0, b"0 messages trimmed\n", b"")
-    # The server refuses it, as before: whether the queue exists is not told.
-    code, _, err = run(server, "trim", "mail.eu", 1, url=url)
-    assert (code, b"no permission to consume 'mail.eu'" in err) == (os.EX_DATAERR, True)
+def test_names_of_queues_far_from_all_others(shell: Console) -> None:
+    shell.play("""
+        $ mqks purge zzzzzz --yes
+        mqks: there is no queue zzzzzz
+        [65]
+        $ mqks set-queue zzzzzz --ttl 5
+        mqks: there is no queue zzzzzz; --create creates it
+        [65]
+        $ mqks rebind zzzzzz --add e
+        mqks: there is no queue zzzzzz; mqks subscribe zzzzzz EVENT creates it
+        [65]
+        $ mqks set-queue zzzzzz --ttl 5 --create
+        $ mqks set-queue zzzzzz --ttl 5 --create
+        $ mqks set-queue zzzzzz --ttl 6
+        $ mqks delete-queue zzzzzz
+        $ mqks delete-queue zzzzzz --if-exists
+        """)
 
 
-def test_requeue_of_a_consumer_that_does_not_exist(server: ServerProcess) -> None:
-    with blocking.connect(server.url) as client:
-        client.request("consume", "--confirm", "mail.eu", "--manual-ack")
-        [consumer] = json.loads(client.request("stats", "consumers"))
-        wrong = consumer["id"][:-1] + "x"
+def test_a_user_who_may_not_inspect(shell: Console) -> None:
+    shell.environ["MQKS_URL"] = shell.url.replace("mqks://", "mqks://trim@")
+    shell.play("""
+        $ mqks trim ordrs 1
+        mqks: there is no queue ordrs
+        [65]
+        $ mqks trim orders 1
+        0 messages trimmed
+        # The server refuses it, as before: whether the queue exists is not told.
+        $ mqks trim mail.eu 1
+        mqks: …no permission to consume 'mail.eu'…
+        [65]
+        """)
 
-        code, _, err = run(server, "requeue", wrong, "--all")
 
-        told = f"mqks: there is no consumer {wrong}; did you mean {consumer['id']}?\n"
-        assert (code, err) == (os.EX_DATAERR, told.encode())
-        assert run(server, "requeue", consumer["id"], "--all") == (0, b"", b"")
+def test_requeue_of_a_consumer_that_does_not_exist(shell: Console, held: str) -> None:
+    wrong = held[:-1] + "x"
+    shell.play(f"""
+        $ mqks requeue {wrong} --all
+        mqks: there is no consumer {wrong}; did you mean {held}?
+        [65]
+        $ mqks requeue {held} --all
+        """)
 
 
 # --------------------------------------------------------------------------------------- peek
 
 
-def test_peek_prints_without_consuming(server: ServerProcess) -> None:
+def test_peek_prints_without_consuming(shell: Console) -> None:
     for _ in range(2):
-        assert run(server, "peek", "orders") == (0, b"one\ntwo\n\xff\n", b"")
+        assert shell("peek", "orders") == (0, b"one\ntwo\n\xff\n", b"")
+    assert shell("peek", "orders", "--event", "*.old")[1] == b"\xff\n"
+    shell.play("""
+        $ mqks peek orders --limit 1
+        one
+        $ mqks peek orders --after 1 -n 1
+        two
+        $ mqks peek orders --scheduled
+        $ mqks peek orders --after 1 --json
+        {"seq": 2, … "id": "m2", "event": "order.new", … "data": "two"…}
+        {"seq": 3, … "id": "m3", "event": "order.old", … "data_base64": "/w=="…}
+        """)
+    assert shell.rows("peek", "orders") == shell.rows("inspect", "messages", "orders", "--data")
 
-    assert run(server, "peek", "orders", "--limit", 1)[1] == b"one\n"
-    assert run(server, "peek", "orders", "--after", 1, "-n", 1)[1] == b"two\n"
-    assert run(server, "peek", "orders", "--event", "*.old")[1] == b"\xff\n"
-    assert run(server, "peek", "orders", "--scheduled") == (0, b"", b"")
-    told = run(server, "peek", "orders", "--json")[1]
-    assert told == run(server, "inspect", "messages", "orders", "--data", "--json")[1]
-    lines = [json.loads(line) for line in told.splitlines()]
-    assert [(line["seq"], line["id"], line["event"]) for line in lines[1:]] == [
-        (2, "m2", "order.new"),
-        (3, "m3", "order.old"),
-    ]
-    assert (lines[1]["data"], lines[2]["data_base64"]) == ("two", "/w==")
 
-
-def test_peek_goes_from_page_to_page(server: ServerProcess) -> None:
-    with blocking.connect(server.url) as client:
+def test_peek_goes_from_page_to_page(shell: Console) -> None:
+    with blocking.connect(shell.url) as client:
         client.subscribe("many", ["n"])
         client.publish_many(("n", str(n)) for n in range(250))
-        assert type(client.peek("many", limit=1)[0]) is PeekedMessage
         try:
-            assert run(server, "peek", "many", "-n", 1000)[1].split() == [
-                b"%d" % n for n in range(250)
-            ]
-            assert len(run(server, "peek", "many", "-n", 201)[1].split()) == 201
-            assert len(run(server, "peek", "many", "--event", "*", "-n", 101)[1].split()) == 101
+            assert shell.out("peek", "many", "-n", 1000).split() == [*map(str, range(250))]
+            assert len(shell.out("peek", "many", "-n", 201).split()) == 201
+            assert len(shell.out("peek", "many", "--event", "*", "-n", 101).split()) == 101
         finally:
             client.delete_queue("many")
 
@@ -222,31 +215,26 @@ def literal_masks(server: ServerProcess, queue: str) -> list[str]:
     return [line.partition(" bound_event=")[2] for line in lines]
 
 
-def test_a_mask_in_the_place_of_an_event_warns(server: ServerProcess) -> None:
-    def warning(event: str) -> bytes:
-        told = "is bound as an event, not as a mask; for a mask, use --add-mask"
-        return f"mqks: warning: {event} {told} '{event}'\n".encode()
-
-    assert run(server, "subscribe", "stars", "a", "order.*") == (0, b"", warning("order.*"))
-    assert run(server, "rebind", "stars", "--add", "*") == (0, b"", warning("*"))
-    assert run(server, "rebind", "stars", "x.*", "y.**", "z") == (
-        0,
-        b"",
-        warning("x.*") + warning("y.**"),
-    )
-    code, _, err = run(server, "consume", "stars", "--add", "c.*", "--timeout", "0.1")
-    assert (code, err) == (0, warning("c.*"))
-    assert run(server, "rebind", "stars", "--add-mask", "m.*", "--remove", "c.*") == (0, b"", b"")
-    assert run(server, "subscribe", "stars", "a") == (0, b"", b"")
-
+def test_a_mask_in_the_place_of_an_event_warns(shell: Console, server: ServerProcess) -> None:
+    shell.play("""
+        $ mqks subscribe stars a 'order.*'
+        mqks: warning: order.* is bound as an event, not as a mask; for a mask, … 'order.*'
+        $ mqks rebind stars --add '*'
+        mqks: warning: * is bound …
+        $ mqks rebind stars 'x.*' 'y.**' z
+        mqks: warning: x.* is bound …
+        mqks: warning: y.** is bound …
+        $ mqks consume stars --add 'c.*' --timeout 0.1
+        mqks: warning: c.* is bound …
+        $ mqks rebind stars --add-mask 'm.*' --remove 'c.*'
+        $ mqks subscribe stars a
+        """)
     until(lambda: literal_masks(server, "stars") == ["order.*", "*", "x.*", "c.*"])
-    assert run(server, "delete-queue", "stars") == (0, b"", b"")
+    assert shell.out("delete-queue", "stars") == ""
 
 
-def test_a_request_that_fails_warns_of_nothing(server: ServerProcess) -> None:
-    code, _, _ = run(server, "subscribe", "failing", "order.*", "--add-mask", "no-dot*")
-
-    assert code == os.EX_DATAERR
+def test_a_request_that_fails_warns_of_nothing(shell: Console, server: ServerProcess) -> None:
+    assert shell("subscribe", "failing", "order.*", "--add-mask", "no-dot*")[0] == os.EX_DATAERR
     assert literal_masks(server, "failing") == []
 
 
@@ -308,12 +296,8 @@ def test_a_url_on_the_line_is_asked(server: ServerProcess) -> None:
     assert completed(words, "mqks://127.0.0.1:1") == ["mail.eu"]
 
 
-def test_consumers_complete(server: ServerProcess) -> None:
-    with blocking.connect(server.url) as client:
-        client.request("consume", "--confirm", "mail.eu", "--manual-ack")
-        [consumer] = json.loads(client.request("stats", "consumers"))
-
-        assert completed("mqks requeue ", server.url) == [consumer["id"]]
+def test_consumers_complete(server: ServerProcess, held: str) -> None:
+    assert completed("mqks requeue ", server.url) == [held]
 
 
 def test_users_complete(server: ServerProcess, tmp_path: Path) -> None:
@@ -345,21 +329,12 @@ def test_a_server_that_is_silent_does_not_hold_the_shell() -> None:
 
 
 def test_names_are_given_to_a_shell_only_if_they_mean_nothing_to_it() -> None:
-    for name in ("orders", "a.b-c_d", "50%", "müll", "a@b", "a=b", "a,b", "a+b", "a/b"):
+    for name in ["orders", "a.b-c_d", "50%", "müll", "a@b", "a=b", "a,b", "a+b", "a/b"]:
         assert complete.SAFE.fullmatch(name)
     for name in (
-        "$(x)",
-        "`x`",
-        "a;b",
         "a b",
-        "a'b",
-        'a"b',
-        "a|b",
-        "a&b",
-        "-rf",
-        "~x",
-        "a:b",
         "a\n",
+        *["$(x)", "`x`", "a;b", "a'b", 'a"b', "a|b", "a&b", "-rf", "~x", "a:b"],
     ):
         assert not complete.SAFE.fullmatch(name)
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import json
-import os
-import pty
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mqks import users_file
-from mqks.commands import main
 from mqks.users import User, Users
+from tests.commands.console import MQKS, Console, Terminal
 from tests.kit.fixtures import served
 from tests.kit.waiting import WAIT_S, until
 
@@ -25,13 +20,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "mqks.users"
 
 
-Run = tuple[int, str, str]
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> Run:
-    """Exit code, stdout and stderr of one command."""
-    code = main(["user", *map(str, arguments)])
-    return code, *capsys.readouterr()
+@pytest.fixture
+def user(tmp_path: Path, path: Path) -> Console:
+    """A console in which the file is set."""
+    return Console(tmp_path, MQKS_USERS=str(path))
 
 
 def only(path: Path) -> User:
@@ -39,13 +31,14 @@ def only(path: Path) -> User:
     return user
 
 
-def test_a_token_is_shown_once_and_works(
-    capsys: pytest.CaptureFixture[str], path: Path, tmp_path: Path
-) -> None:
-    masks = ("--publish", "a.*", "--publish", "b", "--consume", "q-*", "--bind", "a.**")
-    code, token, err = run(capsys, "add", "alice", "--token", *masks, "--users", path)
+def is_password(path: Path, password: bytes) -> bool:
+    return Users([only(path)], b"k").verify(b"alice", password) is not None
 
-    assert (code, err) == (0, "")
+
+def test_a_token_is_shown_once_and_works(alone: Console, path: Path, tmp_path: Path) -> None:
+    masks = "--publish a.* --publish b --consume q-* --bind a.**"
+    token = alone.out(*f"user add alice --token {masks} --users {path}".split())
+
     assert re.fullmatch(r"[0-9a-f]{64}\n", token)
     assert path.stat().st_mode & 0o777 == 0o600
     assert token.strip() not in path.read_text()
@@ -58,269 +51,212 @@ def test_a_token_is_shown_once_and_works(
         assert client.ask(b"m publish --confirm a.b x") == b"m ok "
 
 
-def test_a_password_from_a_file(capsys: pytest.CaptureFixture[str], path: Path) -> None:
-    secret = path.with_name("secret")
-    secret.write_text("päss\nnot this\n")
-    flags = ("--admin", "--eval", "--users", path)
-
-    assert run(capsys, "add", "alice", "--password-file", secret, *flags) == (0, "", "")
-
-    user = only(path)
-    assert (user.bind, user.admin, user.eval) == (["**"], True, True)
-    assert Users([user], b"k").verify(b"alice", "päss".encode()) is not None
+def test_a_password_from_a_file_or_stdin(user: Console, path: Path) -> None:
+    path.with_name("secret").write_text("päss\nnot this\n")
+    user.play(r"""
+        $ mqks user add alice --password-file secret --admin --eval --publish x
+        """)
+    first = only(path)
+    assert (first.bind, first.admin, first.eval) == (["**"], True, True)
+    assert is_password(path, "päss".encode())
     assert "päss" not in path.read_text()
 
+    user.play(r"""
+        $ printf 'from-stdin\r\n' | mqks user password alice --password-file -
+        """)
+    assert is_password(path, b"from-stdin")
+    assert not is_password(path, "päss".encode())
+    assert (only(path).publish, only(path).admin) == (["x"], True)
 
-def test_a_password_from_stdin(
-    capsys: pytest.CaptureFixture[str], path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin\r\n".replace(" ", "-")))
-
-    assert run(capsys, "add", "alice", "--password-file", "-", "--users", path) == (0, "", "")
-    assert Users([only(path)], b"k").verify(b"alice", b"from-stdin") is not None
+    user.play(r"""
+        $ mqks user remove alice
+        $ printf 'from-stdin\r\n' | mqks user add alice --password-file -
+        """)
+    assert is_password(path, b"from-stdin")
 
 
 def test_a_password_that_is_asked_for(path: Path) -> None:
     """Twice, on a terminal, which does not show it."""
-    command = [
-        sys.executable,
-        "-m",
-        "mqks",
-        "user",
-        "add",
-        "alice",
-        "--password",
-        "--users",
-        str(path),
-    ]
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    ) as process:
-        os.close(theirs)
-        shown = b""
+    command = [*MQKS, "user", "add", "alice", "--password", "--users", str(path)]
+    with Terminal(*command) as terminal:
         for _ in range(2):
-            while not shown.endswith(b": "):
-                shown += os.read(ours, 1000)
-            os.write(ours, b"hidden\n")
-            shown += os.read(ours, 1)
-        assert process.wait(WAIT_S) == 0
-    os.close(ours)
-    assert b"hidden" not in shown
-    assert Users([only(path)], b"k").verify(b"alice", b"hidden") is not None
+            terminal.until(b": $")
+            terminal.press(b"hidden\n")
+        assert terminal.end() == 0
+    assert b"hidden" not in terminal.seen
+    assert is_password(path, b"hidden")
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "words",
     [
-        ["alice"],
-        ["a b", "--token"],
-        ["--", "--alice", "--token"],
-        ["alice", "--token", "--publish", "a b"],
-        ["alice", "--password", "--password-file", "-"],
-        ["alice", "--password", "secret"],
+        "alice",
+        "'a b' --token",
+        "-- --alice --token",
+        "alice --token --publish 'a b'",
+        "alice --password --password-file -",
+        "alice --password secret",
     ],
 )
-def test_a_command_line_that_makes_no_user(
-    capsys: pytest.CaptureFixture[str], path: Path, arguments: list[str]
-) -> None:
-    assert run(capsys, "add", "--users", path, *arguments)[0] == 64
+def test_a_command_line_that_makes_no_user(user: Console, path: Path, words: str) -> None:
+    user.play(f"""
+        $ mqks user add {words}
+        [64]
+        """)
     assert not path.exists()
 
 
 @pytest.mark.parametrize("password", ["", "two words", "--flag", "tab\there"])
-def test_a_password_that_no_client_could_send(
-    capsys: pytest.CaptureFixture[str],
-    path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    password: str,
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(password + "\n"))
+def test_a_password_that_no_client_could_send(user: Console, password: str) -> None:
+    words = ["user", "add", "alice", "--password-file", "-"]
+    code, _, err = user(*words, stdin=password.encode() + b"\n")
 
-    code, _, err = run(capsys, "add", "alice", "--password-file", "-", "--users", path)
-
-    assert code == 64
-    assert "password" in err
-    assert not password or password not in err
+    assert (code, b"password" in err) == (64, True)
+    assert not password or password not in err.decode()
 
 
-def test_a_name_that_is_taken(capsys: pytest.CaptureFixture[str], path: Path) -> None:
-    assert run(capsys, "add", "alice", "--token", "--users", path)[0] == 0
-    before = path.read_text()
-
-    code, out, err = run(capsys, "add", "alice", "--token", "--users", path)
-
-    assert (code, out, err) == (78, "", f"mqks: {path}: the user alice exists already\n")
-    assert path.read_text() == before
-
-
-def test_a_list(capsys: pytest.CaptureFixture[str], path: Path) -> None:
+def test_a_list(user: Console) -> None:
     for name in ("bob", "alice"):
-        run(capsys, "add", name, "--token", "--publish", "x", "--publish", "y", "--users", path)
-
-    code, out, _ = run(capsys, "list", "--users", path, "--json")
-    rows = [json.loads(line) for line in out.splitlines()]
-
-    assert code == 0
-    assert [row["name"] for row in rows] == ["bob", "alice"]
-    assert rows[0] == {
-        "name": "bob",
-        "password": False,
-        "token": True,
-        "sqs": False,
-        "publish": ["x", "y"],
-        "consume": [],
-        "read": [],
-        "bind": ["**"],
-        "monitoring": False,
-        "admin": False,
-        "eval": False,
-    }
-    header, *lines = run(capsys, "list", "--users", path)[1].splitlines()
-    assert header.split() == list(rows[0])
-    assert lines[0].split() == ["bob", "no", "yes", "no", "x", "y", *"--", "**", "no", "no", "no"]
+        user.out("user", "add", name, "--token", "--publish", "x", "--publish", "y")
+    user.play("""
+        $ mqks user list
+        name password token sqs publish consume read bind monitoring admin eval
+        bob no yes no x y - - ** no no no
+        alice no yes no x y - - ** no no no
+        """)
+    bob, alice = user.rows("user", "list")
+    nothing = dict.fromkeys(["password", "sqs", "monitoring", "admin", "eval"], False)
+    lists = {"publish": ["x", "y"], "consume": [], "read": [], "bind": ["**"]}
+    assert bob == nothing | lists | {"name": "bob", "token": True}
+    assert alice["name"] == "alice"
 
 
-def test_a_user_that_goes(capsys: pytest.CaptureFixture[str], path: Path) -> None:
-    for name in ("alice", "bob"):
-        run(capsys, "add", name, "--token", "--users", path)
-
-    assert run(capsys, "remove", "alice", "--users", path) == (0, "", "")
+def test_users_that_are_taken_or_go(user: Console, path: Path) -> None:
+    user.play("""
+        $ mqks user add alice --token
+        …
+        """)
+    before = path.read_text()
+    user.play(
+        """
+        $ mqks user add alice --token
+        mqks: PATH: the user alice exists already
+        [78]
+        """,
+        PATH=path,
+    )
+    assert path.read_text() == before
+    user.play("""
+        $ mqks user add bob --token
+        …
+        $ mqks user remove alice
+        $ mqks user remove alice
+        mqks: …
+        [78]
+        $ mqks user token alice
+        mqks: …
+        [78]
+        """)
     assert only(path).name == "bob"
-    assert run(capsys, "remove", "alice", "--users", path)[0] == 78
 
 
-def test_a_new_token(capsys: pytest.CaptureFixture[str], path: Path) -> None:
-    first = run(capsys, "add", "alice", "--token", "--publish", "x", "--users", path)[1].strip()
+def test_a_new_token(user: Console, path: Path) -> None:
+    first = user.out("user", "add", "alice", "--token", "--publish", "x").strip()
+    second = user.out("user", "token", "alice").strip()
 
-    second = run(capsys, "token", "alice", "--users", path)[1].strip()
-
-    user = only(path)
-    users = Users([user], b"k")
-    assert user.publish == ["x"]
+    users = Users([only(path)], b"k")
+    assert only(path).publish == ["x"]
     assert users.by_token(first.encode()) is None
     assert users.by_token(second.encode()) is users.get("alice")
-    assert run(capsys, "token", "bob", "--users", path)[0] == 78
 
 
-def test_what_a_user_may_do_grows_and_shrinks(
-    capsys: pytest.CaptureFixture[str], path: Path
-) -> None:
-    run(capsys, "add", "alice", "--token", "--publish", "x", "--users", path)
-    before = only(path)
+def test_what_a_user_may_do_grows_and_shrinks(user: Console, path: Path) -> None:
+    user.out("user", "add", "alice", "--token", "--publish", "x")
+    token = only(path).token
 
     more = "--publish x --publish y --consume q --read r --read s --bind z --monitoring --admin"
-    assert run(capsys, "grant", "alice", *more.split(), "--users", path) == (0, "", "")
+    assert user.out("user", "grant", "alice", *more.split()) == ""
 
-    user = only(path)
-    assert (user.publish, user.consume, user.bind) == (["x", "y"], ["q"], ["**", "z"])
-    assert (user.token, user.admin, user.eval) == (before.token, True, False)
-    assert (user.read, user.monitoring) == (["r", "s"], True)
+    found = only(path)
+    assert (found.publish, found.consume, found.bind) == (["x", "y"], ["q"], ["**", "z"])
+    assert (found.token, found.admin, found.eval) == (token, True, False)
+    assert (found.read, found.monitoring) == (["r", "s"], True)
 
     less = "--publish x --consume q --read r --bind ** --monitoring --admin --eval"
-    assert run(capsys, "revoke", "alice", *less.split(), "--users", path) == (0, "", "")
+    assert user.out("user", "revoke", "alice", *less.split()) == ""
 
-    user = only(path)
-    assert (user.publish, user.consume, user.bind) == (["y"], [], ["z"])
-    assert (user.token, user.admin, user.eval) == (before.token, False, False)
-    assert (user.read, user.monitoring) == (["s"], False)
+    found = only(path)
+    assert (found.publish, found.consume, found.bind) == (["y"], [], ["z"])
+    assert (found.token, found.admin, found.eval) == (token, False, False)
+    assert (found.read, found.monitoring) == (["s"], False)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"),
+    ("words", "code"),
     [
-        (["grant", "bob", "--admin"], 78),
-        (["revoke", "bob", "--admin"], 78),
-        (["password", "bob", "--password-file", "-"], 78),
-        (["grant", "alice", "--publish", "a b"], 64),
-        (["grant", "alice", "--publish", "x" * 5000], 64),
-        (["revoke", "alice", "--publish", "x", "--publish", "x.*"], 78),
-        (["revoke", "alice", "--bind", "x"], 78),
+        ("grant bob --admin", 78),
+        ("revoke bob --admin", 78),
+        ("password bob --password-file -", 78),
+        ("grant alice --publish a\tb", 64),
+        ("grant alice --publish " + "x" * 5000, 64),
+        ("revoke alice --publish x --publish x.*", 78),
+        ("revoke alice --bind x", 78),
+        # Nobody is asked without a terminal.
+        ("add bob --password", 78),
+        ("password alice", 78),
     ],
 )
 def test_what_cannot_be_changed_changes_nothing(
-    capsys: pytest.CaptureFixture[str], path: Path, arguments: list[str], code: int
+    user: Console, path: Path, words: str, code: int
 ) -> None:
-    run(capsys, "add", "alice", "--token", "--publish", "x", "--users", path)
+    user.out("user", "add", "alice", "--token", "--publish", "x")
     before = path.read_text()
 
-    ended, out, err = run(capsys, *arguments, "--users", path)
+    ended, out, err = user("user", *words.split(" "), stdin=b"secret\nsecret\n")
 
-    assert (ended, out) == (code, "")
-    assert err
+    assert (ended, out, bool(err)) == (code, b"", True)
+    if words in ("add bob --password", "password alice"):
+        assert b"no terminal" in err
+        assert b"--password-file" in err
     assert path.read_text() == before
 
 
-def test_a_new_password(
-    capsys: pytest.CaptureFixture[str], path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(capsys, "add", "alice", "--token", "--publish", "x", "--users", path)
-    before = only(path)
-    for word in ("first", "second"):
-        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{word}\n"))
-        assert run(capsys, "password", "alice", "--password-file", "-", "--users", path)[0] == 0
-
-    user = only(path)
-    users = Users([user], b"k")
-    assert (user.token, user.publish) == (before.token, before.publish)
-    assert users.verify(b"alice", b"first") is None
-    assert users.verify(b"alice", b"second") is not None
-
-
 def test_a_running_server_learns_what_was_granted_by_a_hang_up(
-    capsys: pytest.CaptureFixture[str], path: Path, tmp_path: Path
+    user: Console, path: Path, tmp_path: Path
 ) -> None:
-    token = run(capsys, "add", "alice", "--token", "--users", path)[1].strip()
+    token = user.out("user", "add", "alice", "--token").strip()
     flags = ("--users", str(path), "--auth", "always")
     with served(tmp_path / "mqks.db", *flags) as (server, client):
         assert client.ask(b"a auth --confirm " + token.encode()) == b"a ok "
         assert client.ask(b"m publish --confirm e x").startswith(b"m error ")
 
-        run(capsys, "grant", "alice", "--publish", "e", "--users", path)
+        user.out("user", "grant", "alice", "--publish", "e")
         server.hang_up()
 
         until(lambda: "event=reloaded" in server.log)
         assert client.ask(b"m publish --confirm e x") == b"m ok "
 
 
-def test_the_setting_names_the_file(
-    capsys: pytest.CaptureFixture[str], path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run(capsys, "list")[0] == 78
-    monkeypatch.setenv("MQKS_USERS", str(path))
-    assert run(capsys, "add", "alice", "--token")[0] == 0
-    assert only(path).name == "alice"
-
-
-@pytest.mark.parametrize("arguments", [["add", "bob", "--password"], ["password", "alice"]])
-def test_a_password_is_not_asked_for_without_a_terminal(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    path: Path,
-    arguments: list[str],
-) -> None:
-    run(capsys, "add", "alice", "--token", "--users", path)
-    before = path.read_text()
-    monkeypatch.setattr(sys, "stdin", io.StringIO("secret\nsecret\n"))
-
-    code, out, err = run(capsys, *arguments, "--users", path)
-
-    assert (code, out) == (78, "")
-    assert "no terminal" in err
-    assert "--password-file" in err
-    assert path.read_text() == before
-
-
-def test_no_directory_and_no_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for arguments in (["add", "alice", "--token"], ["list"], ["remove", "x"]):
-        code, _, err = run(capsys, *arguments, "--users", tmp_path / "none" / "users")
-        assert code == 78
-        assert " does not exist" in err
+def test_no_directory_and_no_file(alone: Console) -> None:
+    alone.play("""
+        $ mqks user list
+        mqks: …
+        [78]
+        $ mqks user add alice --token --users none/users
+        mqks: … does not exist…
+        [78]
+        $ mqks user list --users none/users
+        mqks: … does not exist…
+        [78]
+        $ mqks user remove x --users none/users
+        mqks: … does not exist…
+        [78]
+        """)
 
 
 @pytest.mark.slow
 def test_many_at_once_lose_nobody(path: Path) -> None:
-    command = [sys.executable, "-m", "mqks", "user", "add", "--token", "--users", str(path)]
+    command = [*MQKS, "user", "add", "--token", "--users", str(path)]
     running = [
         subprocess.Popen([*command, f"u{number}"], stdout=subprocess.DEVNULL) for number in range(4)
     ]

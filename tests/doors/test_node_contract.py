@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tests.client import test_client_contract
+from tests.client.conftest import client, consumer
 from tests.client.test_client_contract import authority, refusing, tls_proxy
 from tests.kit.node_skin import Driver, NodeClient
 
-__all__ = ["authority", "refusing", "tls_proxy"]
+__all__ = ["authority", "client", "consumer", "refusing", "tls_proxy"]
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(shutil.which("node") is None, reason="there is no node on this machine"),
@@ -27,7 +28,6 @@ NOT_HERE = {
         "a_consumer_that_is_refused_says_why",
         "a_peer_that_tells_no_reason_and_no_number",
         "a_consumer_whose_id_another_connection_uses_ends_with_an_error",
-        "consume_creates_a_queue_that_it_binds_or_is_told_to",
         "credentials_that_are_missing",
         "stats",
     ),
@@ -43,7 +43,6 @@ NOT_HERE = {
         "process_acks_or_rejects",
         "what_is_interrupted_has_not_failed",
         "rebind_and_updates",
-        "a_consumer_goes_on_when_its_queue_is_deleted_and_made_again",
         "purge_and_trim_tell_how_many",
         "stop_ends_the_iteration",
         "batches_end_when_nothing_comes",
@@ -77,7 +76,7 @@ NOT_HERE = {
 CONTRACT = {
     name: test
     for name, test in vars(test_client_contract).items()
-    if name.startswith("test_") and "connect" in inspect.signature(test).parameters
+    if name.startswith("test_") and {"client", "connect"} & {*inspect.signature(test).parameters}
 }
 _left = {f"test_{name}" for names in NOT_HERE.values() for name in names}
 globals().update({name: test for name, test in CONTRACT.items() if name not in _left})

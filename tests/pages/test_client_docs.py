@@ -19,11 +19,6 @@ def test_every_option_is_told(option: str) -> None:
     assert f"`{option}`" in section("Limits")
 
 
-@pytest.mark.parametrize("name", mqks.__all__)
-def test_every_public_name_can_be_had(name: str) -> None:
-    assert getattr(mqks, name) is not None
-
-
 def test_other_names_cannot() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = mqks.no_such_name

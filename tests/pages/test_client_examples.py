@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -15,14 +14,8 @@ import pytest
 
 from mqks import blocking
 from mqks.testing import Broker, BrokerProcess
+from tests.client.programs import ROOT, environment
 from tests.kit.waiting import WAIT_S
-
-ROOT = Path(__file__).parents[2]
-
-
-def environ(url: str) -> dict[str, str]:
-    return {**os.environ, "MQKS_URL": url, "PYTHONPATH": str(ROOT)}
-
 
 OUTPUTS = {
     "hello": ["example.hello: world", 'example.hello: {"to":["everybody","else"]}'],
@@ -49,21 +42,38 @@ OUTPUTS = {
 }
 
 
+HELLO_WORLD = {
+    "greetings": ["hi", "hello"],
+    "greetings-and-byes": ["hi", "hello", "bye", "good-bye"],
+    "orders": ["order.new"],
+    "mailer": ["user.new"],
+}
+"""Queues that the README and the other pages leave behind."""
+
+
 def test_every_example_is_tested() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {*OUTPUTS, "service"}
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_example(name: str, mqks_broker: Broker) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", ROOT / "examples" / f"{name}.py"],
-        env=environ(mqks_broker.url),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
-    assert (done.stderr, done.returncode) == ("", 0)
-    assert done.stdout.splitlines()[: len(OUTPUTS[name])] == OUTPUTS[name]
+    """It runs, and leaves the queues of the README alone."""
+    with blocking.connect(mqks_broker.url) as client, ExitStack() as consuming:
+        for queue, events in HELLO_WORLD.items():
+            client.subscribe(queue, events)
+            consuming.enter_context(client.consume(queue))
+        before = client.request("stats", "queues")
+        done = subprocess.run(
+            [sys.executable, "-W", "error", ROOT / "examples" / f"{name}.py"],
+            env=environment(mqks_broker.url),
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+        )
+        assert (done.stderr, done.returncode) == ("", 0)
+        assert done.stdout.splitlines()[: len(OUTPUTS[name])] == OUTPUTS[name]
+        # A message that had been published to one of them would have taken a number, too.
+        assert of_hello_world(client.request("stats", "queues")) == of_hello_world(before)
 
 
 def test_the_service_of_coming_from(mqks_broker: Broker, tmp_path: Path) -> None:
@@ -72,7 +82,7 @@ def test_the_service_of_coming_from(mqks_broker: Broker, tmp_path: Path) -> None
     (tmp_path / "service.py").write_text(program)
     service = subprocess.Popen(
         [sys.executable, "-W", "error", "-u", tmp_path / "service.py"],
-        env=environ(mqks_broker.url),
+        env=environment(mqks_broker.url),
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -87,29 +97,6 @@ def test_the_service_of_coming_from(mqks_broker: Broker, tmp_path: Path) -> None
     finally:
         service.kill()
         service.communicate()
-
-
-HELLO_WORLD = {
-    "greetings": ["hi", "hello"],
-    "greetings-and-byes": ["hi", "hello", "bye", "good-bye"],
-    "orders": ["order.new"],
-    "mailer": ["user.new"],
-}
-"""Queues that the README and the other pages leave behind."""
-
-
-@pytest.mark.parametrize("name", OUTPUTS)
-def test_an_example_leaves_the_queues_of_the_readme_alone(name: str, mqks_broker: Broker) -> None:
-    with blocking.connect(mqks_broker.url) as client, ExitStack() as consuming:
-        for queue, events in HELLO_WORLD.items():
-            client.subscribe(queue, events)
-            consuming.enter_context(client.consume(queue))
-        before = client.request("stats", "queues")
-
-        test_example(name, mqks_broker)
-
-        # A message that had been published to one of them would have taken a number, too.
-        assert of_hello_world(client.request("stats", "queues")) == of_hello_world(before)
 
 
 def of_hello_world(rows: str) -> list[dict[str, object]]:
@@ -143,11 +130,11 @@ def test_a_message_that_kills_the_service_takes_no_other_along(
         client.publish_many(("user.created", {"mail": mail}) for mail in mails)
     out = b""
     for _ in range(3):
-        died = subprocess.run(service, env=environ(url), capture_output=True, timeout=WAIT_S)
+        died = subprocess.run(service, env=environment(url), capture_output=True, timeout=WAIT_S)
         assert died.returncode == -signal.SIGKILL
         out += died.stdout
     with subprocess.Popen(
-        service, env=environ(url), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        service, env=environment(url), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         assert process.stdout is not None
         while out.count(b"mail to") + out.count(b"gave up") < len(mails):
@@ -172,7 +159,7 @@ def test_a_message_that_kills_the_service_takes_no_other_along(
 def test_service(mqks_broker_process: BrokerProcess) -> None:
     service = subprocess.Popen(
         [sys.executable, "-W", "error", ROOT / "examples/service.py"],
-        env=environ(mqks_broker_process.url),
+        env=environment(mqks_broker_process.url),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -14,7 +14,7 @@ import sqlite3
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
@@ -340,59 +340,71 @@ OUTBOX_LINES = range(6, 24)
 """Before which a relay is killed: they are more than the loop has with two rows in the outbox."""
 
 
+class Outbox:
+    """Of a shop, with its relay: what both recipes of an outbox promise."""
+
+    def __init__(self, kitchen: Kitchen, name: str, select: Callable[[str], list[int]]) -> None:
+        self._kitchen, self._select = kitchen, select
+        self._shop, self._relay = f"{name}_shop.py", f"{name}_relay.py"
+
+    def committed(self) -> list[int]:
+        return self._select("SELECT id FROM orders ORDER BY id")
+
+    def waiting(self) -> int:
+        return self._select("SELECT count(*) FROM outbox")[0]
+
+    def order(self, *items: str) -> None:
+        for item in items:
+            self._kitchen.killed(NEVER, self._shop, item)
+
+    def check_shop(self, lines: int, points: list[str]) -> None:
+        """Killed before each line, it has an order and its message, or neither."""
+        self._kitchen.run(self._shop, "tea")
+        killed_before = set[str]()
+        for line in range(1, lines):
+            killed_before.add(self._kitchen.killed(line, self._shop, "tea")[0])
+            assert self.waiting() == len(self.committed())
+        reaches(points, killed_before)
+        assert "" in killed_before, "not every line was reached"
+        with self._kitchen.start(self._relay):
+            until(lambda: not self.waiting())
+
+    def check_relay(self, client: BlockingClient, points: list[str]) -> None:
+        """Killed before each line, as is the broker at times, it keeps the order of orders."""
+        killed_before = set[str]()
+        for line in OUTBOX_LINES:
+            if self.waiting() < 2:
+                self.order("coffee")
+            killed_before.add(self._kitchen.killed(line, self._relay)[0])
+            if line % 8 == 0:
+                self._kitchen.bounce()
+            found = orders(client)
+            assert found == self.committed()[: len(found)]
+        reaches(points, killed_before)
+
+
 @pytest.mark.slow
 def test_outbox_in_sqlite(kitchen: Kitchen) -> None:
     kitchen.take("Outbox in SQLite")
     kitchen.sh()
 
     def select(query: str) -> list[int]:
-        with closing(
-            sqlite3.connect(kitchen.programs["sqlite_shop.py"].with_name("shop.db"))
-        ) as shop:
+        path = kitchen.programs["sqlite_shop.py"].with_name("shop.db")
+        with closing(sqlite3.connect(path)) as shop:
             return [number for (number,) in shop.execute(query)]
 
-    def committed() -> list[int]:
-        return select("SELECT id FROM orders ORDER BY id")
-
-    def in_outbox() -> int:
-        return select("SELECT count(*) FROM outbox")[0]
-
-    kitchen.run("sqlite_shop.py", "tea")
-    killed_before = set[str]()
-    for line in range(1, 13):
-        killed_before.add(kitchen.killed(line, "sqlite_shop.py", "tea")[0])
-        assert in_outbox() == len(committed())
-    reaches(["order =", "data =", 'db.execute("INSERT INTO outbox', "with db:"], killed_before)
-    assert "" in killed_before, "not every line was reached"
-    with kitchen.start("sqlite_relay.py"):
-        until(lambda: not in_outbox())
+    outbox = Outbox(kitchen, "sqlite", select)
+    outbox.check_shop(13, ["order =", "data =", 'db.execute("INSERT INTO outbox', "with db:"])
     with kitchen.client() as client:
-        killed_before = set()
-        for line in OUTBOX_LINES:
-            if in_outbox() < 2:
-                kitchen.killed(NEVER, "sqlite_shop.py", "coffee")
-            killed_before.add(kitchen.killed(line, "sqlite_relay.py")[0])
-            if line % 8 == 0:
-                kitchen.bounce()
-            found = orders(client)
-            assert found == committed()[: len(found)]
-        relay_points = [
-            "rows =",
-            "for id,",
-            "client.publish",
-            "with db:",
-            "db.executemany",
-            "if not",
-        ]
-        reaches(relay_points, killed_before)
+        points = ["rows =", "for id,", "client.publish", "with db:", "db.executemany", "if not"]
+        outbox.check_relay(client, points)
         # The broker is killed while two relays work.
         with kitchen.start("sqlite_relay.py"), kitchen.start("sqlite_relay.py"):
             for _ in range(3):
-                for item in ("milk", "sugar"):
-                    kitchen.killed(NEVER, "sqlite_shop.py", item)
+                outbox.order("milk", "sugar")
                 kitchen.bounce()
-            until(lambda: not in_outbox())
-        assert sorted(orders(client)) == committed()
+            until(lambda: not outbox.waiting())
+        assert sorted(orders(client)) == outbox.committed()
 
 
 @pytest.fixture
@@ -411,67 +423,42 @@ def test_outbox_in_postgresql(kitchen: Kitchen, postgres: Postgres) -> None:
     kitchen.take("Outbox in PostgreSQL")
     kitchen.environment |= postgres.environment
     kitchen.sh()
-    kitchen.run("postgres_shop.py", "tea")
-    killed_before = set[str]()
-    for line in range(1, 16):
-        killed_before.add(kitchen.killed(line, "postgres_shop.py", "tea")[0])
-        assert count(postgres, "outbox") == len(committed(postgres))
-    reaches(["row =", "data =", 'db.execute("INSERT INTO outbox', "with psy"], killed_before)
-    assert "" in killed_before, "not every line was reached"
-    with kitchen.start("postgres_relay.py"):
-        until(lambda: not count(postgres, "outbox"))
+
+    def select(query: str) -> list[int]:
+        with session(postgres) as db:
+            return [number for (number,) in db.execute(query.encode())]
+
+    outbox = Outbox(kitchen, "postgres", select)
+    outbox.check_shop(16, ["row =", "data =", 'db.execute("INSERT INTO outbox', "with psy"])
     with kitchen.client() as client:
-        killed_before = set()
-        for line in OUTBOX_LINES:
-            if count(postgres, "outbox") < 2:
-                kitchen.killed(NEVER, "postgres_shop.py", "coffee")
-            killed_before.add(kitchen.killed(line, "postgres_relay.py")[0])
-            if line % 8 == 0:
-                kitchen.bounce()
-            found = orders(client)
-            assert found == committed(postgres)[: len(found)]
-        reaches(
-            ["with db.tr", "rows =", "for id,", "client.publish", "db.execute(", "if not"],
-            killed_before,
-        )
+        points = ["with db.tr", "rows =", "for id,", "client.publish", "db.execute(", "if not"]
+        outbox.check_relay(client, points)
         # The broker is killed while two relays work; then PostgreSQL, which ends the relays.
         with kitchen.start("postgres_relay.py") as one, kitchen.start("postgres_relay.py") as other:
             for _ in range(2):
-                for item in ("milk", "sugar"):
-                    kitchen.killed(NEVER, "postgres_shop.py", item)
+                outbox.order("milk", "sugar")
                 kitchen.bounce()
-            until(lambda: not count(postgres, "outbox"))
+            until(lambda: not outbox.waiting())
             postgres.kill()
             assert one.end() == other.end() == 1
         postgres.start()
         # A row that another relay has locked is left to that one, and the others go on.
-        kitchen.killed(NEVER, "postgres_shop.py", "pepper")
+        outbox.order("pepper")
         with session(postgres) as other_relay:
             other_relay.execute("SELECT FROM outbox FOR UPDATE")
-            kitchen.killed(NEVER, "postgres_shop.py", "salt")
+            outbox.order("salt")
             with kitchen.start("postgres_relay.py"):
-                until(lambda: orders(client)[-1] == committed(postgres)[-1])
-                assert committed(postgres)[-2] not in orders(client)
+                until(lambda: orders(client)[-1] == outbox.committed()[-1])
+                assert outbox.committed()[-2] not in orders(client)
         with kitchen.start("postgres_relay.py"):
-            until(lambda: not count(postgres, "outbox"))
-        assert sorted(orders(client)) == committed(postgres)
+            until(lambda: not outbox.waiting())
+        assert sorted(orders(client)) == outbox.committed()
 
 
 def session(postgres: Postgres) -> psycopg.Connection:
     import psycopg
 
     return psycopg.connect(host=postgres.environment["PGHOST"], user="postgres")
-
-
-def committed(postgres: Postgres) -> list[int]:
-    with session(postgres) as db:
-        return [order for (order,) in db.execute("SELECT id FROM orders ORDER BY id")]
-
-
-def count(postgres: Postgres, table: str) -> int:
-    with session(postgres) as db:
-        row = db.execute(f"SELECT count(*) FROM {table}").fetchone()
-        return int(row[0]) if row else 0
 
 
 @pytest.mark.slow
@@ -513,16 +500,8 @@ def test_exactly_once_effects(kitchen: Kitchen) -> None:
             killed_before.add(kitchen.killed(line, "ledger.py")[0])
             if line % 8 == 0:
                 kitchen.bounce()
-        reaches(
-            [
-                "for payment",
-                "with payment",
-                "if db.execute",
-                "db.execute(BOOK",
-                "print(",
-            ],
-            killed_before,
-        )
+        points = ["for payment", "with payment", "if db.execute", "db.execute(BOOK", "print("]
+        reaches(points, killed_before)
         with kitchen.start("ledger.py"):
             kitchen.bounce()
             until(lambda: waiting(client, "payments") + unacked(client, "payments") == 0)

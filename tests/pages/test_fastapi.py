@@ -9,17 +9,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
 from mqks import blocking
 from mqks.testing import BrokerProcess
+from tests.client.programs import ROOT, environment
 from tests.kit.waiting import WAIT_S, until
-from tests.pages.test_client_examples import environ
 
-ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-u", "-m", "uvicorn", "--app-dir", "examples/fastapi", "--port", "0"]
 
 
@@ -30,7 +28,7 @@ class Web:
         self.process = subprocess.Popen(
             [*COMMAND, "signups:web"],
             cwd=ROOT,
-            env=environ(url),
+            env=environment(url),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

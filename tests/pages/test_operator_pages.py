@@ -13,16 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-import typer
 
-from mqks.commands import app
+from tests.commands.test_command_tree import parsed
 from tests.kit.ports import free_port
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("install", "security", "monitoring", "backup", "settings", "troubleshooting", "postgresql")
-TREE = typer.main.get_command(app)
 ENDS = {"|", "&&", "&", ">", ">>", ";"}
 
 
@@ -70,11 +68,7 @@ def test_every_command_of_the_pages_parses(
     name: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command, context = TREE, TREE.make_context("mqks", list(words))
-    while hasattr(command, "resolve_command"):
-        rest = [*context._protected_args, *context.args]
-        word, command, rest = command.resolve_command(context, rest)
-        context = command.make_context(word, rest, parent=context)
+    assert parsed("mqks", words)
 
 
 class Shell:
