@@ -29,6 +29,7 @@ from mqks.users import User, hash_token
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess, refusal
 from tests.kit.waiting import until
+from tests.server.test_gateway import gateways
 from tests.server.test_metrics import Web
 from tests.server.test_tls import TOKEN, trusting, write_certificate
 
@@ -154,7 +155,7 @@ def test_a_crowd_of_every_kind(tmp_path: Path, tls_port: int, open_files: int, l
 
 
 def test_a_crowd_of_users_of_the_api(tmp_path: Path) -> None:
-    """Each has a connection inside, which takes two descriptors."""
+    """Each has a connection to the broker."""
     crowd = [User(f"u{n}", token=hash_token(f"t{n}"), publish=["**"]) for n in range(CROWD // 2)]
     users_file.write(tmp_path / "users", [HONEST, *crowd])
     flags = ("--users", str(tmp_path / "users"), "--auth", "always", "--api-port", "0")
@@ -172,10 +173,9 @@ def test_a_crowd_of_users_of_the_api(tmp_path: Path) -> None:
     assert "event=connection_failed" not in server.log
 
 
-def test_ports_of_http_have_descriptors_of_their_own(tmp_path: Path) -> None:
-    ports = ("--http-port", "0", "--api-port", "0")
-    with Limited(1024, tmp_path / "mqks.db", *ports) as server:
-        assert until(lambda: "open_files=1024 connections_max=640" in server.log)
+def test_the_http_port_has_descriptors_of_its_own(tmp_path: Path) -> None:
+    with Limited(1024, tmp_path / "mqks.db", "--http-port", "0") as server:
+        assert until(lambda: "open_files=1024 connections_max=768" in server.log)
 
 
 def test_two_thirds_of_the_descriptors_may_poll(tmp_path: Path) -> None:
@@ -192,7 +192,8 @@ def test_two_thirds_of_the_descriptors_may_poll(tmp_path: Path) -> None:
         place = "127.0.0.1", int(port)
         assert asking(b"CreateQueue", place).recv(12) == b"HTTP/1.1 200"
         polls = [asking(b"ReceiveMessage", place) for _ in range(240)]
-        until(lambda: server.open_files > len(polls))
+        [gateway] = gateways(server)
+        until(lambda: len(os.listdir(f"/proc/{gateway}/fd")) > len(polls))
         with LineClient(server.address) as client:
             for n in range(len(polls)):
                 assert client.ask(b"m%d publish --confirm --to=q e x" % n) == b"m%d ok " % n

@@ -7,8 +7,7 @@ import sys
 CODE = """
 import logging
 from mqks.server import log
-from mqks.settings import Settings
-log.configure(Settings(log_format="json"))
+log.configure("json", "info")
 log.warning("queue_full", queue="orders", ready=3)
 logging.getLogger("mqks.client").warning("request %s failed, error %s", "r1", "e1")
 """
