@@ -14,22 +14,20 @@ nothing, and is acked when it is done. Each task must have run, once.
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from celery import Celery
 
 from benchmarks.flow import free_port
-from benchmarks.servers.rabbitmq import Rabbitmq
+from benchmarks.process import peer, resident_bytes, spawn, until
+from benchmarks.servers import SERVERS
 
 COUNT, ROUNDS, RESTART_S = 3000, 3, 60
 NAMES = {"mqks": "MQKS", "redis": "Redis, `appendfsync always`", "rabbitmq": "RabbitMQ, confirmed"}
@@ -58,25 +56,6 @@ def tell(path: str) -> None:
     Path(path).touch()
 
 
-def _until(look: Callable[[], bool], step_s: float = 0.001, limit_s: float = 240) -> None:
-    ends_s = time.monotonic() + limit_s
-    while not look():
-        if time.monotonic() > ends_s:
-            raise TimeoutError("it does not happen")
-        time.sleep(step_s)
-
-
-def _resident_bytes(pid: int) -> int:
-    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _accepts(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-        return True
-    return False
-
-
 def _check(count: int) -> None:
     """Each task has run, once, and RabbitMQ was asked for confirms."""
     with app.producer_or_acquire() as producer:
@@ -86,40 +65,32 @@ def _check(count: int) -> None:
 
 
 def measure(port: int, command: list[str], count: int, tmp: Path, restarts: bool) -> dict[str, Any]:
-    null = subprocess.DEVNULL
-    start = partial(subprocess.Popen[bytes], stdout=null, stderr=null, start_new_session=True)
-
-    def server() -> subprocess.Popen[Any]:
-        started = start(command, cwd=tmp)
-        _until(lambda: _accepts(port))
-        return started
-
     def one(limit_s: float = 240) -> float:
         path = tmp / "told"
         path.unlink(missing_ok=True)
         began_s = time.perf_counter()
         tell.delay(str(path))
-        _until(path.exists, 0.0002, limit_s)
+        until(path.exists, 0.0002, limit_s)
         return time.perf_counter() - began_s
 
     with ExitStack() as ends:
-        broker = server()
-        ends.callback(lambda: os.killpg(broker.pid, signal.SIGKILL))  # The one of then.
+        brokers = ends.enter_context(ExitStack())
+        broker = brokers.enter_context(peer(command, tmp, port))
         first, last = tmp / "first", tmp / "last"
         tell.delay(str(first))
-        empty = _resident_bytes(broker.pid)
+        empty = resident_bytes(broker.pid)
         began_s = time.perf_counter()
         for _ in range(count):
             nothing.delay()
         published_s = time.perf_counter() - began_s
-        waiting_bytes = _resident_bytes(broker.pid) - empty
+        waiting_bytes = resident_bytes(broker.pid) - empty
         tell.delay(str(last))
         args = [sys.executable, "-m", "celery", "-A", "benchmarks.celery", "worker", "-c", "2"]
-        worker = start(args)
+        worker = spawn(args, ends.enter_context((tmp / "worker").open("wb")))
         ends.callback(os.killpg, worker.pid, signal.SIGKILL)
-        _until(first.exists)
+        until(first.exists)
         began_s = time.perf_counter()
-        _until(last.exists)
+        until(last.exists)
         done_s = time.perf_counter() - began_s
         latencies = [one() for _ in range(200)]
         _check(count)
@@ -130,10 +101,9 @@ def measure(port: int, command: list[str], count: int, tmp: Path, restarts: bool
             "waiting_kb": waiting_bytes / count / 1000,
         }
         if restarts:
-            os.killpg(broker.pid, signal.SIGKILL)
-            broker.wait()
+            brokers.close()
             time.sleep(1)
-            broker = server()
+            brokers.enter_context(peer(command, tmp, port))
             began_s = time.perf_counter()
             with suppress(TimeoutError):
                 one(RESTART_S)
@@ -167,11 +137,9 @@ def main(count: int, rounds: int, name: str) -> None:
     port = os.environ["BROKER"].rpartition(":")[2]
     with tempfile.TemporaryDirectory() as directory:
         serve = [sys.executable, "-m", "mqks", "serve", "--db", "db", "--port", port]
-        if name == "redis":
-            serve = ["redis-server", "--port", port, "--save", "", "--appendonly", "yes"]
-            serve += ["--appendfsync", "always"]
-        elif name == "rabbitmq":
-            serve = Rabbitmq().command(Path(directory), int(port))
+        if name != "mqks":
+            server = SERVERS["redis-always" if name == "redis" else name]
+            serve = server.command(Path(directory), int(port))
         # Of all rounds the first one restarts the broker.
         print(json.dumps(measure(int(port), serve, count, Path(directory), restarts=not rounds)))
 

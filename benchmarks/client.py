@@ -10,8 +10,6 @@ damaged one fails the run.
 """
 
 import argparse
-import cProfile
-import pstats
 import socket
 import statistics
 import tempfile
@@ -263,13 +261,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=200_000)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--profile", choices=["async", "blocking"])
     options = parser.parse_args(arguments)
-    if options.profile:
-        with cProfile.Profile() as profile:
-            run(options.profile, options.count)
-        pstats.Stats(profile).sort_stats("tottime").print_stats(25)
-        return
     runs = []
     for _ in range(options.runs):
         figures: Figures = {}

@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.flow import Flow, ask, run
+from benchmarks.flow import ROOM_BYTES, Flow, ask, run
 from benchmarks.messages import Wrong
 from benchmarks.process import Running
 from benchmarks.servers import SERVERS
@@ -43,6 +43,18 @@ def clocked(flow: Flow) -> float:
     began = time.monotonic()
     run(flow)
     return time.monotonic() - began
+
+
+def stepped(
+    sock: socket.socket,
+    steps: list[bytes],
+    ahead: int,
+    mark: bytes = b"\n",
+    room_bytes: int = ROOM_BYTES,
+) -> Flow:
+    """Steps of one width, each with one reply."""
+    flow = partial(Flow, sock, b"".join(steps), width=len(steps[0]), expected=len(steps))
+    return flow(ahead=ahead, mark=mark, room_bytes=room_bytes)
 
 
 def filled(sock: socket.socket, queue: bytes, lines: list[bytes]) -> float:
@@ -115,29 +127,36 @@ def _check_keys(numbers: list[int], total: int, *, ordered: bool) -> None:
         last[number % KEYS] = number
 
 
-def priorities(port: int, total: int, levels: int) -> Figures:
+def queued(
+    port: int, total: int, flags: Callable[[int], bytes], consumers: int, policy: bytes = b""
+) -> tuple[Figures, list[int]]:
+    """Messages with these flags, published and then consumed."""
     queue = b"q%d" % next(QUEUES)
-    lowest = -(levels // 2)
-    flags = [b" --priority=%d" % (lowest + n % levels) for n in range(total)]
-    if levels == 1:
-        flags = [b""] * total
     with closing(SERVERS["mqks"].connect(port)) as sock:
-        fill_s = filled(sock, queue, [_line(n, flags[n], queue) for n in range(total)])
-        drain_s, lines = _drained(port, queue, total, 1)
-    _check_priorities(_numbers(lines), total, levels)
-    return {"in_per_s": total / fill_s, "out_per_s": total / drain_s}
+        if policy:
+            ask(sock, b"s set_queue --confirm %b %b\n" % (queue, policy))
+        fill_s = filled(sock, queue, [_line(n, flags(n), queue) for n in range(total)])
+        drain_s, lines = _drained(port, queue, total, consumers)
+    return {"in_per_s": total / fill_s, "out_per_s": total / drain_s}, _numbers(lines)
+
+
+def priorities(port: int, total: int, levels: int) -> Figures:
+    def flags(n: int) -> bytes:
+        return b" --priority=%d" % (n % levels - levels // 2) if levels > 1 else b""
+
+    figures, numbers = queued(port, total, flags, 1)
+    _check_priorities(numbers, total, levels)
+    return figures
 
 
 def keys(port: int, total: int, ordered: bool) -> Figures:
-    queue = b"q%d" % next(QUEUES)
-    flags = [b" --key=k%d" % (n % KEYS) if ordered else b"" for n in range(total)]
-    with closing(SERVERS["mqks"].connect(port)) as sock:
-        if ordered:
-            ask(sock, b"s set_queue --confirm %b --ordered=key\n" % queue)
-        fill_s = filled(sock, queue, [_line(n, flags[n], queue) for n in range(total)])
-        drain_s, lines = _drained(port, queue, total, CONSUMERS)
-    _check_keys(_numbers(lines), total, ordered=ordered)
-    return {"in_per_s": total / fill_s, "out_per_s": total / drain_s}
+    def flags(n: int) -> bytes:
+        return b" --key=k%d" % (n % KEYS) if ordered else b""
+
+    policy = b"--ordered=key" if ordered else b""
+    figures, numbers = queued(port, total, flags, CONSUMERS, policy)
+    _check_keys(numbers, total, ordered=ordered)
+    return figures
 
 
 def transactions(port: int, total: int, window: int) -> Figures:
@@ -153,7 +172,7 @@ def transactions(port: int, total: int, window: int) -> Figures:
             publishes = [b"n%08d%d publish %b %b\n" % (n, k, made, b"x" * 100) for k in range(MADE)]
             step = [b"b begin\na ack c m%08d\n" % n, *publishes, b"t%08d commit --confirm\n" % n]
             steps.append(b"".join(step))
-        flow = Flow(sock, b"".join(steps), width=len(steps[0]), ahead=window, expected=total)
+        flow = stepped(sock, steps, window)
         seconds = clocked(flow)
         if flow.received != b"".join(b"t%08d ok \n" % n for n in range(total)):
             raise Wrong("each commit must be confirmed once")
@@ -181,15 +200,8 @@ def multis(port: int, total: int, window: int) -> Figures:
             publish = command(b"XADD", made, b"*", b"d", b"x" * 100)
             ack = command(b"XACK", one, b"g", b"1-%08d" % n)
             steps.append(command(b"MULTI") + ack + publish * MADE + command(b"EXEC"))
-        flow = Flow(
-            sock,
-            b"".join(steps),
-            width=len(steps[0]),
-            ahead=window,
-            mark=b"*4\r\n:1\r\n",
-            expected=total,
-            room_bytes=total * 300 + 4096,
-        )
+        room = total * 300 + 4096
+        flow = stepped(sock, steps, window, b"*4\r\n:1\r\n", room)
         seconds = clocked(flow)
         if ask(sock, command(b"XLEN", made), b"\r\n").splitlines()[-1] != b":%d" % (total * MADE):
             raise Wrong("each transaction must publish all its messages")
@@ -199,18 +211,23 @@ def multis(port: int, total: int, window: int) -> Figures:
 # -- RabbitMQ
 
 TX_SELECT, TX_COMMIT, TX_COMMIT_OK = b"\0\x5a\0\x0a", b"\0\x5a\0\x14", b"\0\x5a\0\x15"
-NO_TABLE = b"\0\0\0\0"
-HEAD_BYTES, PERSISTENT, DURABLE = 7, 2, 2
+PERSISTENT = 2
 DELIVERY = b"\0\x3c\0\x3c"
 
 
-def declared(sock: socket.socket, queue: bytes, table: bytes = b"", flags: int = DURABLE) -> int:
+def declared(sock: socket.socket, queue: bytes, table: bytes = b"") -> int:
     """The number of messages in the queue."""
     size = struct.pack(">I", len(table))
-    name = amqp.word(queue)
-    told = amqp.call(sock, amqp.QUEUE_DECLARE + b"\0\0" + name + bytes([flags]) + size + table)
+    told = amqp.call(
+        sock, amqp.QUEUE_DECLARE + b"\0\0" + amqp.word(queue) + amqp.DURABLE + size + table
+    )
     count: int = struct.unpack_from(">I", told, 5 + told[4])[0]
     return count
+
+
+def consumed(sock: socket.socket, queue: bytes) -> None:
+    names = amqp.word(queue) + amqp.word(b"c")
+    amqp.call(sock, amqp.CONSUME + b"\0\0" + names + b"\0" + amqp.NO_TABLE)
 
 
 def sent(exchange: bytes, key: bytes, data: bytes, priority: int = 0) -> bytes:
@@ -238,9 +255,9 @@ def rabbit_filled(sock: socket.socket, publishes: list[bytes]) -> float:
 
 def rabbit_take(number: int, chunk: bytes) -> tuple[list[bytes], bytes, bytes]:
     messages, acks, at, whole = list[bytes](), list[bytes](), 0, 0
-    while at + HEAD_BYTES <= len(chunk):
+    while at + amqp.HEAD.size <= len(chunk):
         kind, _, size = amqp.HEAD.unpack_from(chunk, at)
-        at += HEAD_BYTES
+        at += amqp.HEAD.size
         if (end := at + size + 1) > len(chunk):
             break
         if kind == amqp.METHOD and chunk.startswith(DELIVERY, at):
@@ -260,8 +277,7 @@ def rabbit_drained(port: int, queues: list[bytes], total: int) -> tuple[float, l
         began = time.monotonic()
         for sock, queue in zip(socks, queues, strict=True):
             amqp.call(sock, amqp.QOS + struct.pack(">IHB", 0, 100, 0))
-            names = amqp.word(queue) + amqp.word(b"c")
-            amqp.call(sock, amqp.CONSUME + b"\0\0" + names + b"\0" + NO_TABLE)
+            consumed(sock, queue)
         told = drained(socks, rabbit_take, total)
         for sock in socks:
             amqp.call(sock, amqp.QOS + struct.pack(">IHB", 0, 0, 0))  # Behind the last ack.
@@ -288,12 +304,12 @@ def rabbit_keys(port: int, total: int) -> Figures:
     queues = [b"q%d" % next(QUEUES) for _ in range(CONSUMERS)]
     with closing(SERVERS["rabbitmq"].connect(port)) as sock:
         exchange = b"keys%d" % next(QUEUES)
-        names = amqp.word(exchange) + amqp.word(b"x-consistent-hash") + b"\2" + NO_TABLE
+        names = amqp.word(exchange) + amqp.word(b"x-consistent-hash") + amqp.DURABLE + amqp.NO_TABLE
         amqp.call(sock, amqp.EXCHANGE_DECLARE + b"\0\0" + names)
         for queue in queues:
             declared(sock, queue)
             bound = amqp.word(queue) + amqp.word(exchange) + amqp.word(b"10")
-            amqp.call(sock, amqp.QUEUE_BIND + b"\0\0" + bound + b"\0" + NO_TABLE)
+            amqp.call(sock, amqp.QUEUE_BIND + b"\0\0" + bound + b"\0" + amqp.NO_TABLE)
         lines = [sent(exchange, b"k%d" % (n % KEYS), rabbit_data(n)) for n in range(total)]
         fill_s = rabbit_filled(sock, lines)
     drain_s, numbers = rabbit_drained(port, queues, total)
@@ -310,8 +326,7 @@ def rabbit_transactions(port: int, total: int) -> Figures:
             declared(filler, name)
         rabbit_filled(filler, [sent(b"", queue, rabbit_data(n)) for n in range(total)])
         amqp.call(sock, TX_SELECT)
-        names = amqp.word(queue) + amqp.word(b"c")
-        amqp.call(sock, amqp.CONSUME + b"\0\0" + names + b"\0" + NO_TABLE)
+        consumed(sock, queue)
         end = b"x" * 92 + amqp.END
         run(Flow(sock, mark=end, expected=total, room_bytes=total * 250 + 4096))
         publishes = sent(b"", made, b"x" * 100) * MADE
@@ -319,16 +334,7 @@ def rabbit_transactions(port: int, total: int) -> Figures:
         steps = [acked(tag) + publishes + commit for tag in range(1, total + 1)]
         mark = amqp.frame(amqp.METHOD, TX_COMMIT_OK)
         room = len(mark) * total + 4096
-        width = len(steps[0])
-        flow = Flow(
-            sock,
-            b"".join(steps),
-            width=width,
-            ahead=1,
-            mark=mark,
-            expected=total,
-            room_bytes=room,
-        )
+        flow = stepped(sock, steps, 1, mark, room)
         seconds = clocked(flow)
         if flow.received != mark * total:
             raise Wrong("each commit must be confirmed once")

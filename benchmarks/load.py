@@ -137,9 +137,7 @@ def consume(
     When the messages are `waiting` already, subscribing is part of what is clocked.
     """
     flows = [
-        server.consumer(
-            server.connect(port), messages, number=queue, queue=queue, manual_ack=manual_ack
-        )
+        server.consumer(server.connect(port), messages, queue, manual_ack)
         for queue in range(queues)
     ]
     if not waiting:

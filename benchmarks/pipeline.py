@@ -19,11 +19,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP, SIGTERM
 from statistics import median
 
+from benchmarks.process import cpu_s, tree
 from mqks.client.blocking import connect
 from mqks.pipeline.wire import Server, connected
 from mqks.testing import BrokerProcess
@@ -69,25 +70,6 @@ def fill(url: str, chunks: list[bytes]) -> float:
     wire.line()
     wire.close()
     return time.perf_counter() - began_s
-
-
-def tree(root: int) -> dict[int, float]:
-    """The CPU seconds of a process and its descendants, whose children are dead included."""
-    children: dict[int, list[int]] = {}
-    used = dict[int, float]()
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        with suppress(OSError):
-            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(name))
-            used[int(name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    pids = [root]
-    for pid in pids:
-        pids += children.get(pid, [])
-    return {pid: used.get(pid, 0.0) for pid in pids}
-
-
-def cpu_s(root: int) -> float:
-    return sum(tree(root).values())
 
 
 @contextmanager

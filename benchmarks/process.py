@@ -7,9 +7,12 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -26,7 +29,9 @@ def allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def spawn(command: list[str], output: IO[bytes]) -> "subprocess.Popen[bytes]":
+def spawn(
+    command: list[str], output: IO[bytes], directory: Path | None = None
+) -> "subprocess.Popen[bytes]":
     """A process of a group of its own. Its Python finds what this one finds; another Python finds
     its own packages, and this checkout."""
     paths = sys.path if command[0] == sys.executable else [""]
@@ -36,9 +41,61 @@ def spawn(command: list[str], output: IO[bytes]) -> "subprocess.Popen[bytes]":
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
+        cwd=directory,
         env={**os.environ, "PYTHONPATH": path},
         start_new_session=True,
     )
+
+
+@contextmanager
+def peer(command: list[str], directory: Path, port: int) -> "Iterator[subprocess.Popen[bytes]]":
+    """A program that listens on this port, started in the directory and killed at the end."""
+    with (directory / "told").open("ab") as output:
+        process = spawn(command, output, directory)
+    try:
+        until(lambda: accepts(port))
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def until(look: Callable[[], bool], step_s: float = POLL_S, limit_s: float = 240) -> None:
+    ends_s = time.monotonic() + limit_s
+    while not look():
+        if time.monotonic() > ends_s:
+            raise TimeoutError("it does not happen")
+        time.sleep(step_s)
+
+
+def accepts(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def resident_bytes(pid: int) -> int:
+    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def tree(root: int) -> dict[int, float]:
+    """The CPU seconds of a process and its descendants, whose children are dead included."""
+    children: dict[int, list[int]] = {}
+    used = dict[int, float]()
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError):
+            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(name))
+            used[int(name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    pids = [root]
+    for pid in pids:
+        pids += children.get(pid, [])
+    return {pid: used.get(pid, 0.0) for pid in pids}
+
+
+def cpu_s(root: int) -> float:
+    return sum(tree(root).values())
 
 
 class Running:

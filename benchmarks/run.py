@@ -5,20 +5,15 @@ to hour; so ratios are taken within a run, and their median is told.
 """
 
 import argparse
-import importlib.metadata
 import json
-import os
-import platform
 import shlex
 import signal
-import sqlite3
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.messages import Wrong
 from benchmarks.process import Running
@@ -64,7 +59,7 @@ def measure_all(
         for run in range(runs):
             for server in servers:
                 title = f"{name} {server.name}"
-                if not takes_part(server, name) or title in failed:
+                if name in server.skips or title in failed:
                     continue
                 try:
                     figures = measure(server, WORKS[name], size)
@@ -77,11 +72,6 @@ def measure_all(
                 told = "  ".join(f"{key} {tell(value)}" for key, value in figures.items())
                 print(f"  {title} {run + 1}/{runs}: {told}", file=sys.stderr)
     return measured, failed
-
-
-def takes_part(server: Server, name: str) -> bool:
-    """Whether this work can be done with this server."""
-    return name not in server.skips
 
 
 def tell(value: float) -> str:
@@ -131,25 +121,6 @@ def table(servers: Sequence[str], measured: Runs) -> str:
     )
 
 
-def machine() -> dict[str, Any]:
-    """What the figures depend on; nothing that tells whose machine it is."""
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    versions = {}
-    for package in ("anyio", "uvloop", "aiosqlite"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {
-        "cpus": os.cpu_count(),
-        "memory_bytes": memory_bytes,
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "python": platform.python_version(),
-        "sqlite": sqlite3.sqlite_version,
-        **versions,
-    }
-
-
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     works = "\n".join(f"  {name:12} {work.title}" for name, work in WORKS.items())
     works += (
@@ -188,7 +159,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     servers = [name for name in SERVERS if name != "sink" and not SERVERS[name].is_cluster]
     if CEILING in chosen.works:
         servers = ["mqks", "sink"]
-        chosen.works = [name for name in WORKS if takes_part(SERVERS["sink"], name)]
+        chosen.works = [name for name in WORKS if name not in SERVERS["sink"].skips]
     chosen.works = chosen.works or list(WORKS)
     chosen.servers = chosen.servers.split(",") if chosen.servers else servers
     for kind, names, known in (("work", chosen.works, WORKS), ("server", chosen.servers, SERVERS)):
@@ -224,8 +195,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(table(names, measured))
     if chosen.json:
         told = {
-            "machine": machine(),
-            "servers": {s.name: {"version": s.version(), "promise": s.promise} for s in servers},
             "serve_flags": chosen.serve_flags,
             "skipped": skipped,
             "failed": failed,

@@ -9,16 +9,11 @@ only. Clients in Python take most of the time, so the server's CPU time per mess
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +21,17 @@ import amqp
 import boto3
 from botocore.config import Config
 
-from benchmarks.celery import _accepts, _resident_bytes, _until
 from benchmarks.flow import free_port
-from benchmarks.servers.rabbitmq import Rabbitmq
+from benchmarks.process import cpu_s, peer, resident_bytes
+from benchmarks.servers import SERVERS
 
 BODY = "x" * 100
 CROWD = 50
 BATCH = 10
 POLLS = 10_000
 POLL_S = 20
-Works = dict[str, tuple[int, Callable[[Any], int]]]
-"""What one step does, by its name: on so many connections, with how many messages."""
+Works = dict[str, tuple[int, int, Callable[[Any], object]]]
+"""By name: connections, messages of a step, and what a step does with a connection."""
 
 
 def sqs_works(port: int) -> tuple[Callable[[], Any], Works]:
@@ -52,27 +47,29 @@ def sqs_works(port: int) -> tuple[Callable[[], Any], Works]:
 
     url = connected().create_queue(QueueName="q")["QueueUrl"]
 
-    def send(sqs: Any) -> int:
+    def send(sqs: Any) -> None:
         sqs.send_message(QueueUrl=url, MessageBody=BODY)
-        return 1
 
-    def take(sqs: Any) -> int:
+    def take(sqs: Any) -> None:
         [message] = sqs.receive_message(QueueUrl=url)["Messages"]
         sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
-        return 1
 
-    def send_ten(sqs: Any) -> int:
+    def send_ten(sqs: Any) -> None:
         entries = [{"Id": str(n), "MessageBody": BODY} for n in range(BATCH)]
-        return len(sqs.send_message_batch(QueueUrl=url, Entries=entries)["Successful"])
+        assert len(sqs.send_message_batch(QueueUrl=url, Entries=entries)["Successful"]) == BATCH
 
-    def take_ten(sqs: Any) -> int:
+    def take_ten(sqs: Any) -> None:
         some = sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=BATCH)["Messages"]
         entries = [{"Id": e["MessageId"], "ReceiptHandle": e["ReceiptHandle"]} for e in some]
-        return len(sqs.delete_message_batch(QueueUrl=url, Entries=entries)["Successful"])
+        done = sqs.delete_message_batch(QueueUrl=url, Entries=entries)
+        assert len(done["Successful"]) == BATCH
 
-    works: Works = {"send": (1, send), "take": (1, take)}
-    works |= {"send, 50": (CROWD, send), "take, 50": (CROWD, take)}
-    return connected, works | {"send, tens": (1, send_ten), "take, tens": (1, take_ten)}
+    works: Works = {"send": (1, 1, send), "take": (1, 1, take)}
+    works |= {"send, 50": (CROWD, 1, send), "take, 50": (CROWD, 1, take)}
+    return connected, works | {
+        "send, tens": (1, BATCH, send_ten),
+        "take, tens": (1, BATCH, take_ten),
+    }
 
 
 def amqp_works(port: int) -> tuple[Callable[[], Any], Works]:
@@ -83,48 +80,36 @@ def amqp_works(port: int) -> tuple[Callable[[], Any], Works]:
 
     connected().queue_declare("q", durable=True, auto_delete=False)
 
-    def send(channel: Any) -> int:
+    def send(channel: Any) -> None:
         channel.basic_publish_confirm(amqp.Message(BODY, delivery_mode=2), routing_key="q")
-        return 1
 
-    def take(channel: Any) -> int:
+    def take(channel: Any) -> None:
         channel.basic_ack(channel.basic_get("q").delivery_tag)
-        return 1
 
-    works: Works = {"send": (1, send), "take": (1, take)}
-    return connected, works | {"send, 50": (CROWD, send), "take, 50": (CROWD, take)}
-
-
-def cpu_s(group: int) -> float:
-    """CPU time of all processes of a group."""
-    ticks = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            words = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # It has ended.
-            continue
-        ticks += int(words[2]) == group and int(words[11]) + int(words[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    works: Works = {"send": (1, 1, send), "take": (1, 1, take)}
+    return connected, works | {"send, 50": (CROWD, 1, send), "take, 50": (CROWD, 1, take)}
 
 
-def measure(group: int, clients: list[Any], step: Callable[[Any], int], count: int) -> str:
-    """`count` messages, by all clients together."""
-    left, lock = [count], threading.Lock()
+def measure(
+    root: int, clients: list[Any], step: Callable[[Any], object], count: int, size: int
+) -> str:
+    """So many steps of so many messages, by all clients together."""
+    left = iter(range(count))
 
     def work(client: Any) -> None:
-        while left[0] > 0:
-            done = step(client)
-            with lock:
-                left[0] -= done
+        for _ in left:
+            step(client)
 
-    began_s, before_s = time.perf_counter(), cpu_s(group)
+    began_s, before_s = time.perf_counter(), cpu_s(root)
     with ThreadPoolExecutor(len(clients)) as pool:
         list(pool.map(work, clients))
-    done, took_s = count - left[0], time.perf_counter() - began_s
-    return f"{done / took_s:8,.0f}/s {(cpu_s(group) - before_s) / done * 1e6:7,.0f} us"
+    took_s = time.perf_counter() - began_s
+    return (
+        f"{count * size / took_s:8,.0f}/s {(cpu_s(root) - before_s) / count / size * 1e6:7,.0f} us"
+    )
 
 
-async def idle(port: int, url: str, group: int) -> str:
+async def idle(port: int, url: str, root: int) -> str:
     """Long polls that get nothing: memory and CPU time of each."""
     body = json.dumps({"QueueUrl": url, "WaitTimeSeconds": POLL_S})
     scope = "Credential=any/20260101/us-east-1/sqs/aws4_request, SignedHeaders=host, Signature=x"
@@ -145,12 +130,12 @@ async def idle(port: int, url: str, group: int) -> str:
         writer.close()
         return int(status.split()[1])
 
-    memory, before_s, began_s = _resident_bytes(group), cpu_s(group), time.perf_counter()
+    memory, before_s, began_s = resident_bytes(root), cpu_s(root), time.perf_counter()
     polls = [asyncio.create_task(poll()) for _ in range(POLLS)]
     await asyncio.sleep(POLL_S * 0.9)
-    each = (_resident_bytes(group) - memory) / POLLS
+    each = (resident_bytes(root) - memory) / POLLS
     answers = await asyncio.gather(*polls, return_exceptions=True)
-    took_s, cpu = time.perf_counter() - began_s, cpu_s(group) - before_s
+    took_s, cpu = time.perf_counter() - began_s, cpu_s(root) - before_s
     answered = answers.count(200)
     return (
         f"{answered:,} of {POLLS:,} answered in {took_s:.1f} s, {each:,.0f} bytes each, "
@@ -167,25 +152,17 @@ def main(count: int, *names: str) -> None:
             if name == "moto":
                 command = [sys.executable, "-m", "moto.server", "-p", str(port)]
             elif name == "rabbitmq":
-                command = Rabbitmq().command(Path(directory), port)
-            with (Path(directory) / "told").open("wb") as log:
-                server = subprocess.Popen(
-                    command, cwd=directory, stdout=log, stderr=log, start_new_session=True
-                )
-            try:
-                _until(partial(_accepts, port))
+                command = SERVERS[name].command(Path(directory), port)
+            with peer(command, Path(directory), port) as server:
                 connected, works = (amqp_works if name == "rabbitmq" else sqs_works)(port)
-                for work, (connections, step) in works.items():
+                for work, (connections, size, step) in works.items():
                     clients = [connected() for _ in range(connections)]
-                    told = measure(server.pid, clients, step, count)
+                    told = measure(server.pid, clients, step, count // size, size)
                     print(f"{name:9}{work:11} {told}", flush=True)
                 if name != "rabbitmq":
                     url = connected().create_queue(QueueName="idle")["QueueUrl"]
                     told = asyncio.run(idle(port, url, server.pid))
                     print(f"{name:9}idle polls  {told}", flush=True)
-            finally:
-                os.killpg(server.pid, signal.SIGKILL)
-                server.wait()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes the usage of each action, and the permissions that it needs, into docs/protocol.md:
+"""Writes the usage of each action, and the permissions that actions need, into docs/protocol.md:
 `python -m tools.actions`. What it writes is what `mqks/protocol/requests.py` says."""
 
 import re
@@ -52,7 +52,10 @@ def needs(action: Action) -> str:
 
 def written(page: str) -> str:
     """The page with what the table of actions says."""
-    rows = [f"| [{name}](#{name}) | {needs(action)} |" for name, action in _named()]
+    alike: dict[str, list[str]] = {}
+    for name, action in _named():
+        alike.setdefault(needs(action), []).append(f"[{name}](#{name})")
+    rows = [f"| {', '.join(links)} | {needed or 'nothing'} |" for needed, links in alike.items()]
     table = "\n".join(["| action | needs |", "| --- | --- |", *rows, ""])
     page = TABLE.sub(lambda _: table, page)
     for name, action in _named():

@@ -1,7 +1,6 @@
 """The servers that can be compared: one module per kind, one name per setting."""
 
 from benchmarks.servers.base import Server
-from benchmarks.servers.beanstalkd import Beanstalkd
 from benchmarks.servers.mqks import Mqks, MqksOnPostgres
 from benchmarks.servers.nats import Nats
 from benchmarks.servers.rabbitmq import Rabbitmq
@@ -16,7 +15,6 @@ SERVERS: dict[str, Server] = {
         Redis("redis-always", "always"),
         Nats(),
         Rabbitmq(),
-        Beanstalkd(),
         Sink(),
         MqksOnPostgres(),
     )

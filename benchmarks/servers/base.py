@@ -4,10 +4,8 @@ The one rule: a server object holds settings alone, so that it can be handed to 
 the load programs; its process is held by `benchmarks.process.Running`.
 """
 
-import re
 import shutil
 import socket
-import subprocess
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar
@@ -24,13 +22,12 @@ TALKERS = frozenset(
 class Server(ABC):
     """One kind of server in one setting.
 
-    `name` is the column in the table, `promise` what a confirm of it means, `refusal` the bytes
-    that tell an error in its answers, and `scale` the part of a work's count it gets, for servers
-    so slow that the whole count would take minutes.
+    `name` is the column in the table, `refusal` the bytes that tell an error in its answers, and
+    `scale` the part of a work's count it gets, for servers so slow that the whole count would take
+    minutes.
     """
 
     name: str
-    promise: str
     refusal: ClassVar[bytes]
     scale: float = 1.0
     is_cluster = False
@@ -52,14 +49,6 @@ class Server(ABC):
     def missing(self) -> str | None:
         """Why it cannot run here, or None when it can."""
         return None if shutil.which(self.program) else f"{self.program} is not installed"
-
-    def version(self) -> str:
-        """The first number with dots in what the program says of its version."""
-        told = subprocess.run([self.program, *self.version_flags], capture_output=True, text=True)
-        found = re.search(r"\d+(\.\d+)+", told.stdout + told.stderr)
-        return found[0] if found else "unknown"
-
-    version_flags: ClassVar[list[str]] = ["--version"]
 
     def listening(self, log: Path, port: int) -> int | None:
         """The port it listens on, or None when it does not yet; `port` is the one proposed."""
@@ -86,13 +75,7 @@ class Server(ABC):
 
     @abstractmethod
     def consumer(
-        self,
-        sock: socket.socket,
-        messages: Messages,
-        *,
-        number: int = 0,
-        queue: int = 0,
-        manual_ack: bool = False,
+        self, sock: socket.socket, messages: Messages, queue: int = 0, manual_ack: bool = False
     ) -> Flow:
         """Takes messages off a queue. With `manual_ack` each is acked once it has come, and the
         flow is done when the last ack was taken."""

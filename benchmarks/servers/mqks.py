@@ -1,7 +1,6 @@
 """MQKS: one line per request, `publish --confirm` answered after commit and fsync."""
 
 import copy
-import importlib.metadata
 import importlib.util
 import re
 import socket
@@ -37,7 +36,6 @@ class Mqks(Server):
 
     def __init__(self, name: str = "mqks", *arguments: str) -> None:
         self.name = name
-        self.promise = "fsync before each confirm"
         self.arguments = arguments
 
     def run_by(self, python: str) -> Self:
@@ -48,12 +46,6 @@ class Mqks(Server):
 
     def missing(self) -> str | None:
         return None if importlib.util.find_spec("mqks") else "mqks is not importable"
-
-    def version(self) -> str:
-        try:
-            return importlib.metadata.version("mqks")
-        except importlib.metadata.PackageNotFoundError:
-            return "checkout"
 
     def command(self, directory: Path, port: int) -> list[str]:
         database = str(directory / "mqks.db")
@@ -92,15 +84,9 @@ class Mqks(Server):
         return b"%b consume --confirm q%d" % (consumer, queue)
 
     def consumer(
-        self,
-        sock: socket.socket,
-        messages: Messages,
-        *,
-        number: int = 0,
-        queue: int = 0,
-        manual_ack: bool = False,
+        self, sock: socket.socket, messages: Messages, queue: int = 0, manual_ack: bool = False
     ) -> Flow:
-        name = b"c%04d" % number
+        name = b"c%04d" % queue
         ack, last = b"a ack %b #\n" % name, b"a ack --confirm %b #\n" % name
         acks = messages.fill(ack, last=last) if manual_ack else b""
         delivery = DELIVERY % name + messages.payload + b"\n"
@@ -134,12 +120,10 @@ class MqksOnPostgres(Mqks):
     """With a database that has one synchronous standby."""
 
     name = "mqks-postgres"
-    promise = "synced by two database servers before each confirm"
     is_cluster = True
 
     def __init__(self) -> None:
         super().__init__(self.name)
-        self.promise = type(self).promise
 
     def missing(self) -> str | None:
         return super().missing() or (None if installations() else "PostgreSQL is not installed")

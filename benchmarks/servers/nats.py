@@ -25,7 +25,6 @@ ACKED_BYTES = 160
 class Pulls(Flow):
     """Deliveries asked for in batches, each acked through the subject it carries."""
 
-    number: int
     queue: int
     manual_ack: bool
 
@@ -33,14 +32,14 @@ class Pulls(Flow):
     asked = 0
 
     def open(self) -> None:
-        self.sock.sendall(b"SUB inbox.%d 1\r\nSUB last.%d 2\r\n" % (self.number, self.number))
+        self.sock.sendall(b"SUB inbox.%d 1\r\nSUB last.%d 2\r\n" % (self.queue, self.queue))
         self.ask_ahead()
 
     def ask_ahead(self) -> None:
         """Asks for further batches so that some are always waiting at the server."""
         while self.asked < min(self.expected, self.replies + BATCH * BATCHES_AHEAD):
             self.asked += BATCH
-            self.offer(PULL % (self.queue, self.number, len(HOW_MANY), HOW_MANY))
+            self.offer(PULL % (self.queue, self.queue, len(HOW_MANY), HOW_MANY))
 
     def count(self, since: int) -> None:
         before = self.replies
@@ -56,7 +55,7 @@ class Pulls(Flow):
         self.parsed = end
         acks = [b"PUB %b 4\r\n+ACK\r\n" % subject for subject in subjects]
         if last:
-            acks[-1] = acks[-1].replace(b" 4\r\n", b" last.%d 4\r\n" % self.number)
+            acks[-1] = acks[-1].replace(b" 4\r\n", b" last.%d 4\r\n" % self.queue)
         self.offer(b"".join(acks))
 
     def allow(self) -> None:
@@ -65,7 +64,6 @@ class Pulls(Flow):
 
 class Nats(Server):
     name = "nats"
-    promise = "fsync each 2 minutes"
     refusal: ClassVar[bytes] = b'"error"'
     program = "nats-server"
 
@@ -125,13 +123,7 @@ class Nats(Server):
         )
 
     def consumer(
-        self,
-        sock: socket.socket,
-        messages: Messages,
-        *,
-        number: int = 0,
-        queue: int = 0,
-        manual_ack: bool = False,
+        self, sock: socket.socket, messages: Messages, queue: int = 0, manual_ack: bool = False
     ) -> Flow:
         flow = Pulls(
             sock,
@@ -140,7 +132,7 @@ class Nats(Server):
             until=b" 0\r\n\r\n" if manual_ack else b"",
             room_bytes=(messages.payload_bytes + ACKED_BYTES) * messages.total + 4096,
         )
-        flow.number, flow.queue, flow.manual_ack = number, queue, manual_ack
+        flow.queue, flow.manual_ack = queue, manual_ack
         return flow
 
     def payloads(self, raw: bytes, payload_bytes: int) -> list[bytes]:

@@ -135,15 +135,10 @@ def environment(directory: Path, port: int) -> dict[str, str]:
 
 class Rabbitmq(Server):
     name = "rabbitmq"
-    promise = "written to files, fsync now and then"
     refusal: ClassVar[bytes] = CHANNEL_CLOSE
     program = "/usr/lib/rabbitmq/bin/rabbitmq-server"
     scale = 0.3
     skips = TALKERS
-
-    def version(self) -> str:
-        homes = Path(self.program).parents[1].glob("lib/rabbitmq_server-*")
-        return next((home.name.partition("-")[2] for home in homes), "unknown")
 
     def command(self, directory: Path, port: int) -> list[str]:
         told = [f"{name}={value}" for name, value in environment(directory, port).items()]
@@ -197,13 +192,7 @@ class Rabbitmq(Server):
         return flow
 
     def consumer(
-        self,
-        sock: socket.socket,
-        messages: Messages,
-        *,
-        number: int = 0,
-        queue: int = 0,
-        manual_ack: bool = False,
+        self, sock: socket.socket, messages: Messages, queue: int = 0, manual_ack: bool = False
     ) -> Flow:
         acks, until = b"", b""
         if manual_ack:
@@ -224,7 +213,7 @@ class Rabbitmq(Server):
             room_bytes=(messages.payload_bytes + DELIVERY_BYTES) * messages.total + 4096,
         )
         flags = b"\0" if manual_ack else NO_ACK
-        names = word(b"q%d" % queue) + word(b"c%d" % number)
+        names = word(b"q%d" % queue) + word(b"c%d" % queue)
         flow.greeting = CONSUME + b"\0\0" + names + flags + NO_TABLE
         return flow
 

@@ -79,7 +79,6 @@ class Redis(Server):
     def __init__(self, name: str, fsync: str) -> None:
         self.name = name
         self.fsync = fsync
-        self.promise = "fsync before each reply" if fsync == "always" else "fsync each second"
 
     def command(self, directory: Path, port: int) -> list[str]:
         place = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory)]
@@ -112,13 +111,7 @@ class Redis(Server):
         )
 
     def consumer(
-        self,
-        sock: socket.socket,
-        messages: Messages,
-        *,
-        number: int = 0,
-        queue: int = 0,
-        manual_ack: bool = False,
+        self, sock: socket.socket, messages: Messages, queue: int = 0, manual_ack: bool = False
     ) -> Flow:
         entry_bytes = len(ENTRY % messages.payload_bytes) + messages.payload_bytes + 2
         flow = Reads(
@@ -128,7 +121,7 @@ class Redis(Server):
             until=b"+PONG\r\n" if manual_ack else b"",
             room_bytes=(entry_bytes + 60) * messages.total + 4096,
         )
-        flow.group, flow.consumer = b"g%d" % queue, b"c%d" % number
+        flow.group, flow.consumer = b"g%d" % queue, b"c%d" % queue
         flow.manual_ack, flow.entry_bytes = manual_ack, entry_bytes
         return flow
 

@@ -34,14 +34,10 @@ class Sink(Mqks):
 
     def __init__(self, fault: str = "none") -> None:
         super().__init__("sink")
-        self.promise = "none at all"
         self.fault = fault
 
     def missing(self) -> str | None:
         return None
-
-    def version(self) -> str:
-        return "none"
 
     def command(self, directory: Path, port: int) -> list[str]:
         return [self.program, "-m", "benchmarks.servers.sink", self.fault]
