@@ -124,7 +124,7 @@ def stories_of(paths: Iterable[Path]) -> Iterator[Story]:
 def parse(name: str, lines: list[bytes], first_number: int = 1) -> Story:
     """One story; ValueError names the line that cannot be read."""
     settings = _SETTINGS.fullmatch(lines[0]) if lines else None
-    steps = []
+    steps: list[Step] = []
     for number, line in enumerate(lines, first_number):
         if line and not line.startswith(b"#"):
             try:
