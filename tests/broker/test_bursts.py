@@ -167,7 +167,7 @@ class World(BareWorld):
         self.send("k", b"s set_queue d --dead-letters=dead\nr rebind d e\n")
         self.send("c", b"c consume d --manual-ack\n")
         self.send("k", held + b"x reject c --all --dead\n")
-        self.send("k", b"r rebind d\ns subscribe q e\n")
+        self.send("k", b"r rebind d g\ns subscribe q e f\n")
         self.send("k", held + held.replace(b"publish", b"publish --delay=9"))
         self.received("k")
         self.received("c")
@@ -177,10 +177,12 @@ class World(BareWorld):
         self.broker.turns.clock = accumulate(cycle((1, *ticks))).__next__
         self.broker.turns.chunk_s = chunk_s
 
-    def outcome(self) -> tuple[Counter[bytes], Counter[bytes], object]:
-        """Replies to `k`, what `c` got, and the state."""
+    def outcome(self) -> tuple[object, ...]:
+        """Replies to `k`, what `c` got, in which order of what was published now, and the state."""
         told = Counter(re.sub(rb" error \w+", b" error", self.received("k")).splitlines())
-        return told, Counter(self.received("c").splitlines()), self._state()
+        got = self.received("c").splitlines()
+        new = [line for line in got if b" event=g" in line]
+        return told, Counter(got), new, self._state()
 
     def _state(self) -> object:
         messages = {
@@ -214,6 +216,12 @@ LINES = [
     *(b"r%d ack --confirm c h%d", b"r%d ack c h%d", b"r%d reject --confirm --dead c h%d"),
     *(b"r%d release c h%d", b"r%d rebind --confirm q e f", b"r%d purge --confirm q", b"a\tb", b""),
     *(b"r%d ping x\r", b"r%d subscribe s%d e", b"r%d delete_queue --confirm s7"),
+    *(b"r%d publish --key=b --ttl=5 f x", b"r%d publish --ttl=5 f", b"r%d publish --delay=2 e  y"),
+    *(b"r%d publish --at=1005 e x", b"r%d publish --priority=5 --key=a e x"),
+    *(b"r%d publish g x", b"r%d publish --ttl=5 g y", b"r%d publish --escaped g z"),
+    *(b"r%d publish --escaped e \\x y", b"r%d publish --priority=128 e x"),
+    *(b"r%d publish --key=a --no e x", b"r%d publish --ttl=1 --ttl=1 e x", b"r%d publish --ttl= e"),
+    *(b"r%d publish --delay=1 --at=2 e x", b"r%d publish --key=a,b e x"),
     b"r%d publish e " + b"x" * 120,
 ]
 TOO_LONG = b"r%d publish --confirm e " + b"x" * 200

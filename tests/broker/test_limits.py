@@ -143,7 +143,6 @@ def test_messages_that_go_to_very_many_queues_in_turns(monkeypatch: pytest.Monke
     for number in range(GROUPS_QUEUES):
         world.send("k", b"s subscribe q%d e\n" % number)
     assert ask(world, b"p set_queue --confirm q0 --messages-max=2") == b"p ok \n"
-    world.connect("l")
     world.broker.turns.chunk_s = -1.0  # A turn is one step.
     for name in "kl":
         world.intake.receive(world.connection(name), b"m publish e x\n")
@@ -164,7 +163,6 @@ def test_a_queue_whose_consumer_takes_what_was_on_its_way_is_not_full(
     for number in range(GROUPS_QUEUES):
         world.send("k", b"s subscribe q%d e\n" % number)
     world.send("k", b"s subscribe --confirm q63 --add alone\n")
-    world.connect("l")
     last = world.broker.queues[b"q63"]
     world.broker.turns.chunk_s = -1.0  # A turn is one step.
     world.intake.receive(world.connection("k"), b"m publish e x\n")
@@ -183,7 +181,6 @@ def test_a_queue_whose_consumer_takes_what_was_on_its_way_is_not_full(
 def test_returned_messages_count_and_make_room_when_they_are_purged() -> None:
     world = bare(queue_messages_max=10)
     ask(world, b"s subscribe q e\n" + b"".join(b"m%d publish e x\n" % n for n in range(10)))
-    world.connect("l")
     world.send("l", b"c consume --confirm q --manual-ack\n")
     world.disconnect("l")
     queue = world.broker.queues[b"q"]

@@ -27,9 +27,7 @@ FITS, LONG = b"n" * MAX, b"n" * (MAX + 1)
 
 
 def bare(**settings: Any) -> BareWorld:
-    world = BareWorld(**{"name_bytes_max": MAX, **settings})
-    world.connect("k")
-    return world
+    return BareWorld(**{"name_bytes_max": MAX, **settings})
 
 
 def is_refused(world: BareWorld, line: bytes, reached: int = 1) -> bool:
@@ -200,7 +198,6 @@ def test_what_is_kept_is_counted_and_all_of_it_is_let_go() -> None:
     ask(world, b"consumer consume queue")
     consumer = CONSUMER_BYTES + 3 * 8
     assert counted() == queue + nowhere + consumer
-    world.connect("other")
     world.send("other", b"consumer consume queue\n")
     assert b"consumer error" in world.received("k"), "it is told"
     assert counted() == queue + nowhere + consumer
@@ -277,8 +274,7 @@ def test_arguments_of_auth() -> None:
     world = bare(name_bytes_max=255)
     line = b"a auth %b x" % (b"u" * (CREDENTIALS_BYTES_MAX - 2))
     assert ask(world, line) == b"", "it waits to be verified"
-    world.connect("k")
-    assert ERROR.fullmatch(ask(world, line + b"x"))
+    assert ERROR.fullmatch(ask(world, line + b"x", "another"))
     assert len(world.broker.access.logins) == 1
 
 

@@ -17,7 +17,6 @@ from mqks.broker.queue import fates
 from mqks.limits import GONE_MIN
 from mqks.testing import Broker
 from mqks.users import User, hash_token
-from tests.broker.test_reading import Reader
 from tests.kit.bare import BareWorld
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
@@ -91,8 +90,6 @@ def told(world: BareWorld, request: bytes) -> list[bytes]:
 def world() -> BareWorld:
     """With a consumer `c` of alice's for the queue `q`, which is bound to `e`."""
     world = BareWorld()
-    world.connect("alice")
-    world.connect("bob")
     world.send("alice", b"c consume q e --manual-ack\n")
     return world
 
@@ -175,7 +172,6 @@ def test_losses_after_the_first_back_off_in_the_same_way(world: BareWorld) -> No
     told(world, b"m1 publish e a\nm2 publish e b")
     for losses, wait_s in enumerate((0, 1, 2, 4, 8, 8, 8), 1):
         world.disconnect("alice")
-        world.connect("alice")
         world.send("alice", b"c consume q --manual-ack --prefetch=2\n")
         if wait_s:
             world.advance(wait_s * (1 - fates.JITTER) - 0.001)
@@ -205,7 +201,6 @@ def test_the_backoff_of_the_queue_goes_before_that_of_the_consumer(world: BareWo
     told(world, b"m1 publish e a")
     for losses in range(1, 3):
         world.disconnect("alice")
-        world.connect("alice")
         world.send("alice", b"c consume q --manual-ack --backoff=600\n")
         world.advance(1.2)
         assert lines(world, "alice") == [b"c ok m1 event=e,retry=%d a" % losses]
@@ -242,32 +237,6 @@ def test_what_was_promoted_leaves_nothing_behind(world: BareWorld) -> None:
 
 
 # ------------------------------------------------------------------------------------- looking
-
-
-def test_read_tells_attributes_and_nothing_that_stands_behind_them(broker: Broker) -> None:
-    with client(broker) as some, Reader(("127.0.0.1", broker.port)) as reader:
-
-        def texts(queue: str, *flags: str) -> list[str]:
-            return [text for _, _, text in reader.read(queue, 1, *flags)]
-
-        ok(some, b"subscribe q e")
-        ok(some, b"set_queue q --retries=1 --dead-letters=dead")
-        ok(some, b"publish --meta=k=v e a")
-        ok(some, b"publish --delay=600 --meta=k=v e b")
-        ok(some, b"publish --delay=600 e c")
-        ok(some, b"publish e d")
-        plain = ["r event=e a", "r event=e b", "r event=e c", "r event=e d"]
-        assert texts("q") == plain
-        assert texts("q", "--meta") == [f"{plain[0]}\tk=v", f"{plain[1]}\tk=v", *plain[2:]]
-
-        some.send(b"c consume q --manual-ack\n")
-        assert [some.line(), some.line()] == [b"c ok r event=e a", b"c ok r event=e d"]
-        ok(some, b"reject c --all")
-        about = r"reason=rejects&queue=q&tries=1&published=\d+\.\d{3}&died=\d+\.\d{3}"
-        first, second = texts("dead", "--meta")
-        assert re.fullmatch(r"r event=e a\tk=v&" + about, first)
-        assert re.fullmatch(r"r event=e d\t" + about, second)
-        assert texts("dead") == ["r event=e a", "r event=e d"]
 
 
 # ------------------------------------------------------------------------------------- letters

@@ -288,8 +288,6 @@ def test_commands_choose_messages(server: ServerProcess, tmp_path: Path) -> None
 def test_requests_for_few_of_many_returned_messages_hold_no_copy_of_them() -> None:
     """Forty of them at once, each of which finds one, or nothing that is old enough."""
     world = BareWorld()
-    for name in ("p", "c", *map(str, range(40))):
-        world.connect(name)
     world.send("p", b"s subscribe q e\n")
     world.send("p", b"".join(b"m%d publish e x\n" % number for number in range(20_000)))
     world.send("c", b"c consume q --manual-ack\n")

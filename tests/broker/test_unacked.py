@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mqks.broker.queue import blocks
-from tests.kit.bare import BareWorld
+from tests.kit.bare import BareWorld, ask
 from tests.kit.compiled import patches_modules
 from tests.kit.fixtures import served
 from tests.kit.line_client import LineClient
@@ -35,15 +35,8 @@ def bare() -> BareWorld:
     """Whoever holds anything is held back; a queue with `a` who consumes it, and `k` who publishes
     to it."""
     world = BareWorld(unacked_bytes_max=1)
-    world.connect("k")
-    world.connect("a")
-    assert ask(world, "a", b"a consume --confirm q e --manual-ack") == b"a ok \n"
+    assert ask(world, b"a consume --confirm q e --manual-ack", "a") == b"a ok \n"
     return world
-
-
-def ask(world: BareWorld, name: str, line: bytes) -> bytes:
-    world.send(name, line + b"\n")
-    return world.received(name)
 
 
 def publish(world: BareWorld, *numbers: int) -> None:
@@ -57,19 +50,18 @@ def test_one_at_a_time() -> None:
     world = bare()
     publish(world, 1, 2, 3, 4)
     assert world.received("a") == b"a ok m1 event=e x\n"
-    assert ask(world, "a", b"r ack a m1") == b"a ok m2 event=e x\n"
-    assert ask(world, "a", b"r reject a m2") == b"a ok m3 event=e x\n"
-    assert ask(world, "a", b"r ack a nothing") == b""
-    assert ask(world, "a", b"r ack a --all") == b"a ok m4 event=e x\n"
-    assert ask(world, "a", b"r ack a m4") == b"a ok m2 event=e,retry=1 x\n"
-    assert ask(world, "a", b"r ack --confirm a m2") == b"r ok \n"
+    assert ask(world, b"r ack a m1", "a") == b"a ok m2 event=e x\n"
+    assert ask(world, b"r reject a m2", "a") == b"a ok m3 event=e x\n"
+    assert ask(world, b"r ack a nothing", "a") == b""
+    assert ask(world, b"r ack a --all", "a") == b"a ok m4 event=e x\n"
+    assert ask(world, b"r ack a m4", "a") == b"a ok m2 event=e,retry=1 x\n"
+    assert ask(world, b"r ack --confirm a m2", "a") == b"r ok \n"
     assert world.broker.flow.unacked.used == 0
 
 
 def hoarder(world: BareWorld) -> None:
     """Another consumer of another queue, which acks nothing."""
-    world.connect("b")
-    assert ask(world, "b", b"b consume --confirm other f --manual-ack") == b"b ok \n"
+    assert ask(world, b"b consume --confirm other f --manual-ack", "b") == b"b ok \n"
     world.send("k", b"n1 publish f x\nn2 publish f x\n")
     assert len(world.received("b").splitlines()) == 2
 
@@ -77,10 +69,10 @@ def hoarder(world: BareWorld) -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        lambda world: ask(world, "b", b"r ack b --all"),
-        lambda world: ask(world, "b", b"r delete_consumer b"),
-        lambda world: ask(world, "b", b"b consume elsewhere"),
-        lambda world: ask(world, "k", b"r delete_queue other"),
+        lambda world: ask(world, b"r ack b --all", "b"),
+        lambda world: ask(world, b"r delete_consumer b", "b"),
+        lambda world: ask(world, b"b consume elsewhere", "b"),
+        lambda world: ask(world, b"r delete_queue other", "k"),
         lambda world: world.disconnect("b"),
     ],
     ids=["ack", "delete_consumer", "replaced", "delete_queue", "disconnect"],
@@ -90,18 +82,16 @@ def test_who_was_held_back_goes_on_by_itself(end: Callable[[BareWorld], object])
     hoarder(world)
     publish(world, 1, 2, 3)
     assert world.received("a") == b"a ok m1 event=e x\n"
-    assert ask(world, "a", b"r ack a m1") == b"a ok m2 event=e x\n"
+    assert ask(world, b"r ack a m1", "a") == b"a ok m2 event=e x\n"
     end(world)
     assert world.received("a") == b""
-    assert ask(world, "a", b"r ack a m2") == b"a ok m3 event=e x\n"
+    assert ask(world, b"r ack a m2", "a") == b"a ok m3 event=e x\n"
 
 
 def test_consumers_go_on_in_the_order_in_which_they_were_held_back() -> None:
     """Who has just acked stands behind them."""
     world = BareWorld(unacked_bytes_max=700)
-    world.connect("k")
     for name in ("a", "b", "c"):
-        world.connect(name)
         world.send(name, b"%b consume %b %b --manual-ack\n" % ((name.encode(),) * 3))
     for event in (b"a", b"b", b"c", b"b", b"a", b"c"):
         world.send("k", b"m publish %b x\n" % event)
@@ -115,8 +105,6 @@ def test_consumers_go_on_in_the_order_in_which_they_were_held_back() -> None:
 
 def test_who_left_the_ring_for_another_reason_is_not_forgotten() -> None:
     world = BareWorld(unacked_bytes_max=10_000, prefetch_max=2)
-    for name in ("k", "a", "b"):
-        world.connect(name)
     world.send("a", b"a consume q e --manual-ack\n")
     publish(world, 1, 2, 3)
     assert len(world.received("a").splitlines()) == 2
@@ -124,7 +112,7 @@ def test_who_left_the_ring_for_another_reason_is_not_forgotten() -> None:
     world.send("k", b"n publish f %b\n" % DATA)
     assert world.received("b") == b"b ok n event=f %b\n" % DATA
     # Now it has room by its own count, and there is none over all.
-    assert ask(world, "a", b"r ack a m1") == b""
+    assert ask(world, b"r ack a m1", "a") == b""
     world.send("b", b"r ack b n\n")
     assert world.received("a") == b"a ok m3 event=e x\n"
 
@@ -132,8 +120,7 @@ def test_who_left_the_ring_for_another_reason_is_not_forgotten() -> None:
 def test_consumers_without_manual_ack_are_never_held_back() -> None:
     world = bare()
     publish(world, 1)
-    world.connect("b")
-    assert ask(world, "b", b"b consume --confirm q") == b"b ok \n"
+    assert ask(world, b"b consume --confirm q", "b") == b"b ok \n"
     publish(world, 2, 3, 4)
     assert [line.split()[2] for line in world.received("b").splitlines()] == [b"m2", b"m3", b"m4"]
 
@@ -142,7 +129,6 @@ def test_consumers_that_are_gone_are_not_remembered() -> None:
     world = bare()
     hoarder(world)
     for number in range(100):
-        world.connect("c")
         world.send("c", b"c consume q --manual-ack\n")
         publish(world, 2 * number, 2 * number + 1)
         assert world.received("c")

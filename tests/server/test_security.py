@@ -341,8 +341,6 @@ def test_everybody_is_told_the_own_errors_only(server: ServerProcess, client: Li
 
 def test_no_reason_names_a_queue_that_the_user_may_not_have() -> None:
     world = BareWorld(queue_messages_max=1)
-    for name in ("boss", "worker"):
-        world.connect(name)
     world.send("boss", b"theirs consume hidden-1 --manual-ack\ns subscribe hidden-2 job.1\n")
     world.send("boss", b"m publish job.1 x\n")
     connection = world.connection("worker")
@@ -392,8 +390,6 @@ def test_a_refused_publish_among_allowed_ones(client: LineClient) -> None:
 
 def test_acks_of_anothers_consumer_in_one_chunk() -> None:
     world = BareWorld(users=Path("unused"))
-    for name in ("root", "worker"):
-        world.connect(name)
     world.send("root", b"theirs consume other e --manual-ack\nmine consume work-1 e --manual-ack\n")
     world.send("root", b"m1 publish e x\nm2 publish e x\n")
     world.received("root")
@@ -415,7 +411,6 @@ def test_an_id_published_once_by_another_user(others: bytes) -> None:
     world = BareWorld(users=Path("unused"))
     users = Users([ROOT, WORKER], b"key")
     for name in ("root", "worker"):
-        world.connect(name)
         world.broker.access.authenticate(world.connection(name), users.get(name))
     world.send("root", b"c consume q job.1\n")
     world.received("root")
@@ -429,28 +424,8 @@ def test_an_id_published_once_by_another_user(others: bytes) -> None:
 # --------------------------------------------------------------------------------------- masks
 
 
-@pytest.mark.parametrize(
-    ("mask", "names", "others"),
-    [
-        ("*", ["a", "a-b", "*"], ["a.b", "."]),
-        ("**", ["a", "a.b", "x" * 5000], []),
-        ("a.*", ["a.", "a.b"], ["a.b.c", "a", "b.a."]),
-        ("a.**", ["a.", "a.b.c"], ["a", "ba.b"]),
-        ("**.a", [".a", "b.c.a"], ["a", "b.ab"]),
-        ("*.b.**", ["a.b.", "a.b.c.d"], ["a.a.b.c", "a.b"]),
-        ("**a*b", ["a.ab", "ab", "x.y.a-b"], ["a.b", "ab.c"]),
-        ("a", ["a"], ["A", "ab", "", "a\n"]),
-        ("a+(b|c)[^.]?", ["a+(b|c)[^.]?"], ["ab", "aab."]),
-    ],
-)
-def test_masks(mask: str, names: list[str], others: list[str]) -> None:
-    allows = Permissions(publish=[mask]).may_publish
-
-    assert [name for name in names + others if allows(name.encode())] == names
-
-
-MASKS = st.text("ab.**", min_size=1, max_size=10).map(str.encode)
-NAMES = st.text("ab.", max_size=12).map(str.encode)
+MASKS = st.text("ab.**+(", min_size=1, max_size=10).map(str.encode)
+NAMES = st.text("ab.A\n+(", max_size=12).map(str.encode)
 
 
 def model(mask: bytes, name: bytes, *, across: bool) -> bool:
@@ -641,7 +616,6 @@ def test_too_many_passwords_at_once() -> None:
     for number in range(LOGINS_WAITING_MAX):
         world.connect(f"c{number}")
         world.send(f"c{number}", b"a auth alice wrong\n")
-    world.connect("late")
     world.send("late", b"a auth alice right\np ping x\n")
 
     assert world.is_closed("late")
