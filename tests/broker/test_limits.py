@@ -1,6 +1,5 @@
 """Everything that can grow has a limit: what happens at each, and that life goes on behind it."""
 
-import json
 import re
 import sqlite3
 from contextlib import suppress
@@ -485,8 +484,8 @@ def test_what_waits_for_a_journal_that_hangs(
             stuck.send(flood)
 
         def kept() -> tuple[int, int]:
-            rows = json.loads(other.ask(b"t stats connections").partition(b" ok ")[2])
-            totals = json.loads(other.ask(b"t stats").partition(b" ok ")[2])
+            rows = other.stats("connections")
+            totals = other.stats()
             return max(row["unconfirmed"] for row in rows), totals["metadata_bytes"]
 
         told = kept()

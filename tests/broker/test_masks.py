@@ -423,7 +423,7 @@ def test_stats_tell_parts_of_what_a_queue_and_a_connection_have(client: LineClie
         told = json.loads(client.ask(b"x stats consumers" + words).removeprefix(b"x ok "))
         return [each["id"] for each in told]
 
-    rows = json.loads(client.ask(b"x stats connections").removeprefix(b"x ok "))
+    rows = client.stats("connections")
     assert ids(b" %d" % rows[0]["id"]) == ids(b"") == ["k1", "k2", "k3"]
     assert ids(b" %d --after=k1 --limit=1" % rows[0]["id"]) == ["k2"]
     assert ids(b" %d" % (rows[0]["id"] + 1)) == []

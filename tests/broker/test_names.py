@@ -121,10 +121,6 @@ def test_what_is_not_there_may_be_named_however_long() -> None:
     assert read.queue == b"", "it is not remembered"
 
 
-def stats(client: LineClient, what: bytes = b"") -> Any:
-    return json.loads(client.ask(b"s stats " + what).partition(b" ok ")[2])
-
-
 def test_longer_names_of_before_work(tmp_path: Path) -> None:
     """Made under a higher limit, as by a version without one; used under the default."""
     db, flags = tmp_path / "mqks.db", ("--name-bytes-max", "1000")
@@ -139,7 +135,7 @@ def test_longer_names_of_before_work(tmp_path: Path) -> None:
     with ServerProcess(db) as server, LineClient(server.address) as client:
         [line] = [line for line in server.log.splitlines() if "event=long_names" in line]
         assert "names=4 name_bytes_max=255" in line
-        assert stats(client, b"queue " + queue)["events"] == [event.decode()]
+        assert client.stats("queue " + queue.decode())["events"] == [event.decode()]
         # Its subscription is told, and comes again when a client reconnects.
         consume = b"c consume --confirm %b %b --manual-ack" % (queue, event)
         assert client.ask(consume) == b"c ok "
@@ -156,11 +152,11 @@ def test_longer_names_of_before_work(tmp_path: Path) -> None:
         assert client.ask(b"t trim --confirm %b 5" % queue) == b"t ok 2"
         assert client.ask(b"r rebind --confirm %b --add new" % queue) == b"r ok "
         assert client.ask(b"r rebind --confirm %b --remove %b" % (queue, event)) == b"r ok "
-        assert stats(client, b"queue " + queue)["events"] == ["new"]
+        assert client.stats("queue " + queue.decode())["events"] == ["new"]
         assert client.ask(b"p purge --confirm " + queue) == b"p ok 3"
         assert client.ask(b"d delete_queue --confirm " + queue) == b"d ok "
         assert client.ask(b"d delete_queue --confirm " + other) == b"d ok "
-        assert stats(client)["metadata_bytes"] == 0
+        assert client.stats()["metadata_bytes"] == 0
         assert server.stop() == 0
     with ServerProcess(db) as server:
         assert "event=long_names" not in server.log

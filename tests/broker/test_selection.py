@@ -213,7 +213,7 @@ async def test_peek_finds_one_of_many_on_disk(connect: Any, tmp_path: Path) -> N
             assert await client.move("q", "p", id="m-15000") == 1
             assert await client.purge("q", event="*") == 29_996
         with LineClient(server.address) as line:
-            told = json.loads(line.ask(b"s stats").removeprefix(b"s ok "))
+            told = line.stats()
             assert told["messages_ready"] == 1
             assert told["messages_scheduled"] == 1
 

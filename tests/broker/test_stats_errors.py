@@ -82,7 +82,7 @@ def test_only_so_many_are_told() -> None:
 
 def test_a_restart_forgets_none(tmp_path: Path) -> None:
     def told(client: LineClient) -> list[Row]:
-        rows: list[Row] = json.loads(client.ask(b"st stats errors").removeprefix(b"st ok "))
+        rows: list[Row] = client.stats("errors")
         return rows
 
     with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:

@@ -5,11 +5,9 @@ The one rule: whoever acks is served, in order, whatever others hold.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -158,10 +156,6 @@ def test_it_is_told_once_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- a real server
 
 
-def stats(client: LineClient, what: str = "") -> Any:
-    return json.loads(client.ask(f"st stats {what}".encode()).removeprefix(b"st ok "))
-
-
 def fill(client: LineClient, numbers: range, data: bytes = DATA) -> None:
     for number in numbers:
         client.send(b"m%d publish e %b\n" % (number, data))
@@ -183,7 +177,7 @@ def test_those_who_never_ack_keep_nobody_from_working(tmp_path: Path) -> None:
                 b"h%d ok " % client.port
             )
         fill(publisher, range(count), data)
-        held = stats(publisher)
+        held = publisher.stats()
         assert MIB <= held["unacked_bytes"] < 2 * MIB
         assert "event=unacked_full" in server.log
         assert worker.ask(b"w consume --confirm q --manual-ack") == b"w ok "
@@ -197,7 +191,7 @@ def test_those_who_never_ack_keep_nobody_from_working(tmp_path: Path) -> None:
             (returned if b",retry=" in event else numbers).append(int(message_id[1:]))
             worker.send(b"a ack w %b\n" % message_id)
         assert worker.ask(b"p ping") == b"p ok "
-        assert stats(publisher)["unacked_bytes"] == 0
+        assert publisher.stats()["unacked_bytes"] == 0
         assert sorted(numbers + returned) == [*range(count)]
         assert numbers == sorted(numbers)
         assert len(returned) >= held["messages_unacked"]
@@ -222,17 +216,17 @@ def test_more_unacked_than_the_bound_after_a_crash(tmp_path: Path) -> None:
         served(tmp_path / "mqks.db", *flags) as (server, client),
         LineClient(server.address) as publisher,
     ):
-        assert stats(publisher)["memory_bytes"] == 0
+        assert publisher.stats()["memory_bytes"] == 0
         fill(publisher, range(count, count + 20), data)
         assert client.ask(b"c consume --confirm q --manual-ack") == b"c ok "
         for number in [*range(1, count, 2), *range(count, count + 20)]:
             retry = b",retry=1" if number < count else b""
             assert client.line() == b"c ok m%d event=e%b %b" % (number, retry, data)
             if number % 20 == 1:
-                assert stats(publisher)["unacked_bytes"] < 2 * MIB
+                assert publisher.stats()["unacked_bytes"] < 2 * MIB
             client.send(b"a ack c m%d\n" % number)
         assert client.ask(b"p ping") == b"p ok "
-        assert stats(publisher)["unacked_bytes"] == 0
+        assert publisher.stats()["unacked_bytes"] == 0
 
 
 @pytest.mark.slow
@@ -254,7 +248,7 @@ def test_memory_is_bounded_over_all_queues(tmp_path: Path) -> None:
                     client = stack.enter_context(LineClient(server.address))
                     client.send(b"c%d consume q%d --manual-ack\n" % (number, number))
                     assert client.line().startswith(b"c%d ok m0 " % number)
-                held = stats(other)["unacked_bytes"]
+                held = other.stats()["unacked_bytes"]
                 assert 8 * MIB <= held < 9 * MIB + len(queues) * len(DATA)
                 assert server.resident_bytes < before + 64 * MIB
             # One after the other takes all of a queue, and leaves.
@@ -265,9 +259,9 @@ def test_memory_is_bounded_over_all_queues(tmp_path: Path) -> None:
                         assert client.line().startswith(b"c ok m%d event=e" % message)
                     client.leave()
             assert other.ask(b"p publish --confirm nowhere x") == b"p ok "
-            until(lambda: stats(other)["memory_bytes"] < 9 * MIB)
+            until(lambda: other.stats()["memory_bytes"] < 9 * MIB)
             assert server.resident_bytes < before + 64 * MIB
-            assert stats(other)["messages_ready"] == len(queues) * count
+            assert other.stats()["messages_ready"] == len(queues) * count
 
 
 @pytest.fixture
@@ -283,8 +277,8 @@ def spilled(tmp_path: Path) -> Iterator[LineClient]:
             assert earlier.ask(b"a ack --confirm c m2") == b"a ok "
             earlier.leave()
         assert client.ask(b"p publish --confirm nowhere x") == b"p ok "
-        until(lambda: stats(client)["memory_bytes"] == 0)
-        assert stats(client, "queue q")["ready"] == 4
+        until(lambda: client.stats()["memory_bytes"] == 0)
+        assert client.stats("queue q")["ready"] == 4
         yield client
 
 
@@ -333,7 +327,7 @@ def test_the_oldest_of_what_came_back_goes_first_wherever_it_is(tmp_path: Path) 
             assert client.line() == b"d ok m6 event=e " + data
             earlier.leave()
         assert client.ask(b"p publish --confirm nowhere x") == b"p ok "
-        until(lambda: stats(client, "queue q")["memory_bytes"] == 0)
+        until(lambda: client.stats("queue q")["memory_bytes"] == 0)
         client.send(b"x delete_consumer d\nf consume q --manual-ack\n")
         for number in range(1, 7):
             assert client.line() == b"f ok m%d event=e,retry=1 %b" % (number, data)

@@ -86,16 +86,6 @@ def is_error(line: bytes) -> bool:
     return ERROR.fullmatch(line) is not None
 
 
-def ends(client: LineClient) -> list[bytes]:
-    """What it still gets before the server closes."""
-    lines = []
-    while True:
-        try:
-            lines.append(client.line())
-        except EOFError:
-            return lines
-
-
 # --------------------------------------------------------------------------------- permissions
 
 # What a line needs: users that may send it. `mine` and `other` are consumers of root.
@@ -526,7 +516,7 @@ def test_no_reply_without_confirm(client: LineClient) -> None:
 
 def test_three_failures_close_the_connection(client: LineClient) -> None:
     client.send(b"a auth x y\nb auth z\nc auth worker wrong\nd auth workerT\np ping x\n")
-    assert [ERROR.fullmatch(line) is not None for line in ends(client)] == [True] * 3
+    assert [ERROR.fullmatch(line) is not None for line in client.rest()] == [True] * 3
 
 
 def test_what_comes_behind_a_password_waits_for_it(client: LineClient) -> None:
@@ -675,7 +665,7 @@ def test_what_a_stranger_may_do(client: LineClient) -> None:
 
 def test_errors_of_a_stranger(client: LineClient) -> None:
     client.send(b"m publish --confirm job.1 x\n" * 100)
-    lines = ends(client)
+    lines = client.rest()
     assert len(lines) == STRANGER_ERRORS_MAX
     assert all(map(is_error, lines))
 
@@ -683,12 +673,12 @@ def test_errors_of_a_stranger(client: LineClient) -> None:
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_a_long_line_of_a_stranger(client: LineClient, end: bytes) -> None:
     client.send(b"p ping " + b"x" * STRANGER_LINE_BYTES_MAX + end)
-    assert [ERROR.fullmatch(line) is not None for line in ends(client)] == [True]
+    assert [ERROR.fullmatch(line) is not None for line in client.rest()] == [True]
 
 
 def test_much_of_a_stranger(client: LineClient) -> None:
     client.send(b"p ping\n" * 1000)
-    *pings, last = ends(client)
+    *pings, last = client.rest()
     assert pings == [b"p ok "] * STRANGER_LINES_MAX
     assert last.startswith(b"- error ")
 
@@ -711,7 +701,7 @@ def test_a_silent_stranger(tmp_path: Path) -> None:
 
         known = until(logged_in)
         silent = cleanup.enter_context(LineClient(server.address))
-        assert [line[:8] for line in ends(silent)] == [b"- error "]
+        assert [line[:8] for line in silent.rest()] == [b"- error "]
         assert known.ask(b"p ping x") == b"p ok x"
 
 
@@ -728,7 +718,7 @@ def test_more_strangers_than_there_is_room_for(tmp_path: Path) -> None:
             LineClient(server.address) as third,
         ):
             assert third.ask(b"p ping x") == b"p ok x"
-            ends(first)
+            first.rest()
             assert second.ask(b"p ping x") == b"p ok x"
             assert known.ask(b"p ping x") == b"p ok x"
 
@@ -754,7 +744,7 @@ def test_connections_of_one_address(tmp_path: Path) -> None:
             assert first.ask(b"p ping x") == b"p ok x"
             assert second.ask(b"p ping x") == b"p ok x"
             with LineClient(server.address) as third:
-                assert is_error(ends(third)[0])
+                assert is_error(third.rest()[0])
             second.leave()
         with LineClient(server.address) as third:
             assert third.ask(b"p ping x") == b"p ok x"
@@ -793,7 +783,7 @@ def test_a_flood_of_errors_is_told_in_part(tmp_path: Path) -> None:
                     stranger = cleanup.enter_context(LineClient(server.address))
                     stranger.send(b"m publish job.1 x\n" * STRANGER_ERRORS_MAX)
                     sent += STRANGER_ERRORS_MAX
-                    cleanup.callback(ends, stranger)
+                    cleanup.callback(stranger.rest)
             return "event=errors_suppressed" in server.log
 
         until(flood)

@@ -6,7 +6,6 @@ are, so each test has clients for a multiple of the limit.
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -71,7 +70,7 @@ def peak_bytes(server: ServerProcess) -> int:
 
 
 def unsent_bytes(client: LineClient) -> int:
-    totals: dict[str, int] = json.loads(client.ask(b"st stats").removeprefix(b"st ok "))
+    totals: dict[str, int] = client.stats()
     return totals["unsent_bytes"]
 
 
