@@ -17,7 +17,7 @@ from mqks.broker.queue import fates
 from mqks.limits import GONE_MIN
 from mqks.testing import Broker
 from mqks.users import User, hash_token
-from tests.kit.bare import BareWorld
+from tests.kit.bare import BareWorld, ask
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
 
@@ -267,50 +267,19 @@ def test_a_letter_tells_when_it_was_published_and_when_it_died(broker: Broker) -
 # --------------------------------------------------------------------------------- permissions
 
 
-def test_who_may_consume_one_queue_moves_nothing_to_or_from_others(tmp_path: Path) -> None:
-    root = User(
-        "root", "", hash_token("rootT"), publish=["**"], consume=["**"], bind=["**"], admin=True
-    )
-    worker = User("worker", "", hash_token("workerT"), consume=["mine", "mine.*"])
-    users_file.write(tmp_path / "users", [root, worker])
-    flags = ("--users", str(tmp_path / "users"), "--auth", "always")
-    with (
-        ServerProcess(tmp_path / "mqks.db", *flags) as server,
-        LineClient(server.address) as boss,
-        LineClient(server.address) as some,
-    ):
-        ok(boss, b"auth rootT")
-        ok(some, b"auth workerT")
-        for queue in (b"mine", b"other"):
-            ok(boss, b"set_queue %b --retries=1 --dead-letters=mine.dead" % queue)
-            ok(boss, b"subscribe %b %b" % (queue, queue))
-            ok(boss, b"publish %b x" % queue)
-            boss.send(b"c consume %b --manual-ack\n" % queue)
-            boss.line()
-            ok(boss, b"reject c r")
-            ok(boss, b"delete_consumer c")
-        ok(boss, b"subscribe mine mine")
-        ok(boss, b"publish mine waits")
+def test_who_may_consume_one_queue_redrives_only_what_died_there() -> None:
+    """Both have the same dead-letter queue."""
+    world = BareWorld()
+    for queue in (b"mine", b"other"):
+        told(world, b"s set_queue %b --retries=1 --dead-letters=mine.dead" % queue)
+        told(world, b"c consume %b --add %b --manual-ack" % (queue, queue))
+        told(world, b"m publish %b x\nr reject c m\nd delete_consumer c" % queue)
+    permissions = User("worker", "", "", consume=["mine", "mine.*"]).permissions()
+    world.broker.access.grant(world.connection("worker"), permissions)
 
-        for refused in (
-            b"set_queue other --ttl=1",
-            b"set_queue mine --dead-letters=other",
-            b"move mine other",
-            b"move other mine",
-            b"redrive other",
-            b"redrive mine.dead --to=other",
-            b"cancel other --all",
-            b"promote other --all",
-            b"peek other --scheduled",
-        ):
-            assert some.ask(b"x " + refused).startswith(b"x error "), refused
-        # Of two letters it may put one back where it died.
-        assert ok(some, b"redrive mine.dead") == b"1"
-        assert ok(some, b"redrive mine.dead --to=mine") == b"1"
-        assert ok(some, b"move mine mine.2") == b"3"
-        assert ok(some, b"cancel mine --all") == b"0"
-        assert ok(some, b"promote mine --all") == b"0"
-        ok(some, b"set_queue mine --dead-letters=mine.2")
+    assert ask(world, b"r redrive --confirm mine.dead", "worker") == b"r ok 1\n"
+    assert world.broker.queues[b"mine"].ready == 1
+    assert ask(world, b"r redrive --confirm mine.dead --to=mine", "worker") == b"r ok 1\n"
 
 
 def test_a_consumer_that_may_not_go_on_is_no_loss(tmp_path: Path) -> None:
