@@ -58,7 +58,7 @@ _FAULTS = re.compile(r"Traceback|event=(internal_error|journal_damaged|connectio
 async def until(look: Callable[[], object], otherwise: Callable[[], str] = str) -> None:
     """Violation with what is `otherwise` the case when it does not happen."""
     limit_s = time.monotonic() + LIMIT_S
-    while not await asyncio.to_thread(look):
+    while not look():
         if time.monotonic() > limit_s:
             raise Violation(otherwise())
         await asyncio.sleep(0.02)

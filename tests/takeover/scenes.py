@@ -18,7 +18,7 @@ from mqks.journal.postgres.claim import LOOK_AGAIN_S
 from mqks.limits import SEGMENT_MERGE_COUNT
 from tests.takeover.checker import Drained, Event
 from tests.takeover.clients import Consumer, Gone, Link, Place, set_up
-from tests.takeover.cluster import LIMIT_S, SYNCHRONOUS, Brokers, Databases, Life, until
+from tests.takeover.cluster import LIMIT_S, SYNCHRONOUS, Brokers, Databases, Life
 from tests.takeover.play import drain, served
 
 COMMITS_MIN = 150
@@ -61,6 +61,12 @@ async def confirm(link: Link) -> None:
     """Wait for one, or for the end of the broker."""
     with suppress(Gone):
         link.confirmed(await link.line(LIMIT_S))
+
+
+async def until(look: Callable[[], object]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not await asyncio.to_thread(look):
+            await asyncio.sleep(0.02)
 
 
 async def suspended(brokers: Brokers) -> None:
