@@ -85,14 +85,12 @@ class Kills(RuleBasedStateMachine):
         lab.check()
         self.nothing_lost()
         for name in [*lab.broker.queues]:
-            lab.send("last", b"x purge --scheduled %b" % name)
-            lab.rest()
+            lab.do("last", b"x purge --scheduled %b" % name)
         for who in [*lab.connections]:
             lab.end(who)
         lab.rest()
         for name in [*lab.broker.queues]:
-            lab.send("last", b"x purge %b --scheduled" % name)
-            lab.rest()
+            lab.do("last", b"x purge %b --scheduled" % name)
         lab.rest()
         lab.check()
         for each in lab.broker.queues.values():

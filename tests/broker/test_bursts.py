@@ -1,12 +1,10 @@
 """Thousands of lines that come at once come to the same as one by one: each is done once, wherever
 turns and chunks end, and what that takes grows with their number alone."""
 
-import json
 import re
 import time
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
 from itertools import accumulate, combinations, cycle, pairwise
 from pathlib import Path
 
@@ -161,8 +159,6 @@ class World(BareWorld):
 
     def __init__(self) -> None:
         super().__init__(line_bytes_max=200)
-        for name in ("k", "c", "w"):
-            self.connect(name)
         held = b"".join(b"h%d publish e x\n" % number for number in range(HELD))
         self.send("k", b"s set_queue d --dead-letters=dead\nr rebind d e\n")
         self.send("c", b"c consume d --manual-ack\n")
@@ -254,14 +250,6 @@ FLAGGED = [b"publish --confirm %b e x" % each for each in REQUESTS[b"publish"][1
 QUICK = b"publish --confirm --ttl=60 --meta=a=b e x", b"publish --confirm --once --meta=a=b e x"
 
 
-def told_to_the_end(client: LineClient) -> list[bytes]:
-    lines: list[bytes] = []
-    with suppress(EOFError):
-        while True:
-            lines += client.lines()
-    return lines
-
-
 @pytest.mark.parametrize(
     "form", [*QUICK, *(pytest.param(form, marks=pytest.mark.slow) for form in FLAGGED)]
 )
@@ -274,8 +262,8 @@ def test_a_burst_is_published_and_confirmed_once(form: bytes, tmp_path: Path) ->
         assert other.ask(b"s subscribe --confirm q e") == b"s ok "
         client.send(b"".join(b"m%d %b\n" % (number, form) for number in range(SIZE)))
         client.close_sending_side()
-        told = Counter(told_to_the_end(client))
-        queue = json.loads(other.ask(b"s stats queue q").removeprefix(b"s ok "))
+        told = Counter(client.rest())
+        queue = other.stats("queue q")
         memory_bytes = server.resident_bytes
     assert told == Counter(b"m%d ok " % number for number in range(SIZE))
     assert queue["ready"] + queue["scheduled"] == SIZE

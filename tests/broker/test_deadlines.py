@@ -15,8 +15,6 @@ COUNT = 20_000
 def holding(count: int, timeout_s: int = 100) -> BareWorld:
     """A consumer that holds so many messages."""
     world = BareWorld()
-    for name in ("c", "other"):
-        world.connect(name)
     world.send("c", b"s subscribe q e\ns set_queue q --ack-timeout=%d\n" % timeout_s)
     world.send("c", b"".join(b"m%d publish e x\n" % number for number in range(count)))
     world.send("c", b"c consume q --manual-ack\n")

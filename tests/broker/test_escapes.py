@@ -60,8 +60,6 @@ def test_long_data_are_checked_in_steps(data: bytes, is_valid: bool) -> None:
 
 def test_long_data_keep_the_order_of_a_connection() -> None:
     world = BareWorld(line_bytes_max=4 * FULL)
-    world.connect("a")
-    world.connect("b")
     world.send("b", b"c consume q e\n")
     long = b"\\n" * FULL
     lines = (

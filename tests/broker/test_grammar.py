@@ -241,6 +241,12 @@ def test_ten_years_are_a_delay(line: bytes) -> None:
         *(b"set_queue q --backoff=5,1", b"set_queue q --backoff=1,", b"set_queue q --backoff=,1"),
         *(b"set_queue q --backoff=1,2,3", b"set_queue q --dead-letters=--reset"),
         *(b"set_queue q --delete-when-unused=1", b"set_queue q --is-sparse=yes"),
+        *(b"consume q --add", b"rebind q e --remove-mask --add e", b"reject", b"ack", b"ack c"),
+        *(b"ack c --any", b"ack c m m", b"delete_consumer", b"delete_consumer --all"),
+        *(b"delete_queue", b"delete_queue q --now", b"delete_queue --when-unused", b"subscribe"),
+        *(b"consume q --manual-ack=1", b"publish --confirmed e", b"redrive d --limit=nan"),
+        *(b"consume q --delete-queue-when-unused=nan", b"delete_queue q --when-unused=1e10"),
+        *(b"consume q --delete-queue-when-unused=", b"delete_queue q --when-unused=-0.5"),
     ],
 )
 def test_what_is_not_in_the_grammar_is_refused(line: bytes) -> None:

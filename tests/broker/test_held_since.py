@@ -17,8 +17,6 @@ START_S = 1000.0
 def bare(**settings: Any) -> BareWorld:
     """A queue that `c` consumes, and `k` who publishes to it and asks."""
     world = BareWorld(**settings)
-    for name in ("k", "c"):
-        world.connect(name)
     world.send("c", b"c consume --confirm q e --manual-ack\n")
     return world
 
@@ -102,7 +100,6 @@ def test_each_consumer_has_its_own_times() -> None:
     world = bare()
     publish(world, "a", "b")
     world.advance(1.0)
-    world.connect("d")
     world.send("d", b"d consume --confirm q --manual-ack\n")
     publish(world, "c", "d")
     world.advance(1.0)

@@ -193,16 +193,13 @@ def test_so_many_messages_are_known_and_the_others_wait(monkeypatch: pytest.Monk
     lab.send("p", b"s set_queue q --ordered=key", b"s subscribe q e")
     lab.send("p", *(b"m%d publish --key=a e x" % n for n in range(6)), b"m6 publish --key=b e x")
     lab.send("a", b"a consume q --manual-ack --prefetch=1")
-    lab.send("b", b"b consume q --manual-ack --prefetch=1")
-    lab.rest()
+    lab.do("b", b"b consume q --manual-ack --prefetch=1")
     assert lab.replies[-1] == b"a ok m0 event=e x"
-    lab.send("p", b"s ack a m0", b"r stats queue q")
-    lab.rest()
+    lab.do("p", b"s ack a m0", b"r stats queue q")
     assert b'"keys": 1, "keys_held": 1' in b"".join(lab.replies)
     assert b"b ok m6 event=e x" not in lab.replies
     for n in range(1, 6):
-        lab.send("p", b"s ack a m%d" % n, b"s ack b m%d" % n)
-        lab.rest()
+        lab.do("p", b"s ack a m%d" % n, b"s ack b m%d" % n)
     assert b"b ok m6 event=e x" in lab.replies
     lab.check()
 
@@ -214,10 +211,8 @@ def test_a_purge_forgets_the_keys() -> None:
     for n in range(5_000):
         lab.send("p", b"m%d publish --key=k%d e x" % (n, n % 7))
     lab.rest()
-    lab.send("p", b"s purge --confirm q")
-    lab.rest()
-    lab.send("p", b"m publish --key=k1 e x", b"s ack a m0")
-    lab.rest()
+    lab.do("p", b"s purge --confirm q")
+    lab.do("p", b"m publish --key=k1 e x", b"s ack a m0")
     assert lab.replies[-1] == b"a ok m event=e x"
     known = lab.broker.queues[b"q"].keys
     assert known is not None

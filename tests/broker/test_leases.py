@@ -16,15 +16,8 @@ from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
 
 
-def world_of(*names: str) -> BareWorld:
-    world = BareWorld()
-    for name in names:
-        world.connect(name)
-    return world
-
-
 def test_each_message_goes_to_one_of_those_that_wait() -> None:
-    world = world_of("a", "b")
+    world = BareWorld()
     world.send("b", b"s subscribe q e\n")
     world.send("a", b"".join(b"r%d receive q --limit=10 --wait=60\n" % n for n in range(100)))
     world.send("b", b"".join(b"m%d publish e x\n" % n for n in range(50)))
@@ -45,7 +38,7 @@ def test_each_message_goes_to_one_of_those_that_wait() -> None:
 
 
 def test_a_client_that_goes_takes_its_receives_along() -> None:
-    world = world_of("a", "b")
+    world = BareWorld()
     world.send("b", b"s subscribe q e\n")
     world.send("a", b"".join(b"r%d receive q --wait=60\n" % n for n in range(3000)))
     assert world.broker.flow.receivers == 3000
@@ -57,7 +50,7 @@ def test_a_client_that_goes_takes_its_receives_along() -> None:
 
 
 def test_no_more_than_so_many_wait() -> None:
-    world = world_of("a")
+    world = BareWorld()
     world.send("a", b"s subscribe q e\n")
     world.send("a", b"".join(b"r receive q --wait=60\n" for _ in range(RECEIVES_WAITING_MAX + 1)))
     assert world.received("a").startswith(b"r error ")
@@ -66,7 +59,7 @@ def test_no_more_than_so_many_wait() -> None:
 
 
 def test_what_one_connection_has_taken_before_the_commit_is_bounded_in_bytes() -> None:
-    world = world_of("a", "b")
+    world = BareWorld()
     world.send("b", b"s subscribe q e\n")
     for n in range(30):
         world.send("b", b"m%d publish e %b\n" % (n, b"x" * 1_000_000))
@@ -80,7 +73,7 @@ def test_what_one_connection_has_taken_before_the_commit_is_bounded_in_bytes() -
 
 
 def test_the_end_of_a_queue_ends_the_wait_in_time() -> None:
-    world = world_of("a", "b")
+    world = BareWorld()
     world.send("b", b"s subscribe q e\n")
     world.send("a", b"r receive q --wait=60\n")
     world.send("b", b"d delete_queue q\ns subscribe q e\nm publish e x\n")
@@ -139,7 +132,7 @@ def test_what_was_told_to_one_is_not_told_to_another_after_a_kill(tmp_path: Path
 
 
 def test_an_id_may_count_for_a_time() -> None:
-    world = world_of("a")
+    world = BareWorld()
     world.send("a", b"s subscribe q e\n")
 
     def publish(once: bytes) -> int:
@@ -169,28 +162,24 @@ def test_an_id_counts_for_its_time_over_a_restart() -> None:
 
 def test_a_lease_that_is_over_before_it_is_durable_is_not_told() -> None:
     lab = Lab(memory_bytes=1_000_000)
-    lab.send("a", b"s subscribe q e", b"m1 publish e x", b"m2 publish e x")
-    lab.rest()
+    lab.do("a", b"s subscribe q e", b"m1 publish e x", b"m2 publish e x")
     lab.replies.clear()
     lab.send("a", b"r receive q --limit=2 --lease=1")
     lab.take()  # The commit takes two seconds.
     lab.send("b", b"c consume q --manual-ack --prefetch=1")
-    lab.tick(2)
-    lab.rest()
+    lab.wait(2)
     assert lab.replies == [b"c ok m1 event=e,retry=1 x", b"r ok --end"]
 
 
 def test_what_nobody_was_told_is_ready_again() -> None:
     """The client goes while its lease is being written. With one delivery it would be dead."""
     lab = Lab(memory_bytes=1_000_000)
-    lab.send("a", b"s subscribe q e", b"x set_queue q --deliveries=1", b"m publish e x")
-    lab.rest()
+    lab.do("a", b"s subscribe q e", b"x set_queue q --deliveries=1", b"m publish e x")
     lab.send("b", b"r receive q")
     lab.take()
     lab.end("b")
     lab.rest()
     queue = lab.broker.queues[b"q"]
     assert (queue.ready, queue.leased, queue.dead) == (1, 0, 0)
-    lab.send("a", b"r receive q")
-    lab.rest()
+    lab.do("a", b"r receive q")
     assert lab.replies[-2].startswith(b"r ok m event=e,seq=1")

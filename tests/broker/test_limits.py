@@ -1,6 +1,5 @@
 """Everything that can grow has a limit: what happens at each, and that life goes on behind it."""
 
-import json
 import re
 import sqlite3
 from contextlib import suppress
@@ -143,7 +142,6 @@ def test_messages_that_go_to_very_many_queues_in_turns(monkeypatch: pytest.Monke
     for number in range(GROUPS_QUEUES):
         world.send("k", b"s subscribe q%d e\n" % number)
     assert ask(world, b"p set_queue --confirm q0 --messages-max=2") == b"p ok \n"
-    world.connect("l")
     world.broker.turns.chunk_s = -1.0  # A turn is one step.
     for name in "kl":
         world.intake.receive(world.connection(name), b"m publish e x\n")
@@ -164,7 +162,6 @@ def test_a_queue_whose_consumer_takes_what_was_on_its_way_is_not_full(
     for number in range(GROUPS_QUEUES):
         world.send("k", b"s subscribe q%d e\n" % number)
     world.send("k", b"s subscribe --confirm q63 --add alone\n")
-    world.connect("l")
     last = world.broker.queues[b"q63"]
     world.broker.turns.chunk_s = -1.0  # A turn is one step.
     world.intake.receive(world.connection("k"), b"m publish e x\n")
@@ -183,7 +180,6 @@ def test_a_queue_whose_consumer_takes_what_was_on_its_way_is_not_full(
 def test_returned_messages_count_and_make_room_when_they_are_purged() -> None:
     world = bare(queue_messages_max=10)
     ask(world, b"s subscribe q e\n" + b"".join(b"m%d publish e x\n" % n for n in range(10)))
-    world.connect("l")
     world.send("l", b"c consume --confirm q --manual-ack\n")
     world.disconnect("l")
     queue = world.broker.queues[b"q"]
@@ -488,8 +484,8 @@ def test_what_waits_for_a_journal_that_hangs(
             stuck.send(flood)
 
         def kept() -> tuple[int, int]:
-            rows = json.loads(other.ask(b"t stats connections").partition(b" ok ")[2])
-            totals = json.loads(other.ask(b"t stats").partition(b" ok ")[2])
+            rows = other.stats("connections")
+            totals = other.stats()
             return max(row["unconfirmed"] for row in rows), totals["metadata_bytes"]
 
         told = kept()

@@ -24,7 +24,6 @@ NOBODY = Permissions()
 
 def cpu_s(line: bytes, permissions: Permissions | None) -> float:
     world = BareWorld()
-    world.connect("a")
     world.connection("a").permissions = permissions
     world.connection("a").splitter.line_bytes_max = LARGE
     gc.disable()

@@ -21,7 +21,6 @@ from mqks.settings import Settings
 from mqks.testing import Broker
 from mqks.transfer.importing import Line
 from tests.broker.test_reading import Reader
-from tests.kit.line_client import LineClient
 
 LETTER = b"reason=rejects&queue=jobs%20x&tries=3&published=1700000000.500&died=1700000060.250"
 LINES = [
@@ -65,39 +64,6 @@ def left(db: Path, changes: Iterable[LaneChange], time_us: int = 10**15) -> None
 def database(db: Path) -> Path:
     left(db, [LaneChange(1, 7, 1, [Run(1, LINES)], [], [], MARKS)])
     return db
-
-
-def asked(client: LineClient, request: bytes) -> list[bytes]:
-    client.send(b"p " + request + b"\n")
-    found = []
-    while (line := client.line()) != b"p ok --end":
-        found.append(line.removeprefix(b"p ok "))
-    return found
-
-
-TIME = b"time=1000000000000000"
-WAITING = [
-    b"a event=e,seq=1,%b plain" % TIME,
-    b"b event=e,meta=k=v&l=%%20,seq=2,%b with two" % TIME,
-    b"f event=e,retry=1,seq=5,%b " % TIME,
-    b"g event=e,meta=k=v&" + LETTER + b",seq=6,%b died" % TIME,
-]
-SCHEDULED = [
-    b"c event=e,seq=3,%b,due=4000000002.500 later" % TIME,
-    b"d event=e,retry=2,meta=k=v,seq=4,%b,due=4000000000.000 later still" % TIME,
-]
-
-
-def test_peek_tells_attributes_and_leaves_out_what_is_scheduled(database: Path) -> None:
-    with Broker(database) as broker, LineClient(("127.0.0.1", broker.port)) as client:
-        assert asked(client, b"peek q") == WAITING
-        assert asked(client, b"peek q --limit=3") == WAITING[:3]
-        assert asked(client, b"peek q --after=2 --limit=1") == WAITING[2:3]
-        assert asked(client, b"peek --scheduled q") == SCHEDULED
-        assert asked(client, b"peek q --limit=1 --scheduled") == SCHEDULED[:1]
-        assert asked(client, b"peek q --scheduled --after=3") == SCHEDULED[1:]
-        assert asked(client, b"peek q --scheduled --after=4") == []
-        assert asked(client, b"peek none --scheduled") == []
 
 
 def test_read_tells_attributes_to_those_who_ask(database: Path) -> None:

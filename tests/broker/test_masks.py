@@ -72,7 +72,6 @@ class Subscriptions(RuleBasedStateMachine):
         self.patched = Patched(*sizes)
         self.world = BareWorld()
         self.world.broker.turns.chunk_s = chunk_s
-        self.world.connect("k")
         self.bound: dict[str, set[tuple[str, str]]] = {name: set() for name in QUEUES}
         self.there: set[str] = set()
         self.published = 0
@@ -287,7 +286,6 @@ def test_events_that_are_made_up_take_no_memory(monkeypatch: pytest.MonkeyPatch)
 def test_an_event_that_many_masks_are_tried_on_holds_nobody_up() -> None:
     """It is published in turns, in the order of its connection, and once."""
     world = bare()
-    world.connect("other")
     masks = [b"*a*%d-zz*.x" % number for number in range(20_000)]
     for start in range(0, len(masks), 1000):
         ask(world, b"r rebind w --add-mask " + b" ".join(masks[start : start + 1000]))
@@ -321,8 +319,6 @@ def test_a_queue_that_is_bound_otherwise_meanwhile_misses_nothing(rng: Random, o
     patched = Patched(1, 600)
     try:
         world = bare()
-        for name in ("a", "b", "p1", "p2"):
-            world.connect(name)
         ask(world, b"s subscribe --confirm q --add-mask a.*")
         ask(world, b"s subscribe --confirm other --add-mask *b.* *a*.*a")
         world.broker.turns.chunk_s = -1.0
@@ -360,7 +356,6 @@ def test_a_queue_that_is_bound_otherwise_meanwhile_misses_nothing(rng: Random, o
 def test_a_queue_deleted_between_two_rebinds(has_masks: bool) -> None:
     """What came first is done first, masks and all."""
     world = bare()
-    world.connect("other")
     ask(world, b"s subscribe q a --add-mask a.*")
     world.broker.turns.chunk_s = -1.0
     names = b" ".join(b"e%d" % number for number in range(9000))
@@ -428,7 +423,7 @@ def test_stats_tell_parts_of_what_a_queue_and_a_connection_have(client: LineClie
         told = json.loads(client.ask(b"x stats consumers" + words).removeprefix(b"x ok "))
         return [each["id"] for each in told]
 
-    rows = json.loads(client.ask(b"x stats connections").removeprefix(b"x ok "))
+    rows = client.stats("connections")
     assert ids(b" %d" % rows[0]["id"]) == ids(b"") == ["k1", "k2", "k3"]
     assert ids(b" %d --after=k1 --limit=1" % rows[0]["id"]) == ["k2"]
     assert ids(b" %d" % (rows[0]["id"] + 1)) == []

@@ -27,9 +27,7 @@ FITS, LONG = b"n" * MAX, b"n" * (MAX + 1)
 
 
 def bare(**settings: Any) -> BareWorld:
-    world = BareWorld(**{"name_bytes_max": MAX, **settings})
-    world.connect("k")
-    return world
+    return BareWorld(**{"name_bytes_max": MAX, **settings})
 
 
 def is_refused(world: BareWorld, line: bytes, reached: int = 1) -> bool:
@@ -123,10 +121,6 @@ def test_what_is_not_there_may_be_named_however_long() -> None:
     assert read.queue == b"", "it is not remembered"
 
 
-def stats(client: LineClient, what: bytes = b"") -> Any:
-    return json.loads(client.ask(b"s stats " + what).partition(b" ok ")[2])
-
-
 def test_longer_names_of_before_work(tmp_path: Path) -> None:
     """Made under a higher limit, as by a version without one; used under the default."""
     db, flags = tmp_path / "mqks.db", ("--name-bytes-max", "1000")
@@ -141,7 +135,7 @@ def test_longer_names_of_before_work(tmp_path: Path) -> None:
     with ServerProcess(db) as server, LineClient(server.address) as client:
         [line] = [line for line in server.log.splitlines() if "event=long_names" in line]
         assert "names=4 name_bytes_max=255" in line
-        assert stats(client, b"queue " + queue)["events"] == [event.decode()]
+        assert client.stats("queue " + queue.decode())["events"] == [event.decode()]
         # Its subscription is told, and comes again when a client reconnects.
         consume = b"c consume --confirm %b %b --manual-ack" % (queue, event)
         assert client.ask(consume) == b"c ok "
@@ -158,11 +152,11 @@ def test_longer_names_of_before_work(tmp_path: Path) -> None:
         assert client.ask(b"t trim --confirm %b 5" % queue) == b"t ok 2"
         assert client.ask(b"r rebind --confirm %b --add new" % queue) == b"r ok "
         assert client.ask(b"r rebind --confirm %b --remove %b" % (queue, event)) == b"r ok "
-        assert stats(client, b"queue " + queue)["events"] == ["new"]
+        assert client.stats("queue " + queue.decode())["events"] == ["new"]
         assert client.ask(b"p purge --confirm " + queue) == b"p ok 3"
         assert client.ask(b"d delete_queue --confirm " + queue) == b"d ok "
         assert client.ask(b"d delete_queue --confirm " + other) == b"d ok "
-        assert stats(client)["metadata_bytes"] == 0
+        assert client.stats()["metadata_bytes"] == 0
         assert server.stop() == 0
     with ServerProcess(db) as server:
         assert "event=long_names" not in server.log
@@ -200,7 +194,6 @@ def test_what_is_kept_is_counted_and_all_of_it_is_let_go() -> None:
     ask(world, b"consumer consume queue")
     consumer = CONSUMER_BYTES + 3 * 8
     assert counted() == queue + nowhere + consumer
-    world.connect("other")
     world.send("other", b"consumer consume queue\n")
     assert b"consumer error" in world.received("k"), "it is told"
     assert counted() == queue + nowhere + consumer
@@ -277,8 +270,7 @@ def test_arguments_of_auth() -> None:
     world = bare(name_bytes_max=255)
     line = b"a auth %b x" % (b"u" * (CREDENTIALS_BYTES_MAX - 2))
     assert ask(world, line) == b"", "it waits to be verified"
-    world.connect("k")
-    assert ERROR.fullmatch(ask(world, line + b"x"))
+    assert ERROR.fullmatch(ask(world, line + b"x", "another"))
     assert len(world.broker.access.logins) == 1
 
 

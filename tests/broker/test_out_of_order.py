@@ -9,8 +9,7 @@ from tests.kit.lab import Lab
 def filled(count: int, memory: int = 1 << 20) -> Lab:
     """A queue `q` with m1, m2 and so on, and a consumer that gets nothing by itself."""
     lab = Lab(memory)
-    lab.send("a", b"s subscribe q e", *[b"m%d publish e d" % (each + 1) for each in range(count)])
-    lab.rest()
+    lab.do("a", b"s subscribe q e", *[b"m%d publish e d" % (each + 1) for each in range(count)])
     return lab
 
 
@@ -34,8 +33,7 @@ def deliver(lab: Lab, queue: Queue, numbers: list[int], *, to_one: bool) -> list
 def plays(lab: Lab) -> list[bytes]:
     """What a new consumer gets."""
     lab.replies.clear()
-    lab.send("z", b"z consume q --manual-ack")
-    lab.rest()
+    lab.do("z", b"z consume q --manual-ack")
     return [b" ".join(line.split(b" ")[2:4]) for line in lab.replies if line.startswith(b"z ok m")]
 
 

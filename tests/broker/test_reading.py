@@ -298,8 +298,6 @@ async def test_who_asks_for_little_does_not_wait_for_those_who_ask_for_much() ->
     journal = Journal(store)
     world = BareWorld()
     broker = world.broker
-    for name in ("new", *map(str, range(40))):
-        world.connect(name)
     lines = [b"s subscribe q e\n", *(b"m%d publish e x\n" % number for number in range(3000))]
     world.intake.receive(world.connection("new"), b"".join(lines))
     batch = broker.pending.take()

@@ -17,8 +17,7 @@ from mqks.broker.queue import fates
 from mqks.limits import GONE_MIN
 from mqks.testing import Broker
 from mqks.users import User, hash_token
-from tests.broker.test_reading import Reader
-from tests.kit.bare import BareWorld
+from tests.kit.bare import BareWorld, ask
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
 
@@ -91,8 +90,6 @@ def told(world: BareWorld, request: bytes) -> list[bytes]:
 def world() -> BareWorld:
     """With a consumer `c` of alice's for the queue `q`, which is bound to `e`."""
     world = BareWorld()
-    world.connect("alice")
-    world.connect("bob")
     world.send("alice", b"c consume q e --manual-ack\n")
     return world
 
@@ -175,7 +172,6 @@ def test_losses_after_the_first_back_off_in_the_same_way(world: BareWorld) -> No
     told(world, b"m1 publish e a\nm2 publish e b")
     for losses, wait_s in enumerate((0, 1, 2, 4, 8, 8, 8), 1):
         world.disconnect("alice")
-        world.connect("alice")
         world.send("alice", b"c consume q --manual-ack --prefetch=2\n")
         if wait_s:
             world.advance(wait_s * (1 - fates.JITTER) - 0.001)
@@ -205,7 +201,6 @@ def test_the_backoff_of_the_queue_goes_before_that_of_the_consumer(world: BareWo
     told(world, b"m1 publish e a")
     for losses in range(1, 3):
         world.disconnect("alice")
-        world.connect("alice")
         world.send("alice", b"c consume q --manual-ack --backoff=600\n")
         world.advance(1.2)
         assert lines(world, "alice") == [b"c ok m1 event=e,retry=%d a" % losses]
@@ -244,32 +239,6 @@ def test_what_was_promoted_leaves_nothing_behind(world: BareWorld) -> None:
 # ------------------------------------------------------------------------------------- looking
 
 
-def test_read_tells_attributes_and_nothing_that_stands_behind_them(broker: Broker) -> None:
-    with client(broker) as some, Reader(("127.0.0.1", broker.port)) as reader:
-
-        def texts(queue: str, *flags: str) -> list[str]:
-            return [text for _, _, text in reader.read(queue, 1, *flags)]
-
-        ok(some, b"subscribe q e")
-        ok(some, b"set_queue q --retries=1 --dead-letters=dead")
-        ok(some, b"publish --meta=k=v e a")
-        ok(some, b"publish --delay=600 --meta=k=v e b")
-        ok(some, b"publish --delay=600 e c")
-        ok(some, b"publish e d")
-        plain = ["r event=e a", "r event=e b", "r event=e c", "r event=e d"]
-        assert texts("q") == plain
-        assert texts("q", "--meta") == [f"{plain[0]}\tk=v", f"{plain[1]}\tk=v", *plain[2:]]
-
-        some.send(b"c consume q --manual-ack\n")
-        assert [some.line(), some.line()] == [b"c ok r event=e a", b"c ok r event=e d"]
-        ok(some, b"reject c --all")
-        about = r"reason=rejects&queue=q&tries=1&published=\d+\.\d{3}&died=\d+\.\d{3}"
-        first, second = texts("dead", "--meta")
-        assert re.fullmatch(r"r event=e a\tk=v&" + about, first)
-        assert re.fullmatch(r"r event=e d\t" + about, second)
-        assert texts("dead") == ["r event=e a", "r event=e d"]
-
-
 # ------------------------------------------------------------------------------------- letters
 
 
@@ -298,50 +267,19 @@ def test_a_letter_tells_when_it_was_published_and_when_it_died(broker: Broker) -
 # --------------------------------------------------------------------------------- permissions
 
 
-def test_who_may_consume_one_queue_moves_nothing_to_or_from_others(tmp_path: Path) -> None:
-    root = User(
-        "root", "", hash_token("rootT"), publish=["**"], consume=["**"], bind=["**"], admin=True
-    )
-    worker = User("worker", "", hash_token("workerT"), consume=["mine", "mine.*"])
-    users_file.write(tmp_path / "users", [root, worker])
-    flags = ("--users", str(tmp_path / "users"), "--auth", "always")
-    with (
-        ServerProcess(tmp_path / "mqks.db", *flags) as server,
-        LineClient(server.address) as boss,
-        LineClient(server.address) as some,
-    ):
-        ok(boss, b"auth rootT")
-        ok(some, b"auth workerT")
-        for queue in (b"mine", b"other"):
-            ok(boss, b"set_queue %b --retries=1 --dead-letters=mine.dead" % queue)
-            ok(boss, b"subscribe %b %b" % (queue, queue))
-            ok(boss, b"publish %b x" % queue)
-            boss.send(b"c consume %b --manual-ack\n" % queue)
-            boss.line()
-            ok(boss, b"reject c r")
-            ok(boss, b"delete_consumer c")
-        ok(boss, b"subscribe mine mine")
-        ok(boss, b"publish mine waits")
+def test_who_may_consume_one_queue_redrives_only_what_died_there() -> None:
+    """Both have the same dead-letter queue."""
+    world = BareWorld()
+    for queue in (b"mine", b"other"):
+        told(world, b"s set_queue %b --retries=1 --dead-letters=mine.dead" % queue)
+        told(world, b"c consume %b --add %b --manual-ack" % (queue, queue))
+        told(world, b"m publish %b x\nr reject c m\nd delete_consumer c" % queue)
+    permissions = User("worker", "", "", consume=["mine", "mine.*"]).permissions()
+    world.broker.access.grant(world.connection("worker"), permissions)
 
-        for refused in (
-            b"set_queue other --ttl=1",
-            b"set_queue mine --dead-letters=other",
-            b"move mine other",
-            b"move other mine",
-            b"redrive other",
-            b"redrive mine.dead --to=other",
-            b"cancel other --all",
-            b"promote other --all",
-            b"peek other --scheduled",
-        ):
-            assert some.ask(b"x " + refused).startswith(b"x error "), refused
-        # Of two letters it may put one back where it died.
-        assert ok(some, b"redrive mine.dead") == b"1"
-        assert ok(some, b"redrive mine.dead --to=mine") == b"1"
-        assert ok(some, b"move mine mine.2") == b"3"
-        assert ok(some, b"cancel mine --all") == b"0"
-        assert ok(some, b"promote mine --all") == b"0"
-        ok(some, b"set_queue mine --dead-letters=mine.2")
+    assert ask(world, b"r redrive --confirm mine.dead", "worker") == b"r ok 1\n"
+    assert world.broker.queues[b"mine"].ready == 1
+    assert ask(world, b"r redrive --confirm mine.dead --to=mine", "worker") == b"r ok 1\n"
 
 
 def test_a_consumer_that_may_not_go_on_is_no_loss(tmp_path: Path) -> None:

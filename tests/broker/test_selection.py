@@ -213,7 +213,7 @@ async def test_peek_finds_one_of_many_on_disk(connect: Any, tmp_path: Path) -> N
             assert await client.move("q", "p", id="m-15000") == 1
             assert await client.purge("q", event="*") == 29_996
         with LineClient(server.address) as line:
-            told = json.loads(line.ask(b"s stats").removeprefix(b"s ok "))
+            told = line.stats()
             assert told["messages_ready"] == 1
             assert told["messages_scheduled"] == 1
 
@@ -288,8 +288,6 @@ def test_commands_choose_messages(server: ServerProcess, tmp_path: Path) -> None
 def test_requests_for_few_of_many_returned_messages_hold_no_copy_of_them() -> None:
     """Forty of them at once, each of which finds one, or nothing that is old enough."""
     world = BareWorld()
-    for name in ("p", "c", *map(str, range(40))):
-        world.connect(name)
     world.send("p", b"s subscribe q e\n")
     world.send("p", b"".join(b"m%d publish e x\n" % number for number in range(20_000)))
     world.send("c", b"c consume q --manual-ack\n")

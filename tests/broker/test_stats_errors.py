@@ -24,7 +24,6 @@ class Told(Protocol):
 
 def bare(**settings: Any) -> tuple[BareWorld, Told]:
     world = BareWorld(**settings)
-    world.connect("k")
 
     def told(arguments: str = "") -> list[str]:
         world.send("k", f"st stats errors {arguments}\n".encode())
@@ -54,7 +53,6 @@ def test_the_last_ones_and_then_page_by_page() -> None:
 
 def test_one_is_told_before_it_is_written() -> None:
     world = BareWorld()
-    world.connect("k")
     connection = world.connection("k")
 
     world.intake.receive(connection, b"r dance\nst stats errors\n")
@@ -84,7 +82,7 @@ def test_only_so_many_are_told() -> None:
 
 def test_a_restart_forgets_none(tmp_path: Path) -> None:
     def told(client: LineClient) -> list[Row]:
-        rows: list[Row] = json.loads(client.ask(b"st stats errors").removeprefix(b"st ok "))
+        rows: list[Row] = client.stats("errors")
         return rows
 
     with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:

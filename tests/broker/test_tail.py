@@ -18,17 +18,10 @@ from mqks.testing import Broker
 from mqks.users import Permissions
 from tests.client.conftest import QUICK
 from tests.commands.console import Console
-from tests.kit.bare import BareWorld
+from tests.kit.bare import BareWorld, bare
 from tests.kit.proxy import Proxy
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
-
-
-def bare(**settings: Any) -> BareWorld:
-    world = BareWorld(**settings)
-    world.connect("k")
-    world.connect("t")
-    return world
 
 
 def shown(world: BareWorld) -> list[bytes]:

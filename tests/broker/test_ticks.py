@@ -183,13 +183,13 @@ def test_ticks_outlive_kills(server: ServerProcess) -> None:
         assert client.ask(b"t schedule --confirm a --every=1 publish e x") == b"t ok "
     for count in range(2, 6):
         with LineClient(server.address) as client:
-            while json.loads(_rest(client.ask(b"r stats queue q")))["ready"] < count:
+            while client.stats("queue q")["ready"] < count:
                 time.sleep(0.1)
         server.kill()
         server.start()
     with LineClient(server.address) as client:
         assert client.ask(b"t schedule --confirm a --pause") == b"t ok "
-        ready = json.loads(_rest(client.ask(b"r stats queue q")))["ready"]
+        ready = client.stats("queue q")["ready"]
         assert client.ask(b"c consume --confirm q") == b"c ok "
         ids = [client.line().split(b" ")[2] for _ in range(ready)]
         assert len(ids) == len(set(ids)) >= 5

@@ -85,7 +85,6 @@ def test_limit_of_all_connections() -> None:
     for number in range(count):
         world.connect(f"n{number}")
         world.send(f"n{number}", b"b begin\n" + long * 7)
-    world.connect("last")
     world.send("last", b"b begin\n" + long * 7 + b"t commit\n")
     assert b"t" in ERROR.findall(world.received("last"))
     for number in range(count):
@@ -136,7 +135,6 @@ def test_limits_of_moves() -> None:
 def test_of_two_that_move_the_same_each_message_goes_once() -> None:
     world = bare()
     ask(world, b"s subscribe far f\n" + b"m publish f 1\n" * 5)
-    world.connect("l")
     both = b"b begin\nv move --confirm far near\nw move --confirm far near\nt commit --confirm"
     assert ask(world, both) == b"t ok \nv ok 5\nw ok 0\n"
     transaction(world, b"v move near far --limit=3")
@@ -252,22 +250,18 @@ def test_messages_of_a_commit_expire_each_at_its_time_after_a_crash_too() -> Non
     lab.send("a", b"s subscribe one e", b"s subscribe two e", b"b begin")
     for at, ttl in enumerate((9, 5, 7, 7, 3, 8)):
         lab.send("a", b"m%d publish --ttl=%d e x" % (at, ttl))
-    lab.send("a", b"t commit --confirm")
-    lab.rest()
+    lab.do("a", b"t commit --confirm")
     lab.crash()
-    lab.tick(6)
-    lab.rest()
+    lab.wait(6)
     for queue in b"one", b"two":
         lab.replies.clear()
-        lab.send("z", b"c%b consume %b" % (queue, queue))
-        lab.rest()
+        lab.do("z", b"c%b consume %b" % (queue, queue))
         ids = [line.split(b" ")[2] for line in lab.replies if b" event=" in line]
         assert ids == [b"m0", b"m2", b"m3", b"m5"]
 
 
 def test_two_race_while_one_is_written() -> None:
     world = holding()
-    world.connect("l")
     pending = world.broker.pending
     transaction(world, b"a ack c m0\nx publish e 1")
     first = pending.take()

@@ -57,8 +57,6 @@ def together_or_not(
     """Replies to three connections, one of which may publish only `f`, and the final state."""
     names = ("k", "l", "limited")
     world = BareWorld(line_bytes_max=100)
-    for name in (*names, "c", "d", "g", "watcher"):
-        world.connect(name)
     world.connection("limited").permissions = Permissions(publish=["f"])
     world.send("c", b"c consume q e --manual-ack\n")
     world.send("d", b"d consume r e f --manual-ack\n")
@@ -95,8 +93,6 @@ def test_chunks_of_one_turn_come_to_the_same_as_one_by_one(
 
 def test_what_many_connections_publish_is_published_in_one_step() -> None:
     world = BareWorld()
-    for name in ("k", "l", "m"):
-        world.connect(name)
     world.send("k", b"s subscribe q e\n")
     broker, intake, queued = world.broker, world.intake, list[int]()
 
@@ -120,8 +116,6 @@ def test_many_connections_share_one_turn() -> None:
     ticks = count()
     world.broker.turns.clock, world.broker.turns.chunk_s = lambda: float(next(ticks)), 20.0
     names = [f"k{number}" for number in range(50)]
-    for name in names:
-        world.connect(name)
     world.send("k0", b"s subscribe q e\n")
     world.broker.turns.begin()
     for name in names:
@@ -139,8 +133,6 @@ def test_who_publishes_is_known_of_each_chunk() -> None:
     """Acks and requests that follow another connection's messages have them published, but do not
     wait for the journal as publishers."""
     world = BareWorld()
-    for name in ("k", "l", "m"):
-        world.connect(name)
     world.send("k", b"s subscribe q e\n")
     world.send("l", b"c consume q e --manual-ack\nm0 publish e a\n")
     publish = b"m1 publish e a\n"
@@ -178,8 +170,6 @@ def test_what_gathers_is_only_what_its_user_may_publish() -> None:
 def test_many_connections_do_not_exceed_the_limit_of_a_queue() -> None:
     world = BareWorld(queue_messages_max=3)
     names = [f"k{number}" for number in range(5)]
-    for name in names:
-        world.connect(name)
     world.send("k0", b"s subscribe q e\n")
 
     world.send_together([(name, b"m publish --confirm e a\n") for name in names])
@@ -205,7 +195,6 @@ def test_others_have_their_turn_between_costly_lines(server: ServerProcess) -> N
 def test_any_line_may_be_the_last_of_a_turn(line: bytes) -> None:
     world = BareWorld()
     world.broker.turns.chunk_s = -1.0
-    world.connect("k")
     connection = world.connection("k")
     world.intake.receive(connection, (line + b"\n") * 3)
     assert connection.overrun
@@ -214,7 +203,6 @@ def test_any_line_may_be_the_last_of_a_turn(line: bytes) -> None:
 
 def test_lines_without_replies_need_no_room_for_them() -> None:
     world = BareWorld()
-    world.connect("k")
     connection = world.connection("k")
     world.broker.shared.outboxes.used = 2 * world.broker.settings.unsent_bytes_max
     world.intake.receive(connection, b"r rebind q a\n" * 3)
@@ -245,7 +233,6 @@ QUEUES = 3000
 
 
 def many_queues(world: BareWorld) -> None:
-    world.connect("k")
     world.send("k", b"".join(b"s subscribe q%d e\n" % number for number in range(QUEUES)))
 
 
@@ -337,8 +324,6 @@ def test_who_waits_for_a_batch_waits_for_a_piece_that_is_tried_again() -> None:
 
 def test_what_many_consumers_held_is_back_before_any_of_it_is_given_to_others() -> None:
     world = BareWorld()
-    for name in ("k", "gone", "stays"):
-        world.connect(name)
     world.send("gone", b"c1 consume q e --manual-ack\n")
     world.send("k", b"".join(b"m%d publish e x\n" % number for number in range(5000)))
     world.send("stays", b"c2 consume q\n")
@@ -352,7 +337,6 @@ def test_what_many_consumers_held_is_back_before_any_of_it_is_given_to_others() 
 @pytest.mark.slow
 def test_an_expression_pays_for_what_it_looks_at() -> None:
     world = BareWorld()
-    world.connect("k")
     names = b" ".join(b"e%d" % number for number in range(100))
     world.send("k", b"".join(b"s subscribe q%d %b\n" % (n, names) for n in range(5000)))
 
@@ -374,8 +358,6 @@ def test_nobody_sees_a_message_without_the_earlier_ones_of_its_connection(looks:
     """They are in other queues: what a connection publishes is routed in its order, also where a
     turn ends after so many looks at the clock."""
     world = BareWorld()
-    for name in ("k", "watcher"):
-        world.connect(name)
     world.send("k", b"s subscribe log every l\n")
     world.send("watcher", b"c consume mix every m\n")
     world.broker.turns.clock, world.broker.turns.chunk_s = count().__next__, looks
@@ -399,7 +381,6 @@ def test_a_publish_once_that_is_routed_in_several_turns_does_not_wait_for_its_ow
 ) -> None:
     """`calls`: so many looks at the clock come before the end of the turn."""
     world = BareWorld(name_bytes_max=65536)
-    world.connect("k")
     world.send("k", b"s subscribe q e --add-mask *zz*.x\n")
     broker, connection = world.broker, world.connection("k")
     looks = count()
@@ -424,7 +405,6 @@ def test_a_publish_once_that_is_routed_in_several_turns_does_not_wait_for_its_ow
 
 def test_on_a_full_disk_messages_stay_pending_and_are_counted() -> None:
     world = BareWorld()
-    world.connect("k")
     world.send("k", b"s subscribe q e\nm1 publish e a\nc consume q --manual-ack\n")
     broker, connection = world.broker, world.connection("k")
     world.intake.receive(connection, b"m2 publish --once e b\na ack c m1\n")
@@ -452,7 +432,6 @@ def test_an_expression_goes_on_in_later_turns(expression: bytes) -> None:
     """Others change meanwhile what it looks at, and get their answers."""
     world = BareWorld()
     many_queues(world)
-    world.connect("other")
     world.broker.turns.chunk_s = -1.0
 
     world.intake.receive(world.connection("k"), b"ev _eval --confirm %b\np ping\n" % expression)
@@ -490,8 +469,6 @@ def test_deliveries_that_use_up_each_turn_starve_no_work(monkeypatch: pytest.Mon
     monkeypatch.setattr(blocks_module, "DELIVERY_BYTES", 1)
     monkeypatch.setattr(lane_module, "STEP_BODIES", 100)
     world = BareWorld()
-    for name in ("c", "k"):
-        world.connect(name)
     world.send("k", b"s subscribe a a\ns subscribe b b\n")
     world.send("k", b"m publish a x\nm publish b x\n" * 1000)
     world.broker.turns.chunk_s = -1.0
@@ -507,8 +484,6 @@ def test_who_changes_bindings_first_is_done_first() -> None:
     """A queue is deleted while its bindings are being changed; who comes then makes it anew, and
     keeps its bindings, also when it comes in the moment in which the first one is done."""
     world = BareWorld()
-    for name in ("k", "other", "late"):
-        world.connect(name)
     world.send("k", b"s subscribe q a\n")
     world.broker.turns.chunk_s = -1.0
     connections = [world.connection(name) for name in ("k", "other", "late")]
@@ -529,7 +504,6 @@ def test_who_changes_bindings_first_is_done_first() -> None:
 def test_no_event_leads_to_a_queue_that_was_deleted_while_its_bindings_changed(times: int) -> None:
     """Made anew at once, in another way than by bindings, it does not hide those before it."""
     world = BareWorld()
-    world.connect("k")
     events = b" ".join(b"e%d" % number for number in range(9000))
     world.send("k", b"s subscribe q %b\n" % events)
     world.broker.turns.chunk_s = -1.0
@@ -552,8 +526,6 @@ def test_few_expressions_are_under_way_at_once() -> None:
     """What they have made takes memory, so others wait for their turn, however short they are."""
     world = BareWorld()
     names = [str(number) for number in range(EVALUATIONS_MAX + 1)]
-    for name in names:
-        world.connect(name)
     world.broker.turns.chunk_s = -1.0
     costly = b"e _eval len([i for i in range(9000)])\n"
     for name in names[1:]:
@@ -574,7 +546,6 @@ def test_few_expressions_are_under_way_at_once() -> None:
 
 def test_what_nobody_waits_for_any_more_is_not_evaluated() -> None:
     world = BareWorld()
-    world.connect("k")
     world.broker.turns.chunk_s = -1.0
     connection = world.connection("k")
     world.intake.receive(connection, b"e _eval len([i for i in range(30000)])\nm publish e x\n")
@@ -599,8 +570,6 @@ def test_what_nobody_waits_for_any_more_is_not_evaluated() -> None:
 )
 def test_what_an_expression_looks_at_is_told_in_turns(expression: bytes, answer: bytes) -> None:
     world = BareWorld()
-    for name in ("k", "c"):
-        world.connect(name)
     events = b" ".join(b"e%d" % number for number in range(3000))
     world.send("k", b"s subscribe b %b\ns subscribe a %b\n" % (events, events))
     world.send("c", b"c1 consume a --manual-ack\nc2 consume b --manual-ack\n")
@@ -637,7 +606,6 @@ def test_a_spill_that_goes_on_later_lets_go_only_of_what_is_on_disk(
     """A page may have come meanwhile, and a later commit spilled that."""
     monkeypatch.setattr(blocks_module, "BLOCK", 1)
     world = BareWorld()
-    world.connect("k")
     world.send("k", b"s subscribe q e\nm1 publish e x\nm2 publish e x\n")
     lane = world.broker.queues[b"q"].lane
     finish(lane.spill(lane.next_seq))

@@ -5,16 +5,14 @@ The one rule: whoever acks is served, in order, whatever others hold.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mqks.broker.queue import blocks
-from tests.kit.bare import BareWorld
+from tests.kit.bare import BareWorld, ask
 from tests.kit.compiled import patches_modules
 from tests.kit.fixtures import served
 from tests.kit.line_client import LineClient
@@ -35,15 +33,8 @@ def bare() -> BareWorld:
     """Whoever holds anything is held back; a queue with `a` who consumes it, and `k` who publishes
     to it."""
     world = BareWorld(unacked_bytes_max=1)
-    world.connect("k")
-    world.connect("a")
-    assert ask(world, "a", b"a consume --confirm q e --manual-ack") == b"a ok \n"
+    assert ask(world, b"a consume --confirm q e --manual-ack", "a") == b"a ok \n"
     return world
-
-
-def ask(world: BareWorld, name: str, line: bytes) -> bytes:
-    world.send(name, line + b"\n")
-    return world.received(name)
 
 
 def publish(world: BareWorld, *numbers: int) -> None:
@@ -57,19 +48,18 @@ def test_one_at_a_time() -> None:
     world = bare()
     publish(world, 1, 2, 3, 4)
     assert world.received("a") == b"a ok m1 event=e x\n"
-    assert ask(world, "a", b"r ack a m1") == b"a ok m2 event=e x\n"
-    assert ask(world, "a", b"r reject a m2") == b"a ok m3 event=e x\n"
-    assert ask(world, "a", b"r ack a nothing") == b""
-    assert ask(world, "a", b"r ack a --all") == b"a ok m4 event=e x\n"
-    assert ask(world, "a", b"r ack a m4") == b"a ok m2 event=e,retry=1 x\n"
-    assert ask(world, "a", b"r ack --confirm a m2") == b"r ok \n"
+    assert ask(world, b"r ack a m1", "a") == b"a ok m2 event=e x\n"
+    assert ask(world, b"r reject a m2", "a") == b"a ok m3 event=e x\n"
+    assert ask(world, b"r ack a nothing", "a") == b""
+    assert ask(world, b"r ack a --all", "a") == b"a ok m4 event=e x\n"
+    assert ask(world, b"r ack a m4", "a") == b"a ok m2 event=e,retry=1 x\n"
+    assert ask(world, b"r ack --confirm a m2", "a") == b"r ok \n"
     assert world.broker.flow.unacked.used == 0
 
 
 def hoarder(world: BareWorld) -> None:
     """Another consumer of another queue, which acks nothing."""
-    world.connect("b")
-    assert ask(world, "b", b"b consume --confirm other f --manual-ack") == b"b ok \n"
+    assert ask(world, b"b consume --confirm other f --manual-ack", "b") == b"b ok \n"
     world.send("k", b"n1 publish f x\nn2 publish f x\n")
     assert len(world.received("b").splitlines()) == 2
 
@@ -77,10 +67,10 @@ def hoarder(world: BareWorld) -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        lambda world: ask(world, "b", b"r ack b --all"),
-        lambda world: ask(world, "b", b"r delete_consumer b"),
-        lambda world: ask(world, "b", b"b consume elsewhere"),
-        lambda world: ask(world, "k", b"r delete_queue other"),
+        lambda world: ask(world, b"r ack b --all", "b"),
+        lambda world: ask(world, b"r delete_consumer b", "b"),
+        lambda world: ask(world, b"b consume elsewhere", "b"),
+        lambda world: ask(world, b"r delete_queue other", "k"),
         lambda world: world.disconnect("b"),
     ],
     ids=["ack", "delete_consumer", "replaced", "delete_queue", "disconnect"],
@@ -90,18 +80,16 @@ def test_who_was_held_back_goes_on_by_itself(end: Callable[[BareWorld], object])
     hoarder(world)
     publish(world, 1, 2, 3)
     assert world.received("a") == b"a ok m1 event=e x\n"
-    assert ask(world, "a", b"r ack a m1") == b"a ok m2 event=e x\n"
+    assert ask(world, b"r ack a m1", "a") == b"a ok m2 event=e x\n"
     end(world)
     assert world.received("a") == b""
-    assert ask(world, "a", b"r ack a m2") == b"a ok m3 event=e x\n"
+    assert ask(world, b"r ack a m2", "a") == b"a ok m3 event=e x\n"
 
 
 def test_consumers_go_on_in_the_order_in_which_they_were_held_back() -> None:
     """Who has just acked stands behind them."""
     world = BareWorld(unacked_bytes_max=700)
-    world.connect("k")
     for name in ("a", "b", "c"):
-        world.connect(name)
         world.send(name, b"%b consume %b %b --manual-ack\n" % ((name.encode(),) * 3))
     for event in (b"a", b"b", b"c", b"b", b"a", b"c"):
         world.send("k", b"m publish %b x\n" % event)
@@ -115,8 +103,6 @@ def test_consumers_go_on_in_the_order_in_which_they_were_held_back() -> None:
 
 def test_who_left_the_ring_for_another_reason_is_not_forgotten() -> None:
     world = BareWorld(unacked_bytes_max=10_000, prefetch_max=2)
-    for name in ("k", "a", "b"):
-        world.connect(name)
     world.send("a", b"a consume q e --manual-ack\n")
     publish(world, 1, 2, 3)
     assert len(world.received("a").splitlines()) == 2
@@ -124,7 +110,7 @@ def test_who_left_the_ring_for_another_reason_is_not_forgotten() -> None:
     world.send("k", b"n publish f %b\n" % DATA)
     assert world.received("b") == b"b ok n event=f %b\n" % DATA
     # Now it has room by its own count, and there is none over all.
-    assert ask(world, "a", b"r ack a m1") == b""
+    assert ask(world, b"r ack a m1", "a") == b""
     world.send("b", b"r ack b n\n")
     assert world.received("a") == b"a ok m3 event=e x\n"
 
@@ -132,8 +118,7 @@ def test_who_left_the_ring_for_another_reason_is_not_forgotten() -> None:
 def test_consumers_without_manual_ack_are_never_held_back() -> None:
     world = bare()
     publish(world, 1)
-    world.connect("b")
-    assert ask(world, "b", b"b consume --confirm q") == b"b ok \n"
+    assert ask(world, b"b consume --confirm q", "b") == b"b ok \n"
     publish(world, 2, 3, 4)
     assert [line.split()[2] for line in world.received("b").splitlines()] == [b"m2", b"m3", b"m4"]
 
@@ -142,7 +127,6 @@ def test_consumers_that_are_gone_are_not_remembered() -> None:
     world = bare()
     hoarder(world)
     for number in range(100):
-        world.connect("c")
         world.send("c", b"c consume q --manual-ack\n")
         publish(world, 2 * number, 2 * number + 1)
         assert world.received("c")
@@ -172,10 +156,6 @@ def test_it_is_told_once_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- a real server
 
 
-def stats(client: LineClient, what: str = "") -> Any:
-    return json.loads(client.ask(f"st stats {what}".encode()).removeprefix(b"st ok "))
-
-
 def fill(client: LineClient, numbers: range, data: bytes = DATA) -> None:
     for number in numbers:
         client.send(b"m%d publish e %b\n" % (number, data))
@@ -197,7 +177,7 @@ def test_those_who_never_ack_keep_nobody_from_working(tmp_path: Path) -> None:
                 b"h%d ok " % client.port
             )
         fill(publisher, range(count), data)
-        held = stats(publisher)
+        held = publisher.stats()
         assert MIB <= held["unacked_bytes"] < 2 * MIB
         assert "event=unacked_full" in server.log
         assert worker.ask(b"w consume --confirm q --manual-ack") == b"w ok "
@@ -211,7 +191,7 @@ def test_those_who_never_ack_keep_nobody_from_working(tmp_path: Path) -> None:
             (returned if b",retry=" in event else numbers).append(int(message_id[1:]))
             worker.send(b"a ack w %b\n" % message_id)
         assert worker.ask(b"p ping") == b"p ok "
-        assert stats(publisher)["unacked_bytes"] == 0
+        assert publisher.stats()["unacked_bytes"] == 0
         assert sorted(numbers + returned) == [*range(count)]
         assert numbers == sorted(numbers)
         assert len(returned) >= held["messages_unacked"]
@@ -236,17 +216,17 @@ def test_more_unacked_than_the_bound_after_a_crash(tmp_path: Path) -> None:
         served(tmp_path / "mqks.db", *flags) as (server, client),
         LineClient(server.address) as publisher,
     ):
-        assert stats(publisher)["memory_bytes"] == 0
+        assert publisher.stats()["memory_bytes"] == 0
         fill(publisher, range(count, count + 20), data)
         assert client.ask(b"c consume --confirm q --manual-ack") == b"c ok "
         for number in [*range(1, count, 2), *range(count, count + 20)]:
             retry = b",retry=1" if number < count else b""
             assert client.line() == b"c ok m%d event=e%b %b" % (number, retry, data)
             if number % 20 == 1:
-                assert stats(publisher)["unacked_bytes"] < 2 * MIB
+                assert publisher.stats()["unacked_bytes"] < 2 * MIB
             client.send(b"a ack c m%d\n" % number)
         assert client.ask(b"p ping") == b"p ok "
-        assert stats(publisher)["unacked_bytes"] == 0
+        assert publisher.stats()["unacked_bytes"] == 0
 
 
 @pytest.mark.slow
@@ -268,7 +248,7 @@ def test_memory_is_bounded_over_all_queues(tmp_path: Path) -> None:
                     client = stack.enter_context(LineClient(server.address))
                     client.send(b"c%d consume q%d --manual-ack\n" % (number, number))
                     assert client.line().startswith(b"c%d ok m0 " % number)
-                held = stats(other)["unacked_bytes"]
+                held = other.stats()["unacked_bytes"]
                 assert 8 * MIB <= held < 9 * MIB + len(queues) * len(DATA)
                 assert server.resident_bytes < before + 64 * MIB
             # One after the other takes all of a queue, and leaves.
@@ -279,9 +259,9 @@ def test_memory_is_bounded_over_all_queues(tmp_path: Path) -> None:
                         assert client.line().startswith(b"c ok m%d event=e" % message)
                     client.leave()
             assert other.ask(b"p publish --confirm nowhere x") == b"p ok "
-            until(lambda: stats(other)["memory_bytes"] < 9 * MIB)
+            until(lambda: other.stats()["memory_bytes"] < 9 * MIB)
             assert server.resident_bytes < before + 64 * MIB
-            assert stats(other)["messages_ready"] == len(queues) * count
+            assert other.stats()["messages_ready"] == len(queues) * count
 
 
 @pytest.fixture
@@ -297,8 +277,8 @@ def spilled(tmp_path: Path) -> Iterator[LineClient]:
             assert earlier.ask(b"a ack --confirm c m2") == b"a ok "
             earlier.leave()
         assert client.ask(b"p publish --confirm nowhere x") == b"p ok "
-        until(lambda: stats(client)["memory_bytes"] == 0)
-        assert stats(client, "queue q")["ready"] == 4
+        until(lambda: client.stats()["memory_bytes"] == 0)
+        assert client.stats("queue q")["ready"] == 4
         yield client
 
 
@@ -347,7 +327,7 @@ def test_the_oldest_of_what_came_back_goes_first_wherever_it_is(tmp_path: Path) 
             assert client.line() == b"d ok m6 event=e " + data
             earlier.leave()
         assert client.ask(b"p publish --confirm nowhere x") == b"p ok "
-        until(lambda: stats(client, "queue q")["memory_bytes"] == 0)
+        until(lambda: client.stats("queue q")["memory_bytes"] == 0)
         client.send(b"x delete_consumer d\nf consume q --manual-ack\n")
         for number in range(1, 7):
             assert client.line() == b"f ok m%d event=e,retry=1 %b" % (number, data)

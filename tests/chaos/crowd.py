@@ -140,18 +140,21 @@ class Player:
         """What was sent before is carried out."""
         name, request = self.id("p"), self.checker.send(self.wire.link)
         data = b"x" * self.rng.randrange(20)
-        done: list[bool] = []
+        answered = partial(self.checker.answered, request)
+        told = await self._exchange(name, b"%s ping %s\n" % (name, data), then=answered)
+        if told != [(b"ok", data)]:
+            raise Violation(f"{name!r}: {told} instead of {data!r}")
 
-        def told(word: bytes, rest: bytes) -> bool:
-            if (word, rest) != (b"ok", data):
-                raise Violation(f"{name!r}: {word!r} {rest!r} instead of {data!r}")
-            self.checker.answered(request)
-            done.append(True)
-            return True
-
-        self.wire.ask(name, told)
-        self.send(b"%s ping %s\n" % (name, data))
-        await self.wire.until(lambda: done)
+    async def _exchange(
+        self,
+        name: bytes,
+        data: bytes,
+        last: Callable[[bytes], bool] = lambda rest: True,
+        then: Callable[[], object] = lambda: None,
+    ) -> list[tuple[bytes, bytes]]:
+        """After what was to be sent before."""
+        lines, self.lines = self.lines, []
+        return await self.wire.exchange(name, b"".join(lines) + data, last, then)
 
     async def confirmed(self, *requests: Request) -> None:
         """Their replies have come."""
@@ -225,6 +228,18 @@ class Player:
 
     def given(self, consumer: Consumer, copy: Copy, retry: int) -> None:
         """A message has been delivered."""
+
+    def ack(self, consumer: Consumer, copy: Copy) -> None:
+        request = self.checker.ack(self.wire.link, consumer, copy.name)
+        rest = b"%s %s" % (consumer.name, copy.name)
+        self.lines.append(self.order(request, b"ack", rest, confirm=True))
+
+    async def delete(self, consumer: Consumer) -> None:
+        request = self.checker.send(self.wire.link)
+        self.checker.ends(consumer, self.wire.link)
+        self.send(self.order(request, b"delete_consumer", consumer.name, confirm=True))
+        await self.confirmed(request)
+        self.checker.ended(consumer, seen=request.confirmed)
 
     def _is_replaced(self, name: bytes) -> bool:
         """Whether an error says that another connection has taken this id. It says so once."""
@@ -419,18 +434,11 @@ class Publisher(Player):
     async def _mandatory(self) -> None:
         """To nowhere it is an error; of what is bound, a confirm."""
         name, request = self.id("r"), self.checker.send(self.wire.link)
-        done: list[bool] = []
-
-        def told(word: bytes, rest: bytes) -> bool:
-            if word != b"error":
-                raise Violation(f"{name!r} went somewhere")
-            self.checker.refused(request)
-            done.append(True)
-            return True
-
-        self.wire.ask(name, told)
-        self.send(b"%s publish --confirm --mandatory nowhere x\n" % name)
-        await self.wire.until(lambda: done)
+        line = b"%s publish --confirm --mandatory nowhere x\n" % name
+        refused = partial(self.checker.refused, request)
+        [(word, _)] = await self._exchange(name, line, then=refused)
+        if word != b"error":
+            raise Violation(f"{name!r} went somewhere")
 
 
 class Worker(Player):
@@ -485,7 +493,7 @@ class Worker(Player):
             if what < 0.2:
                 await self.consume(self._id, self.queue, manual=True)
             elif what < 0.35 and not self._shared:
-                await self._delete(consumer)
+                await self._replace(consumer)
             else:
                 await self.leave()
 
@@ -503,17 +511,8 @@ class Worker(Player):
         if self._aide is None:
             return
         self._send_by_aide()
-        done: list[bool] = []
-        request = self.checker.send(self._aide.link)
-
-        def told(word: bytes, rest: bytes) -> bool:
-            self.checker.answered(request)
-            done.append(True)
-            return True
-
-        self._aide.ask(b"p", told)
-        self._aide.send(b"p ping\n")
-        await self._aide.until(lambda: done)
+        answered = partial(self.checker.answered, self.checker.send(self._aide.link))
+        await self._aide.exchange(b"p", b"p ping\n", then=answered)
 
     async def _settle_all(self, consumer: Consumer) -> None:
         what = self.rng.random()
@@ -528,12 +527,8 @@ class Worker(Player):
         if confirm:
             await self.confirmed(request)
 
-    async def _delete(self, consumer: Consumer) -> None:
-        request = self.checker.send(self.wire.link)
-        self.checker.ends(consumer, self.wire.link)
-        self.send(self.order(request, b"delete_consumer", consumer.name, confirm=True))
-        await self.confirmed(request)
-        self.checker.ended(consumer, seen=request.confirmed)
+    async def _replace(self, consumer: Consumer) -> None:
+        await self.delete(consumer)
         await self.consume(self._id, self.queue, manual=True)
         if self._id not in self.consumers:
             await self.leave()
@@ -615,23 +610,11 @@ class Reader(Player):
         self, line: bytes, end: Callable[[bytes], bool]
     ) -> tuple[Request, list[bytes]]:
         name, request = self.id("r"), self.checker.send(self.wire.link)
-        told: list[bytes] = []
-        done: list[bool] = []
-
-        def take(word: bytes, rest: bytes) -> bool:
-            if word != b"ok":
-                raise Violation(f"an error for {line!r}")
-            told.append(rest)
-            if not end(rest):
-                return False
-            self.checker.answered(request)
-            done.append(True)
-            return True
-
-        self.wire.ask(name, take)
-        self.send(b"%s %s\n" % (name, line))
-        await self.wire.until(lambda: done)
-        return request, told
+        answered = partial(self.checker.answered, request)
+        told = await self._exchange(name, b"%s %s\n" % (name, line), end, answered)
+        if told[-1][0] != b"ok":
+            raise Violation(f"an error for {line!r}")
+        return request, [rest for _, rest in told]
 
     async def _peek(self, queue: Queue, position: int) -> tuple[list[Row], int]:
         limit = self.rng.choice([1, 10, 100, 1000, 1000])
@@ -764,17 +747,10 @@ class Owner(Player):
             return
         for _ in range(self.rng.randrange(4)):
             await self.sync()
-        consumer = self.consumers[name]
-        request = self.checker.send(self.wire.link)
-        self.checker.ends(consumer, self.wire.link)
-        self.send(self.order(request, b"delete_consumer", name, confirm=True))
-        await self.confirmed(request)
-        self.checker.ended(consumer, seen=request.confirmed)
+        await self.delete(self.consumers[name])
 
     def given(self, consumer: Consumer, copy: Copy, retry: int) -> None:
-        request = self.checker.ack(self.wire.link, consumer, copy.name)
-        rest = b"%s %s" % (consumer.name, copy.name)
-        self.lines.append(self.order(request, b"ack", rest, confirm=True))
+        self.ack(consumer, copy)
 
 
 class Drainer(Player):
@@ -805,9 +781,7 @@ class Drainer(Player):
 
     def given(self, consumer: Consumer, copy: Copy, retry: int) -> None:
         self.names.append(copy.name)
-        request = self.checker.ack(self.wire.link, consumer, copy.name)
-        rest = b"%s %s" % (consumer.name, copy.name)
-        self.lines.append(self.order(request, b"ack", rest, confirm=True))
+        self.ack(consumer, copy)
 
 
 def peeked(rest: bytes) -> Row:

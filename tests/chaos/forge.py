@@ -14,7 +14,7 @@ from functools import partial
 
 from tests.chaos.checker import Violation
 from tests.chaos.scene import Scene
-from tests.chaos.wire import Gone, Life, Wire
+from tests.chaos.wire import Life, Wire
 
 RAW, MADE = QUEUES = b"forge.raw", b"forge.made"
 KEYS, ORDERS_MAX, WORKERS = 6, 150, 3
@@ -81,6 +81,10 @@ class Ledger:
                 raise Violation(f"{name!r} comes before {earlier!r}, which has its key")
         order.smith, order.returning, order.sent = smith, b"", False
 
+    @property
+    def waiting(self) -> int:
+        return sum(not each.done for each in self.orders.values())
+
     def returned(self, name: bytes, step: bytes) -> None:
         """A reject or release was confirmed."""
         order = self._order(name)
@@ -139,8 +143,7 @@ class Forge(Scene):
         if made:
             order = sorted(made, key=lambda each: (-each.priority, each.seq))
             await self._drain(wire, [each.id.encode() for each in order])
-        wire.finish()
-        await wire.until_closed()
+        await wire.close()
 
     async def _drain(self, wire: Wire, expected: list[bytes]) -> None:
         came, name = list[bytes](), self._id("d")
@@ -168,22 +171,8 @@ class Forge(Scene):
             b"subscribe --confirm %b forge.result" % MADE,
         ):
             await self._ask(wire, line)
-        await self._together(partial(self._publish, wire), *[self._work] * WORKERS)
-
-    async def _publish(self, wire: Wire) -> None:
-        rng, ledger = self._rng, self.ledger
-        while True:
-            lines = list[bytes]()
-            for _ in range(rng.choice([1, 5, 40])):
-                name, key = self._id("o"), rng.randrange(KEYS)
-                ledger.published(name, key)
-                wire.ask(name, self._doing(name, partial(ledger.confirmed, name)))
-                lines.append(b"%b publish --confirm --key=k%d forge.order x\n" % (name, key))
-            wire.send(b"".join(lines))
-            await asyncio.sleep(rng.uniform(0, 0.02))
-            while sum(not each.done for each in ledger.orders.values()) > ORDERS_MAX:
-                await self._ask(wire, b"ping x")
-                await asyncio.sleep(0.01)
+        publish = partial(self._publish, wire, b"forge.order", KEYS, ORDERS_MAX, self.ledger)
+        await self._together(publish, *[self._work] * WORKERS)
 
     async def _work(self) -> None:
         """One connection and consumer after the other."""
@@ -210,10 +199,7 @@ class Forge(Scene):
                 wire.send(b"".join(lines))
                 await asyncio.sleep(0)
             self.ledger.left(smith)
-            (wire.break_off if self._plan.breaks and rng.random() < 0.5 else wire.finish)()
-            await wire.until_closed()
-            if self._life.ending:
-                raise Gone
+            await self._leave(wire, breaks=self._breaks())
 
     def _line(self, wire: Wire, smith: Smith, name: bytes) -> bytes:
         """What is done with an order."""

@@ -188,16 +188,8 @@ class Nuisance(Player):
         rule = b"" if delay is None else b"=%g" % delay
         consumer = b"nc-" + self.name.encode()
         line = b"%s consume --confirm %s e.%s --delete-queue-when-unused%s\n"
-        told: list[bytes] = []
-
-        def take(word: bytes, rest: bytes) -> bool:
-            told.append(word)
-            return True
-
-        self.wire.ask(consumer, take)
-        self.send(line % (consumer, name, name, rule))
-        await self.wire.until(lambda: told)
-        if told == [b"error"]:
+        [(word, _)] = await self._exchange(consumer, line % (consumer, name, name, rule))
+        if word == b"error":
             if not self.plan.full:
                 raise Violation("a consume is an error")
             return

@@ -34,11 +34,8 @@ class LifePlan:
     takers: int
     publishers: int
     readers: int
-    hermits: int
     shared: bool
     """Some workers use the same consumer id."""
-    solitary: bool
-    """Each hermit's queue has one consumer: those of slow connections are passed over."""
     room: int
     """Bytes that the database may grow, where it is full."""
     ward: bool
@@ -49,11 +46,6 @@ class LifePlan:
     """Messages are leased."""
     hurried: bool
     """The server's turns are short."""
-
-    @property
-    def pages(self) -> bool:
-        """Messages live on disk only, and come when they have been read."""
-        return self.flags["memory_bytes"] != 512 * MIB
 
     @property
     def errors(self) -> bool:
@@ -85,10 +77,6 @@ def plan(seed: int, number: int) -> LifePlan:
     }
     if limited:
         flags["queue_messages_max"] = rng.choice([50, 300])
-    hermits = rng.choice([1, 2, 3])
-    if full or flags["unacked_bytes_max"] == MIB or int(flags["prefetch_max"]) < 100:
-        # Their model knows nothing of these limits.
-        hermits = 0
     return LifePlan(
         seed,
         number,
@@ -104,9 +92,7 @@ def plan(seed: int, number: int) -> LifePlan:
         takers=rng.choice([0, 1, 2]),
         publishers=rng.choice([1, 2, 3]),
         readers=rng.choice([0, 1, 2]),
-        hermits=hermits,
         shared=rng.random() < 0.5,
-        solitary=flags["delivery_pause_bytes"] != MIB,
         room=rng.choice([64 * KIB, 512 * KIB]),
         ward=rng.random() < 0.6 and not full,
         hurried=rng.random() < 0.3,

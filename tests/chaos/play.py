@@ -31,85 +31,53 @@ from tests.chaos.crowd import (
     Worker,
     peeked,
 )
-from tests.chaos.hermit import Hermit
 from tests.chaos.nuisance import Nuisance
 from tests.chaos.plan import LifePlan, plan
 from tests.chaos.ward import QUEUES, Ward
 from tests.chaos.wire import WAIT_S, Life, Wire
-from tests.kit.model import MASK
 from tests.kit.server_process import ServerProcess
 
-HERMITS = 3
 _RANGE = re.compile(rb"epoch=(\S+) first=(\d+) next=(\d+)")
 
 
-@dataclass(slots=True)
-class Seen:
-    """All that there is right after a start."""
-
-    queues: dict[bytes, Found]
-    rules: dict[str, str | None]
-    bound: dict[str, set[str]]
-
-
 class _Looker:
+    """What there is right after a start."""
+
     def __init__(self, life: Life, its_plan: LifePlan) -> None:
         self._life = life
         self._plan = its_plan
         self._wire: Wire
 
-    async def look(self) -> Seen:
+    async def look(self) -> dict[bytes, Found]:
         self._wire = await Wire.open(self._life, "look")
-        bound: dict[str, set[str]] = {}
+        bound: dict[str, set[bytes]] = {}
         for row in await self._rows("bindings"):
-            each = row["event"] if row["mask"] is None else MASK + row["mask"]
-            bound.setdefault(row["queue"], set()).add(each)
+            bound.setdefault(row["queue"], set()).add((row["event"] or row["mask"]).encode())
         rows = {row["name"]: row for row in await self._rows("queues")}
-        rules: dict[str, str | None] = {}
         queues: dict[bytes, Found] = {}
         for name, row in rows.items():
-            if name.startswith("n.") or name.encode() in (*QUEUES, *forge.QUEUES, renting.QUEUE):
+            if name.encode() in (*QUEUES, *forge.QUEUES, renting.QUEUE):
                 continue
-            rule = row["rule"]
-            rules[name] = None if rule is None else _seconds(rule["delay_s"])
-            queues[name.encode()] = await self._queue(name, row, bound.get(name, set()))
-        for name in rows:
-            if name.startswith("n.") and not self._plan.full:
-                await self._ask(f"delete_queue --confirm {name}", lambda rest: True)
-        self._wire.finish()
-        await self._wire.until_closed()
-        return Seen(queues, rules, bound)
-
-    async def _ask(self, line: str, last: Callable[[bytes], bool]) -> list[bytes]:
-        told: list[bytes] = []
-        done: list[bool] = []
-
-        def take(word: bytes, rest: bytes) -> bool:
-            told.append(rest)
-            if word != b"ok":
-                raise Violation(f"an error for {line!r}")
-            if last(rest):
-                done.append(True)
-            return bool(done)
-
-        self._wire.ask(b"look", take)
-        self._wire.send(f"look {line}\n".encode())
-        await self._wire.until(lambda: done)
-        return told
+            if not name.startswith("n."):
+                queues[name.encode()] = await self._queue(name, row, bound.get(name, set()))
+            elif not self._plan.full:
+                await self._wire.answer(b"look", b"delete_queue --confirm " + name.encode())
+        await self._wire.close()
+        return queues
 
     async def _rows(self, what: str) -> list[dict[str, Any]]:
-        [told] = await self._ask(f"stats {what} --limit=10000", lambda rest: True)
+        [told] = await self._wire.answer(b"look", f"stats {what} --limit=10000".encode())
         return list(json.loads(told))
 
-    async def _queue(self, name: str, row: dict[str, Any], bound: set[str]) -> Found:
-        [told] = await self._ask(f"range {name}", lambda rest: True)
+    async def _queue(self, name: str, row: dict[str, Any], bound: set[bytes]) -> Found:
+        [told] = await self._wire.answer(b"look", f"range {name}".encode())
         found = _RANGE.fullmatch(told)
         assert found, told
         rows: list[Row] = []
         while True:
             after = rows[-1].number if rows else 0
-            line = f"peek {name} --after={after} --limit=1000"
-            answer = await self._ask(line, lambda rest: rest == b"--end")
+            line = f"peek {name} --after={after} --limit=1000".encode()
+            answer = await self._wire.answer(b"look", line, lambda rest: rest == b"--end")
             if len(answer) == 1:
                 break
             rows += [peeked(rest) for rest in answer[:-1]]
@@ -121,11 +89,7 @@ class _Looker:
             raise Violation(f"{name} has number {numbers[-1]}, and ends at {after}")
         if (row["ready"], row["unacked"]) != (len(rows), 0):
             raise Violation(f"{name} has {len(rows)} messages, and tells {row}")
-        return Found(found[1], after, frozenset(e.encode() for e in bound), rows)
-
-
-def _seconds(delay: float | None) -> str:
-    return "" if delay is None else f"{delay:g}"
+        return Found(found[1], after, frozenset(bound), rows)
 
 
 @dataclass(slots=True)
@@ -148,7 +112,6 @@ class Chaos:
         self.figures = Figures()
         self._db = directory / "mqks.db"
         self._checker = Checker()
-        self._hermits = [Hermit(f"h{number}") for number in range(HERMITS)]
         self._ward = Ward()
         self._forge = forge.Forge()
         self._renting = renting.Renting()
@@ -222,7 +185,7 @@ class Chaos:
         self._checker.exact = not its_plan.full
         self._checker.limited = its_plan.limited
         if its_plan.number == 0:
-            await self._set_up(life, its_plan)
+            await Owner(life, its_plan, "set-up").set_up()
         players = self._players(life, its_plan)
         tasks = [asyncio.ensure_future(each) for each in players]
         try:
@@ -283,21 +246,13 @@ class Chaos:
 
     async def _restarted(self, life: Life, its_plan: LifePlan) -> None:
         seen = await _Looker(life, its_plan).look()
-        self._checker.restarted(seen.queues, stopped=self._stopped)
-        known = {*self._checker.queues}
-        for hermit in self._hermits:
-            hermit.restarted(seen.queues, seen.rules, seen.bound, stopped=self._stopped)
-            known |= {name.encode() for name in hermit.queues}
-        if others := seen.queues.keys() - known:
+        self._checker.restarted(seen, stopped=self._stopped)
+        if others := seen.keys() - self._checker.queues.keys():
             raise Violation(f"there are queues that nobody has made: {others}")
         if not its_plan.full:  # What dies at the start would be on its way to another queue.
             await self._ward.restarted(life, stopped=self._stopped)
             await self._forge.restarted(life)
             await self._renting.restarted(life)
-
-    async def _set_up(self, life: Life, its_plan: LifePlan) -> None:
-        owner = Owner(life, its_plan, "set-up")
-        await owner.set_up()
 
     def _players(self, life: Life, its_plan: LifePlan) -> list[Coroutine[Any, Any, None]]:
         p = its_plan
@@ -314,7 +269,6 @@ class Chaos:
         crowd += [Reader(life, p, f"read{number}") for number in range(p.readers)]
         return [
             *(each.run() for each in crowd),
-            *(hermit.run(life, p) for hermit in self._hermits[: p.hermits]),
             *([self._ward.run(life, p)] if p.ward else []),
             *([self._forge.run(life, p)] if p.forge else []),
             *([self._renting.run(life, p)] if p.renting else []),

@@ -7,22 +7,21 @@ plays: whoever knows a lease acks, extends or rejects it, from any connection, a
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 
+from mqks.client.messages import PeekedMessage
 from tests.chaos.checker import Violation
 from tests.chaos.scene import Scene
-from tests.chaos.wire import Gone, Life, Wire
+from tests.chaos.wire import Life, Wire
 
 QUEUE = b"rented"
 KEYS, JOBS_MAX, RECEIVERS = 8, 150, 3
 CLOCK_S = 0.005
 """By so much two looks at the clock may differ."""
 LEASES_S = 0.05, 0.3, 0.3, 2, 30
-SETTLES_S = 20.0
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +80,10 @@ class Leases:
             job.lease, job.until, job.asked, job.acked = lease, until, b"", False
             self.given_count += 1
 
+    @property
+    def waiting(self) -> int:
+        return sum(not each.gone for each in self.jobs.values())
+
     def asks(self, name: bytes, step: bytes, *, ack: bool = False) -> None:
         job = self._job(name)
         job.asked, job.acked = step, ack
@@ -133,44 +136,20 @@ class Renting(Scene):
 
     async def restarted(self, life: Life) -> None:
         """Leases end meanwhile."""
-        self._life = life
-        wire = await Wire.open(life, "renting-look")
-        limit = time.monotonic() + SETTLES_S
-        while True:
-            await self._ask(wire, b"ping x")
-            places = [await self._peek(wire, QUEUE + flag) for flag in (b" --scheduled", b"")]
+
+        def compare(*places: list[PeekedMessage]) -> None:
             leased, ready = [[each.id.encode() for each in place] for place in places]
-            try:
-                self.book.compare(leased, ready, time.time())
-                break
-            except Violation:
-                if time.monotonic() > limit:
-                    raise
-                await asyncio.sleep(0.05)
-        self.book.begin_again(leased + ready)
-        wire.finish()
-        await wire.until_closed()
+            self.book.compare(leased, ready, time.time())
+
+        leased, ready = await self._places(life, [QUEUE + b" --scheduled", QUEUE], compare)
+        self.book.begin_again([each.id.encode() for each in leased + ready])
 
     async def play(self) -> None:
         wire = await Wire.open(self._life, "renting-publish")
         await self._ask(wire, b"set_queue --confirm %b --ordered=key" % QUEUE)
         await self._ask(wire, b"subscribe --confirm %b rented.job" % QUEUE)
-        await self._together(partial(self._publish, wire), *[self._receive] * RECEIVERS)
-
-    async def _publish(self, wire: Wire) -> None:
-        rng, book = self._rng, self.book
-        while True:
-            lines = list[bytes]()
-            for _ in range(rng.choice([1, 5, 40])):
-                name, key = self._id("j"), rng.randrange(KEYS)
-                book.published(name, key)
-                wire.ask(name, self._doing(name, partial(book.confirmed, name)))
-                lines.append(b"%b publish --confirm --key=k%d rented.job x\n" % (name, key))
-            wire.send(b"".join(lines))
-            await asyncio.sleep(rng.uniform(0, 0.02))
-            while sum(not each.gone for each in book.jobs.values()) > JOBS_MAX:
-                await self._ask(wire, b"ping x")
-                await asyncio.sleep(0.01)
+        publish = partial(self._publish, wire, b"rented.job", KEYS, JOBS_MAX, self.book)
+        await self._together(publish, *[self._receive] * RECEIVERS)
 
     async def _receive(self) -> None:
         """One connection after the other."""
@@ -186,10 +165,7 @@ class Renting(Scene):
                 known = [name for name, job in self.book.jobs.items() if self._may_ask(job)]
                 some = [name for name in known if rng.random() < 0.5]
                 wire.send(b"".join([self._line(wire, name) for name in some]))
-            (wire.break_off if self._plan.breaks and rng.random() < 0.5 else wire.finish)()
-            await wire.until_closed()
-            if self._life.ending:
-                raise Gone
+            await self._leave(wire, breaks=self._breaks())
 
     @staticmethod
     def _may_ask(job: Job) -> bool:

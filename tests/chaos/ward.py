@@ -9,30 +9,29 @@ redrives, promotes, moves and cancels. The one rule: where timing leaves two ans
 from __future__ import annotations
 
 import asyncio
-import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
 from mqks.client.messages import DeadLetter, PeekedMessage
 from tests.chaos.checker import Violation, payload
-from tests.chaos.plan import LifePlan
-from tests.chaos.wire import Gone, Life, Wire
+from tests.chaos.scene import Scene
+from tests.chaos.wire import Life, Wire
 
 QUEUE, ASIDE, DEAD = QUEUES = b"ward", b"ward.aside", b"ward.dead"
 """Messages are moved aside and back; only the other two have consumers."""
 EVENT = b"ward.new"
 RETRIES, LOSSES, BACKOFF_S, BACKOFF_MAX_S = 3, 3, 0.05, 0.2
-POLICY = f"--retries={RETRIES} --losses={LOSSES} --backoff={BACKOFF_S},{BACKOFF_MAX_S}"
+POLICY = b"--retries=%d --losses=%d --backoff=%g,%g" % (RETRIES, LOSSES, BACKOFF_S, BACKOFF_MAX_S)
+PLACES = {"scheduled": QUEUE + b" --scheduled", "ready": QUEUE, "aside": ASIDE, "dead": DEAD}
+"""In the order in which messages go on by themselves, so that none is missed."""
 JITTER = 0.1
 CLOCK_S = 0.002
 """By so much the wall clock, which tells when, and the one that only grows may differ meanwhile."""
 DELAYS_S = 0, 0, 0, 0, 0.02, 0.2, 2
 TTLS_S = 0, 0, 0, 0, 0, 0, 0.05, 0.5, 3
 MESSAGES_MAX = 300
-SETTLES_S = 20.0
-"""Only a fault takes longer until all that is due after a start is in its place."""
 
 
 @dataclass(slots=True, eq=False)
@@ -244,109 +243,33 @@ class Book:
         self.hurrying = 0
 
 
-class Ward:
-    """Plays one life after the other."""
+class Ward(Scene):
+    name = "ward"
 
     def __init__(self) -> None:
+        super().__init__()
         self.book = Book()
-        self._life: Life
-        self._plan: LifePlan
-        self._rng: random.Random
-        self._count = 0
 
     async def restarted(self, life: Life, *, stopped: bool) -> None:
-        """Look where everything is; what is due goes on meanwhile, but not for long."""
-        self._life = life
-        wire = await Wire.open(life, "ward-look")
-        limit = time.monotonic() + SETTLES_S
-        while True:
-            await self._ask(wire, "ping --confirm x", lambda rest: rest == b"")
-            # In the order in which messages go on by themselves, so that none is missed.
-            places = {
-                "scheduled": await self._peek(wire, f"{QUEUE.decode()} --scheduled"),
-                "ready": await self._peek(wire, QUEUE.decode()),
-                "aside": await self._peek(wire, ASIDE.decode()),
-                "dead": await self._peek(wire, DEAD.decode()),
-            }
-            try:
-                self.book.compare(places, stopped=stopped)
-                break
-            except Violation:
-                if time.monotonic() > limit:
-                    raise
-                await asyncio.sleep(0.05)
-        self.book.begin_again(places)
-        wire.finish()
-        await wire.until_closed()
+        def compare(*found: list[PeekedMessage]) -> None:
+            self.book.compare(dict(zip(PLACES, found, strict=True)), stopped=stopped)
 
-    async def _peek(self, wire: Wire, what: str) -> list[PeekedMessage]:
-        rows: list[PeekedMessage] = []
-        while True:
-            after = rows[-1].seq if rows else 0
-            line = f"peek {what} --after={after} --limit=1000"
-            *told, _ = await self._ask(wire, line, lambda rest: rest == b"--end")
-            if not told:
-                return rows
-            rows += [PeekedMessage.parse(rest) for rest in told]
+        found = await self._places(life, [*PLACES.values()], compare)
+        self.book.begin_again(dict(zip(PLACES, found, strict=True)))
 
-    async def _ask(
-        self, wire: Wire, line: str, last: Callable[[bytes], bool], name: bytes = b""
-    ) -> list[bytes]:
-        told: list[bytes] = []
-        done: list[bool] = []
+    async def play(self) -> None:
+        wire = await Wire.open(self._life, "ward-nurse")
+        for line in (
+            b"set_queue --confirm %b %b --dead-letters=%b" % (QUEUE, POLICY, DEAD),
+            b"subscribe --confirm %b %b" % (QUEUE, EVENT),
+            b"set_queue --confirm %b --dead-letters=%b" % (ASIDE, DEAD),
+            b"set_queue --confirm %b" % DEAD,
+        ):
+            await self._ask(wire, line)
+        works = [partial(self._work, queue) for queue in (QUEUE, QUEUE, QUEUE, DEAD)]
+        await self._together(partial(self._nurse, wire), self._publish_any, *works)
 
-        def take(word: bytes, rest: bytes) -> bool:
-            if word != b"ok":
-                raise Violation(f"an error for {line!r}")
-            told.append(rest)
-            if last(rest):
-                done.append(True)
-            return bool(done)
-
-        name = name or self._id("a")
-        wire.ask(name, take)
-        wire.send(b"%s %s\n" % (name, line.encode()))
-        await wire.until(lambda: done)
-        return told
-
-    def _id(self, kind: str) -> bytes:
-        self._count += 1
-        return b"%s-ward-%d" % (kind.encode(), self._count)
-
-    # -- a life
-
-    async def run(self, life: Life, plan: LifePlan) -> None:
-        self._life, self._plan = life, plan
-        self._rng = random.Random(f"{plan.seed} {plan.number} ward")
-        try:
-            wire = await Wire.open(life, "ward-nurse")
-            queue, aside, dead = (name.decode() for name in QUEUES)
-            for line in (
-                f"set_queue --confirm {queue} {POLICY} --dead-letters={dead}",
-                f"subscribe --confirm {queue} {EVENT.decode()}",
-                f"set_queue --confirm {aside} --dead-letters={dead}",
-                f"set_queue --confirm {dead}",
-            ):
-                await self._ask(wire, line, lambda rest: True)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._until_gone(partial(self._nurse, wire)))
-                tasks.create_task(self._until_gone(self._publish))
-                for queue_name in (QUEUE, QUEUE, QUEUE, DEAD):
-                    tasks.create_task(self._until_gone(partial(self._work, queue_name)))
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        except Gone:
-            if not life.ending:
-                raise Violation("the ward was left") from None
-
-    async def _until_gone(self, play: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await play()
-        except Gone:
-            if not self._life.ending:
-                raise Violation("the ward was left") from None
-
-    async def _publish(self) -> None:
+    async def _publish_any(self) -> None:
         rng, book = self._rng, self.book
         wire = await Wire.open(self._life, "ward-publish")
         while True:
@@ -364,11 +287,11 @@ class Ward:
                 names.append(name)
             wire.send(b"".join(lines))
             if rng.random() < 0.5:
-                await self._ask(wire, "ping x", lambda rest: True)
+                await self._ask(wire, b"ping x")
                 book.received(names)
             await asyncio.sleep(rng.uniform(0, 0.02))
             while sum(not patient.gone for patient in book.patients.values()) > MESSAGES_MAX:
-                await self._ask(wire, "ping x", lambda rest: True)
+                await self._ask(wire, b"ping x")
                 await asyncio.sleep(0.01)
 
     def _told_of_publish(self, name: bytes, confirm: bool, word: bytes, rest: bytes) -> bool:
@@ -387,11 +310,11 @@ class Ward:
             holder = Holder(self._id("c"), self._rng.choice([1, 3, 20]))
             lines: list[bytes] = []
             wire.on_line = partial(self._came, wire, holder, queue, lines)
-            line = f"consume --confirm {queue.decode()} --manual-ack --prefetch={holder.prefetch}"
-            await self._ask(wire, line + " --meta", lambda rest: rest == b"", holder.name)
+            line = b"consume --confirm %b --manual-ack --prefetch=%d --meta"
+            await self._ask(wire, line % (queue, holder.prefetch), holder.name)
             for _ in range(self._rng.randrange(5, 100)):
                 sent = len(holder.unproved)
-                await self._ask(wire, "ping x", lambda rest: True)
+                await self._ask(wire, b"ping x")
                 del holder.unproved[:sent]
                 if not lines and len(holder.held) >= holder.prefetch:
                     break
@@ -400,12 +323,9 @@ class Ward:
                 await asyncio.sleep(self._rng.choice([0, 0, 0, 0.005]))
             # What was decided and not sent happens now, so that nothing is held that was settled.
             wire.send(b"".join(lines))
-            breaks = self._plan.breaks and self._rng.random() < 0.5
+            breaks = self._breaks()
             self.book.left(holder, unread=breaks)
-            (wire.break_off if breaks else wire.finish)()
-            await wire.until_closed()
-            if self._life.ending:
-                raise Gone
+            await self._leave(wire, breaks=breaks)
 
     def _came(
         self,
@@ -454,35 +374,27 @@ class Ward:
         request, confirm = self._id("s"), rng.random() < 0.4
         if confirm:
             patient = book.patients[message]
-            wire.ask(request, partial(self._told_of_settle, message, action, patient.due))
+            settled = partial(book.settled, message, action, patient.due)
+            wire.ask(request, self._doing(message, settled))
         words = b" --confirm" * confirm, holder.name, message, flag
         lines.append(b"%s %s%s %s %s%s\n" % (request, action, *words))
-
-    def _told_of_settle(
-        self, name: bytes, action: bytes, due: float, word: bytes, rest: bytes
-    ) -> bool:
-        if word != b"ok" or rest:
-            raise Violation(f"{action!r} of {name!r}: {word!r} {rest[:100]!r}")
-        self.book.settled(name, action, due)
-        return True
 
     async def _nurse(self, wire: Wire) -> None:
         """Lets dead letters live again, and what is scheduled join its queue or go."""
         rng, book = self._rng, self.book
-        queue, aside, dead = (name.decode() for name in QUEUES)
-        hastes = f"redrive --confirm {dead}", f"promote --confirm {queue} --all"
-        moves = f"move --confirm {queue} {aside}", f"move --confirm {aside} {queue}"
+        hastes = b"redrive --confirm " + DEAD, b"promote --confirm %b --all" % QUEUE
+        moves = [b"move --confirm %b %b" % way for way in ((QUEUE, ASIDE), (ASIDE, QUEUE))]
         while True:
             await asyncio.sleep(rng.uniform(0, 0.15))
             what = rng.random()
             if what < 0.4:
                 await self._cancel(wire)
             elif what < 0.6:
-                line = f"{rng.choice(moves)} --limit={rng.choice([1, 10, 1000])}"
-                await self._ask(wire, line, lambda rest: True)
+                line = b"%b --limit=%d" % (rng.choice(moves), rng.choice([1, 10, 1000]))
+                await self._ask(wire, line)
             else:
                 book.hurries()
-                await self._ask(wire, rng.choice(hastes), lambda rest: True)
+                await self._ask(wire, rng.choice(hastes))
                 book.hurried()
 
     async def _cancel(self, wire: Wire) -> None:
@@ -493,6 +405,6 @@ class Ward:
             return
         name = self._rng.choice(waiting)
         patients[name].cancelling = True
-        line = f"cancel --confirm {QUEUE.decode()} {name.decode()}"
-        [count] = await self._ask(wire, line, lambda rest: True)
+        line = b"cancel --confirm %b %b" % (QUEUE, name)
+        [count] = await wire.answer(self._id("a"), line)
         self.book.cancelled(name, int(count))

@@ -180,6 +180,45 @@ class Wire(asyncio.Protocol):
             raise AssertionError(f"{name!r} is asked twice")
         self.asked[name] = told
 
+    async def exchange(
+        self,
+        name: bytes,
+        data: bytes,
+        last: Callable[[bytes], bool] = lambda rest: True,
+        then: Callable[[], object] = lambda: None,
+    ) -> list[tuple[bytes, bytes]]:
+        """Send a request, and wait for its answer to the line that is the last, or an error; `then`
+        is called when that comes."""
+        told: list[tuple[bytes, bytes]] = []
+        is_over = False
+
+        def take(word: bytes, rest: bytes) -> bool:
+            nonlocal is_over
+            told.append((word, rest))
+            is_over = word == b"error" or last(rest)
+            if is_over:
+                then()
+            return is_over
+
+        self.ask(name, take)
+        self.send(data)
+        await self.until(lambda: is_over)
+        return told
+
+    async def answer(
+        self, name: bytes, line: bytes, last: Callable[[bytes], bool] = lambda rest: True
+    ) -> list[bytes]:
+        """The same, where an error would be a fault: what follows `ok` in each line."""
+        told = await self.exchange(name, b"%b %b\n" % (name, line), last)
+        if told[-1][0] != b"ok":
+            raise Violation(f"an error for {line!r}")
+        return [rest for _, rest in told]
+
+    async def close(self) -> None:
+        """When all that is due has come."""
+        self.finish()
+        await self.until_closed()
+
     def check(self) -> None:
         if self._failure is not None:
             raise self._failure

@@ -10,7 +10,7 @@ from time import monotonic
 
 from tests.fuzz.coverage import WATCHED, Arc, traced
 from tests.fuzz.mutations import Mutator
-from tests.fuzz.steps import Step, Steps, written
+from tests.fuzz.steps import Step, Steps, lines_apart, written
 from tests.fuzz.world import TooSlow, play
 
 ENTRY_CHARACTERS_MAX = 1500
@@ -69,13 +69,7 @@ class Growth:
     def _cut(steps: Steps, needed: set[Arc]) -> Steps:
         """Leave out the steps, and then the lines, that are not needed for these arcs."""
         steps = _fewer(steps, needed)
-        apart = tuple(
-            step._replace(data=line)
-            for step in steps
-            for line in (
-                step.data.splitlines(keepends=True) if step.verb == "send" else [step.data]
-            )
-        )
+        apart = lines_apart(steps)
         if len(apart) > len(steps) and needed <= arcs_of(apart):
             steps = _fewer(apart, needed)
         return steps

@@ -5,10 +5,10 @@ The one rule: what is left is run at each step of the way, and its failure must 
 
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 
-from tests.fuzz.steps import Step, Steps
+from tests.fuzz.steps import Step, Steps, lines_apart
 from tests.fuzz.world import play
 
 _PARTICULAR = re.compile(r"b'.*'|b\".*\"|\d+|\{.*\}")
@@ -40,7 +40,7 @@ def reduced(steps: Steps, kind: tuple[str, ...], seconds: float = 60.0) -> Steps
     if not fails(steps):
         return steps
     steps = _fewest(steps, fails, end_s)
-    apart = tuple(_lines_apart(steps))
+    apart = lines_apart(steps)
     if fails(apart):
         steps = _fewest(apart, fails, end_s)
     return _fewest(_shortest(steps, fails, end_s), fails, end_s)
@@ -59,14 +59,6 @@ def _fewest(steps: Steps, fails: Callable[[Sequence[Step]], bool], end_s: float)
                 start += size
         size //= 2
     return steps
-
-
-def _lines_apart(steps: Steps) -> Iterator[Step]:
-    for step in steps:
-        if step.verb == "send":
-            yield from (step._replace(data=line) for line in step.data.splitlines(keepends=True))
-        else:
-            yield step
 
 
 def _shortest(steps: Steps, fails: Callable[[Sequence[Step]], bool], end_s: float) -> Steps:

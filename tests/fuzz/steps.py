@@ -70,3 +70,11 @@ def save(path: Path, corpus: Iterable[Iterable[Step]]) -> None:
 def lines_of(steps: Iterable[Step]) -> list[bytes]:
     """All lines that are sent whole in one step."""
     return [line for verb, _, data in steps if verb == "send" for line in data.split(b"\n") if line]
+
+
+def lines_apart(steps: Steps) -> Steps:
+    return tuple(
+        step._replace(data=line)
+        for step in steps
+        for line in (step.data.splitlines(keepends=True) if step.verb == "send" else [step.data])
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import signal
@@ -219,7 +218,7 @@ def filled(db: Path, count: int = 3) -> None:
 
 
 def segments(client: LineClient) -> int:
-    return int(json.loads(client.ask(b"j stats journal").split(b" ", 2)[2])["segments"])
+    return int(client.stats("journal")["segments"])
 
 
 @pytest.mark.parametrize("kept", [(7, 50), ()], ids=["some", "none"])

@@ -6,14 +6,12 @@ Real server processes on real files; what clients were promised is compared with
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import shutil
 import sqlite3
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -513,9 +511,7 @@ def test_the_file_shrinks_when_a_reader_is_done_and_nothing_is_written(
         assert client.ask(b"p purge --confirm q") == b"p ok 30"
 
         def checkpoints() -> int:
-            return int(
-                json.loads(client.ask(b"j stats journal").partition(b" ok ")[2])["checkpoints"]
-            )
+            return int(client.stats("journal")["checkpoints"])
 
         until(lambda: other.execute("pragma page_count").fetchone()[0] < 500)
         before = checkpoints()
@@ -555,74 +551,6 @@ def test_the_files_shrink_when_their_messages_are_gone(db: Path, text_file_bytes
 
 
 # ---------------------------------------------------------------------------- after a restart
-
-
-def queue_count(client: LineClient) -> bytes:
-    return client.ask(b"ev _eval len(state.queues)").removeprefix(b"ev ok ")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("crash", [True, False], ids=["crash", "stop"])
-def test_timers_start_anew_after_a_restart(db: Path, crash: bool) -> None:
-    delay_seconds = 1.0
-    with ServerProcess(db) as server:
-        with LineClient(server.address) as client:
-            subscribed(client, b"stays", b"e")
-            rule = b"--delete-queue-when-unused=%.1f" % delay_seconds
-            assert client.ask(b"c consume --confirm timed e " + rule) == b"c ok "
-            assert client.ask(b"d delete_consumer --confirm c") == b"d ok "
-            left = time.monotonic()
-        server.kill() if crash else server.stop()
-    # While nobody serves the queue its old timer runs out; that must not count.
-    time.sleep(max(0.0, left + delay_seconds + 0.1 - time.monotonic()))
-    back = time.monotonic()
-    with ServerProcess(db) as server, LineClient(server.address) as client:
-        count = queue_count(client)
-        # On a machine that stood still meanwhile it has run out again.
-        assert count == b"2" or time.monotonic() > back + delay_seconds
-        until(lambda: queue_count(client) == b"1", "the timer does not run")
-
-
-@pytest.mark.parametrize("crash", [True, False], ids=["crash", "stop"])
-def test_a_rule_without_seconds_waits_for_a_consumer_after_a_restart(db: Path, crash: bool) -> None:
-    consume = b"c consume --confirm q e --delete-queue-when-unused"
-    with ServerProcess(db) as server, LineClient(server.address) as client:
-        assert client.ask(consume) == b"c ok "
-        server.kill() if crash else server.stop()
-    with ServerProcess(db) as server, LineClient(server.address) as client:
-        assert published(client, b"m", b"e", b"kept")
-        assert queue_count(client) == b"1"
-        assert client.ask(consume) == b"c ok "
-        assert delivery(client.line()) == Delivery(b"m", 0, b"kept")
-        assert client.ask(b"d delete_consumer --confirm c") == b"d ok "
-        assert queue_count(client) == b"0"
-
-
-@pytest.mark.parametrize("crash", [True, False], ids=["crash", "stop"])
-def test_unacked_return_in_their_old_order_after_a_restart(db: Path, crash: bool) -> None:
-    with ServerProcess(db) as server:
-        with LineClient(server.address) as publisher, LineClient(server.address) as consumer:
-            assert consumer.ask(b"c1 consume --confirm q e --manual-ack") == b"c1 ok "
-            assert consumer.ask(b"c2 consume --confirm q --manual-ack") == b"c2 ok "
-            for n in range(10):  # in turns: c1 gets the even ones
-                assert published(publisher, b"m%d" % n, b"e", b"data")
-            assert {delivery(consumer.line()).message for _ in range(10)} == {
-                b"m%d" % n for n in range(10)
-            }
-            assert publisher.ask(b"a1 ack --confirm c1 m4") == b"a1 ok "
-            assert publisher.ask(b"a2 ack --confirm c2 m5") == b"a2 ok "
-            assert publisher.ask(b"d1 delete_consumer --confirm c1") == b"d1 ok "
-            # What c1 had went to c2, in this order, and had its one retry by that.
-            returned = [delivery(consumer.line()) for _ in range(4)]
-            assert returned == [Delivery(b"m%d" % n, 1, b"data") for n in (0, 2, 6, 8)]
-            assert published(publisher, b"later", b"e", b"data")
-        server.kill() if crash else server.stop()
-    with ServerProcess(db) as server:
-        found = drained(server, b"q", b"e")
-    first, again = ({d.message: d.retry for d in found[:8]}, found[8:])
-    assert list(first) == [b"m%d" % n for n in (0, 1, 2, 3, 6, 7, 8, 9)]
-    assert first == {b"m%d" % n: 1 + (n % 2 == 0) for n in (0, 1, 2, 3, 6, 7, 8, 9)}
-    assert [d.message for d in again] == [b"later"]
 
 
 def test_a_reject_on_a_full_disk_keeps_its_message(db: Path) -> None:

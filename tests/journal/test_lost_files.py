@@ -103,7 +103,7 @@ def test_nothing_is_confirmed_without_the_files(
         # What needs no disk goes on.
         assert client.ask(b"p ping") == b"p ok "
         until(lambda: is_confirmed(worker, b"consume --confirm drained"))
-        journal = json.loads(client.ask(b"s stats journal").partition(b" ok ")[2])
+        journal = client.stats("journal")
         assert journal["unwritable"]
         assert journal["unwritable"] in client.ask(b"s stats errors").decode()
 

@@ -23,7 +23,7 @@ from mqks.errors import ClaimLost, DatabaseLocked, JournalFailed, JournalReverte
 from mqks.settings import DatabaseUrl, Settings
 from mqks.testing import Broker
 from tests.kit.line_client import LineClient
-from tests.kit.postgres import Postgres, taken_over
+from tests.kit.postgres import Postgres
 from tests.kit.proxy import CHUNK_BYTES, Peer
 from tests.kit.server_process import ServerProcess, refusal
 from tests.kit.waiting import WAIT_S, until
@@ -31,8 +31,7 @@ from tests.lives.test_standby import standby as waiting_broker
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
-from mqks.journal.postgres import claim, migrations, statements, store
-from mqks.journal.postgres.connection import Connection, Row
+from mqks.journal.postgres import claim, migrations, store
 from mqks.journal.postgres.store import PostgresStore
 
 ALONE = "--db-replication", "none"
@@ -254,18 +253,6 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim, "BEAT_S", 1e9)
 
 
-def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take a safeguard out: warnings are not noticed."""
-    rows = Connection.rows
-
-    async def deaf(self: Connection, *words: Any) -> list[Row]:
-        found = await rows(self, *words)
-        self.warnings.clear()
-        return found
-
-    monkeypatch.setattr(Connection, "rows", deaf)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("end", ["pg_cancel_backend", "pg_terminate_backend"])
@@ -292,47 +279,6 @@ def test_a_commit_that_no_standby_has_is_not_confirmed(
         assert until(lambda: line_of(client)) == b"last ok "
     with Broker(url) as broker, LineClient(("127.0.0.1", broker.port)) as client:
         assert [each for each, _ in consumed(client, b"q", b"last")] == [b"m", b"last"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quiet")
-def test_the_test_above_fails_without_the_look_at_warnings(
-    primary: Postgres, standby: Postgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unheard(monkeypatch)
-    url = DatabaseUrl(primary.url())
-    with Broker(url) as broker, LineClient(("127.0.0.1", broker.port)) as client:
-        standby.kill()
-        client.send(b"n subscribe --confirm q e\n")
-        [pid] = until(lambda: waits(primary))
-        with primary.connection() as operator:
-            operator.execute(f"select pg_cancel_backend({pid})".encode())
-        assert client.line() == b"n ok "
-        standby.start()
-
-
-@pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("is_fenced", [True, False])
-def test_only_the_condition_on_the_owner_keeps_an_old_one_from_confirming(
-    journal_url: DatabaseUrl, monkeypatch: pytest.MonkeyPatch, is_fenced: bool
-) -> None:
-    if not is_fenced:
-        assert claim.IS_OURS in statements.ADD
-        monkeypatch.setattr(statements, "ADD", statements.ADD.replace(claim.IS_OURS, "true"))
-    broker = Broker(journal_url, db_replication="none")
-    broker.start()
-    with LineClient(("127.0.0.1", broker.port)) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        taken_over(journal_url)
-        client.send(b"m publish --confirm e x\n")
-        if is_fenced:
-            until(broker._ended.done)
-            with pytest.RaisesGroup(ClaimLost):
-                broker.stop()
-        else:
-            assert client.line() == b"m ok "
-            with suppress(ExceptionGroup):
-                broker.stop()
 
 
 @pytest.mark.slow

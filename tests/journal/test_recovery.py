@@ -11,22 +11,6 @@ from tests.kit.server_process import ServerProcess, refusal
 EXIT_DAMAGED = 65
 
 
-def test_a_rejected_message_that_still_waits_keeps_its_retry(tmp_path: Path) -> None:
-    db = tmp_path / "mqks.db"
-    with served(db, "--prefetch-max", "1") as (server, client):
-        assert client.ask(b"c consume --confirm q e --manual-ack") == b"c ok "
-        client.send(b"m1 publish e x\nm2 publish e x\n")
-        assert client.line() == b"c ok m1 event=e x"
-        client.send(b"r reject --confirm c m1\n")
-        assert sorted([client.line(), client.line()]) == [b"c ok m2 event=e x", b"r ok "]
-        assert client.ask(b"p ping") == b"p ok "
-        server.kill()
-    with ServerProcess(db) as server, LineClient(server.address) as client:
-        client.send(b"c consume q\n")
-        assert client.line() == b"c ok m2 event=e,retry=1 x"
-        assert client.line() == b"c ok m1 event=e,retry=1 x"
-
-
 def damage(db: Path, sql: str) -> None:
     with closing(sqlite3.connect(db)) as connection:
         connection.execute(sql)

@@ -179,7 +179,7 @@ def test_size_and_facts_count_the_texts(db: Path, capsys: pytest.CaptureFixture[
     with ServerProcess(db, *ALL) as server, LineClient(server.address) as client:
         subscribed(client)
         published(client, b"m", b"x" * 900 * KIB)
-        told = json.loads(client.ask(b"j stats journal").partition(b" ok ")[2])
+        told = client.stats("journal")
         assert told["db_bytes"] > 900 * KIB
         assert server.stop() == 0
     assert main(["inspect", "journal", "--json", "--db", str(db)]) == 0

@@ -28,10 +28,13 @@ class BareWorld(Played):
         self._closed.discard(name)
 
     def connection(self, name: str) -> Connection:
+        """Which is made when it is needed."""
+        if name not in self._connections:
+            self.connect(name)
         return self._connections[name]
 
     def send(self, name: str, data: bytes) -> None:
-        connection = self._connections[name]
+        connection = self.connection(name)
         if name in self._closed:
             return
         self.intake.receive(connection, data)
@@ -47,7 +50,7 @@ class BareWorld(Played):
         """The chunks of one turn of the server."""
         self.broker.turns.begin()
         for name, data in chunks:
-            self.intake.add(self._connections[name], data)
+            self.intake.add(self.connection(name), data)
         self.intake.finish()
         self._settle()
         for name in dict.fromkeys(name for name, _ in chunks):
@@ -85,7 +88,7 @@ class BareWorld(Played):
 
     def received(self, name: str) -> bytes:
         """Drain what has been sent to it so far."""
-        data, self._received[name] = self._received[name], b""
+        data, self._received[name] = self._received.get(name, b""), b""
         return data
 
     def disconnect(self, name: str) -> None:
@@ -111,13 +114,10 @@ class BareWorld(Played):
 
 
 def bare(**settings: Any) -> BareWorld:
-    """With a connection `k`."""
-    world = BareWorld(**settings)
-    world.connect("k")
-    return world
+    return BareWorld(**settings)
 
 
-def ask(world: BareWorld, line: bytes) -> bytes:
-    """What `k` is told for a line."""
-    world.send("k", line + b"\n")
-    return world.received("k")
+def ask(world: BareWorld, line: bytes, name: str = "k") -> bytes:
+    """What a connection is told for a line."""
+    world.send(name, line + b"\n")
+    return world.received(name)

@@ -53,6 +53,15 @@ class Lab(Played):
             self.broker.disconnect(connection)
             self.hear()
 
+    def do(self, who: str, *lines: bytes) -> None:
+        """Send, and let all that follows of it be done."""
+        self.send(who, *lines)
+        self.rest()
+
+    def wait(self, seconds: float) -> None:
+        self.tick(seconds)
+        self.rest()
+
     def timed(self, call: Callable[..., object], *args: Any) -> None:
         call(*args)
         self.hear()

@@ -1,14 +1,16 @@
-"""A blocking TCP connection that speaks lines of bytes and knows nothing of the protocol.
+"""A blocking TCP connection that speaks lines of bytes; of the protocol it knows `stats` alone.
 
 The one rule: every wait has a limit, after which it raises TimeoutError.
 """
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 from collections import deque
-from typing import Self
+from contextlib import suppress
+from typing import Any, Self
 
 from tests.kit.waiting import WAIT_S
 
@@ -61,17 +63,25 @@ class LineClient:
         self.send(request + b"\n")
         return self.line()
 
+    def stats(self, what: str = "") -> Any:
+        return json.loads(self.ask(f"st stats {what}".encode()).removeprefix(b"st ok "))
+
+    def rest(self) -> list[bytes]:
+        """What still comes before the server closes."""
+        lines: list[bytes] = []
+        with suppress(EOFError):
+            while True:
+                lines += self.lines()
+        return lines
+
     def close_sending_side(self) -> None:
         self._socket.shutdown(socket.SHUT_WR)
 
     def leave(self) -> None:
         """Says goodbye: when this returns, the server knows that the client is gone."""
         self.close_sending_side()
-        try:
-            while True:
-                self.lines()
-        except EOFError:
-            self.close()
+        self.rest()
+        self.close()
 
     def break_off(self) -> None:
         """Resets the connection, as a machine that dies would."""

@@ -85,7 +85,9 @@ class Story:
 # ---------------------------------------------------------------------------------- parsing
 
 _PATTERNS = {
-    "send": re.compile(rb"C(?: (?P<name>\w+))?:(?: (?P<data>.*))?"),
+    "send": re.compile(
+        rb"C(?: (?P<name>\w+))?:(?: (?P<data>.*?))?(?: => (?P<reply>(?:ok|error).*))?"
+    ),
     "receive": re.compile(rb"S(?: (?P<name>\w+))?:(?: (?P<data>.*))?"),
     "ask": re.compile(rb"\?(?: (?P<name>\w+))?: (?P<data>.+) => (?P<reply>.*)"),
     "disconnect": re.compile(rb"\* (?P<name>\w+) disconnects"),
@@ -122,11 +124,11 @@ def stories_of(paths: Iterable[Path]) -> Iterator[Story]:
 def parse(name: str, lines: list[bytes], first_number: int = 1) -> Story:
     """One story; ValueError names the line that cannot be read."""
     settings = _SETTINGS.fullmatch(lines[0]) if lines else None
-    steps = []
+    steps: list[Step] = []
     for number, line in enumerate(lines, first_number):
         if line and not line.startswith(b"#"):
             try:
-                steps.append(_step(number, line))
+                steps += _steps(number, line)
             except ValueError as error:
                 raise ValueError(f"{name}, line {number}: {error}") from None
     if not steps:
@@ -137,6 +139,15 @@ def parse(name: str, lines: list[bytes], first_number: int = 1) -> Story:
 def _settings(text: str) -> dict[str, Any]:
     pairs = (pair.split("=") for pair in text.split())
     return {key: int(value) if value.isdecimal() else value for key, value in pairs}
+
+
+def _steps(number: int, line: bytes) -> Iterator[Step]:
+    """A request and its reply are two."""
+    step = _step(number, line)
+    yield step
+    if step.verb == "send" and step.reply:
+        reply = {b"ok": b"ok ", b"error": b"error {error_id}"}.get(step.reply, step.reply)
+        yield Step(number, "receive", step.name, step.data.split(b" ")[0] + b" " + reply)
 
 
 def _step(number: int, line: bytes) -> Step:

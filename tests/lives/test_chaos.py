@@ -25,7 +25,6 @@ from tests.chaos.checker import (
     payload,
 )
 from tests.chaos.forge import Ledger, Smith, result
-from tests.chaos.hermit import Hermit
 from tests.chaos.plan import plan
 from tests.chaos.play import Chaos, chaos
 from tests.chaos.renting import Leases
@@ -469,19 +468,6 @@ def test_a_violation_is_found(kind: type, tell: Callable[[Any], object]) -> None
     story = kind()
     with pytest.raises(Violation):
         tell(story)
-
-
-def test_a_hermit_finds_what_is_missing() -> None:
-    hermit = Hermit("h")
-    hermit.base.consume("k1", "c", "h.q1", ["h.e1"], [], None, True, False)
-    hermit.base.publish("m1", "h.e1", "data", ["h.q1"])
-    there = Found(b"epoch", 2, frozenset([b"h.e1"]), [Row(1, b"m1", b"h.e1", 1, b"data")])
-    rules: dict[str, str | None] = {"h.q1": None}
-    bound = {"h.q1": {"h.e1"}}
-    hermit.restarted({b"h.q1": there}, rules, bound, stopped=False)
-    there.rows.clear()
-    with pytest.raises(Violation):
-        hermit.restarted({b"h.q1": there}, rules, bound, stopped=False)
 
 
 @pytest.mark.parametrize(

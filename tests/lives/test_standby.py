@@ -198,7 +198,7 @@ async def test_clients_find_the_active_broker_and_the_next_one_after_a_kill(
 def test_the_url_of_an_owner_is_one_for_other_machines(journal_url: DatabaseUrl) -> None:
     with Member(journal_url, "--host", "0.0.0.0", "--insecure") as active:
         with LineClient(("127.0.0.1", active.port)) as client:
-            row = json.loads(client.ask(b"s stats journal").removeprefix(b"s ok "))
+            row = client.stats("journal")
         assert row["owner_url"] == f"mqks://{os.uname().nodename}:{active.port}"
         assert active.stop() == 0
 

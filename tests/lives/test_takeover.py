@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from itertools import count
 from typing import Self
 
@@ -29,6 +30,11 @@ from tests.takeover.checker import (
     faults,
     payload,
 )
+
+HAS_PSYCOPG = find_spec("psycopg") is not None
+if HAS_PSYCOPG:
+    from tests.takeover import namespaces, scenes
+    from tests.takeover.play import Play
 
 OLD, NEW = 1, 2
 """Brokers; the new one has the epoch 2."""
@@ -186,7 +192,9 @@ def test_a_long_list_of_faults_ends() -> None:
 # ------------------------------------------------------------------------------- real servers
 
 
-needs_postgres = pytest.mark.skipif(not installations(), reason="PostgreSQL is not installed")
+needs_postgres = pytest.mark.skipif(
+    not (HAS_PSYCOPG and installations()), reason="PostgreSQL or psycopg is not installed"
+)
 
 
 @pytest.mark.slow
@@ -202,9 +210,6 @@ needs_postgres = pytest.mark.skipif(not installations(), reason="PostgreSQL is n
 )
 @pytest.mark.parametrize("is_safe", [True, False], ids=["safe", "without"])
 def test_each_safeguard_is_needed(scene: str, safeguard: str, what: str, is_safe: bool) -> None:
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    from tests.takeover import scenes
-
     found = faults(scenes.play(getattr(scenes, scene), "" if is_safe else safeguard))
     if is_safe:
         assert found == []
@@ -215,9 +220,6 @@ def test_each_safeguard_is_needed(scene: str, safeguard: str, what: str, is_safe
 @pytest.mark.slow
 @needs_postgres
 def test_a_primary_that_lacks_confirmed_messages_is_noticed() -> None:
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    from tests.takeover import scenes
-
     [queue, log] = faults(scenes.play(scenes.promoted, databases=3))
     assert queue == "p.1: it was confirmed, and is lost from the queue"
     assert log == "p.1: it was confirmed, and is lost from the log"
@@ -226,9 +228,6 @@ def test_a_primary_that_lacks_confirmed_messages_is_noticed() -> None:
 @pytest.mark.slow
 @needs_postgres
 def test_an_owner_whose_segments_were_merged_meanwhile_confirms_nothing() -> None:
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    from tests.takeover import scenes
-
     assert faults(scenes.play(scenes.merged)) == []
 
 
@@ -236,9 +235,6 @@ def test_an_owner_whose_segments_were_merged_meanwhile_confirms_nothing() -> Non
 @needs_postgres
 @pytest.mark.parametrize("seconds", [2])
 def test_an_open_transaction_does_not_slow_commits_down(seconds: float) -> None:
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    from tests.takeover import scenes
-
     paces: list[scenes.Pace] = []
     scene = partial(scenes.held_open, seconds=seconds, tell=paces.append)
     assert faults(scenes.play(scene)) == []
@@ -251,9 +247,6 @@ def test_an_open_transaction_does_not_slow_commits_down(seconds: float) -> None:
 @needs_postgres
 @pytest.mark.parametrize("seconds", [60])
 def test_nothing_is_lost_under_faults(seconds: int) -> None:
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    from tests.takeover.play import Play
-
     play = Play(16)
     play.run(seconds)
     assert faults(play.history) == []
@@ -264,9 +257,6 @@ def test_nothing_is_lost_under_faults(seconds: int) -> None:
 @needs_postgres
 @pytest.mark.parametrize("splits", [False, True], ids=["databases", "clients too"])
 def test_nothing_is_lost_when_a_cable_is_cut(splits: bool) -> None:
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    from tests.takeover import namespaces
-
     try:
         history = namespaces.play(splits=splits)
     except namespaces.NamespacesMissing as missing:

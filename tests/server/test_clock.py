@@ -34,7 +34,7 @@ def first_at(client: LineClient, years: float) -> int:
 
 
 def errors(client: LineClient) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(client.ask(b"s stats errors").removeprefix(b"s ok "))
+    rows: list[dict[str, Any]] = client.stats("errors")
     return rows
 
 
@@ -72,7 +72,7 @@ def test_timers_take_no_notice(clock: Clock, db: Path) -> None:
         clock.ahead(-YEAR_S)
         names = b"e _eval set(state.queues)"
         until(lambda: client.ask(names) == b'e ok ["late"]', "soon stays, or late has gone")
-        uptime_s = json.loads(client.ask(b"s stats").removeprefix(b"s ok "))["uptime_s"]
+        uptime_s = client.stats()["uptime_s"]
         assert 0 < uptime_s < YEAR_S / 2
         assert server.terminate() == 0, server.log
 
@@ -105,10 +105,10 @@ def test_what_waits_is_as_old_as_the_clock_says(clock: Clock, db: Path) -> None:
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         publish(client, b"m1")
         clock.ahead(-2 * YEAR_S)
-        assert json.loads(client.ask(b"s stats queue q")[5:])["oldest_age_s"] == 0
+        assert client.stats("queue q")["oldest_age_s"] == 0
         clock.ahead(0)
         until(lambda: "event=queue_waits" in server.log, "nobody is warned")
-        assert json.loads(client.ask(b"s stats queue q")[5:])["oldest_age_s"] > YEAR_S - 60
+        assert client.stats("queue q")["oldest_age_s"] > YEAR_S - 60
         assert server.terminate() == 0, server.log
 
 

@@ -251,7 +251,7 @@ def test_handshakes_count_as_connections(tmp_path: Path, tls_port: int) -> None:
     ):
 
         def connections() -> int:
-            told = json.loads(first.ask(b"s stats").partition(b" ok ")[2])
+            told = first.stats()
             return int(told["connections"])
 
         silent = [socket.create_connection(("127.0.0.1", tls_port)) for _ in range(2)]

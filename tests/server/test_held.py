@@ -1,6 +1,5 @@
 """What holds the event loop is counted and told; a server that was stopped did not hold it."""
 
-import json
 import re
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ LINES = re.compile(r" action=purge line_bytes=2\d lines=\d{3,}( |$)")
 
 
 def counts(client: LineClient) -> tuple[int, int]:
-    told = json.loads(client.ask(b"s stats").removeprefix(b"s ok "))
+    told = client.stats()
     return told["loop_held"], told["loop_late"]
 
 

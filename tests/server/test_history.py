@@ -7,7 +7,6 @@ from tests.kit.bare import BareWorld
 
 def test_a_queue_that_becomes_busy_takes_the_place_of_one_that_is_not() -> None:
     world, count = BareWorld(), WALK_QUEUES + HISTORY_QUEUES_MAX
-    world.connect("k")
     world.send("k", b"".join(b"s subscribe q%d e%d\n" % (n, n) for n in range(count)))
     busy, history = b"q%d" % (count - 1), History(world.broker)
 

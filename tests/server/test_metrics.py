@@ -16,7 +16,7 @@ from http.client import HTTPConnection
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -93,11 +93,6 @@ def web(server: ServerProcess) -> Web:
     return Web(server)
 
 
-def stats(client: LineClient, *words: bytes) -> Any:
-    reply = client.ask(b" ".join([b"st stats", *words]))
-    return json.loads(reply.removeprefix(b"st ok "))
-
-
 # -------------------------------------------------------------------------------------- metrics
 
 
@@ -118,8 +113,8 @@ def test_what_died_and_what_is_scheduled(server: ServerProcess, web: Web) -> Non
         client.send(b"r reject jobs --all\nr reject loose m1\n")
         assert client.ask(b"x reject --confirm --dead loose m2") == b"x ok "
         values, queues = web.scrape(), web.scrape("/metrics/queues")
-        totals, rows = stats(client), stats(client, b"queues")
-        consumers = stats(client, b"consumers")
+        totals, rows = client.stats(), client.stats("queues")
+        consumers = client.stats("consumers")
 
     dead = {"rejects": 3, "losses": 0, "deliveries": 0, "ttl": 0, "overflow": 0, "dead": 1}
     assert {reason: values["mqks_messages_dead_total", reason] for reason in dead} == dead
@@ -197,7 +192,7 @@ def test_values_after_known_traffic(server: ServerProcess, web: Web) -> None:
         ages = {queue for name, queue in queues if name.endswith("_age_seconds")}
         assert ages == {"idle"}, "only what waits has an age"
 
-        journal = stats(client, b"journal")
+        journal = client.stats("journal")
         assert values["mqks_journal_commit_seconds_count", ""] == journal["commits"] > 0
         assert values["mqks_journal_batch_records_sum", ""] == journal["commit_records"] > 0
         assert values["mqks_journal_batch_records_bucket", "+Inf"] == journal["commits"]

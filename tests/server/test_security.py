@@ -86,16 +86,6 @@ def is_error(line: bytes) -> bool:
     return ERROR.fullmatch(line) is not None
 
 
-def ends(client: LineClient) -> list[bytes]:
-    """What it still gets before the server closes."""
-    lines = []
-    while True:
-        try:
-            lines.append(client.line())
-        except EOFError:
-            return lines
-
-
 # --------------------------------------------------------------------------------- permissions
 
 # What a line needs: users that may send it. `mine` and `other` are consumers of root.
@@ -341,8 +331,6 @@ def test_everybody_is_told_the_own_errors_only(server: ServerProcess, client: Li
 
 def test_no_reason_names_a_queue_that_the_user_may_not_have() -> None:
     world = BareWorld(queue_messages_max=1)
-    for name in ("boss", "worker"):
-        world.connect(name)
     world.send("boss", b"theirs consume hidden-1 --manual-ack\ns subscribe hidden-2 job.1\n")
     world.send("boss", b"m publish job.1 x\n")
     connection = world.connection("worker")
@@ -392,8 +380,6 @@ def test_a_refused_publish_among_allowed_ones(client: LineClient) -> None:
 
 def test_acks_of_anothers_consumer_in_one_chunk() -> None:
     world = BareWorld(users=Path("unused"))
-    for name in ("root", "worker"):
-        world.connect(name)
     world.send("root", b"theirs consume other e --manual-ack\nmine consume work-1 e --manual-ack\n")
     world.send("root", b"m1 publish e x\nm2 publish e x\n")
     world.received("root")
@@ -415,7 +401,6 @@ def test_an_id_published_once_by_another_user(others: bytes) -> None:
     world = BareWorld(users=Path("unused"))
     users = Users([ROOT, WORKER], b"key")
     for name in ("root", "worker"):
-        world.connect(name)
         world.broker.access.authenticate(world.connection(name), users.get(name))
     world.send("root", b"c consume q job.1\n")
     world.received("root")
@@ -429,28 +414,8 @@ def test_an_id_published_once_by_another_user(others: bytes) -> None:
 # --------------------------------------------------------------------------------------- masks
 
 
-@pytest.mark.parametrize(
-    ("mask", "names", "others"),
-    [
-        ("*", ["a", "a-b", "*"], ["a.b", "."]),
-        ("**", ["a", "a.b", "x" * 5000], []),
-        ("a.*", ["a.", "a.b"], ["a.b.c", "a", "b.a."]),
-        ("a.**", ["a.", "a.b.c"], ["a", "ba.b"]),
-        ("**.a", [".a", "b.c.a"], ["a", "b.ab"]),
-        ("*.b.**", ["a.b.", "a.b.c.d"], ["a.a.b.c", "a.b"]),
-        ("**a*b", ["a.ab", "ab", "x.y.a-b"], ["a.b", "ab.c"]),
-        ("a", ["a"], ["A", "ab", "", "a\n"]),
-        ("a+(b|c)[^.]?", ["a+(b|c)[^.]?"], ["ab", "aab."]),
-    ],
-)
-def test_masks(mask: str, names: list[str], others: list[str]) -> None:
-    allows = Permissions(publish=[mask]).may_publish
-
-    assert [name for name in names + others if allows(name.encode())] == names
-
-
-MASKS = st.text("ab.**", min_size=1, max_size=10).map(str.encode)
-NAMES = st.text("ab.", max_size=12).map(str.encode)
+MASKS = st.text("ab.**+(", min_size=1, max_size=10).map(str.encode)
+NAMES = st.text("ab.A\n+(", max_size=12).map(str.encode)
 
 
 def model(mask: bytes, name: bytes, *, across: bool) -> bool:
@@ -551,7 +516,7 @@ def test_no_reply_without_confirm(client: LineClient) -> None:
 
 def test_three_failures_close_the_connection(client: LineClient) -> None:
     client.send(b"a auth x y\nb auth z\nc auth worker wrong\nd auth workerT\np ping x\n")
-    assert [ERROR.fullmatch(line) is not None for line in ends(client)] == [True] * 3
+    assert [ERROR.fullmatch(line) is not None for line in client.rest()] == [True] * 3
 
 
 def test_what_comes_behind_a_password_waits_for_it(client: LineClient) -> None:
@@ -641,7 +606,6 @@ def test_too_many_passwords_at_once() -> None:
     for number in range(LOGINS_WAITING_MAX):
         world.connect(f"c{number}")
         world.send(f"c{number}", b"a auth alice wrong\n")
-    world.connect("late")
     world.send("late", b"a auth alice right\np ping x\n")
 
     assert world.is_closed("late")
@@ -701,7 +665,7 @@ def test_what_a_stranger_may_do(client: LineClient) -> None:
 
 def test_errors_of_a_stranger(client: LineClient) -> None:
     client.send(b"m publish --confirm job.1 x\n" * 100)
-    lines = ends(client)
+    lines = client.rest()
     assert len(lines) == STRANGER_ERRORS_MAX
     assert all(map(is_error, lines))
 
@@ -709,12 +673,12 @@ def test_errors_of_a_stranger(client: LineClient) -> None:
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_a_long_line_of_a_stranger(client: LineClient, end: bytes) -> None:
     client.send(b"p ping " + b"x" * STRANGER_LINE_BYTES_MAX + end)
-    assert [ERROR.fullmatch(line) is not None for line in ends(client)] == [True]
+    assert [ERROR.fullmatch(line) is not None for line in client.rest()] == [True]
 
 
 def test_much_of_a_stranger(client: LineClient) -> None:
     client.send(b"p ping\n" * 1000)
-    *pings, last = ends(client)
+    *pings, last = client.rest()
     assert pings == [b"p ok "] * STRANGER_LINES_MAX
     assert last.startswith(b"- error ")
 
@@ -737,7 +701,7 @@ def test_a_silent_stranger(tmp_path: Path) -> None:
 
         known = until(logged_in)
         silent = cleanup.enter_context(LineClient(server.address))
-        assert [line[:8] for line in ends(silent)] == [b"- error "]
+        assert [line[:8] for line in silent.rest()] == [b"- error "]
         assert known.ask(b"p ping x") == b"p ok x"
 
 
@@ -754,7 +718,7 @@ def test_more_strangers_than_there_is_room_for(tmp_path: Path) -> None:
             LineClient(server.address) as third,
         ):
             assert third.ask(b"p ping x") == b"p ok x"
-            ends(first)
+            first.rest()
             assert second.ask(b"p ping x") == b"p ok x"
             assert known.ask(b"p ping x") == b"p ok x"
 
@@ -780,7 +744,7 @@ def test_connections_of_one_address(tmp_path: Path) -> None:
             assert first.ask(b"p ping x") == b"p ok x"
             assert second.ask(b"p ping x") == b"p ok x"
             with LineClient(server.address) as third:
-                assert is_error(ends(third)[0])
+                assert is_error(third.rest()[0])
             second.leave()
         with LineClient(server.address) as third:
             assert third.ask(b"p ping x") == b"p ok x"
@@ -819,7 +783,7 @@ def test_a_flood_of_errors_is_told_in_part(tmp_path: Path) -> None:
                     stranger = cleanup.enter_context(LineClient(server.address))
                     stranger.send(b"m publish job.1 x\n" * STRANGER_ERRORS_MAX)
                     sent += STRANGER_ERRORS_MAX
-                    cleanup.callback(ends, stranger)
+                    cleanup.callback(stranger.rest)
             return "event=errors_suppressed" in server.log
 
         until(flood)

@@ -141,7 +141,6 @@ def test_publishers_that_were_paused_go_on(tmp_path: Path) -> None:
 
 def test_expressions_of_one_chunk_share_their_steps() -> None:
     world = BareWorld()
-    world.connect("k")
     one = b"ev _eval sum([1 for i in range(30000)])\n"
     world.send("k", one)
     assert world.received("k") == b"ev ok 30000\n"
@@ -204,7 +203,6 @@ def test_an_expression_sees_the_address_and_the_replies_of_its_turn(tmp_path: Pa
         reply = client.ask(b"e _eval ' '.join(config['workers'])")
         assert reply == b"e ok 127.0.0.1:0", "as it is set"
     world = BareWorld()
-    world.connect("k")
     waiting = b"_eval sum(q.qsize() for q in state.responses_by_clients.itervalues())"
     world.send("k", b"p ping x\np ping y\nev %b\n" % waiting)
     assert world.received("k") == b"p ok x\np ok y\nev ok 2\n"

@@ -13,15 +13,15 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from mqks.errors import ClaimLost, ConfigurationError, DatabaseLocked, JournalFailed
+from tests.kit import waiting
 from tests.kit.postgres import Postgres
 from tests.kit.server_process import ServerProcess
-from tests.kit.waiting import until
 from tests.takeover.checker import Accompanied, Alone, Continued, Served, Stopped
 from tests.takeover.clients import Place
 
@@ -40,6 +40,8 @@ SETTINGS: Final = {
 BACKEND = "application_name = 'mqks' and pid <> pg_backend_pid()"
 RESTART_S = 0.5
 LIMIT_S = 90.0
+PROGRESS = 20
+"""So many messages must be confirmed before the next fault."""
 """Only a fault reaches it."""
 Mode = Literal["passes", "swallows", "drops", "refuses"]
 NOT_STARTED: Final = tuple(
@@ -51,6 +53,15 @@ SERVED: Final = (ClaimLost.exit_code,)
 """How one may end that serves and is not told to. JournalReverted is none of it: no fault here
 loses a commit."""
 _FAULTS = re.compile(r"Traceback|event=(internal_error|journal_damaged|connection_failed)")
+
+
+async def until(look: Callable[[], object], otherwise: Callable[[], str] = str) -> None:
+    """Violation with what is `otherwise` the case when it does not happen."""
+    limit_s = time.monotonic() + LIMIT_S
+    while not look():
+        if time.monotonic() > limit_s:
+            raise Violation(otherwise())
+        await asyncio.sleep(0.02)
 
 
 class Violation(Exception):
@@ -239,7 +250,7 @@ class Databases:
         best = max(self.standbys, key=self._received)
         best.promote()
         self.primary = best
-        until(lambda: not self._ask(best, "select pg_is_in_recovery()")[0])
+        waiting.until(lambda: not self._ask(best, "select pg_is_in_recovery()")[0])
         for server in self.standbys:
             if server is not old:
                 server.stop()
@@ -258,11 +269,13 @@ class Databases:
             " where backend_type = 'startup' and not exists (select from pg_stat_wal_receiver)"
             " and wait_event in ('RecoveryRetrieveRetryInterval', 'RecoveryWalStream')"
         )
-        return int(until(lambda: self._ask(server, look), "it is not at the end of its WAL")[0])
+        return int(
+            waiting.until(lambda: self._ask(server, look), "it is not at the end of its WAL")[0]
+        )
 
     def heal(self) -> None:
         """All run, and the standbys stream."""
-        until(self._is_well, "a database does not come back")
+        waiting.until(self._is_well, "a database does not come back")
 
     def _is_well(self) -> bool:
         import psycopg
@@ -415,12 +428,27 @@ class Brokers:
 
     async def until_served(self, above: int = 0) -> Life:
         """By an epoch above this one."""
-        limit_s = time.monotonic() + LIMIT_S
-        while not (life := self.active) or self.epochs[life.number] <= above:
-            if time.monotonic() > limit_s:
-                raise Violation(f"no broker serves: {self.told()}")
-            await asyncio.sleep(0.05)
+
+        def serves() -> bool:
+            return (life := self.active) is not None and self.epochs[life.number] > above
+
+        while not ((life := self.active) and serves()):
+            await until(serves, lambda: f"no broker serves: {self.told()}")
         return life
+
+    async def until_confirmed(self, place: Place) -> None:
+        """So many messages more, of clients there."""
+        end = place.confirms + PROGRESS
+        await until(lambda: place.confirms >= end, lambda: f"nothing is confirmed; {self.told()}")
+
+    async def until_lost(self, life: Life) -> None:
+        """It must have lost its claim."""
+        await until(
+            lambda: life.number in self.ends,
+            lambda: f"broker {life.number} goes on after a take-over:\n{life.log}",
+        )
+        if (code := self.ends[life.number]) != ClaimLost.exit_code:
+            raise Violation(f"broker {life.number} has ended with {code}:\n{life.log}")
 
     def stop(self, life: Life) -> None:
         """SIGSTOP."""

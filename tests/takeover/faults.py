@@ -13,15 +13,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from mqks.errors import ClaimLost
 from tests.kit.clock_library import Clock
 from tests.kit.waiting import until
-from tests.takeover.cluster import LIMIT_S, Brokers, Databases, Life, Mode, Violation
+from tests.takeover.cluster import Brokers, Databases, Mode
 
 YEAR_S = 365 * 24 * 3600
 OTHERS = "names", "happen"
-PROGRESS = 20
-"""So many messages must be confirmed before the next fault."""
 
 
 class Faults:
@@ -44,25 +41,7 @@ class Faults:
         for network in self._brokers.networks:
             network.heal()
         await asyncio.to_thread(self._databases.heal)
-        await self._progress()
-
-    async def _progress(self) -> None:
-        place = self._brokers.place
-        confirms, limit_s = place.confirms, time.monotonic() + LIMIT_S
-        while place.confirms < confirms + PROGRESS:
-            if time.monotonic() > limit_s:
-                raise Violation(f"nothing is confirmed; {self._brokers.told()}")
-            await asyncio.sleep(0.05)
-
-    async def _ended(self, life: Life) -> None:
-        """It must have lost its claim."""
-        limit_s = time.monotonic() + LIMIT_S
-        while life.number not in self._brokers.ends:
-            if time.monotonic() > limit_s:
-                raise Violation(f"broker {life.number} goes on after a take-over:\n{life.log}")
-            await asyncio.sleep(0.05)
-        if (code := self._brokers.ends[life.number]) != ClaimLost.exit_code:
-            raise Violation(f"broker {life.number} has ended with {code}:\n{life.log}")
+        await self._brokers.until_confirmed(self._brokers.place)
 
     async def happen(self, name: str, rng: random.Random) -> None:
         """One of them, until all is well again."""
@@ -91,7 +70,7 @@ class Faults:
         await self._brokers.until_served(above=self._brokers.epochs[life.number])
         await asyncio.sleep(pause_s)
         self._brokers.go_on(life)
-        await self._ended(life)
+        await self._brokers.until_lost(life)
 
     async def clock(self, rng: random.Random) -> None:
         """It is set while the broker runs."""
@@ -219,4 +198,4 @@ class Faults:
         await self._brokers.until_served(above=self._brokers.epochs[life.number])
         await asyncio.sleep(pause_s)
         network.heal()
-        await self._ended(life)
+        await self._brokers.until_lost(life)

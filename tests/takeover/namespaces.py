@@ -28,11 +28,9 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from mqks.errors import ClaimLost
 from tests.takeover.checker import Drained, Event
 from tests.takeover.clients import Consumer, Place, Publisher, set_up
-from tests.takeover.cluster import LIMIT_S, Brokers, Databases, Life, Violation
-from tests.takeover.faults import PROGRESS
+from tests.takeover.cluster import LIMIT_S, Brokers, Databases, Life
 from tests.takeover.play import drain
 
 P = ParamSpec("P")
@@ -203,11 +201,7 @@ async def _play(place: Place, network: Namespaces, databases: Databases, splits:
             await _progress(brokers, far, *([] if splits else [near]))
             network.heal()
             await _progress(brokers, near, far)
-            async with asyncio.timeout(LIMIT_S):
-                while old.number not in brokers.ends:
-                    await asyncio.sleep(0.05)
-            if brokers.ends[old.number] != ClaimLost.exit_code:
-                raise Violation(f"it has not lost its claim:\n{old.log}")
+            await brokers.until_lost(old)
             ends = True
             await asyncio.wait_for(asyncio.gather(*running), LIMIT_S)
             await drain(far, brokers, 1)
@@ -219,12 +213,5 @@ async def _play(place: Place, network: Namespaces, databases: Databases, splits:
 
 
 async def _progress(brokers: Brokers, *places: Place) -> None:
-    """Messages of clients there are confirmed."""
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            for place in places:
-                confirms = place.confirms
-                while place.confirms < confirms + PROGRESS:
-                    await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise Violation(f"nothing is confirmed; {brokers.told()}") from None
+    for place in places:
+        await brokers.until_confirmed(place)
