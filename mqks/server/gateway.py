@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import anyio
 
 from mqks.server import log
+from mqks.server.loops import uses_uvloop
 from mqks.settings import Settings
 from mqks.users import User
 
@@ -87,6 +88,7 @@ class Gateway:
             with other:
                 self._process = process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-P", "-m", "mqks.server.gateway_process"),
+                    "uvloop" if uses_uvloop(settings) else "asyncio",
                     stdin=asyncio.subprocess.PIPE,
                     pass_fds=(sock.fileno(), other.fileno()),
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

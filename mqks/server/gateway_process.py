@@ -20,6 +20,7 @@ from mqks.api.app import Api, answer
 from mqks.limits import HTTP_CONNECTIONS_MAX, SQS_CONNECTIONS_MAX
 from mqks.server import http, log
 from mqks.server.gateway import OPENING_BYTES_MAX, Opening
+from mqks.server.loops import rarely_collect
 from mqks.sqs.app import Sqs
 from mqks.users import User, Users
 
@@ -75,6 +76,7 @@ async def _serve(told: asyncio.StreamReader) -> None:
     if open_files != resource.RLIM_INFINITY:
         most = min(most, open_files * 2 // 3)
     sock = socket.socket(fileno=what["sock"])
+    rarely_collect()
     async with anyio.create_task_group() as tasks:
         await tasks.start(door.run)
         tasks.start_soon(http.answer, sock, door.app(_failed), most)
@@ -94,4 +96,4 @@ if __name__ == "__main__":
     # They come to all processes of a terminal or a service; the broker says when to end.
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
-    anyio.run(_main)
+    anyio.run(_main, backend_options={"use_uvloop": sys.argv[1] == "uvloop"})

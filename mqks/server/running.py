@@ -5,7 +5,6 @@ The one rule: nothing here runs per message, so this module is never compiled.
 
 import asyncio
 import faulthandler
-import gc
 import os
 import resource
 import signal
@@ -15,7 +14,6 @@ import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 
 import anyio
 from anyio.abc import TaskStatus
@@ -37,6 +35,7 @@ from mqks.server.facts import JournalFacts
 from mqks.server.held import HeldWatch
 from mqks.server.inherited import take_sockets
 from mqks.server.listeners import TLS_NAME
+from mqks.server.loops import rarely_collect, uses_uvloop
 from mqks.server.notices import LoggedNotices
 from mqks.server.notify import Notify
 from mqks.server.server import Server, Until, read_secrets
@@ -170,11 +169,7 @@ async def serve(
         broker.start_timers()
         if not await journal.store.hold_reserves():
             log.warning("no_ballast", reason="the disk has no space for the ballast file")
-        # Recovered objects stay: collections of garbage need not visit them. One of the middle
-        # generation visits 6,000 others: 5 ms where they are requests that wait.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(2_000, 1, 25_000)
+        rarely_collect()  # Recovered objects stay.
         server = Server(
             settings,
             broker,
@@ -219,13 +214,12 @@ def run(settings: Settings) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # On the watchdog's SIGABRT print the stack of each thread.
     faulthandler.enable()
-    use_uvloop = settings.uvloop and find_spec("uvloop") is not None
     failure: BaseException | None = None
     try:
         anyio.run(
             partial(serve, settings, environ=os.environ, open_files=open_files),
             backend="asyncio",
-            backend_options={"use_uvloop": use_uvloop},
+            backend_options={"use_uvloop": uses_uvloop(settings)},
         )
     except* MqksError as failures:
         failure = failures
