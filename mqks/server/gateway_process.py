@@ -35,6 +35,7 @@ class _Openings:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._sending = anyio.Lock()
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, OPENING_BYTES_MAX)
 
@@ -46,8 +47,9 @@ class _Openings:
         mine, other = socket.socketpair()
         with other:
             try:
-                await anyio.wait_writable(self._sock)
-                socket.send_fds(self._sock, [json.dumps(opening).encode()], [other.fileno()])
+                async with self._sending:
+                    await anyio.wait_writable(self._sock)
+                    socket.send_fds(self._sock, [json.dumps(opening).encode()], [other.fileno()])
             except BaseException:
                 mine.close()
                 raise

@@ -8,6 +8,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from socket import create_connection
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -89,6 +91,25 @@ def test_signals_are_for_the_broker(server: ServerProcess) -> None:
     assert gateways(server) == [gateway]
     assert server.terminate() == 0
     assert not is_there(gateway)
+
+
+def test_many_users_come_in_one_moment(server: ServerProcess) -> None:
+    url = url_of(server)
+    assert publish(url) == 200
+    [gateway] = gateways(server)
+    place = urlsplit(url)
+    with ExitStack() as stack:
+        peers = [
+            stack.enter_context(create_connection((place.hostname, place.port), WAIT_S))
+            for _ in range(50)
+        ]
+        os.kill(gateway, signal.SIGSTOP)
+        for number, peer in enumerate(peers):
+            head = b"POST /publish/e HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n"
+            peer.sendall(head + b"Authorization: Bearer %d\r\n\r\nx" % number)
+        os.kill(gateway, signal.SIGCONT)
+        assert {peer.recv(12) for peer in peers} <= {b"HTTP/1.1 401", b"HTTP/1.1 503"}
+    assert "http_failed" not in server.log
 
 
 def test_a_full_broker_says_so(server: ServerProcess) -> None:
