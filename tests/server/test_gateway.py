@@ -93,12 +93,12 @@ def test_signals_are_for_the_broker(server: ServerProcess) -> None:
     assert not is_there(gateway)
 
 
-def test_many_users_come_in_one_moment(server: ServerProcess) -> None:
-    url = url_of(server)
-    assert publish(url) == 200
-    [gateway] = gateways(server)
-    place = urlsplit(url)
-    with ExitStack() as stack:
+def test_many_users_come_in_one_moment(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "mqks.db", "--api-port", "0") as server, ExitStack() as stack:
+        url = url_of(server)
+        assert publish(url) == 200
+        [gateway] = gateways(server)
+        place = urlsplit(url)
         peers = [
             stack.enter_context(create_connection((place.hostname, place.port), WAIT_S))
             for _ in range(50)
@@ -108,8 +108,7 @@ def test_many_users_come_in_one_moment(server: ServerProcess) -> None:
             head = b"POST /publish/e HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n"
             peer.sendall(head + b"Authorization: Bearer %d\r\n\r\nx" % number)
         os.kill(gateway, signal.SIGCONT)
-        assert {peer.recv(12) for peer in peers} <= {b"HTTP/1.1 401", b"HTTP/1.1 503"}
-    assert "http_failed" not in server.log
+        assert {peer.recv(12) for peer in peers} == {b"HTTP/1.1 401"}
 
 
 def test_a_full_broker_says_so(server: ServerProcess) -> None:
