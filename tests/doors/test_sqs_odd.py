@@ -24,6 +24,7 @@ from tests.doors.test_sqs import asked, base_of
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import until
+from tests.server.test_gateway import gateways
 
 HALF_A_PAIR = b'{"QueueUrl": "http://h/0/q\\ud800", "MessageBody": "x"}'
 
@@ -205,7 +206,8 @@ def test_who_does_not_read_is_closed(server: ServerProcess) -> None:
     given = b'{"QueueUrl": "q", "VisibilityTimeout": 0}'
     head = b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: AmazonSQS.ReceiveMessage\r\n"
     head += b"Content-Length: %d\r\n\r\n" % len(given)
-    place, files = urlsplit(base_of(server)), Path(f"/proc/{server.pid}/fd")
+    place, [gateway] = urlsplit(base_of(server)), gateways(server)
+    files = Path(f"/proc/{gateway}/fd")
     before = len([*files.iterdir()])
     with ExitStack() as stack:
         peers = [stack.enter_context(socket()) for _ in range(100)]
