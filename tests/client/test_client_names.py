@@ -75,7 +75,7 @@ def test_a_name_is_in_log_lines(server: ServerProcess) -> None:
         assert client.ask(b'n set_name --confirm web"\xff1') == b"n ok "
         assert b" error " in client.ask(b"x frob")
         client.send(b"a line without its end")
-    until(lambda: "event=line_dropped" in server.log)
+    until(lambda: "event=disconnected" in server.log.partition("event=line_dropped")[2])
 
     lines = server.log.splitlines()
     [before] = [line for line in lines if "action=before-it" in line]

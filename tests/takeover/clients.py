@@ -125,6 +125,8 @@ class Link:
                 line = await self._reader.readuntil(b"\n")
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             raise Gone from None
+        if line.startswith(b"- error "):  # The server closes the connection.
+            raise Gone
         return line[:-1]
 
     async def ask(self, request: str, seconds: float = 30) -> bytes:
