@@ -71,8 +71,8 @@ class Gateway:
             await anyio.sleep(AGAIN_S)
 
     def tell_users(self) -> None:
-        """They have changed."""
-        if self._process is not None:
+        """They have changed. Only SQS checks who has signed: others get no secrets."""
+        if self._process is not None and self.kind == "sqs":
             self._tell([asdict(user) for user in self._signing()])
 
     def _tell(self, what: object) -> None:

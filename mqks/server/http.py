@@ -105,6 +105,7 @@ class _Uvicorn(Uvicorn):
 
 
 async def answer(sock: socket.socket, app: ASGIApp, connections_max: int) -> None:
+    """Answer on this socket until cancelled."""
     server = _Uvicorn(
         Config(
             # Beyond loopback nobody can know its names.
