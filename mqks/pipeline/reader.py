@@ -194,9 +194,9 @@ def pattern(mask: str) -> str:
     """A mask as a regular expression for Java and Python, equivalent to `name_masks`."""
     runs = re.findall(r"\*+|[^*]+", mask)
     wild = {"*": "[^.]*"}
-    return (
-        f"(?s)^{''.join(wild.get(run, '.*') if run[0] == '*' else re.escape(run) for run in runs)}$"
-    )
+    parts = (wild.get(run, ".*") if run[0] == "*" else re.escape(run) for run in runs)
+    # A `$` would match before a last line end, too.
+    return f"(?s)^{''.join(parts)}(?!.)"
 
 
 def parts(start: int, end: int, count: int) -> list[tuple[int, int]]:

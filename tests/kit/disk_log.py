@@ -11,6 +11,7 @@ what was got, before anybody knew of it; a sync twice, when it began and when it
 
 from __future__ import annotations
 
+import fcntl
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ _SOURCE = r"""
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -53,18 +55,20 @@ static int log_fd = -1;
 static const char *root, *ends;
 static size_t root_length;
 
-/* A header, then the pieces up to `length`. */
+/* A header, then the pieces up to `length`. A gateway writes into the same log. */
 static void put(char kind, uint64_t who, uint64_t at, uint64_t length,
                 const struct iovec *pieces, int count) {
     struct { char kind[8]; uint64_t who, at, length, bytes; } header = {{kind}, who, at, length, 0};
     if (log_fd < 0) return;
     if (pieces) header.bytes = length;
+    flock(log_fd, LOCK_EX);
     syscall(SYS_write, log_fd, &header, sizeof header);
     for (int i = 0; i < count && length; i++) {
         size_t size = pieces[i].iov_len < length ? pieces[i].iov_len : length;
         syscall(SYS_write, log_fd, pieces[i].iov_base, size);
         length -= size;
     }
+    flock(log_fd, LOCK_UN);
 }
 
 static void put_text(char kind, uint64_t who, uint64_t at, const char *text) {
@@ -82,7 +86,9 @@ __attribute__((constructor)) static void begin(void) {
     int fd = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     log_fd = syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 900);
     syscall(SYS_close, fd);
-    put('P', about.st_ino, 0, 0, NULL, 0);
+    /* The server's gateways inherit the variable. */
+    if (!getenv("DISK_LOG_BEGUN")) put('P', about.st_ino, 0, 0, NULL, 0);
+    setenv("DISK_LOG_BEGUN", "", 1);
 }
 
 /* The name of a file in the directory, or nothing. */
@@ -96,6 +102,8 @@ static int is_tcp(int fd) {
     socklen_t size = sizeof domain;
     return !getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) && domain == AF_INET;
 }
+
+static uint64_t connection(int fd) { return (uint64_t)getpid() << 32 | fd; }
 
 /* -- files */
 
@@ -127,7 +135,7 @@ OPEN(open64)
 static void wrote(int fd, ssize_t done, off_t at, const struct iovec *pieces, int count) {
     struct stat about;
     if (log_fd < 0 || done <= 0 || fstat(fd, &about)) return;
-    if (S_ISSOCK(about.st_mode) && is_tcp(fd)) put('S', fd, 0, done, pieces, count);
+    if (S_ISSOCK(about.st_mode) && is_tcp(fd)) put('S', connection(fd), 0, done, pieces, count);
     if (!S_ISREG(about.st_mode)) return;
     if (at < 0) at = lseek(fd, 0, SEEK_CUR) - done;
     put('W', about.st_ino, at, done, pieces, count);
@@ -247,7 +255,7 @@ static ssize_t got(int fd, ssize_t done, const void *data) {
     int error = errno;
     if (log_fd >= 0 && done > 0 && is_tcp(fd)) {
         pthread_mutex_lock(&lock);
-        put('G', fd, 0, done, &piece, 1);
+        put('G', connection(fd), 0, done, &piece, 1);
         pthread_mutex_unlock(&lock);
     }
     errno = error;
@@ -263,7 +271,7 @@ static int accepted(int fd) {
     int error = errno;
     if (fd >= 0 && is_tcp(fd)) {
         pthread_mutex_lock(&lock);
-        put('O', fd, 0, 0, NULL, 0);
+        put('O', connection(fd), 0, 0, NULL, 0);
         pthread_mutex_unlock(&lock);
     }
     errno = error;
@@ -285,15 +293,15 @@ _HEADER = struct.Struct("<c7xQQQQ")
 class Record(NamedTuple):
     """`kind` tells what the numbers mean; files and directories stand by their inodes.
 
-    P  a process begins: the directory
+    P  a server begins: the directory
     C  a file was made: inode, name         W  written: inode, offset, data
     T  truncated: inode, size               A  allocated: inode, offset, length
     D  a directory was made: inode, name
     U  unlinked: name                       R  renamed: old name, a zero byte, new name
     M  mapped for writing: inode
     B  a sync begins: inode, thread         E  it has ended, F  it has failed: inode, thread
-    O  a connection came: descriptor
-    G  got from it: descriptor, data        S  sent to it: descriptor, data
+    O  a connection came: process and descriptor, as for
+    G  got from it, data                    S  sent to it, data
     """
 
     kind: str
@@ -306,6 +314,7 @@ class Record(NamedTuple):
 def records(log: Path) -> Iterator[Record]:
     """What was written down, in order."""
     with log.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # A gateway may live a moment longer than its server.
         while header := file.read(_HEADER.size):
             kind, who, at, length, size = _HEADER.unpack(header)
             yield Record(kind.decode(), who, at, length, file.read(size))

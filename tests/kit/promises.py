@@ -223,9 +223,8 @@ class Promises:
     """Queue → number → message, as clients were told."""
 
     def begins(self) -> None:
-        """A process, without connections."""
+        """A server. A gateway of the one before may still answer what that had confirmed."""
         self._redrives = 0
-        self._connections.clear()
         self._consumers.clear()
         self._given.clear()
         self._asked.clear()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mqks import users_file
@@ -439,6 +439,7 @@ def test_masks_of_events_mean_what_a_slow_matcher_does(masks: list[bytes], name:
 
 
 @given(MASKS, NAMES)
+@example(b"a", b"a\n")
 def test_there_is_one_language_of_masks(mask: bytes, name: bytes) -> None:
     """Who takes a mask at all takes it for what everybody else does."""
     expected = model(mask, name, across=True)
