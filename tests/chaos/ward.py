@@ -312,14 +312,15 @@ class Ward(Scene):
             wire.on_line = partial(self._came, wire, holder, queue, lines)
             line = b"consume --confirm %b --manual-ack --prefetch=%d --meta"
             await self._ask(wire, line % (queue, holder.prefetch), holder.name)
+            sent = 0
             for _ in range(self._rng.randrange(5, 100)):
-                sent = len(holder.unproved)
                 await self._ask(wire, b"ping x")
                 del holder.unproved[:sent]
                 if not lines and len(holder.held) >= holder.prefetch:
                     break
                 wire.send(b"".join(lines))
                 lines.clear()
+                sent = len(holder.unproved)  # What comes while it sleeps is not among them.
                 await asyncio.sleep(self._rng.choice([0, 0, 0, 0.005]))
             # What was decided and not sent happens now, so that nothing is held that was settled.
             wire.send(b"".join(lines))
