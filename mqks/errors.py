@@ -56,6 +56,7 @@ Limit = Literal[
     "tails_max",
     "tails_per_connection_max",
     "logins_waiting_max",
+    "unhandled_bytes_max",
     "unsent_bytes_max",
     "unacked_bytes_max",
 ]

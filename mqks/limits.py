@@ -310,7 +310,20 @@ LOGIN_FORGET_S: Final = 60.0
 """After this time without another one, wrong passwords no longer count."""
 
 STUCK_S: Final = 5.0
-"""Who takes nothing for so long is closed when there is hardly room for anybody's replies."""
+"""Who takes nothing for so long, or does not go on with a long line, is closed when there is hardly
+room for anybody's."""
+
+PIECE_BYTES_MAX: Final = 256 * 1024
+"""What is read from a connection at once, at most."""
+
+PIECE_BYTES_MIN: Final = 1024
+"""The same when there is no room for what is not handled."""
+
+PIECE_LATE_BYTES_MAX: Final = 16 * 1024
+"""The same when the turn of the event loop is over."""
+
+LONG_LINES_READ: Final = 8
+"""Lines longer than `PIECE_BYTES_MIN` which are read in the same time when there is hardly room."""
 
 SILENT_S: Final = 2.0
 """After this time without a commit of a journal on another machine, what it holds is not delivered:

@@ -228,6 +228,13 @@ class Settings:
         (MIB, 128 * TIB, "bytes"),
         share=2,
     )
+    unhandled_bytes_max: int = _memory(
+        256 * MIB,
+        "Memory for requests that wait for their turn, and incomplete ones; near it they are read "
+        "in small pieces, and long ones one after the other.",
+        (MIB, 128 * TIB, "bytes"),
+        share=2,
+    )
     unsent_bytes_max: int = _memory(
         256 * MIB,
         "Memory for unsent replies of all clients; above it delivery pauses, and clients that do "

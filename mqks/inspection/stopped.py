@@ -24,7 +24,8 @@ from mqks.settings import DatabaseUrl
 
 DAMAGE_SHOWN = 20
 _ONLY_OF_A_SERVER = (
-    *("memory_bytes", "metadata_bytes", "unacked_bytes", "unsent_bytes", "disk_full"),
+    *("memory_bytes", "metadata_bytes", "unacked_bytes", "unhandled_bytes", "unsent_bytes"),
+    "disk_full",
     *("received", "routed", "unroutable", "confirmed", "delivered", "redelivered"),
     *("acknowledged", "rejected", "dead", "dropped", "purged", "errors"),
     *("loop_held", "loop_late", "reverts_seen"),

@@ -53,6 +53,7 @@ LIMITS: Final[dict[str, Callable[[Row], Nearest]]] = {
     "output_buffer_bytes_max": _highest("connections", "outbox_bytes", "address"),
     "metadata_bytes_max": _of("totals", "metadata_bytes"),
     "unacked_bytes_max": _of("totals", "unacked_bytes"),
+    "unhandled_bytes_max": _of("totals", "unhandled_bytes"),
     "unsent_bytes_max": _of("totals", "unsent_bytes"),
     "db_bytes_max": _db_bytes,
     "wal_bytes_max": _of("journal", "wal_bytes"),

@@ -45,6 +45,7 @@ GROUPS: Final = {
         "memory_bytes": ("Messages", "bytes"),
         "unacked_bytes": ("Unacked messages", "bytes"),
         "metadata_bytes": ("Queues and bindings", "bytes"),
+        "unhandled_bytes": ("Requests that wait", "bytes"),
         "unsent_bytes": ("Unsent replies", "bytes"),
     },
     ("Journal", "journal"): {

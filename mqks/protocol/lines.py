@@ -7,6 +7,8 @@ from typing import Final
 
 LONG_LINE_BYTES: Final = 512
 """`bytes.split` takes 32 ns for a line and 0.25 ns for a byte, searching 115 and 0.02."""
+PIECE_OVERHEAD_BYTES: Final = 48
+"""Memory of an object of bytes besides its text, and its place in a list."""
 
 
 def split(data: bytes) -> list[bytes]:
@@ -71,6 +73,11 @@ class LineSplitter:
         if tail:
             self._keep(tail)
         return lines
+
+    @property
+    def tail_memory(self) -> int:
+        """Memory of the unfinished line, which may have come in many pieces."""
+        return self.tail_bytes + PIECE_OVERHEAD_BYTES * len(self._tail)
 
     def take_tail(self) -> bytes:
         """Return the unfinished line, and forget it."""

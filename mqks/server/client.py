@@ -38,6 +38,8 @@ class Hold:
     """The server stops."""
     AUTH: Final = 16
     """Its password is being verified."""
+    ROOM: Final = 32
+    """Its line is long, and there is hardly room for what is not handled."""
 
 
 class Owner(Protocol):
@@ -47,8 +49,10 @@ class Owner(Protocol):
 
     @property
     def unsent_is_full(self) -> bool: ...
+    def buffer(self, client: "Client") -> memoryview: ...
     def add(self, client: "Client") -> None: ...
     def receive(self, client: "Client", data: bytes) -> None: ...
+    def wait_for_turn(self, client: "Client") -> None: ...
     def handle_chunks(self) -> None: ...
     def refuse_tls(self, client: "Client") -> None: ...
     def caught_up(self, client: "Client", why: int = 0) -> None: ...
@@ -56,7 +60,7 @@ class Owner(Protocol):
     def remove(self, client: "Client") -> None: ...
 
 
-class Client(Resting, asyncio.Protocol):
+class Client(Resting, asyncio.BufferedProtocol):
     """`peer` was admitted by the gate; with more than `unread_bytes_max` of unread replies it is
     not read. While the client rests, it is not read."""
 
@@ -84,6 +88,8 @@ class Client(Resting, asyncio.Protocol):
         self.lingers = False
         """It broke the rules, and gets an error before it is closed."""
         self._lingering = False
+        self.unhandled_bytes = 0
+        """Memory of what has come in and is not handled."""
         self.unsent_bytes = 0
         """Bytes sent since everything had been read: all of them may still be in memory."""
         self._taken_bytes = NOT_SEEN
@@ -102,7 +108,12 @@ class Client(Resting, asyncio.Protocol):
             return
         self._owner.add(self)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        self._buffer = self._owner.buffer(self)
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = bytes(self._buffer[:nbytes])
         if not self.ended:
             if self._is_new:
                 self._is_new = False
@@ -200,10 +211,15 @@ class Client(Resting, asyncio.Protocol):
             self.transport.pause_reading()
 
     def _go_on(self) -> None:
-        """The rest of its earlier lines is handled before those sent meanwhile."""
+        """The rest of its earlier lines is handled before more is read."""
         if not self.transport.is_closing():
-            self.transport.resume_reading()
-            if self.connection.overrun:
-                self._owner.receive(self, b"")
+            if self.connection.overrun and not self.ended:
+                self._owner.wait_for_turn(self)
+            else:
+                self.read_on()
             if self._at_end:
                 self.eof_received()
+
+    def read_on(self) -> None:
+        if not (self.rests or self.transport.is_closing()):
+            self.transport.resume_reading()

@@ -7,7 +7,8 @@ its order; so what many connections publish to the same queues is published in o
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import anyio
@@ -23,6 +24,7 @@ from mqks.limits import CHUNK_S
 from mqks.server import log
 from mqks.server.client import LINGER_S, Client, Hold
 from mqks.server.gate import Gate, Peer
+from mqks.server.unhandled import Unhandled
 from mqks.server.unsent import Unsent
 from mqks.users import STRANGER, Known, Users
 
@@ -56,11 +58,23 @@ class Clients:
         self._intake = Intake(broker)
         self.by_id: dict[int, Client] = {}
         """By the number of the connection."""
-        self._unsent = Unsent(broker, self.by_id, self._drop, schedule_flush)
+        self._unhandled = Unhandled(broker, self._drop)
+        self.buffer = self._unhandled.buffer
+        self._unsent = Unsent(broker, self.by_id, self._unhandled, self._drop, schedule_flush)
         self._chunks: list[tuple[Client, bytes]] = []
         """What has come in since the last flush, and is not handled yet."""
+        self._put_off = OrderedDict[Client, None]()
+        """Clients whose turn has not come since something came from them, in order."""
+        self._overrun = OrderedDict[Client, None]()
+        """Clients who have had one and need more, in order. They come after all others, so that
+        these do not wait for them."""
+        self._starved = False
+        """None of them had one in the last turn of the event loop: one comes first in the next."""
         self.turn_bytes = 0
         """What has come in since the last flush."""
+        self._begins = True
+        """Nothing has been handled in this turn, whose time all connections share: very many may
+        send large chunks in it."""
         self._published = Budget(self._settings.batch_bytes_max, broker.turns)
         self._awaited = Budget(self._settings.batch_bytes_max, broker.turns)
         """For what has come in since the last commit and waits for the next one: publishes, and
@@ -95,7 +109,6 @@ class Clients:
         self.by_id.pop(connection.id, None)
         for budget in (self._published, self._awaited):
             budget.leave(client)
-        self._gate.leave(client.peer)
         self._forget_stranger(client)
         log.event(
             "disconnected",
@@ -106,49 +119,90 @@ class Clients:
         if not (self.stopping or client.ended):
             self._tell_tail(connection)
         connection.closed = True
-        self._finish(connection)
+        for waiting in (self._put_off, self._overrun):
+            waiting.pop(client, None)
+        self._unhandled.count(client)
+        self._finish(client)
 
-    def _finish(self, connection: Connection) -> None:
+    def _finish(self, client: Client) -> None:
         """A client has disconnected: its earlier requests are still carried out, in turns, and
-        nothing more is delivered to it."""
-        if self.stopping:
-            return
-        connection.rest(Slow.END)
-        if connection.works:
-            self._working[connection] = partial(self._finish, connection)
-        elif connection.overrun:
-            self._intake.receive(connection, b"")
-            self._loop.call_soon(self._finish, connection)
-        else:
+        nothing more is delivered to it. Until then it counts at the gate."""
+        connection = client.connection
+        if not self.stopping:
+            connection.rest(Slow.END)
+            self._schedule_flush()
+            if connection.works:
+                self._working[connection] = partial(self._finish, client)
+                return
+            if connection.overrun:
+                self._unhandled.count(client)
+                self._overrun[client] = None
+                return
             self._broker.disconnect(connection)
-        self._schedule_flush()
+        self._unhandled.leave(client)
+        self._gate.leave(client.peer)
 
     def receive(self, client: Client, data: bytes) -> None:
         """Handle a chunk with all others of this turn; a large one, or very many, now."""
         self._chunks.append((client, data))
         self.turn_bytes += len(data)
+        self._schedule_flush()
         if len(data) >= LARGE_CHUNK_BYTES or self.turn_bytes >= TURN_BYTES:
             self._flush()
-        else:
-            self._schedule_flush()
+        elif self._unhandled.cut(len(data)):
+            # An event loop may read several pieces in a turn.
+            client.rest(Hold.TURN)
+            self._loop.call_soon(client.resume, Hold.TURN)
+
+    def end_turn(self) -> None:
+        """The turn of the event loop ends; `handle_chunks` begins the next one."""
+        self._begins, self._unhandled.is_late = True, False
+
+    def wait_for_turn(self, client: Client) -> None:
+        """Go on with its lines in a later turn."""
+        client.rest(Hold.TURN)
+        if client not in self._put_off:
+            self._overrun[client] = None
+        self._schedule_flush()
+
+    def _left(self, chunks: list[tuple[Client, bytes]]) -> Iterator[tuple[Client, bytes]]:
+        """What is to be handled in this turn: the chunks, and what earlier turns have left."""
+        turns, count = self._broker.turns, len(self._overrun)
+        if self._starved and count:
+            yield self._overrun.popitem(last=False)[0], b""
+            count -= 1
+        while self._put_off and not turns.over:
+            yield self._put_off.popitem(last=False)[0], b""
+        yield from chunks
+        self._starved = turns.over
+        while count and self._overrun and not turns.over:
+            yield self._overrun.popitem(last=False)[0], b""
+            count -= 1
 
     def handle_chunks(self) -> None:
         """Handle what has come in, in its order. What many connections publish to the same queues
         is published in one step."""
-        if not self._chunks:
+        if not (self._chunks or self._put_off or self._overrun):
             return
         chunks, self._chunks = self._chunks, []
         intake, pending = self._intake, self._broker.pending
-        self._broker.turns.begin()
+        if self._begins:
+            self._begins = False
+            self._broker.turns.begin()
         records, published_bytes = pending.records, 0
         publishers: list[tuple[Client, int, bool]] = []
-        for client, data in chunks:
-            if client.ended:
-                continue
+        for client, data in self._left(chunks):
             connection = client.connection
+            if connection.closed:
+                intake.add(connection, data)
+                self._loop.call_soon(self._finish, client)
+                continue
+            if client.ended or (client.rests & ~Hold.TURN and not data):
+                self._loop.call_soon(client.resume, Hold.TURN)
+                continue
             size = len(data) or sum(map(len, connection.chunks))  # What an earlier turn left.
             changes, unconfirmed = pending.changes, connection.unconfirmed
-            intake.add(connection, data)
+            had_turn = intake.add(connection, data)
             if client.stranger or connection.awaits_login or connection.expelled:
                 self._check_auth(client)
             confirms = connection.unconfirmed > unconfirmed
@@ -157,13 +211,24 @@ class Clients:
                 publishers.append((client, size, confirms))
             elif confirms or pending.changes > changes:
                 self._await(client, size)
+            has_left = connection.lines or connection.chunks or connection.splitter.tail_bytes
+            if has_left or client.unhandled_bytes:
+                self._unhandled.count(client)
             if connection.works:
                 client.rest(Hold.TURN)
                 self._working[connection] = partial(client.resume, Hold.TURN)
-            elif size >= FAIR_CHUNK_BYTES or connection.overrun:
+            elif not had_turn:
+                client.rest(Hold.TURN)
+                self._put_off[client] = None
+            elif connection.overrun:
+                self.wait_for_turn(client)
+            elif size >= FAIR_CHUNK_BYTES or not data:
                 client.rest(Hold.TURN)
                 self._loop.call_soon(client.resume, Hold.TURN)
         intake.finish()
+        self._unhandled.is_late = self._broker.turns.over
+        if self._put_off or self._overrun:
+            self._schedule_flush()
         if pending.records > records and not self._broker.unwritable:
             self._published.take(published_bytes)
             if pending.records > self._settings.batch_records_max or self._published.room < 0:

@@ -62,6 +62,7 @@ TOTALS: Final = {
     "mqks_memory_bytes": "Memory of ready messages.",
     "mqks_metadata_bytes": "Memory of queues, bindings and consumers, without messages.",
     "mqks_unacked_bytes": "Memory of unacked messages.",
+    "mqks_unhandled_bytes": "Requests that wait for their turn, and incomplete ones.",
     "mqks_unsent_bytes": "Replies that clients have not read yet, at most a second old.",
     "mqks_disk_full": "1 while publishes are refused because the journal cannot be written, "
     "otherwise 0.",

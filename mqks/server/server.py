@@ -143,11 +143,15 @@ class Server:
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._flush_scheduled = False
+        self._clients.end_turn()
+        self._flush()
 
     def _flush(self) -> None:
         """Send the replies of this turn, and schedule the remaining work."""
-        self._flush_scheduled = False
         broker = self._broker
         clients = self._clients
         clients.handle_chunks()

@@ -6,14 +6,16 @@ disconnected, the largest first; at the limit no replies are produced.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
+from operator import attrgetter
 
 from mqks.broker.broker import Broker
-from mqks.errors import LimitExceeded
+from mqks.errors import Limit, LimitExceeded
 from mqks.limits import STUCK_S
 from mqks.server import log
 from mqks.server.client import Client
+from mqks.server.unhandled import Unhandled
 
 LOOK_S = 1.0
 """Sent bytes count as unsent until the next check: this long, unless they are many."""
@@ -28,12 +30,14 @@ class Unsent:
         self,
         broker: Broker,
         clients: Mapping[int, Client],
+        unhandled: Unhandled,
         drop: Callable[[Client, LimitExceeded], None],
         flush: Callable[[], None],
     ) -> None:
         self._broker = broker
         self._outboxes = broker.shared.outboxes
         self._clients = clients
+        self._unhandled = unhandled
         self._drop = drop
         self._flush = flush
         self._loop = asyncio.get_running_loop()
@@ -66,7 +70,14 @@ class Unsent:
         unsent_bytes = sum(client.unsent_now(now_s) for client in self._clients.values())
         self._tell(unsent_bytes)
         if self.full:
-            unsent_bytes -= self._drop_stuck(unsent_bytes - self._bytes_max * 3 // 4, now_s)
+            wanted_bytes = unsent_bytes - self._bytes_max * 3 // 4
+            stuck = self._stuck(attrgetter("unsent_bytes"), wanted_bytes, now_s)
+            unsent_bytes -= self._drop_all(stuck, "unsent_bytes_max")
+        if self._unhandled.is_short:
+            # What they have sent waits until they have read.
+            wanted_bytes = self._unhandled.excess_bytes
+            stuck = self._stuck(attrgetter("unhandled_bytes"), wanted_bytes, now_s)
+            unsent_bytes -= self._drop_all(stuck, "unhandled_bytes_max")
         self._set_high_water(unsent_bytes)
         self._timer, self._check_due_bytes = None, 0.0
         if unsent_bytes:
@@ -79,22 +90,28 @@ class Unsent:
         )
         self._flush()
 
-    def _drop_stuck(self, wanted_bytes: int, now_s: float) -> int:
-        """Disconnect clients that have read nothing for long; return the bytes freed."""
-        stuck = [each for each in self._clients.values() if each.unsent_bytes]
-        stuck.sort(key=lambda client: -client.unsent_bytes)
+    def _stuck(
+        self, size_of: Callable[[Client], int], wanted_bytes: int, now_s: float
+    ) -> Iterator[Client]:
+        """Clients that have read nothing for long, the largest first, until they have so much."""
+        for client in sorted(self._clients.values(), key=size_of, reverse=True):
+            if wanted_bytes <= 0 or not size_of(client):
+                return
+            if client.unsent_bytes and now_s - client.moved_s >= STUCK_S:
+                wanted_bytes -= size_of(client)
+                yield client
+
+    def _drop_all(self, clients: Iterable[Client], limit: Limit) -> int:
+        """Disconnect them; return their unsent bytes."""
         freed_bytes = 0
-        for client in stuck:
-            if freed_bytes >= wanted_bytes:
-                break
-            if now_s - client.moved_s >= STUCK_S:
-                freed_bytes += client.unsent_bytes
-                self._broker.limits_reached["unsent_bytes_max"] += 1
-                reason = (
-                    f"{client.unsent_bytes} bytes of replies were not read for {STUCK_S:g} s, and "
-                    "the server has reached unsent_bytes_max"
-                )
-                self._drop(client, LimitExceeded("unsent_bytes_max", reason))
+        for client in clients:
+            freed_bytes += client.unsent_bytes
+            self._broker.limits_reached[limit] += 1
+            reason = (
+                f"{client.unsent_bytes} bytes of replies were not read for {STUCK_S:g} s, and the "
+                f"server has reached {limit}"
+            )
+            self._drop(client, LimitExceeded(limit, reason))
         return freed_bytes
 
     def _tell(self, unsent_bytes: int) -> None:

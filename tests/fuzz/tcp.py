@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Final
 
 from mqks.users import User, hash_token
@@ -19,6 +19,7 @@ from tests.fuzz.mutations import Mutator
 from tests.fuzz.steps import CORPUS, load
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
+from tests.kit.waiting import WAIT_S
 
 MEMORY: Final = "--memory-bytes", "64MiB", "--metadata-bytes-max", "64MiB"
 MEMORY_BYTES_MAX: Final = 600 * 1024 * 1024
@@ -26,6 +27,7 @@ MEMORY_BYTES_MAX: Final = 600 * 1024 * 1024
 CONNECTIONS: Final = 8
 FAULTS: Final = re.compile(r"internal_error|Traceback|critical|lag_s=[1-9]\d", re.I)
 _HEADER = re.compile(rb"[^ \n]+ ok --read epoch=\S+ runs=\d+ rows=\d+ next=\d+ bytes=(\d+)")
+_REFUSED = re.compile(rb"- error [0-9a-f]{24}")
 _LINE = re.compile(rb"[^ \n]+ (?:ok [^\n]*|error [0-9a-f]{24})")
 
 
@@ -129,7 +131,13 @@ def fuzz_over_tcp(directory: Path, seconds: float, seed: int) -> tuple[int, list
 
 
 def _ask(server: ServerProcess) -> None:
-    with LineClient(server.address) as client:
-        answer = client.ask(b"p ping still there")
-        if answer != b"p ok still there":
+    """It answers, once the lines of so many who have left are handled that there is a place."""
+    end_s = monotonic() + WAIT_S
+    while True:
+        with LineClient(server.address) as client:
+            answer = client.ask(b"p ping still there")
+        if answer == b"p ok still there":
+            return
+        if not _REFUSED.fullmatch(answer) or monotonic() > end_s:
             raise Finding(f"a ping is answered by {answer!r}")
+        sleep(0.5)

@@ -24,7 +24,7 @@ from mqks.limits import (
     TRANSACTION_LINES_MAX,
     TRANSACTIONS_BYTES_MAX,
 )
-from mqks.protocol.lines import LineSplitter
+from mqks.protocol.lines import PIECE_OVERHEAD_BYTES, LineSplitter
 from mqks.protocol.requests import Request
 from mqks.users import STRANGER, Permissions
 
@@ -95,6 +95,7 @@ class Connection(Outbox):
         "permissions",
         "reads",
         "receivers",
+        "split_bytes",
         "splitter",
         "stranger_errors",
         "stranger_lines",
@@ -141,6 +142,8 @@ class Connection(Outbox):
         """Those of the current chunk, of which `handled` are done. A line with a tab has a space
         before it."""
         self.handled = 0
+        self.split_bytes = 0
+        """Their size."""
         self.transaction: Transaction | None = None
         """Between `begin` and `commit` or `rollback`."""
         self.chunks: list[bytes] = []
@@ -167,6 +170,14 @@ class Connection(Outbox):
     def waits(self) -> bool:
         """Whether its lines wait, or are no longer needed."""
         return self.overrun or self.awaits_login or self.expelled
+
+    @property
+    def left_bytes(self) -> int:
+        """Memory of what has come in and is not handled."""
+        size = self.splitter.tail_memory + sum(map(len, self.chunks))
+        if self.lines:
+            size += self.split_bytes + PIECE_OVERHEAD_BYTES * len(self.lines)
+        return size
 
     def once_id(self, message_id: bytes) -> bytes:
         """The stored form of an id published with `--once`. Users have separate ids, so that nobody

@@ -10,6 +10,7 @@ from mqks.broker.base.budget import Budget
 from mqks.broker.base.resting import Resting
 from mqks.broker.base.turns import Turns
 from mqks.errors import BadRequest
+from mqks.limits import PIECE_BYTES_MAX
 from mqks.settings import Settings
 
 
@@ -30,7 +31,10 @@ class Flow:
     """What the connections of one broker share: how much they may be sent, and which have something
     to be sent. `outboxes` is for replies that were not taken."""
 
-    __slots__ = ("high_water_bytes", "kept_bytes", "outboxes", "receivers", "touched", "unacked")
+    __slots__ = (
+        *("high_water_bytes", "kept_bytes", "outboxes", "piece_bytes", "receivers", "touched"),
+        *("unacked", "unhandled_bytes"),
+    )
 
     def __init__(
         self,
@@ -44,6 +48,10 @@ class Flow:
         """For what consumers hold. Consumers wait for it."""
         self.kept_bytes = 0
         """Memory of the requests that wait for a `commit`, approximately."""
+        self.unhandled_bytes = 0
+        """Memory of what has come in and is not handled, as the server counts it."""
+        self.piece_bytes = PIECE_BYTES_MAX
+        """What is split at once, so that little is in lines that wait. The server sets it."""
         self.receivers = 0
         """Number of receives without an answer."""
         self.high_water_bytes = settings.delivery_pause_bytes

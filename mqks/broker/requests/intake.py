@@ -90,21 +90,22 @@ class Intake:
             self._gathered = 0
             self._publishing.gathering.flush()
 
-    def add(self, connection: Connection, data: bytes) -> None:
+    def add(self, connection: Connection, data: bytes) -> bool:
         """The same for one of several connections in a turn that has begun: when the turn is over,
-        what has come in waits for the next one. Messages may stay gathered until `finish`, which
-        must follow in the same turn: those of many connections are published in one step."""
-        self._add(connection, data, waits=self._turns.over)
+        what has come in waits for the next one; then it returns False. Messages may stay gathered
+        until `finish`, which must follow in the same turn: those of many connections are published
+        in one step."""
+        return self._add(connection, data, waits=self._turns.over)
 
-    def _add(self, connection: Connection, data: bytes, waits: bool = False) -> None:
+    def _add(self, connection: Connection, data: bytes, waits: bool = False) -> bool:
         self.publishes = False
         if data and not connection.expelled:
             connection.chunks.append(data)
         if connection.works or connection.awaits_login:
-            return
+            return True
         if waits:
             connection.overrun = True
-            return
+            return False
         connection.overrun, connection.eval_steps = False, None
         while not connection.waits:
             if connection.lines and is_of_transaction(connection):
@@ -123,10 +124,12 @@ class Intake:
                 connection.lines = self._split(connection)
             else:
                 break
+        return True
 
     @staticmethod
     def _split(connection: Connection) -> list[bytes]:
-        """Split what has come in: of a stranger one line, as the next one may follow a login."""
+        """Split what has come in, or a piece of it: of a stranger one line, as the next one may
+        follow a login."""
         splitter, chunks = connection.splitter, connection.chunks
         data = b"".join(chunks)
         chunks.clear()
@@ -136,7 +139,14 @@ class Intake:
             if later:
                 chunks.append(later)
             connection.stranger_lines += len(newline)
+        elif len(data) > connection.flow.piece_bytes:
+            end = data.find(b"\n", connection.flow.piece_bytes) + 1
+            if 0 < end < len(data):
+                chunks.append(data[end:])
+                data = data[:end]
+        size = splitter.tail_bytes + len(data)
         lines = splitter.feed(data)
+        connection.split_bytes = size - splitter.tail_bytes
         if splitter.has_tab:
             # Rare, and an error: the hot loop leaves a line without an id to `_request`.
             lines = [b" " + line if b"\t" in line else line for line in lines]

@@ -60,6 +60,7 @@ def totals(broker: Broker) -> Work[Row]:
         "memory_bytes": broker.shared.memory.used,
         "metadata_bytes": broker.metadata.bytes,
         "unacked_bytes": broker.flow.unacked.used,
+        "unhandled_bytes": broker.flow.unhandled_bytes,
         "unsent_bytes": broker.shared.outboxes.used,
         "disk_full": bool(broker.unwritable),
         "received": broker.shared.counters.published,

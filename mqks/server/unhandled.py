@@ -1,0 +1,138 @@
+"""What clients have sent and the broker has not handled: lines that wait for their turn, and
+incomplete lines.
+
+The one rule: who sends little is always read. The less room there is, the smaller are the pieces in
+which clients are read. Near the limit a few long lines are read at a time; who does not go on with
+one is disconnected.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from mqks.broker.broker import Broker
+from mqks.errors import LimitExceeded
+from mqks.limits import (
+    LONG_LINES_READ,
+    PIECE_BYTES_MAX,
+    PIECE_BYTES_MIN,
+    PIECE_LATE_BYTES_MAX,
+    STUCK_S,
+)
+from mqks.server import log
+from mqks.server.client import Client, Hold
+
+ROOM_PIECES: Final = 256
+"""A piece is at most this part of the room."""
+GOES_ON_BYTES: Final = 64 * 1024
+"""Who has sent so much of a line in `STUCK_S` goes on with it."""
+
+
+class Unhandled:
+    """`drop` disconnects a client with a reason."""
+
+    def __init__(self, broker: Broker, drop: Callable[[Client, LimitExceeded], None]) -> None:
+        self._broker = broker
+        self._flow = broker.flow
+        self._drop = drop
+        self._loop = asyncio.get_running_loop()
+        self._bytes_max = broker.settings.unhandled_bytes_max
+        self._whole = memoryview(bytearray(PIECE_BYTES_MAX))
+        """Data come in here, and are copied at once."""
+        self._piece = self._given = self._whole
+        self._late_piece = self._whole[:PIECE_LATE_BYTES_MAX]
+        self.is_late = False
+        """The turn of the event loop is over: all that can be read in it may be much."""
+        self._reading: dict[Client, asyncio.TimerHandle] = {}
+        """Clients whose long lines are read though there is hardly room, and when that is checked.
+        """
+        self._waiting: dict[Client, None] = {}
+        """Clients whose long lines wait for that, in the order they came."""
+        self._full = False
+        """It is logged."""
+
+    @property
+    def is_short(self) -> bool:
+        """Whether there is hardly room: for lines that wait for their turn, not for long ones."""
+        return self._flow.unhandled_bytes > self._bytes_max * 3 // 4
+
+    @property
+    def excess_bytes(self) -> int:
+        """How much has to go, so that there is room for a while."""
+        return self._flow.unhandled_bytes - self._bytes_max // 2
+
+    def buffer(self, client: Client) -> memoryview:
+        """Where the next piece from a client comes in."""
+        piece = self._late_piece if self.is_late else self._piece
+        self._given = self._whole if client in self._reading else piece
+        return self._given
+
+    def cut(self, size: int) -> bool:
+        """Whether the last piece, which has this size, was cut off: more may have come."""
+        return size == len(self._given) < PIECE_BYTES_MAX
+
+    def count(self, client: Client) -> None:
+        """Count what is left of a client's lines."""
+        connection, flow = client.connection, self._flow
+        left = connection.left_bytes
+        flow.unhandled_bytes += left - client.unhandled_bytes
+        client.unhandled_bytes = left
+        room = self._bytes_max - flow.unhandled_bytes
+        size = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, room // ROOM_PIECES))
+        if size != flow.piece_bytes:
+            flow.piece_bytes, self._piece = size, self._whole[:size]
+            self._late_piece = self._piece[:PIECE_LATE_BYTES_MAX]
+        is_read = not (client.ended or connection.closed)
+        if connection.splitter.tail_bytes < PIECE_BYTES_MIN or not is_read:
+            self._forget(client)
+        elif client not in self._reading and self.is_short:
+            client.rest(Hold.ROOM)
+            self._waiting[client] = None
+        self._admit()
+        self._tell()
+
+    def leave(self, client: Client) -> None:
+        """It has disconnected, and its lines are handled."""
+        self._flow.unhandled_bytes -= client.unhandled_bytes
+        client.unhandled_bytes = 0
+        self._admit()
+        self._tell()
+
+    def _forget(self, client: Client) -> None:
+        self._waiting.pop(client, None)
+        if timer := self._reading.pop(client, None):
+            timer.cancel()
+
+    def _admit(self) -> None:
+        while self._waiting and (len(self._reading) < LONG_LINES_READ or not self.is_short):
+            client = next(iter(self._waiting))
+            del self._waiting[client]
+            if self.is_short:
+                self._check_later(client)
+            client.resume(Hold.ROOM)
+
+    def _check_later(self, client: Client) -> None:
+        size = client.connection.splitter.tail_bytes
+        self._reading[client] = self._loop.call_later(STUCK_S, self._check, client, size)
+
+    def _check(self, client: Client, began_bytes: int) -> None:
+        """Whether it has gone on."""
+        size = client.connection.splitter.tail_bytes
+        if size >= began_bytes + GOES_ON_BYTES or not self.is_short:
+            self._check_later(client)
+            return
+        self._broker.limits_reached["unhandled_bytes_max"] += 1
+        reason = (
+            f"a line of {size} bytes does not go on for {STUCK_S:g} s, and the server is near "
+            "unhandled_bytes_max"
+        )
+        self._drop(client, LimitExceeded("unhandled_bytes_max", reason))
+
+    def _tell(self) -> None:
+        size = self._flow.unhandled_bytes
+        if not self._full and self.is_short:
+            self._full = True
+            log.warning("unhandled_full", unhandled_bytes=size)
+        elif self._full and size <= self._bytes_max // 2:
+            self._full = False
+            log.event("unhandled_has_room", unhandled_bytes=size)

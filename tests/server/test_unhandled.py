@@ -1,0 +1,172 @@
+"""Many clients that send more than is handled: memory stays bounded, and others go on.
+
+The one rule: nobody who goes on is disconnected, and every complete line is answered.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
+
+import pytest
+
+from mqks.limits import LONG_LINES_READ
+from mqks.server import unhandled
+from mqks.testing import Broker
+from tests.kit.line_client import LineClient
+from tests.kit.server_process import ServerProcess
+from tests.kit.waiting import WAIT_S, until
+from tests.server.test_slow_clients import peak_bytes
+
+MIB = 1024 * 1024
+LIMIT = ("--unhandled-bytes-max", "16MiB")
+GROWTH_BYTES = 80 * MIB
+"""The limit, eight long lines beyond it, a hundred clients, and what the allocator keeps."""
+loops = pytest.mark.parametrize("loop", ["--uvloop", "--no-uvloop"])
+
+
+class Sender:
+    """Sends what it has, as far as it goes, and keeps what it gets."""
+
+    def __init__(self, sock: socket.socket, data: bytes) -> None:
+        self.sock = sock
+        self.left = memoryview(data)
+        self.got = b""
+
+
+@contextmanager
+def senders(address: tuple[str, int], data: list[bytes]) -> Iterator[list[Sender]]:
+    with ExitStack() as stack:
+        found = []
+        for each in data:
+            sock = stack.enter_context(socket.socket())
+            # So that replies fill the server's memory, not the system's.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(address)
+            sock.setblocking(False)
+            found.append(Sender(sock, each))
+        yield found
+
+
+def pump(senders: list[Sender], *, reads: bool, seconds: float, done: bytes = b"") -> None:
+    """Send, and read if `reads`, until nothing goes on for so long, or all have got `done` last."""
+    with DefaultSelector() as selector:
+        for each in senders:
+            events = EVENT_READ * reads | EVENT_WRITE * bool(each.left)
+            if events:
+                selector.register(each.sock, events, each)
+        while selector.get_map():
+            ready = selector.select(seconds)
+            if not ready:
+                return
+            for key, events in ready:
+                sender: Sender = key.data
+                if events & EVENT_WRITE:
+                    sender.left = sender.left[sender.sock.send(sender.left) :]
+                if events & EVENT_READ:
+                    data = sender.sock.recv(MIB)
+                    assert data, "the server has closed it"
+                    sender.got += data
+                wanted = EVENT_READ * reads | EVENT_WRITE * bool(sender.left)
+                if not wanted or (done and sender.got.endswith(done)):
+                    selector.unregister(key.fileobj)
+                elif wanted != key.events:
+                    selector.modify(key.fileobj, wanted, sender)
+
+
+def unhandled_bytes(client: LineClient) -> int:
+    totals: dict[str, int] = client.stats()
+    return totals["unhandled_bytes"]
+
+
+@loops
+def test_incomplete_lines_wait_until_there_is_room(tmp_path: Path, loop: str) -> None:
+    lines = [b"p%03d ping %s\n" % (number, b"x" * 1_000_000) for number in range(100)]
+    with (
+        ServerProcess(tmp_path / "mqks.db", *LIMIT, loop) as server,
+        LineClient(server.address) as other,
+        senders(server.address, [line[:-1] for line in lines]) as clients,
+    ):
+        before = server.resident_bytes
+        pump(clients, reads=False, seconds=1.0)
+        until(lambda: "event=unhandled_full" in server.log)
+        # Three quarters, and eight more lines of a megabyte.
+        assert 10 * MIB < unhandled_bytes(other) < 21 * MIB
+        assert other.ask(b"p ping x") == b"p ok x"
+        for client, line in zip(clients, lines, strict=True):
+            client.left = memoryview(line)[-1 - len(client.left) :]
+        pump(clients, reads=True, seconds=WAIT_S, done=b"\n")
+        for client, line in zip(clients, lines, strict=True):
+            assert client.got == line.replace(b" ping ", b" ok ", 1)
+        until(lambda: unhandled_bytes(other) == 0)
+        assert peak_bytes(server) < before + GROWTH_BYTES
+        assert "event=unhandled_has_room" in server.log
+        assert "does not go on" not in server.log
+
+
+@loops
+def test_who_does_not_read_replies_is_closed_when_there_is_no_room(
+    tmp_path: Path, loop: str
+) -> None:
+    """Its lines wait until it has read, and may be very short."""
+    flags = ("--unhandled-bytes-max", "1MiB", loop, "--output-buffer-bytes-max", "1MiB")
+    with (
+        ServerProcess(tmp_path / "mqks.db", *flags) as server,
+        LineClient(server.address, seconds=60) as other,
+        senders(server.address, [b"h help\n" * 20_000] * 100) as clients,
+    ):
+        with suppress(ConnectionError):
+            pump(clients, reads=False, seconds=1.0)
+        most = 0
+        while "were not read for 5 s" not in server.log:
+            most = max(most, unhandled_bytes(other))
+        assert MIB // 2 < most < 2 * MIB
+        assert "the server has reached unhandled_bytes_max" in server.log
+        until(lambda: unhandled_bytes(other) <= MIB * 3 // 4)
+
+
+@loops
+def test_all_lines_are_answered_in_order_when_there_is_no_room(tmp_path: Path, loop: str) -> None:
+    count, lines = 30, 20_000
+    data = b"".join(b"%d ping %d\r\n" % (number, number % 7) for number in range(lines))
+    replies = b"".join(b"%d ok %d\n" % (number, number % 7) for number in range(lines))
+    with (
+        ServerProcess(tmp_path / "mqks.db", "--unhandled-bytes-max", "1MiB", loop) as server,
+        senders(server.address, [data] * count) as clients,
+    ):
+        before = server.resident_bytes
+        pump(clients, reads=True, seconds=WAIT_S, done=replies[-20:])
+        assert all(client.got == replies for client in clients)
+        assert peak_bytes(server) < before + GROWTH_BYTES
+
+
+def test_who_does_not_go_on_with_a_line_is_disconnected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unhandled, "STUCK_S", 0.3)
+    line = b"p ping " + b"x" * 900_000 + b"\n"
+    with (
+        Broker(tmp_path / "mqks.db", unhandled_bytes_max=MIB) as broker,
+        LineClient(address := ("127.0.0.1", broker.port), seconds=60) as other,
+        senders(address, [b"x" * 100_000] * 40) as clients,
+    ):
+        pump(clients, reads=False, seconds=0.5)
+        until(lambda: unhandled_bytes(other) > MIB * 3 // 4)
+        # Somebody's long line comes after theirs.
+        with senders(address, [line]) as (last,):
+            pump([last], reads=True, seconds=WAIT_S, done=b"\n")
+            assert last.got == line.replace(b" ping ", b" ok ")
+        closed = 0
+        for client in clients:
+            try:
+                assert client.sock.recv(100).startswith(b"- error ")
+            except BlockingIOError:
+                continue
+            except ConnectionError:
+                pass
+            closed += 1
+        assert LONG_LINES_READ <= closed < len(clients)
+        assert other.stats()["connections"] == 1 + len(clients) - closed
