@@ -160,6 +160,7 @@ CHARTS = {
                 "process_resident_memory_bytes": "resident",
                 "mqks_memory_bytes": "waiting messages",
                 f'sum(mqks_limit{{{ONE}, name="memory_bytes"}})': "limit of waiting messages",
+                "mqks_unhandled_bytes": "requests that wait",
                 "mqks_unsent_bytes": "unsent replies",
                 "mqks_unacked_bytes": "unacked messages",
                 "mqks_metadata_bytes": "queues, bindings, consumers",

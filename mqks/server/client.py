@@ -42,14 +42,23 @@ class Hold:
     """Its line is long, and there is hardly room for what is not handled."""
 
 
+class Pieces(Protocol):
+    """Where data come in, to be copied at once."""
+
+    whole: memoryview
+    piece: memoryview
+    """The part of it for one piece."""
+
+
 class Owner(Protocol):
     """Who is told what comes from clients."""
 
     stopping: bool
 
     @property
+    def unhandled(self) -> Pieces: ...
+    @property
     def unsent_is_full(self) -> bool: ...
-    def buffer(self, client: "Client") -> memoryview: ...
     def add(self, client: "Client") -> None: ...
     def receive(self, client: "Client", data: bytes) -> None: ...
     def wait_for_turn(self, client: "Client") -> None: ...
@@ -90,6 +99,8 @@ class Client(Resting, asyncio.BufferedProtocol):
         self._lingering = False
         self.unhandled_bytes = 0
         """Memory of what has come in and is not handled."""
+        self.reads_long = False
+        """A long line of it is read, whatever room there is."""
         self.unsent_bytes = 0
         """Bytes sent since everything had been read: all of them may still be in memory."""
         self._taken_bytes = NOT_SEEN
@@ -109,11 +120,11 @@ class Client(Resting, asyncio.BufferedProtocol):
         self._owner.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        self._buffer = self._owner.buffer(self)
-        return self._buffer
+        unhandled = self._owner.unhandled
+        return unhandled.whole if self.reads_long else unhandled.piece
 
     def buffer_updated(self, nbytes: int) -> None:
-        data = bytes(self._buffer[:nbytes])
+        data = bytes(self._owner.unhandled.whole[:nbytes])
         if not self.ended:
             if self._is_new:
                 self._is_new = False

@@ -58,9 +58,8 @@ class Clients:
         self._intake = Intake(broker)
         self.by_id: dict[int, Client] = {}
         """By the number of the connection."""
-        self._unhandled = Unhandled(broker, self._drop)
-        self.buffer = self._unhandled.buffer
-        self._unsent = Unsent(broker, self.by_id, self._unhandled, self._drop, schedule_flush)
+        self.unhandled = Unhandled(broker, self._drop)
+        self._unsent = Unsent(broker, self.by_id, self.unhandled, self._drop, schedule_flush)
         self._chunks: list[tuple[Client, bytes]] = []
         """What has come in since the last flush, and is not handled yet."""
         self._put_off = OrderedDict[Client, None]()
@@ -121,7 +120,7 @@ class Clients:
         connection.closed = True
         for waiting in (self._put_off, self._overrun):
             waiting.pop(client, None)
-        self._unhandled.count(client)
+        self.unhandled.count(client)
         self._finish(client)
 
     def _finish(self, client: Client) -> None:
@@ -135,11 +134,11 @@ class Clients:
                 self._working[connection] = partial(self._finish, client)
                 return
             if connection.overrun:
-                self._unhandled.count(client)
+                self.unhandled.count(client)
                 self._overrun[client] = None
                 return
             self._broker.disconnect(connection)
-        self._unhandled.leave(client)
+        self.unhandled.leave(client)
         self._gate.leave(client.peer)
 
     def receive(self, client: Client, data: bytes) -> None:
@@ -149,14 +148,15 @@ class Clients:
         self._schedule_flush()
         if len(data) >= LARGE_CHUNK_BYTES or self.turn_bytes >= TURN_BYTES:
             self._flush()
-        elif self._unhandled.cut(len(data)):
-            # An event loop may read several pieces in a turn.
+        elif len(data) == self.unhandled.piece_bytes:
+            # Cut off for lack of room or time: an event loop may read several pieces in a turn.
             client.rest(Hold.TURN)
             self._loop.call_soon(client.resume, Hold.TURN)
 
     def end_turn(self) -> None:
         """The turn of the event loop ends; `handle_chunks` begins the next one."""
-        self._begins, self._unhandled.is_late = True, False
+        self._begins = True
+        self.unhandled.late(False)
 
     def wait_for_turn(self, client: Client) -> None:
         """Go on with its lines in a later turn."""
@@ -165,7 +165,7 @@ class Clients:
             self._overrun[client] = None
         self._schedule_flush()
 
-    def _left(self, chunks: list[tuple[Client, bytes]]) -> Iterator[tuple[Client, bytes]]:
+    def _with_left(self, chunks: list[tuple[Client, bytes]]) -> Iterator[tuple[Client, bytes]]:
         """What is to be handled in this turn: the chunks, and what earlier turns have left."""
         turns, count = self._broker.turns, len(self._overrun)
         if self._starved and count:
@@ -191,13 +191,13 @@ class Clients:
             self._broker.turns.begin()
         records, published_bytes = pending.records, 0
         publishers: list[tuple[Client, int, bool]] = []
-        for client, data in self._left(chunks):
+        for client, data in self._with_left(chunks) if self._put_off or self._overrun else chunks:
             connection = client.connection
-            if connection.closed:
+            if not data and connection.closed:
                 intake.add(connection, data)
                 self._loop.call_soon(self._finish, client)
                 continue
-            if client.ended or (client.rests & ~Hold.TURN and not data):
+            if client.ended or (not data and client.rests & ~Hold.TURN):
                 self._loop.call_soon(client.resume, Hold.TURN)
                 continue
             size = len(data) or sum(map(len, connection.chunks))  # What an earlier turn left.
@@ -213,7 +213,7 @@ class Clients:
                 self._await(client, size)
             has_left = connection.lines or connection.chunks or connection.splitter.tail_bytes
             if has_left or client.unhandled_bytes:
-                self._unhandled.count(client)
+                self.unhandled.count(client)
             if connection.works:
                 client.rest(Hold.TURN)
                 self._working[connection] = partial(client.resume, Hold.TURN)
@@ -226,7 +226,7 @@ class Clients:
                 client.rest(Hold.TURN)
                 self._loop.call_soon(client.resume, Hold.TURN)
         intake.finish()
-        self._unhandled.is_late = self._broker.turns.over
+        self.unhandled.late(self._broker.turns.over)
         if self._put_off or self._overrun:
             self._schedule_flush()
         if pending.records > records and not self._broker.unwritable:

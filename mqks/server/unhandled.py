@@ -37,12 +37,9 @@ class Unhandled:
         self._drop = drop
         self._loop = asyncio.get_running_loop()
         self._bytes_max = broker.settings.unhandled_bytes_max
-        self._whole = memoryview(bytearray(PIECE_BYTES_MAX))
-        """Data come in here, and are copied at once."""
-        self._piece = self._given = self._whole
-        self._late_piece = self._whole[:PIECE_LATE_BYTES_MAX]
-        self.is_late = False
-        """The turn of the event loop is over: all that can be read in it may be much."""
+        self.whole = self.piece = memoryview(bytearray(PIECE_BYTES_MAX))
+        self.piece_bytes = PIECE_BYTES_MAX
+        self._is_late = False
         self._reading: dict[Client, asyncio.TimerHandle] = {}
         """Clients whose long lines are read though there is hardly room, and when that is checked.
         """
@@ -61,15 +58,17 @@ class Unhandled:
         """How much has to go, so that there is room for a while."""
         return self._flow.unhandled_bytes - self._bytes_max // 2
 
-    def buffer(self, client: Client) -> memoryview:
-        """Where the next piece from a client comes in."""
-        piece = self._late_piece if self.is_late else self._piece
-        self._given = self._whole if client in self._reading else piece
-        return self._given
+    def late(self, is_late: bool) -> None:
+        """Whether the turn of the event loop is over: what can be read in it is less then."""
+        if is_late != self._is_late:
+            self._is_late = is_late
+            self._cut()
 
-    def cut(self, size: int) -> bool:
-        """Whether the last piece, which has this size, was cut off: more may have come."""
-        return size == len(self._given) < PIECE_BYTES_MAX
+    def _cut(self) -> None:
+        size = self._flow.piece_bytes
+        if self._is_late:
+            size = min(size, PIECE_LATE_BYTES_MAX)
+        self.piece_bytes, self.piece = size, self.whole[:size]
 
     def count(self, client: Client) -> None:
         """Count what is left of a client's lines."""
@@ -80,8 +79,8 @@ class Unhandled:
         room = self._bytes_max - flow.unhandled_bytes
         size = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, room // ROOM_PIECES))
         if size != flow.piece_bytes:
-            flow.piece_bytes, self._piece = size, self._whole[:size]
-            self._late_piece = self._piece[:PIECE_LATE_BYTES_MAX]
+            flow.piece_bytes = size
+            self._cut()
         is_read = not (client.ended or connection.closed)
         if connection.splitter.tail_bytes < PIECE_BYTES_MIN or not is_read:
             self._forget(client)
@@ -101,6 +100,7 @@ class Unhandled:
     def _forget(self, client: Client) -> None:
         self._waiting.pop(client, None)
         if timer := self._reading.pop(client, None):
+            client.reads_long = False
             timer.cancel()
 
     def _admit(self) -> None:
@@ -114,6 +114,7 @@ class Unhandled:
     def _check_later(self, client: Client) -> None:
         size = client.connection.splitter.tail_bytes
         self._reading[client] = self._loop.call_later(STUCK_S, self._check, client, size)
+        client.reads_long = True
 
     def _check(self, client: Client, began_bytes: int) -> None:
         """Whether it has gone on."""

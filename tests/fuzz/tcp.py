@@ -22,7 +22,7 @@ from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S
 
 MEMORY: Final = "--memory-bytes", "64MiB", "--metadata-bytes-max", "64MiB"
-MEMORY_BYTES_MAX: Final = 600 * 1024 * 1024
+MEMORY_BYTES_MAX: Final = 500 * 1024 * 1024
 """What the server may have resident with these limits, however much comes."""
 CONNECTIONS: Final = 8
 FAULTS: Final = re.compile(r"internal_error|Traceback|critical|lag_s=[1-9]\d", re.I)

@@ -104,12 +104,12 @@ def test_less_memory_means_less_of_what_stands_beside_it(
     memory: str, metadata: int, unacked: int, outboxes: int
 ) -> None:
     given = {"memory_bytes": memory}
-    names = ("metadata_bytes_max", "unacked_bytes_max", "unsent_bytes_max")
+    names = ("metadata_bytes_max", "unacked_bytes_max", "unsent_bytes_max", "unhandled_bytes_max")
 
     settings, places, _ = collect(given, {})
 
     sizes = [getattr(settings, name) // 1024**2 for name in names]
-    assert sizes == [metadata, unacked, outboxes]
+    assert sizes == [metadata, unacked, outboxes, outboxes]
     shrunk = {name for name in names if getattr(settings, name) != SETTINGS[name].default}
     assert {name for name, place in places.items() if place == "memory_bytes"} == shrunk
     told = load(given, {"MQKS_UNACKED_BYTES_MAX": "200MiB"})
