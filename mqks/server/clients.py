@@ -165,19 +165,24 @@ class Clients:
             self._overrun[client] = None
         self._schedule_flush()
 
-    def _with_left(self, chunks: list[tuple[Client, bytes]]) -> Iterator[tuple[Client, bytes]]:
-        """What is to be handled in this turn: the chunks, and what earlier turns have left."""
+    def _with_left(
+        self, chunks: list[tuple[Client, bytes]], *, begins: bool
+    ) -> Iterator[tuple[Client, bytes]]:
+        """What is to be handled in this turn: the chunks, and what earlier turns have left. One at
+        least, if it `begins`."""
         turns, count = self._broker.turns, len(self._overrun)
-        if self._starved and count:
+        if first := self._starved and count > 0:
             yield self._overrun.popitem(last=False)[0], b""
-            count -= 1
-        while self._put_off and not turns.over:
+            begins = False
+        while self._put_off and (begins or not turns.over):
             yield self._put_off.popitem(last=False)[0], b""
+            begins = False
         yield from chunks
-        self._starved = turns.over
-        while count and self._overrun and not turns.over:
+        begins = begins and not chunks
+        self._starved = turns.over and not first
+        while count > first and self._overrun and (begins or not turns.over):
             yield self._overrun.popitem(last=False)[0], b""
-            count -= 1
+            count, begins = count - 1, False
 
     def handle_chunks(self) -> None:
         """Handle what has come in, in its order. What many connections publish to the same queues
@@ -185,16 +190,18 @@ class Clients:
         if not (self._chunks or self._put_off or self._overrun):
             return
         chunks, self._chunks = self._chunks, []
-        intake, pending = self._intake, self._broker.pending
-        if self._begins:
-            self._begins = False
-            self._broker.turns.begin()
+        intake, pending, turns = self._intake, self._broker.pending, self._broker.turns
+        begins, self._begins = self._begins, False
+        if begins:
+            turns.begin()
         records, published_bytes = pending.records, 0
         publishers: list[tuple[Client, int, bool]] = []
-        for client, data in self._with_left(chunks) if self._put_off or self._overrun else chunks:
+        has_left = self._put_off or self._overrun
+        for client, data in self._with_left(chunks, begins=begins) if has_left else chunks:
             connection = client.connection
             if not data and connection.closed:
-                intake.add(connection, data)
+                intake.add(connection, data, waits=not begins and turns.over)
+                begins = False
                 self._loop.call_soon(self._finish, client)
                 continue
             if client.ended or (not data and client.rests & ~Hold.TURN):
@@ -202,7 +209,9 @@ class Clients:
                 continue
             size = len(data) or sum(map(len, connection.chunks))  # What an earlier turn left.
             changes, unconfirmed = pending.changes, connection.unconfirmed
-            had_turn = intake.add(connection, data)
+            waits = not begins and turns.over
+            begins = False
+            intake.add(connection, data, waits=waits)
             if client.stranger or connection.awaits_login or connection.expelled:
                 self._check_auth(client)
             confirms = connection.unconfirmed > unconfirmed
@@ -211,13 +220,13 @@ class Clients:
                 publishers.append((client, size, confirms))
             elif confirms or pending.changes > changes:
                 self._await(client, size)
-            has_left = connection.lines or connection.chunks or connection.splitter.tail_bytes
-            if has_left or client.unhandled_bytes:
+            is_left = connection.lines or connection.chunks or connection.splitter.tail_bytes
+            if is_left or client.unhandled_bytes:
                 self.unhandled.count(client)
             if connection.works:
                 client.rest(Hold.TURN)
                 self._working[connection] = partial(client.resume, Hold.TURN)
-            elif not had_turn:
+            elif waits and connection.overrun:
                 client.rest(Hold.TURN)
                 self._put_off[client] = None
             elif connection.overrun:
@@ -226,7 +235,7 @@ class Clients:
                 client.rest(Hold.TURN)
                 self._loop.call_soon(client.resume, Hold.TURN)
         intake.finish()
-        self.unhandled.late(self._broker.turns.over)
+        self.unhandled.late(turns.over)
         if self._put_off or self._overrun:
             self._schedule_flush()
         if pending.records > records and not self._broker.unwritable:

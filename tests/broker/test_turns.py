@@ -119,7 +119,11 @@ def test_many_connections_share_one_turn() -> None:
     world.send("k0", b"s subscribe q e\n")
     world.broker.turns.begin()
     for name in names:
-        world.intake.add(world.connection(name), b"p ping\nm publish --confirm e a\n")
+        world.intake.add(
+            world.connection(name),
+            b"p ping\nm publish --confirm e a\n",
+            waits=world.broker.turns.over,
+        )
     world.intake.finish()
     left = [name for name in names if world.connection(name).overrun]
     assert 0 < len(left) < 50

@@ -50,7 +50,7 @@ class BareWorld(Played):
         """The chunks of one turn of the server."""
         self.broker.turns.begin()
         for name, data in chunks:
-            self.intake.add(self.connection(name), data)
+            self.intake.add(self.connection(name), data, waits=self.broker.turns.over)
         self.intake.finish()
         self._settle()
         for name in dict.fromkeys(name for name, _ in chunks):

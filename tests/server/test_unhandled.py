@@ -14,7 +14,7 @@ from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 import pytest
 
 from mqks.limits import LONG_LINES_READ
-from mqks.server import unhandled
+from mqks.server import running, unhandled
 from mqks.testing import Broker
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
@@ -170,3 +170,34 @@ def test_who_does_not_go_on_with_a_line_is_disconnected(
             closed += 1
         assert LONG_LINES_READ <= closed < len(clients)
         assert other.stats()["connections"] == 1 + len(clients) - closed
+
+
+@loops
+def test_turns_end_whoever_has_sent_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    """Each turn is over at once, so in each only one connection is handled, and its rest waits."""
+    monkeypatch.setattr(running, "CHUNK_S", -1.0)
+    lines = [b"%d publish --confirm e x\n%d ping y\n" % (number, number) for number in range(150)]
+    large = [b"".join(lines) + b"q%d purge --confirm none\n" % number for number in range(30)]
+    with (
+        Broker(tmp_path / "mqks.db", uvloop=loop == "--uvloop") as broker,
+        LineClient(address := ("127.0.0.1", broker.port)) as other,
+        senders(address, large) as clients,
+    ):
+        assert other.ask(b"s subscribe --confirm q e") == b"s ok "
+        pump(clients, reads=False, seconds=0.1)
+        with senders(address, large) as gone:
+            pump(gone, reads=False, seconds=0.1)
+        for number in range(20):
+            assert other.ask(b"p ping %d" % number) == b"p ok %d" % number
+        pump(clients, reads=True, seconds=1.0)
+        for client in clients:
+            got = client.got.splitlines()
+            assert [each for each in got if each.endswith(b"y")] == [
+                b"%d ok y" % number for number in range(150)
+            ]
+            assert sorted(got) == sorted({*got})
+            assert len(got) == 301
+        until(lambda: other.stats()["messages_ready"] == 60 * 150)
+        until(lambda: other.stats()["connections"] == 31)

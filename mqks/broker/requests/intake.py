@@ -81,7 +81,7 @@ class Intake:
         the connection must be closed, and `connection.overrun` if this must be called again, even
         without new bytes."""
         self._turns.begin()
-        self._add(connection, data)
+        self.add(connection, data)
         self.finish()
 
     def finish(self) -> None:
@@ -90,22 +90,18 @@ class Intake:
             self._gathered = 0
             self._publishing.gathering.flush()
 
-    def add(self, connection: Connection, data: bytes) -> bool:
-        """The same for one of several connections in a turn that has begun: when the turn is over,
-        what has come in waits for the next one; then it returns False. Messages may stay gathered
-        until `finish`, which must follow in the same turn: those of many connections are published
-        in one step."""
-        return self._add(connection, data, waits=self._turns.over)
-
-    def _add(self, connection: Connection, data: bytes, waits: bool = False) -> bool:
+    def add(self, connection: Connection, data: bytes, *, waits: bool = False) -> None:
+        """The same for one of several connections in a turn that has begun: if it is over, what has
+        come in `waits` for the next one. Messages may stay gathered until `finish`, which must
+        follow in the same turn: those of many connections are published in one step."""
         self.publishes = False
         if data and not connection.expelled:
             connection.chunks.append(data)
         if connection.works or connection.awaits_login:
-            return True
+            return
         if waits:
             connection.overrun = True
-            return False
+            return
         connection.overrun, connection.eval_steps = False, None
         while not connection.waits:
             if connection.lines and is_of_transaction(connection):
@@ -124,7 +120,6 @@ class Intake:
                 connection.lines = self._split(connection)
             else:
                 break
-        return True
 
     @staticmethod
     def _split(connection: Connection) -> list[bytes]:
