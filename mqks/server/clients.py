@@ -154,7 +154,7 @@ class Clients:
             self._loop.call_soon(client.resume, Hold.TURN)
 
     def end_turn(self) -> None:
-        """The turn of the event loop ends; `handle_chunks` begins the next one."""
+        """A turn of the event loop ends; `handle_chunks` begins the next one."""
         self._begins = True
         self.unhandled.late(False)
 
@@ -170,19 +170,21 @@ class Clients:
     ) -> Iterator[tuple[Client, bytes]]:
         """What is to be handled in this turn: the chunks, and what earlier turns have left. One at
         least, if it `begins`."""
-        turns, count = self._broker.turns, len(self._overrun)
-        if first := self._starved and count > 0:
+        turns, count, is_first = self._broker.turns, len(self._overrun), begins
+        was_starved = begins and self._starved and count > 0
+        if was_starved:
             yield self._overrun.popitem(last=False)[0], b""
-            begins = False
-        while self._put_off and (begins or not turns.over):
+            count, is_first = count - 1, False
+        while self._put_off and (is_first or not turns.over):
             yield self._put_off.popitem(last=False)[0], b""
-            begins = False
+            is_first = False
         yield from chunks
-        begins = begins and not chunks
-        self._starved = turns.over and not first
-        while count > first and self._overrun and (begins or not turns.over):
+        is_first = is_first and not chunks
+        if begins:
+            self._starved = turns.over and not was_starved
+        while count and self._overrun and (is_first or not turns.over):
             yield self._overrun.popitem(last=False)[0], b""
-            count, begins = count - 1, False
+            count, is_first = count - 1, False
 
     def handle_chunks(self) -> None:
         """Handle what has come in, in its order. What many connections publish to the same queues

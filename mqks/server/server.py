@@ -147,8 +147,8 @@ class Server:
 
     def _end_turn(self) -> None:
         self._flush_scheduled = False
-        self._clients.end_turn()
         self._flush()
+        self._clients.end_turn()
 
     def _flush(self) -> None:
         """Send the replies of this turn, and schedule the remaining work."""
