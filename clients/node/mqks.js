@@ -306,7 +306,8 @@ class Connection {
     if (rest.startsWith('error ')) {
       const errorId = rest.slice(6)
       this.settle(id, () => call.reject(new MqksError('REFUSED', `the server refused the request, error ${errorId}`, errorId)))
-    } else {
+    } else if (!rest.startsWith('ok ')) throw new MqksError('PROTOCOL', `a reply is neither ok nor an error: ${rest.slice(0, 100)}`)
+    else {
       const answer = each.subarray(at + 4)
       if (call.isMany && !/^--end( |$)/.test(answer.toString('latin1', 0, 6))) call.lines.push(answer)
       else this.settle(id, () => call.resolve(call.isMany ? call.lines : answer))

@@ -62,6 +62,19 @@ test('data of every kind arrive', async () => {
   await client.close()
 })
 
+test('a reply that is neither ok nor an error ends the client', async () => {
+  const server = net.createServer((socket) => {
+    socket.on('error', () => {}).on('data', (data) => {
+      const ids = data.toString().trim().split('\n').map((each) => each.split(' '))
+      for (const [id, action] of ids) socket.write(`${id} ${action === 'ping' ? 'ok hello' : 'what'}\n`)
+    })
+  })
+  await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve))
+  ended.push({ close: () => server.close() })
+  const client = await connect(`mqks://127.0.0.1:${server.address().port}`, QUICK)
+  await assert.rejects(client.publish('e', 'x'), { code: 'PROTOCOL', message: 'a reply is neither ok nor an error: what' })
+})
+
 test('what a message is published with is told', async () => {
   const client = await connect(URL_)
   const q = unique()
