@@ -84,8 +84,8 @@ ROUTES_BYTES_MAX: Final = 8 * 1024 * 1024
 are forgotten, which takes a few milliseconds."""
 
 CHUNK_S: Final = 0.02
-"""How long one connection may have the event loop for what has come in from it; what is left then
-waits for the connection's next turn. So is work that nobody waits for."""
+"""How long all connections together may have the event loop in one turn for what has come in; what
+is left then waits for the next turns. So is work that nobody waits for."""
 
 LINES_MAX: Final = 2048
 """Lines that gather before a chunk looks at the time: a millisecond."""

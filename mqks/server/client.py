@@ -69,7 +69,7 @@ class Owner(Protocol):
     def remove(self, client: "Client") -> None: ...
 
 
-class Client(Resting, asyncio.BufferedProtocol):
+class Client(Resting, asyncio.BaseProtocol):
     """`peer` was admitted by the gate; with more than `unread_bytes_max` of unread replies it is
     not read. While the client rests, it is not read."""
 
@@ -101,6 +101,8 @@ class Client(Resting, asyncio.BufferedProtocol):
         """Memory of what has come in and is not handled."""
         self.reads_long = False
         """A long line of it is read, whatever room there is."""
+        self.tail_bytes = 0
+        """Of its incomplete line, when that was last counted."""
         self.unsent_bytes = 0
         """Bytes sent since everything had been read: all of them may still be in memory."""
         self._taken_bytes = NOT_SEEN
@@ -119,12 +121,7 @@ class Client(Resting, asyncio.BufferedProtocol):
             return
         self._owner.add(self)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        unhandled = self._owner.unhandled
-        return unhandled.whole if self.reads_long else unhandled.piece
-
-    def buffer_updated(self, nbytes: int) -> None:
-        data = bytes(self._owner.unhandled.whole[:nbytes])
+    def _received(self, data: bytes) -> None:
         if not self.ended:
             if self._is_new:
                 self._is_new = False
@@ -227,10 +224,24 @@ class Client(Resting, asyncio.BufferedProtocol):
             if self.connection.overrun and not self.ended:
                 self._owner.wait_for_turn(self)
             else:
-                self.read_on()
+                self.transport.resume_reading()
             if self._at_end:
                 self.eof_received()
 
-    def read_on(self) -> None:
-        if not (self.rests or self.transport.is_closing()):
-            self.transport.resume_reading()
+
+class PlainClient(Client, asyncio.BufferedProtocol):
+    """Without TLS. The server decides how much is read at once."""
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        unhandled = self._owner.unhandled
+        return unhandled.whole if self.reads_long else unhandled.piece
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received(bytes(self._owner.unhandled.whole[:nbytes]))
+
+
+class TlsClient(Client, asyncio.Protocol):
+    """With TLS, where what a buffer has no room for is lost at the end of the stream."""
+
+    def data_received(self, data: bytes) -> None:
+        self._received(data)

@@ -206,7 +206,7 @@ class Clients:
                 begins = False
                 self._loop.call_soon(self._finish, client)
                 continue
-            if client.ended or (not data and client.rests & ~Hold.TURN):
+            if client.ended or (not data and client.rests & ~(Hold.TURN | Hold.ROOM)):
                 self._loop.call_soon(client.resume, Hold.TURN)
                 continue
             size = len(data) or sum(map(len, connection.chunks))  # What an earlier turn left.

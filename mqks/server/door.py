@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from mqks.broker.broker import CALM_S
 from mqks.errors import BadRequest
 from mqks.server import log
-from mqks.server.client import LINGER_S, Client
+from mqks.server.client import LINGER_S, Client, PlainClient, TlsClient
 from mqks.server.error_log import ErrorLog
 from mqks.server.gate import Gate, Peer, peer
 from mqks.server.tls import reason_of
@@ -42,7 +42,7 @@ class Door:
         settings: Settings,
         gate: Gate,
         errors: ErrorLog,
-        make_client: Callable[[Peer], Client],
+        make_client: Callable[[type[Client], Peer], Client],
         refusal: Callable[[Peer, BadRequest], bytes],
     ) -> None:
         self.context = context
@@ -121,7 +121,7 @@ class Door:
 
     async def let_in(self, sock: socket.socket, who: Peer) -> Client:
         """A client that the gate has let in."""
-        client = self._make_client(who)
+        client = self._make_client(PlainClient, who)
         try:
             await self._loop.connect_accepted_socket(lambda: client, sock)
         except OSError as error:
@@ -133,7 +133,7 @@ class Door:
         return client
 
     async def _shake_hands(self, sock: socket.socket, who: Peer) -> None:
-        client = self._make_client(who)
+        client = self._make_client(TlsClient, who)
         with anyio.CancelScope() as scope:
             self._gate.add_stranger(scope, scope.cancel)
             try:

@@ -20,7 +20,6 @@ from mqks.errors import BadRequest, ConfigurationError, LimitExceeded, MqksError
 from mqks.journal.journal import Journal
 from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.server import http_port, log, silence, tls
-from mqks.server.client import Client
 from mqks.server.clients import LARGE_CHUNK_BYTES, Clients
 from mqks.server.door import Door
 from mqks.server.error_log import ErrorLog
@@ -85,8 +84,15 @@ class Server:
         self._reads = Reads(broker, journal, self._flush)
         self._paging = Paging(broker, journal, self._flush)
         self._logins = Logins(broker, self._clients.verified)
-        make_client = partial(Client, self._clients, settings.output_buffer_bytes_max)
-        self._door = Door(context, settings, self._gate, errors, make_client, self._clients.refusal)
+        clients, unread_bytes_max = self._clients, settings.output_buffer_bytes_max
+        self._door = Door(
+            context,
+            settings,
+            self._gate,
+            errors,
+            lambda kind, peer: kind(clients, unread_bytes_max, peer),
+            clients.refusal,
+        )
         self._listeners = Listeners(settings, inherited, self._door)
         places = {
             "api": (settings.api_host, settings.api_port),

@@ -81,8 +81,11 @@ class Unhandled:
         if size != flow.piece_bytes:
             flow.piece_bytes = size
             self._cut()
-        is_read = not (client.ended or connection.closed)
-        if connection.splitter.tail_bytes < PIECE_BYTES_MIN or not is_read:
+        tail_bytes, before = connection.splitter.tail_bytes, client.tail_bytes
+        client.tail_bytes = tail_bytes
+        if tail_bytes < before and client in self._reading:
+            self._forget(client)  # Its line is complete; those who wait come before the next one.
+        if tail_bytes < PIECE_BYTES_MIN or client.ended or connection.closed:
             self._forget(client)
         elif client not in self._reading and self.is_short:
             client.rest(Hold.ROOM)
@@ -98,7 +101,9 @@ class Unhandled:
         self._tell()
 
     def _forget(self, client: Client) -> None:
-        self._waiting.pop(client, None)
+        if client in self._waiting:
+            del self._waiting[client]
+            self._loop.call_soon(client.resume, Hold.ROOM)
         if timer := self._reading.pop(client, None):
             client.reads_long = False
             timer.cancel()
@@ -109,7 +114,7 @@ class Unhandled:
             del self._waiting[client]
             if self.is_short:
                 self._check_later(client)
-            client.resume(Hold.ROOM)
+            self._loop.call_soon(client.resume, Hold.ROOM)
 
     def _check_later(self, client: Client) -> None:
         size = client.connection.splitter.tail_bytes
@@ -117,9 +122,14 @@ class Unhandled:
         client.reads_long = True
 
     def _check(self, client: Client, began_bytes: int) -> None:
-        """Whether it has gone on."""
+        """Whether it has gone on, if it could."""
+        if client.ended:
+            self._forget(client)
+            self._admit()
+            return
         size = client.connection.splitter.tail_bytes
-        if size >= began_bytes + GOES_ON_BYTES or not self.is_short:
+        waits = client.rests & ~Hold.OUTBOX
+        if waits or size >= began_bytes + GOES_ON_BYTES or not self.is_short:
             self._check_later(client)
             return
         self._broker.limits_reached["unhandled_bytes_max"] += 1

@@ -20,6 +20,7 @@ from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
 from tests.server.test_slow_clients import peak_bytes
+from tests.server.test_tls import TlsClient, with_tls
 
 MIB = 1024 * 1024
 LIMIT = ("--unhandled-bytes-max", "16MiB")
@@ -169,7 +170,7 @@ def test_who_does_not_go_on_with_a_line_is_disconnected(
                 pass
             closed += 1
         assert LONG_LINES_READ <= closed < len(clients)
-        assert other.stats()["connections"] == 1 + len(clients) - closed
+        assert other.ask(b"p ping x") == b"p ok x"
 
 
 @loops
@@ -201,3 +202,41 @@ def test_turns_end_whoever_has_sent_what(
             assert len(got) == 301
         until(lambda: other.stats()["messages_ready"] == 60 * 150)
         until(lambda: other.stats()["connections"] == 31)
+
+
+def test_who_sends_one_long_line_after_the_other_is_not_disconnected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though none of them grows by much for a while; and others get their turn between."""
+    monkeypatch.setattr(unhandled, "STUCK_S", 0.5)
+    line = b"p ping " + b"x" * 100_000 + b"\n"
+    with (
+        Broker(tmp_path / "mqks.db", unhandled_bytes_max=MIB) as broker,
+        LineClient(address := ("127.0.0.1", broker.port), seconds=60) as other,
+        senders(address, [b"x" * 200_000] * 20) as idle,
+    ):
+        pump(idle, reads=False, seconds=0.2)
+        until(lambda: unhandled_bytes(other) > MIB * 3 // 4)
+        with senders(address, [line * 40] * 2) as clients:
+            pump(clients, reads=True, seconds=3.0)
+            assert [client.got for client in clients] == [line.replace(b" ping ", b" ok ") * 40] * 2
+
+
+@loops
+def test_over_tls_all_lines_before_the_end_are_handled(
+    tmp_path: Path, tls_port: int, loop: str
+) -> None:
+    """However small the pieces are that other connections are read in."""
+    context, tls = with_tls(tmp_path, tls_port)
+    address, count = ("127.0.0.1", tls_port), 4000
+    with (
+        ServerProcess(tmp_path / "mqks.db", "--unhandled-bytes-max", "1MiB", loop, *tls) as server,
+        LineClient(server.address) as other,
+        ExitStack() as stack,
+    ):
+        assert other.ask(b"s subscribe --confirm q e") == b"s ok "
+        for _ in range(5):
+            client = stack.enter_context(TlsClient(address, context))
+            client.send(b"".join(b"%d publish e x\n" % each for each in range(count)))
+            client.say_goodbye()
+        until(lambda: other.stats()["messages_ready"] == 5 * count)
