@@ -120,13 +120,13 @@ class Clients:
         connection.closed = True
         for waiting in (self._put_off, self._overrun):
             waiting.pop(client, None)
-        self.unhandled.count(client)
         self._finish(client)
 
     def _finish(self, client: Client) -> None:
         """A client has disconnected: its earlier requests are still carried out, in turns, and
         nothing more is delivered to it. Until then it counts at the gate."""
         connection = client.connection
+        self.unhandled.count(client)
         if not self.stopping:
             connection.rest(Slow.END)
             self._schedule_flush()
@@ -134,7 +134,6 @@ class Clients:
                 self._working[connection] = partial(self._finish, client)
                 return
             if connection.overrun:
-                self.unhandled.count(client)
                 self._overrun[client] = None
                 return
             self._broker.disconnect(connection)
@@ -201,9 +200,9 @@ class Clients:
         has_left = self._put_off or self._overrun
         for client, data in self._with_left(chunks, begins=begins) if has_left else chunks:
             connection = client.connection
+            waits, begins = not begins and turns.over, False
             if not data and connection.closed:
-                intake.add(connection, data, waits=not begins and turns.over)
-                begins = False
+                intake.add(connection, data, waits=waits)
                 self._loop.call_soon(self._finish, client)
                 continue
             if client.ended or (not data and client.rests & ~(Hold.TURN | Hold.ROOM)):
@@ -211,8 +210,6 @@ class Clients:
                 continue
             size = len(data) or sum(map(len, connection.chunks))  # What an earlier turn left.
             changes, unconfirmed = pending.changes, connection.unconfirmed
-            waits = not begins and turns.over
-            begins = False
             intake.add(connection, data, waits=waits)
             if client.stranger or connection.awaits_login or connection.expelled:
                 self._check_auth(client)
