@@ -5,7 +5,6 @@ The tests of one file run in one process, in their order, and all that start a J
 """
 
 import os
-import random
 import shutil
 import signal
 import socket
@@ -35,11 +34,6 @@ SCHEMAS = count(1)
 
 DISK_BYTES = 2**30
 """What the tests write at a time, with room to spare; a server refuses publishes on a full disk."""
-
-
-def pytest_configure() -> None:
-    # Processes that share the tests must agree on their names, and some of these show a set.
-    os.environ.setdefault("PYTHONHASHSEED", str(random.randrange(2**32)))
 
 
 def pytest_sessionstart() -> None:

@@ -204,7 +204,7 @@ CASES: list[tuple[bytes, set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("line", "allowed"), CASES, ids=lambda case: str(case))
+@pytest.mark.parametrize(("line", "allowed"), CASES, ids=[str(line) for line, _ in CASES])
 def test_what_each_user_may_do(
     server: ServerProcess, client: LineClient, line: bytes, allowed: set[str]
 ) -> None:
