@@ -322,6 +322,15 @@ PIECE_BYTES_MIN: Final = 1024
 PIECE_LATE_BYTES_MAX: Final = 16 * 1024
 """The same when the turn of the event loop is over."""
 
+TLS_PIECE_BYTES_MAX: Final = 128 * 1024
+"""What is read from a connection with TLS at once: in records of one byte that takes 12 ms."""
+
+TLS_EMPTY_RECORDS_MAX: Final = 16
+"""TLS records without data, such as new keys, from a connection in `TLS_EMPTY_RECORDS_S`: each
+takes 0.1 ms."""
+
+TLS_EMPTY_RECORDS_S: Final = 60.0
+
 LONG_LINES_READ: Final = 8
 """Lines longer than `PIECE_BYTES_MIN` which are read in the same time when there is hardly room."""
 

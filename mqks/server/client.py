@@ -19,8 +19,6 @@ LINGER_S = 2.0
 NOT_SEEN = -1
 TLS_HELLO = b"\x16\x03"
 """How a client begins that takes the port for one with TLS."""
-TLS_WRITE_BYTES = 64 * 1024
-"""A larger write would exceed the limits of a TLS transport, which would not report its size."""
 CLOSE_S = 10.0
 """How long a connection that sends no more may leave its last replies unread."""
 
@@ -48,6 +46,7 @@ class Pieces(Protocol):
     whole: memoryview
     piece: memoryview
     """The part of it for one piece."""
+    piece_bytes: int
 
 
 class Owner(Protocol):
@@ -60,7 +59,7 @@ class Owner(Protocol):
     @property
     def unsent_is_full(self) -> bool: ...
     def add(self, client: "Client") -> None: ...
-    def receive(self, client: "Client", data: bytes) -> None: ...
+    def receive(self, client: "Client", data: bytes, read_bytes: int, *, is_cut: bool) -> None: ...
     def wait_for_turn(self, client: "Client") -> None: ...
     def handle_chunks(self) -> None: ...
     def refuse_tls(self, client: "Client") -> None: ...
@@ -69,9 +68,10 @@ class Owner(Protocol):
     def remove(self, client: "Client") -> None: ...
 
 
-class Client(Resting, asyncio.BaseProtocol):
+class Client(Resting, asyncio.BufferedProtocol):
     """`peer` was admitted by the gate; with more than `unread_bytes_max` of unread replies it is
-    not read. While the client rests, it is not read."""
+    not read. While the client rests, it is not read. The server decides how much is read at once.
+    """
 
     connection: Connection
     transport: asyncio.Transport
@@ -89,7 +89,6 @@ class Client(Resting, asyncio.BaseProtocol):
         self._lingering_bytes = 0
         self._is_new = True
         """Nothing has come from it."""
-        self._tls = False
         self._at_end = False
         """It has closed its sending side."""
         self.ended = False
@@ -114,21 +113,29 @@ class Client(Resting, asyncio.BaseProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.made = True
-        self._tls = transport.get_extra_info("ssl_object") is not None
         if self._owner.stopping:  # Accepted while the listeners closed.
             self.ended = True
             self.transport.abort()
             return
         self._owner.add(self)
 
-    def _received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        unhandled = self._owner.unhandled
+        return unhandled.whole if self.reads_long else unhandled.piece
+
+    def buffer_updated(self, nbytes: int) -> None:
+        unhandled = self._owner.unhandled
+        is_cut = nbytes == unhandled.piece_bytes
+        self._received(bytes(unhandled.whole[:nbytes]), nbytes, is_cut=is_cut)
+
+    def _received(self, data: bytes, read_bytes: int, *, is_cut: bool) -> None:
         if not self.ended:
             if self._is_new:
                 self._is_new = False
-                if data.startswith(TLS_HELLO) and not self._tls:
+                if data.startswith(TLS_HELLO):
                     self._owner.refuse_tls(self)
                     return
-            self._owner.receive(self, data)
+            self._owner.receive(self, data, read_bytes, is_cut=is_cut)
             return
         self._lingering_bytes += len(data)
         if self._lingering_bytes > LINGER_BYTES_MAX:
@@ -138,10 +145,9 @@ class Client(Resting, asyncio.BaseProtocol):
         self._at_end = True
         # What came before the end; of that, what a turn leaves comes before the end, too.
         self._owner.handle_chunks()
-        # TLS has no half-closed connections: there the rest is done when the connection is lost.
         if not (self.ended or self.connection.waits or self.connection.works):
             self._owner.end_of_stream(self)
-        return not self._tls
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         if hasattr(self, "connection"):
@@ -163,26 +169,26 @@ class Client(Resting, asyncio.BaseProtocol):
         A client that broke the rules may still be sending: closing with unread bytes in the
         socket would reset the connection before it has read why.
         """
-        if self.lingers:
-            if not self._lingering:
-                self._lingering = True
-                asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)
-                if self.transport.can_write_eof():
-                    self.transport.write_eof()
-                else:
-                    # TLS continues to read until the peer has closed, too.
-                    self.transport.close()
-            return
+        if not self.lingers:
+            self.hang_up()
+        elif not self._lingering:
+            self._lingering = True
+            asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)
+            self._say_end()
+            self.transport.write_eof()
+
+    def hang_up(self) -> None:
+        """Close when what was written is sent."""
+        self._say_end()
         self.transport.close()
+
+    def _say_end(self) -> None:
+        """Tell the client that nothing more comes, if there is a way."""
 
     def send(self, data: bytes) -> None:
         """Write bytes to the socket; `paused` shows whether they were accepted at once."""
         self.unsent_bytes += len(data)
-        if self._tls:
-            for start in range(0, len(data), TLS_WRITE_BYTES):
-                self.transport.write(data[start : start + TLS_WRITE_BYTES])
-        else:
-            self.transport.write(data)
+        self.transport.write(data)
         if self.paused and (
             self._owner.unsent_is_full or self.waiting_bytes > self._unread_bytes_max
         ):
@@ -227,21 +233,3 @@ class Client(Resting, asyncio.BaseProtocol):
                 self.transport.resume_reading()
             if self._at_end:
                 self.eof_received()
-
-
-class PlainClient(Client, asyncio.BufferedProtocol):
-    """Without TLS. The server decides how much is read at once."""
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        unhandled = self._owner.unhandled
-        return unhandled.whole if self.reads_long else unhandled.piece
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._received(bytes(self._owner.unhandled.whole[:nbytes]))
-
-
-class TlsClient(Client, asyncio.Protocol):
-    """With TLS, where what a buffer has no room for is lost at the end of the stream."""
-
-    def data_received(self, data: bytes) -> None:
-        self._received(data)

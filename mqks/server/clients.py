@@ -140,15 +140,16 @@ class Clients:
         self.unhandled.leave(client)
         self._gate.leave(client.peer)
 
-    def receive(self, client: Client, data: bytes) -> None:
-        """Handle a chunk with all others of this turn; a large one, or very many, now."""
+    def receive(self, client: Client, data: bytes, read_bytes: int, *, is_cut: bool) -> None:
+        """Handle a chunk with all others of this turn; a large one, or very many, now. It was read
+        as `read_bytes`; if that `is_cut`, for lack of room or time, more may have come."""
         self._chunks.append((client, data))
-        self.turn_bytes += len(data)
+        self.turn_bytes += read_bytes
         self._schedule_flush()
-        if len(data) >= LARGE_CHUNK_BYTES or self.turn_bytes >= TURN_BYTES:
+        if read_bytes >= LARGE_CHUNK_BYTES or self.turn_bytes >= TURN_BYTES:
             self._flush()
-        elif len(data) == self.unhandled.piece_bytes:
-            # Cut off for lack of room or time: an event loop may read several pieces in a turn.
+        if is_cut and not client.rests & Hold.TURN:
+            # An event loop may read several pieces in a turn.
             client.rest(Hold.TURN)
             self._loop.call_soon(client.resume, Hold.TURN)
 
@@ -357,7 +358,7 @@ class Clients:
         """Disconnect a client at once; its unread replies are lost."""
         if not client.ended:
             client.ended = True
-            client.transport.write(self.refusal(client.peer, failure))
+            client.send(self.refusal(client.peer, failure))
         client.transport.abort()
 
     def end_of_stream(self, client: Client) -> None:
@@ -414,8 +415,8 @@ class Clients:
                 self._drop(client, failure)
             else:
                 client.ended = True
-                client.transport.write(self.refusal(client.peer, failure))
-                client.transport.close()
+                client.send(self.refusal(client.peer, failure))
+                client.hang_up()
                 self._loop.call_later(LINGER_S, client.transport.abort)
             await anyio.lowlevel.checkpoint()
 
@@ -488,4 +489,4 @@ class Clients:
 
     def close(self) -> None:
         for client in list(self.by_id.values()):
-            client.transport.close()
+            client.hang_up()

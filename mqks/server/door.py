@@ -10,18 +10,19 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 
-import anyio
 from anyio.abc import TaskGroup
 
 from mqks.broker.broker import CALM_S
 from mqks.errors import BadRequest
 from mqks.server import log
-from mqks.server.client import LINGER_S, Client, PlainClient, TlsClient
+from mqks.server.client import Client, Owner
 from mqks.server.error_log import ErrorLog
 from mqks.server.gate import Gate, Peer, peer
 from mqks.server.tls import reason_of
+from mqks.server.tls_client import TlsClient
 from mqks.settings import Settings
 
 ACCEPTED_SHARE = 16
@@ -33,8 +34,8 @@ PAUSE_S = 0.1
 
 
 class Door:
-    """`make_client` gets a peer that `gate` has admitted; `refusal` gets one that it has not, and
-    returns the reply."""
+    """Clients are the `owner`'s; `refusal` gets a peer that the gate has not admitted, and returns
+    the reply."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Door:
         settings: Settings,
         gate: Gate,
         errors: ErrorLog,
-        make_client: Callable[[type[Client], Peer], Client],
+        owner: Owner,
         refusal: Callable[[Peer, BadRequest], bytes],
     ) -> None:
         self.context = context
@@ -52,17 +53,19 @@ class Door:
         self._settings = settings
         self._gate = gate
         self._errors = errors
-        self._make_client = make_client
+        self._owner = owner
         self._refusal = refusal
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[socket.socket, Callable[[], None]] = {}
+        self._handshakes: dict[TlsClient, asyncio.TimerHandle] = {}
+        """Handshakes that are not done, and when they have taken too long."""
         self._told_s = -CALM_S
 
     def open(self, listener: socket.socket, tasks: TaskGroup, *, with_tls: bool) -> None:
         """Start to accept. `close` closes the listener."""
         listener.setblocking(False)
         accepted_max = max(ACCEPTED_MIN, self._settings.connections_max // ACCEPTED_SHARE)
-        let_in = self._shake_hands if with_tls else self.let_in
+        let_in = partial(self.let_in, with_tls=with_tls)
 
         def accept() -> None:
             for _ in range(accepted_max):
@@ -92,6 +95,8 @@ class Door:
             listener, _ = self._listeners.popitem()
             self._loop.remove_reader(listener)
             listener.close()
+        for client in self._handshakes:
+            client.transport.abort()
 
     def _pause(self, listener: socket.socket, error: OSError) -> None:
         """Neither spin until a descriptor is free, nor wait for a client to leave."""
@@ -119,9 +124,12 @@ class Door:
             except OSError:
                 return  # It has disconnected already.
 
-    async def let_in(self, sock: socket.socket, who: Peer) -> Client:
+    async def let_in(self, sock: socket.socket, who: Peer, *, with_tls: bool = False) -> Client:
         """A client that the gate has let in."""
-        client = self._make_client(PlainClient, who)
+        make: Callable[[Owner, int, Peer], Client] = Client
+        if with_tls and self.context:
+            make = partial(TlsClient, self, self.context)
+        client = make(self._owner, self._settings.output_buffer_bytes_max, who)
         try:
             await self._loop.connect_accepted_socket(lambda: client, sock)
         except OSError as error:
@@ -132,25 +140,31 @@ class Door:
                 self._gate.leave(who)
         return client
 
-    async def _shake_hands(self, sock: socket.socket, who: Peer) -> None:
-        client = self._make_client(TlsClient, who)
-        with anyio.CancelScope() as scope:
-            self._gate.add_stranger(scope, scope.cancel)
-            try:
-                await self._loop.connect_accepted_socket(
-                    lambda: client,
-                    sock,
-                    ssl=self.context,
-                    ssl_handshake_timeout=self._settings.auth_timeout_s,
-                    ssl_shutdown_timeout=LINGER_S,
-                )
-            except (OSError, ValueError) as error:
-                # ValueError: names in the peer's certificate that are not text.
-                self._tell(who, error)
-            finally:
-                self._gate.remove_stranger(scope)
-                if not client.made:
-                    self._gate.leave(who)
+    # -- handshakes
+
+    def begin_handshake(self, client: TlsClient) -> None:
+        if self._owner.stopping:  # Accepted while the listeners closed.
+            client.transport.abort()
+            return
+        self._gate.add_stranger(client, client.transport.abort)
+        seconds = self._settings.auth_timeout_s
+        late = TimeoutError(f"the handshake took longer than {seconds:g} s (auth_timeout_s)")
+        self._handshakes[client] = self._loop.call_later(seconds, self.fail_tls, client, late)
+
+    def end_handshake(self, client: TlsClient) -> None:
+        """It is done, or the connection has ended."""
+        self._gate.remove_stranger(client)
+        if timer := self._handshakes.pop(client, None):
+            timer.cancel()
+
+    def fail_tls(self, client: TlsClient, error: Exception) -> None:
+        self._tell(client.peer, error)
+        client.transport.close()
+
+    def leave(self, client: TlsClient) -> None:
+        """The connection has ended before its handshake was done."""
+        self.end_handshake(client)
+        self._gate.leave(client.peer)
 
     def _tell(self, who: Peer, failure: Exception) -> None:
         if self._errors.allows():

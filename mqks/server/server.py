@@ -84,15 +84,8 @@ class Server:
         self._reads = Reads(broker, journal, self._flush)
         self._paging = Paging(broker, journal, self._flush)
         self._logins = Logins(broker, self._clients.verified)
-        clients, unread_bytes_max = self._clients, settings.output_buffer_bytes_max
-        self._door = Door(
-            context,
-            settings,
-            self._gate,
-            errors,
-            lambda kind, peer: kind(clients, unread_bytes_max, peer),
-            clients.refusal,
-        )
+        clients = self._clients
+        self._door = Door(context, settings, self._gate, errors, clients, clients.refusal)
         self._listeners = Listeners(settings, inherited, self._door)
         places = {
             "api": (settings.api_host, settings.api_port),
@@ -207,8 +200,6 @@ class Server:
         """An exception in a call by the event loop. A system error concerns one connection; after
         any other the state of the broker is unknown, and the server ends."""
         failure = context.get("exception")
-        if str(context.get("message")).startswith(tls.HANDSHAKE_FAILED):
-            return
         if not isinstance(failure, Exception) or isinstance(failure, OSError):
             if self._errors.allows():
                 log.warning("connection_failed", reason=context.get("message"), error=failure)

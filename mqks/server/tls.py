@@ -8,15 +8,15 @@ import ssl
 from mqks.errors import ConfigurationError
 from mqks.settings import Settings
 
-HANDSHAKE_FAILED = "SSL handshake failed"
-"""How event loops start their own report of what `Door` logs."""
-
 
 def make_context(settings: Settings) -> ssl.SSLContext:
     """Raises ConfigurationError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
+    # A client that only publishes never reads them, and closing with unread data resets the
+    # connection: what the server had not read yet would be lost.
+    context.num_tickets = 0
     assert settings.tls_cert is not None
     try:
         # An empty password: otherwise OpenSSL asks for the one of an encrypted key on the terminal.

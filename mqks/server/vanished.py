@@ -50,7 +50,7 @@ async def end_unanswering(clients: Mapping[int, Client]) -> None:
 
 
 def _is_gone(sock: Any) -> bool:
-    if sock is None:  # Closed already; the layer above, such as TLS, does not know yet.
+    if sock is None:  # Closed already.
         return False
     try:
         told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, UNANSWERED.size)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
@@ -223,20 +224,27 @@ def test_who_sends_one_long_line_after_the_other_is_not_disconnected(
 
 
 @loops
+@pytest.mark.parametrize("ending", ["says goodbye", "only closes"])
 def test_over_tls_all_lines_before_the_end_are_handled(
-    tmp_path: Path, tls_port: int, loop: str
+    tmp_path: Path, tls_port: int, loop: str, ending: str
 ) -> None:
-    """However small the pieces are that other connections are read in."""
+    """However small the pieces are that they are read in, and though the server pauses clients that
+    have gone already, and have read nothing."""
     context, tls = with_tls(tmp_path, tls_port)
-    address, count = ("127.0.0.1", tls_port), 4000
+    address, clients, count = ("127.0.0.1", tls_port), 5, 15_000
     with (
         ServerProcess(tmp_path / "mqks.db", "--unhandled-bytes-max", "1MiB", loop, *tls) as server,
         LineClient(server.address) as other,
-        ExitStack() as stack,
+        ThreadPoolExecutor(clients) as threads,
     ):
         assert other.ask(b"s subscribe --confirm q e") == b"s ok "
-        for _ in range(5):
-            client = stack.enter_context(TlsClient(address, context))
-            client.send(b"".join(b"%d publish e x\n" % each for each in range(count)))
-            client.say_goodbye()
-        until(lambda: other.stats()["messages_ready"] == 5 * count)
+
+        def publish() -> None:
+            with TlsClient(address, context) as client:
+                client.send(b"".join(b"%d publish e x\n" % each for each in range(count)))
+                if ending == "says goodbye":
+                    client.say_goodbye()
+
+        for done in [threads.submit(publish) for _ in range(clients)]:
+            done.result()
+        until(lambda: other.stats()["messages_ready"] == clients * count)
