@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from mqks import blocking
+from mqks import Message, blocking
 from mqks.commands import main
 from mqks.errors import CannotWrite, ConfigurationError
 from mqks.journal.sqlite.database_file import DatabaseFile
@@ -589,6 +589,11 @@ def test_acks_for_which_nobody_waits_share_a_commit(
     def commits() -> int:
         return int(client.stats("journal")["commits"])
 
+    def ack(message: Message) -> None:
+        before = client.stats()["messages_unacked"]
+        message.ack()
+        until(lambda: client.stats()["messages_unacked"] == before - 1)
+
     with monkeypatch.context() as patched:
         patched.setattr(writer, "UNAWAITED_S", 3600)
         with blocking.connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
@@ -596,13 +601,11 @@ def test_acks_for_which_nobody_waits_share_a_commit(
                 client.publish("e", number, confirm=True)
             messages, before = [next(consumer) for _ in range(4)], commits()
             for message in messages[:3]:
-                message.ack()
-                client.ping()
+                ack(message)
             assert commits() == before
             client.publish("e", 4, confirm=True)
             assert commits() == before + 1
-            messages[3].ack()
-            client.ping()
+            ack(messages[3])
             mqks_broker.stop()  # It writes what is put off.
     mqks_broker.start()
     with blocking.connect(mqks_broker.url) as client, client.consume("q") as consumer:
