@@ -325,6 +325,12 @@ PIECE_LATE_BYTES_MAX: Final = 16 * 1024
 TLS_PIECE_BYTES_MAX: Final = 128 * 1024
 """What is read from a connection with TLS at once: in records of one byte that takes 12 ms."""
 
+TLS_PIECE_LATE_BYTES_MAX: Final = 2 * 1024
+"""The same when the turn of the event loop is over."""
+
+TLS_HANDSHAKE_RECORDS_MAX: Final = 64
+"""TLS records from a connection until its handshake is done."""
+
 TLS_EMPTY_RECORDS_MAX: Final = 16
 """TLS records without data, such as new keys, from a connection in `TLS_EMPTY_RECORDS_S`: each
 takes 0.1 ms."""

@@ -47,6 +47,7 @@ class Pieces(Protocol):
     piece: memoryview
     """The part of it for one piece."""
     piece_bytes: int
+    tls_piece_bytes: int
 
 
 class Owner(Protocol):
@@ -59,6 +60,7 @@ class Owner(Protocol):
     @property
     def unsent_is_full(self) -> bool: ...
     def add(self, client: "Client") -> None: ...
+    def begin_turn(self) -> None: ...
     def receive(self, client: "Client", data: bytes, read_bytes: int, *, is_cut: bool) -> None: ...
     def wait_for_turn(self, client: "Client") -> None: ...
     def handle_chunks(self) -> None: ...
@@ -137,6 +139,9 @@ class Client(Resting, asyncio.BufferedProtocol):
                     return
             self._owner.receive(self, data, read_bytes, is_cut=is_cut)
             return
+        self._ignore(data)
+
+    def _ignore(self, data: bytes) -> None:
         self._lingering_bytes += len(data)
         if self._lingering_bytes > LINGER_BYTES_MAX:
             self.transport.abort()

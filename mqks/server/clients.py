@@ -74,6 +74,8 @@ class Clients:
         self._begins = True
         """Nothing has been handled in this turn, whose time all connections share: very many may
         send large chunks in it."""
+        self._is_timed = False
+        """Its time has begun."""
         self._published = Budget(self._settings.batch_bytes_max, broker.turns)
         self._awaited = Budget(self._settings.batch_bytes_max, broker.turns)
         """For what has come in since the last commit and waits for the next one: publishes, and
@@ -140,6 +142,14 @@ class Clients:
         self.unhandled.leave(client)
         self._gate.leave(client.peer)
 
+    def begin_turn(self) -> None:
+        """Something takes time before it can be handled."""
+        if not self._is_timed:
+            self._is_timed = True
+            self._broker.turns.begin()
+            self._schedule_flush()
+        self.unhandled.late(self._broker.turns.over)
+
     def receive(self, client: Client, data: bytes, read_bytes: int, *, is_cut: bool) -> None:
         """Handle a chunk with all others of this turn; a large one, or very many, now. It was read
         as `read_bytes`; if that `is_cut`, for lack of room or time, more may have come."""
@@ -155,7 +165,7 @@ class Clients:
 
     def end_turn(self) -> None:
         """A turn of the event loop ends; `handle_chunks` begins the next one."""
-        self._begins = True
+        self._begins, self._is_timed = True, False
         self.unhandled.late(False)
 
     def wait_for_turn(self, client: Client) -> None:
@@ -194,7 +204,8 @@ class Clients:
         chunks, self._chunks = self._chunks, []
         intake, pending, turns = self._intake, self._broker.pending, self._broker.turns
         begins, self._begins = self._begins, False
-        if begins:
+        if not self._is_timed:
+            self._is_timed = True
             turns.begin()
         records, published_bytes = pending.records, 0
         publishers: list[tuple[Client, int, bool]] = []

@@ -12,7 +12,12 @@ from struct import Struct
 from time import monotonic
 from typing import Final, Protocol, cast
 
-from mqks.limits import TLS_EMPTY_RECORDS_MAX, TLS_EMPTY_RECORDS_S, TLS_PIECE_BYTES_MAX
+from mqks.limits import (
+    TLS_EMPTY_RECORDS_MAX,
+    TLS_EMPTY_RECORDS_S,
+    TLS_HANDSHAKE_RECORDS_MAX,
+    TLS_PIECE_BYTES_MAX,
+)
 from mqks.server.client import Client, Owner
 from mqks.server.gate import Peer
 
@@ -62,19 +67,24 @@ class TlsClient(Client):
         self._door.begin_handshake(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return super().get_buffer(sizehint)[:TLS_PIECE_BYTES_MAX]
+        unhandled = self._owner.unhandled
+        size = TLS_PIECE_BYTES_MAX if self.reads_long else unhandled.tls_piece_bytes
+        return unhandled.whole[:size]
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._over or self.ended:
-            super().buffer_updated(nbytes)
-            return
         unhandled, data, is_end, failure = self._owner.unhandled, list[bytes](), False, None
+        received = self._tail + unhandled.whole[:nbytes]
+        if self._over or self.ended:
+            self._ignore(received)
+            return
+        self._owner.begin_turn()
+        is_cut = nbytes == unhandled.tls_piece_bytes
         try:
-            is_end = self._decrypt(self._tail + unhandled.whole[:nbytes], data)
+            is_end = self._decrypt(received, data)
         except OSError as error:
-            failure = error
+            # Without the traceback, which holds this frame, and that holds the failure.
+            self._over, failure = True, error.with_traceback(None)
         if data:
-            is_cut = nbytes == min(unhandled.piece_bytes, TLS_PIECE_BYTES_MAX)
             self._received(b"".join(data), nbytes, is_cut=is_cut)
         if failure is not None:
             self._fail(failure)
@@ -104,33 +114,38 @@ class TlsClient(Client):
             if self._shaken:
                 data.append(self._tls.read(RECORD_BYTES))
                 return not data[-1]
+            self._count_empty(TLS_HANDSHAKE_RECORDS_MAX)
             self._tls.do_handshake()
             self._begin()
         except ssl.SSLWantReadError:
             if self._shaken:
-                self._count_empty()
+                self._count_empty(TLS_EMPTY_RECORDS_MAX)
         finally:
             self._flush()
         return False
 
-    def _count_empty(self) -> None:
-        """A record without data, such as new keys. Raises OSError."""
+    def _count_empty(self, count_max: int) -> None:
+        """A record of a handshake, or without data, such as new keys. Raises OSError."""
         now_s = monotonic()
         if now_s - self._empty_since_s > TLS_EMPTY_RECORDS_S:
             self._empty, self._empty_since_s = 0, now_s
         self._empty += 1
-        if self._empty > TLS_EMPTY_RECORDS_MAX:
-            count, seconds = TLS_EMPTY_RECORDS_MAX, TLS_EMPTY_RECORDS_S
-            raise ConnectionAbortedError(f"more than {count} records without data in {seconds:g} s")
+        if self._empty > count_max:
+            seconds = TLS_EMPTY_RECORDS_S
+            told = f"more than {count_max} TLS records without data in {seconds:g} s"
+            raise ConnectionAbortedError(told)
 
     def _begin(self) -> None:
         self._shaken = True
-        self._is_new = False
+        self._is_new, self._empty = False, 0
         self._door.end_handshake(self)
         super().connection_made(self.transport)
 
     def _fail(self, error: Exception) -> None:
-        self._over = self.ended = True
+        self._over = True
+        if self._shaken:
+            self._owner.handle_chunks()  # What came before.
+        self.ended = True
         self._door.fail_tls(self, error)
 
     def _flush(self) -> None:

@@ -18,6 +18,8 @@ from mqks.limits import (
     PIECE_BYTES_MIN,
     PIECE_LATE_BYTES_MAX,
     STUCK_S,
+    TLS_PIECE_BYTES_MAX,
+    TLS_PIECE_LATE_BYTES_MAX,
 )
 from mqks.server import log
 from mqks.server.client import Client, Hold
@@ -39,6 +41,7 @@ class Unhandled:
         self._bytes_max = broker.settings.unhandled_bytes_max
         self.whole = self.piece = memoryview(bytearray(PIECE_BYTES_MAX))
         self.piece_bytes = PIECE_BYTES_MAX
+        self.tls_piece_bytes = TLS_PIECE_BYTES_MAX
         self._is_late = False
         self._reading: dict[Client, asyncio.TimerHandle] = {}
         """Clients whose long lines are read though there is hardly room, and when that is checked.
@@ -65,10 +68,11 @@ class Unhandled:
             self._cut()
 
     def _cut(self) -> None:
-        size = self._flow.piece_bytes
+        size, tls_max = self._flow.piece_bytes, TLS_PIECE_BYTES_MAX
         if self._is_late:
-            size = min(size, PIECE_LATE_BYTES_MAX)
+            size, tls_max = min(size, PIECE_LATE_BYTES_MAX), TLS_PIECE_LATE_BYTES_MAX
         self.piece_bytes, self.piece = size, self.whole[:size]
+        self.tls_piece_bytes = min(size, tls_max)
 
     def count(self, client: Client) -> None:
         """Count what is left of a client's lines."""

@@ -103,6 +103,9 @@ class TlsServer:
     def connect(self, context: ssl.SSLContext) -> TlsClient:
         return TlsClient(("127.0.0.1", self.port), context)
 
+    def records(self, context: ssl.SSLContext) -> Records:
+        return Records(("127.0.0.1", self.port), context)
+
     def serial(self, context: ssl.SSLContext) -> object:
         """Which certificate a new connection is shown."""
         with self.connect(context) as client:
@@ -129,6 +132,36 @@ class TlsClient(LineClient):
         self._socket.settimeout(0)
         with suppress(ssl.SSLWantReadError):
             self.close_tls()
+
+
+class Records:
+    """A client that makes its records before it sends them."""
+
+    def __init__(self, address: tuple[str, int], context: ssl.SSLContext) -> None:
+        self.socket = socket.create_connection(address, WAIT_S)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=address[0])
+        with suppress(ssl.SSLWantReadError):
+            self._tls.do_handshake()
+        self.hello = self._outgoing.read()
+
+    def __enter__(self) -> Records:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.socket.close()
+
+    def shake_hands(self) -> None:
+        self.socket.sendall(self.hello)
+        while self._tls.version() is None:
+            self._incoming.write(self.socket.recv(65536))
+            with suppress(ssl.SSLWantReadError):
+                self._tls.do_handshake()
+        self.socket.sendall(self._outgoing.read())
+
+    def of(self, data: bytes) -> bytes:
+        self._tls.write(data)
+        return self._outgoing.read()
 
 
 @pytest.fixture(params=["--uvloop", "--no-uvloop"])
@@ -377,6 +410,36 @@ def test_what_came_before_a_goodbye_is_done(server: TlsServer, authority: trustm
         assert got == {b"m%d" % number for number in range(count)}
 
 
+def test_a_broken_record(server: TlsServer, authority: trustme.CA) -> None:
+    """What came before it is done, also where its replies cannot be sent any more, and others do
+    not notice."""
+    context, count = trusting(authority), 40
+    with server.connect(context) as other, server.records(context) as records:
+        assert other.ask(b"a auth --confirm " + TOKEN.encode()) == b"a ok "
+        assert other.ask(b"c consume --confirm q e") == b"c ok "
+        lines = [b"a auth " + TOKEN.encode()]
+        for number in range(count):
+            lines += [b"p ping " + b"x" * 1000, b"m%d publish e x" % number]
+        records.shake_hands()
+        good = b"".join(records.of(line + b"\n") for line in lines)
+        with server.process.paused():
+            records.socket.sendall(good + b"no record")
+        for number in range(count):
+            assert other.line() == b"c ok m%d event=e x" % number
+        assert other.ask(b"p ping y") == b"p ok y"
+        until(lambda: "event=tls_failed" in server.process.log)
+
+
+def test_a_handshake_in_very_many_records(server: TlsServer, authority: trustme.CA) -> None:
+    """Each takes some time."""
+    with server.records(trusting(authority)) as records:
+        header, body = records.hello[:3], records.hello[5:]
+        pieces = [header + b"\0\1" + body[each : each + 1] for each in range(len(body))]
+        with suppress(ConnectionError):
+            records.socket.sendall(b"".join(pieces))
+        until(lambda: 'reason="more than 64 TLS records without data' in server.process.log)
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_a_client_that_does_nothing_but_change_its_keys(server: TlsServer) -> None:
     """Each change takes some time: a client has a few in a minute."""
@@ -388,7 +451,7 @@ def test_a_client_that_does_nothing_but_change_its_keys(server: TlsServer) -> No
             assert peer.stdin is not None
             with suppress(BrokenPipeError):
                 peer.stdin.write(b"K\n")
-            return 'reason="more than 16 records without data in 60 s"' in server.process.log
+            return 'reason="more than 16 TLS records without data' in server.process.log
 
         until(change_keys)
         peer.kill()
