@@ -7,8 +7,7 @@ its order; so what many connections publish to the same queues is published in o
 import asyncio
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import anyio
@@ -23,6 +22,7 @@ from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import CHUNK_S
 from mqks.server import log
 from mqks.server.client import LINGER_S, Client, Hold
+from mqks.server.fair_turn import FairTurn
 from mqks.server.gate import Gate, Peer
 from mqks.server.unhandled import Unhandled
 from mqks.server.unsent import Unsent
@@ -62,20 +62,9 @@ class Clients:
         self._unsent = Unsent(broker, self.by_id, self.unhandled, self._drop, schedule_flush)
         self._chunks: list[tuple[Client, bytes]] = []
         """What has come in since the last flush, and is not handled yet."""
-        self._put_off = OrderedDict[Client, None]()
-        """Clients whose turn has not come since something came from them, in order."""
-        self._overrun = OrderedDict[Client, None]()
-        """Clients who have had one and need more, in order. They come after all others, so that
-        these do not wait for them."""
-        self._starved = False
-        """None of them had one in the last turn of the event loop: one comes first in the next."""
+        self._turn = FairTurn(broker.turns)
         self.turn_bytes = 0
         """What has come in since the last flush."""
-        self._begins = True
-        """Nothing has been handled in this turn, whose time all connections share: very many may
-        send large chunks in it."""
-        self._is_timed = False
-        """Its time has begun."""
         self._published = Budget(self._settings.batch_bytes_max, broker.turns)
         self._awaited = Budget(self._settings.batch_bytes_max, broker.turns)
         """For what has come in since the last commit and waits for the next one: publishes, and
@@ -120,8 +109,7 @@ class Clients:
         if not (self.stopping or client.ended):
             self._tell_tail(connection)
         connection.closed = True
-        for waiting in (self._put_off, self._overrun):
-            waiting.pop(client, None)
+        self._turn.leave(client)
         self._finish(client)
 
     def _finish(self, client: Client) -> None:
@@ -136,7 +124,7 @@ class Clients:
                 self._working[connection] = partial(self._finish, client)
                 return
             if connection.overrun:
-                self._overrun[client] = None
+                self._turn.go_on_with(client)
                 return
             self._broker.disconnect(connection)
         self.unhandled.leave(client)
@@ -144,9 +132,7 @@ class Clients:
 
     def begin_turn(self) -> None:
         """Something takes time before it can be handled."""
-        if not self._is_timed:
-            self._is_timed = True
-            self._broker.turns.begin()
+        if self._turn.begin():
             self._schedule_flush()
         self.unhandled.late(self._broker.turns.over)
 
@@ -165,54 +151,26 @@ class Clients:
 
     def end_turn(self) -> None:
         """A turn of the event loop ends; `handle_chunks` begins the next one."""
-        self._begins, self._is_timed = True, False
+        self._turn.end()
         self.unhandled.late(False)
 
     def wait_for_turn(self, client: Client) -> None:
         """Go on with its lines in a later turn."""
         client.rest(Hold.TURN)
-        if client not in self._put_off:
-            self._overrun[client] = None
+        self._turn.go_on_with(client)
         self._schedule_flush()
-
-    def _with_left(
-        self, chunks: list[tuple[Client, bytes]], *, begins: bool
-    ) -> Iterator[tuple[Client, bytes]]:
-        """What is to be handled in this turn: the chunks, and what earlier turns have left. One at
-        least, if it `begins`."""
-        turns, count, is_first = self._broker.turns, len(self._overrun), begins
-        was_starved = begins and self._starved and count > 0
-        if was_starved:
-            yield self._overrun.popitem(last=False)[0], b""
-            count, is_first = count - 1, False
-        while self._put_off and (is_first or not turns.over):
-            yield self._put_off.popitem(last=False)[0], b""
-            is_first = False
-        yield from chunks
-        is_first = is_first and not chunks
-        if begins:
-            self._starved = turns.over and not was_starved
-        while count and self._overrun and (is_first or not turns.over):
-            yield self._overrun.popitem(last=False)[0], b""
-            count, is_first = count - 1, False
 
     def handle_chunks(self) -> None:
         """Handle what has come in, in its order. What many connections publish to the same queues
         is published in one step."""
-        if not (self._chunks or self._put_off or self._overrun):
+        if not (self._chunks or self._turn):
             return
         chunks, self._chunks = self._chunks, []
-        intake, pending, turns = self._intake, self._broker.pending, self._broker.turns
-        begins, self._begins = self._begins, False
-        if not self._is_timed:
-            self._is_timed = True
-            turns.begin()
+        intake, pending = self._intake, self._broker.pending
         records, published_bytes = pending.records, 0
         publishers: list[tuple[Client, int, bool]] = []
-        has_left = self._put_off or self._overrun
-        for client, data in self._with_left(chunks, begins=begins) if has_left else chunks:
+        for client, data, waits in self._turn.take(chunks):
             connection = client.connection
-            waits, begins = not begins and turns.over, False
             if not data and connection.closed:
                 intake.add(connection, data, waits=waits)
                 self._loop.call_soon(self._finish, client)
@@ -234,20 +192,12 @@ class Clients:
             is_left = connection.lines or connection.chunks or connection.splitter.tail_bytes
             if is_left or client.unhandled_bytes:
                 self.unhandled.count(client)
-            if connection.works:
-                client.rest(Hold.TURN)
-                self._working[connection] = partial(client.resume, Hold.TURN)
-            elif waits and connection.overrun:
-                client.rest(Hold.TURN)
-                self._put_off[client] = None
-            elif connection.overrun:
-                self.wait_for_turn(client)
-            elif size >= FAIR_CHUNK_BYTES or not data:
-                client.rest(Hold.TURN)
-                self._loop.call_soon(client.resume, Hold.TURN)
+            is_large = len(data) >= FAIR_CHUNK_BYTES or not data
+            if connection.works or connection.overrun or is_large:
+                self._go_on_later(client, waits=waits)
         intake.finish()
-        self.unhandled.late(turns.over)
-        if self._put_off or self._overrun:
+        self.unhandled.late(self._broker.turns.over)
+        if self._turn:
             self._schedule_flush()
         if pending.records > records and not self._broker.unwritable:
             self._published.take(published_bytes)
@@ -259,6 +209,19 @@ class Clients:
         for client, size, confirms in publishers:
             if confirms:
                 self._await(client, size)
+
+    def _go_on_later(self, client: Client, *, waits: bool) -> None:
+        """It is not read until its works are done, it had its turn, or others had theirs."""
+        client.rest(Hold.TURN)
+        connection = client.connection
+        if connection.works:
+            self._working[connection] = partial(client.resume, Hold.TURN)
+        elif waits and connection.overrun:
+            self._turn.put_off(client)
+        elif connection.overrun:
+            self._turn.go_on_with(client)
+        else:
+            self._loop.call_soon(client.resume, Hold.TURN)
 
     def _await(self, client: Client, size: int) -> None:
         """What is confirmed, queues and bindings wait for the same commit. They have a bound of

@@ -1,0 +1,77 @@
+"""Whose lines are handled in a turn of the event loop, and in which order.
+
+The one rule: the time of a turn is that of all connections together. Who has had no turn since
+something came from it goes before those who need more than one; but where none of these had one in
+a turn, one of them goes first in the next. Each turn handles something.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from mqks.broker.base.turns import Turns
+from mqks.server.client import Client
+
+
+class FairTurn:
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._is_timed = False
+        """Its time has begun."""
+        self._begins = True
+        """Nothing has been handled in it."""
+        self._put_off = OrderedDict[Client, None]()
+        """Clients who have had no turn, in order."""
+        self._overrun = OrderedDict[Client, None]()
+        """Clients who have had one and need more, in order."""
+        self._starved = False
+        """None of them had one in the last turn."""
+
+    def __bool__(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self._put_off or self._overrun)
+
+    def begin(self) -> bool:
+        """Begin the time of a turn; False if it has begun."""
+        if self._is_timed:
+            return False
+        self._is_timed = True
+        self._turns.begin()
+        return True
+
+    def end(self) -> None:
+        self._is_timed, self._begins = False, True
+
+    def put_off(self, client: Client) -> None:
+        """Nothing was done of what has come from it."""
+        self._put_off[client] = None
+
+    def go_on_with(self, client: Client) -> None:
+        """It needs one more turn."""
+        if client not in self._put_off:
+            self._overrun[client] = None
+
+    def leave(self, client: Client) -> None:
+        for waiting in (self._put_off, self._overrun):
+            waiting.pop(client, None)
+
+    def take(self, chunks: Sequence[tuple[Client, bytes]]) -> Iterator[tuple[Client, bytes, bool]]:
+        """What is to be handled now: the chunks, and what earlier turns have left, without data;
+        with each whether it has to wait because the turn is over."""
+        self.begin()
+        turns, count = self._turns, len(self._overrun)
+        begins, self._begins = self._begins, False
+        was_starved, is_first = begins and self._starved and count > 0, begins
+        if was_starved:
+            yield self._overrun.popitem(last=False)[0], b"", False
+            count, is_first = count - 1, False
+        while self._put_off and (is_first or not turns.over):
+            yield self._put_off.popitem(last=False)[0], b"", False
+            is_first = False
+        for client, data in chunks:
+            yield client, data, not is_first and turns.over
+            is_first = False
+        if begins:
+            self._starved = turns.over and not was_starved
+        while count and self._overrun and (is_first or not turns.over):
+            yield self._overrun.popitem(last=False)[0], b"", False
+            count, is_first = count - 1, False
