@@ -227,7 +227,8 @@ def test_messages_with_key_or_priority_or_the_same_id() -> None:
 def test_publishes_of_a_commit_are_those_of_single_lines() -> None:
     """Whatever flags and queues follow each other."""
     flags = [b"", b"", b"--key=k ", b"--priority=2 ", b"--meta=a=b --ttl=9 ", b"--ttl=9 "]
-    flags += [b"--ttl=8 ", b"--delay=5 ", b"--delay=6 ", b"--once ", b"--to=one "]
+    flags += [b"--ttl=8 ", b"--delay=5 ", b"--delay=6 ", b"--delay=7 --ttl=2 "]
+    flags += [b"--delay=5 --ttl=1 ", b"--once ", b"--to=one "]
     chosen = random.Random(1).choices([(flag, event) for flag in flags for event in b"ab"], k=300)
     sent = [b"m%d publish %b%c x\n" % (at, flag, event) for at, (flag, event) in enumerate(chosen)]
     for later_s in 0, 5.5, 8.5, 10:
@@ -245,11 +246,14 @@ def test_publishes_of_a_commit_are_those_of_single_lines() -> None:
         assert found[0].count(b"\n") > 150
 
 
-def test_messages_of_a_commit_expire_each_at_its_time_after_a_crash_too() -> None:
+def test_messages_of_a_commit_come_and_go_each_at_its_time_after_a_crash_too() -> None:
     lab = Lab(1 << 20)
     lab.send("a", b"s subscribe one e", b"s subscribe two e", b"b begin")
-    for at, ttl in enumerate((9, 5, 7, 7, 3, 8)):
-        lab.send("a", b"m%d publish --ttl=%d e x" % (at, ttl))
+    flags = [b"--ttl=%d" % each for each in (9, 5, 7, 7, 3, 8)]
+    flags += [b"--delay=%d" % each for each in (5, 4, 7, 5)]
+    flags.append(b"--at=%d" % (lab.wall_us // 1_000_000 + 3))
+    for at, flag in enumerate(flags):
+        lab.send("a", b"m%d publish %b e x" % (at, flag))
     lab.do("a", b"t commit --confirm")
     lab.crash()
     lab.wait(6)
@@ -257,7 +261,7 @@ def test_messages_of_a_commit_expire_each_at_its_time_after_a_crash_too() -> Non
         lab.replies.clear()
         lab.do("z", b"c%b consume %b" % (queue, queue))
         ids = [line.split(b" ")[2] for line in lab.replies if b" event=" in line]
-        assert ids == [b"m0", b"m2", b"m3", b"m5"]
+        assert ids == [b"m0", b"m2", b"m3", b"m5", b"m10", b"m7", b"m6", b"m9"]
 
 
 def test_two_race_while_one_is_written() -> None:

@@ -88,11 +88,15 @@ class Delays:
 
     # -- adding messages
 
-    def add(self, first: int, lines: Sequence[bytes], marks: Sequence[Mark], due_us: int) -> None:
+    def add(
+        self, first: int, lines: Sequence[bytes], marks: Sequence[Mark], due_us: Sequence[int]
+    ) -> None:
         """Add messages in memory, with consecutive numbers, that may not be on disk yet."""
         fresh, bodies, size = self._fresh, self.bodies, 0
-        for number, (line, mark) in enumerate(zip(lines, marks, strict=True), first):
-            fresh.append(self.restore(number, mark, due_us))
+        for number, (line, mark, each_us) in enumerate(
+            zip(lines, marks, due_us, strict=True), first
+        ):
+            fresh.append(self.restore(number, mark, each_us))
             bodies[number] = line
             size += len(line)
         self.bytes += size
@@ -305,7 +309,7 @@ class Delays:
             self.restore(number, mark, due_us)
             self.bytes += size
         else:
-            self.add(number, [line], [mark], due_us)
+            self.add(number, [line], [mark], [due_us])
 
     def _forget(self, size: int) -> None:
         self.bytes = max(0, self.bytes - size) if len(self) else 0

@@ -37,8 +37,6 @@ class Terms(NamedTuple):
     expires_us: int = 0
     clock_us: int = 0
     """When it is due after a delay, by the monotonic clock."""
-    each_expires_us: Sequence[int] = ()
-    """Of several messages with no other terms that expire at different times."""
 
     def mark(self, message_id: bytes) -> Mark:
         return Mark(
@@ -230,44 +228,50 @@ class Queue:
         """Whether ready messages need work even without consumers."""
         return self.times is not None or self.capacity.is_watched
 
-    def publish_on(self, ids: Sequence[bytes], lines: list[bytes], terms: Terms) -> None:
-        """The same for messages that have attributes, are scheduled, or have a TTL."""
+    def publish_on(
+        self, ids: Sequence[bytes], lines: list[bytes], terms: Terms, each: Sequence[Terms] = ()
+    ) -> None:
+        """The same for messages that have attributes, are scheduled, or have a TTL; all or none of
+        them if `each` has its own terms."""
         if self.deleted:
             return
         lane = self.lane
         lane.see(lines)
         if terms.due_us:
-            self._schedule(ids, lines, terms)
+            self._schedule(ids, lines, each or [terms] * len(ids))
         elif terms.expires_us:
-            self._publish_mortal(ids, lines, terms)
+            self._publish_mortal(ids, lines, terms.expires_us, [own.expires_us for own in each])
         else:
             self.publish(ids, lines)
 
-    def _schedule(self, ids: Sequence[bytes], lines: list[bytes], terms: Terms) -> None:
-        marks = [*map(terms.mark, ids)]
+    def _schedule(self, ids: Sequence[bytes], lines: list[bytes], each: Sequence[Terms]) -> None:
+        marks = [terms.mark(message_id) for terms, message_id in zip(each, ids, strict=True)]
         first = self.lane.append_aside(lines, marks)
-        if terms.expires_us:
-            self.lane.marks.update(enumerate(marks, first))
-        due_us = terms.due_us if terms.is_dated else terms.clock_us
+        self.lane.marks.update(
+            (number, mark) for number, mark in enumerate(marks, first) if mark.expires_us
+        )
         times = self.timed()
+        due_us = [terms.due_us if terms.is_dated else terms.clock_us for terms in each]
         times.add(first, lines, marks, due_us)
         times.set_alarms()
         self._update_capacity()
 
-    def _publish_mortal(self, ids: Sequence[bytes], lines: list[bytes], terms: Terms) -> None:
+    def _publish_mortal(
+        self, ids: Sequence[bytes], lines: list[bytes], expires_us: int, each_us: list[int]
+    ) -> None:
         """Publish messages with their own TTL."""
         lane, times = self.lane, self.timed()
         new = range(lane.next_seq, lane.next_seq + len(lines))
-        if each_us := terms.each_expires_us:
+        if each_us:
             times.expiry.add_each(new, each_us)
         else:
-            times.expiry.add_new(new, terms.expires_us)
+            times.expiry.add_new(new, expires_us)
         self.publish(ids, lines)
-        mark, written = Mark(expires_us=terms.expires_us), 0
+        mark, written = Mark(expires_us=expires_us), 0
         for numbers in lane.unwritten_numbers(new.start):
             if each_us:
                 some_us = each_us[numbers.start - new.start : numbers.stop - new.start]
-                marks = [Mark(expires_us=expires_us) for expires_us in some_us]
+                marks = [Mark(expires_us=own_us) for own_us in some_us]
                 lane.tell_marks(dict(zip(numbers, marks, strict=True)))
             else:
                 lane.tell_marks(dict.fromkeys(numbers, mark))
@@ -368,7 +372,7 @@ class Queue:
         """Schedule a message, by the clock of its mark."""
         if self.keys is not None:
             self.keys.put_off(number)
-        self.timed().add(number, [line], [mark], due_us)
+        self.timed().add(number, [line], [mark], [due_us])
 
     def join(self, due: Sequence[Delivery]) -> None:
         """These scheduled messages are due."""

@@ -46,11 +46,14 @@ class Times:
 
     # -- scheduled messages
 
-    def add(self, first: int, lines: Sequence[bytes], marks: Sequence[Mark], due_us: int) -> None:
-        """Add messages in memory, with consecutive numbers, that are due at this time of their
-        clock. The caller calls `set_alarms`."""
-        if marks[0].is_dated:
-            due_us -= self._ahead()
+    def add(
+        self, first: int, lines: Sequence[bytes], marks: Sequence[Mark], due_us: Sequence[int]
+    ) -> None:
+        """Add messages in memory, with consecutive numbers, that are due at these times of their
+        clocks. The caller calls `set_alarms`."""
+        if any(mark.is_dated for mark in marks):
+            ahead_us, both = self._ahead(), zip(due_us, marks, strict=True)
+            due_us = [each_us - ahead_us * mark.is_dated for each_us, mark in both]
         self.delays.add(first, lines, marks, due_us)
 
     def restore(self, number: int, mark: Mark) -> None:

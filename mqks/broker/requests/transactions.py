@@ -18,14 +18,12 @@ from mqks.broker.requests.messages import check_publish, reject, release
 from mqks.broker.routing.masks import Queues
 from mqks.broker.routing.publishing import Single
 from mqks.errors import BadRequest, LimitExceeded, NotAllowed, Unwritable
-from mqks.limits import SEQ_MAX, TRANSACTION_BYTES_MAX, TRANSACTION_COPIES_MAX
+from mqks.limits import TRANSACTION_BYTES_MAX, TRANSACTION_COPIES_MAX
 from mqks.protocol.requests import ACTIONS, Move, Publish, Request, Settle, Trim, shown
 from mqks.users import STRANGER
 
 AT_ONCE = frozenset((b"begin", b"commit", b"rollback", b"ping"))
 """Actions that are not kept until `commit`."""
-_MORTAL = Terms(expires_us=SEQ_MAX)
-"""Stands for the terms of all that expire, each at its time, and are not due later."""
 
 
 class Moving(NamedTuple):
@@ -144,24 +142,20 @@ def _do(
     publishing, waiters = broker.publishing, broker.pending.waiters
     # Moves are the first: consumers may take what is ready when others make room.
     counts = [each and redrives.move_gathered(broker, *each) for each in moving]
-    alike: tuple[Queues, Terms | None] = {}, None
-    ids, bodies, each_us = list[bytes](), list[bytes](), list[int]()
-    """Messages for the same queues with the same terms, `alike`, which are one step; when each of
-    them expires, if they do not wait for a time."""
+    alike: tuple[Queues, int] = {}, 0
+    ids, bodies, terms = list[bytes](), list[bytes](), list[Terms | None]()
+    """Messages for the same queues with terms of the same kind, `alike`, which are one step."""
     for (request, wanted), message, count in zip(kept, messages, counts, strict=True):
         told = None if count is None else b"%d" % count
         # Those with an id of `--once` go singly.
         gathered = None if message is None or message[0].once_s else message
-        terms = None if gathered is None else gathered[0].terms
-        expires_us = terms.expires_us if terms is not None and not terms.due_us else 0
-        if expires_us:
-            terms = _MORTAL
-        if ids and (gathered is None or (gathered[1], terms) != alike):
-            publishing.give(alike[0], ids, bodies, _together(alike[1], each_us))
-            ids, bodies, each_us = [], [], []
-        if gathered is not None:
-            alike = gathered[1], terms
-            each_us.append(expires_us)
+        kind = (gathered[1], _kind(gathered[0].terms)) if gathered is not None else None
+        if ids and kind != alike:
+            publishing.give(alike[0], ids, bodies, *_together(terms))
+            ids, bodies, terms = [], [], []
+        if gathered is not None and kind is not None:
+            alike = kind
+            terms.append(gathered[0].terms)
             ids.append(gathered[0].id)
             bodies.append(gathered[0].body)
         elif message is not None:
@@ -176,17 +170,24 @@ def _do(
             else:
                 waiters.counts.append((connection, request.id, told))
     if ids:
-        publishing.give(alike[0], ids, bodies, _together(alike[1], each_us))
+        publishing.give(alike[0], ids, bodies, *_together(terms))
     # All of it is in one piece of the batch, and nothing of it is written before the rest.
     broker.pending.in_one_piece |= bool(kept)
 
 
-def _together(terms: Terms | None, each_us: list[int]) -> Terms | None:
-    """The terms of messages that are alike but for when they expire."""
-    if terms is not _MORTAL:
-        return terms
-    each = () if each_us.count(each_us[0]) == len(each_us) else each_us
-    return Terms(expires_us=each_us[0], each_expires_us=each)
+def _kind(terms: Terms | None) -> int:
+    """Messages whose terms are of one kind are published together."""
+    if terms is None:
+        return 0
+    return 3 if terms.due_us else 2 if terms.expires_us else 1
+
+
+def _together(terms: list[Terms | None]) -> tuple[Terms | None, list[Terms]]:
+    """The terms of messages that are alike, and those of each if they differ."""
+    first = terms[0]
+    if terms.count(first) == len(terms):
+        return first, []
+    return first, [each for each in terms if each is not None]
 
 
 def _check(

@@ -5,6 +5,7 @@ with `--once` only the first with an id.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from functools import lru_cache
 from math import inf
 from typing import Any, Final, NamedTuple
@@ -239,14 +240,20 @@ class Publishing:
             self.last_once([kept])
 
     def give(
-        self, queues: Queues, ids: list[bytes], bodies: list[bytes], terms: Terms | None = None
+        self,
+        queues: Queues,
+        ids: list[bytes],
+        bodies: list[bytes],
+        terms: Terms | None,
+        each: Sequence[Terms] = (),
     ) -> None:
-        """Give all these messages to each of a few queues at once."""
+        """Give all these messages to each of a few queues at once; `each` may have its own terms,
+        as in `Queue.publish_on`."""
         self._count(queues, len(ids))
         if tails := self._tails.of_events:
             self._tails.show(tails, bodies)
         for queue in queues:
-            _append(queue, ids, bodies, terms)
+            _append(queue, ids, bodies, terms, each)
 
     def publish_all(self, message: Single, queues: Queues) -> Work[None]:
         """Publish a message of nobody. The first `ROUTE_QUEUES` queues have it at once."""
@@ -353,8 +360,14 @@ def _attributes(flags: bytes) -> bytes:
     return replies.Parts(b"", wanted.meta, b"", wanted.traits).joined()
 
 
-def _append(queue: Queue, ids: list[bytes], bodies: list[bytes], terms: Terms | None) -> None:
+def _append(
+    queue: Queue,
+    ids: list[bytes],
+    bodies: list[bytes],
+    terms: Terms | None,
+    each: Sequence[Terms] = (),
+) -> None:
     if terms is None:
         queue.publish(ids, bodies)
     else:
-        queue.publish_on(ids, bodies, terms)
+        queue.publish_on(ids, bodies, terms, each)
