@@ -77,8 +77,8 @@ class TlsClient(Client):
         if self._over or self.ended:
             self._ignore(received)
             return
-        self._owner.begin_turn()
         is_cut = nbytes == unhandled.tls_piece_bytes
+        self._owner.begin_turn()
         try:
             is_end = self._decrypt(received, data)
         except OSError as error:
