@@ -1,7 +1,8 @@
-"""`python -m benchmarks.footprint`: installed size, memory, and memory per message.
+"""`python -m benchmarks.footprint`: installed size, memory, and memory per message and connection.
 
 The installed size is that of the package and of everything it depends on, without extras. Memory is
-the resident memory of a broker process: empty, and with messages of 100 bytes that wait in a queue.
+the resident memory of a broker process: empty, with messages of 100 bytes that wait in a queue, and
+with connections that have had an answer of 20,000 bytes, and sent half of a line.
 
 The one rule: nothing is estimated; each figure is read from the file system, /proc or the server.
 """
@@ -9,14 +10,22 @@ The one rule: nothing is estimated; each figure is read from the file system, /p
 import argparse
 import json
 import re
+import socket
+import ssl
 import tempfile
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+
+import trustme
 
 import mqks
 from mqks.testing import BrokerProcess
 
 PAYLOAD = "x" * 100
+CONNECTIONS = 400
+ANSWER = b"p ok " + b"x" * 20_000 + b"\n"
+HOST = "127.0.0.1"
 
 
 def needed(name: str, found: set[str]) -> set[str]:
@@ -61,11 +70,37 @@ def measured(count: int) -> dict[str, float]:
     }
 
 
+def connection_bytes(directory: Path, *, with_tls: bool) -> float:
+    authority, context, flags = trustme.CA(), ssl.create_default_context(), ["--insecure"]
+    if with_tls:
+        authority.configure_trust(context)
+        pem = directory / "cert.pem"
+        authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(pem)
+        with socket.create_server((HOST, 0)) as free:
+            port = free.getsockname()[1]
+        flags += ["--tls-host", HOST, "--tls-port", str(port), "--tls-cert", str(pem)]
+        flags += ["--tls-key", str(pem)]
+    with BrokerProcess(directory / "mqks.db", *flags) as broker, ExitStack() as connections:
+        empty = broker.resident_bytes
+        for _ in range(CONNECTIONS):
+            plain = socket.create_connection((HOST, port if with_tls else broker.port))
+            client = context.wrap_socket(plain, server_hostname=HOST) if with_tls else plain
+            connections.enter_context(client)
+            client.sendall(ANSWER.replace(b"ok", b"ping") + b"p ping")
+            with client.makefile("rb") as lines:
+                assert lines.readline() == ANSWER
+        return (broker.resident_bytes - empty) / CONNECTIONS
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=1_000_000, help="messages that wait")
     count = parser.parse_args(arguments).count
-    for name, figure in measured(count).items():
+    figures = measured(count)
+    for name, with_tls in (("connection_bytes", False), ("tls_connection_bytes", True)):
+        with tempfile.TemporaryDirectory() as directory:
+            figures[name] = connection_bytes(Path(directory), with_tls=with_tls)
+    for name, figure in figures.items():
         print(f"{name:38} {figure:14,.0f}")
 
 

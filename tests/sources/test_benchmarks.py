@@ -240,11 +240,15 @@ def test_the_footprint_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
         "empty_broker_bytes",
         "message_memory_bytes",
         "message_counted_bytes",
+        "connection_bytes",
+        "tls_connection_bytes",
     }
     installed, own, empty = (int(figures[name].replace(",", "")) for name in list(figures)[:3])
     assert 2**20 < own < installed
     assert empty > 2**20
     assert int(figures["message_counted_bytes"]) > len(footprint.PAYLOAD)
+    plain, with_tls = (figures[name] for name in ("connection_bytes", "tls_connection_bytes"))
+    assert 0 < int(plain.replace(",", "")) < int(with_tls.replace(",", ""))
 
 
 ROOT = Path(__file__).parents[2]
