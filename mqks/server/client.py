@@ -44,10 +44,12 @@ class Pieces(Protocol):
     """Where data come in, to be copied at once."""
 
     whole: memoryview
-    piece: memoryview
-    """The part of it for one piece."""
     piece_bytes: int
     tls_piece_bytes: int
+
+    def buffer(self, client: "Client") -> memoryview:
+        """The part of `whole` for what is read next."""
+        ...
 
 
 class Owner(Protocol):
@@ -100,8 +102,6 @@ class Client(Resting, asyncio.BufferedProtocol):
         self._lingering = False
         self.unhandled_bytes = 0
         """Memory of what has come in and is not handled."""
-        self.reads_long = False
-        """A long line of it is read, whatever room there is."""
         self.tail_bytes = 0
         """Of its incomplete line, when that was last counted."""
         self.unsent_bytes = 0
@@ -122,8 +122,7 @@ class Client(Resting, asyncio.BufferedProtocol):
         self._owner.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        unhandled = self._owner.unhandled
-        return unhandled.whole if self.reads_long else unhandled.piece
+        return self._owner.unhandled.buffer(self)
 
     def buffer_updated(self, nbytes: int) -> None:
         unhandled = self._owner.unhandled

@@ -16,7 +16,6 @@ from mqks.limits import (
     TLS_EMPTY_RECORDS_MAX,
     TLS_EMPTY_RECORDS_S,
     TLS_HANDSHAKE_RECORDS_MAX,
-    TLS_PIECE_BYTES_MAX,
 )
 from mqks.server.client import Client, Owner
 from mqks.server.gate import Peer
@@ -67,9 +66,7 @@ class TlsClient(Client):
         self._door.begin_handshake(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        unhandled = self._owner.unhandled
-        size = TLS_PIECE_BYTES_MAX if self.reads_long else unhandled.tls_piece_bytes
-        return unhandled.whole[:size]
+        return super().get_buffer(sizehint)[: self._owner.unhandled.tls_piece_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         unhandled, data, is_end, failure = self._owner.unhandled, list[bytes](), False, None
@@ -77,7 +74,7 @@ class TlsClient(Client):
         if self._over or self.ended:
             self._ignore(received)
             return
-        is_cut = nbytes == unhandled.tls_piece_bytes
+        is_cut = nbytes == min(unhandled.piece_bytes, unhandled.tls_piece_bytes)
         self._owner.begin_turn()
         try:
             is_end = self._decrypt(received, data)

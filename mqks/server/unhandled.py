@@ -39,9 +39,8 @@ class Unhandled:
         self._drop = drop
         self._loop = asyncio.get_running_loop()
         self._bytes_max = broker.settings.unhandled_bytes_max
-        self.whole = self.piece = memoryview(bytearray(PIECE_BYTES_MAX))
-        self.piece_bytes = PIECE_BYTES_MAX
-        self.tls_piece_bytes = TLS_PIECE_BYTES_MAX
+        self.whole = self._piece = memoryview(bytearray(PIECE_BYTES_MAX))
+        self.piece_bytes, self.tls_piece_bytes = PIECE_BYTES_MAX, TLS_PIECE_BYTES_MAX
         self._is_late = False
         self._reading: dict[Client, asyncio.TimerHandle] = {}
         """Clients whose long lines are read though there is hardly room, and when that is checked.
@@ -68,11 +67,15 @@ class Unhandled:
             self._cut()
 
     def _cut(self) -> None:
-        size, tls_max = self._flow.piece_bytes, TLS_PIECE_BYTES_MAX
+        size, self.tls_piece_bytes = self._flow.piece_bytes, TLS_PIECE_BYTES_MAX
         if self._is_late:
-            size, tls_max = min(size, PIECE_LATE_BYTES_MAX), TLS_PIECE_LATE_BYTES_MAX
-        self.piece_bytes, self.piece = size, self.whole[:size]
-        self.tls_piece_bytes = min(size, tls_max)
+            size = min(size, PIECE_LATE_BYTES_MAX)
+            self.tls_piece_bytes = TLS_PIECE_LATE_BYTES_MAX
+        self.piece_bytes, self._piece = size, self.whole[:size]
+
+    def buffer(self, client: Client) -> memoryview:
+        """A long line that is read at all is read whatever room there is."""
+        return self.whole if client in self._reading else self._piece
 
     def count(self, client: Client) -> None:
         """Count what is left of a client's lines."""
@@ -109,7 +112,6 @@ class Unhandled:
             del self._waiting[client]
             self._loop.call_soon(client.resume, Hold.ROOM)
         if timer := self._reading.pop(client, None):
-            client.reads_long = False
             timer.cancel()
 
     def _admit(self) -> None:
@@ -123,7 +125,6 @@ class Unhandled:
     def _check_later(self, client: Client) -> None:
         size = client.connection.splitter.tail_bytes
         self._reading[client] = self._loop.call_later(STUCK_S, self._check, client, size)
-        client.reads_long = True
 
     def _check(self, client: Client, began_bytes: int) -> None:
         """Whether it has gone on, if it could."""
