@@ -11,6 +11,7 @@ an fsync (`strace` shows one for each). The worker is prefork with two processes
 nothing, and is acked when it is done. Each task must have run, once.
 """
 
+import argparse
 import json
 import os
 import signal
@@ -145,5 +146,9 @@ def main(count: int, rounds: int, name: str) -> None:
 
 
 if __name__ == "__main__":
-    count, rounds, name = [*sys.argv[1:], *[""] * 3][:3]
-    main(int(count or COUNT), int(rounds or ROUNDS), name)
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("count", nargs="?", type=int, default=COUNT, help="tasks")
+    options.add_argument("rounds", nargs="?", type=int, default=ROUNDS)
+    options.add_argument("name", nargs="?", default="", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    main(given.count, given.rounds, given.name)

@@ -7,6 +7,7 @@ PostgreSQL, which sync each commit, as MQKS does. One worker, one thread; a task
 result is read: all must have run, once.
 """
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -141,4 +142,6 @@ if __name__ == "__main__":
         del sys.path[0]
         measure(sys.argv[2], sys.argv[3], int(sys.argv[1]))
     else:
-        main(int(sys.argv[1]) if len(sys.argv) > 1 else 2000)
+        options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+        options.add_argument("count", nargs="?", type=int, default=2000, help="tasks")
+        main(options.parse_args().count)

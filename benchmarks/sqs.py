@@ -7,6 +7,7 @@ by py-amqp with confirms, one message in flight on each connection. moto keeps m
 only. Clients in Python take most of the time, so the server's CPU time per message is told, too.
 """
 
+import argparse
 import asyncio
 import json
 import sys
@@ -26,6 +27,7 @@ from benchmarks.process import cpu_s, peer, resident_bytes
 from benchmarks.servers import SERVERS
 
 BODY = "x" * 100
+SERVED = "mqks", "moto", "rabbitmq"
 CROWD = 50
 BATCH = 10
 POLLS = 10_000
@@ -143,8 +145,8 @@ async def idle(port: int, url: str, root: int) -> str:
     )
 
 
-def main(count: int, *names: str) -> None:
-    for name in names or ("mqks", "moto", "rabbitmq"):
+def main(count: int, names: list[str]) -> None:
+    for name in names:
         port = free_port()
         with tempfile.TemporaryDirectory() as directory:
             command = [sys.executable, "-m", "mqks", "serve", "--db", "db", "--port", "0"]
@@ -166,4 +168,8 @@ def main(count: int, *names: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5000, *sys.argv[2:])
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("count", nargs="?", type=int, default=5000, help="messages")
+    options.add_argument("servers", nargs="*", default=[*SERVED], help=", ".join(SERVED))
+    given = options.parse_args()
+    main(given.count, given.servers)
