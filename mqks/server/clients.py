@@ -130,11 +130,11 @@ class Clients:
         self.unhandled.leave(client)
         self._gate.leave(client.peer)
 
-    def begin_turn(self) -> None:
-        """Something takes time before it can be handled."""
-        if self._turn.begin():
+    def begin_reading(self) -> None:
+        """Something is read that takes time before it can be handled."""
+        if self._turn.begin_reading():
             self._schedule_flush()
-        self.unhandled.late(self._broker.turns.over)
+        self.unhandled.late(self._turn.is_late)
 
     def receive(self, client: Client, data: bytes, read_bytes: int, *, is_cut: bool) -> None:
         """Handle a chunk with all others of this turn; a large one, or very many, now. It was read
@@ -196,7 +196,7 @@ class Clients:
             if connection.works or connection.overrun or is_large:
                 self._go_on_later(client, waits=waits)
         intake.finish()
-        self.unhandled.late(self._broker.turns.over)
+        self.unhandled.late(self._turn.is_late)
         if self._turn:
             self._schedule_flush()
         if pending.records > records and not self._broker.unwritable:

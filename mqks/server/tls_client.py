@@ -75,7 +75,8 @@ class TlsClient(Client):
             self._ignore(received)
             return
         is_cut = nbytes == min(unhandled.piece_bytes, unhandled.tls_piece_bytes)
-        self._owner.begin_turn()
+        if self._shaken:
+            self._owner.begin_reading()
         try:
             is_end = self._decrypt(received, data)
         except OSError as error:
