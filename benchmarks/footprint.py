@@ -20,6 +20,7 @@ from pathlib import Path
 import trustme
 
 import mqks
+from benchmarks.flow import free_port
 from mqks.testing import BrokerProcess
 
 PAYLOAD = "x" * 100
@@ -71,13 +72,12 @@ def measured(count: int) -> dict[str, float]:
 
 
 def connection_bytes(directory: Path, *, with_tls: bool) -> float:
-    authority, context, flags = trustme.CA(), ssl.create_default_context(), ["--insecure"]
+    context, port, flags = ssl.create_default_context(), free_port(), ["--insecure"]
     if with_tls:
+        authority = trustme.CA()
         authority.configure_trust(context)
         pem = directory / "cert.pem"
         authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(pem)
-        with socket.create_server((HOST, 0)) as free:
-            port = free.getsockname()[1]
         flags += ["--tls-host", HOST, "--tls-port", str(port), "--tls-cert", str(pem)]
         flags += ["--tls-key", str(pem)]
     with BrokerProcess(directory / "mqks.db", *flags) as broker, ExitStack() as connections:

@@ -44,7 +44,6 @@ class Pieces(Protocol):
     """Where data come in, to be copied at once."""
 
     whole: memoryview
-    piece_bytes: int
     tls_piece_bytes: int
 
     def buffer(self, client: "Client") -> memoryview:
@@ -125,9 +124,8 @@ class Client(Resting, asyncio.BufferedProtocol):
         return self._owner.unhandled.buffer(self)
 
     def buffer_updated(self, nbytes: int) -> None:
-        unhandled = self._owner.unhandled
-        is_cut = nbytes == unhandled.piece_bytes
-        self._received(bytes(unhandled.whole[:nbytes]), nbytes, is_cut=is_cut)
+        data = bytes(self._owner.unhandled.whole[:nbytes])
+        self._received(data, nbytes, is_cut=nbytes == len(self.get_buffer(nbytes)))
 
     def _received(self, data: bytes, read_bytes: int, *, is_cut: bool) -> None:
         if not self.ended:

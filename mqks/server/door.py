@@ -168,4 +168,5 @@ class Door:
 
     def _tell(self, who: Peer, failure: Exception) -> None:
         if self._errors.allows():
-            log.warning("tls_failed", connection=who.address, reason=reason_of(failure))
+            reason = reason_of(failure, "malformed record")
+            log.warning("tls_failed", connection=who.address, reason=reason)

@@ -8,8 +8,6 @@ import ssl
 from mqks.errors import ConfigurationError
 from mqks.settings import Settings
 
-NOT_PEM = "not PEM"
-
 
 def make_context(settings: Settings) -> ssl.SSLContext:
     """Raises ConfigurationError."""
@@ -25,20 +23,18 @@ def make_context(settings: Settings) -> ssl.SSLContext:
         context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
     except (OSError, ValueError) as error:
         files = f"{settings.tls_cert}, {settings.tls_key}"
-        raise ConfigurationError(
-            f"tls_cert, tls_key: {files}: {reason_of(error, NOT_PEM)}"
-        ) from None
+        raise ConfigurationError(f"tls_cert, tls_key: {files}: {reason_of(error)}") from None
     if settings.tls_client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
         try:
             context.load_verify_locations(settings.tls_client_ca)
         except (OSError, ValueError) as error:
             place = f"tls_client_ca: {settings.tls_client_ca}"
-            raise ConfigurationError(f"{place}: {reason_of(error, NOT_PEM)}") from None
+            raise ConfigurationError(f"{place}: {reason_of(error)}") from None
     return context
 
 
-def reason_of(error: Exception, otherwise: str = "malformed record") -> str:
+def reason_of(error: Exception, otherwise: str = "not PEM") -> str:
     """`otherwise` is that of an error for which OpenSSL has no text."""
     if isinstance(error, ssl.SSLZeroReturnError):
         return "the client closed the connection"

@@ -12,11 +12,7 @@ from struct import Struct
 from time import monotonic
 from typing import Final, Protocol, cast
 
-from mqks.limits import (
-    TLS_EMPTY_RECORDS_MAX,
-    TLS_EMPTY_RECORDS_S,
-    TLS_HANDSHAKE_RECORDS_MAX,
-)
+from mqks.limits import TLS_EMPTY_RECORDS_MAX, TLS_EMPTY_RECORDS_S, TLS_HANDSHAKE_RECORDS_MAX
 from mqks.server.client import Client, Owner
 from mqks.server.gate import Peer
 
@@ -69,14 +65,14 @@ class TlsClient(Client):
         return super().get_buffer(sizehint)[: self._owner.unhandled.tls_piece_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
-        unhandled, data, is_end, failure = self._owner.unhandled, list[bytes](), False, None
-        received = self._tail + unhandled.whole[:nbytes]
+        received = self._tail + self._owner.unhandled.whole[:nbytes]
         if self._over or self.ended:
             self._ignore(received)
             return
-        is_cut = nbytes == min(unhandled.piece_bytes, unhandled.tls_piece_bytes)
+        is_cut = nbytes == len(self.get_buffer(nbytes))
         if self._shaken:
             self._owner.begin_reading()
+        data, is_end, failure = list[bytes](), False, None
         try:
             is_end = self._decrypt(received, data)
         except OSError as error:

@@ -40,7 +40,7 @@ class Unhandled:
         self._loop = asyncio.get_running_loop()
         self._bytes_max = broker.settings.unhandled_bytes_max
         self.whole = self._piece = memoryview(bytearray(PIECE_BYTES_MAX))
-        self.piece_bytes, self.tls_piece_bytes = PIECE_BYTES_MAX, TLS_PIECE_BYTES_MAX
+        self.tls_piece_bytes = TLS_PIECE_BYTES_MAX
         self._is_late = False
         self._reading: dict[Client, asyncio.TimerHandle] = {}
         """Clients whose long lines are read though there is hardly room, and when that is checked.
@@ -71,7 +71,7 @@ class Unhandled:
         if self._is_late:
             size = min(size, PIECE_LATE_BYTES_MAX)
             self.tls_piece_bytes = TLS_PIECE_LATE_BYTES_MAX
-        self.piece_bytes, self._piece = size, self.whole[:size]
+        self._piece = self.whole[:size]
 
     def buffer(self, client: Client) -> memoryview:
         """A long line that is read at all is read whatever room there is."""

@@ -142,22 +142,21 @@ def _do(
     publishing, waiters = broker.publishing, broker.pending.waiters
     # Moves are the first: consumers may take what is ready when others make room.
     counts = [each and redrives.move_gathered(broker, *each) for each in moving]
-    alike: tuple[Queues, int] = {}, 0
-    ids, bodies, terms = list[bytes](), list[bytes](), list[Terms | None]()
-    """Messages for the same queues with terms of the same kind, `alike`, which are one step."""
+    queues: Queues = {}
+    alike: tuple[Queues, int] | None = None
+    step: list[Single] = []
+    """Messages for the same `queues` with terms of the same kind, which are one step."""
     for (request, wanted), message, count in zip(kept, messages, counts, strict=True):
         told = None if count is None else b"%d" % count
         # Those with an id of `--once` go singly.
         gathered = None if message is None or message[0].once_s else message
-        kind = (gathered[1], _kind(gathered[0].terms)) if gathered is not None else None
-        if ids and kind != alike:
-            publishing.give(alike[0], ids, bodies, *_together(terms))
-            ids, bodies, terms = [], [], []
-        if gathered is not None and kind is not None:
-            alike = kind
-            terms.append(gathered[0].terms)
-            ids.append(gathered[0].id)
-            bodies.append(gathered[0].body)
+        key = None if gathered is None else (gathered[1], _kind(gathered[0].terms))
+        if step and key != alike:
+            _give(broker, queues, step)
+            step = []
+        if gathered is not None:
+            alike, queues = key, gathered[1]
+            step.append(gathered[0])
         elif message is not None:
             publishing.publish_to(connection, *message)
         elif count is None:
@@ -169,8 +168,8 @@ def _do(
                 waiters.confirms.append((connection, [request.id]))
             else:
                 waiters.counts.append((connection, request.id, told))
-    if ids:
-        publishing.give(alike[0], ids, bodies, *_together(terms))
+    if step:
+        _give(broker, queues, step)
     # All of it is in one piece of the batch, and nothing of it is written before the rest.
     broker.pending.in_one_piece |= bool(kept)
 
@@ -182,12 +181,11 @@ def _kind(terms: Terms | None) -> int:
     return 3 if terms.due_us else 2 if terms.expires_us else 1
 
 
-def _together(terms: list[Terms | None]) -> tuple[Terms | None, list[Terms]]:
-    """The terms of messages that are alike, and those of each if they differ."""
-    first = terms[0]
-    if terms.count(first) == len(terms):
-        return first, []
-    return first, [each for each in terms if each is not None]
+def _give(broker: Broker, queues: Queues, step: list[Single]) -> None:
+    ids, bodies = [each.id for each in step], [each.body for each in step]
+    terms = [each.terms for each in step if each.terms is not None]
+    differ = any(each != terms[0] for each in terms)
+    broker.publishing.give(queues, ids, bodies, step[0].terms, terms if differ else ())
 
 
 def _check(
