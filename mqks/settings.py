@@ -55,6 +55,14 @@ class QueueTable(NamedTuple):
     fields: dict[str, Any]
 
 
+class Overridden(NamedTuple):
+    """A setting with two different values, of which the weaker place has no effect."""
+
+    setting: str
+    used: str
+    ignored: str
+
+
 @dataclass(frozen=True, slots=True)
 class DatabaseUrl:
     """The URL of a database server, as it was given. As a string it has no password."""
@@ -104,6 +112,10 @@ class Settings:
 
     db: Path | DatabaseUrl = _storage(
         Path("mqks.db"), "Path of the database file, or the URL of a PostgreSQL database."
+    )
+    db_must_exist: bool = _storage(
+        False,
+        "Refuse to start without a database, instead of creating one: its volume is not mounted.",
     )
     db_replication: Literal["standbys", "provider", "none"] = _storage(
         "standbys",
@@ -347,6 +359,8 @@ class Settings:
     """The settings file that was read."""
     queue_tables: tuple[QueueTable, ...] = ()
     """Defaults for policies of queues; the first table that matches applies."""
+    overridden: tuple[Overridden, ...] = field(default=(), compare=False)
+    """Those that stand in several places, with different values."""
 
     @property
     def db_file(self) -> Path:
@@ -522,6 +536,7 @@ def collect(
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     mistakes: list[str] = []
+    overridden: list[Overridden] = []
     file, table = _config_file(environ, config), {}
     if file is not None:
         try:
@@ -534,12 +549,15 @@ def collect(
             mistakes.append(f"{place}: {setting}")
             continue
         try:
-            values[setting.name] = setting.parse(value)
+            parsed = setting.parse(value)
         except ValueError as error:
             mistakes.append(f"{place}: {error}")
-        places[setting.name] = place
+            continue
+        if parsed != values.get(setting.name, parsed):
+            overridden.append(Overridden(setting.name, place, places[setting.name]))
+        values[setting.name], places[setting.name] = parsed, place
     _share_memory(values, places)
-    settings = Settings(**values, config=file, queue_tables=tables)
+    settings = Settings(**values, config=file, queue_tables=tables, overridden=tuple(overridden))
     mistakes += [*of_tables, *_mistakes_together(settings, places)]
     return settings, places, [*_with_lines(file, mistakes)]
 
@@ -585,7 +603,13 @@ def _config_file(environ: Mapping[str, str], config: Path | None) -> Path | None
     if named := environ.get("MQKS_CONFIG"):
         return Path(named)
     usual = Path("mqks.toml")
-    return usual if usual.exists() else None
+    try:
+        usual.stat()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        pass  # Reading it says why.
+    return usual
 
 
 def _share_memory(values: dict[str, Any], places: dict[str, str]) -> None:

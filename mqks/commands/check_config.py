@@ -67,12 +67,13 @@ def problems(settings: Settings) -> Iterator[str]:
         path = getattr(settings, name)
         if not isinstance(path, Path):
             continue
-        if not path.absolute().parent.is_dir():
-            yield f"{name}: the directory {path.absolute().parent} does not exist"
-        elif not os.access(path.absolute().parent, os.W_OK | os.X_OK):
-            yield f"{name}: the directory {path.absolute().parent} can't be written by this user"
+        directory = path.absolute().parent
+        if not os.path.isdir(directory):
+            yield f"{name}: the directory {directory} does not exist, or can't be reached"
+        elif not os.access(directory, os.W_OK | os.X_OK):
+            yield f"{name}: the directory {directory} can't be written by this user"
     db = settings.db
-    if isinstance(db, Path) and db.exists():
+    if isinstance(db, Path) and os.path.exists(db):
         if not db.is_file():
             yield f"db: {db} is not a file"
         elif not os.access(db, os.R_OK | os.W_OK):
@@ -81,8 +82,8 @@ def problems(settings: Settings) -> Iterator[str]:
         path = getattr(settings, name)
         if name in MADE_BY_SERVER or setting.type not in (Path, Path | None) or path is None:
             continue
-        if not path.is_file():
-            yield f"{name}: the file {path} does not exist"
+        if not os.path.isfile(path):
+            yield f"{name}: the file {path} does not exist, or can't be reached"
         elif not os.access(path, os.R_OK):
             yield f"{name}: {path} can't be read by this user"
     try:

@@ -105,6 +105,8 @@ async def serve(
     are_few = connections_max < (default // 2 if wanted == default else wanted)
     settings = replace(settings, connections_max=connections_max)
     log.event("starting", version=__version__, db=str(settings.db))
+    for each in settings.overridden:
+        log.event("overridden", **each._asdict())
     environ = {} if environ is None else environ
     notify, inherited = Notify(environ), take_sockets(environ)
     for listening, name in inherited:
@@ -151,6 +153,11 @@ async def serve(
         else:
             await load()
         starting.cancel()
+        if journal.store.made:
+            log.event("created", db=str(settings.db))
+        if journal.store.upgraded:
+            old, new = journal.store.upgraded
+            log.event("upgraded", **{"from": old, "to": new})
         if broker.last_errors:
             error_ids.follow(broker.last_errors[-1].id)
         log.event(

@@ -736,6 +736,15 @@ def test_ping(shell: Console) -> None:
         assert 0 < found["ms"] < 60_000
 
 
+def test_ping_follows_the_settings(shell: Console, tmp_path: Path) -> None:
+    port = shell.url.rpartition(":")[2]
+    console = Console(tmp_path, MQKS_PORT=port, MQKS_HOST="0.0.0.0", MQKS_INSECURE="true")
+    assert console.out("ping").startswith(f"127.0.0.1:{port} answered in ")
+    (tmp_path / "mqks.toml").write_text(f"port = {port}\n")
+    assert Console(tmp_path).out("ping").startswith(f"127.0.0.1:{port} answered in ")
+    assert Console(tmp_path).out("publish", "e", "x").endswith("\n")
+
+
 @pytest.mark.parametrize(
     ("url", "why"),
     [
