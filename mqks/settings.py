@@ -18,7 +18,7 @@ from types import UnionType
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from mqks.errors import BadRequest, ConfigurationError, did_you_mean
-from mqks.limits import QUEUE_TABLES_MAX
+from mqks.limits import QUEUE_TABLES_MAX, SCHEDULE_BYTES_MAX, SCHEDULES_MAX
 from mqks.protocol.durations import in_seconds
 from mqks.protocol.masks import name_masks
 from mqks.protocol.requests import POLICY_FIELDS, policy_value
@@ -26,6 +26,8 @@ from mqks.protocol.requests import POLICY_FIELDS, policy_value
 MIB, GIB, TIB = 1024**2, 1024**3, 1024**4
 SHARE_BYTES_MIN = 64 * MIB
 """Minimum of a limit that shrinks with `memory_bytes`."""
+PROCESS_BYTES, READ_BYTES, ONCE_ID_BYTES = 45 * MIB, 100 * MIB, 90 + 128
+"""Memory of an empty server, of one read of the journal, and of the longest id of `--once`."""
 _SIZES = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": 1024}
 _EXAMPLES = {
     "bytes": " or a size such as 512MiB (KiB, MiB, GiB, TiB)",
@@ -376,6 +378,17 @@ class Settings:
     @property
     def has_http(self) -> bool:
         return self.http_port is not None or self.page != "off"
+
+    @property
+    def memory_bytes_sum(self) -> int:
+        """What a server with these settings takes at most, but for what each connection takes: the
+        sum of "Memory use" in docs/settings.md."""
+        limits = (
+            *(self.memory_bytes, self.metadata_bytes_max, self.unacked_bytes_max),
+            *(self.unhandled_bytes_max, self.unsent_bytes_max, 2 * self.batch_bytes_max),
+        )
+        schedules, once = SCHEDULES_MAX * SCHEDULE_BYTES_MAX, self.once_ids_max * ONCE_ID_BYTES
+        return sum(limits) + schedules + once + PROCESS_BYTES + READ_BYTES
 
     def needs_auth(self, *, local: bool) -> bool:
         """Whether a client must authenticate before anything else."""

@@ -14,14 +14,15 @@ from mqks.commands.declare import AS_JSON
 from mqks.commands.options import table
 from mqks.commands.serve import FLAGS
 from mqks.errors import ConfigurationError
-from mqks.settings import SETTINGS, Settings, collect
+from mqks.settings import MIB, SETTINGS, Settings, collect
 
 MADE_BY_SERVER = ("db", "unix")
 """Files that need not be there; any other that a setting names does."""
 
 
 def check_config(config: Path | None, as_json: bool, **flags: object) -> None:
-    """Check the settings that serve would use, and print them with where each comes from.
+    """Check the settings that serve would use, and print them with where each comes from, and the
+    memory that the server takes at most.
 
     It takes the flags of serve. It reports all mistakes, with exit code 78.
     """
@@ -42,7 +43,13 @@ def check_config(config: Path | None, as_json: bool, **flags: object) -> None:
         for place in [f"{settings.config}: queue {number}"]
         for name, value in row.fields.items()
     )
-    table([*rows, *tables], ["setting", "value", "from"], as_json=as_json)
+    size = settings.memory_bytes_sum
+    memory = {
+        "setting": "(memory, at most)",
+        "value": size if as_json else f"{size // MIB}MiB",
+        "from": "limits",
+    }
+    table([*rows, *tables, memory], ["setting", "value", "from"], as_json=as_json)
     if found := list(problems(settings)):
         raise ConfigurationError(*found)
 

@@ -29,6 +29,16 @@ def check_queue(client: "BlockingClient", name: str, otherwise: str = "") -> Non
         raise
 
 
+def exists(client: "BlockingClient", queue: str) -> bool:
+    from mqks.client.errors import QueueMissing  # here, as above
+
+    try:
+        client.check_queue(queue)
+    except QueueMissing:
+        return False
+    return True
+
+
 def check(client: "BlockingClient", what: str, key: str, wanted: str) -> None:
     """The same for a consumer, or what else has a list in `stats`, and this `key` there."""
     from mqks.client.errors import RequestFailed  # here, as above

@@ -11,7 +11,7 @@ from mqks.commands import complete
 from mqks.commands.complete import Queue, queue_argument
 from mqks.commands.connection import Server
 from mqks.commands.declare import option
-from mqks.commands.existing import check_queue
+from mqks.commands.existing import check_queue, exists
 from mqks.commands.options import (
     AddMask,
     Choice,
@@ -23,6 +23,7 @@ from mqks.commands.options import (
     Yes,
     confirm,
     counted,
+    note,
     note_stars,
 )
 from mqks.inspection.text import printable
@@ -221,7 +222,11 @@ def set_queue(
     with server.connected() as client:
         if not create:
             check_queue(client, queue, "; --create creates it")
+        target = changes.get("dead_letters")
+        is_new = target is not None and not exists(client, target)
         client.set_queue(queue, reset=reset, **requests.policy(changes))
+        if is_new:
+            note(f"the queue {printable(target)} did not exist: it was created")
     return {"queue": queue, "reset": reset, "changes": changes}, ""
 
 

@@ -106,7 +106,7 @@ async def serve(
     settings = replace(settings, connections_max=connections_max)
     log.event("starting", version=__version__, db=str(settings.db))
     for each in settings.overridden:
-        log.event("overridden", **each._asdict())
+        log.event("overridden", setting=each.setting, used=each.used, ignored=each.ignored)
     environ = {} if environ is None else environ
     notify, inherited = Notify(environ), take_sockets(environ)
     for listening, name in inherited:

@@ -24,6 +24,7 @@ from tests.kit.server_process import ServerProcess, refusal
 from tests.kit.waiting import until
 
 PAGE = 4096
+ROOT = Path(__file__).parents[2]
 DAMAGED, WRONG_SETTING = 65, 78
 
 
@@ -298,6 +299,12 @@ def test_values_are_shown_as_one_writes_them(capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert re.search(r"^line_bytes_max +1MiB +default$", out, re.M)
     assert re.search(r"^insecure +false +default$", out, re.M)
+    # The sum of what the documentation says.
+    memory = re.search(r"^\(memory, at most\) +(\d+)MiB +limits$", out, re.M)
+    table = (ROOT / "docs/settings.md").read_text().partition("### Memory use")[2]
+    told = re.findall(r"\| (\d+) MiB \|$", table.partition("###")[0], re.M)
+    assert memory
+    assert sum(map(int, told)) == pytest.approx(int(memory[1]), rel=0.01)
 
 
 def test_all_that_is_wrong_is_reported(
