@@ -48,7 +48,7 @@ def commands(text: str) -> Iterator[list[str]]:
                 continue
             while words and re.match(r"[A-Z_]+=", words[0]) and "/" not in words[0]:
                 words.pop(0)
-            if words and re.search(r"(^|/)mqks$", words[0]):
+            if words and re.search(r"(^[^=]*/|^)mqks$", words[0]):
                 yield words[1:]
             words = []
 
