@@ -135,7 +135,7 @@ def test_a_deleted_database_is_rescued_while_a_service_reconnects(tmp_path: Path
         told = json.loads(shell.run("mqks inspect queue jobs --json"))
         assert (told["ready"], told["unacked"]) == (49, 1)
         assert told["policy"]["retries"] == {"value": 3, "from": "set_queue"}
-        assert "1 redriven" in shell.run("mqks redrive dead")
+        assert "1 message redriven" in shell.run("mqks redrive dead")
 
 
 def test_the_backup_page_can_be_typed(tmp_path: Path) -> None:
