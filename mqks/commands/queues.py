@@ -11,7 +11,7 @@ from mqks.commands import complete
 from mqks.commands.complete import Queue, queue_argument
 from mqks.commands.connection import Server
 from mqks.commands.declare import option
-from mqks.commands.existing import check_queue, exists
+from mqks.commands.existing import check_queue, listed
 from mqks.commands.options import (
     AddMask,
     Choice,
@@ -23,7 +23,6 @@ from mqks.commands.options import (
     Yes,
     confirm,
     counted,
-    note,
     note_stars,
 )
 from mqks.inspection.text import printable
@@ -223,11 +222,11 @@ def set_queue(
         if not create:
             check_queue(client, queue, "; --create creates it")
         target = changes.get("dead_letters")
-        is_new = target is not None and not exists(client, target)
+        known = listed(client, "queue", "name") if target else None
         client.set_queue(queue, reset=reset, **requests.policy(changes))
-        if is_new:
-            note(f"the queue {printable(target)} did not exist: it was created")
-    return {"queue": queue, "reset": reset, "changes": changes}, ""
+    is_new = known is not None and target not in known
+    told = f"the queue {printable(target)} did not exist: it was created" if is_new else ""
+    return {"queue": queue, "reset": reset, "changes": changes}, told
 
 
 def delete_queue(

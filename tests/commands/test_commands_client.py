@@ -505,7 +505,7 @@ def test_the_life_of_a_queue(shell: Console) -> None:
 def test_scheduled_messages_and_dead_letters(shell: Console) -> None:
     shell.play("""
         $ mqks set-queue q --create --retries 1 --dead-letters dead
-        mqks: the queue dead did not exist: it was created
+        the queue dead did not exist: it was created
         $ mqks subscribe q e f.a
         $ mqks publish e 1 --id m1 --delay 3600
         m1
