@@ -55,10 +55,12 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.made
-	$(BIN)/python -m pip install --quiet --editable .
+	@echo "Installing MQKS and what it needs into $(VENV): about half a minute."
+	@$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.made
+	@echo "Installing MQKS and all that its tests need into $(VENV): some minutes, once."
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	$(BIN)/python -m tools.sdists
 	@touch $(VENV)/.installed $@

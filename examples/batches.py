@@ -16,7 +16,7 @@ COUNT = 20_000
 
 async def main() -> None:
     async with mqks.connect() as client:
-        async with client.consume("readings", events=["reading"], prefetch=0) as consumer:
+        async with client.consume("measurements", events=["reading"], prefetch=0) as consumer:
             began = perf_counter()
             confirmed = await client.publish_many(("reading", {"n": n}) for n in range(COUNT))
             total = handled = 0
@@ -29,7 +29,7 @@ async def main() -> None:
             seconds = perf_counter() - began
         print(f"{confirmed} confirmed, {handled} handled, the sum is {total}")
         print(f"{COUNT / seconds:,.0f} messages per second")
-        await client.delete_queue("readings")
+        await client.delete_queue("measurements")
 
 
 anyio.run(main)

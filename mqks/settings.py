@@ -18,7 +18,7 @@ from types import UnionType
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from mqks.errors import BadRequest, ConfigurationError, did_you_mean
-from mqks.limits import QUEUE_TABLES_MAX
+from mqks.limits import QUEUE_TABLES_MAX, SCHEDULE_BYTES_MAX, SCHEDULES_MAX
 from mqks.protocol.durations import in_seconds
 from mqks.protocol.masks import name_masks
 from mqks.protocol.requests import POLICY_FIELDS, policy_value
@@ -26,6 +26,8 @@ from mqks.protocol.requests import POLICY_FIELDS, policy_value
 MIB, GIB, TIB = 1024**2, 1024**3, 1024**4
 SHARE_BYTES_MIN = 64 * MIB
 """Minimum of a limit that shrinks with `memory_bytes`."""
+PROCESS_BYTES, READ_BYTES, ONCE_ID_BYTES = 45 * MIB, 100 * MIB, 90 + 128
+"""Memory of an empty server, of one read of the journal, and of the longest id of `--once`."""
 _SIZES = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": 1024}
 _EXAMPLES = {
     "bytes": " or a size such as 512MiB (KiB, MiB, GiB, TiB)",
@@ -53,6 +55,14 @@ class QueueTable(NamedTuple):
 
     name: str
     fields: dict[str, Any]
+
+
+class Overridden(NamedTuple):
+    """A setting with two different values, of which the weaker place has no effect."""
+
+    setting: str
+    used: str
+    ignored: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,10 @@ class Settings:
 
     db: Path | DatabaseUrl = _storage(
         Path("mqks.db"), "Path of the database file, or the URL of a PostgreSQL database."
+    )
+    db_must_exist: bool = _storage(
+        False,
+        "Refuse to start without a database, instead of creating one: its volume is not mounted.",
     )
     db_replication: Literal["standbys", "provider", "none"] = _storage(
         "standbys",
@@ -347,6 +361,8 @@ class Settings:
     """The settings file that was read."""
     queue_tables: tuple[QueueTable, ...] = ()
     """Defaults for policies of queues; the first table that matches applies."""
+    overridden: tuple[Overridden, ...] = field(default=(), compare=False)
+    """Those that stand in several places, with different values."""
 
     @property
     def db_file(self) -> Path:
@@ -362,6 +378,17 @@ class Settings:
     @property
     def has_http(self) -> bool:
         return self.http_port is not None or self.page != "off"
+
+    @property
+    def memory_bytes_sum(self) -> int:
+        """What a server with these settings takes at most, but for what each connection takes: the
+        sum of "Memory use" in docs/settings.md."""
+        limits = (
+            *(self.memory_bytes, self.metadata_bytes_max, self.unacked_bytes_max),
+            *(self.unhandled_bytes_max, self.unsent_bytes_max, 2 * self.batch_bytes_max),
+        )
+        schedules, once = SCHEDULES_MAX * SCHEDULE_BYTES_MAX, self.once_ids_max * ONCE_ID_BYTES
+        return sum(limits) + schedules + once + PROCESS_BYTES + READ_BYTES
 
     def needs_auth(self, *, local: bool) -> bool:
         """Whether a client must authenticate before anything else."""
@@ -522,6 +549,7 @@ def collect(
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     mistakes: list[str] = []
+    overridden: list[Overridden] = []
     file, table = _config_file(environ, config), {}
     if file is not None:
         try:
@@ -534,12 +562,15 @@ def collect(
             mistakes.append(f"{place}: {setting}")
             continue
         try:
-            values[setting.name] = setting.parse(value)
+            parsed = setting.parse(value)
         except ValueError as error:
             mistakes.append(f"{place}: {error}")
-        places[setting.name] = place
+            continue
+        if parsed != values.get(setting.name, parsed):
+            overridden.append(Overridden(setting.name, place, places[setting.name]))
+        values[setting.name], places[setting.name] = parsed, place
     _share_memory(values, places)
-    settings = Settings(**values, config=file, queue_tables=tables)
+    settings = Settings(**values, config=file, queue_tables=tables, overridden=tuple(overridden))
     mistakes += [*of_tables, *_mistakes_together(settings, places)]
     return settings, places, [*_with_lines(file, mistakes)]
 
@@ -585,7 +616,13 @@ def _config_file(environ: Mapping[str, str], config: Path | None) -> Path | None
     if named := environ.get("MQKS_CONFIG"):
         return Path(named)
     usual = Path("mqks.toml")
-    return usual if usual.exists() else None
+    try:
+        usual.stat()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        pass  # Reading it says why.
+    return usual
 
 
 def _share_memory(values: dict[str, Any], places: dict[str, str]) -> None:

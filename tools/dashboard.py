@@ -21,6 +21,7 @@ ABOUT = {
     **{name: about for name, (about, _) in metrics.QUEUES.items()},
     **metrics.HISTOGRAMS,
     **dict([metrics.READY, metrics.DEAD, metrics.LIMIT_REACHED]),
+    **dict([metrics.SCHEDULES_FAILING, metrics.CERTIFICATE]),
 }
 LABELS = {metrics.DEAD[0]: "reason", metrics.LIMIT_REACHED[0]: "limit"}
 
@@ -39,7 +40,8 @@ class Panel(NamedTuple):
 
 
 NO_CONSUMER = (
-    f"topk(50, mqks_queue_messages_ready{{{QUEUE}}} > 0 unless mqks_queue_consumers{{{QUEUE}}} > 0)"
+    f'topk(50, mqks_queue_messages_ready{{{QUEUE}, role=""}} > 0'
+    f" unless mqks_queue_consumers{{{QUEUE}}} > 0)"
 )
 NUMBERS = (
     Panel(
@@ -183,6 +185,13 @@ CHARTS = {
             "One per connection.",
             width=8,
             is_log=True,
+        ),
+        Panel("Schedules that fail", {"mqks_schedules_failing": ""}),
+        Panel(
+            "Time until the certificate expires",
+            {f"mqks_certificate_expiry_timestamp_seconds{{{ONE}}} - time()": "{{instance}}"},
+            ABOUT["mqks_certificate_expiry_timestamp_seconds"],
+            "s",
         ),
     ),
     "Queues (from /metrics/queues)": (

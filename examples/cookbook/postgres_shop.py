@@ -4,6 +4,9 @@ import sys
 
 import psycopg
 
+if len(sys.argv) != 2:
+    sys.exit("usage: python postgres_shop.py ITEM")
+
 with psycopg.connect() as db:  # PGHOST, PGUSER, … ; one transaction, committed at the end.
     db.execute("CREATE TABLE IF NOT EXISTS orders (id serial PRIMARY KEY, item text NOT NULL)")
     db.execute("""

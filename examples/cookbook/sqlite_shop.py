@@ -3,6 +3,8 @@ import json
 import sqlite3
 import sys
 
+if len(sys.argv) != 2:
+    sys.exit("usage: python sqlite_shop.py ITEM")
 db = sqlite3.connect("shop.db")
 db.executescript("""
     CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, item TEXT NOT NULL);

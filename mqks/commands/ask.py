@@ -1,25 +1,59 @@
 """`mqks ping` and `mqks eval`. The one rule: they change nothing on the server."""
 
 import json
+import os
 import sys
 import time
-from typing import Annotated
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException
+from typing import Annotated, Final
 
 import typer
 
-from mqks.commands.connection import Server
+from mqks.commands.connection import ANY_ADDRESS, Server
 from mqks.commands.options import AsJson, Told, tell
 from mqks.inspection.text import printable
+from mqks.settings import PAGE_PORT, DatabaseUrl, load
+
+STANDBY_S: Final = 5.0
+"""How long a standby may take to say what it waits for."""
+STANDBY_BYTES: Final = 4096
 
 
 def ping(server: Server) -> Told:
-    """Show whether a server answers, and how fast."""
-    with server.connected() as client:
-        began = time.perf_counter()
-        client.ping("command")
-        took_ms = round((time.perf_counter() - began) * 1000, 3)
-        name = client.server
+    """Show whether a server answers, and how fast.
+
+    Without a URL, that is the server with the settings found here; it may be a standby.
+    """
+    from mqks.client.errors import ConnectionLost  # here, so that --help does not load it
+
+    try:
+        with server.connected() as client:
+            began = time.perf_counter()
+            client.ping("command")
+            took_ms = round((time.perf_counter() - began) * 1000, 3)
+            name = client.server
+    except ConnectionLost:
+        waits = None if server.url else _standby()
+        if waits is None:
+            raise
+        return {"server": None, "standby": waits}, f"standby: {waits}"
     return {"server": name, "ms": took_ms}, f"{name} answered in {took_ms} ms"
+
+
+def _standby() -> str | None:
+    """What the server with the settings found here waits for, if it is a standby: it answers on its
+    HTTP port only."""
+    settings = load({}, os.environ)
+    if not isinstance(settings.db, DatabaseUrl) or not settings.has_http:
+        return None
+    host, port = settings.http_host, settings.http_port or PAGE_PORT
+    connection = HTTPConnection(ANY_ADDRESS.get(host, host), port, timeout=STANDBY_S)
+    with closing(connection), suppress(OSError, HTTPException):
+        connection.request("GET", "/readyz")
+        kind, _, waits = connection.getresponse().read(STANDBY_BYTES).decode().partition(": ")
+        return waits.strip() if kind == "standby" else None
+    return None
 
 
 def eval_(

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mqks.commands.connection import Server, limited
+from mqks.commands.connection import Server, limited, url_or_usual
 from mqks.commands.options import AsJson, Names, table, tell
 
 
@@ -31,7 +31,7 @@ def bench(
     options = limited(server.timeout_s)
     if unknown := set(works or []) - WORKS.keys():
         raise typer.BadParameter(f"unknown measurement {min(unknown)}; use {', '.join(WORKS)}")
-    address = urls.parse(server.url)
+    address = urls.parse(url_or_usual(server.url))
     told = {}
     for work in works or WORKS:
         with Bench(address, options, count, payload_bytes) as running:

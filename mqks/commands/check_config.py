@@ -14,14 +14,15 @@ from mqks.commands.declare import AS_JSON
 from mqks.commands.options import table
 from mqks.commands.serve import FLAGS
 from mqks.errors import ConfigurationError
-from mqks.settings import SETTINGS, Settings, collect
+from mqks.settings import MIB, SETTINGS, Settings, collect
 
 MADE_BY_SERVER = ("db", "unix")
 """Files that need not be there; any other that a setting names does."""
 
 
 def check_config(config: Path | None, as_json: bool, **flags: object) -> None:
-    """Check the settings that serve would use, and print them with where each comes from.
+    """Check the settings that serve would use, and print them with where each comes from, and the
+    memory that the server takes at most.
 
     It takes the flags of serve. It reports all mistakes, with exit code 78.
     """
@@ -42,7 +43,13 @@ def check_config(config: Path | None, as_json: bool, **flags: object) -> None:
         for place in [f"{settings.config}: queue {number}"]
         for name, value in row.fields.items()
     )
-    table([*rows, *tables], ["setting", "value", "from"], as_json=as_json)
+    size = settings.memory_bytes_sum
+    memory = {
+        "setting": "(memory, at most)",
+        "value": size if as_json else f"{size // MIB}MiB",
+        "from": "limits",
+    }
+    table([*rows, *tables, memory], ["setting", "value", "from"], as_json=as_json)
     if found := list(problems(settings)):
         raise ConfigurationError(*found)
 
@@ -67,12 +74,13 @@ def problems(settings: Settings) -> Iterator[str]:
         path = getattr(settings, name)
         if not isinstance(path, Path):
             continue
-        if not path.absolute().parent.is_dir():
-            yield f"{name}: the directory {path.absolute().parent} does not exist"
-        elif not os.access(path.absolute().parent, os.W_OK | os.X_OK):
-            yield f"{name}: the directory {path.absolute().parent} can't be written by this user"
+        directory = path.absolute().parent
+        if not os.path.isdir(directory):
+            yield f"{name}: the directory {directory} does not exist, or can't be reached"
+        elif not os.access(directory, os.W_OK | os.X_OK):
+            yield f"{name}: the directory {directory} can't be written by this user"
     db = settings.db
-    if isinstance(db, Path) and db.exists():
+    if isinstance(db, Path) and os.path.exists(db):
         if not db.is_file():
             yield f"db: {db} is not a file"
         elif not os.access(db, os.R_OK | os.W_OK):
@@ -81,8 +89,8 @@ def problems(settings: Settings) -> Iterator[str]:
         path = getattr(settings, name)
         if name in MADE_BY_SERVER or setting.type not in (Path, Path | None) or path is None:
             continue
-        if not path.is_file():
-            yield f"{name}: the file {path} does not exist"
+        if not os.path.isfile(path):
+            yield f"{name}: the file {path} does not exist, or can't be reached"
         elif not os.access(path, os.R_OK):
             yield f"{name}: {path} can't be read by this user"
     try:

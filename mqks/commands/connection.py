@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from mqks.commands.options import note
-from mqks.settings import load
+from mqks.settings import SETTINGS, Settings, load
 
 if TYPE_CHECKING:
     from mqks.client.blocking import BlockingClient
@@ -37,6 +37,23 @@ class Server(NamedTuple):
 
     def connected(self) -> AbstractContextManager["BlockingClient"]:
         return connected(self.url, limited(self.timeout_s))
+
+
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where a server that listens on all addresses is reached from its own machine."""
+
+
+def usual_url(settings: Settings) -> str:
+    """The URL of a server with these settings on this machine."""
+    host = ANY_ADDRESS.get(settings.host, settings.host)
+    return (
+        f"mqks://{f'[{host}]' if ':' in host else host}:{settings.port or SETTINGS['port'].default}"
+    )
+
+
+def url_or_usual(url: str | None) -> str:
+    """The URL that was given, else that of a server with the settings found here."""
+    return url or usual_url(load({}, os.environ))
 
 
 def limited(timeout_s: float = 30.0) -> "Options":
@@ -71,6 +88,7 @@ def connected(url: str | None, options: "Options") -> Iterator["BlockingClient"]
     from mqks.client.blocking import connect
     from mqks.client.errors import ConnectionLost
 
+    url = url_or_usual(url)
     address, client = urls.parse(url), connect(url, options)
     with ExitStack() as leaving:
         try:
@@ -101,4 +119,6 @@ def source_of(
     options, told_by = limited(timeout_s), context.get_parameter_source("url")
     if url and (db is None or (told_by is not None and told_by.name == "COMMANDLINE")):
         return Live(url, options)
-    return source_of(load({"db": db}, os.environ).db, options, note, is_named=db is not None)
+    settings = load({"db": db}, os.environ)
+    usual = usual_url(settings) if db is None else None
+    return source_of(settings.db, options, note, usual)

@@ -31,12 +31,18 @@ def check_queue(client: "BlockingClient", name: str, otherwise: str = "") -> Non
 
 def check(client: "BlockingClient", what: str, key: str, wanted: str) -> None:
     """The same for a consumer, or what else has a list in `stats`, and this `key` there."""
+    found = listed(client, what, key)
+    if found is not None and wanted not in found:
+        raise InspectionFailed(f"there is no {what} {wanted}{did_you_mean(wanted, found)}")
+
+
+def listed(client: "BlockingClient", what: str, key: str) -> list[str] | None:
+    """All of a list in `stats`; None where they are too many, or the user may not see them."""
     from mqks.client.errors import RequestFailed  # here, as above
     from mqks.client.wire import rows
 
-    with suppress(RequestFailed):  # Not everybody may inspect the server.
-        found = [
-            row[key] for row in islice(rows(client.stats, f"{what}s", key), NAMES_COMPARED_MAX)
-        ]
-        if len(found) < NAMES_COMPARED_MAX and wanted not in found:
-            raise InspectionFailed(f"there is no {what} {wanted}{did_you_mean(wanted, found)}")
+    with suppress(RequestFailed):
+        pages = rows(client.stats, f"{what}s", key)
+        found = [row[key] for row in islice(pages, NAMES_COMPARED_MAX)]
+        return found if len(found) < NAMES_COMPARED_MAX else None
+    return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 import typer
 
 from mqks.commands.complete import queue_argument
-from mqks.commands.connection import Timeout, limited
+from mqks.commands.connection import Timeout, limited, usual_url
 from mqks.commands.declare import Run, declare
 from mqks.commands.options import (
     After,
@@ -288,8 +288,9 @@ def _errors(
     if url and db is None:
         live: Live | None = Live(url, options)
     else:
-        database = load({"db": db}, os.environ).db
-        live = usual_server(database, options) if db is None else None
+        settings = load({"db": db}, os.environ)
+        database, url = settings.db, usual_url(settings)
+        live = usual_server(database, options, url) if db is None else None
     if live is None:
         return database, errors_of(database, note, limit, error_id)
     with live as server:

@@ -11,7 +11,7 @@ from mqks.commands import complete
 from mqks.commands.complete import Queue, queue_argument
 from mqks.commands.connection import Server
 from mqks.commands.declare import option
-from mqks.commands.existing import check_queue
+from mqks.commands.existing import check_queue, listed
 from mqks.commands.options import (
     AddMask,
     Choice,
@@ -221,8 +221,12 @@ def set_queue(
     with server.connected() as client:
         if not create:
             check_queue(client, queue, "; --create creates it")
+        target = changes.get("dead_letters")
+        known = listed(client, "queue", "name") if target else None
         client.set_queue(queue, reset=reset, **requests.policy(changes))
-    return {"queue": queue, "reset": reset, "changes": changes}, ""
+    is_new = known is not None and target not in known
+    told = f"the queue {printable(target)} did not exist: it was created" if is_new else ""
+    return {"queue": queue, "reset": reset, "changes": changes}, told
 
 
 def delete_queue(

@@ -2,17 +2,23 @@
 
 import json
 import os
+import socket
 import stat
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from mqks.commands.connection import Server, limited
+from mqks.commands.connection import Server, limited, url_or_usual
 from mqks.commands.options import Names, Told, note, progress
 from mqks.errors import ImportFailed
+from mqks.settings import load
 
 if TYPE_CHECKING:
     from mqks.inspection.stopped import Source
@@ -46,6 +52,9 @@ def import_(
     queue: Annotated[Names, "QUEUE", "Only this queue. Repeatable."] = None,
     event: Annotated[str | None, "EVENT", "Publish all messages with this event."] = None,
     merge: Annotated[bool, "Also import into queues that exist."] = False,
+    into: Annotated[
+        str | None, "DB", "Into this database, which no server uses; it is created if needed."
+    ] = None,
 ) -> Told:
     """Add an export to a running server: queues, messages, bindings and rules.
 
@@ -60,13 +69,47 @@ def import_(
     event_for_all = None if event is None else requests.name(event)
     with (
         _opened(file) as source,
-        Wire(server.url, limited(server.timeout_s)) as asked,
+        nullcontext(url_or_usual(server.url)) if into is None else _alone(into) as url,
+        Wire(url, limited(server.timeout_s)) as asked,
         progress("Importing", _size(source)) as advance,
     ):
         work = Import(asked, only=only, event=event_for_all, merge=merge, note=note)
         counts = work.run(lines_of(source, advance))
     told = ", ".join(f"{count:,} {what}" for what, count in counts.items())
     return counts, f"{told} imported"
+
+
+@contextmanager
+def _alone(db: str) -> Iterator[str]:
+    """The URL of a server of this database that nobody else finds. It has the limits of the
+    settings found here. Raises like `mqks serve`."""
+    import anyio  # here, as above
+    from anyio.from_thread import start_blocking_portal
+
+    from mqks.server.inherited import Inherited
+    from mqks.server.log import configure
+    from mqks.server.running import serve
+
+    settings = load({"db": db}, os.environ)
+    settings = replace(settings, page="off", http_port=None, api_port=None, sqs_port=None)
+    settings = replace(settings, users=None, auth="remote", standby=False)
+    configure(settings.log_format, "error")
+    with (
+        TemporaryDirectory(prefix="mqks-import-") as directory,  # For its owner only.
+        socket.socket(socket.AF_UNIX) as listening,
+        start_blocking_portal("asyncio") as portal,
+    ):
+        path = Path(directory) / "socket"
+        listening.bind(str(path))
+        listening.listen()
+        stopping = portal.call(anyio.Event)
+        start = partial(serve, sockets=[Inherited(listening, "import")])
+        ended, _ = portal.start_task(start, settings, lambda _: stopping.wait())
+        try:
+            yield f"mqks+unix://{path}"
+        finally:
+            portal.call(stopping.set)
+            ended.result()
 
 
 def _opened(file: Path) -> AbstractContextManager[BinaryIO]:

@@ -34,10 +34,10 @@ _ONLY_OF_A_SERVER = (
 
 
 def source_of(
-    database: Path | DatabaseUrl, options: Options, note: Note, *, is_named: bool
+    database: Path | DatabaseUrl, options: Options, note: Note, usual: str | None
 ) -> "Source":
-    """The server that uses this file, or the file, or, unless the file was named, the default
-    server. Of PostgreSQL the database."""
+    """The server that uses this file, or the file, or the server at the URL `usual`, if the file
+    was not named. Of PostgreSQL the database."""
     if isinstance(database, DatabaseUrl):
         return Stopped(database, note)
     url = server_of(database)
@@ -45,18 +45,18 @@ def source_of(
         return Live(url, options)
     if url is not None:
         note(f"{database}: a server uses it but can't be found; these are the contents of the file")
-    elif not is_named and (usual := usual_server(database, options)):
-        return usual
-    elif not is_named:  # This may be an old file, and a server may run with another one.
+    elif usual and (server := usual_server(database, options, usual)):
+        return server
+    elif usual:  # This may be an old file, and a server may run with another one.
         note(f"{database}: no server uses it; these are the contents of the file")
     return Stopped(database, note)
 
 
-def usual_server(database: Path | DatabaseUrl, options: Options) -> Live | None:
-    """The default server, if there is no such file."""
+def usual_server(database: Path | DatabaseUrl, options: Options, url: str) -> Live | None:
+    """The server at this URL, if there is no such file."""
     if isinstance(database, DatabaseUrl) or database.exists():
         return None
-    return Live(None, options, f"there is no file {database} and ")
+    return Live(url, options, f"there is no file {database} and ")
 
 
 def errors_of(

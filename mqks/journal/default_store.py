@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mqks.errors import CannotWrite, ConfigurationError, DiskFull
+from mqks.errors import CannotWrite, ConfigurationError, DiskFull, InspectionFailed
 from mqks.files import is_file
 from mqks.journal.contents import Contents
 from mqks.journal.sqlite.database_file import DatabaseFile, no_file
@@ -27,9 +27,15 @@ ALL: Final = 2**40
 
 async def open_store(settings: Settings, report: Report) -> Store:
     """An `OpenStore`."""
-    if not isinstance(settings.db, DatabaseUrl):
-        return await SqliteStore.open(settings, report)
-    return await _postgres_store().open(settings, report)
+    must_exist = settings.db_must_exist
+    try:
+        if isinstance(settings.db, DatabaseUrl):
+            return await _postgres_store().open(settings, report, must_exist=must_exist)
+        if must_exist and not is_file(settings.db):
+            raise no_file(settings.db)
+    except InspectionFailed as error:
+        raise ConfigurationError(f"{error}, and db_must_exist is set") from error
+    return await SqliteStore.open(settings, report)
 
 
 @asynccontextmanager
@@ -53,7 +59,7 @@ async def new_store(settings: Settings, report: Report) -> AsyncIterator[Store]:
     """A store to be filled. A file gets its name when it is complete, at the end of the context.
     Raises like `OpenStore`, and CannotWrite if the file exists, or there is no space."""
     # What is copied is kept, whatever a server with these settings would keep.
-    settings = replace(settings, once_ids_max=ALL, errors_kept_max=ALL)
+    settings = replace(settings, once_ids_max=ALL, errors_kept_max=ALL, db_must_exist=False)
     is_file = isinstance(settings.db, Path)
     opened = new_file(settings, report) if is_file else _opened(settings, report)
     try:

@@ -146,6 +146,10 @@ class Store:
     """Versions of the software that it uses."""
     torn = ""
     """A possible trace of a power cut; nothing that was confirmed is missing."""
+    made = False
+    """Whether this start has created the database."""
+    upgraded: tuple[int, int] | None = None
+    """The old and the new version of the schema, if this start has changed it."""
 
     @property
     def waits(self) -> str:

@@ -9,6 +9,8 @@ from mqks.page.tables import FORMATS, Row, duration
 
 SHARE_MOST: Final = 0.8
 """Of a limit; more needs a person."""
+GROWTH_MOST: Final = 1000
+"""Messages in ten minutes: a queue with consumers that grows more needs a person."""
 ERRORS_S: Final = 2.0
 """The points of the history are rates of so many seconds."""
 
@@ -117,8 +119,13 @@ def _needs(
             continue
         key = requests.name(name)
         is_dead = history.is_dead_letter_queue(key)
-        if (is_dead or not queue["consumers"]) and (more := history.growth(key)) > 0:
-            what = "Dead letters grow" if is_dead else "Grows without a consumer"
+        more = history.growth(key)
+        if is_dead and more > 0:
+            yield "Dead letters grow", name, f"{ready:,} wait, {more:,} more within 10 minutes"
+        elif more > (GROWTH_MOST if queue["consumers"] else 0):
+            what = (
+                "Grows behind its consumers" if queue["consumers"] else "Grows without a consumer"
+            )
             yield what, name, f"{ready:,} wait, {more:,} more within 10 minutes"
         elif warning_s and age_s >= warning_s and not is_dead:
             yield "Messages wait for long", name, f"the oldest of {ready:,} for {duration(age_s)}"

@@ -14,6 +14,10 @@ LETTER = ("reason", "queue", "tries", "published", "died", "why")
 if the reject that killed the message had a `--reason`."""
 RESERVED = frozenset(key.encode() for key in LETTER)
 _NUMBER = re.compile(rb"[0-9]+")
+_LETTER = re.compile(
+    rb"reason=(?:rejects|losses|deliveries|ttl|overflow|dead)&queue=[^&]+&tries=[0-9]{1,15}"
+    rb"&published=[0-9]{1,11}\.[0-9]{3}&died=[0-9]{1,11}\.[0-9]{3}(?:&why=[^&]+)?"
+)
 # Visible ASCII, except the comma, and `%` only before two hexadecimal digits.
 _ALLOWED = re.compile(rb"(?:[!-$&-+\--~]|%[0-9A-Fa-f]{2})+")
 
@@ -37,6 +41,17 @@ def check_meta(meta: bytes, *, reserved: bool = False, bytes_max: int = META_BYT
             raise BadRequest(f"the attribute {_shown(key)} is given twice")
         keys.add(key)
     return meta
+
+
+def check_letter(told: bytes) -> bytes:
+    """Return the attributes of a dead letter unchanged if they are all there, in their order.
+    Raises BadRequest."""
+    if not _LETTER.fullmatch(check_meta(told, reserved=True)):
+        raise BadRequest(
+            f"{_shown(told)} is not a dead letter, as in "
+            "reason=rejects&queue=q&tries=1&published=1790000000.000&died=1790000000.000"
+        )
+    return told
 
 
 def pairs_of(meta: bytes) -> dict[bytes, bytes]:

@@ -43,7 +43,7 @@ from mqks.limits import (
 from mqks.protocol.durations import in_seconds
 from mqks.protocol.escapes import is_escaped
 from mqks.protocol.masks import check_bound
-from mqks.protocol.meta import check_key, check_meta, check_reason
+from mqks.protocol.meta import check_key, check_letter, check_meta, check_reason
 
 T = TypeVar("T")
 Parsing = Generator[bool, None, T]
@@ -82,6 +82,8 @@ class Publish(NamedTuple):
     escaped: bool = False
     priority: int = 0
     key: bytes = b""
+    letter: bytes | None = None
+    """The attributes of the dead letter that it becomes again; None: it becomes none."""
 
     @property
     def traits(self) -> bytes:
@@ -902,6 +904,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--where": ("where", partial(check_meta, reserved=True)),
     "--worker": ("worker", partial(_one_of, {b"0": 0})),
     "peek --limit": ("limit", _number(1, PEEK_ROWS_MAX)),
+    "publish --dead-letter": ("letter", check_letter),
     "publish --ttl": ("ttl_us", lambda value: round(_duration_s(value) * 1e6)),
     "range --at": ("at_us", sequence_number),
     "range --archived": ("archived", sequence_number),
@@ -935,9 +938,9 @@ _TABLE = (
         "publish",
         "[--once[={seconds}]] [--mandatory] [--delay={seconds}|--at={time}] [--ttl={seconds}] "
         "[--meta={key}={value}[&...]] [--to={queue}] [--escaped] [--priority={n}] [--key={key}] "
-        "{event} {data}",
+        "[--dead-letter={meta}] {event} {data}",
         Publish,
-        {"event": "publish", "to": "consume"},
+        {"event": "publish", "to": "consume", "letter": "admin"},
         parser=_with_data,
         is_kept=True,
     ),

@@ -8,7 +8,6 @@ waiting connections at once.
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
@@ -21,7 +20,7 @@ from mqks.server import log
 from mqks.server.client import Client, Owner
 from mqks.server.error_log import ErrorLog
 from mqks.server.gate import Gate, Peer, peer
-from mqks.server.tls import reason_of
+from mqks.server.tls import Context, reason_of
 from mqks.server.tls_client import TlsClient
 from mqks.settings import Settings
 
@@ -39,7 +38,7 @@ class Door:
 
     def __init__(
         self,
-        context: ssl.SSLContext | None,
+        context: Context | None,
         settings: Settings,
         gate: Gate,
         errors: ErrorLog,

@@ -46,7 +46,7 @@ async def serve(
             break
         except AddressUnavailable as failure:
             if port is None:
-                log.warning("no_page", reason=failure)
+                log.warning("no_page", reason=failure, todo="set http_port (MQKS_HTTP_PORT)")
                 task_status.started("")
                 return
             if monotonic() >= end_s:

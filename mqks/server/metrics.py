@@ -6,7 +6,7 @@ for each batch anyway, so monitoring costs nothing per message.
 
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -21,6 +21,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.queue.queue import Queue
 from mqks.broker.requests import stats
 from mqks.journal.journal import Journal
+from mqks.server.tls import Context
 from mqks.settings import SETTINGS, Settings
 
 BUDGETS: Final = ("memory_bytes", "delivery_pause_bytes")
@@ -115,6 +116,11 @@ HISTOGRAMS: Final = {
 
 READY: Final = ("mqks_ready", "1 while /readyz answers 200, otherwise 0.")
 ACTIVE: Final = ("mqks_active", "1 on the broker that owns the journal, 0 on a standby.")
+SCHEDULES_FAILING: Final = ("mqks_schedules_failing", "Schedules whose last tick failed.")
+CERTIFICATE: Final = (
+    "mqks_certificate_expiry_timestamp_seconds",
+    "When the TLS certificate in use expires, in seconds since the epoch; absent without TLS.",
+)
 
 # With labels.
 DEAD: Final = ("mqks_messages_dead_total", "Dead messages, by `reason`.")
@@ -130,7 +136,7 @@ BUILD_INFO: Final = (
 
 NAMES: Final[tuple[str, ...]] = (
     *(*TOTALS, *JOURNAL, *QUEUES),
-    *(READY[0], ACTIVE[0], *HISTOGRAMS),
+    *(READY[0], ACTIVE[0], SCHEDULES_FAILING[0], CERTIFICATE[0], *HISTOGRAMS),
     *(name for name, _ in (DEAD, LIMIT, LIMIT_REACHED, BUILD_INFO)),
 )
 
@@ -144,6 +150,7 @@ class Metrics(Collector):
     _broker: Broker
     _journal: Journal
     _why_not_ready: Callable[[], str]
+    _certificate: Callable[[], Context | None]
     _totals: Callable[[], stats.Row]
 
     def collect(self) -> Iterator[Family]:
@@ -158,6 +165,9 @@ class Metrics(Collector):
         yield dead
         yield GaugeMetricFamily(*READY, not self._why_not_ready())
         yield GaugeMetricFamily(*ACTIVE, 1)
+        yield GaugeMetricFamily(*SCHEDULES_FAILING, len(self._broker.schedules.errors))
+        if context := self._certificate():
+            yield GaugeMetricFamily(*CERTIFICATE, context.expires_s)
         for name, about in HISTOGRAMS.items():
             histogram = getattr(self._journal, name.removeprefix("mqks_journal_"))
             ends = [*map(str, histogram.bounds), "+Inf"]
@@ -203,14 +213,26 @@ def queue_lines(broker: Broker) -> Iterator[bytes]:
     All samples of a metric must be adjacent, so the queues are iterated once per metric.
     """
     queues = list(broker.queues.values())
+    slices = [queues[at : at + SLICE_QUEUES] for at in range(0, len(queues), SLICE_QUEUES)]
+    dead: set[bytes | None] = set()
+    for some in slices:
+        dead.update(queue.rules.dead_letters for queue in some)
+        yield b""
     for name, (about, value) in QUEUES.items():
         yield f"# HELP {name} {about}\n# TYPE {name} gauge\n".encode()
-        for start in range(0, len(queues), SLICE_QUEUES):
+        for some in slices:
             yield "".join(
-                f'{name}{{queue="{_label(queue.name)}"}} {number}\n'
-                for queue in queues[start : start + SLICE_QUEUES]
+                f'{name}{{queue="{_label(queue.name)}"{_role(queue, dead)}}} {number}\n'
+                for queue in some
                 if not queue.deleted and (number := value(queue)) is not None
             ).encode()
+
+
+def _role(queue: Queue, dead: Container[bytes | None]) -> str:
+    """The label of a queue whose messages wait for no consumer."""
+    if queue.name in dead:
+        return ',role="dead_letters"'
+    return "" if queue.archived_seq is None else ',role="archive"'
 
 
 def _label(name: bytes) -> str:

@@ -24,6 +24,7 @@ from mqks.server import http, log
 from mqks.server.history import History
 from mqks.server.metrics import Metrics, Standby, queue_lines, registry_of
 from mqks.server.steps import done
+from mqks.server.tls import Context
 from mqks.settings import Settings
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,10 +36,13 @@ def _app(
     broker: Broker,
     journal: Journal,
     why_not_ready: Callable[[], str],
+    certificate: Callable[[], Context | None],
     page: Page | None,
 ) -> Starlette:
     totals: stats.Row = {}
-    registry = registry_of(Metrics(settings, broker, journal, why_not_ready, lambda: totals))
+    registry = registry_of(
+        Metrics(settings, broker, journal, why_not_ready, certificate, lambda: totals)
+    )
 
     async def metrics(request: Request) -> Response:
         nonlocal totals
@@ -72,7 +76,8 @@ async def _failed(request: Request, failure: Exception) -> Response:
 async def _slices(broker: Broker) -> AsyncIterator[bytes]:
     """The broker gets its turn between slices."""
     for lines in queue_lines(broker):
-        yield lines
+        if lines:
+            yield lines
         await checkpoint()
 
 
@@ -85,11 +90,12 @@ async def serve(
     open_inside: Callable[[str, bool], Awaitable[socket.socket]],
     users: Callable[[], Sequence[Mapping[str, object]]],
     history: History,
+    certificate: Callable[[], Context | None],
     connections_max: int,
 ) -> None:
     """Answer on this socket until cancelled; `why_not_ready` returns a reason, or an empty string;
     `open_inside` opens a connection to the broker; `users` returns names and permissions;
-    `history` has the rates for charts."""
+    `history` has the rates for charts; `certificate` returns the TLS context in use."""
     page = None
     if settings.page != "off":
         page = Page(
@@ -99,7 +105,7 @@ async def serve(
             limits=settings.public(),
             history=history,
         )
-    app = _app(settings, broker, journal, why_not_ready, page)
+    app = _app(settings, broker, journal, why_not_ready, certificate, page)
     async with anyio.create_task_group() as tasks:
         if page:
             await tasks.start(_keep_page, page)

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -33,7 +33,7 @@ from mqks.server.error_ids import ErrorIds
 from mqks.server.error_log import ErrorLog
 from mqks.server.facts import JournalFacts
 from mqks.server.held import HeldWatch
-from mqks.server.inherited import take_sockets
+from mqks.server.inherited import Inherited, take_sockets
 from mqks.server.listeners import TLS_NAME
 from mqks.server.loops import rarely_collect, uses_uvloop
 from mqks.server.notices import LoggedNotices
@@ -87,6 +87,7 @@ async def serve(
     *,
     open_files: int = sys.maxsize,
     open_store: OpenStore = open_store,
+    sockets: Sequence[Inherited] = (),
     task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until `until` returns; the task status is started with the TCP port.
@@ -94,7 +95,7 @@ async def serve(
     `environ` may name the notification socket and the listening sockets of a service manager; a
     server inside another program has none. `open_files` is the number of descriptors that the
     process may open. It limits the connections, so that refused clients get an error, and the
-    journal always has a descriptor.
+    journal always has a descriptor. With `sockets` it listens on nothing else.
     """
     http_connections_max = min(HTTP_CONNECTIONS_MAX, open_files // 8)
     others = OTHER_FILES + settings.has_http * http_connections_max
@@ -105,8 +106,10 @@ async def serve(
     are_few = connections_max < (default // 2 if wanted == default else wanted)
     settings = replace(settings, connections_max=connections_max)
     log.event("starting", version=__version__, db=str(settings.db))
+    for each in settings.overridden:
+        log.event("overridden", setting=each.setting, used=each.used, ignored=each.ignored)
     environ = {} if environ is None else environ
-    notify, inherited = Notify(environ), take_sockets(environ)
+    notify, inherited = Notify(environ), [*(sockets or take_sockets(environ))]
     for listening, name in inherited:
         if name == TLS_NAME:
             check_certificate(settings, f"LISTEN_FDS: {name}")
@@ -151,6 +154,11 @@ async def serve(
         else:
             await load()
         starting.cancel()
+        if journal.store.made:
+            log.event("created", db=str(settings.db))
+        if journal.store.upgraded:
+            old, new = journal.store.upgraded
+            log.event("upgraded", **{"from": old, "to": new})
         if broker.last_errors:
             error_ids.follow(broker.last_errors[-1].id)
         log.event(

@@ -7,7 +7,6 @@ large chunk it is flushed at once, so that a consumer works while its publisher 
 import asyncio
 import secrets
 import socket
-import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from math import inf
@@ -58,7 +57,7 @@ class Server:
         journal: Journal,
         notify: Notify,
         errors: ErrorLog,
-        context: ssl.SSLContext | None = None,
+        context: tls.Context | None = None,
         inherited: Sequence[Inherited] = (),
         http_connections_max: int = HTTP_CONNECTIONS_MAX,
         http_logged: str = "",
@@ -216,12 +215,10 @@ class Server:
         """Why publishes would not be confirmed now; empty if they would."""
         if self._clients.stopping:
             return "stopping"
-        if self._broker.unwritable:
-            return self._broker.unwritable
-        if waits := self._journal.store.waits:
-            return waits
-        if self._broker.withholds:
-            return silence.WHY
+        forsaken = silence.WHY if self._broker.withholds else ""
+        reasons = [self._broker.unwritable, self._journal.store.waits, forsaken]
+        if told := "; ".join(filter(None, reasons)):
+            return told
         return "journal stalls" if self._writer.stalls else ""
 
     async def _answer_http(self, sock: socket.socket) -> None:
@@ -235,6 +232,7 @@ class Server:
             self.open_inside,
             lambda: self._broker.access.users.shown,
             self._history,
+            lambda: self._door.context,
             self._http_connections_max,
         )
 
@@ -348,7 +346,7 @@ class Server:
             await anyio.sleep(WAIT_S)
 
 
-def read_secrets(settings: Settings, *, with_tls: bool) -> tuple[Users, ssl.SSLContext | None]:
+def read_secrets(settings: Settings, *, with_tls: bool) -> tuple[Users, tls.Context | None]:
     """Read users and certificate. Raises ConfigurationError."""
     users = read_users(settings.users) if settings.users else []
     context = tls.make_context(settings) if with_tls else None

@@ -4,14 +4,20 @@ The one rule: nothing is asked on a terminal, and versions below 1.2 are refused
 """
 
 import ssl
+from _ssl import _test_decode_cert as certificate_of  # type: ignore[attr-defined]
 
 from mqks.errors import ConfigurationError
 from mqks.settings import Settings
 
 
-def make_context(settings: Settings) -> ssl.SSLContext:
+class Context(ssl.SSLContext):
+    expires_s = 0.0
+    """When its certificate expires, in seconds since the epoch."""
+
+
+def make_context(settings: Settings) -> Context:
     """Raises ConfigurationError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = Context(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
     # A client that only publishes never reads them, and closing with unread data resets the
@@ -21,6 +27,9 @@ def make_context(settings: Settings) -> ssl.SSLContext:
     try:
         # An empty password: otherwise OpenSSL asks for the one of an encrypted key on the terminal.
         context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+        context.expires_s = ssl.cert_time_to_seconds(
+            str(certificate_of(settings.tls_cert)["notAfter"])
+        )
     except (OSError, ValueError) as error:
         files = f"{settings.tls_cert}, {settings.tls_key}"
         raise ConfigurationError(f"tls_cert, tls_key: {files}: {reason_of(error)}") from None

@@ -1,4 +1,4 @@
-"""Imports an export into a running server, as `docs/backup.md` describes.
+"""Imports an export into a server, as `docs/backup.md` describes.
 
 All bindings come last, so that a new queue gets nothing else meanwhile. Scheduled messages keep
 their due time; schedules have their first tick after the import.
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Any, BinaryIO, Final, NamedTuple
+from urllib.parse import quote_from_bytes
 
 from mqks.client import requests
 from mqks.client.errors import InvalidRequest
@@ -75,6 +76,8 @@ class Line(NamedTuple):
         """The flags of a publish with the same attributes, priority, key, due time and expiry, each
         followed by a space."""
         flags = [b"--meta=%b " % self.name("meta")] if self.row.get("meta") else []
+        if self.row.get("dead_letter"):
+            flags.append(b"--dead-letter=%b " % self._letter(self.row["dead_letter"]))
         try:
             told = {name: self.row.get(name) or None for name in ("priority", "key")}
             flags += [b"%b " % flag for flag in requests.flags("publish", told)]
@@ -86,6 +89,22 @@ class Line(NamedTuple):
         if expires_s:
             flags.append(b"--ttl=%.6f " % max(SHORTEST_TTL_S, expires_s - max(now_s, due_s)))
         return b"".join(flags)
+
+    def _letter(self, told: Any) -> bytes:
+        """The attributes that the server gave a dead letter."""
+        if not isinstance(told, dict):
+            raise self.wrong("dead_letter must be an object")
+        line = Line(self.number, told)
+        pairs = [
+            (b"reason", line.raw("reason")),
+            (b"queue", line.raw("queue")),
+            (b"tries", b"%d" % (told["tries"] if isinstance(told.get("tries"), int) else 0)),
+            *((name.encode(), b"%.3f" % line._time_s(name)) for name in ("published", "died")),
+            *([(b"why", line.raw("why"))] if told.get("why") else []),
+        ]
+        return b"&".join(
+            b"%b=%b" % (name, quote_from_bytes(value, safe="").encode()) for name, value in pairs
+        )
 
     def _time_s(self, field: str) -> float:
         """Seconds since 1970; 0 for none."""

@@ -505,6 +505,7 @@ def test_the_life_of_a_queue(shell: Console) -> None:
 def test_scheduled_messages_and_dead_letters(shell: Console) -> None:
     shell.play("""
         $ mqks set-queue q --create --retries 1 --dead-letters dead
+        the queue dead did not exist: it was created
         $ mqks subscribe q e f.a
         $ mqks publish e 1 --id m1 --delay 3600
         m1
@@ -734,6 +735,15 @@ def test_ping(shell: Console) -> None:
         [found] = shell.rows("ping", "--url", url)
         assert found["server"] == address
         assert 0 < found["ms"] < 60_000
+
+
+def test_ping_follows_the_settings(shell: Console, tmp_path: Path) -> None:
+    port = shell.url.rpartition(":")[2]
+    console = Console(tmp_path, MQKS_PORT=port, MQKS_HOST="0.0.0.0", MQKS_INSECURE="true")
+    assert console.out("ping").startswith(f"127.0.0.1:{port} answered in ")
+    (tmp_path / "mqks.toml").write_text(f"port = {port}\n")
+    assert Console(tmp_path).out("ping").startswith(f"127.0.0.1:{port} answered in ")
+    assert Console(tmp_path).out("publish", "e", "x").endswith("\n")
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,64 @@ def test_a_server_is_moved_to_another_one(
         assert consumer.receive(WAIT_S).data == b"\x00\xff\r"
 
 
+def test_dead_letters_are_moved_as_such(
+    server: ServerProcess, other: ServerProcess, tool: Tool
+) -> None:
+    ask(
+        server,
+        b"s subscribe --confirm jobs e",
+        b"p set_queue --confirm jobs --dead-letters=dead",
+        b"m publish --confirm --meta=a=1%26 --priority=3 e x",
+    )
+    with LineClient(server.address) as client:
+        assert client.ask(b"c consume jobs --manual-ack") == b"c ok m event=e x"
+        line = b"r reject --confirm --dead --reason=no%20such%20customer%2017 c m"
+        assert client.ask(line) == b"r ok "
+    rows = tool.moved(server, other)
+    [letter] = [row["dead_letter"] for row in rows if "dead_letter" in row]
+    assert (letter["reason"], letter["queue"], letter["tries"]) == ("dead", "jobs", 1)
+    assert letter["why"] == "no such customer 17"
+    # The server knows whence it came.
+    with LineClient(other.address) as client:
+        assert client.ask(b"r redrive --confirm dead") == b"r ok 1"
+        assert client.ask(b"p peek jobs").startswith(b"p ok m ")
+
+
+def test_a_dead_letter_is_restored(server: ServerProcess, tool: Tool) -> None:
+    told = b"reason=rejects&queue=q&tries=1&published=1790000000.000&died=1790000001.500"
+    with LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm dead none") == b"s ok "
+        for wrong in (told + b"&x=1", b"a=1&" + told, told.replace(b"rejects", b"x"), b"why=1"):
+            line = b"m publish --confirm --to=dead --dead-letter=%b e x" % wrong
+            assert client.ask(line).startswith(b"m error "), wrong
+        line = b"m publish --confirm --to=dead --meta=a=1 --dead-letter=%b e x" % told
+        assert client.ask(line) == b"m ok "
+    [row] = [row for row in tool.all_of(server) if row["kind"] == "message"]
+    assert row["meta"] == "a=1"
+    assert row["dead_letter"]["died"] == "2026-09-21T14:13:21.500000+00:00"
+
+
+def test_an_import_into_a_database_that_no_server_uses(
+    server: ServerProcess,
+    db: Path,
+    tmp_path: Path,
+    tool: Tool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    filled(server)
+    rows = tool.all_of(server)
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    new = tmp_path / "into.db"
+    assert main(["import", str(tmp_path / "all.jsonl"), "--into", str(new)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("3 queues, 33 messages, 6 bindings imported")
+    assert err == ""
+    assert without(tool.all_of(new), "time", "seq") == without(rows, "time", "seq")
+    # One that a server uses is refused.
+    assert main(["import", str(tmp_path / "all.jsonl"), "--into", str(db)]) == 69
+    assert "is in use by another server" in capsys.readouterr().err
+
+
 def test_masks_are_moved_too(server: ServerProcess, other: ServerProcess, tool: Tool) -> None:
     ask(server, b"s subscribe --confirm q e --add-mask e.* **", b"m publish --confirm e.x d")
     ask(server, b"r rebind --confirm unborn --add-mask a.*")

@@ -436,7 +436,7 @@ def test_without_a_file_the_usual_server_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MQKS_DB", "none.db")
-    monkeypatch.setattr("mqks.client.urls.DEFAULT_URL", world.server.url)
+    monkeypatch.setenv("MQKS_PORT", world.server.url.rpartition(":")[2])
     assert len(told("queues")) == 4
     assert told("errors") == told("errors", "--url", world.server.url) != []
     world.server.stop()

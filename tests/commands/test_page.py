@@ -352,6 +352,10 @@ def test_what_needs_a_person_is_first(page: Page, client: mqks.BlockingClient) -
     expect(page.get_by_role("heading", level=1)).to_have_text("orders")
     page.goto("/queues")
     expect(page.locator("#rows tr td").last).to_have_text("no consumer")
+    with client.consume("orders", prefetch=1):
+        client.publish_many([("order.new", n) for n in range(1100)])
+        page.goto("/")
+        expect(first).to_have_text("Grows behind its consumers")
 
 
 def test_each_thing_that_needs_a_person_is_told(browser: Browser, db: Path) -> None:

@@ -1,8 +1,12 @@
 """Database files seen from outside: whole ones, served ones, and damaged ones as far as they go."""
 
 import json
+import os
 import re
+import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -16,10 +20,11 @@ from mqks.journal.sqlite.database_file import DatabaseFile
 from mqks.journal.sqlite.rows import row_crc
 from mqks.protocol.requests import DeleteRule
 from tests.kit.line_client import LineClient
-from tests.kit.server_process import ServerProcess
+from tests.kit.server_process import ServerProcess, refusal
 from tests.kit.waiting import until
 
 PAGE = 4096
+ROOT = Path(__file__).parents[2]
 DAMAGED, WRONG_SETTING = 65, 78
 
 
@@ -294,6 +299,12 @@ def test_values_are_shown_as_one_writes_them(capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert re.search(r"^line_bytes_max +1MiB +default$", out, re.M)
     assert re.search(r"^insecure +false +default$", out, re.M)
+    # The sum of what the documentation says.
+    memory = re.search(r"^\(memory, at most\) +(\d+)MiB +limits$", out, re.M)
+    table = (ROOT / "docs/settings.md").read_text().partition("### Memory use")[2]
+    told = re.findall(r"\| (\d+) MiB \|$", table.partition("###")[0], re.M)
+    assert memory
+    assert sum(map(int, told)) == pytest.approx(int(memory[1]), rel=0.01)
 
 
 def test_all_that_is_wrong_is_reported(
@@ -315,7 +326,8 @@ def test_all_that_is_wrong_is_reported(
         "mqks: MQKS_QUEUES_MAX: must be a whole number of queues, not 'none'",
         "mqks: --batch-bytes-max: must be a whole number of bytes or a size such as 512MiB (KiB, "
         "MiB, GiB, TiB), not 'x'",
-        f"mqks: unix: the directory {Path('nowhere').absolute()} does not exist",
+        f"mqks: unix: the directory {Path('nowhere').absolute()} does not exist, or "
+        "can't be reached",
     ]
 
 
@@ -334,3 +346,46 @@ def test_what_is_wrong_is_told(
 ) -> None:
     assert main(["check-config", *flags]) == WRONG_SETTING
     assert told in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------ a start in vain
+
+
+def test_a_new_database_is_told_or_refused(db: Path) -> None:
+    code, log = refusal(db, "--db-must-exist")
+    assert code == WRONG_SETTING
+    assert log.splitlines()[-1] == f"mqks: {db}: no such file, and db_must_exist is set"
+    assert not list(db.parent.iterdir())
+    with ServerProcess(db) as server:
+        assert f"event=created db={db}\n" in server.log
+    with ServerProcess(db, "--db-must-exist") as server:
+        assert "event=created" not in server.log
+
+
+def test_a_directory_that_cannot_be_entered_is_told_in_one_line(tmp_path: Path) -> None:
+    (closed := tmp_path / "closed").mkdir()
+    closed.chmod(0)
+    # Root may do everything, but for these capabilities.
+    limited = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    if os.geteuid() == 0 and not shutil.which(limited[0]):
+        pytest.skip("there is no setpriv")
+    mqks = [*(limited if os.geteuid() == 0 else []), sys.executable, "-m", "mqks"]
+    for command, path in (("serve", "x.db"), ("serve", "y/x.db"), ("check-config", "y/x.db")):
+        flags = [command, "--db", str(closed / path)]
+        done = subprocess.run([*mqks, *flags], capture_output=True, text=True, check=False)
+        assert done.returncode == WRONG_SETTING
+        told = [line for line in done.stderr.splitlines() if "event=starting" not in line]
+        assert len(told) == 1, told
+        assert told[0].startswith("mqks: ")
+    closed.chmod(0o700)
+
+
+def test_a_read_only_file_system_is_no_wrong_setting(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a file system")
+    mount = f"mount -t tmpfs -o ro tmpfs {tmp_path} && exec {sys.executable} -m mqks serve --db "
+    command = ["unshare", "--mount", "sh", "-c", f"{mount} {tmp_path / 'mqks.db'}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "permission" in done.stderr.lower():
+        pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
+    assert (done.returncode, "Read-only file system" in done.stderr) == (os.EX_IOERR, True)

@@ -20,6 +20,7 @@ import pytest
 from mqks import __version__, blocking
 from mqks.commands import main
 from mqks.errors import ClaimLost, DatabaseLocked, JournalFailed, JournalReverted
+from mqks.server import silence
 from mqks.settings import DatabaseUrl, Settings
 from mqks.testing import Broker
 from tests.kit.line_client import LineClient
@@ -28,6 +29,7 @@ from tests.kit.proxy import CHUNK_BYTES, Peer
 from tests.kit.server_process import ServerProcess, refusal
 from tests.kit.waiting import WAIT_S, until
 from tests.lives.test_standby import standby as waiting_broker
+from tests.server.test_metrics import Web
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
@@ -285,11 +287,14 @@ def test_a_commit_that_no_standby_has_is_not_confirmed(
 def test_a_server_that_must_end_does_not_wait_for_a_standby(
     primary: Postgres, standby: Postgres
 ) -> None:
-    with ServerProcess(primary.url(), "--drain-timeout-s", "0.5") as server:
+    with ServerProcess(primary.url(), "--drain-timeout-s", "0.5", "--http-port", "0") as server:
+        web = Web(server)
         with LineClient(server.address) as client:
             standby.kill()
             client.send(b"m subscribe --confirm q e\n")
             until(lambda: waits(primary))
+            # After some seconds there are two reasons.
+            until(lambda: f"; {silence.WHY}\n" in web.ask("/readyz").text)
             assert server.stop() == JournalFailed.exit_code
             with pytest.raises(EOFError):
                 client.line()

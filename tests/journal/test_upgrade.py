@@ -119,6 +119,8 @@ def test_each_schema_has_its_database() -> None:
 def test_what_an_older_version_left_is_all_there(db: Path, schema: int, how: str) -> None:
     left(db, schema, how)
     with ServerProcess(db) as server:
+        upgraded = f"event=upgraded from={schema} to={NEWEST}\n" in server.log
+        assert upgraded == (schema < NEWEST)
         is_all_there(server)
         with LineClient(server.address) as client:
             client.send(b"o publish --confirm --once bytes x\nr range mail\n")

@@ -22,6 +22,7 @@ from mqks.errors import ConfigurationError
 from mqks.server import silence
 from mqks.settings import DatabaseUrl
 from mqks.testing import Broker
+from tests.commands.console import Console
 from tests.kit import following
 from tests.kit.line_client import LineClient
 from tests.kit.ports import free_port
@@ -81,7 +82,9 @@ def told_by(server: ServerProcess) -> str:
 # ------------------------------------------------------------------------------- waiting
 
 
-def test_a_standby_says_that_it_waits_and_for_whom(journal_url: DatabaseUrl) -> None:
+def test_a_standby_says_that_it_waits_and_for_whom(
+    journal_url: DatabaseUrl, tmp_path: Path
+) -> None:
     with Member(journal_url) as active, standby(journal_url) as waiting:
         assert active.get("/readyz") == (200, "ok\n")
         url = f"mqks://127.0.0.1:{active.port}"
@@ -94,6 +97,11 @@ def test_a_standby_says_that_it_waits_and_for_whom(journal_url: DatabaseUrl) -> 
         assert "\nmqks_active 1.0\n" in active.get("/metrics")[1]
         assert until(lambda: f"{url}) owns the journal" in waiting.log)
         assert not waiting.serves
+        # With the settings of the standby, which has no port for clients.
+        port = until(lambda: HTTP.findall(waiting.log))[-1].rpartition(":")[2]
+        settings = {"MQKS_DB": journal_url.text, "MQKS_HTTP_PORT": port}
+        console = Console(tmp_path, MQKS_PORT=str(free_port()), **settings)
+        assert console.out("ping") == f"standby: {why.removeprefix('standby: ')}"
         assert waiting.stop() == 0
 
 

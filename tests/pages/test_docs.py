@@ -37,6 +37,13 @@ def section(text: str, heading: str) -> str:
 # ------------------------------------------------------------------------------- what is logged
 
 
+def names_of(keyword: ast.keyword) -> set[str]:
+    """The field that it gives, or those of a `**{"from": 1}`: some names are Python's."""
+    if keyword.arg is None and isinstance(keyword.value, ast.Dict):
+        return {str(ast.literal_eval(key)) for key in keyword.value.keys if key is not None}
+    return {keyword.arg or "**"}
+
+
 def logged(source: str) -> Iterator[tuple[str, set[str]]]:
     """Name and fields of each event that a module logs."""
     for node in ast.walk(ast.parse(source)):
@@ -44,7 +51,7 @@ def logged(source: str) -> Iterator[tuple[str, set[str]]]:
             case ast.Call(ast.Attribute(ast.Name("log"), "event" | "warning" | "error")):
                 name, *_ = node.args
                 assert isinstance(name, ast.Constant), "an event's name stands where it is logged"
-                fields = {keyword.arg or "**" for keyword in node.keywords}
+                fields = set().union(*map(names_of, node.keywords))
                 if "exception" in fields:
                     fields = fields - {"exception"} | {"traceback"}
                 yield str(name.value), fields

@@ -4,20 +4,23 @@ The one rule: what is run is read from the page. Only paths, addresses and comma
 systemd are replaced.
 """
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from mqks import Options, blocking
 from tests.commands.test_command_tree import parsed
 from tests.kit.ports import free_port
 from tests.kit.server_process import ServerProcess
-from tests.kit.waiting import WAIT_S
+from tests.kit.waiting import WAIT_S, until
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("install", "security", "monitoring", "backup", "settings", "troubleshooting", "postgresql")
@@ -48,7 +51,7 @@ def commands(text: str) -> Iterator[list[str]]:
                 continue
             while words and re.match(r"[A-Z_]+=", words[0]) and "/" not in words[0]:
                 words.pop(0)
-            if words and re.search(r"(^|/)mqks$", words[0]):
+            if words and re.search(r"(^[^=]*/|^)mqks$", words[0]):
                 yield words[1:]
             words = []
 
@@ -97,6 +100,44 @@ class Shell:
 
 
 @pytest.mark.slow
+def test_a_deleted_database_is_rescued_while_a_service_reconnects(tmp_path: Path) -> None:
+    db = tmp_path / "mqks.db"
+    recipe = lines(section("troubleshooting", "Database deleted or moved"))
+    with ServerProcess(db) as server, ExitStack() as ending:
+        shell = Shell(tmp_path, server.url, {"mqks://127.0.0.1:25000": server.url})
+        setup = (
+            "subscribe jobs e",
+            "set-queue jobs --retries 3 --dead-letters dead",
+            "publish e dead",
+        )
+        for command in setup:
+            shell.run(f"mqks {command}")
+        with blocking.connect(server.url) as client:
+            with client.consume("jobs") as consumer:
+                consumer.receive(WAIT_S).reject(dead=True, reason="no such job")
+            client.publish_many([("e", n) for n in range(50)])
+        # A service that subscribes again as soon as it reaches a server, and acks nothing.
+        service = ending.enter_context(blocking.connect(server.url, Options(timeout_s=WAIT_S)))
+        consumer = ending.enter_context(service.consume("jobs", ["e"], create=True, prefetch=1))
+        held = [consumer.receive(WAIT_S).data]
+        first, *recipe_left = recipe
+        shell.run(first.partition("#")[0].replace("mqks.db", str(db)))
+        until(lambda: "event=database_gone" in server.log)
+        for line in recipe_left:
+            if "systemctl stop" in line:
+                server.stop()
+            elif "systemctl start" in line:
+                server.start()
+            else:
+                shell.run(line.replace("/var/lib/mqks", str(tmp_path)))
+        held.append(consumer.receive(WAIT_S).data)
+        assert held == [b"0", b"0"]
+        told = json.loads(shell.run("mqks inspect queue jobs --json"))
+        assert (told["ready"], told["unacked"]) == (49, 1)
+        assert told["policy"]["retries"] == {"value": 3, "from": "set_queue"}
+        assert "1 message redriven" in shell.run("mqks redrive dead")
+
+
 def test_the_backup_page_can_be_typed(tmp_path: Path) -> None:
     data, other = tmp_path / "data", tmp_path / "other"
     for directory in (data, other, tmp_path / "backup"):
@@ -118,7 +159,7 @@ def test_the_backup_page_can_be_typed(tmp_path: Path) -> None:
         assert "verified" in shell.run(nightly)
         [verify] = lines(section("backup", "Verify"))
         assert "is undamaged: 1 queues, 1 messages" in shell.run(verify)
-        export, export_file, import_, *exported, import_one = lines(
+        export, export_file, import_, import_into, *exported, import_one = lines(
             section("backup", "Export and import")
         )
         shell.run(export)
@@ -126,6 +167,7 @@ def test_the_backup_page_can_be_typed(tmp_path: Path) -> None:
         assert kinds == ["mqks", "queue", "message", "binding", "end"]
         assert {line.split('"')[3] for line in exported} == {*kinds}
         shell.run(export_file)
+        assert "1 messages" in shell.run(import_into)
         with ServerProcess(other / "mqks.db") as target:
             there = Shell(tmp_path, target.url, {"mqks://other:25000": target.url})
             there.run(import_)

@@ -41,6 +41,16 @@ def test_what_the_page_says_can_be_typed(page: str, least: int, tmp_path: Path) 
     assert typist.typed >= least
 
 
+@pytest.mark.slow
+def test_all_pages_are_typed_by_one_reader(tmp_path: Path) -> None:
+    """What one page leaves behind is in the way of no other."""
+    with ServerProcess(tmp_path / "mqks.db") as server:
+        for number, page in enumerate(PAGES):
+            (directory := tmp_path / str(number)).mkdir()
+            with Typist(directory, server.url, with_spark=False) as typist:
+                typist.type((ROOT / page).read_text())
+
+
 PAGE = """
 ```console
 $ echo a \\

@@ -674,7 +674,11 @@ def test_the_pod_with_a_file_is_live_and_ready(db: Path, users: Path) -> None:
 
 
 def test_the_settings_of_a_pod_are_accepted_as_they_are(
-    manifest: Manifest, users: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manifest: Manifest,
+    users: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, value in manifest.environment.items():
         monkeypatch.setenv(name, value)
@@ -685,6 +689,12 @@ def test_the_settings_of_a_pod_are_accepted_as_they_are(
         assert Path(manifest.environment["MQKS_DB"]).parent == Path(mounted["journal"])
         monkeypatch.setenv("MQKS_DB", str(tmp_path / "mqks.db"))
     assert main(["check-config"]) == 0
+    found = re.search(r"memory, at most\) +(\d+)MiB", capsys.readouterr().out)
+    limit = re.fullmatch(r"(\d+)Gi", manifest.container["resources"]["limits"]["memory"])
+    assert found
+    assert limit
+    # A quarter is left for connections.
+    assert int(found[1]) <= 0.75 * 1024 * int(limit[1])
     # What Kubernetes would set for a Service named mqks with an address of its own.
     assert manifest.pod["enableServiceLinks"] is False
     monkeypatch.setenv("MQKS_PORT", "tcp://10.0.0.1:25000")

@@ -19,6 +19,7 @@ from threading import Event, Thread
 from typing import get_args
 
 import pytest
+from cryptography.x509 import load_pem_x509_certificate
 from prometheus_client.parser import text_string_to_metric_families
 
 from mqks import blocking
@@ -205,7 +206,8 @@ def test_what_is_declared_is_what_is_told(web: Web) -> None:
     text = web.ask("/metrics").text + web.ask("/metrics/queues").text
     told = re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M)
 
-    assert sorted(name for name, _ in told if not PROCESS.match(name)) == sorted(metrics.NAMES)
+    without_tls = {*metrics.NAMES} - {metrics.CERTIFICATE[0]}
+    assert sorted(name for name, _ in told if not PROCESS.match(name)) == sorted(without_tls)
     for name, kind in told:
         assert (kind == "counter") == name.endswith("_total"), name
 
@@ -286,6 +288,38 @@ def test_how_far_an_archive_is(server: ServerProcess, web: Web) -> None:
     archive = {key: value for key, value in told.items() if "archive" in key[0]}
     assert archive == {("mqks_queue_archive_lag", "a"): 1, ("mqks_queue_archived_seq", "a"): 1}
     assert later["mqks_queue_archive_lag", "a"] == 0, "no further than its end"
+
+
+def test_a_label_says_which_queues_wait_for_no_consumer(server: ServerProcess, web: Web) -> None:
+    with LineClient(server.address) as client:
+        for name in (b"jobs", b"jobs.dead", b"events"):
+            assert client.ask(b"s subscribe --confirm %b e" % name) == b"s ok "
+        assert client.ask(b"s set_queue --confirm --dead-letters=jobs.dead jobs") == b"s ok "
+        assert client.ask(b"r range --archived=1 events").startswith(b"r ok ")
+        text = web.ask("/metrics/queues").text
+
+    metric = "mqks_queue_messages_ready"
+    assert [line for line in text.splitlines() if line.startswith(metric)] == [
+        f'{metric}{{queue="jobs"}} 0',
+        f'{metric}{{queue="jobs.dead",role="dead_letters"}} 0',
+        f'{metric}{{queue="events",role="archive"}} 0',
+    ]
+
+
+def test_a_schedule_that_fails_is_counted(server: ServerProcess, web: Web) -> None:
+    with LineClient(server.address) as client:
+        assert web.scrape()["mqks_schedules_failing", ""] == 0
+        line = b"s schedule --confirm each --every=1 publish --mandatory none x"
+        assert client.ask(line) == b"s ok "
+    assert until(lambda: web.scrape()["mqks_schedules_failing", ""] == 1)
+
+
+def test_when_the_certificate_expires(tmp_path: Path, tls_port: int) -> None:
+    _, flags = with_tls(tmp_path, tls_port)
+    with ServerProcess(tmp_path / "mqks.db", "--http-port", "0", *flags) as server:
+        told = Web(server).scrape()["mqks_certificate_expiry_timestamp_seconds", ""]
+    served = load_pem_x509_certificate((tmp_path / "cert.pem").read_bytes())
+    assert told == served.not_valid_after_utc.timestamp()
 
 
 def test_many_queues_are_told_once_each(server: ServerProcess, web: Web) -> None:

@@ -49,6 +49,18 @@ def test_a_flag_beats_a_variable_that_beats_the_file(directory: Path) -> None:
     assert (settings.port, settings.queues_max, settings.connections_max) == (3, 2, 1)
 
 
+def test_of_several_places_those_without_effect_are_told(directory: Path) -> None:
+    config = directory / "mqks.toml"
+    config.write_text("port = 1\nhost = '127.0.0.2'\n")
+
+    settings = load({"port": "3"}, {"MQKS_PORT": "2", "MQKS_HOST": "127.0.0.2"}, config)
+
+    assert [tuple(each) for each in settings.overridden] == [
+        ("port", "MQKS_PORT", f"{config}: port"),
+        ("port", "--port", "MQKS_PORT"),
+    ]
+
+
 def test_the_file_is_the_named_one_or_the_variables_or_the_one_here(directory: Path) -> None:
     for port, name in enumerate(("mqks.toml", "variable.toml", "flag.toml"), start=1):
         (directory / name).write_text(f"port = {port}\n")

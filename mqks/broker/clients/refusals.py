@@ -21,6 +21,8 @@ from mqks.users import STRANGER
 HTTP: Final = re.compile(rb"[A-Z]+ /|(?i:host): |[^ ]* [a-z_]*[^ a-z_].* HTTP/\d")
 """How a request of HTTP begins: with a path, a URL, `host:port` or `*`, none of which is an action;
 or the header that every browser sends."""
+HELP: Final = b"help"
+HELP_HINT: Final = b"begin each line with an id of your choice: x help, or x help publish"
 
 
 class Refusals:
@@ -54,6 +56,9 @@ class Refusals:
     def refuse(self, connection: Connection, line: bytes, failure: BadRequest) -> None:
         """Reply to a line that failed. After one of HTTP the connection is closed, so that the body
         of the request, which any web site may have chosen, is not executed."""
+        if line == HELP:
+            connection.write(replies.ok(HELP, HELP_HINT))
+            return
         if isinstance(failure, LimitExceeded):
             self.limits_reached[failure.limit] += 1
         if HTTP.match(line):

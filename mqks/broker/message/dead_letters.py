@@ -65,6 +65,13 @@ def _seconds(time_us: int) -> bytes:
     return b"%d.%03d" % divmod(time_us // 1000, 1000)
 
 
+def restored(own: bytes, letter: bytes) -> tuple[bytes, bytes]:
+    """Meta and time of the first publishing of a message with these attributes of its own that is
+    this dead letter, as `check_letter` accepts it."""
+    published = letter.partition(b"&published=")[2].partition(b"&")[0]
+    return b"&".join(filter(None, (own, letter))), published.replace(b".", b"") + b"000"
+
+
 def dead_letter_of(message: bytes) -> DeadLetter | None:
     """The broker's data of a dead letter; None if the message is not one."""
     text, meta, published, traits = parts(message)

@@ -14,6 +14,7 @@ from mqks.broker.base.turns import WAITS, Work, slices
 from mqks.broker.clients.connection import Connection
 from mqks.broker.clients.tails import Tails
 from mqks.broker.log.once import OnceWindow
+from mqks.broker.message.dead_letters import restored
 from mqks.broker.queue.queue import Queue, Terms
 from mqks.broker.queue.shared import Shared
 from mqks.broker.routing.bindings import Bindings
@@ -212,17 +213,20 @@ class Publishing:
     def _terms(self, wanted: Publish, now: Now | None = None) -> tuple[Terms | None, bytes]:
         """The terms of a message, and the bytes after its text."""
         traits = wanted.traits
-        if not (wanted.delay_us or wanted.at_us or wanted.ttl_us or wanted.meta or traits):
+        meta, letter = wanted.meta, wanted.letter
+        if not (wanted.delay_us or wanted.at_us or wanted.ttl_us or meta or traits or letter):
             return None, b""
         now_us, clock_us = now or self.now()
         due_us = now_us + wanted.delay_us if wanted.delay_us else wanted.at_us
         if due_us <= now_us:
             due_us = 0
         published = b"%d" % now_us if due_us else b""
+        if letter:
+            meta, published = restored(meta, letter)
         expires_us = (due_us or now_us) + wanted.ttl_us if wanted.ttl_us else 0
         due_clock_us = clock_us + wanted.delay_us if wanted.delay_us else 0
         terms = Terms(due_us, wanted.at_us > 0, expires_us, due_clock_us)
-        return terms, replies.Parts(b"", wanted.meta, published, traits).joined()
+        return terms, replies.Parts(b"", meta, published, traits).joined()
 
     def publish(self, connection: Connection, message: Single, queues: Queues) -> None:
         if not message.once_s or self.is_new(connection, message.id, message.once_s):

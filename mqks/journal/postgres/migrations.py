@@ -18,12 +18,13 @@ LOCK: Final = 0x6D716B73
 """Of PostgreSQL's advisory locks: one program at a time creates a schema."""
 
 
-async def create(connection: Connection, address: Address) -> None:
-    """Create the schema and all tables if they do not exist. Raises psycopg.Error."""
+async def create(connection: Connection, address: Address) -> bool:
+    """Create the schema and all tables if they do not exist; return whether they did not. Raises
+    psycopg.Error."""
     async with connection.transaction():
         await connection.execute("select pg_advisory_xact_lock(%s)", [LOCK])
         if await exists(connection, address):
-            return
+            return False
         if not await _finds(connection, "select 1 from pg_namespace where nspname = %s", address):
             name = sql.Identifier(address.schema)
             await connection.execute(sql.SQL("create schema {}").format(name))
@@ -35,6 +36,7 @@ async def create(connection: Connection, address: Address) -> None:
             " next_queue_id) values (%s, %s, 0, 0, 0, 0, 0, 1)",
             [known[-1][0], secrets.token_hex(8)],
         )
+    return True
 
 
 async def exists(connection: Connection, address: Address) -> bool:
@@ -70,11 +72,12 @@ def check(found: int, journal: str, address: Address) -> None:
         )
 
 
-async def upgrade(connection: Connection, old: int) -> None:
-    """Apply what is newer. Only while the journal is claimed."""
+async def upgrade(connection: Connection, old: int) -> int:
+    """Apply what is newer, and return the version. Only while the journal is claimed."""
     newer = [each for each in migrations("postgres") if each[0] > old]
     if newer:
         async with connection.transaction():
             for _, statements in newer:
                 await connection.execute(statements.encode())
             await connection.execute("update owner set version = %s", [newer[-1][0]])
+    return newer[-1][0] if newer else old

@@ -92,10 +92,11 @@ class PostgresStore(Store):
         assert isinstance(settings.db, DatabaseUrl)
         address = parse(settings.db)
         claim = Claim(address, settings.db_replication)
+        made = False
         try:
             connection = await claim.first_connection()
             if not must_exist:
-                await migrations.create(connection, address)
+                made = await migrations.create(connection, address)
             elif not await migrations.exists(connection, address):
                 raise InspectionFailed(f"{address.shown}: no journal in schema {address.schema}")
             await migrations.version(connection, address)
@@ -107,7 +108,9 @@ class PostgresStore(Store):
                 await claim.release()
             raise
         server = connection.info.parameter_status("server_version") or ""
-        return cls(address, claim, settings, server)
+        store = cls(address, claim, settings, server)
+        store.made = made
+        return store
 
     async def claim(self, *, wait: bool) -> None:
         try:
@@ -115,7 +118,8 @@ class PostgresStore(Store):
             connection = await self._claim.connected()
             # Another broker may have upgraded it while this one waited.
             old = await migrations.version(connection, self._address)
-            await migrations.upgrade(connection, old)
+            new = await migrations.upgrade(connection, old)
+            self.upgraded = (old, new) if old < new else None
         except psycopg.Error as error:
             raise JournalFailed(f"{self.name} can't be claimed: {line_of(error)}") from error
         self._beats = asyncio.create_task(self._beat())

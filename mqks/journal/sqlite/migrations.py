@@ -32,7 +32,7 @@ def check_version(version: int, path: Path) -> None:
 
 
 async def migrate(db: aiosqlite.Connection) -> int:
-    """Bring the schema up to date and return its version."""
+    """Bring the schema up to date and return the version that it had, 0 for a new database."""
     rows = list(await db.execute_fetchall("pragma user_version"))
     version = int(rows[0][0])
     known = migrations()
@@ -45,4 +45,4 @@ async def migrate(db: aiosqlite.Connection) -> int:
             await db.executescript(
                 f"begin immediate;\n{sql}\npragma user_version = {number};\ncommit;"
             )
-    return known[-1][0]
+    return version

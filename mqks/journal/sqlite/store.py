@@ -4,6 +4,7 @@ The one rule: nothing of SQLite leaves this package, least of all its errors.
 """
 
 import asyncio
+import errno
 import os
 import sqlite3
 import time
@@ -84,6 +85,8 @@ TEXT_BYTES_NOW: Final = 64 * 1024
 """Larger than any segment of `commit_now`."""
 VACUUM_LOOK_S: Final = 1.0
 """How often a busy journal checks for free pages."""
+DISK_FAILURES: Final = errno.EROFS, errno.EIO
+"""A disk that failed, or that the system has made read-only since: no setting is wrong."""
 FULL_CODES: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 """Temporary failures; any other ends the process."""
 
@@ -215,14 +218,16 @@ class SqliteStore(Store):
         Raises DatabaseLocked, SchemaTooNew, JournalDamaged, JournalFailed, ConfigurationError.
         """
         path = settings.db_file
-        if is_dir(path):  # Before a lock file is created for it.
-            raise ConfigurationError(f"can't open {path}: it is a directory")
         try:
+            if is_dir(path):  # Before a lock file is created for it.
+                raise ConfigurationError(f"can't open {path}: it is a directory")
             lock = FileLock(path).take()
         except OSError as error:
+            if error.errno in DISK_FAILURES:
+                raise JournalFailed(f"can't open {path}: {error.strerror}") from error
             why = error.strerror
-            if not exists(path.parent):
-                why = f"the directory {path.parent} does not exist"
+            if error.errno == errno.ENOENT:
+                why = f"the directory {path.resolve().parent} does not exist"
             raise ConfigurationError(f"can't open {path}: {why}") from error
         try:
             async with AsyncExitStack() as undo:
@@ -233,13 +238,15 @@ class SqliteStore(Store):
                 raw.text_factory = shown
                 db = await aiosqlite.Connection(lambda: raw, iter_chunk_size=64)
                 undo.push_async_callback(db.close)
-                await cls._prepare(db, settings)
+                old = await cls._prepare(db, settings)
                 about = os.fstat(lock.database)
                 texts = Texts(path, about, settings.text_file_bytes_min, settings.synchronous)
                 reading = [
                     undo.enter_context(closing(_ReadConnection(path, texts))) for _ in range(2)
                 ]
                 store = cls(raw, db, reading, lock, texts, path.resolve(), settings)
+                store.made = old == 0
+                store.upgraded = (old, NEWEST) if 0 < old < NEWEST else None
                 store._begin_wal_anew = finding is not None
                 if finding and (finding.is_torn or settings.synchronous != "full"):
                     store.torn = f"{wal_path(path).name} {finding}"
@@ -253,7 +260,8 @@ class SqliteStore(Store):
         return store
 
     @staticmethod
-    async def _prepare(db: aiosqlite.Connection, settings: Settings) -> None:
+    async def _prepare(db: aiosqlite.Connection, settings: Settings) -> int:
+        """Return the version that the schema had."""
         # Page size and auto_vacuum take effect only before the first table and before WAL mode.
         for pragma in (
             f"page_size = {PAGE_SIZE}",
@@ -269,7 +277,7 @@ class SqliteStore(Store):
             f"busy_timeout = {BUSY_WAIT_MS}",
         ):
             await db.execute_fetchall(f"pragma {pragma}")
-        await migrate(db)
+        return await migrate(db)
 
     async def close(self) -> None:
         # The last connection that closes checkpoints and deletes the WAL, unless it is read only.
