@@ -14,13 +14,14 @@ from typing import Any
 from uuid import uuid4
 
 from amqp.protocol import queue_declare_ok_t
+from celery.signals import before_task_publish
 from kombu.exceptions import ChannelError
 from kombu.message import Message
 from kombu.transport import base
 from kombu.utils.json import dumps, loads
 
 from mqks.celery import names
-from mqks.celery.link import Consumer, Link
+from mqks.celery.link import Consumer, Link, Pipeline
 from mqks.client import requests, urls
 from mqks.client.errors import ConnectionLost, ProtocolViolation, RequestFailed
 from mqks.client.options import Options
@@ -33,8 +34,11 @@ UNUSED_S = 60.0
 """So long an exclusive or auto-delete queue without `x-expires` stays without a consumer."""
 GET_S = 1.0
 """How long `basic_get` waits for a message of which the server has told."""
-PIPELINED_MAX = 1000
-"""The most unconfirmed publishes of `pipelined`."""
+ONCE_S = 3600
+"""So long after a publish it may be tried again and is dropped, if it was stored."""
+ID = "mqks_id"
+"""The property that has the id of a message until it is confirmed. Each call of a producer has its
+own properties, which kombu passes again when it tries again."""
 _POLICY: dict[str, Callable[[Any], list[str]]] = {
     "x-message-ttl": lambda ms: [f"--ttl={max(ms, 1) / 1000}"],
     "x-max-length": lambda n: [f"--messages-max={n}", "--overflow=drop"],
@@ -60,9 +64,15 @@ class Channel(base.StdChannel):  # type: ignore[misc]
 
     @property
     def _link(self) -> Link:
-        if self.connection is None:
+        link = self.connection
+        if link is not None and link.is_parents:
+            self._consumers.clear()
+            link = self.connection = link.client.connection
+            if link is not None:
+                link.channels.append(self)
+        if link is None:
             raise ConnectionLost("the channel is closed")
-        return self.connection
+        return link
 
     def close(self) -> None:
         """Its unacked messages return to their queues."""
@@ -167,30 +177,33 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         content_encoding: str | None = None,
         headers: dict[str, Any] | None = None,
         properties: dict[str, Any] | None = None,
-    ) -> tuple[dict[str, Any], bytes]:
+    ) -> tuple[dict[str, Any], bytes, dict[str, Any]]:
+        given = {} if properties is None else properties
+        told = {key: value for key, value in given.items() if key != ID}
         about = {
             "content-type": content_type,
             "content-encoding": content_encoding,
             "headers": headers or {},
-            "properties": {**(properties or {}), **({"priority": priority} if priority else {})},
+            "properties": {**told, **({"priority": priority} if priority else {})},
         }
-        return about, body.encode() if isinstance(body, str) else body
+        return about, body.encode() if isinstance(body, str) else body, given
 
     def basic_publish(
         self,
-        message: tuple[dict[str, Any], bytes],
+        message: tuple[dict[str, Any], bytes, dict[str, Any]],
         exchange: str = "",
         routing_key: str = "",
         mandatory: bool = False,
         **_: Any,
     ) -> None:
-        """Returns when the server has stored the message, except within `pipelined`. Events, which
-        are transient and of a topic exchange, are sent without a wait."""
-        about, body = message
+        """Returns when the server has stored the message, except within `pipelined`; once, also if
+        kombu tries it again. Events, which are transient and of a topic exchange, are sent without
+        a wait."""
+        about, body, given = message
         properties, link = about["properties"], self._link
         is_topic = link.exchange_types.get(exchange) == "topic"
         is_event = is_topic and properties.get("delivery_mode") == 1
-        flags = ["publish --escaped" if is_event else "publish --confirm --escaped"]
+        flags = ["publish --escaped", *([] if is_event else ["--confirm", f"--once={ONCE_S}"])]
         if mandatory:
             flags.append("--mandatory")
         if properties.get("expiration"):
@@ -204,13 +217,13 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         request = b"%b %b" % (" ".join(flags).encode(), data)
         if is_event:
             link.send(request)
-        elif link.unconfirmed is None:
-            link.ask(request)
+            return
+        id_ = given.setdefault(ID, uuid4().hex).encode()
+        if link.shared.pipeline is None:
+            link.ask(request, id_)
         else:
-            if len(link.unconfirmed) >= PIPELINED_MAX:
-                sent, link.unconfirmed = link.unconfirmed, []
-                link.wait(sent)
-            link.unconfirmed.append(link.start(request))
+            link.shared.pipeline.publish(link, request, id_)
+        del given[ID]  # Published once more, it is another message.
 
     def _received(self, consumer: Consumer, text: bytes, tag: str) -> Any:
         message_id, _, rest = text.partition(b" ")
@@ -253,12 +266,14 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         flags = "--existing --keep --manual-ack --prefetch=1"
         consumer = self._consume(names.key(queue), flags, lambda _, text: found.append(text))
         ends_s = time.monotonic() + GET_S
-        with suppress(TimeoutError):
+        try:
             while not found:
                 link.drain_events(timeout=max(0.0, ends_s - time.monotonic()))
-        if not found:
-            link.end(consumer)
+        except TimeoutError:
             return None
+        finally:
+            if not found:
+                link.end(consumer)
         consumer.is_cancelled = True
         message = self._received(consumer, found[0], "")
         if no_ack:
@@ -269,11 +284,14 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         self, name: str, flags: str, deliver: Callable[[Consumer, bytes], None]
     ) -> Consumer:
         consumer = Consumer(self, deliver, acks="--manual-ack" in flags)
-        call = self._link.start(f"consume --confirm {name} {flags}".encode(), consumer)
+        call = self._link.start(f"consume --confirm {name} {flags}".encode(), consumer=consumer)
         try:
             self._link.wait([call])
-        except BaseException:
+        except RequestFailed:
             self._link.consumers.pop(consumer.id, None)
+            raise
+        except BaseException:  # Of a signal handler, for example: the server has it.
+            self._link.end(consumer)
             raise
         return consumer
 
@@ -349,13 +367,21 @@ def pipelined(producer: Any) -> Iterator[None]:
     """What is published with this producer of kombu is confirmed when the block ends, all together.
     Raises RequestFailed for the first message that was refused, and ConnectionLost, after which
     some may not be stored."""
-    link = producer.channel._link
-    link.unconfirmed = []
+    shared, pipeline = producer.channel._link.shared, Pipeline()
+    shared.pipeline = pipeline
     try:
         yield
+        pipeline.wait(producer.channel._link)
     finally:
-        sent, link.unconfirmed = link.unconfirmed, None
-        link.wait(sent)
+        shared.pipeline = None
+
+
+def _identify(properties: dict[str, Any], **_: Any) -> None:
+    """Celery retries what a finished task publishes by itself, each time with a copy of these."""
+    properties.setdefault(ID, uuid4().hex)
+
+
+before_task_publish.connect(_identify)
 
 
 def _seconds(eta: Any) -> float | None:
@@ -423,7 +449,7 @@ class Transport(base.Transport):  # type: ignore[misc]
         connection.leave()
 
     def _collect(self, connection: Link | None) -> None:
-        """After a fork: the parent uses it on."""
+        """After a loss, and in the child of a fork."""
         if connection is not None:
             connection.close()
 

@@ -81,15 +81,15 @@ class Journal:
             self._written(entry, parts, start_s)
 
     def write_now(self, entry: Entry) -> bool:
-        """The same for a small entry without metadata, on the caller's thread: for a commit that
-        takes less time than two thread switches. Only while no other step is under way. Returns
-        False, and does nothing, if that is not possible."""
+        """The same for a small entry, without metadata except ids, on the caller's thread: for a
+        commit that takes less time than two thread switches. Only while no other step is under
+        way. Returns False, and does nothing, if that is not possible."""
         commit_now = self.store.commit_now
         start_s = time.monotonic()
         parts = _encoded(entry, self.next_segment)
         if commit_now is None or len(parts) != 1 or parts[0][0].size > COMMITTED_NOW_BYTES_MAX:
             return False
-        commit_now(parts[0][0])
+        commit_now(parts[0][0], entry.once)
         self._written(entry, parts, start_s)
         return True
 

@@ -163,9 +163,9 @@ class Store:
         0 of others."""
         return 0.0
 
-    commit_now: Callable[[NewSegment], None] | None = None
-    """`commit` of one segment on the caller's thread; None where that is slower than waiting for
-    another thread."""
+    commit_now: Callable[[NewSegment, list[bytes]], None] | None = None
+    """`commit` of one segment, and of ids of `--once`, on the caller's thread; None where that is
+    slower than waiting for another thread."""
 
     # -- starting
 

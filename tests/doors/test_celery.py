@@ -211,7 +211,8 @@ def test_a_cancelled_consumer_holds_what_it_has(connection: Any) -> None:
 
 
 def test_publishes_in_a_pipeline_are_confirmed_together(mqks_broker: Broker) -> None:
-    from mqks.celery.transport import PIPELINED_MAX, pipelined
+    from mqks.celery.link import PIPELINED_MAX
+    from mqks.celery.transport import pipelined
 
     count = PIPELINED_MAX + 10
     with kombu.Connection(mqks_broker.url) as conn, blocking.connect(mqks_broker.url) as client:

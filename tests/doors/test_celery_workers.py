@@ -1,6 +1,7 @@
 """Workers of Celery on a real server: what they do when things end, fail and come back."""
 
 import json
+import os
 import signal
 import ssl
 import subprocess
@@ -18,6 +19,7 @@ from mqks.testing import Broker
 from mqks.users import User, hash_password, hash_token
 from tests.kit.celery_workers import Workers
 from tests.kit.ports import free_port
+from tests.kit.proxy import Proxy
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
 from tests.server.test_tls import with_tls
@@ -173,6 +175,51 @@ def test_a_task_whose_process_died_runs_again(workers: Workers) -> None:
     workers.tasks.die_once.delay(str(path))
     workers.noted("done")
     assert workers.notes() == {"begun": 2, "done": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["solo", "prefork", "threads"])
+def test_a_task_may_be_longer_than_heartbeats(
+    mqks_broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: str
+) -> None:
+    """The connection is that of the start, also when a warm shutdown waits for the last task."""
+    environment = {"BROKER": mqks_broker.url, "HEARTBEAT": "1"}
+    with Workers(tmp_path, **environment).running(monkeypatch) as workers:
+        worker = workers.start("-P", pool, "-c", "1", *QUIET)
+        for _ in range(3):
+            workers.tasks.sleep.delay(4, str(workers.path / "notes"))
+        until(lambda: workers.notes()["begun"] == 3)
+        workers.stop(worker)
+        assert workers.notes() == {"begun": 3, "done": 3}
+        with blocking.connect(mqks_broker.url) as client:
+            stats = client.stats("queue", "celery")
+        assert (stats["ready"], stats["unacked"]) == (0, 0)
+        assert "nothing was received" not in workers.log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["gevent", "solo", "threads", "prefork"])
+def test_a_worker_consumes_again_after_a_loss(
+    mqks_broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: str
+) -> None:
+    """Whoever notices it first: here the ack of a task."""
+    with (
+        Proxy(mqks_broker.port) as proxy,
+        Workers(tmp_path, BROKER=proxy.url).running(monkeypatch) as workers,
+    ):
+        worker = workers.start("-P", pool, "-c", "1", *QUIET)
+        path, gate = str(tmp_path / "notes"), tmp_path / "gate"
+        for number in range(3):
+            workers.tasks.hold.delay(path, str(gate))
+            until(lambda: workers.notes()["begun"] > workers.notes()["done"])
+            os.kill(worker.pid, signal.SIGSTOP)
+            proxy.cut()
+            gate.touch()
+            os.kill(worker.pid, signal.SIGCONT)
+            workers.tasks.note.apply_async((path, f"{number}"), retry_policy={"max_retries": 9})
+            workers.noted(f"{number}", "done")
+            until(lambda: unacked(mqks_broker.url) == 0)
+            gate.unlink()
 
 
 @pytest.mark.slow

@@ -21,6 +21,8 @@ app.conf.update(
     worker_send_task_events=True,
     task_send_sent_event=True,
 )
+if interval := os.environ.get("HEARTBEAT"):
+    app.conf.broker_heartbeat = float(interval)
 if authority := os.environ.get("BROKER_CA"):
     app.conf.broker_use_ssl = {"ca_certs": authority}
 

@@ -89,6 +89,8 @@ class Proxy(Peer):
         """How long each chunk takes, in either direction."""
         self.is_frozen = False
         """Swallows everything, as a machine that has lost its power would."""
+        self.is_mute = False
+        """Swallows what is answered."""
         self.swallowed = b""
         self.is_refusing = False
         """Closes new connections at once."""
@@ -106,7 +108,7 @@ class Proxy(Peer):
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(CHUNK_BYTES):
             await asyncio.sleep(self.delay_s)
-            if self.is_frozen:
+            if self.is_frozen or (self.is_mute and writer in self._writers):
                 self.swallowed += data
             else:
                 writer.write(data)

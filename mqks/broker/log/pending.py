@@ -216,6 +216,11 @@ class Entry:
         return self.must_last_metadata or bool(self.errors)
 
     @property
+    def has_more(self) -> bool:
+        """Whether there is more than messages, acks, marks and ids."""
+        return bool(self.queues or self.bindings or self.schedules or self.errors)
+
+    @property
     def writes(self) -> bool:
         """Whether there is anything to write."""
         return bool(self.changes) or self.has_metadata
@@ -323,8 +328,9 @@ class Pending:
 
     @property
     def is_small(self) -> bool:
-        """Whether it has few messages, acks and marks, and nothing else."""
-        return max(self.records, len(self.dirty)) <= SMALL_RECORDS_MAX and not self.has_metadata
+        """Whether it has few messages, acks, marks and ids, and nothing else."""
+        is_short = max(self.records, len(self.dirty)) <= SMALL_RECORDS_MAX
+        return is_short and self._begun is None and not self.entry.has_more
 
     @property
     def can_wait(self) -> bool:

@@ -503,14 +503,15 @@ class SqliteStore(Store):
             self._limit_pages_now()
         return rows
 
-    def _commit_now(self, segment: NewSegment) -> None:
+    def _commit_now(self, segment: NewSegment, once: list[bytes]) -> None:
         """Only while nothing else uses the writing connection."""
         self._check_floor((segment,))
         row = row_of(segment)
-        try:
-            self._raw.execute(INSERT_SEGMENT, row)
-        except sqlite3.Error as error:
-            raise self._failure(error) from error
+        with self._failures():
+            if once:
+                self._tables.write(self._raw, [row], row.id + 1, Entry(once=once))
+            else:
+                self._raw.execute(INSERT_SEGMENT, row)
         self._committed(row)
 
     def _committed(self, row: SegmentRow) -> None:
