@@ -271,7 +271,7 @@ class _Wire(asyncio.Protocol):
         self.loop = loop
         self.ended = anyio.Event()
         self.end = ""
-        """Why it has ended."""
+        """Why it has ended; during a write, what its interruption would be."""
         self.may_write = True
         self.is_held = False
         """Whether reading is held back, since enough waits to be handled."""
