@@ -5,14 +5,17 @@ is acked when its reply is published, a result or an error. A reject has the pau
 limit to use if the policy of the queue does not set them.
 """
 
+import asyncio
 import inspect
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -216,6 +219,7 @@ class App:
 
     async def serve(self, stop: anyio.Event) -> None:
         """Serve until `stop` is set; for programs with an event loop of their own."""
+        self._task = cast("asyncio.Task[None]", asyncio.current_task())
         async with connect(self._url, self._options, client_name=self._client_name) as self._client:
             for hook in self._on_startup:
                 await hook()
@@ -271,13 +275,30 @@ class App:
         work = service.work
         for middleware in reversed(self._middleware):
             work = partial(_around, middleware, work)
-        with nullcontext() if tracing is None else tracing.process(message, is_alone=True):
+        span = nullcontext() if tracing is None else tracing.process(message, is_alone=True)
+        with span, self._failing():
             return await work(message)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """A cancellation that is not that of the service is an error like any other, the
+        CancelledError that is an Exception: something that was awaited had been cancelled."""
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            # The end of an event loop cancels all tasks, so both are looked at: scopes and task.
+            if anyio.current_effective_deadline() == -inf or self._task.cancelling():
+                raise
+            task = cast("asyncio.Task[Any]", asyncio.current_task())
+            while task.uncancel():  # A function may cancel the task that it runs in.
+                pass
+            raise CancelledError(*error.args) from error
 
     async def _tell(self, error: Exception, message: Message) -> None:
         for hook in self._on_error:
             try:
-                await hook(error, message)
+                with self._failing():
+                    await hook(error, message)
             except Exception:
                 _log.exception("a function of on_error failed")
 
@@ -356,13 +377,19 @@ def _work_of(function: Callable[[Message], object], concurrency: int) -> Work:
 
 
 def _in_threads(function: Callable[[Message], object], limiter: anyio.CapacityLimiter) -> Work:
+    def call(message: Message) -> object:
+        try:
+            return function(message)
+        except asyncio.CancelledError as error:  # Nothing cancels a thread.
+            raise CancelledError(*error.args) from error
+
     async def work(message: Message) -> object:
         settle = cast(Settle, message._settle)
         # A session is not for threads.
         message._settle = lambda *action: from_thread.run_sync(settle, *action)
         try:
             result = await to_thread.run_sync(
-                function, message, limiter=limiter, abandon_on_cancel=True
+                call, message, limiter=limiter, abandon_on_cancel=True
             )
         except anyio.get_cancelled_exc_class():
             message._settle = settled  # The thread goes on, and the message returns to its queue.

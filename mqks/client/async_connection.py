@@ -35,6 +35,7 @@ TURN_BYTES = 64 * 1024
 TRY_NEXT_S = 0.25
 """After this time without a connection, the next address of a host is tried as well."""
 CLOSED = "the server closed the connection"
+INTERRUPTED = "a task was interrupted while it wrote"
 TIMER_S_MAX = 1e6
 """A longer wait has no end."""
 
@@ -141,9 +142,18 @@ class Connection(Generic[S]):
     def _flush(self) -> None:
         self._is_flushing = False
         wire = self._wire
-        if wire is not None and wire.may_write and (data := self.session.take()):
-            wire.transport.write(data)
-            self.notify()  # There is room again.
+        if wire is None or not wire.may_write or wire.end:
+            return
+        # An exception of a signal handler may come between any two steps: then the connection ends.
+        wire.end = INTERRUPTED
+        try:
+            if data := self.session.take():
+                wire.transport.write(data)
+                self.notify()  # There is room again.
+            wire.end = ""
+        finally:
+            if wire.end:
+                wire.ended.set()
 
     async def until(self, predicate: Callable[[], object], timeout_s: float | None = None) -> bool:
         """Wait until it is so; False when the time is over."""
@@ -261,7 +271,7 @@ class _Wire(asyncio.Protocol):
         self.loop = loop
         self.ended = anyio.Event()
         self.end = ""
-        """Why it has ended."""
+        """Why it has ended; during a write, what its interruption would be."""
         self.may_write = True
         self.is_held = False
         """Whether reading is held back, since enough waits to be handled."""

@@ -41,6 +41,8 @@ _log = logging.getLogger("mqks.client")
 
 REPLIES_KEPT_S = 60.0
 """So long the queue of a client's replies stays when the client is away."""
+ANSWER_STEPS = 10
+"""Looks at the time while an answer is awaited. What has come is read between two of them."""
 
 
 class State(Enum):
@@ -152,8 +154,9 @@ class Session:
         """Nothing has come in this life."""
         self._attempts = 0
         self._was_up = False
-        self._heard_s = 0.0
-        self._pinged = False
+        self._heard_s = self._stepped_s = 0.0
+        self._steps = 0
+        """Since something that has to be answered was sent: a ping, or the greeting."""
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
         self._unsent: list[bytes] = []
@@ -319,7 +322,8 @@ class Session:
 
     def connected(self, now_s: float) -> None:
         self._splitter = LineSplitter(self._options.reply_bytes_max, is_server=True)
-        self._heard_s, self._pinged, self._refusal = now_s, False, ""
+        self._heard_s = self._stepped_s = now_s
+        self._steps, self._refusal = 1, ""
         self._is_silent = True
         self._greeting_id = self.new_id()
         self._greeting = requests.line(self._greeting_id, self._auth)
@@ -346,7 +350,7 @@ class Session:
         if self.state is State.GREETING and data.startswith(failures.TLS_FIRST):
             raise ProtocolViolation(f"the peer answers in TLS: {failures.TLS_HINT}")
         self._is_silent = False
-        self._heard_s, self._pinged = now_s, False
+        self._heard_s, self._steps = now_s, 0
         lines = self._splitter.feed(data)
         if self._splitter.too_long is not None:
             raise ProtocolViolation("the peer sent a line longer than reply_bytes_max")
@@ -388,22 +392,31 @@ class Session:
         self.failure, self.state = failure, State.CLOSED
 
     @property
+    def _answer_s(self) -> float:
+        """How long an answer may take."""
+        limit_s = self._options.keep_alive_s
+        return min(2 * limit_s, self.greeting_s) if self.state is State.GREETING else limit_s
+
+    @property
     def deadline_s(self) -> float:
         """When `tick` is to be called."""
-        limit_s = self._options.keep_alive_s * (2 if self._pinged else 1)
-        if self.state is State.GREETING:
-            limit_s = min(limit_s, self.greeting_s)
-        return self._heard_s + limit_s
+        if self._steps:
+            return self._stepped_s + self._answer_s / ANSWER_STEPS
+        return self._heard_s + self._options.keep_alive_s
 
     def tick(self, now_s: float) -> bool:
-        """Look at the time; False when the connection has been silent for too long."""
-        if now_s < self.deadline_s:
+        """Look at the time; False when the connection has been silent for too long.
+
+        Only the time in which the process ran counts. A pause is one step, however long it was;
+        after one as long as an answer may take, another ping has its whole time."""
+        late_s = now_s - self.deadline_s
+        if late_s < 0:
             return True
-        is_greeting = self.state is State.GREETING
-        if self._pinged or (is_greeting and now_s >= self._heard_s + self.greeting_s):
+        was_paused = late_s >= self._answer_s
+        if self._steps > ANSWER_STEPS and not was_paused:
             return False
-        self._pinged = True
-        if self.state is State.UP:
+        self._stepped_s, self._steps = now_s, 1 if was_paused else self._steps + 1
+        if self._steps == 1 and self.state is State.UP:
             self._put(b"%b ping alive\n" % self.new_id())
         return True
 
@@ -534,7 +547,7 @@ class ConsumerSession(Session):
 
     def tick(self, now_s: float) -> bool:
         if self.is_full:  # Nobody listens, so silence says nothing.
-            self._heard_s, self._pinged = now_s, False
+            self._heard_s, self._steps = now_s, 0
         elif self._is_starved:
             self._is_settling = True  # It is told once.
             queue = requests.decoded(self._queue)

@@ -159,6 +159,9 @@ class Wire:
             # The server may have said why, before it closed the connection.
             while True:
                 self.reply()
+        except BaseException:
+            self.close()  # Part of it may be sent, and what is sent next would complete it.
+            raise
 
     def answer(self, request_id: bytes, asked: str = "the request") -> bytes:
         """What follows `ok` in the next reply, which is to this request. Raises RequestFailed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -270,6 +271,148 @@ async def test_a_function_that_does_not_end_is_cancelled(
     await client.publish("e", "x", confirm=True)
     await served(app, stop)
     assert await client.evaluate(WAITS) == "1", "it did not count as a failure"
+
+
+async def a_cancelled_future(message: Message) -> None:
+    future = asyncio.get_running_loop().create_future()
+    future.cancel("given up")
+    await future
+
+
+async def one_of_several(message: Message) -> None:
+    waiting = asyncio.create_task(anyio.sleep_forever())
+    asyncio.get_running_loop().call_soon(waiting.cancel, "given up")
+    await asyncio.gather(waiting, anyio.sleep(0))
+
+
+async def in_groups(message: Message) -> None:
+    async with asyncio.TaskGroup() as tasks, anyio.create_task_group():
+        tasks.create_task(anyio.sleep_forever())
+        await a_cancelled_future(message)
+
+
+async def its_own_task(message: Message) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel("given up")
+    await anyio.sleep_forever()
+
+
+def in_a_thread(message: Message) -> None:
+    asyncio.run(a_cancelled_future(message))
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize(
+    "function", [a_cancelled_future, one_of_several, in_groups, its_own_task, in_a_thread]
+)
+async def test_a_cancellation_from_within_is_a_failure_of_the_message(
+    client: AsyncClient,
+    mqks_broker: Broker,
+    caplog: pytest.LogCaptureFixture,
+    function: Any,
+    atomic: bool,
+) -> None:
+    app, told = App(mqks_broker.url), list[str]()
+
+    @app.on_error
+    async def tell(error: Exception, message: Message) -> None:
+        told.append(f"{message.text} {error!r}")
+
+    app.consumer("q", retries=2, backoff=None, atomic=atomic)(function)
+    await client.set_queue("q", dead_letter_queue="dead")
+    await client.publish("e", "first", confirm=True)
+    async with serving(app):
+        await until(lambda: waiting(client, "dead"), 1)
+        await client.publish("e", "second", confirm=True)
+        await until(lambda: waiting(client, "dead"), 2)
+    whys = [letter.dead_letter and letter.dead_letter.why for letter in await client.peek("dead")]
+    assert whys == ["CancelledError: given up"] * 2
+    error = "CancelledError('given up')"
+    assert told == [f"first {error}"] * 2 + [f"second {error}"] * 2
+    assert caplog.text.count(" failed, try ") == 4
+
+
+async def waiting(client: AsyncClient, queue: str) -> int:
+    return len(await client.peek(queue))
+
+
+async def test_a_cancellation_around_a_function_is_a_failure_as_well(
+    client: AsyncClient, mqks_broker: Broker
+) -> None:
+    app = App(mqks_broker.url)
+
+    @app.middleware
+    async def around(message: Message, work: Work) -> object:
+        if message.text == "around":
+            await a_cancelled_future(message)
+        with anyio.move_on_after(0 if message.text == "in time" else WAIT_S):
+            return await work(message)
+        return "too late"
+
+    @app.on_error
+    async def tell(error: Exception, message: Message) -> None:
+        await a_cancelled_future(message)
+
+    @app.consumer("q")
+    async def work(message: Message) -> str:
+        await anyio.sleep(0)
+        if message.text == "bad":
+            raise ValueError("no")
+        return message.text
+
+    async with serving(app):
+        with pytest.raises(CallFailed, match="CancelledError: given up"):
+            await client.call("e", "around")
+        with pytest.raises(CallFailed, match="ValueError: no"):
+            await client.call("e", "bad")
+        assert (await client.call("e", "in time")).text == "too late"
+        assert (await client.call("e", "good")).text == "good"
+
+
+async def by_a_scope(app: App, started: anyio.Event) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(app.serve, anyio.Event())
+        await started.wait()
+        tasks.cancel_scope.cancel()
+
+
+async def by_its_task(app: App, started: anyio.Event) -> None:
+    task = asyncio.create_task(app.serve(anyio.Event()))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def by_the_end_of_the_loop(app: App, started: anyio.Event) -> None:
+    _task = asyncio.create_task(app.serve(anyio.Event()))  # noqa: RUF006
+    await started.wait()
+
+
+@pytest.mark.parametrize("cancel", [by_a_scope, by_its_task, by_the_end_of_the_loop])
+async def test_the_cancellation_of_a_service_is_no_failure(
+    client: AsyncClient, mqks_broker: Broker, cancel: Any
+) -> None:
+    app, started, count = App(mqks_broker.url), anyio.Event(), 0
+    failures = list[Exception]()
+
+    @app.on_error
+    async def tell(error: Exception, message: Message) -> None:
+        failures.append(error)
+
+    @app.consumer("q", concurrency=30)
+    async def work(message: Message) -> None:
+        nonlocal count
+        count += 1
+        if count == 30:
+            started.set()
+        await anyio.sleep_forever()
+
+    await client.publish_many([("e", "x")] * 30)
+    await to_thread.run_sync(asyncio.run, cancel(app, started))
+    await until(lambda: client.evaluate(WAITS), "30")
+    assert failures == []
 
 
 async def test_functions_without_async_run_in_threads(

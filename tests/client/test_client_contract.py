@@ -9,6 +9,7 @@ import re
 import socket
 import ssl
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -125,7 +126,8 @@ async def test_an_outage_is_logged_once(
     connect: Any, mqks_broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     def told() -> list[tuple[str, str]]:
-        return [(each.levelname, each.message) for each in caplog.records]
+        records = [each for each in caplog.records if each.name == "mqks.client"]
+        return [(each.levelname, each.message) for each in records]
 
     caplog.set_level(logging.INFO, "mqks.client")
     async with (
@@ -864,6 +866,16 @@ async def test_a_quiet_connection_stays(connect: Any) -> None:
             # answered would never come so far, and one whose answers were late has a successor.
             await until(lambda: sum(count > 5 for count in lines.values()) == 2)
             assert await client.ping("x") == ""
+
+
+async def test_a_client_that_was_held_up_keeps_its_connection(connect: Any, proxy: Proxy) -> None:
+    async with connect(proxy.url, Options(keep_alive_s=0.5)) as client:
+        for _ in range(2):
+            with client._connection.lock:  # The blocking client waits for it, the other for us.
+                time.sleep(1.2)
+            await anyio.sleep(0.1)
+            await client.ping()
+    assert proxy.accepted == 1
 
 
 async def test_a_timeout_leaves_the_session_in_order(connect: Any, proxy: Proxy) -> None:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import pytest
@@ -148,6 +149,18 @@ def test_delays_have_jitter() -> None:
     assert all(0.5 <= delay <= 1.0 for delay in delays)
 
 
+def silent(subject: Session, looks: int | None = None) -> float:
+    """Nothing comes any more, and the time is looked at when it should be: so often, or until the
+    connection counts as lost. When that was."""
+    now_s = -inf
+    for _ in range(100 if looks is None else looks):
+        now_s = subject.deadline_s
+        if not subject.tick(now_s):
+            return now_s
+    assert looks is not None, "it never counts as lost"
+    return now_s
+
+
 def test_keep_alive() -> None:
     subject = session(keep_alive_s=10.0)
     up(subject, 100.0)
@@ -157,19 +170,38 @@ def test_keep_alive() -> None:
     assert subject.tick(110.0)
     [ping] = subject.take().splitlines()
     assert ping.split(b" ", 1)[1] == b"ping alive"
-    assert subject.deadline_s == 120.0
+    assert silent(subject, looks=9) == pytest.approx(119.0)
     subject.receive(ping.split(b" ")[0] + b" ok alive\n", 119.0)
-    assert subject.tick(120.0)
+    assert subject.take() == b""
     assert subject.deadline_s == 129.0
-    assert subject.tick(129.0)
-    assert not subject.tick(139.0)
+    assert silent(subject) == pytest.approx(129.0 + 10.0 * 1.1)
+    assert subject.take().count(b"ping alive") == 1
 
 
 def test_a_greeting_without_answer_is_noticed() -> None:
     subject = session(keep_alive_s=10.0)
     subject.connected(0.0)
-    assert subject.tick(10.0)
-    assert not subject.tick(20.0)
+    assert silent(subject) == pytest.approx(20.0 * 1.1)
+
+
+@pytest.mark.parametrize("looks", range(12))
+def test_after_a_pause_a_ping_has_its_whole_time(looks: int) -> None:
+    subject = running(keep_alive_s=10.0)
+    silent(subject, looks)
+    subject.take()
+    resumed_s = subject.deadline_s + 10.0
+    assert subject.tick(resumed_s)
+    assert subject.take().endswith(b" ping alive\n")
+    assert silent(subject) == pytest.approx(resumed_s + 10.0 * 1.1)
+
+
+@pytest.mark.parametrize("looks", range(1, 11))
+def test_a_short_pause_takes_no_time_from_a_ping(looks: int) -> None:
+    subject = running(keep_alive_s=10.0)
+    pinged_s = silent(subject, 1)
+    silent(subject, looks - 1)
+    assert subject.tick(subject.deadline_s + 9.0)
+    assert silent(subject) - 9.0 - pinged_s >= 10.0
 
 
 def test_refused_greeting() -> None:
@@ -459,7 +491,7 @@ def test_a_full_buffer_is_no_silence() -> None:
     assert (was_full, subject.is_full) == (True, False)
     assert subject.tick(1010.0)
     assert subject.take().endswith(b" ping alive\n")
-    assert not subject.tick(1020.0)
+    assert silent(subject) == pytest.approx(1021.0)
 
 
 @pytest.mark.parametrize("event", ["e,retry=x", "a,retry=1,b", "retry=2"])

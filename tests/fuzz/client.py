@@ -116,7 +116,7 @@ class ClientWorld:
         self.session.take()
 
     def _on_tick(self) -> None:
-        self._now_s += 20.0
+        self._now_s = max(self._now_s, self.session.deadline_s)
         if not self.session.tick(self._now_s):
             self._on_lost()
 

@@ -1,0 +1,92 @@
+"""Clients whose process is stopped for a while, as by a shell, a debugger or the lid of a laptop.
+
+The one rule: the peer answers at once or never, and what it sees is the verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.client.programs import environment
+from tests.kit.proxy import Peer
+from tests.kit.waiting import until
+
+KEEP_ALIVE_S = 1.0
+PROGRAMS = {
+    "blocking": """
+with mqks.blocking.connect(options=options):
+    sys.stdin.read()
+""",
+    "asyncio": "asyncio.run(main())",
+    "uvloop": "import uvloop; uvloop.run(main())",
+}
+BEGIN = f"""
+import asyncio, sys
+import mqks
+
+options = mqks.Options(keep_alive_s={KEEP_ALIVE_S}, close_timeout_s=0.1)
+
+async def main():
+    async with mqks.connect(options=options):
+        await asyncio.to_thread(sys.stdin.read)
+"""
+
+
+class Answering:
+    """Answers the greeting; a ping when it `may_answer`, and those before."""
+
+    def __init__(self) -> None:
+        self.pings = 0
+        self.greetings = 0
+        self.may_answer = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            if line.endswith(b"hello\n"):
+                self.greetings += 1
+            else:
+                self.pings += 1
+                await self.may_answer.wait()
+            writer.write(line.split(b" ")[0] + b" ok \n")
+
+
+def stopped(process: subprocess.Popen[bytes]) -> None:
+    """Stop it for longer than a ping and its answer may take."""
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(2.5 * KEEP_ALIVE_S)
+    process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_a_pause_costs_no_connection_and_hides_no_dead_server(kind: str) -> None:
+    answering = Answering()
+    with Peer(answering.serve) as peer:
+        process = subprocess.Popen(
+            [sys.executable, "-c", BEGIN + PROGRAMS[kind]],
+            env=environment(peer.url),
+            stdin=subprocess.PIPE,
+        )
+        try:
+            until(lambda: answering.greetings)
+            stopped(process)
+            until(lambda: answering.pings or peer.accepted > 1)
+            process.send_signal(signal.SIGSTOP)
+            peer._portal.call(answering.may_answer.set)
+            stopped(process)
+            until(lambda: answering.pings > 1 or peer.accepted > 1)
+            assert (answering.greetings, peer.accepted) == (1, 1)
+
+            peer._portal.call(answering.may_answer.clear)
+            until(lambda: answering.pings > 2)
+            stopped(process)
+            until(lambda: peer.accepted > 1)
+        finally:
+            process.kill()
+            process.communicate()
