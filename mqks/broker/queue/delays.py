@@ -86,6 +86,11 @@ class Delays:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    @property
+    def far(self) -> int:
+        """Number of entries that are not due soon."""
+        return len(self._far)
+
     # -- adding messages
 
     def add(

@@ -120,7 +120,7 @@ class Shared:
         facts: Facts,
     ) -> None:
         self.turns = Turns(clock)
-        self.schedule = Schedule(clock, now_us)
+        self.schedule = Schedule(clock, now_us, owner.notices)
         self.counters = Counters()
         self.facts = facts
         self.pending = Pending(settings.errors_kept_max, now_us)
