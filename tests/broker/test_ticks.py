@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mqks.broker.base.schedule import RINGS_MAX
 from mqks.errors import BadRequest
 from mqks.server.cron import next_tick
 from tests.kit.bare import BareWorld, ask, bare
@@ -283,6 +284,25 @@ def test_a_tick_becomes_possible_in_the_repeated_hour(missed: bytes, ticks: list
     each.ask(b"p purge q")
     each.go_on("01:12")
     assert each.ticks() == [*ticks, "26T01:30"]
+
+
+def test_a_tick_that_is_not_later_does_not_flood_its_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    each, repeated = Repeated("00:10"), list[str]()
+    each.add()
+    monkeypatch.setattr(each.world.broker.notices, "timer_repeats", repeated.append)
+    wrong_us = each.world.now_us + 1200 * SECOND_US
+    monkeypatch.setattr(each.world.broker.schedules, "_next_tick", lambda *_: wrong_us)
+    each.go_on("00:30")
+    before = len(on_disk(each.world)[0])
+    assert before <= RINGS_MAX + 1
+    for _ in range(3):
+        each.world.now_us += SECOND_US
+        each.work()
+    assert len(on_disk(each.world)[0]) == before + 3
+    assert {*repeated} == {"schedule 'daily'"}
+    assert json.loads(ask(each.world, b"s stats")[5:])["timer_repeats"] == len(repeated) > 3
 
 
 @pytest.mark.slow

@@ -362,6 +362,7 @@ def _check_sums(broker: Broker) -> None:
     timers += sum(each.timer is not None for each in receivers)
     timers += broker.schedules._is_checking
     require(len(broker.schedule) == timers + _alarms(broker), "timers")
+    require(broker.schedule.repeats == 0, "a timer fires again and again for one moment")
     for budget in (held, shared.outboxes):
         require(not budget.waiters or budget.room <= 0, "they wait for a budget that has room")
     for each in held.waiters:
