@@ -59,8 +59,8 @@ class Times:
 
     def restore(self, number: int, mark: Mark) -> None:
         """Add a message that is on disk. All are restored at the same moment, so they keep their
-        order."""
-        self.delays.restore(number, mark, mark.due_us - self._ahead_us)
+        order. Only the wall clock knows when it is due: it may be wrong now, and be set later."""
+        self.delays.restore(number, mark, mark.due_us - self._ahead_us, is_dated=True)
 
     def restored(self, mean_bytes: float) -> None:
         """All scheduled messages are restored; `mean_bytes` is the approximate length of a line."""
@@ -157,8 +157,9 @@ class Times:
         bytes_of = partial(self._queue.shared.facts.bytes_of, self._queue.id)
         if wanted := delays.to_read(now_us, bytes_of):
             self._queue.fetch(wanted, partial(self._bring, wanted))
-        if due := delays.pop_due(now_us):
-            self._queue.join(due)
+        due, since_us = delays.pop_due(now_us)
+        if due:
+            self._queue.join(due, since_us)
         has_expired = self._expire()
         self._queue.deliver()
         return bool(due or has_expired or delays.far != far)
