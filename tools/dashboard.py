@@ -96,6 +96,7 @@ CHARTS = {
                 "mqks_messages_dead_total": "dead:",
                 "mqks_messages_dropped_total": "dropped",
                 "mqks_reverts_seen_total": "epoch is stale",
+                "mqks_timer_repeats_total": "timer repeats",
             },
             "Messages redelivered, rejected or without a queue, error replies, limits reached.",
             "ops",

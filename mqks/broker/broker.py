@@ -108,7 +108,7 @@ class Broker:
             maxlen=min(settings.errors_kept_max, ERRORS_TOLD_MAX)
         )
         """The source of `stats errors`, also before they are written."""
-        self.once = OnceWindow(settings.once_ids_max)
+        self.once = OnceWindow(settings.once_ids_max, self.schedule.clock_us, self.schedule.wall_us)
         self._unacked_full_s = -inf
         self.started_s = clock()
         self.tails = Tails(settings, self.turns, self.schedule, self.shared.outboxes)

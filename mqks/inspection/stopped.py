@@ -28,7 +28,7 @@ _ONLY_OF_A_SERVER = (
     "disk_full",
     *("received", "routed", "unroutable", "confirmed", "delivered", "redelivered"),
     *("acknowledged", "rejected", "dead", "dropped", "purged", "errors"),
-    *("loop_held", "loop_late", "reverts_seen"),
+    *("loop_held", "loop_late", "reverts_seen", "timer_repeats"),
 )
 """Totals that only a server knows."""
 

@@ -12,6 +12,7 @@ from mqks.broker.base.resting import Resting
 from mqks.broker.clients.connection import Connection
 from mqks.broker.clients.outbox import Slow
 from mqks.limits import LINGER_BYTES_MAX
+from mqks.server.clock import Patient
 from mqks.server.gate import Peer
 
 LINGER_S = 2.0
@@ -88,7 +89,7 @@ class Client(Resting, asyncio.BufferedProtocol):
         """It has, or had, a transport."""
         self.stranger = False
         """It has not authenticated yet."""
-        self.auth_timer: asyncio.TimerHandle | None = None
+        self.auth_timer: Patient | None = None
         self._lingering_bytes = 0
         self._is_new = True
         """Nothing has come from it."""

@@ -22,6 +22,7 @@ from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import CHUNK_S
 from mqks.server import log
 from mqks.server.client import LINGER_S, Client, Hold
+from mqks.server.clock import Patient
 from mqks.server.fair_turn import FairTurn
 from mqks.server.gate import Gate, Peer
 from mqks.server.unhandled import Unhandled
@@ -244,9 +245,8 @@ class Clients:
     # -- strangers
 
     def _await_auth(self, client: Client) -> None:
-        client.auth_timer = self._loop.call_later(
-            self._settings.auth_timeout_s, self._auth_timeout, client
-        )
+        seconds = self._settings.auth_timeout_s
+        client.auth_timer = Patient(seconds, partial(self._auth_timeout, client))
 
     def refuse_tls(self, client: Client) -> None:
         """Close at once: a client waits for its handshake as long as for anything."""

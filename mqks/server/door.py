@@ -18,6 +18,7 @@ from mqks.broker.broker import CALM_S
 from mqks.errors import BadRequest
 from mqks.server import log
 from mqks.server.client import Client, Owner
+from mqks.server.clock import Patient
 from mqks.server.error_log import ErrorLog
 from mqks.server.gate import Gate, Peer, peer
 from mqks.server.tls import Context, reason_of
@@ -56,7 +57,7 @@ class Door:
         self._refusal = refusal
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[socket.socket, Callable[[], None]] = {}
-        self._handshakes: dict[TlsClient, asyncio.TimerHandle] = {}
+        self._handshakes: dict[TlsClient, Patient] = {}
         """Handshakes that are not done, and when they have taken too long."""
         self._told_s = -CALM_S
 
@@ -148,7 +149,7 @@ class Door:
         self._gate.add_stranger(client, client.transport.abort)
         seconds = self._settings.auth_timeout_s
         late = TimeoutError(f"the handshake took longer than {seconds:g} s (auth_timeout_s)")
-        self._handshakes[client] = self._loop.call_later(seconds, self.fail_tls, client, late)
+        self._handshakes[client] = Patient(seconds, partial(self.fail_tls, client, late))
 
     def end_handshake(self, client: TlsClient) -> None:
         """It is done, or the connection has ended."""

@@ -35,7 +35,7 @@ Points = list[list[float]]
 
 
 class Ring:
-    """The last points: a column of times, and one of 4 bytes for each value."""
+    """The last points: a column of monotonic times, and one of 4 bytes for each value."""
 
     __slots__ = ("_columns", "_most", "_next", "_times")
 
@@ -95,7 +95,7 @@ class Tracked:
         self.series = Series(len(QUEUE))
         self.came, self.waiting = queue.lane.next_seq, _held(queue)
         self.activity = activity
-        self.series.recent.add(round(time(), 1), [0.0, 0.0, self.waiting])
+        self.series.recent.add(monotonic(), [0.0, 0.0, self.waiting])
 
     def sample(self, queue: Queue, time_s: float, passed_s: float) -> None:
         came, waiting = queue.lane.next_seq, _held(queue)
@@ -135,7 +135,10 @@ class History:
             series = None if tracked is None else tracked.series
         if series is None:
             return None
-        return (series.day if day else series.recent).points()
+        # By the wall clock as it goes now: it may have been set.
+        ahead_s = time() - monotonic()
+        points = (series.day if day else series.recent).points()
+        return [[round(at_s + ahead_s, 1), *values] for at_s, *values in points]
 
     def growth(self, queue: bytes) -> int:
         """How many more messages a queue has than ten minutes ago, as far as is known."""
@@ -150,15 +153,15 @@ class History:
     def sample(self) -> None:
         now_s = monotonic()
         passed_s, self._before_s = max(0.001, now_s - self._before_s), now_s
-        time_s, counted = round(time(), 1), self._counters()
+        counted = self._counters()
         pairs = zip(counted, self._counted, strict=True)
-        self._series.add(time_s, [(now - before) / passed_s for now, before in pairs])
+        self._series.add(now_s, [(now - before) / passed_s for now, before in pairs])
         self._counted = counted
         for queue, tracked in [*self._tracked.items()]:
             if queue.deleted:
                 del self._tracked[queue]
             else:
-                tracked.sample(queue, time_s, passed_s)
+                tracked.sample(queue, now_s, passed_s)
         self._compare()
         self._walk()
 

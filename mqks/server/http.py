@@ -25,6 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from mqks.limits import HTTP_CONNECTIONS_MAX, HTTP_UNREAD_BYTES_MAX
 from mqks.page.headers import SECURITY
 from mqks.server import log
+from mqks.server.clock import Patient
 from mqks.settings import is_loopback
 
 REQUEST_S = 5.0
@@ -48,7 +49,7 @@ class _Protocol(H11Protocol):
         if len(self.connections) > self.connections_max:
             waiting = [each for each in cast(set[_Protocol], self.connections) if each.waits]
             min(waiting, key=lambda each: each.made_s, default=self).transport.abort()
-        self.loop.call_later(REQUEST_S, self._end_silent)
+        Patient(REQUEST_S, self._end_silent)
 
     @property
     def waits(self) -> bool:
@@ -65,7 +66,7 @@ class _Protocol(H11Protocol):
             before, self._left = self._left, self.transport.get_write_buffer_size()
             if self._left and self._left == before:
                 self.transport.abort()
-            self.loop.call_later(REQUEST_S, self._end_silent)
+            Patient(REQUEST_S, self._end_silent)
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -60,6 +60,8 @@ TOTALS: Final = {
     "for any reason.",
     "mqks_reverts_seen_total": "Reads of messages that this database has lost, though its "
     "epoch is the same.",
+    "mqks_timer_repeats_total": "Times a timer rested for a second, after it had fired again and "
+    "again for one moment.",
     "mqks_memory_bytes": "Memory of ready messages.",
     "mqks_metadata_bytes": "Memory of queues, bindings and consumers, without messages.",
     "mqks_unacked_bytes": "Memory of unacked messages.",

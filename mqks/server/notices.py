@@ -43,6 +43,10 @@ class LoggedNotices(Notices):
     def tick_failed(self, schedule: bytes, reason: str) -> None:
         log.warning("tick_failed", schedule=log.name(schedule), reason=reason)
 
+    def timer_repeats(self, timer: str) -> None:
+        if self._errors.allows():
+            log.error("timer_repeats", timer=timer)
+
     def literal_mask(self, connection: str, client: str | None, queue: bytes, event: bytes) -> None:
         if self._errors.allows():
             log.warning(

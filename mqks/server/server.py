@@ -39,6 +39,9 @@ from mqks.settings import DatabaseUrl, Settings, read_queue_tables
 from mqks.users import Users
 from mqks.users_file import read as read_users
 
+LATE_S = 0.05
+LATE_TURNS = 10
+"""A timer that is so late waits for so many turns, in each of which all sockets are read."""
 WAIT_S = 0.002
 """Interval at which work that waits for the journal is retried."""
 
@@ -72,8 +75,8 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
         self._work_scheduled = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_s = inf
+        self._timer: asyncio.Handle | None = None
+        self._timer_at_s = self._late_from_s = inf
         self._gate = Gate(settings, broker.limits_reached)
         broker.connection_count = lambda: self._gate.connections
         self._clients = Clients(
@@ -170,6 +173,7 @@ class Server:
             if self._timer:
                 self._timer.cancel()
             self._timer_at_s, self._timer = due_s, self._loop.call_at(due_s, self._expire)
+            self._late_from_s = max(due_s, self._loop.time()) + LATE_S
 
     def _go_on(self) -> None:
         """Continue the work of earlier turns."""
@@ -182,7 +186,16 @@ class Server:
             self._loop.call_later(WAIT_S, self._go_on)
         self._flush()
 
-    def _expire(self) -> None:
+    def _expire(self, turns: int | None = None) -> None:
+        """Do what is due. If the timer is late, what was sent in time may not have been read yet:
+        it is read first, in some more turns of the loop."""
+        if turns is None and self._loop.time() > self._late_from_s:
+            turns = LATE_TURNS
+        if turns:
+            self._timer_at_s = -inf
+            self._timer = self._loop.call_soon(self._expire, turns - 1)
+            return
+        self._clients.handle_chunks()
         self._timer, self._timer_at_s = None, inf
         self._broker.expire()
         self._flush()

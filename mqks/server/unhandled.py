@@ -8,6 +8,7 @@ one is disconnected.
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from mqks.broker.broker import Broker
@@ -23,6 +24,7 @@ from mqks.limits import (
 )
 from mqks.server import log
 from mqks.server.client import Client, Hold
+from mqks.server.clock import Patient
 
 ROOM_PIECES: Final = 256
 """A piece is at most this part of the room."""
@@ -42,7 +44,7 @@ class Unhandled:
         self.whole = self._piece = memoryview(bytearray(PIECE_BYTES_MAX))
         self.tls_piece_bytes = TLS_PIECE_BYTES_MAX
         self._is_late = False
-        self._reading: dict[Client, asyncio.TimerHandle] = {}
+        self._reading: dict[Client, Patient] = {}
         """Clients whose long lines are read though there is hardly room, and when that is checked.
         """
         self._waiting: dict[Client, None] = {}
@@ -124,7 +126,7 @@ class Unhandled:
 
     def _check_later(self, client: Client) -> None:
         size = client.connection.splitter.tail_bytes
-        self._reading[client] = self._loop.call_later(STUCK_S, self._check, client, size)
+        self._reading[client] = Patient(STUCK_S, partial(self._check, client, size))
 
     def _check(self, client: Client, began_bytes: int) -> None:
         """Whether it has gone on, if it could."""

@@ -15,6 +15,7 @@ from mqks.errors import Limit, LimitExceeded
 from mqks.limits import STUCK_S
 from mqks.server import log
 from mqks.server.client import Client
+from mqks.server.clock import Patient
 from mqks.server.unhandled import Unhandled
 
 LOOK_S = 1.0
@@ -41,7 +42,7 @@ class Unsent:
         self._drop = drop
         self._flush = flush
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.Handle | None = None
+        self._timer: asyncio.Handle | Patient | None = None
         self._bytes_max = broker.settings.unsent_bytes_max
         self.full = False
         """Nearly full: clients with unsent replies are not read either."""
@@ -62,7 +63,7 @@ class Unsent:
             self._check_due_bytes = inf
 
     def _check_after(self, seconds: float, unsent_bytes: int) -> None:
-        self._timer = self._loop.call_later(seconds, self._check)
+        self._timer = Patient(seconds, self._check)
         self._check_due_bytes = float(unsent_bytes + self._bytes_max // 8)
 
     def _check(self) -> None:

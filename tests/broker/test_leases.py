@@ -15,6 +15,8 @@ from tests.kit.lab import Lab
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
 
+SECOND_US = 1_000_000
+
 
 def test_each_message_goes_to_one_of_those_that_wait() -> None:
     world = BareWorld()
@@ -148,16 +150,63 @@ def test_an_id_may_count_for_a_time() -> None:
     assert publish(b"--once=10") == 2
 
 
-def test_an_id_counts_for_its_time_over_a_restart() -> None:
-    first, second = OnceWindow(3), OnceWindow(3)
-    kept = [first.add(b"a", 0, 10), first.add(b"a", 20_000_000, 10), first.add(b"b", 0)]
+def published_once(lab: Lab) -> int:
+    """How often an id that counts for a minute is in its queue, after it was published again."""
+    lab.do("a", b"s subscribe q e", b"m publish --to=q --once=60 e x")
+    lab.commit()
+    return lab.broker.queues[b"q"].ready
+
+
+@pytest.mark.parametrize("set_s", [-3600, -60, 60, 3600])
+def test_an_id_counts_for_its_time_whatever_the_clock_is_set_to(set_s: int) -> None:
+    lab = Lab(memory_bytes=1_000_000)
+    assert published_once(lab) == 1
+    lab.wall_ahead_us += set_s * SECOND_US
+    lab.now_us += 59 * SECOND_US
+    assert published_once(lab) == 1
+    lab.now_us += SECOND_US
+    assert published_once(lab) == 2
+
+
+@pytest.mark.parametrize("back_s", [10, 3600])
+def test_a_restart_with_a_clock_set_back_begins_the_time_of_an_id_anew_at_most(back_s: int) -> None:
+    lab = Lab(memory_bytes=1_000_000)
+    assert published_once(lab) == 1
+    lab.wall_ahead_us -= back_s * SECOND_US
+    lab.now_us += 30 * SECOND_US
+    lab.crash()
+    lab.now_us += (min(30 + back_s, 60) - 1) * SECOND_US
+    assert published_once(lab) == 1
+    lab.now_us += SECOND_US
+    assert published_once(lab) == 2
+
+
+def test_a_restart_follows_the_clock() -> None:
+    lab = Lab(memory_bytes=1_000_000)
+    assert published_once(lab) == 1
+    lab.wall_ahead_us += 59 * SECOND_US
+    lab.crash()
+    assert published_once(lab) == 1
+    lab.wall_ahead_us += SECOND_US
+    lab.crash()
+    assert published_once(lab) == 2
+
+
+def test_an_id_that_came_again_outlives_its_older_entry() -> None:
+    now_us = 0
+    first, second = (OnceWindow(3, lambda: now_us, lambda: now_us) for _ in range(2))
+    kept = [first.add(b"a", 10)]
+    now_us = 20 * SECOND_US
+    kept += first.add(b"a", 10), first.add(b"b")
     second.restore(filter(None, kept))
     for window in (first, second):
-        assert window.knows(b"a", 29_000_000)
-        assert not window.knows(b"a", 30_000_000)
-        assert window.knows(b"b", 1 << 60)
-        assert window.add(b"c", 0) == b"c"
-        assert window.knows(b"a", 29_000_000), "what left was its older entry"
+        assert window.add(b"c") == b"c"
+        now_us = 29 * SECOND_US
+        assert window.knows(b"a")
+        now_us = 30 * SECOND_US
+        assert not window.knows(b"a")
+        assert window.knows(b"b")
+        now_us = 20 * SECOND_US
 
 
 def test_a_lease_that_is_over_before_it_is_durable_is_not_told() -> None:

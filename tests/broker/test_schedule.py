@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqks.broker.base.budget import Budget
-from mqks.broker.base.schedule import WALL_LOOK_S, Schedule
+from mqks.broker.base.schedule import RINGS_MAX, WALL_LOOK_S, Alarm, Schedule
 from mqks.broker.base.turns import Turns
 
 MILLION = 1_000_000
@@ -179,3 +179,40 @@ def test_many_that_were_cancelled_keep_nothing_from_being_done() -> None:
             break
     assert clocks.done == [7]
     assert len(clocks.schedule) == 5101
+
+
+@pytest.mark.parametrize("dated", [False, True])
+def test_an_alarm_that_does_nothing_rests(dated: bool) -> None:
+    clocks = Clocks()
+    begin_us = clocks.us if dated else round(clocks.s * MILLION)
+    rings = []
+
+    def ring() -> bool:
+        rings.append(clocks.s)
+        alarm.set(due_us)
+        return has_effect
+
+    def ring_until(seconds: float) -> int:
+        clocks.s += seconds
+        clocks.us += round(seconds * MILLION)
+        rings.clear()
+        for _ in range(100):
+            clocks.schedule.run_next()
+        return len(rings)
+
+    alarm = Alarm(clocks.schedule, ring, dated=dated, what="a test")
+    due_us, has_effect = begin_us + MILLION, False
+    alarm.set(due_us)
+    assert ring_until(1.0) == RINGS_MAX + 1
+    assert clocks.schedule.repeats > 0
+    assert ring_until(0.9) == 0
+    assert ring_until(0.1) == 1
+    # It is an alarm as before after something came of it, and at a later moment.
+    has_effect = True
+    assert ring_until(1.0) == 1
+    assert ring_until(1.0) == 100
+    has_effect, due_us = False, due_us + 10 * MILLION
+    repeats = clocks.schedule.repeats
+    assert ring_until(0.0) == 1
+    assert clocks.schedule.repeats == repeats
+    assert ring_until(10.0) == RINGS_MAX + 1

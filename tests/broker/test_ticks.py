@@ -3,9 +3,12 @@
 import json
 import random
 import time
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
+from mqks.broker.base.schedule import RINGS_MAX
 from mqks.errors import BadRequest
 from mqks.server.cron import next_tick
 from tests.kit.bare import BareWorld, ask, bare
@@ -163,17 +166,143 @@ def test_long_lines_are_refused() -> None:
     assert world.received("k").count(b"t error ") == 4
 
 
-def test_cron_expressions() -> None:
+def test_cron_expressions_are_checked() -> None:
     march = 1_774_656_000 * SECOND_US  # 2026-03-28 00:00 UTC
-    berlin = [march]
-    for _ in range(3):
-        berlin.append(next_tick("30 2 * * *", "Europe/Berlin", berlin[-1]))
-    hours = [(tick - march) / SECOND_US / 3600 for tick in berlin[1:]]
-    # On the 29th there is no half past two: it comes when the clocks have been changed.
-    assert hours == [1.5, 25.0, 48.5]
-    for cron, zone in (("* * *", "UTC"), ("0 0 30 2 *", "UTC"), ("* * * * *", "../etc/passwd")):
+    for cron, zone in (
+        *(("* * *", "UTC"), ("* * * * * *", "UTC"), ("0 0 30 2 *", "UTC")),
+        *(("* * * * *", "../etc/passwd"), ("*/5 2 * * 0", "Mars/Olympus")),
+        # The last Sunday of March, when this hour is left out.
+        ("* 2 * 3 0L", "Europe/Berlin"),
+    ):
         with pytest.raises(BadRequest):
             next_tick(cron, zone, march)
+
+
+class Repeated:
+    """A schedule of each day at half past two in Berlin. On 25 October 2026 clocks show two o'clock
+    at midnight UTC, and again at one."""
+
+    def __init__(self, at: str, missed: bytes = b"skip", **settings: Any) -> None:
+        self.world = bare(**settings)
+        self.go_on(at)
+        self.ask(b"s subscribe --confirm q e")
+        self.line = b"t schedule --confirm daily 30 2 * * * --tz=Europe/Berlin --missed=" + missed
+
+    def go_on(self, at: str) -> None:
+        """At a time of this day, or with the day before it."""
+        at = at if "T" in at else "25T" + at
+        self.world.now_us = round(datetime.fromisoformat(f"2026-10-{at}Z").timestamp()) * SECOND_US
+        self.work()
+
+    def work(self) -> None:
+        """Whatever is due, but not without end."""
+        for _ in range(30):
+            self.world.broker.turns.end_s = 0.0
+            self.world.broker.schedule.run_next()
+            self.world.broker.go_on()
+            self.world.commit()
+
+    def ask(self, line: bytes) -> None:
+        connection = self.world.connection("k")
+        self.world.intake.receive(connection, line + b"\n")
+        self.work()
+        self.world.hear()
+        assert b" error " not in self.world.received("k")
+
+    def add(self) -> None:
+        self.ask(self.line + b" publish e x")
+
+    def restart(self) -> None:
+        self.world.crash()
+        self.world.broker.start_timers()
+        self.work()
+
+    def ticks(self) -> list[str]:
+        """When those that were published were due, and the next one is."""
+        published, next_s = on_disk(self.world)
+        assert self.world.broker.schedule.repeats == 0
+        return [f"{datetime.fromtimestamp(s, UTC):%dT%H:%M}" for s in (*published, next_s)]
+
+
+def test_a_schedule_is_added_in_the_repeated_hour() -> None:
+    each = Repeated("01:10")
+    each.add()
+    each.go_on("01:50")
+    assert each.ticks() == ["26T01:30"]
+
+
+def test_a_schedule_is_resumed_in_the_repeated_hour() -> None:
+    each = Repeated("24T12:00")
+    each.add()
+    each.ask(b"t schedule daily --pause")
+    each.go_on("01:10")
+    each.ask(b"t schedule daily --resume")
+    each.go_on("01:50")
+    assert each.ticks() == ["26T01:30"]
+
+
+def test_a_schedule_goes_on_in_the_repeated_hour() -> None:
+    each = Repeated("00:10")
+    each.add()
+    for at in ("00:30", "00:40", "01:10", "01:30", "01:40"):
+        each.go_on(at)
+        assert each.ticks() == ["25T00:30", "26T01:30"]
+
+
+@pytest.mark.parametrize(("missed", "ticks"), [(b"skip", []), (b"one", ["25T00:30"])])
+def test_a_restart_in_the_repeated_hour(missed: bytes, ticks: list[str]) -> None:
+    each = Repeated("24T12:00", missed)
+    each.add()
+    each.go_on("00:29")
+    each.world.now_us += 2460 * SECOND_US  # To ten past one, while it is down.
+    each.restart()
+    each.go_on("01:30")
+    each.restart()
+    assert each.ticks() == [*ticks, "26T01:30"]
+
+
+def test_the_clock_is_set_back_into_the_repeated_hour() -> None:
+    each = Repeated("00:10")
+    each.add()
+    each.go_on("00:30")
+    each.go_on("26T01:30")
+    assert each.ticks() == ["25T00:30", "26T01:30", "27T01:30"]
+    each.go_on("01:10")
+    each.restart()
+    each.go_on("01:40")
+    assert each.ticks() == ["25T00:30", "26T01:30", "26T01:30"]
+
+
+@pytest.mark.parametrize(("missed", "ticks"), [(b"skip", []), (b"one", ["25T00:30"])])
+def test_a_tick_becomes_possible_in_the_repeated_hour(missed: bytes, ticks: list[str]) -> None:
+    each = Repeated("00:10", missed, queue_messages_max=1)
+    each.add()
+    each.ask(b"m publish e x")
+    each.go_on("00:30")
+    assert each.world.broker.schedules.errors
+    each.go_on("01:10")
+    each.ask(b"p purge q")
+    each.go_on("01:12")
+    assert each.ticks() == [*ticks, "26T01:30"]
+
+
+def test_a_tick_that_is_not_later_does_not_flood_its_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    each, repeated = Repeated("00:10"), list[str]()
+    each.add()
+    monkeypatch.setattr(each.world.broker.notices, "timer_repeats", repeated.append)
+    wrong_us = each.world.now_us + 1200 * SECOND_US
+    monkeypatch.setattr(each.world.broker.schedules, "_next_tick", lambda *_: wrong_us)
+    each.go_on("00:30")
+    before = len(on_disk(each.world)[0])
+    assert before <= RINGS_MAX + 1
+    for _ in range(3):
+        each.world.now_us += SECOND_US
+        each.work()
+    assert len(on_disk(each.world)[0]) == before + 3
+    assert {*repeated} == {"schedule 'daily'"}
+    assert json.loads(ask(each.world, b"s stats")[5:])["timer_repeats"] == len(repeated) > 3
 
 
 @pytest.mark.slow

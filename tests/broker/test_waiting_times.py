@@ -5,9 +5,10 @@ from itertools import count
 
 import pytest
 
+from mqks.broker.base.schedule import RINGS_MAX
 from mqks.broker.message.dead_letters import dead_letter_of
 from mqks.broker.queue import delays
-from mqks.limits import NEAR_BYTES_MAX, STEP_BYTES
+from mqks.limits import NEAR_BYTES_MAX, STEP_BYTES, STEP_MESSAGES
 from tests.kit.compiled import patches_modules
 from tests.kit.lab import Lab
 
@@ -515,3 +516,21 @@ def test_what_overflows_from_queue_to_queue_comes_to_its_end() -> None:
     assert there == {b"q0": 1, b"q1": 1, b"q2": 1}
     lab.do("a", *(b"n%d publish e x" % number for number in range(count)))
     assert ready(lab)[b"q%d" % count] == 3
+
+
+def test_many_that_are_due_at_one_moment_are_done_at_once() -> None:
+    """More than any alarm does in a few turns, which is no reason for it to rest."""
+    lab = Lab(1 << 30)
+    most = (RINGS_MAX + 3) * STEP_MESSAGES
+    lab.do("a", b"s subscribe late e", b"s subscribe short f")
+    lab.do("a", b"c consume short --manual-ack --prefetch=%d" % most)
+    lab.send("a", *(b"m%d publish --delay=9 e x" % n for n in range(most)))
+    lab.send("a", *(b"m%d publish --ttl=9 f x" % n for n in range(most)))
+    lab.rest()
+    assert lab.broker.queues[b"late"].scheduled == lab.broker.queues[b"short"].unacked == most
+    lab.wait(9.1)
+    assert lab.broker.queues[b"late"].ready == most
+    lab.end("a")
+    lab.rest()
+    assert lab.broker.queues[b"short"].ready == 0
+    lab.check()

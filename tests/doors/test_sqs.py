@@ -33,6 +33,7 @@ from mqks import BlockingClient, blocking, users_file  # noqa: E402
 from mqks.errors import ConfigurationError  # noqa: E402
 from mqks.settings import load  # noqa: E402
 from mqks.users import User  # noqa: E402
+from tests.kit.clock_library import Clock  # noqa: E402
 from tests.kit.server_process import ServerProcess  # noqa: E402
 from tests.kit.waiting import WAIT_S, until  # noqa: E402
 
@@ -700,6 +701,22 @@ def _all(client: BlockingClient, *, scheduled: bool) -> Iterator[Any]:
     while some := client.peek("q.fifo", after=after, limit=1000, scheduled=scheduled):
         yield from some
         after = some[-1].seq
+
+
+def test_duplicates_are_known_whatever_the_clock_is_set_to(clock: Clock, tmp_path: Path) -> None:
+    flags = "--sqs-port", "0"
+    with ServerProcess(tmp_path / "mqks.db", *flags, environment=clock.environment) as server:
+        sqs = connected(server)
+        url = sqs.create_queue(QueueName="q.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+        message = {"MessageBody": "x", "MessageGroupId": "g", "MessageDeduplicationId": "d"}
+        numbers = set[str]()
+        for ahead_s in (0, 3600, -3600):
+            clock.ahead(ahead_s)
+            numbers.add(sqs.send_message(QueueUrl=url, **message)["SequenceNumber"])
+        assert len(numbers) == 1
+        names = ["ApproximateNumberOfMessages"]
+        told = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
+        assert told == {names[0]: "1"}
 
 
 GO = {"GO111MODULE": "off", "GOPATH": "/usr/share/gocode"}

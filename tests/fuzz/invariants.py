@@ -360,8 +360,9 @@ def _check_sums(broker: Broker) -> None:
     served = {each for each in receivers if not (each.rests or each.queue.deleted)}
     require(waiting == served, "receives that wait")
     timers += sum(each.timer is not None for each in receivers)
-    timers += len(broker.schedules._entries) + broker.schedules._is_checking
+    timers += broker.schedules._is_checking
     require(len(broker.schedule) == timers + _alarms(broker), "timers")
+    require(broker.schedule.repeats == 0, "a timer fires again and again for one moment")
     for budget in (held, shared.outboxes):
         require(not budget.waiters or budget.room <= 0, "they wait for a budget that has room")
     for each in held.waiters:
@@ -388,7 +389,7 @@ def _alarms(broker: Broker) -> int:
     times = [queue.times for queue in broker.queues.values() if queue.times is not None]
     alarms = [alarm for each in times for alarm in (each._alarm, each._dated_alarm)]
     alarms += [each.deadlines._alarm for each in _consumers(broker) if each.deadlines is not None]
-    return sum(alarm._entry is not None for alarm in alarms)
+    return sum(alarm.is_set for alarm in [*alarms, *broker.schedules._alarms.values()])
 
 
 def _metadata_bytes(broker: Broker) -> int:

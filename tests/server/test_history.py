@@ -1,6 +1,11 @@
 """What the server keeps for charts: of the busiest queues, in bounded memory."""
 
+import time
+
+import pytest
+
 from mqks.limits import HISTORY_QUEUES_MAX
+from mqks.server import history as module
 from mqks.server.history import RECENT, WALK_QUEUES, History
 from tests.kit.bare import BareWorld
 
@@ -35,3 +40,13 @@ def test_a_queue_that_becomes_busy_takes_the_place_of_one_that_is_not() -> None:
     assert len(history.points(None, day=True) or ()) >= RECENT // 30
     times = [point[0] for point in history.points(None, day=False) or ()]
     assert times == sorted(times)
+
+
+def test_points_are_in_order_whatever_the_clock_is_set_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History(BareWorld().broker)
+    for ahead_s in (0, -3600, 3600):
+        monkeypatch.setattr(module, "time", lambda ahead_s=ahead_s: time.time() + ahead_s)
+        history.sample()
+        times = [point[0] for point in history.points(None, day=False) or ()]
+        assert times == sorted(times)
+        assert all(abs(each - time.time() - ahead_s) < 60 for each in times)

@@ -9,6 +9,7 @@ import json
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from mqks.commands import main
 from mqks.errors import ConfigurationError, Limit
 from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.server import metrics
+from mqks.server.http import REQUEST_S
 from mqks.settings import load
 from tests.kit.fixtures import served
 from tests.kit.line_client import LineClient
@@ -92,6 +94,19 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 @pytest.fixture
 def web(server: ServerProcess) -> Web:
     return Web(server)
+
+
+@pytest.mark.slow
+def test_a_request_that_came_while_the_server_stood_still_is_answered(
+    server: ServerProcess, web: Web
+) -> None:
+    with socket.create_connection(web.address, timeout=WAIT_S) as sock:
+        sock.sendall(b"GET /healthz HTTP/1.1\r\n")
+        assert web.ask("/healthz").status == 200
+        with server.paused():
+            sock.sendall(b"Host: localhost\r\n\r\n")
+            time.sleep(REQUEST_S + 2)
+        assert sock.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 # -------------------------------------------------------------------------------------- metrics

@@ -706,6 +706,19 @@ def test_a_silent_stranger(tmp_path: Path) -> None:
         assert known.ask(b"p ping x") == b"p ok x"
 
 
+@pytest.mark.slow
+def test_a_login_that_came_while_the_server_stood_still_is_in_time(tmp_path: Path) -> None:
+    with (
+        a_server(tmp_path, "--auth-timeout-s", "2") as server,
+        LineClient(server.address) as client,
+    ):
+        assert client.ask(b"p ping x") == b"p ok x"
+        with server.paused():
+            client.send(b"in auth --confirm workerT\n")
+            time.sleep(3.5)
+        assert client.line() == b"in ok "
+
+
 def test_more_strangers_than_there_is_room_for(tmp_path: Path) -> None:
     """The oldest goes; those who are known stay."""
     with (

@@ -25,6 +25,9 @@ class Notices:
     def tick_failed(self, schedule: bytes, reason: str) -> None:
         """The first try of a tick has failed."""
 
+    def timer_repeats(self, timer: str) -> None:
+        """A timer that fired again and again for one moment rests for a second."""
+
     def literal_mask(self, connection: str, client: str | None, queue: bytes, event: bytes) -> None:
         """A queue is bound to an event that reads as a mask."""
 

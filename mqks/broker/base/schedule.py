@@ -1,12 +1,15 @@
 """Everything that is due at a time.
 
 The one rule: an entry is one integer, made of its time and its index in a table, so that a million
-of them take 100 MB and are compared without a call.
+of them take 100 MB and are compared without a call. What is set again and again is an `Alarm`,
+which cannot ring for ever for one moment.
 """
 
 import heapq
 from collections.abc import Callable
 from typing import Final
+
+from mqks.broker.base.notices import Notices
 
 Act = Callable[[int], None]
 """Called with the key of the entry; many entries can share a function."""
@@ -15,6 +18,10 @@ _PLACE_BITS: Final = 40
 _PLACE: Final = (1 << _PLACE_BITS) - 1
 WALL_LOOK_S: Final = 1.0
 """How often the wall clock is read while an entry depends on it: it may be set."""
+RINGS_MAX: Final = 10
+"""How often an alarm rings at once for a moment, or for earlier ones, without effect."""
+REST_S: Final = 1.0
+"""After which it rings again for it."""
 _STALE_MIN: Final = 64
 _STALE_STEP: Final = 1000
 
@@ -88,10 +95,18 @@ class Schedule:
     """`clock` returns monotonic seconds, `now_us` the wall clock in microseconds since 1970. A
     delay uses the first, a point of time the second, even when the clock is set."""
 
-    __slots__ = ("_clock", "_delays", "_points", "wall_us")
+    __slots__ = ("_clock", "_delays", "_points", "notices", "repeats", "wall_us")
 
-    def __init__(self, clock: Callable[[], float], now_us: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        now_us: Callable[[], int],
+        notices: Notices | None = None,
+    ) -> None:
         self._clock = clock
+        self.notices = notices or Notices()
+        self.repeats = 0
+        """How often an alarm was made to rest."""
         self.wall_us = now_us
         """The wall clock in microseconds since 1970."""
         self._delays = _Heap()
@@ -143,16 +158,27 @@ class Schedule:
 
 
 class Alarm:
-    """One time at which `act` is called, on one of the clocks."""
+    """One time at which `act` is called, on one of the clocks. `act` returns whether it took
+    something that was due, so that it may be due again at once. `what` is for the log."""
 
-    __slots__ = ("_act", "_dated", "_due_us", "_entry", "_schedule")
+    __slots__ = (
+        *("_act", "_dated", "_due_us", "_entry", "_rings", "_rung_us", "_schedule", "_what"),
+    )
 
-    def __init__(self, schedule: Schedule, act: Callable[[], None], *, dated: bool) -> None:
+    def __init__(
+        self, schedule: Schedule, act: Callable[[], bool], *, dated: bool, what: str
+    ) -> None:
         self._schedule = schedule
         self._act = act
         self._dated = dated
+        self._what = what
         self._entry: int | None = None
-        self._due_us = 0
+        self._due_us = self._rung_us = self._rings = 0
+        """When it rings next; when it has rung last, and how often for that moment."""
+
+    @property
+    def is_set(self) -> bool:
+        return self._entry is not None
 
     def set(self, due_us: int | None) -> None:
         """Set the time; None: never."""
@@ -163,8 +189,17 @@ class Alarm:
             self._entry = None
         if due_us is not None:
             self._due_us = due_us
-            self._entry = self._schedule.at(due_us, self._ring, dated=self._dated)
+            if self._rings >= RINGS_MAX and due_us <= self._rung_us:
+                self._entry = self._schedule.after(REST_S, self._ring)
+            else:
+                self._entry = self._schedule.at(due_us, self._ring, dated=self._dated)
 
     def _ring(self, _: int) -> None:
         self._entry = None
-        self._act()
+        if self._due_us > self._rung_us:
+            self._rings = 0
+        self._rung_us = self._due_us
+        self._rings = 0 if self._act() else self._rings + 1
+        if self._rings >= RINGS_MAX:
+            self._schedule.repeats += 1
+            self._schedule.notices.timer_repeats(self._what)

@@ -96,16 +96,23 @@ class Mark(NamedTuple):
         version, retry, rejects, losses = self[:4]
         return Mark(version + 1, retry + 1, rejects + rejected, losses + lost, False, *self[5:])
 
+    def shifted(self, set_us: int) -> "Mark":
+        """The mark after the wall clock was set by so much, which its TTL does not follow."""
+        expires_us, joined_us = self.expires_us, self.joined_us
+        return self._replace(
+            expires_us=expires_us and expires_us + set_us,
+            joined_us=joined_us and joined_us + set_us,
+        )
+
     def due(self, now_us: int) -> "Mark":
         """The mark when it is due. If it was never ready before, its TTL starts now."""
         is_new = self.expires_us and not self.version
-        early_us = max(0, self.due_us - now_us) if is_new else 0
         return self._replace(
             due_us=0,
             is_dated=False,
             keeps_place=False,
             id_crc=0,
-            expires_us=self.expires_us - early_us,
+            expires_us=self.expires_us + (now_us - self.due_us if is_new else 0),
         )
 
 

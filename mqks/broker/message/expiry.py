@@ -96,6 +96,16 @@ class Expiry:
         bucket = self._own.get(number)
         return 0 if bucket is None else self._wall_us() + bucket * TICK_US - self._clock_us()
 
+    def set_us(self, number: int, expires_us: int, joined_us: int) -> int:
+        """By how much the wall clock was set since these times were noted, as in `add`."""
+        bucket = self._own.get(number, OVERDUE)
+        if bucket == OVERDUE:
+            return 0
+        if joined_us and self.ttl_us is not None:
+            expires_us = min(expires_us or SEQ_MAX, joined_us + self.ttl_us)
+        set_us = self.own_us(number) - expires_us
+        return set_us if abs(set_us) > 2 * TICK_US else 0
+
     def discard(self, numbers: Iterable[int]) -> None:
         """Remove messages that are settled or have moved."""
         own = self._own

@@ -48,7 +48,7 @@ class Deadlines:
     def __init__(self, schedule: Schedule, turns: Turns, holder: Holder) -> None:
         self._schedule = schedule
         self._turns = turns
-        self._alarm = Alarm(schedule, self._check_due, dated=False)
+        self._alarm = Alarm(schedule, self._check_due, dated=False, what="ack timeouts")
         self._holder = holder
         self._batches: list[Batch] = []
         """A heap."""
@@ -105,8 +105,9 @@ class Deadlines:
         each = (each for batch in emptied(gone) for each in emptied(batch.delivered))
         self._turns.add(free(chain(each, emptied(again))))
 
-    def _check_due(self) -> None:
-        """Look at some of those that are due: they may have been settled or touched."""
+    def _check_due(self) -> bool:
+        """Look at some of those that are due: they may have been settled or touched. Return whether
+        there were any."""
         late = dict[int, bytes]()
         now_us, room = self._schedule.clock_us(), STEP_MESSAGES
         while room > 0 and self._next_us <= now_us:
@@ -123,6 +124,7 @@ class Deadlines:
         self._set_alarm()
         if late:
             self._holder.too_late([(message_id, number) for number, message_id in late.items()])
+        return room < STEP_MESSAGES
 
     def _held(self, batch: Batch) -> list[tuple[bytes, int]]:
         """Those deliveries of a batch that are unacked, and in no later one."""

@@ -86,6 +86,11 @@ class Delays:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    @property
+    def far(self) -> int:
+        """Number of entries that are not due soon."""
+        return len(self._far)
+
     # -- adding messages
 
     def add(
@@ -96,21 +101,21 @@ class Delays:
         for number, (line, mark, each_us) in enumerate(
             zip(lines, marks, due_us, strict=True), first
         ):
-            fresh.append(self.restore(number, mark, each_us))
+            fresh.append(self.restore(number, mark, each_us, is_dated=mark.is_dated))
             bodies[number] = line
             size += len(line)
         self.bytes += size
         self._count(size + len(lines) * MESSAGE_OVERHEAD_BYTES)
 
-    def restore(self, number: int, mark: Mark, due_us: int) -> int:
+    def restore(self, number: int, mark: Mark, due_us: int, *, is_dated: bool) -> int:
         """Add a message that is on disk; the caller sets `bytes`. Return its entry."""
-        timed = (due_us << _NUMBER_BITS | number) << 1 | mark.is_dated
+        timed = (due_us << _NUMBER_BITS | number) << 1 | is_dated
         entry = timed << _CRC_BITS | mark.id_crc
         heapq.heappush(self._far, entry)
         self.numbers.add(number)
         if mark.keeps_place:
             self.placed.add(number)
-        if mark.is_dated:
+        if is_dated:
             self.dated = True
         if number in self._gone:
             self._anew[number] = entry
@@ -212,9 +217,10 @@ class Delays:
                 self._keep(number, line)
         return missing
 
-    def pop_due(self, now_us: int) -> list[Delivery]:
-        """Take messages that are due, in order, as many as one step takes."""
-        near, due, size = self._near, list[Delivery](), 0
+    def pop_due(self, now_us: int) -> tuple[list[Delivery], list[int]]:
+        """Take messages that are due, in order, as many as one step takes, and since when each is;
+        0: somebody wanted it."""
+        near, due, since_us, size = self._near, list[Delivery](), list[int](), 0
         last = min(self._first_away, (now_us + 1) << _TIME_SHIFT)
         while near and near[0] <= last and len(due) < STEP_MESSAGES and size < STEP_BYTES:
             entry = heapq.heappop(near)
@@ -230,9 +236,10 @@ class Delays:
             self._anew.pop(number, None)
             size += len(line)
             due.append((number, line))
+            since_us.append(entry >> _TIME_SHIFT)
         self._count(-size - len(due) * MESSAGE_OVERHEAD_BYTES)
         self._forget(size)
-        return due
+        return due, since_us
 
     @property
     def is_moving(self) -> bool:
@@ -306,7 +313,7 @@ class Delays:
         line, size = self.bodies.get(number), self.bytes // len(self)
         self.remove(number)
         if line is None:
-            self.restore(number, mark, due_us)
+            self.restore(number, mark, due_us, is_dated=mark.is_dated)
             self.bytes += size
         else:
             self.add(number, [line], [mark], [due_us])

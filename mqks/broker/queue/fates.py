@@ -57,7 +57,7 @@ def fate(
     delay_us: int = 0,
 ) -> Fate:
     """What becomes of a message, by the first of these that is true: it was killed, it has failed
-    too often, its TTL is over, it has to wait. `now_us` is the wall clock."""
+    too often, its TTL is over, it has to wait. `now_us` is the wall clock, or when it was due."""
     if event is Event.DUE:
         most = rules.deliveries
         if mark.keeps_place and most is not None and mark.deliveries >= max(1, most):
@@ -137,13 +137,15 @@ def lease(
     return marks
 
 
-def join(queue: Place, due: Sequence[Delivery]) -> None:
-    """These scheduled messages are due."""
-    lane, rules, now_us = queue.lane, queue.rules, queue.shared.schedule.wall_us()
-    fates = list[Fate]()
-    for number, line in due:
+def join(queue: Place, due: Sequence[Delivery], since_us: Sequence[int] = ()) -> None:
+    """These scheduled messages are due, since these times of the monotonic clock; 0 is now."""
+    lane, rules, clocks, fates = queue.lane, queue.rules, queue.shared.schedule, list[Fate]()
+    now_us = clocks.wall_us()
+    ahead_us = now_us - clocks.clock_us()
+    for (number, line), each_us in zip(due, since_us or [0] * len(due), strict=True):
         late, mark = is_overdue(queue, number), lane.mark_of(number)
-        fates.append(fate(Event.DUE, mark, rules, line, now_us, is_overdue=late))
+        joined_us = each_us + ahead_us if each_us else now_us
+        fates.append(fate(Event.DUE, mark, rules, line, joined_us, is_overdue=late))
     apply(queue, State.SCHEDULED, due, fates)
 
 

@@ -378,11 +378,15 @@ class Lane:
         self._touch()
 
     def mark_of(self, number: int) -> Mark:
-        """The mark of a living message."""
-        mark = self.marks.get(number)
-        if mark is None and self.expiry is not None:
-            mark = Mark(expires_us=self.expiry.own_us(number))
-        return mark or NO_MARK
+        """The mark of a living message, with times of the wall clock as it goes now."""
+        mark, expiry = self.marks.get(number), self.expiry
+        if expiry is None:
+            return mark or NO_MARK
+        if mark is None:
+            return Mark(expires_us=expiry.own_us(number))
+        if set_us := expiry.set_us(number, mark.expires_us, mark.joined_us):
+            mark = mark.shifted(set_us)
+        return mark
 
     def trim(self, end: int, *, together: bool = False) -> Work[int]:
         """Drop the ready messages with numbers below `end`; return how many. `together`: it must

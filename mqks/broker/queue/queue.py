@@ -374,12 +374,12 @@ class Queue:
             self.keys.put_off(number)
         self.timed().add(number, [line], [mark], [due_us])
 
-    def join(self, due: Sequence[Delivery]) -> None:
-        """These scheduled messages are due."""
+    def join(self, due: Sequence[Delivery], since_us: Sequence[int] = ()) -> None:
+        """These scheduled messages are due, since these times of the monotonic clock; 0 is now."""
         lane = self.lane
         lane.see(line for _, line in due)  # They may come from before the start.
         if lane.marks or lane.expiry:
-            fates.join(self, due)
+            fates.join(self, due, since_us)
         else:
             lane.leave_together([number for number, _ in due])
             self.publish(None, [line for _, line in due])

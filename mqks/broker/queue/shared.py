@@ -54,7 +54,7 @@ class Place(Protocol):
     def put_off(self, number: int, line: bytes, mark: Mark, due_us: int) -> None:
         """Schedule a message, by the clock of its mark."""
 
-    def join(self, due: Sequence[Delivery]) -> None:
+    def join(self, due: Sequence[Delivery], since_us: Sequence[int] = ()) -> None:
         """These scheduled messages are due."""
 
     def fetch(self, numbers: list[int], then: Callable[[dict[int, bytes]], None]) -> None:
@@ -120,7 +120,7 @@ class Shared:
         facts: Facts,
     ) -> None:
         self.turns = Turns(clock)
-        self.schedule = Schedule(clock, now_us)
+        self.schedule = Schedule(clock, now_us, owner.notices)
         self.counters = Counters()
         self.facts = facts
         self.pending = Pending(settings.errors_kept_max, now_us)

@@ -38,8 +38,9 @@ class Times:
         queue.lane.expiry = self.expiry
         self.searches = Places(1)
         """For searches by id, each of which may hold 8 MB for a million messages."""
-        self._alarm = Alarm(self._schedule, self.do_due, dated=False)
-        self._dated_alarm = Alarm(self._schedule, self.do_due, dated=True)
+        what = f"times of queue {shown(queue.name)}"
+        self._alarm = Alarm(self._schedule, self.do_due, dated=False, what=what)
+        self._dated_alarm = Alarm(self._schedule, self.do_due, dated=True, what=what)
 
     def _measured_us(self) -> int:
         return self._schedule.wall_us() - self._schedule.clock_us()
@@ -58,8 +59,8 @@ class Times:
 
     def restore(self, number: int, mark: Mark) -> None:
         """Add a message that is on disk. All are restored at the same moment, so they keep their
-        order."""
-        self.delays.restore(number, mark, mark.due_us - self._ahead_us)
+        order. Only the wall clock knows when it is due: it may be wrong now, and be set later."""
+        self.delays.restore(number, mark, mark.due_us - self._ahead_us, is_dated=True)
 
     def restored(self, mean_bytes: float) -> None:
         """All scheduled messages are restored; `mean_bytes` is the approximate length of a line."""
@@ -147,20 +148,21 @@ class Times:
         due_us = self._next_expiry_us()
         return due_us is not None and due_us <= self._schedule.clock_us()
 
-    def do_due(self) -> None:
-        """Do one step of what is due."""
-        if self._queue.deleted:
-            return
-        if self._follow_clock():
-            return
+    def do_due(self) -> bool:
+        """Do one step of what is due; return whether there was something."""
+        if self._queue.deleted or self._follow_clock():
+            return False
         delays, now_us = self.delays, self._schedule.clock_us()
+        far = delays.far
         bytes_of = partial(self._queue.shared.facts.bytes_of, self._queue.id)
         if wanted := delays.to_read(now_us, bytes_of):
             self._queue.fetch(wanted, partial(self._bring, wanted))
-        if due := delays.pop_due(now_us):
-            self._queue.join(due)
-        self._expire()
+        due, since_us = delays.pop_due(now_us)
+        if due:
+            self._queue.join(due, since_us)
+        has_expired = self._expire()
         self._queue.deliver()
+        return bool(due or has_expired or delays.far != far)
 
     def _bring(self, wanted: list[int], lines: dict[int, bytes]) -> None:
         missing = self.delays.read(wanted, lines)
@@ -169,15 +171,17 @@ class Times:
             raise MqksError(f"scheduled messages of queue {name} are missing: {missing[:5]}")
         self.do_due()
 
-    def _expire(self) -> None:
-        """Kill some of the expired messages."""
+    def _expire(self) -> bool:
+        """Kill some of the expired messages; return whether there were any."""
         if not self.expiry:
-            return
+            return False
         lane = self._queue.lane
-        numbers = [number for number in self.expiry.pop_due() if lane.is_ready(number)]
-        if numbers:
+        expired = self.expiry.pop_due()
+        if numbers := [number for number in expired if lane.is_ready(number)]:
             kill_ready(self._queue, numbers, Event.TTL)
         end = self.expiry.end(lane.next_seq)
         oldest = lane.oldest
         if oldest is not None and oldest < end:
             kill_oldest(self._queue, end, Event.TTL)
+            return True
+        return bool(expired)

@@ -78,6 +78,7 @@ def totals(broker: Broker) -> Work[Row]:
         "loop_held": broker.loop_held,
         "loop_late": broker.loop_late,
         "reverts_seen": broker.reverts_seen,
+        "timer_repeats": broker.schedule.repeats,
     }
 
 

@@ -297,7 +297,7 @@ class Publishing:
 
     def is_known(self, connection: Connection, message_id: bytes) -> bool:
         """Whether this id is known, so that the message is not published again."""
-        return self._once.knows(connection.once_id(message_id), self._shared.schedule.wall_us())
+        return self._once.knows(connection.once_id(message_id))
 
     def is_new(self, connection: Connection, message_id: bytes, once_s: float = inf) -> bool:
         """Remember an id that may be published once; return whether it was not known."""
@@ -308,8 +308,7 @@ class Publishing:
         return True
 
     def _kept(self, connection: Connection, message_id: bytes, once_s: float) -> bytes | None:
-        now_us = self._shared.schedule.wall_us()
-        return self._once.add(connection.once_id(message_id), now_us, once_s)
+        return self._once.add(connection.once_id(message_id), once_s)
 
     def check_room(self, message: Single, queues: Queues, *, is_known: bool) -> None:
         """Raise if a message must not be published to these queues now; a known id is published

@@ -6,10 +6,11 @@ The one rule: a tick is the message and the schedule's next time, in one commit.
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from mqks.broker.base.schedule import WALL_LOOK_S
+from mqks.broker.base.schedule import WALL_LOOK_S, Alarm
 from mqks.broker.base.turns import GOES_ON, Work
 from mqks.broker.queue.shared import Shared
 from mqks.broker.routing.bindings import Bindings
@@ -96,11 +97,7 @@ class Schedules:
         """Why the tick that is due could not be published."""
         self.last_queues: dict[bytes, int] = {}
         """How many queues got the last message since the start."""
-        self._entries: dict[bytes, int] = {}
-        """Those that are waited for, in the schedule of the broker."""
-        self._names: dict[int, bytes] = {}
-        self._keys: dict[bytes, int] = {}
-        self._next_key = 0
+        self._alarms: dict[bytes, Alarm] = {}
         self._notices = shared.owner.notices
         self._schedule, self._pending = shared.schedule, shared.pending
         self._turns, self._bindings, self._publishing = shared.turns, bindings, publishing
@@ -189,10 +186,9 @@ class Schedules:
 
     def remove(self, name: bytes) -> None:
         if self.rows.pop(name, None) is not None:
-            self._stop(name)
+            self._alarms.pop(name).set(None)
             self.errors.pop(name, None)
             self.last_queues.pop(name, None)
-            del self._names[self._keys.pop(name)]
             self._pending.entry.schedules[name] = None
 
     def run(self, name: bytes) -> Work[None]:
@@ -220,38 +216,31 @@ class Schedules:
         )
         self._wait(name)
 
-    def _stop(self, name: bytes) -> None:
-        entry = self._entries.pop(name, None)
-        if entry is not None:
-            self._schedule.cancel(entry)
-
     def _wait(self, name: bytes, at_us: int = 0) -> None:
         """For the next tick, or until another time."""
-        self._stop(name)
-        key = self._keys.get(name)
-        if key is None:
-            key = self._keys[name] = self._next_key
-            self._next_key += 1
-            self._names[key] = name
-        row = self.rows[name]
+        alarm, row = self._alarms.get(name), self.rows[name]
+        if alarm is None:
+            ring, what = partial(self._ring, name), f"schedule {shown(name)}"
+            alarm = self._alarms[name] = Alarm(self._schedule, ring, dated=True, what=what)
         if not self._is_checking:
             self._seen_us = 0
             self._check_clock()
-        if not row.paused:
+        if row.paused:
+            alarm.set(None)
+        else:
             # The same after a restart, and spread over schedules.
             spread = crc32(name + b" %d" % row.next_us) / 2**32
-            due_us = at_us or row.next_us + int(row.jitter_us * spread)
-            self._entries[name] = self._schedule.at(due_us, self._ring, key)
+            alarm.set(at_us or row.next_us + int(row.jitter_us * spread))
 
-    def _ring(self, key: int) -> None:
-        name = self._names[key]
-        del self._entries[name]
+    def _ring(self, name: bytes) -> bool:
+        """Nothing else is due at the moment of a tick."""
         self._turns.add(self._tick(name))
+        return False
 
     def _tick(self, name: bytes) -> Work[None]:
         """Publish what is due; if that is not possible now, try again soon."""
         row = self.rows.get(name)
-        if row is None or name in self._entries or row.paused:
+        if row is None or row.paused or self._alarms[name].is_set:
             return  # It was changed meanwhile.
         now_us = self._schedule.wall_us()
         try:
@@ -264,7 +253,7 @@ class Schedules:
             later = row._replace(next_us=self._after(row, passed_us), last_us=now_us)
             yield from self._publish(name, row, row.next_us, later)
         except BadRequest as error:
-            if self.rows.get(name) is row and name not in self._entries:
+            if self.rows.get(name) is row and not self._alarms[name].is_set:
                 if name not in self.errors:
                     self._notices.tick_failed(name, str(error))
                 self.errors[name] = str(error)

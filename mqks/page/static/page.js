@@ -127,6 +127,7 @@ function startChart(place) {
   plot.setLegend({ idx: null });
   addEventListener("resize", () => plot.setSize(size()));
   return (time, values) => {
+    if (time < data[0].at(-1) - 60) data.forEach((column) => { column.length = 0; });  // The clock was set back.
     if (isDay || values.includes(null) || time <= data[0].at(-1)) return;
     [time, ...values].forEach((value, column) => data[column].push(value));
     while (data[0][0] < time - 600) data.forEach((column) => column.shift());
