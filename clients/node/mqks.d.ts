@@ -1,23 +1,37 @@
 /// <reference types="node" />
 import type { ConnectionOptions } from 'node:tls'
 
-export type Data = string | Uint8Array | object | number | boolean | null
+/** Bytes are sent as they are, everything else as JSON. */
+export type Data = string | ArrayBufferView | ArrayBuffer | SharedArrayBuffer | object | number | boolean | null
 export type Name = string | Uint8Array
-/** INVALID: not sent, because it can't be right. REFUSED: `errorId` is in the server's log. TIMEOUT: it may have been executed. */
-export type Code = 'INVALID' | 'REFUSED' | 'AUTH' | 'TIMEOUT' | 'CONNECTION' | 'PROTOCOL' | 'LOST' | 'CLOSED'
+/**
+ * - REFUSED: by the server; `errorId` is in its log. AUTH: it wants other credentials, or some.
+ * - REPLACED: another connection consumes under the id of this consumer, which has ended.
+ * - UNSENT: not sent, since there was no room or connection in time, or too much waits already.
+ * - TIMEOUT: no answer in time; it may have been executed.
+ * - CONNECTION: no server is reached. PROTOCOL: the peer is no MQKS server. CLOSED: by this program.
+ *
+ * What can't be right is not sent: a TypeError with the code INVALID.
+ */
+export type Code = 'REFUSED' | 'AUTH' | 'REPLACED' | 'UNSENT' | 'TIMEOUT' | 'CONNECTION' | 'PROTOCOL' | 'CLOSED'
 
 export class MqksError extends Error {
   readonly code: Code
   readonly errorId?: string
+  /** Why the server has refused it, unless it does not tell. */
+  readonly reason?: string
 }
 
+/** Times of 2 ** 31 ms or more have no end. */
 export interface Options {
   /** Of a request, reconnects included; 30,000. */
   timeoutMs?: number
-  /** Until a server has answered the first line; 10,000. */
+  /** Until a server has answered the first line: of `connect`, and of each later attempt; 10,000. */
   connectTimeoutMs?: number
-  /** Whether the first connection is tried again until it succeeds; true. */
+  /** Whether failed attempts of the first connection are repeated within that time; true. */
   connectAgain?: boolean
+  /** For what is in flight when a consumer or the client is closed; 5,000. */
+  closeTimeoutMs?: number
   /** Silence after which the server is pinged, and after another the connection is lost; 15,000. */
   keepAliveMs?: number
   reconnectMinMs?: number
@@ -25,6 +39,11 @@ export interface Options {
   /** Requests without an answer; a further one waits. 10,000, and 16 MiB. */
   inFlightMax?: number
   inFlightBytesMax?: number
+  /** Requests that wait, in their order; a further one is UNSENT. 250,000, and 256 MiB. */
+  waitingMax?: number
+  waitingBytesMax?: number
+  /** Messages of a consumer that are not handled yet, above which it is not read; 1 MiB. */
+  bufferBytesMax?: number
   /** As the server's `line_bytes_max`; 1 MiB. */
   lineBytesMax?: number
   replyBytesMax?: number
@@ -36,10 +55,10 @@ export interface Options {
 
 export interface PublishOptions {
   id?: Name
-  /** Wait until the server has stored it; true. */
+  /** Wait until the server has stored it; true. False: until it is written to a connection. */
   confirm?: boolean
-  /** Drop the message if its id was already published; as `confirm`. */
-  once?: boolean
+  /** Drop the message if its id was already published, ever or for so many seconds; as `confirm`. */
+  once?: boolean | number
   /** An error where no queue is bound to the event. */
   mandatory?: boolean
   /** Seconds. */
@@ -73,11 +92,15 @@ export interface ConsumeOptions {
   existing?: boolean
   /** Leave an existing queue as it is; true where no event and no mask is named. */
   keep?: boolean
+  /** Until it has started; as that of the client. */
+  timeoutMs?: number
 }
 
 export interface Confirm {
   /** Wait until the server has stored it; false. */
   confirm?: boolean
+  /** For the confirm; as that of the client. */
+  timeoutMs?: number
 }
 
 export class Message {
@@ -95,7 +118,10 @@ export class Message {
   readonly seq?: number
   readonly time?: Date
   json(): any
-  /** Each of these: whether the server was told. After a reconnect the message is someone else's. */
+  /**
+   * Each of these: whether the server was told or, with `confirm`, has stored it. False when the
+   * connection of the delivery was lost: the message is delivered again.
+   */
   ack(options?: Confirm): Promise<boolean>
   reject(options?: Confirm & { dead?: boolean; delay?: number; reason?: string }): Promise<boolean>
   release(options?: Confirm & { delay?: number }): Promise<boolean>
@@ -108,7 +134,8 @@ export class Consumer implements AsyncIterableIterator<Message> {
   next(): Promise<IteratorResult<Message, undefined>>
   return(): Promise<IteratorResult<Message, undefined>>
   [Symbol.asyncIterator](): this
-  close(): Promise<void>
+  /** Ends it behind all acks; what is unacked goes back to the queue. */
+  close(options?: { timeoutMs?: number }): Promise<void>
 }
 
 export class Client {
@@ -116,6 +143,10 @@ export class Client {
   /** Naming events replaces all bindings of the queue. */
   consume(queue: Name, options?: ConsumeOptions): Promise<Consumer>
   consume(queue: Name, events: Name[], options?: ConsumeOptions): Promise<Consumer>
+  /**
+   * One message of an existing queue, acked; undefined after `timeoutMs` (1,000) without one. TIMEOUT
+   * when the server does not answer for as long, and for at least a second.
+   */
   get(queue: Name, options?: { timeoutMs?: number }): Promise<Message | undefined>
   peek(queue: Name, options?: { limit?: number; after?: number; scheduled?: boolean }): Promise<Message[]>
   /** As the flags of `set_queue`: `{ retries: 5, backoff: [1, 60], deadLetters: 'jobs.dead', ttl: null }`. */
@@ -126,8 +157,13 @@ export class Client {
   deleteQueue(queue: Name): Promise<void>
   purge(queue: Name): Promise<number>
   stats(...words: string[]): Promise<any>
-  request(...words: Name[]): Promise<string>
+  /** Any other request with one answer; `{ timeoutMs }` may stand behind its words. */
+  request(...words: (Name | { timeoutMs?: number })[]): Promise<string>
+  /** The reason of an error, if the server still has it. */
+  reason(errorId: string, options?: { timeoutMs?: number }): Promise<string | undefined>
+  /** Ends consumers and connection. Rejects if it is unknown whether publishes without confirm were read. */
   close(): Promise<void>
 }
 
+/** Rejects after `connectTimeoutMs` without a server. */
 export function connect(urls?: string | string[], options?: Options): Promise<Client>

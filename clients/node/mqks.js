@@ -7,6 +7,7 @@
 const crypto = require('node:crypto')
 const net = require('node:net')
 const tls = require('node:tls')
+const { inspect } = require('node:util')
 
 const PORT = 25000
 const MIB = 1 << 20
@@ -14,50 +15,120 @@ const DEFAULTS = {
   timeoutMs: 30_000,
   connectTimeoutMs: 10_000,
   connectAgain: true,
+  closeTimeoutMs: 5000,
   keepAliveMs: 15_000,
   reconnectMinMs: 50,
   reconnectMaxMs: 1000,
   inFlightMax: 10_000,
   inFlightBytesMax: 16 * MIB,
+  waitingMax: 250_000,
+  waitingBytesMax: 256 * MIB,
+  bufferBytesMax: MIB,
   lineBytesMax: MIB,
   replyBytesMax: 64 * MIB,
   name: '',
   tls: undefined,
 }
+/** So often within keepAliveMs it is looked whether the server is silent. */
+const BEATS = 10
 const META = /^(.*),retry=(\d+)(?:,escaped=1)?(?:,priority=(-?\d+))?(?:,key=([^,]*))?,meta=(.*)$/s
 
-/** What fails here; `code` is one of those in mqks.d.ts, `errorId` the one in the server's log. */
+/** What fails here; `code` is one of those in mqks.d.ts. The server has `reason` under `errorId`. */
 class MqksError extends Error {
-  constructor(code, message, errorId) {
-    super(message)
+  constructor(code, message, errorId, reason) {
+    super(reason ? `${message}: ${reason}` : message)
     this.name = 'MqksError'
     this.code = code
-    this.errorId = errorId
+    if (errorId) this.errorId = errorId
+    if (reason) this.reason = reason
   }
 }
 
-const invalid = (why) => new MqksError('INVALID', why)
+/** What can't be right, and is not sent: as in Node.js itself, a TypeError with a code. */
+const invalid = (why, cause) => Object.assign(new TypeError(why, cause && { cause }), { code: 'INVALID' })
+
+const shown = (value) => inspect(value, { depth: 0, breakLength: Infinity, maxStringLength: 80 }).slice(0, 100)
+
+/** Of options, those that are not known. */
+function refuse(strange) {
+  for (const key in strange) throw invalid(`there is no option ${key}`)
+}
+
+/** Takes the options out of arguments, of which they may be the last one. */
+const optionsOf = (given) => (given[given.length - 1]?.constructor === Object ? given.pop() : {})
+
+// -- time
+
+/** A timer that lets what has come meanwhile be read first. One of 2 ** 31 ms or more has no end. */
+function after(ms, ends) {
+  if (typeof ms !== 'number' || !(ms >= 0)) throw invalid(`a time limit is a number of milliseconds, not ${shown(ms)}`)
+  return ms < 2 ** 31 ? setTimeout(() => setImmediate(ends), ms) : undefined
+}
+
+/** First in, first out; what waits can be taken out, too. */
+class Fifo {
+  constructor() {
+    this.size = 0
+    this.end = {}
+    this.end.before = this.end.next = this.end
+  }
+
+  get first() {
+    return this.end.next.value
+  }
+
+  push(value) {
+    const place = { value, before: this.end.before, next: this.end }
+    place.before.next = place.next.before = place
+    this.size++
+    return place
+  }
+
+  /** Whether it was still there. */
+  delete(place) {
+    if (!place?.next) return false
+    place.before.next = place.next
+    place.next.before = place.before
+    place.before = place.next = null
+    this.size--
+    return true
+  }
+
+  shift() {
+    const { first } = this
+    if (this.size) this.delete(this.end.next)
+    return first
+  }
+}
 
 // -- bytes
 
-function bytes(text) {
-  if (typeof text !== 'string') return Buffer.from(text.buffer, text.byteOffset, text.byteLength)
-  if (/\p{Surrogate}/u.test(text)) throw invalid('half of a surrogate pair is no character')
-  return Buffer.from(text)
+/** Bytes of a text, or those that a buffer or a view of one has; undefined of anything else. */
+function bytes(value) {
+  if (ArrayBuffer.isView(value)) return Buffer.from(value.buffer, value.byteOffset, value.byteLength)
+  if (value instanceof ArrayBuffer || value instanceof SharedArrayBuffer) return Buffer.from(value)
+  if (typeof value !== 'string') return undefined
+  if (/\p{Surrogate}/u.test(value)) throw invalid('half of a surrogate pair is no character')
+  return Buffer.from(value)
 }
 
 /** A name that is valid as a word of a request. */
 function name(text) {
-  if (typeof text !== 'string' && !(text instanceof Uint8Array)) throw invalid(`${text} is not a name`)
   const word = bytes(text)
+  if (!word) throw invalid(`a name (of an event, a queue, an id …) must be text, not ${shown(text)}`)
   if (!word.length || word.includes(32) || word.includes(9) || word.includes(10) || (word[0] === 45 && word[1] === 45)) {
-    throw invalid(`${JSON.stringify(String(text)).slice(0, 80)} is not a name: it is empty, starts with "--", or has a space, tab or newline`)
+    throw invalid(`${shown(text)} is not a name: it is empty, starts with "--", or has a space, tab or newline`)
   }
   return word
 }
 
+function names(list) {
+  if (!Array.isArray(list)) throw invalid(`a list of names is needed, not ${shown(list)}`)
+  return list.map(name)
+}
+
 function number(value, what) {
-  if (typeof value !== 'number' || !Number.isFinite(value)) throw invalid(`${what} must be a number, not ${value}`)
+  if (typeof value !== 'number' || !Number.isFinite(value)) throw invalid(`${what} must be a number, not ${shown(value)}`)
   // No exponent: the server takes decimals, exact to a microsecond.
   return value.toFixed(6).replace(/\.?0+$/, '')
 }
@@ -77,21 +148,34 @@ function unescape(raw) {
   return whole.subarray(0, size)
 }
 
+/** In JSON, an object whose contents are not its properties would arrive as `{}`. */
+function plain(key, value) {
+  const isEmpty = value && typeof value === 'object' && !Object.keys(value).length
+  if (isEmpty && !Array.isArray(value) && ![Object.prototype, null].includes(Object.getPrototypeOf(value))) {
+    throw invalid(`${shown(value)} cannot be written as JSON`)
+  }
+  return value
+}
+
+function json(data) {
+  const text = typeof data === 'number' && !Number.isFinite(data) ? undefined : JSON.stringify(data)
+  if (text === undefined) throw invalid(`${shown(data)} cannot be written as JSON`)
+  if (text.includes('{}')) JSON.stringify(data, plain)
+  return Buffer.from(text)
+}
+
 /** The data of a message as they are sent, and whether they are escaped. */
 function published(data) {
-  let raw
-  if (typeof data === 'string' || data instanceof Uint8Array) raw = bytes(data)
-  else {
-    const text = JSON.stringify(data)
-    if (text === undefined) throw invalid('these data cannot be written as JSON')
-    raw = Buffer.from(text)
-  }
+  const raw = bytes(data) ?? json(data)
   const fits = !raw.includes(10) && !raw.includes(9) && raw[raw.length - 1] !== 13
   return fits ? [raw, false] : [escape(raw), true]
 }
 
-const percent = (text) =>
-  encodeURIComponent(text).replace(/[!'()*]/g, (each) => '%' + each.charCodeAt(0).toString(16).toUpperCase())
+function percent(text, what) {
+  if (typeof text !== 'string') throw invalid(`${what} must be text, not ${shown(text)}`)
+  bytes(text)
+  return encodeURIComponent(text).replace(/[!'()*]/g, (each) => '%' + each.charCodeAt(0).toString(16).toUpperCase())
+}
 
 function unpercent(text) {
   if (!text.includes('%')) return text
@@ -103,12 +187,17 @@ function metaOf(text) {
   const meta = {}
   for (const pair of text ? text.split('&') : []) {
     const at = pair.indexOf('=')
-    Object.defineProperty(meta, unpercent(pair.slice(0, at)), { value: unpercent(pair.slice(at + 1)), enumerable: true })
+    Object.defineProperty(meta, unpercent(pair.slice(0, at)), { value: unpercent(pair.slice(at + 1)), configurable: true, enumerable: true, writable: true })
   }
   return meta
 }
 
-const metaText = (meta) => Object.entries(meta).map(([key, value]) => `${percent(key)}=${percent(String(value))}`).join('&')
+function metaText(meta) {
+  if (meta === null || typeof meta !== 'object' || ![Object.prototype, null].includes(Object.getPrototypeOf(meta))) {
+    throw invalid(`meta must be an object of texts, not ${shown(meta)}`)
+  }
+  return Object.entries(meta).map(([key, value]) => `${percent(key, 'a name in meta')}=${percent(value, `meta.${key}`)}`).join('&')
+}
 
 /** A request of these words. Of two carriage returns at its end, the first is data. */
 function line(...words) {
@@ -157,43 +246,57 @@ function servers(urls) {
     }
     const kind = url.protocol
     if (!['mqks:', 'mqkss:', 'mqks+unix:'].includes(kind)) throw invalid(`a URL starts with mqks://, mqkss:// or mqks+unix://, not ${kind}//`)
-    const words = [url.username, url.password].filter(Boolean).map(decodeURIComponent)
-    if (words.some((word) => /[\s]/.test(word))) throw invalid('credentials must not contain white space')
-    return {
-      host: url.hostname.replace(/^\[|\]$/g, '') || '127.0.0.1',
-      port: Number(url.port) || PORT,
-      path: kind === 'mqks+unix:' ? decodeURIComponent(url.pathname) : '',
-      isTls: kind === 'mqkss:',
-      credentials: words,
-      name: url.searchParams.get('name') || '',
+    let words
+    try {
+      words = [url.username, url.password].filter(Boolean).map(decodeURIComponent)
+    } catch {
+      throw invalid('a % in the credentials of a URL is %25')
     }
+    if (words.some((word) => /\s/.test(word))) throw invalid('credentials must not contain white space')
+    const host = url.hostname.replace(/^\[|\]$/g, '') || '127.0.0.1'
+    const port = url.port === '' ? PORT : Number(url.port)
+    const path = kind === 'mqks+unix:' ? decodeURIComponent(url.pathname) : ''
+    return { host, port, path, isTls: kind === 'mqkss:', credentials: words, name: url.searchParams.get('name') || '', told: path || `${host}:${port}` }
   })
 }
+
+/** The server wants other credentials, or some. */
+function refused(server, errorId) {
+  if (server.credentials.length) return new MqksError('AUTH', `the server refused the credentials, error ${errorId}`, errorId)
+  const reason = 'it requires credentials, as in mqks://USER:PASSWORD@HOST or mqks://TOKEN@HOST'
+  return new MqksError('AUTH', `the server refused the connection, error ${errorId}`, errorId, reason)
+}
+
+/** Why a connection has failed: a host with several addresses gives several errors. */
+const why = (error) => error.errors?.map(why).join(', ') || error.message || error.code
 
 // -- one connection over all its lives
 
 class Connection {
-  constructor(addresses, options) {
+  /** `hooks` are called: `up` and `down` with each life, `reply` with each line, `fail` at the end. */
+  constructor(addresses, options, hooks = {}) {
     this.addresses = addresses
     this.options = options
+    this.hooks = hooks
     this.prefix = crypto.randomBytes(8).toString('hex')
     this.count = 0
     this.next = 0
-    this.failures = 0
-    this.tried = 0
+    this.failures = this.tried = 0
+    this.reasons = new Map()
     this.inFlight = new Map()
     this.inFlightBytes = 0
-    this.room = []
-    this.isUp = this.wasUp = false
+    this.waiting = new Fifo()
+    this.waitingBytes = 0
+    this.isUp = this.wasUp = this.hasTold = false
     this.failure = null
     this.socket = null
     this.reason = 'no answer yet'
-    this.onUp = () => {}
-    this.onReply = () => false
-    this.onFail = () => {}
     this.ready = new Promise((resolve, reject) => Object.assign(this, { isReady: resolve, isNotReady: reject }))
     this.ready.catch(() => {})
-    this.open()
+  }
+
+  get state() {
+    return this.isUp ? 'connected' : this.reason
   }
 
   newId() {
@@ -201,80 +304,90 @@ class Connection {
   }
 
   open() {
+    const { options } = this
     const server = this.addresses[this.next++ % this.addresses.length]
     const where = server.path ? { path: server.path } : { host: server.host, port: server.port }
-    const socket = server.isTls
-      ? tls.connect({ ...where, servername: net.isIP(server.host) ? '' : server.host, ...this.options.tls })
-      : net.connect(where)
-    const lines = new Lines(this.options.replyBytesMax)
+    let socket
+    try {
+      socket = server.isTls ? tls.connect({ ...where, servername: net.isIP(server.host) ? '' : server.host, ...options.tls }) : net.connect(where)
+    } catch (error) {
+      return this.fail(invalid(`the options of the connection are wrong: ${error.message}`, error))
+    }
+    const lines = new Lines(options.replyBytesMax)
     const greeting = this.newId()
+    const words = server.credentials
+    const hello = [line(greeting, words.length ? `auth --confirm ${words.join(' ')}` : 'ping hello')]
+    const called = server.name || options.name
+    if (called) hello.push(line(this.newId(), 'set_name', name(called)))
     this.socket = socket
     socket.setNoDelay(true)
-    let why = 'the server closed the connection'
-    const late = setTimeout(() => socket.destroy(new Error('no answer in time')), this.options.connectTimeoutMs)
-    socket.once(server.isTls ? 'secureConnect' : 'connect', () => {
-      const words = server.credentials
-      socket.write(line(greeting, words.length ? `auth --confirm ${words.join(' ')}` : 'ping hello'))
-      const called = server.name || this.options.name
-      if (called) socket.write(line(this.newId(), 'set_name', name(called)))
-    })
-    const heard = () => {
-      clearTimeout(this.alive)
-      this.alive = setTimeout(() => {
-        socket.write(line(this.newId(), 'ping alive'))
-        this.alive = setTimeout(() => socket.destroy(new Error('no answer to a ping')), this.options.keepAliveMs)
-      }, this.options.keepAliveMs)
+    let end = 'the server closed the connection'
+    let quietBeats = 0
+    let beats
+    const late = after(options.connectTimeoutMs / this.addresses.length, () => this.isUp || socket.destroy(new Error('no answer in time')))
+    // Beats are counted, not time: while this process stands still nothing can be heard, and a
+    // ping has all of its beats to be answered.
+    const beat = () => {
+      if (socket.isPaused()) quietBeats = 0
+      else if (++quietBeats === BEATS && this.isUp) this.write(line(this.newId(), 'ping alive'))
+      else if (quietBeats >= 2 * BEATS) {
+        setImmediate(() => quietBeats >= 2 * BEATS && socket.destroy(new Error(`no answer to a ping for ${options.keepAliveMs / 1000} s`)))
+      }
     }
+    socket.once(server.isTls ? 'secureConnect' : 'connect', () => {
+      socket.write(Buffer.concat(hello))
+      if (options.keepAliveMs < 2 ** 31) beats = setInterval(beat, options.keepAliveMs / BEATS)
+    })
     socket.on('data', (chunk) => {
-      if (socket !== this.socket) return
-      if (this.isUp) heard()
+      quietBeats = 0
+      if (this.failure) return
       try {
         for (const each of lines.feed(chunk)) {
-          if (!this.isUp && each.toString('latin1').startsWith(`${greeting} `)) {
+          const start = each.toString('latin1', 0, greeting.length + 6)
+          if (!this.isUp && start.startsWith(`${greeting} `)) {
             clearTimeout(late)
-            if (each.toString('latin1').startsWith(`${greeting} error`)) {
-              return this.fail(new MqksError('AUTH', 'the server refused the credentials, or needs some', each.toString().split(' ')[2]))
-            }
-            heard()
+            if (start.endsWith(' error')) throw refused(server, each.toString().split(' ')[2])
             this.up()
-          } else if (each.toString('latin1', 0, 8) === '- error ') why = each.toString().slice(8)
+          } else if (start.startsWith('- error ')) end = each.toString().slice(8)
           else if (!this.isUp || !each.includes(32)) throw new MqksError('PROTOCOL', 'the peer is not an MQKS server')
-          else if (!this.onReply(each)) this.reply(each)
+          else if (!this.hooks.reply?.(each)) this.reply(each)
         }
       } catch (error) {
-        if (!(error instanceof MqksError)) throw error
-        this.fail(error)
+        this.fail(error instanceof MqksError ? error : new MqksError('PROTOCOL', `a line of the server cannot be read: ${error.message}`))
       }
+      this.wake()
     })
-    socket.on('drain', () => this.giveRoom())
-    socket.on('error', (error) => (why = error.message || error.code))
+    socket.on('drain', () => this.wake())
+    socket.on('error', (error) => (end = why(error)))
     socket.on('close', () => {
       clearTimeout(late)
-      if (socket !== this.socket) return
-      clearTimeout(this.alive)
+      clearInterval(beats)
       this.socket = null
       this.isUp = false
-      this.reason = why
-      if (!this.failure) this.lost()
+      if (!this.failure) this.lost(server, end)
     })
   }
 
   up() {
     this.isUp = this.wasUp = true
     this.failures = this.tried = 0
-    this.onUp()
-    for (const each of this.inFlight.values()) {
-      each.lines = []
-      this.socket.write(each.line)
+    this.reasons.clear()
+    this.hooks.up?.()
+    for (const call of this.inFlight.values()) {
+      if (call.isMany) call.lines = []
+      this.write(call.line)
     }
     this.isReady()
   }
 
-  lost() {
+  lost(server, reason) {
+    this.reasons.set(server.told, reason)
+    this.reason = this.addresses.length === 1 ? reason : [...this.reasons].map((each) => each.join(': ')).join('; ')
+    this.hooks.down?.()
     if (!this.wasUp && !this.options.connectAgain && ++this.tried >= this.addresses.length) {
       return this.fail(new MqksError('CONNECTION', this.reason))
     }
-    const wait = Math.min(this.options.reconnectMaxMs, this.options.reconnectMinMs * 2 ** Math.min(this.failures++, 20))
+    const wait = Math.min(this.options.reconnectMaxMs, this.options.reconnectMinMs * 2 ** Math.min(this.failures++, 20), 2 ** 31 - 1)
     this.timer = setTimeout(() => this.open(), wait * (0.5 + 0.5 * Math.random()))
   }
 
@@ -282,61 +395,39 @@ class Connection {
   fail(failure) {
     if (this.failure) return
     this.failure = failure
-    this.isUp = false
     clearTimeout(this.timer)
-    clearTimeout(this.alive)
     const { socket } = this
-    if (socket) {
+    if (this.isUp) {
       socket.end()
       setTimeout(() => socket.destroy(), 2000).unref()
-    }
-    for (const [id] of this.inFlight) this.settle(id, (call) => call.reject(failure))
+    } else socket?.destroy()
+    this.isUp = false
+    this.reject(failure)
     this.isNotReady(failure)
-    this.giveRoom()
-    this.onFail(failure)
+    this.hooks.fail?.(failure)
+  }
+
+  /** Ends all calls. */
+  reject(error) {
+    for (const call of this.inFlight.values()) this.out(call).reject(error)
+    while (this.waiting.size) this.out(this.waiting.first).reject(error)
   }
 
   reply(each) {
     const text = each.toString('latin1')
     const at = text.indexOf(' ')
-    const id = text.slice(0, at)
-    const call = this.inFlight.get(id)
+    const call = this.inFlight.get(text.slice(0, at))
     if (!call) return
     const rest = text.slice(at + 1)
     if (rest.startsWith('error ')) {
       const errorId = rest.slice(6)
-      this.settle(id, () => call.reject(new MqksError('REFUSED', `the server refused the request, error ${errorId}`, errorId)))
+      this.out(call).reject(new MqksError('REFUSED', `the server refused the request, error ${errorId}`, errorId))
     } else if (!rest.startsWith('ok ')) throw new MqksError('PROTOCOL', `a reply is neither ok nor an error: ${rest.slice(0, 100)}`)
     else {
       const answer = each.subarray(at + 4)
       if (call.isMany && !/^--end( |$)/.test(answer.toString('latin1', 0, 6))) call.lines.push(answer)
-      else this.settle(id, () => call.resolve(call.isMany ? call.lines : answer))
+      else this.out(call).resolve(call.isMany ? call.lines : answer)
     }
-  }
-
-  settle(id, how) {
-    const call = this.inFlight.get(id)
-    if (!call) return
-    this.inFlight.delete(id)
-    this.inFlightBytes -= call.line.length
-    clearTimeout(call.timer)
-    how(call)
-    if (this.hasRoom) this.giveRoom()
-  }
-
-  giveRoom() {
-    const waiting = this.room
-    this.room = []
-    for (const go of waiting) go()
-  }
-
-  get hasRoom() {
-    const { inFlightMax, inFlightBytesMax } = this.options
-    return this.inFlight.size < inFlightMax && this.inFlightBytes < inFlightBytesMax
-  }
-
-  get isFull() {
-    return this.isUp && this.socket.writableNeedDrain && this.socket.writableLength > MIB
   }
 
   check(request) {
@@ -355,33 +446,85 @@ class Connection {
     socket.write(request)
   }
 
-  /** Sends a request that is answered, now or in a later life. */
-  async ask(id, request, { isMany = false, timeoutMs = this.options.timeoutMs } = {}) {
-    this.check(request)
-    const key = bytes(id).toString('latin1')
-    const endMs = Date.now() + timeoutMs
-    const late = () => new MqksError('TIMEOUT', `no reply in time (${this.isUp ? 'connected' : this.reason}); whether the request was executed is unknown`)
-    while (!this.failure && !this.hasRoom) {
-      await new Promise((resolve) => {
-        const timer = setTimeout(resolve, Math.max(1, endMs - Date.now()))
-        this.room.push(() => (clearTimeout(timer), resolve()))
-      })
-      if (Date.now() >= endMs) throw late()
-    }
-    if (this.failure) throw this.failure
-    if (this.inFlight.has(key)) throw invalid('a request with this id is already in flight')
+  /**
+   * Sends a request when there is room, behind those that wait already. Its answer, which may come
+   * in a later life; without an `id` it has none, and is done when it is written.
+   */
+  ask(id, request, { isMany = false, timeoutMs = this.options.timeoutMs } = {}) {
     return new Promise((resolve, reject) => {
-      const timer = setTimeout(() => this.settle(key, () => reject(late())), Math.max(1, endMs - Date.now()))
-      this.inFlight.set(key, { line: request, resolve, reject, isMany, lines: [], timer })
-      this.inFlightBytes += request.length
-      if (this.isUp) this.write(request)
+      this.check(request)
+      if (this.failure) throw this.failure
+      const key = id && bytes(id).toString('latin1')
+      const call = { key, line: request, resolve, reject, isMany, lines: isMany && [], place: undefined, timer: after(timeoutMs, () => this.late(call)) }
+      if (!this.waiting.size && this.hasRoom(call)) this.send(call)
+      else this.wait(call)
     })
   }
 
-  /** Sends what nobody waits for; whether it was sent. */
+  hasRoom({ key }) {
+    const { inFlightMax, inFlightBytesMax } = this.options
+    if (key) return this.inFlight.size < inFlightMax && this.inFlightBytes < inFlightBytesMax
+    return this.isUp && !(this.socket.writableNeedDrain && this.socket.writableLength > MIB)
+  }
+
+  send(call) {
+    if (!call.key) {
+      this.hasTold = true
+      this.write(call.line)
+      this.out(call).resolve()
+    } else if (this.inFlight.has(call.key)) this.out(call).reject(invalid('a request with this id is already in flight'))
+    else {
+      this.inFlight.set(call.key, call)
+      this.inFlightBytes += call.line.length
+      if (this.isUp) this.write(call.line)
+    }
+  }
+
+  wait(call) {
+    const { waitingMax, waitingBytesMax } = this.options
+    if (this.waiting.size >= waitingMax || this.waitingBytes + call.line.length > waitingBytesMax) {
+      const waiting = `${this.waiting.size} requests with ${this.waitingBytes} bytes wait already`
+      return this.out(call).reject(new MqksError('UNSENT', `${waiting} (waitingMax, waitingBytesMax)`))
+    }
+    this.waitingBytes += call.line.length
+    call.place = this.waiting.push(call)
+  }
+
+  /** Sends what waits and has room now. */
+  wake() {
+    for (let call; (call = this.waiting.first) && this.hasRoom(call); this.send(call)) this.unwait(call)
+  }
+
+  /** Whether it has waited. */
+  unwait(call) {
+    const isOut = this.waiting.delete(call.place)
+    if (isOut) this.waitingBytes -= call.line.length
+    return isOut
+  }
+
+  /** Takes a call out of where it is. */
+  out(call) {
+    clearTimeout(call.timer)
+    if (!this.unwait(call) && this.inFlight.get(call.key) === call) {
+      this.inFlight.delete(call.key)
+      this.inFlightBytes -= call.line.length
+    }
+    return call
+  }
+
+  late(call) {
+    const isUnsent = Boolean(call.place?.next)
+    if (!isUnsent && this.inFlight.get(call.key) !== call) return
+    const told = isUnsent
+      ? ['UNSENT', `no room to send the request in time (${this.state})`]
+      : ['TIMEOUT', `no reply in time (${this.state}); whether the request was executed is unknown`]
+    this.out(call).reject(new MqksError(...told))
+    this.wake()
+  }
+
+  /** Sends what nobody waits for, if it can be sent now; whether it was. */
   tell(request) {
     this.check(request)
-    if (this.failure) throw this.failure
     if (this.isUp) this.write(request)
     return this.isUp
   }
@@ -404,7 +547,7 @@ class Message {
     this.key = key === undefined ? undefined : unpercent(key)
     this.meta = metaOf(meta)
     this.data = escaped ? unescape(data) : data
-    this.isSettled = !consumer
+    this.isSettled = false
   }
 
   get text() {
@@ -421,44 +564,46 @@ class Message {
   }
 
   /** Back to the tail of its queue; `dead` makes it a dead letter at once. */
-  reject({ dead = false, delay, reason, ...options } = {}) {
+  async reject({ dead = false, delay, reason, ...options } = {}) {
     const flags = []
     if (dead) flags.push('--dead')
     if (delay !== undefined) flags.push(`--delay=${number(delay, 'delay')}`)
-    if (reason !== undefined) flags.push(`--reason=${percent(reason)}`)
+    if (reason !== undefined) flags.push(`--reason=${percent(reason, 'reason')}`)
     return this.settle('reject', flags, options)
   }
 
   /** Back to its old place, as if it had not been delivered. */
-  release({ delay, ...options } = {}) {
+  async release({ delay, ...options } = {}) {
     return this.settle('release', delay === undefined ? [] : [`--delay=${number(delay, 'delay')}`], options)
   }
 
   /** More time before the ack timeout. */
-  touch({ for: seconds, ...options } = {}) {
-    return this.send('touch', seconds === undefined ? [] : [`--for=${number(seconds, 'for')}`], options)
+  async touch({ for: seconds, ...options } = {}) {
+    return this.settle('touch', seconds === undefined ? [] : [`--for=${number(seconds, 'for')}`], options)
   }
 
-  settle(verb, flags, options) {
-    if (this.isSettled) return Promise.resolve(false)
-    this.isSettled = true
-    return this.send(verb, flags, options)
-  }
-
-  /** Whether the server was told; after a reconnect the message is no longer this consumer's. */
-  async send(verb, flags, { confirm = false } = {}) {
-    const { connection, id, life } = this.consumer || {}
-    if (!this.consumer || life !== this.life || !connection.isUp || this.consumer.options.autoAck) return false
-    const words = [id, this.rawId, ...flags]
-    if (!confirm) return connection.tell(line('a', verb, ...words))
-    const request = connection.newId()
+  /**
+   * Whether the server was told, or has confirmed it. When the connection of the delivery is lost,
+   * the message is no longer this consumer's, and what has waited for room or for a confirm is LOST.
+   */
+  async settle(verb, flags, { confirm = false, timeoutMs, ...strange } = {}) {
+    refuse(strange)
+    const { connection, client, id, life, given } = this.consumer ?? {}
+    if (!connection?.isUp || life !== this.life || given.autoAck || this.isSettled) return false
+    const request = confirm ? connection.newId() : undefined
+    const words = line(request ?? 'a', confirm ? `${verb} --confirm` : verb, id, this.rawId, ...flags)
+    connection.check(words)
+    this.isSettled = verb !== 'touch'
+    if (!confirm) return connection.tell(words)
+    this.consumer.resume()
     try {
-      await connection.ask(request, line(request, verb, '--confirm', ...words))
+      await connection.ask(request, words, { timeoutMs })
+      return true
     } catch (error) {
       if (error.code === 'LOST') return false
-      throw error
+      if (error.code === 'UNSENT') this.isSettled = false
+      throw await client.explained(error)
     }
-    return true
   }
 }
 
@@ -470,55 +615,63 @@ function delivery(each, consumer, life) {
   return new Message(consumer, life, each.subarray(first + 4, second), traits, each.subarray(third + 1))
 }
 
+/** What a message takes in memory, roughly. */
+const bytesOf = (message) => message.data.length + 200
+
 /** Messages of a queue: an async iterator. */
 class Consumer {
-  constructor(addresses, options, queue, events, given) {
-    this.options = given
+  constructor(client, queue, events, given) {
+    const { add = [], masks = [], deleteWhenUnused: rule = false, autoAck, prefetch = 100, ackTimeout, backoff, existing, keep, timeoutMs, ...strange } = given
+    refuse(strange)
+    this.client = client
+    this.given = given
     this.life = 0
-    this.messages = []
-    this.takers = []
+    this.messages = new Fifo()
+    this.bytes = 0
+    this.takers = new Fifo()
     this.failure = null
-    this.words = [name(queue), ...events.map(name)]
-    if (given.add?.length) this.words.push('--add', ...given.add.map(name))
-    if (given.masks?.length) this.words.push('--add-mask', ...given.masks.map(name))
-    const rule = given.deleteWhenUnused
-    if (rule !== undefined && rule !== false) this.words.push(rule === true ? '--delete-queue-when-unused' : `--delete-queue-when-unused=${number(rule, 'deleteWhenUnused')}`)
-    this.prefetch = given.prefetch ?? 100
-    if (!given.autoAck) {
+    this.words = [name(queue), ...names(events)]
+    if (add.length) this.words.push('--add', ...names(add))
+    if (masks.length) this.words.push('--add-mask', ...names(masks))
+    if (rule !== false) this.words.push(rule === true ? '--delete-queue-when-unused' : `--delete-queue-when-unused=${number(rule, 'deleteWhenUnused')}`)
+    if (!autoAck) {
       this.words.push('--manual-ack')
-      if (this.prefetch) this.words.push(`--prefetch=${number(this.prefetch, 'prefetch')}`)
-      if (given.ackTimeout !== undefined) this.words.push(`--ack-timeout=${number(given.ackTimeout, 'ackTimeout')}`)
-      if (given.backoff !== undefined) this.words.push(`--backoff=${[given.backoff].flat().map((each) => number(each, 'backoff'))}`)
+      if (prefetch) this.words.push(`--prefetch=${number(prefetch, 'prefetch')}`)
+      if (ackTimeout !== undefined) this.words.push(`--ack-timeout=${number(ackTimeout, 'ackTimeout')}`)
+      if (backoff !== undefined) this.words.push(`--backoff=${[backoff].flat().map((each) => number(each, 'backoff'))}`)
     }
     this.words.push('--meta')
-    if (given.existing) this.words.push('--existing')
-    if (given.keep ?? !(events.length || given.add?.length || given.masks?.length)) this.words.push('--keep')
-    this.isConsuming = false
+    if (existing) this.words.push('--existing')
+    if (keep ?? !(events.length || add.length || masks.length)) this.words.push('--keep')
+    this.isConsuming = this.isClosed = false
     this.started = new Promise((resolve, reject) => Object.assign(this, { isStarted: resolve, isNotStarted: reject }))
     this.started.catch(() => {})
-    const connection = (this.connection = new Connection(addresses, options))
-    connection.check(line('x'.repeat(60), 'consume --confirm', ...this.words))
-    connection.onUp = () => this.begin()
-    connection.onReply = (each) => this.take(each)
-    connection.onFail = (failure) => this.end(failure)
+    this.connection = new Connection(client.addresses, client.options, {
+      up: () => this.begin(),
+      // What was delivered goes back by itself, and its confirms never come.
+      down: () => this.connection.reject(new MqksError('LOST', 'the connection was lost before the confirm')),
+      reply: (each) => this.take(each),
+      fail: (failure) => this.end(failure),
+    })
+    this.connection.check(line('x'.repeat(60), 'consume --confirm', ...this.words))
+    client.consumers.add(this)
+    this.connection.open()
   }
 
   begin() {
-    // What was delivered in an earlier life goes back by itself, and its confirms never come.
-    const lost = new MqksError('LOST', 'the connection was lost before the confirm')
-    for (const [id] of this.connection.inFlight) this.connection.settle(id, (call) => call.reject(lost))
-    if (!this.options.autoAck) this.messages = []
+    if (!this.given.autoAck) this.drop()
     const earlier = this.id
     this.id = this.connection.newId()
     this.mine = `${this.id} ok `
     this.life++
+    this.isConfirmed = false
     let words = this.words
     if (this.isConsuming) {
       words = this.told || words
       const [queue, ...rest] = words
       const isEvent = rest.length && !rest[0].toString('latin1').startsWith('--')
       words = [queue, ...(isEvent ? ['--add'] : []), ...rest]
-      if (this.options.existing && !words.includes('--existing')) words.push('--existing')
+      if (this.given.existing && !words.includes('--existing')) words.push('--existing')
       if (!words.includes('--keep')) words.push('--keep')
     }
     this.connection.socket.write(line(this.id, 'consume --confirm', ...words))
@@ -526,59 +679,77 @@ class Consumer {
   }
 
   take(each) {
-    const { mine } = this
+    const { connection, mine } = this
     if (!mine) return false
     const head = each.toString('latin1', 0, mine.length + 9)
     if (head.startsWith(`${this.id} error `)) {
       const errorId = each.toString('latin1', this.id.length + 7)
-      const what = this.isConsuming ? 'another connection uses the id of this consumer, or it is refused now' : 'the server refused the consumer'
-      this.connection.fail(new MqksError('REFUSED', `${what}, error ${errorId}`, errorId))
+      const what = this.isConfirmed ? 'another connection uses the id of this consumer' : 'the server refused the consumer'
+      connection.fail(new MqksError(this.isConfirmed ? 'REPLACED' : 'REFUSED', `${what}, error ${errorId}`, errorId))
       return true
     }
     if (!head.startsWith(mine)) return false
     if (each.length === mine.length) {
-      this.isConsuming = true
+      this.isConsuming = this.isConfirmed = true
       this.isStarted(this)
     } else if (head.endsWith('--update ')) {
       const told = each.subarray(mine.length + 9)
-      if (told.length + 200 <= this.connection.options.lineBytesMax) {
+      if (told.length + 200 <= connection.options.lineBytesMax) {
         this.told = told.toString('latin1').split(' ').map((word) => Buffer.from(word, 'latin1'))
       }
-    } else {
+    } else if (!this.isClosed) {
       const message = delivery(each, this, this.life)
       const taker = this.takers.shift()
       if (taker) taker.resolve(message)
-      else if (this.messages.push(message) > 1000 && this.options.autoAck) this.connection.socket.pause()
+      else {
+        this.messages.push(message)
+        this.bytes += bytesOf(message)
+        // A confirm comes behind the messages.
+        if (this.bytes > connection.options.bufferBytesMax && !connection.inFlight.size) connection.socket.pause()
+      }
     }
     return true
   }
 
+  late() {
+    const { connection } = this
+    if (!this.isConsuming) connection.fail(new MqksError('TIMEOUT', `the consumer has not started in time (${connection.state})`))
+  }
+
+  /** Reads on. */
+  resume() {
+    this.connection.socket?.resume()
+  }
+
+  drop() {
+    this.messages = new Fifo()
+    this.bytes = 0
+  }
+
   end(failure) {
     this.failure = failure
+    this.client.consumers.delete(this)
     this.isNotStarted(failure)
-    for (const taker of this.takers.splice(0)) taker.fail(failure)
+    while (this.takers.size) this.takers.shift().fail(failure)
   }
 
   /** The next message, or undefined after `timeoutMs` without one. */
-  receive({ timeoutMs } = {}) {
-    if (this.messages.length) {
-      if (this.messages.length < 500) this.connection.socket?.resume()
-      return Promise.resolve(this.messages.shift())
+  async receive({ timeoutMs = Infinity, ...strange } = {}) {
+    refuse(strange)
+    const message = this.messages.shift()
+    if (message) {
+      this.bytes -= bytesOf(message)
+      if (this.bytes <= this.connection.options.bufferBytesMax / 2) this.resume()
+      return message
     }
-    if (this.failure) return this.isClosed ? Promise.resolve(undefined) : Promise.reject(this.failure)
+    if (this.failure && !this.isClosed) throw this.failure
+    if (this.failure) return undefined
     return new Promise((resolve, reject) => {
-      let timer
-      const taker = {
-        resolve: (message) => (clearTimeout(timer), resolve(message)),
+      const timer = after(timeoutMs, () => this.takers.delete(place) && resolve(undefined))
+      const place = this.takers.push({
+        resolve: (value) => (clearTimeout(timer), resolve(value)),
         fail: (failure) => (clearTimeout(timer), this.isClosed ? resolve(undefined) : reject(failure)),
-      }
-      this.takers.push(taker)
-      if (timeoutMs !== undefined) {
-        timer = setTimeout(() => {
-          this.takers.splice(this.takers.indexOf(taker), 1)
-          resolve(undefined)
-        }, timeoutMs)
-      }
+      })
     })
   }
 
@@ -597,29 +768,72 @@ class Consumer {
   }
 
   /** Ends it behind all acks; what is unacked goes back to the queue. */
-  async close() {
-    if (this.isClosed) return
-    this.isClosed = true
-    this.messages = []
+  close({ timeoutMs = this.client.options.closeTimeoutMs } = {}) {
+    this.closing ??= this.leave(timeoutMs)
+    return this.closing
+  }
+
+  async leave(timeoutMs) {
     const { connection } = this
-    if (connection.isUp && !connection.failure) {
+    this.isClosed = true
+    this.drop()
+    if (connection.isUp) {
       const request = connection.newId()
-      connection.socket.resume()
-      await connection.ask(request, line(request, 'delete_consumer --confirm', this.id), { timeoutMs: 5000 }).catch(() => {})
+      this.resume()
+      await connection.ask(request, line(request, 'delete_consumer --confirm', this.id), { timeoutMs }).catch(() => {})
     }
     connection.fail(new MqksError('CLOSED', 'the consumer is closed'))
   }
 }
 
 class Client {
-  constructor(urls, options) {
-    const known = { ...DEFAULTS, ...options }
-    const strange = Object.keys(known).find((key) => !(key in DEFAULTS))
-    if (strange) throw invalid(`there is no option ${strange}`)
+  constructor(urls, options = {}) {
+    const { ...known } = DEFAULTS
+    for (const [key, value] of Object.entries(options)) {
+      if (!(key in DEFAULTS)) refuse({ [key]: value })
+      if (value === undefined) continue
+      const kind = typeof (DEFAULTS[key] ?? {})
+      if (typeof value !== kind || (kind === 'number' && !(value > 0))) {
+        throw invalid(`${key} must be a ${kind === 'number' ? 'positive number' : kind}, not ${shown(value)}`)
+      }
+      known[key] = value
+    }
     this.options = known
     this.addresses = servers(urls)
+    for (const each of [known, ...this.addresses]) if (each.name) name(each.name)
     this.consumers = new Set()
     this.connection = new Connection(this.addresses, known)
+    this.explain = async (error) => {
+      throw await this.explained(error)
+    }
+    this.connection.open()
+  }
+
+  /** The answer to a request. */
+  ask(id, request, how) {
+    return this.connection.ask(id, request, how).catch(this.explain)
+  }
+
+  /** A refusal with its reason, which the server tells to those who have authenticated. */
+  async explained(error) {
+    const { message, code, errorId, reason } = error
+    if (code !== 'REFUSED' || reason) return error
+    try {
+      const told = await this.reason(errorId, { timeoutMs: 2000 })
+      return told ? new MqksError(code, message, errorId, told) : error
+    } catch (failure) {
+      const [server] = this.addresses
+      return failure.code === 'REFUSED' && !server.credentials.length ? refused(server, errorId) : error
+    }
+  }
+
+  /** The reason of an error, which the server knows for a while. */
+  async reason(errorId, { timeoutMs, ...strange } = {}) {
+    refuse(strange)
+    const id = this.connection.newId()
+    const rows = told(await this.connection.ask(id, line(id, 'stats errors', name(errorId)), { timeoutMs }))
+    if (Array.isArray(rows) && rows.every((each) => typeof each?.reason === 'string')) return rows[0]?.reason
+    throw new MqksError('PROTOCOL', 'the server told no reason of an error')
   }
 
   /**
@@ -627,61 +841,53 @@ class Client {
    * is not confirmed when the connection is lost is sent again under the same id; with `once`, the
    * default of confirmed messages, the server drops the second copy.
    */
-  async publish(event, data, options = {}) {
-    const { id, confirm = true, once = confirm, mandatory, delay, at, ttl, priority, key, meta, to, timeoutMs } = options
-    const words = [id === undefined ? this.connection.newId() : name(id), 'publish']
-    if (confirm) words.push('--confirm')
-    if (once) words.push('--once')
-    if (mandatory) words.push('--mandatory')
-    if (delay !== undefined) words.push(`--delay=${number(delay, 'delay')}`)
-    if (at !== undefined) words.push(`--at=${number(at instanceof Date ? at.getTime() / 1000 : at, 'at')}`)
-    if (ttl !== undefined) words.push(`--ttl=${number(ttl, 'ttl')}`)
-    if (priority !== undefined) words.push(`--priority=${number(priority, 'priority')}`)
-    if (key !== undefined) words.push(`--key=${percent(key)}`)
-    if (meta && Object.keys(meta).length) words.push(`--meta=${metaText(meta)}`)
-    if (to !== undefined) words.push(Buffer.concat([Buffer.from('--to='), name(to)]))
-    const [raw, isEscaped] = published(data)
-    if (isEscaped) words.push('--escaped')
-    const request = line(...words, name(event), raw)
-    if (confirm) await this.connection.ask(words[0], request, { timeoutMs })
-    else {
-      while (this.connection.isFull) await new Promise((resolve) => this.connection.room.push(resolve))
-      if (!this.connection.tell(request)) throw new MqksError('CONNECTION', this.connection.reason)
-    }
-    return words[0].toString()
+  async publish(event, data, { timeoutMs, ...options } = {}) {
+    const [id, request, confirm] = publishing(this.connection.newId(), event, data, options)
+    const text = id.toString()
+    // An await would keep all of this in memory for as long as the message waits.
+    return this.ask(confirm ? id : undefined, request, { timeoutMs }).then(() => text)
   }
 
   /** A consumer of this queue; naming events replaces the bindings of the queue. */
   async consume(queue, ...rest) {
-    const options = rest[rest.length - 1]?.constructor === Object ? rest.pop() : {}
-    const consumer = new Consumer(this.addresses, this.options, queue, rest.flat(), options)
-    this.consumers.add(consumer)
+    const options = optionsOf(rest)
+    const failure = this.connection.failure ?? (this.closing && new MqksError('CLOSED', 'the client is closed'))
+    if (failure) throw failure
+    const { timeoutMs = this.options.timeoutMs } = options
+    let consumer
+    const late = after(timeoutMs, () => consumer.late())
     try {
+      consumer = new Consumer(this, queue, rest.flat(), options)
       return await consumer.started
+    } catch (error) {
+      throw await this.explained(error)
     } finally {
-      if (consumer.failure) this.consumers.delete(consumer)
+      clearTimeout(late)
     }
   }
 
   /** One message of an existing queue, acked before it is returned; undefined if none is ready. */
-  async get(queue, { timeoutMs = 1000 } = {}) {
-    const consumer = await this.consume(queue, { prefetch: 1, existing: true })
+  async get(queue, { timeoutMs = 1000, ...strange } = {}) {
+    refuse(strange)
+    // Of the time for a message, the server needs some for its answers.
+    const answers = { timeoutMs: Math.max(timeoutMs, 1000) }
+    const consumer = await this.consume(queue, { prefetch: 1, existing: true, ...answers })
     try {
       const message = await consumer.receive({ timeoutMs })
-      return message && (await message.ack({ confirm: true })) ? message : undefined
+      return message && (await message.ack({ confirm: true, ...answers })) ? message : undefined
     } finally {
-      await consumer.close()
-      this.consumers.delete(consumer)
+      await consumer.close(answers)
     }
   }
 
   /** Messages of a queue, which stay there. */
-  async peek(queue, { limit = 10, after, scheduled } = {}) {
+  async peek(queue, { limit = 10, after, scheduled, ...strange } = {}) {
+    refuse(strange)
     const words = ['peek', name(queue), `--limit=${number(limit, 'limit')}`]
     if (after !== undefined) words.push(`--after=${number(after, 'after')}`)
     if (scheduled) words.push('--scheduled')
     const id = this.connection.newId()
-    const lines = await this.connection.ask(id, line(id, ...words), { isMany: true })
+    const lines = await this.ask(id, line(id, ...words), { isMany: true })
     return lines.map((each) => {
       // The fields of peek, from the right, and then those of a delivery.
       const whole = Buffer.concat([Buffer.from('x ok '), each])
@@ -706,11 +912,13 @@ class Client {
     await this.request('set_queue --confirm', name(queue), ...flags)
   }
 
-  async subscribe(queue, events = [], { add = [], masks = [] } = {}) {
+  async subscribe(queue, events = [], { add = [], masks = [], ...strange } = {}) {
+    refuse(strange)
     await this.request('subscribe --confirm', name(queue), ...bindings({ events, add, masks }))
   }
 
-  async rebind(queue, { events, remove = [], removeMasks = [], add = [], masks = [] } = {}) {
+  async rebind(queue, { events, remove = [], removeMasks = [], add = [], masks = [], ...strange } = {}) {
+    refuse(strange)
     if (!events && ![remove, removeMasks, add, masks].flat().length) throw invalid('there is nothing to change')
     await this.request('rebind --confirm', name(queue), ...bindings({ events, remove, removeMasks, add, masks }))
   }
@@ -721,45 +929,96 @@ class Client {
 
   /** Drops all ready messages; how many. */
   async purge(queue) {
-    return Number(await this.request('purge --confirm', name(queue)))
+    const count = told(await this.request('purge --confirm', name(queue)))
+    if (Number.isInteger(count)) return count
+    throw new MqksError('PROTOCOL', 'the server told no number')
   }
 
   /** Facts about the server, as `stats` tells them. */
   async stats(...words) {
-    return JSON.parse(await this.request('stats', ...words))
+    return told(await this.request('stats', ...words))
   }
 
-  /** Any other request that has one answer. */
+  /** Any other request that has one answer; `{ timeoutMs }` may stand behind its words. */
   async request(...words) {
-    if (words.some((word) => /[\n\t]/.test(word.toString('latin1')))) throw invalid('a request must not contain a tab or a newline')
+    const { timeoutMs, ...strange } = optionsOf(words)
+    refuse(strange)
+    const wrong = words.find((word) => typeof word !== 'string' && !(word instanceof Uint8Array))
+    if (wrong !== undefined) throw invalid(`a word of a request must be text, not ${shown(wrong)}`)
+    if (words.some((word) => /[\n\t]/.test(Buffer.from(word).toString('latin1')))) throw invalid('a request must not contain a tab or a newline')
     const id = this.connection.newId()
-    return (await this.connection.ask(id, line(id, ...words))).toString()
+    return (await this.ask(id, line(id, ...words.map(bytes)), { timeoutMs })).toString()
   }
 
   /** Ends all consumers and the connection, after the confirms of what was published. */
-  async close() {
+  close() {
+    this.closing ??= this.leave()
+    return this.closing
+  }
+
+  async leave() {
     await Promise.all([...this.consumers].map((each) => each.close()))
     const { connection } = this
-    if (connection.isUp) {
-      const id = connection.newId()
-      await connection.ask(id, line(id, 'ping closing'), { timeoutMs: 5000 }).catch(() => {})
-    }
+    const id = connection.newId()
+    const { isUp, hasTold } = connection
+    const { closeTimeoutMs: timeoutMs } = this.options
+    const isRead = !isUp || (await connection.ask(id, line(id, 'ping closing'), { timeoutMs }).then(() => true, () => false))
     connection.fail(new MqksError('CLOSED', 'the client is closed'))
+    if (hasTold && !isRead) throw new MqksError('CONNECTION', 'the client ended before the server had read all published messages')
   }
 }
 
+/** Id and line of a message, and whether it is to be confirmed. */
+function publishing(newId, event, data, options) {
+  const { id = newId, confirm = true, once = confirm, mandatory, delay, at, ttl, priority, key, meta, to, ...strange } = options
+  refuse(strange)
+  const words = [id === newId ? id : name(id), 'publish']
+  if (confirm) words.push('--confirm')
+  if (once) words.push(once === true ? '--once' : `--once=${number(once, 'once')}`)
+  if (mandatory) words.push('--mandatory')
+  if (delay !== undefined) words.push(`--delay=${number(delay, 'delay')}`)
+  if (at !== undefined) words.push(`--at=${number(at instanceof Date ? at.getTime() / 1000 : at, 'at')}`)
+  if (ttl !== undefined) words.push(`--ttl=${number(ttl, 'ttl')}`)
+  if (priority !== undefined) words.push(`--priority=${number(priority, 'priority')}`)
+  if (key !== undefined) words.push(`--key=${percent(key, 'key')}`)
+  const attributes = meta === undefined ? '' : metaText(meta)
+  if (attributes) words.push(`--meta=${attributes}`)
+  if (to !== undefined) words.push(Buffer.concat([Buffer.from('--to='), name(to)]))
+  const [raw, isEscaped] = published(data)
+  if (isEscaped) words.push('--escaped')
+  return [words[0], line(...words, name(event), raw), confirm]
+}
+
 function bindings({ events, remove = [], removeMasks = [], add, masks }) {
-  const words = (events || []).map(name)
-  for (const [flag, names] of [['--remove', remove], ['--remove-mask', removeMasks], ['--add', add], ['--add-mask', masks]]) {
-    if (names.length) words.push(flag, ...names.map(name))
+  const words = names(events ?? [])
+  for (const [flag, list] of [['--remove', remove], ['--remove-mask', removeMasks], ['--add', add], ['--add-mask', masks]]) {
+    if (list.length) words.push(flag, ...names(list))
   }
   return words
+}
+
+/** What an answer of JSON says. */
+function told(answer) {
+  try {
+    return JSON.parse(answer)
+  } catch {
+    throw new MqksError('PROTOCOL', `the server told no JSON: ${shown(answer.toString())}`)
+  }
 }
 
 /** A client that is connected. `urls` is one URL, several with commas in between, or a list. */
 async function connect(urls = process.env.MQKS_URL || `mqks://127.0.0.1:${PORT}`, options = {}) {
   const client = new Client(urls, options)
-  await client.connection.ready
+  const { connection } = client
+  const { connectTimeoutMs } = client.options
+  const late = after(connectTimeoutMs, () => {
+    if (!connection.wasUp) connection.fail(new MqksError('CONNECTION', `not connected within ${connectTimeoutMs / 1000} s: ${connection.reason}`))
+  })
+  try {
+    await connection.ready
+  } finally {
+    clearTimeout(late)
+  }
   return client
 }
 

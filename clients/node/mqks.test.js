@@ -1,9 +1,11 @@
 'use strict'
 // Against a real broker: MQKS_URL, and MQKS_TLS_URL with MQKS_CA, and MQKS_USER_URL.
 const assert = require('node:assert/strict')
+const { execFile } = require('node:child_process')
 const fs = require('node:fs')
 const net = require('node:net')
 const node = require('node:test')
+const { promisify } = require('node:util')
 const { connect: connected } = require('./mqks.js')
 
 const URL_ = process.env.MQKS_URL
@@ -16,7 +18,7 @@ const connect = async (...words) => {
 }
 // What a test that has failed leaves open would keep the process.
 node.afterEach(async () => {
-  for (const each of ended.splice(0).reverse()) await each.close()
+  for (const each of ended.splice(0).reverse()) await Promise.resolve(each.close()).catch(() => {})
 })
 const QUICK = { reconnectMinMs: 10, reconnectMaxMs: 50 }
 let count = 0
@@ -41,6 +43,25 @@ function proxied() {
   return new Promise((resolve) => server.listen(0, '127.0.0.1', () => resolve(Object.assign(proxy, { url: `mqks://127.0.0.1:${server.address().port}` }))))
 }
 
+/** A peer that answers each line of a connection with what `answer` makes of it; a list of lines, or nothing. */
+function peer(answer) {
+  const peer = { accepted: 0, lines: [] }
+  const server = net.createServer((socket) => {
+    peer.accepted++
+    let rest = ''
+    socket.on('error', () => {}).on('data', (data) => {
+      const lines = (rest + data.toString('latin1')).split('\n')
+      rest = lines.pop()
+      for (const line of lines) {
+        peer.lines.push(line)
+        for (const each of [answer(line.split(' '), socket) ?? []].flat()) socket.write(`${each}\n`)
+      }
+    })
+  })
+  ended.push({ close: () => server.close() })
+  return new Promise((resolve) => server.listen(0, '127.0.0.1', () => resolve(Object.assign(peer, { url: `mqks://127.0.0.1:${server.address().port}` }))))
+}
+
 async function until(look) {
   while (!(await look())) await new Promise((resolve) => setTimeout(resolve, 5))
 }
@@ -62,16 +83,23 @@ test('data of every kind arrive', async () => {
   await client.close()
 })
 
+test('buffers arrive as their bytes', async () => {
+  const client = await connect(URL_)
+  const q = unique()
+  const consumer = await client.consume(q, [q])
+  const whole = Uint8Array.from([0, 1, 254, 255, 10, 9, 13, 92])
+  const views = [whole.buffer, new Uint16Array(whole.buffer), new Float64Array(whole.buffer), new DataView(whole.buffer, 2, 4), whole.subarray(1, 3)]
+  for (const each of views) await client.publish(q, each)
+  for (const [start, end] of [[0, 8], [0, 8], [0, 8], [2, 6], [1, 3]]) {
+    assert.deepEqual((await consumer.receive()).data, Buffer.from(whole.subarray(start, end)))
+  }
+  await client.publish(q, { a: {}, b: [], c: Object.create(null), d: new Date(0) })
+  assert.deepEqual((await consumer.receive()).json(), { a: {}, b: [], c: {}, d: '1970-01-01T00:00:00.000Z' })
+})
+
 test('a reply that is neither ok nor an error ends the client', async () => {
-  const server = net.createServer((socket) => {
-    socket.on('error', () => {}).on('data', (data) => {
-      const ids = data.toString().trim().split('\n').map((each) => each.split(' '))
-      for (const [id, action] of ids) socket.write(`${id} ${action === 'ping' ? 'ok hello' : 'what'}\n`)
-    })
-  })
-  await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve))
-  ended.push({ close: () => server.close() })
-  const client = await connect(`mqks://127.0.0.1:${server.address().port}`, QUICK)
+  const { url } = await peer(([id, action]) => `${id} ${action === 'ping' ? 'ok hello' : 'what'}`)
+  const client = await connect(url, QUICK)
   await assert.rejects(client.publish('e', 'x'), { code: 'PROTOCOL', message: 'a reply is neither ok nor an error: what' })
 })
 
@@ -206,20 +234,73 @@ test('several servers, and none', async () => {
   await client.close()
   await assert.rejects(client.request('ping', 'x'), { code: 'CLOSED' })
   await assert.rejects(connect([proxy.url, proxy.url], { ...QUICK, connectAgain: false }), { code: 'CONNECTION' })
+  const [port] = proxy.url.split(':').slice(-1)
+  const dead = connected([proxy.url, `mqks://localhost:${port}`], { ...QUICK, connectTimeoutMs: 200 })
+  const refused = `connect ECONNREFUSED 127\\.0\\.0\\.1:${port}`
+  await assert.rejects(dead, { code: 'CONNECTION', message: RegExp(`^not connected within 0.2 s: 127.0.0.1:${port}: ${refused}; localhost:${port}: .*${refused}`) })
 })
 
 test('what can not be right is not sent', async () => {
   const client = await connect(URL_)
-  const wrong = [client.publish('a b', 'x'), client.publish('', 'x'), client.publish('--x', 'x'), client.publish('e', undefined)]
-  wrong.push(client.publish('e', 'x', { delay: '5' }), client.publish('e', 'x', { id: 'a\nb' }), client.publish('e', Buffer.alloc(1 << 20)))
-  wrong.push(client.request('ping a\nx ping'), client.setQueue('q', { 'a b': 1 }), client.consume('q\n'))
-  wrong.push(client.publish('e', 'half \ud83d'), client.publish('\ude00', 'x'), client.rebind('q', { add: [] }))
-  for (const each of wrong) await assert.rejects(each, { code: 'INVALID' })
-  await assert.rejects(connect('http://x'), { code: 'INVALID' })
-  await assert.rejects(connect(URL_, { timeout: 1 }), { code: 'INVALID' })
+  const q = unique()
+  const consumer = await client.consume(q, [q])
+  await client.publish(q, 'x')
+  const message = await consumer.receive()
+  const wrong = {
+    'is not a name': [client.publish('a b', 'x'), client.publish('', 'x'), client.publish('--x', 'x'), client.publish('e', 'x', { id: 'a\nb' }), client.consume('q\n')],
+    'must be text': [client.publish(5, 'x'), client.publish('e', 'x', { to: new Map() }), client.publish('e', 'x', { key: 5 }), client.publish('e', 'x', { meta: { a: 5 } }), client.request(5)],
+    'half of a surrogate pair': [client.publish('e', 'half \ud83d'), client.publish('\ude00', 'x'), client.publish('e', 'x', { key: '\ud83d' }), client.publish('e', 'x', { meta: { '\ud83d': 'x' } }), message.reject({ reason: '\ud83d' })],
+    'cannot be written as JSON': [undefined, () => 1, NaN, Infinity, new Map([[1, 2]]), { a: [new Set([1])] }, Promise.resolve(1), /x/].map((each) => client.publish('e', each)),
+    'must be a number': [client.publish('e', 'x', { delay: '5' }), client.publish('e', 'x', { at: new Date(NaN) }), client.publish('e', 'x', { ttl: Infinity }), client.consume('q', { prefetch: '5' }), message.reject({ delay: NaN }), message.touch({ for: '5' })],
+    'a time limit is a number': [client.publish('e', 'x', { timeoutMs: NaN }), client.publish('e', 'x', { timeoutMs: -1 }), client.consume('q', { timeoutMs: '5' }), client.get('q', { timeoutMs: NaN }), consumer.receive({ timeoutMs: NaN })],
+    'meta must be an object': [client.publish('e', 'x', { meta: new Map([['a', 'b']]) }), client.publish('e', 'x', { meta: null })],
+    'a list of names is needed': [client.subscribe('q', 'e'), client.consume('q', { add: 'e' }), client.rebind('q', { events: 'e' })],
+    'there is no option dealy': [
+      ...[client.publish('e', 'x', { dealy: 5 }), client.consume('q', ['e'], { dealy: 5 }), client.get('q', { dealy: 5 }), client.peek('q', { dealy: 5 }), client.reason('x', { dealy: 5 })],
+      ...[client.subscribe('q', ['e'], { dealy: 5 }), client.rebind('q', { dealy: 5 }), consumer.receive({ dealy: 5 })],
+      ...[message.ack({ dealy: 5 }), message.reject({ dealy: 5 }), message.release({ dealy: 5 }), message.touch({ dealy: 5 }), connect(URL_, { dealy: 1 })],
+    ],
+    'lineBytesMax, 1048576': [client.publish('e', Buffer.alloc(1 << 20)), message.reject({ reason: 'x'.repeat(1 << 20) })],
+    'there is nothing to change': [client.rebind('q', { add: [] })],
+    'there is no policy': [client.setQueue('q', { 'a b': 1 })],
+    'a tab or a newline': [client.request('ping a\nx ping')],
+    'a URL starts with': [connect('http://x')],
+    'this is not a URL': [connect('mqks://x:70000'), connect(5)],
+    'a % in the credentials': [connect('mqks://%zz@x')],
+    '"my worker"|\'my worker\'': [connect(URL_, { name: 'my worker' }), connect(`${URL_}?name=my%20worker`)],
+    'must be a positive number': [0, -1, NaN, '5', null].map((each) => connect(URL_, { timeoutMs: each })),
+    'must be a boolean': [connect(URL_, { connectAgain: 1 })],
+    'the options of the connection are wrong': [connect('mqkss://127.0.0.1:1', { tls: { cert: 'no PEM' } }), connect(['mqks://127.0.0.1:1', 'mqkss://127.0.0.1:1'], { ...QUICK, tls: { cert: 'no PEM' } })],
+  }
+  const refuses = (told) => (promise) => assert.rejects(promise, (error) => {
+    assert.match(error.message, RegExp(told))
+    return error instanceof TypeError && error.code === 'INVALID'
+  })
+  await Promise.all(Object.entries(wrong).flatMap(([told, each]) => each.map(refuses(told))))
+  assert.equal(await message.ack({ confirm: true }), true)
   await client.publish('a--b', '\ud83d\ude00')
   assert.deepEqual(await client.stats('queues', '--limit=1', '--after=\u{10ffff}'), [])
   await client.close()
+})
+
+test('a refusal has its reason', async () => {
+  const client = await connect(URL_)
+  const q = unique()
+  const reason = `publish: no queue is bound to '${q}'`
+  const error = await client.publish(q, 'x', { mandatory: true }).catch((each) => each)
+  assert.deepEqual([error.code, error.reason, error.message], ['REFUSED', reason, `the server refused the request, error ${error.errorId}: ${reason}`])
+  assert.equal(await client.reason(error.errorId), reason)
+  assert.equal(await client.reason('0'.repeat(24)), undefined)
+  await assert.rejects(client.consume(q, { existing: true }), { code: 'REFUSED', reason: RegExp(`there is no queue '${q}'`) })
+})
+
+test('attributes that come twice', async () => {
+  const { url } = await peer(([id, action]) => {
+    if (action === 'ping') return `${id} ok`
+    return action === 'consume' && [`${id} ok `, `${id} ok m event=e,retry=0,meta=a=1&a=2 x`]
+  })
+  const client = await connect(url, QUICK)
+  assert.deepEqual((await (await client.consume('q')).receive()).meta, { a: '2' })
 })
 
 test('a late reply is a timeout', async () => {
@@ -228,6 +309,135 @@ test('a late reply is a timeout', async () => {
   proxy.isDeaf = true
   await assert.rejects(client.publish('e', 'x', { timeoutMs: 20 }), { code: 'TIMEOUT' })
   proxy.isDeaf = false
+})
+
+test('long time limits and none are no short ones', async () => {
+  const proxy = await proxied()
+  const client = await connect(proxy.url, { ...QUICK, timeoutMs: Infinity, connectTimeoutMs: 2 ** 31, keepAliveMs: 2 ** 40 })
+  const q = unique()
+  const consumer = await client.consume(q, [q], { timeoutMs: 2 ** 31 })
+  proxy.isDeaf = true
+  const waiting = [consumer.receive({ timeoutMs: 2 ** 31 }), consumer.receive({ timeoutMs: Infinity }), client.publish('e', 'x', { timeoutMs: 2 ** 40 }), client.publish('e', 'x')]
+  assert.equal(await Promise.race([...waiting, new Promise((resolve) => setTimeout(resolve, 50, 'still'))]), 'still')
+  proxy.isDeaf = false
+  proxy.cut()
+  await Promise.all(waiting.slice(2))
+})
+
+test('what waits goes in its order, and has a limit', async () => {
+  const proxy = await proxied()
+  const client = await connect(proxy.url, { ...QUICK, inFlightMax: 2, waitingMax: 500, waitingBytesMax: 100_000 })
+  const q = unique()
+  await client.subscribe(q, [q])
+  let looked = 0
+  const { hasRoom } = client.connection
+  client.connection.hasRoom = (call) => (looked++, hasRoom.call(client.connection, call))
+  proxy.isDeaf = true
+  const published = Array.from({ length: 502 }, (_, each) => client.publish(q, each, { confirm: each < 3 || each % 3 > 0 }))
+  await assert.rejects(client.publish(q, 'x'), { code: 'UNSENT', message: /500 requests with \d+ bytes wait already/ })
+  proxy.isDeaf = false
+  proxy.cut()
+  await Promise.all(published)
+  // A message that is confirmed makes room for one, and all the others do not look.
+  assert.ok(looked < 4 * 502, `${looked}`)
+  const told = await client.peek(q, { limit: 1000 })
+  assert.deepEqual(told.map((each) => each.json()), Array.from({ length: 502 }, (_, each) => each))
+  const { waiting, waitingBytes, inFlightBytes } = client.connection
+  assert.deepEqual([waiting.size, waitingBytes, inFlightBytes], [0, 0, 0])
+  proxy.isDeaf = true
+  const large = [100, 100, 50, 50].map((timeoutMs) => client.publish(q, 'x'.repeat(60_000), { timeoutMs }))
+  await Promise.all([
+    ...[0, 1].map((each) => assert.rejects(large[each], { code: 'TIMEOUT' })),
+    assert.rejects(large[2], { code: 'UNSENT', message: 'no room to send the request in time (connected)' }),
+    assert.rejects(large[3], { code: 'UNSENT', message: /1 requests with 6\d{4} bytes wait already/ }),
+  ])
+  proxy.isDeaf = false
+})
+
+test('what is not read is not silent', async () => {
+  const proxy = await proxied()
+  const client = await connect(proxy.url, { ...QUICK, keepAliveMs: 50, bufferBytesMax: 1000 })
+  const q = unique()
+  const consumer = await client.consume(q, [q], { autoAck: true })
+  const { accepted } = proxy
+  await Promise.all(Array.from({ length: 80 }, (_, each) => client.publish(q, `${each}${' '.repeat(50_000)}`)))
+  for (let each = 0; each < 80; each++) {
+    assert.equal((await consumer.receive()).json(), each)
+    await new Promise((resolve) => setTimeout(resolve, 5))
+  }
+  assert.equal(proxy.accepted, accepted)
+})
+
+test('a confirm behind messages that are not read comes', async () => {
+  const client = await connect(URL_, { bufferBytesMax: 1000 })
+  const q = unique()
+  const consumer = await client.consume(q, [q], { prefetch: 0 })
+  await Promise.all(Array.from({ length: 50 }, (_, each) => client.publish(q, `${each}${' '.repeat(50_000)}`)))
+  for (let each = 0; each < 50; each++) {
+    const message = await consumer.receive()
+    assert.equal(message.json(), each)
+    assert.equal(await message.ack({ confirm: true }), true)
+  }
+})
+
+test('half a request is never completed', async () => {
+  const heads = []
+  let isFirst = true
+  const server = net.createServer((socket) => {
+    let seen = ''
+    socket.on('error', () => {}).on('data', (data) => {
+      const before = seen.length
+      seen += data.toString('latin1')
+      if (!before) socket.write(`${seen.split(' ')[0]} ok \n`)
+      else if (isFirst) {
+        isFirst = false
+        heads.push(seen.slice(0, 1000))
+        socket.resetAndDestroy()
+      } else if (seen.endsWith('\n')) {
+        heads.push(seen)
+        for (const each of seen.trim().split('\n')) if (each.includes(' publish ')) socket.write(`${each.split(' ')[0]} ok \n`)
+      }
+    })
+  })
+  await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve))
+  ended.push({ close: () => server.close() })
+  const client = await connect(`mqks://127.0.0.1:${server.address().port}`, { ...QUICK, closeTimeoutMs: 10 })
+  const data = 'x'.repeat(1_000_000)
+  await client.publish('e', data, { id: 'm' })
+  assert.match(heads[0], / ping hello\nm publish --confirm --once e x+$/)
+  assert.match(heads[1], /^\S+ ping hello\nm publish --confirm --once e x{1000000}\n/)
+})
+
+test('a client that is closed', async () => {
+  const client = await connect(URL_)
+  const q = unique()
+  for (let each = 0; each < 3; each++) await (await client.consume(q, [q])).close()
+  assert.equal(await client.get(q, { timeoutMs: 1 }), undefined)
+  assert.equal(client.consumers.size, 0)
+  const consumer = await client.consume(q, [q])
+  const received = consumer.receive({ timeoutMs: 1e9 })
+  await Promise.all([client.close(), client.close(), assert.rejects(client.consume(q), { code: 'CLOSED' })])
+  assert.equal(await received, undefined)
+  assert.equal(await consumer.receive(), undefined)
+  await assert.rejects(client.consume(q), { code: 'CLOSED' })
+  await assert.rejects(client.get(q), { code: 'CLOSED' })
+  assert.equal(client.consumers.size, 0)
+})
+
+test('a process ends by itself', async () => {
+  const program = (url) => `
+    const { connect } = require(${JSON.stringify(require.resolve('./mqks.js'))})
+    connect('${url}', { connectTimeoutMs: 100 }).then(async (client) => {
+      const consumer = await client.consume('ends', ['ends'])
+      consumer.receive({ timeoutMs: 1e9 })
+      await client.publish('ends', 'x')
+      await client.close()
+      await client.consume('ends').catch((error) => console.log(error.code))
+    }).catch((error) => console.log(error.code))`
+  const ends = async (url) => (await promisify(execFile)(process.execPath, ['-e', program(url)])).stdout
+  const silent = await peer(() => undefined)
+  const told = await Promise.all([URL_, silent.url, 'mqks://127.0.0.1:1'].map(ends))
+  assert.deepEqual(told, ['CLOSED\n', 'CONNECTION\n', 'CONNECTION\n'])
 })
 
 test('TLS', async () => {
@@ -244,5 +454,9 @@ test('credentials', async () => {
   await assert.rejects(client.publish('other', 'x'), { code: 'REFUSED' })
   await client.close()
   const wrong = process.env.MQKS_USER_URL.replace('secret@', 'wrong@')
-  await assert.rejects(connect(wrong), { code: 'AUTH' })
+  await assert.rejects(connect(wrong), { code: 'AUTH', message: /^the server refused the credentials, error [0-9a-f]{24}$/ })
+  const without = await connect(process.env.MQKS_USER_URL.replace('secret@', ''))
+  const reason = 'it requires credentials, as in mqks://USER:PASSWORD@HOST or mqks://TOKEN@HOST'
+  await assert.rejects(without.publish('mine', 'x'), { code: 'AUTH', reason })
+  await assert.rejects(without.consume('mine'), { code: 'AUTH', reason })
 }, { skip: !process.env.MQKS_USER_URL })

@@ -19,6 +19,7 @@ from mqks import __version__, users_file
 from mqks.testing import Broker
 from mqks.users import User, hash_token
 from tests.kit.server_process import ServerProcess
+from tests.kit.typist import Typist
 from tests.kit.waiting import WAIT_S
 
 NODE = shutil.which("node")
@@ -68,6 +69,31 @@ def test_it_keeps_what_it_promises(mqks_broker: Broker, tmp_path: Path, tls_port
             MQKS_CA=str(ca),
         )
     assert re.search(r"^# fail 0$", told, re.M), told
+
+
+@pytest.mark.slow
+def test_its_page_can_be_typed(server: ServerProcess, tmp_path: Path) -> None:
+    if NPM is None:
+        pytest.skip("there is no npm on this machine")
+    (tmp_path / "clients").symlink_to(HERE.parent)
+    with Typist(tmp_path, server.url, with_spark=False) as typist:
+        typist.environment["npm_config_offline"] = "true"
+        typist.type((HERE / "README.md").read_text())
+    assert typist.typed == 3
+
+
+def test_every_option_is_told_to_typescript() -> None:
+    options = set(
+        re.findall(r"^  (\w+): ", _between((HERE / "mqks.js").read_text(), "DEFAULTS"), re.M)
+    )
+    typed = re.findall(r"^  (\w+)\?: ", _between((HERE / "mqks.d.ts").read_text(), "Options"), re.M)
+    assert options == set(typed)
+    assert options
+
+
+def _between(text: str, name: str) -> str:
+    """What the braces behind a name have in them."""
+    return re.split(rf"\b{name}(?: =)? {{\n", text)[1].partition("\n}")[0]
 
 
 def test_the_package_has_the_client_and_nothing_else() -> None:

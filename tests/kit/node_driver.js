@@ -7,6 +7,7 @@ const mqks = require('../../clients/node/mqks.js')
 const things = [mqks]
 // What a program writes in a line where another client has a call.
 const loops = {
+  heard: () => true,
   next: async (consumer) => (await consumer.next()).value,
   batch: async (consumer, most) => {
     const got = []
@@ -39,8 +40,8 @@ readline.createInterface({ input: process.stdin }).on('line', async (line) => {
     const [of, all] = [things[on], given(words)]
     answer.told = told(await (loops[call] ? loops[call](of, ...all) : of[call](...all)))
   } catch (error) {
-    const { code, message, errorId } = error
-    answer.failed = { code, message, errorId }
+    const { code, message, errorId, reason } = error
+    answer.failed = { code, message, errorId, reason }
   }
   process.stdout.write(JSON.stringify(answer) + '\n')
 })

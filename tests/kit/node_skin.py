@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any, Self
 from mqks import (
     AuthenticationFailed,
     ConnectionLost,
+    ConsumerReplaced,
     InvalidRequest,
     Options,
     ProtocolViolation,
@@ -29,10 +32,13 @@ DRIVER = Path(__file__).with_name("node_driver.js")
 FAILURES = {
     "INVALID": InvalidRequest,
     "TIMEOUT": ReplyTimeout,
+    "UNSENT": ReplyTimeout,
     "CONNECTION": ConnectionLost,
     "CLOSED": ConnectionLost,
     "PROTOCOL": ProtocolViolation,
 }
+
+REFUSALS = {"REFUSED": RequestFailed, "REPLACED": ConsumerReplaced}
 
 
 def _camel(name: str) -> str:
@@ -44,7 +50,6 @@ def _options(options: Options | None) -> dict[str, Any]:
     """Those that are not as by default."""
     given, default = options or Options(), Options()
     told = {each.name: getattr(given, each.name) for each in fields(Options)}
-    told.pop("close_timeout_s")  # Node's has its own.
     return {
         _camel(f"{name[:-2]}_ms" if name.endswith("_s") else name): (
             value * 1000 if name.endswith("_s") else value
@@ -104,6 +109,21 @@ class Driver:
             await self._process.wait()
             await self._reading
 
+    @property
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """The process stands still meanwhile, as a client for Python does whose lock is held."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    async def heard(self) -> None:
+        """All that was asked so far has begun."""
+        await self.ask(0, "heard")
+
     async def _read(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
@@ -131,11 +151,13 @@ class Driver:
         return asked
 
 
-def _failure(message: str, code: str = "", errorId: str = "") -> Exception:
+def _failure(
+    message: str, code: str = "", errorId: str = "", reason: str | None = None
+) -> Exception:
     if code == "AUTH":
-        return AuthenticationFailed(errorId, given=True)
-    if code == "REFUSED":
-        return RequestFailed(message, errorId)
+        return AuthenticationFailed(errorId, given=reason is None)
+    if code in REFUSALS:
+        return REFUSALS[code](message.removesuffix(f": {reason}"), errorId, reason)
     return FAILURES.get(code, RuntimeError)(message)
 
 
@@ -151,11 +173,14 @@ class NodeMessage:
     def json(self) -> Any:
         return json.loads(self.data)
 
+    def ask(self, verb: str, **words: Any) -> asyncio.Future[Any]:
+        return self._driver.ask(self._thing, verb, _words(**words))
+
     def ack(self) -> None:
-        self._driver.ask(self._thing, "ack")
+        self.ask("ack")
 
     def reject(self, **words: Any) -> None:
-        self._driver.ask(self._thing, "reject", _words(**words))
+        self.ask("reject", **words)
 
 
 class NodeConsumer:
@@ -197,7 +222,7 @@ class NodeClient:
     def __init__(
         self, driver: Driver, url: str | list[str] | None = None, options: Options | None = None
     ) -> None:
-        self._driver = driver
+        self._driver = self._connection = driver
         self._given = [url, _options(options)] if url else []
 
     async def __aenter__(self) -> Self:
@@ -206,24 +231,24 @@ class NodeClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._ask("close")
+        await self.ask("close")
 
-    def _ask(self, call: str, *given: Any) -> asyncio.Future[Any]:
+    def ask(self, call: str, *given: Any) -> asyncio.Future[Any]:
         return self._driver.ask(self._thing, call, *given)
 
-    def _publish(self, event: str, data: Any, words: dict[str, Any]) -> asyncio.Future[Any]:
+    def publishing(self, event: str, data: Any, **words: Any) -> asyncio.Future[Any]:
         options = {"confirm": False, **_words(**words)}
         if "id" in options:
             options["id"] = _name(options["id"])
-        return self._ask("publish", _name(event), _data(data), options)
+        return self.ask("publish", _name(event), _data(data), options)
 
     async def publish(self, event: str, data: Any, **words: Any) -> str:
-        return str(await self._publish(event, data, words))
+        return str(await self.publishing(event, data, **words))
 
     async def publish_many(self, messages: Iterable[Any], **words: Any) -> int:
         asked = []
         for event, data in messages:
-            asked.append(self._publish(event, data, {"confirm": True, **words}))
+            asked.append(self.publishing(event, data, **{"confirm": True, **words}))
             await asyncio.sleep(0)
         return len(await asyncio.gather(*asked))
 
@@ -252,38 +277,42 @@ class NodeClient:
         named = _names(events)
         if not replace:
             options["add"], named = named, []
-        await self._ask("subscribe", _name(queue), named, options)
+        await self.ask("subscribe", _name(queue), named, options)
 
     async def rebind(self, queue: str, **words: Any) -> None:
         options = {name: _names(value) for name, value in _words(**words).items()}
         if "replace" in options:
             options["events"] = options.pop("replace")
-        await self._ask("rebind", _name(queue), options)
+        await self.ask("rebind", _name(queue), options)
 
     async def set_queue(self, queue: str, **policy: Any) -> None:
         if "dead_letter_queue" in policy:
             policy["dead_letters"] = policy.pop("dead_letter_queue")
         options = {_camel(name.removesuffix("_s")): value for name, value in policy.items()}
-        await self._ask("setQueue", _name(queue), options)
+        await self.ask("setQueue", _name(queue), options)
 
     async def delete_queue(self, queue: str) -> None:
-        await self._ask("deleteQueue", _name(queue))
+        await self.ask("deleteQueue", _name(queue))
 
     async def purge(self, queue: str) -> int:
-        return int(await self._ask("purge", _name(queue)))
+        return int(await self.ask("purge", _name(queue)))
 
     async def peek(self, queue: str, **words: Any) -> list[NodeMessage]:
-        told = await self._ask("peek", _name(queue), _words(**words))
+        told = await self.ask("peek", _name(queue), _words(**words))
         return [NodeMessage(self._driver, each) for each in told]
 
     async def stats(self, *words: str) -> Any:
-        return await self._ask("stats", *words)
+        return await self.ask("stats", *words)
 
-    async def request(self, *words: str) -> str:
-        return str(await self._ask("request", *words))
+    async def reason(self, error_id: str) -> str | None:
+        told: str | None = await self.ask("reason", error_id)
+        return told
+
+    async def request(self, *words: str, **options: Any) -> str:
+        return str(await self.ask("request", *words, _words(**options)))
 
     async def evaluate(self, expression: str) -> str:
         return await self.request("_eval", expression)
 
-    async def ping(self, text: str = "") -> str:
-        return await self.request("ping", text)
+    async def ping(self, text: str = "", **options: Any) -> str:
+        return await self.request("ping", text, **options)

@@ -6,6 +6,7 @@ page opens stay open. What a block is, its fence says:
     ```sh        commands, one in each line (or more, with a backslash at the end)
     ```console   commands after `$`, and what they print; `^C` in a line of its own is typed, too
     ```python    goes to the Python session, unless its first line names a file: `# mailer.py`
+    ```js        a file that its first line names: `// jobs.mjs`
     ```output    what the last block printed, or now appears in the section's first terminal
 
 All other kinds are not typed. In what is shown, `…` is whatever is there, in a line of its own any
@@ -38,7 +39,7 @@ NOT_TYPED = "apt ", "make ", "pip ", "python3 -m venv ", ". .venv/", "mqks serve
 """Beginnings of commands: those that install, and that start the server, which runs already."""
 LIVE = {"mqks top"}
 """Ended by Ctrl-C once they show something."""
-FENCES = {"sh", "console", "python", "output", "text", "ini", "toml", "mermaid"}
+FENCES = {"sh", "console", "python", "js", "output", "text", "ini", "toml", "mermaid"}
 NETCAT = f'#!/bin/sh\nexec {sys.executable} {HERE / "netcat.py"} "$@"\n'
 SPARK = re.compile(r"mqks pipeline|mqks\.pipeline|\bspark\b|\"mqks\"|\blake\b")
 
@@ -221,7 +222,7 @@ class Typist:
                 case "sh" | "console":
                     for command, shown in commands(block):
                         self._command(command, shown, block)
-                case "python":
+                case "python" | "js":
                     self._program(block)
                 case "output":
                     self._output(block)
@@ -274,7 +275,7 @@ class Typist:
 
     def _program(self, block: Block) -> None:
         first, text = block.lines[0], self._here("\n".join(block.lines))
-        if match := re.fullmatch(r"# (\w+\.py)", first):
+        if match := re.fullmatch(r"(?:#|//) (\w+\.(?:py|mjs))", first):
             (self.directory / match[1]).write_text(text + "\n")
             return
         if self._python is None:
