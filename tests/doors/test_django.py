@@ -656,3 +656,40 @@ client.purge("dead")
 """
     told = "FAILED the broker has given it up: dead after 1 deliveries: for a test\n\n"
     assert run(program, *project) == told
+
+
+@pytest.mark.slow
+def test_an_interrupted_enqueue_is_whole_or_absent(project: tuple[ServerProcess, Path]) -> None:
+    """Whatever an exception of a signal handler breaks off."""
+    program = """
+import json, signal
+class Interrupted(BaseException):
+    pass
+def interrupt(*_):
+    raise Interrupted
+signal.signal(signal.SIGALRM, interrupt)
+client = add.get_backend().client
+client.subscribe("tasks.own", ["tasks.own"])
+task, text, kept = add.using(queue_name="own"), "x" * 300_000, set()
+task.enqueue(text, text)
+began_s = time.monotonic()
+kept.add(task.enqueue(text, text).id)
+took_s = time.monotonic() - began_s
+for step in range(1, 61):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, step / 40 * took_s)
+        result = task.enqueue(text, text)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        kept.add(result.id)
+    except Interrupted:
+        pass
+signal.setitimer(signal.ITIMER_REAL, 0)
+found, after = [], 0
+while part := client.peek("tasks.own", after=after, limit=10):
+    found += [(each.id, json.loads(each.text)["arguments"] == [[text, text], {}]) for each in part]
+    after = part[-1].seq
+ids = {each for each, _ in found}
+print(len(ids) == len(found), all(whole for _, whole in found), kept <= ids, len(ids) <= 62)
+client.purge("tasks.own")
+"""
+    assert run(program, *project) == "True True True True\n"
