@@ -42,9 +42,13 @@ REFUSED_S = 10.0
 """The pause of a task of the outbox that the broker has refused."""
 BROKEN_S = 1.0
 BROKEN_S_MAX = 30.0
-"""The first and largest pause of a thread while the database or the broker is away; it doubles."""
+"""The first and largest pause of a thread while the database is away; it doubles."""
+REFUSED = DataError, IntegrityError
+"""What the database says of a value; all else it says of itself."""
 ERROR_CHARACTERS_MAX = 16 * 1024
 """Of the text of an error; its middle is left out."""
+NO_TASK = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, *REFUSED)
+"""What a message of another program may raise."""
 REASON_CHARACTERS_MAX = 120
 """Of the reason of a reject, which has room for 512 bytes."""
 
@@ -55,7 +59,7 @@ def now() -> datetime:
 
 def is_away(error: BaseException) -> bool:
     """Whether the database cannot be used now, rather than that it refuses a value."""
-    return isinstance(error, Error) and not isinstance(error, DataError | IntegrityError)
+    return isinstance(error, Error) and not isinstance(error, REFUSED)
 
 
 def renew() -> None:
@@ -118,9 +122,7 @@ class Worker:
     def _handle(self, message: Message) -> None:
         try:
             row = self._row(message.id, _told(message))
-        except Exception as error:
-            if is_away(error):
-                raise
+        except NO_TASK as error:
             why = f"this is no task: {error!r}"[:REASON_CHARACTERS_MAX]
             _log.error("message %s: %s", message.id, why)
             message.reject(dead=True, reason=why)
@@ -162,8 +164,7 @@ class Worker:
 
 
 def _told(message: Message) -> dict[str, Any]:
-    """The fields of a row. Raises ValueError, TypeError, LookupError, RecursionError for what
-    another program has published."""
+    """The fields of a row. Raises NO_TASK for what another program has published."""
     told, run_after = message.json(), None
     args, kwargs = told["arguments"]
     if told["run_after"]:
@@ -184,11 +185,9 @@ def _failed(row: TaskRow, error: BaseException, *, final: bool) -> None:
     row.errors = [*earlier, told]
     try:
         row.save()
-    except (DataError, IntegrityError):  # Not every database has all characters.
-        row.errors = [
-            *earlier,
-            [each.encode("ascii", "backslashreplace").decode() for each in told],
-        ]
+    except REFUSED:  # Not every database has all characters.
+        told = [each.encode("ascii", "backslashreplace").decode() for each in told]
+        row.errors = [*earlier, told]
         row.save()
     if final:
         _finished(row)
@@ -265,10 +264,10 @@ def relay(backend: MqksBackend) -> int:
                     continue
                 if not row.refusal:
                     _log.error("task %s could not be published: %s", row.id, error)
-                told = {"refusal": str(error), "relay_at": now() + timedelta(seconds=REFUSED_S)}
-                TaskRow.objects.filter(id=row.id).update(**told)
+                row.refusal, row.relay_at = str(error), now() + timedelta(seconds=REFUSED_S)
+                row.save(update_fields=["refusal", "relay_at"])
                 if isinstance(error, InvalidRequest):
-                    row.refusal, row.relay_at = told["refusal"], None
+                    row.relay_at = None
                     _failed(row, error, final=True)
     finally:
         TaskRow.objects.filter(id__in=sent).update(relay_at=None, refusal="")
@@ -287,7 +286,9 @@ def bury(backend: MqksBackend, seen: dict[str, int]) -> None:
             dead = {each.id: each.dead_letter for each in found if each.id.isprintable()}
             for row in TaskRow.objects.filter(id__in=dead, finished_at=None):
                 about = dead[row.id]
-                why = about and f"{about.reason} after {about.tries} deliveries: {about.why}"
+                why = about and f"{about.reason} after {about.tries} deliveries"
+                if about and about.why:
+                    why = f"{why}: {about.why}"
                 _failed(row, RuntimeError(f"the broker has given it up: {why}"), final=True)
             if found:
                 seen[key] = found[-1].seq
@@ -304,9 +305,9 @@ def expire(backend: MqksBackend) -> int:
 
 def keep(stop: threading.Event) -> None:
     """Relay the outbox, bury dead tasks and expire results of all backends, until `stop` is set."""
-    expires_s, pause_s, seen = 0.0, RELAY_S, dict[str, int]()
+    expires_s, seen = 0.0, dict[str, int]()
     while not stop.is_set():
-        is_full, is_broken, is_due = False, False, time.monotonic() >= expires_s
+        is_full, is_due = False, time.monotonic() >= expires_s
         if is_due:
             expires_s = time.monotonic() + EXPIRE_S
         for alias in task_backends:
@@ -321,9 +322,7 @@ def keep(stop: threading.Event) -> None:
                 if is_due and expire(backend) == RELAY_ROWS:
                     expires_s = 0.0
             except Exception:
-                is_broken = True
                 _log.exception("the tasks of %s could not be kept", alias)
-        pause_s = min(2 * pause_s, BROKEN_S_MAX) if is_broken else RELAY_S
-        if is_broken or not is_full:
-            stop.wait(pause_s)
+        if not is_full:
+            stop.wait(RELAY_S)
     connections.close_all()
