@@ -15,7 +15,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import DataError, Error, IntegrityError, connections, transaction
+from django.db import (
+    DataError,
+    Error,
+    IntegrityError,
+    OperationalError,
+    connections,
+    transaction,
+)
 
 from mqks.client.blocking import BlockingConsumer
 from mqks.client.errors import InvalidRequest, QueueMissing, RequestFailed
@@ -55,6 +62,10 @@ REASON_CHARACTERS_MAX = 120
 
 def now() -> datetime:
     return datetime.now(UTC if settings.USE_TZ else None)
+
+
+class Away(OperationalError):
+    """The database could not be used when a task had ended, so how is not stored."""
 
 
 def is_away(error: BaseException) -> bool:
@@ -144,16 +155,19 @@ class Worker:
         row.save()
         result = result_of(row)
         task_started.send_robust(type(self.backend), task_result=result)
-        failure = _run(row, result)
-        if failure is None:
+        try:
+            _run(row, result)
+        except Away:
+            raise
+        except BaseException as error:
+            limits = self.backend.limits(self.queue_name) | vars(task.func)
+            final = len(row.errors) + 1 >= limits["retries"]
+            _failed(row, error, final=final)
+            how = {"dead": True, "reason": error} if final else {"backoff": limits["backoff"]}
+            message.reject(**how)
+        else:
             _finished(row)
             message.ack()
-            return
-        limits = self.backend.limits(self.queue_name) | vars(task.func)
-        final = len(row.errors) + 1 >= limits["retries"]
-        _failed(row, failure, final=final)
-        how = {"dead": True, "reason": failure} if final else {"backoff": limits["backoff"]}
-        message.reject(**how)
 
     def _row(self, task_id: str, told: dict[str, Any]) -> TaskRow:
         """The row of the task, also if the transaction of its enqueue has not ended."""
@@ -217,21 +231,17 @@ def _finished(row: TaskRow) -> None:
         task_finished.send_robust(type(result.task.get_backend()), task_result=result)
 
 
-def _run(row: TaskRow, result: TaskResult) -> BaseException | None:
-    """Run the task and keep its result. Returns what it raises, or why its result cannot be kept;
-    raises only what is_away."""
-    try:
-        value = _call(result)
-    except BaseException as error:
-        return error
-    row.status, row.finished_at, row.return_value = "SUCCESSFUL", now(), value
+def _run(row: TaskRow, result: TaskResult) -> None:
+    """Run the task and keep its result. Raises what the task raises, what the database or JSON says
+    of the result, and Away."""
+    row.return_value = _call(result)
+    row.status, row.finished_at = "SUCCESSFUL", now()
     try:
         row.save()
-    except Exception as error:
+    except Error as error:
         if is_away(error):
-            raise
-        return error
-    return None
+            raise Away(str(error)) from error
+        raise
 
 
 def _call(result: TaskResult) -> Any:

@@ -500,11 +500,13 @@ for kind, result in results.items():
 {indent(FINISHED, "    ")}
     told = [each.traceback for each in result.errors]
     print(json.dumps([kind, result.status, result.attempts, *told]))
-queue = add.get_backend().client.stats("queue", "tasks.default")
-print(queue["ready"], queue["scheduled"], queue["unacked"])
+def left():
+    queue = add.get_backend().client.stats("queue", "tasks.default")
+    return queue["ready"] + queue["scheduled"] + queue["unacked"]
+while left():
+    time.sleep(0.01)
 """
-        *lines, left = in_place(program, server, path).splitlines()
-    assert left == "0 0 0"
+        lines = in_place(program, server, path).splitlines()
     told = {each[0]: each[1:] for each in map(json.loads, lines)}
     if kind == "sqlite":  # It stores any text.
         for stored in "NUL", "surrogate":
