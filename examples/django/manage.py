@@ -5,7 +5,8 @@ Start a broker (`mqks serve`). Then, in two shells,
     python examples/django/manage.py work
     python examples/django/manage.py runserver
 
-and see http://localhost:8000. It needs `pip install "mqks[celery,django]"`.
+and see http://localhost:8000. It needs `pip install '.[celery,django]'` in a checkout, or the same
+extras of the wheel.
 """
 
 import os

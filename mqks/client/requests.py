@@ -524,8 +524,9 @@ def reject(
         raise InvalidRequest("dead excludes delay_s, retries and backoff")
     if delay_s is not None and backoff is not None:
         raise InvalidRequest("delay_s and backoff exclude each other")
+    told = None if reason is None else told_reason(reason)
     values = {"dead": dead, "delay_s": delay_s, "retries": retries, "backoff": backoff}
-    return b" ".join([b"reject", *flags("reject", {**values, "reason": reason or None})])
+    return b" ".join([b"reject", *flags("reject", {**values, "reason": told or None})])
 
 
 def _policy_text(flag: bytes, value: object) -> bytes:

@@ -3,6 +3,7 @@
 The one rule: the message has the whole task, so it runs even if its row does not exist yet.
 """
 
+import json
 import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -46,6 +47,9 @@ DEFAULTS: dict[str, Any] = {
     "results_expire_s": 7 * 86400.0,
 }
 """`OPTIONS` of the backend. `retries` and `losses` are numbers of failures and of lost workers."""
+VALUE_BYTES_MAX = 16 * 1024 * 1024
+"""Of arguments and of a result, as JSON: what is too large for a database looks as if it were away.
+"""
 OF_QUEUES = {"retries", "backoff", "losses", "dead_letters"}
 """What each of `queues` may have of its own."""
 
@@ -93,7 +97,7 @@ class MqksBackend(BaseTaskBackend):
             queue_name=task.queue_name,
             priority=task.priority,
             run_after=task.run_after,
-            arguments=[normalize_json(args), normalize_json(kwargs)],
+            arguments=as_json([args, kwargs]),
             enqueued_at=now,
             relay_at=now if self.settings["outbox"] else None,
         )
@@ -178,6 +182,15 @@ class MqksBackend(BaseTaskBackend):
 brokers: dict[str, tuple[BlockingClient, set[str]]] = {}
 """By URL, the client of this process and the queues that it has created: Django makes a backend
 for each thread. A client that is not connected yet may be made twice: one is kept."""
+
+
+def as_json(value: Any) -> Any:
+    """The same in JSON's types. Raises TypeError and ValueError for what JSON does not have, and
+    for what is too large."""
+    value = normalize_json(value)
+    if (size := len(json.dumps(value, allow_nan=False))) > VALUE_BYTES_MAX:
+        raise ValueError(f"{size} bytes of JSON are more than {VALUE_BYTES_MAX}")
+    return value
 
 
 def result_of(row: "TaskRow") -> TaskResult:

@@ -15,17 +15,23 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import DataError, connections, transaction
+from django.db import (
+    DataError,
+    Error,
+    IntegrityError,
+    OperationalError,
+    connections,
+    transaction,
+)
 
 from mqks.client.blocking import BlockingConsumer
 from mqks.client.errors import InvalidRequest, QueueMissing, RequestFailed
 from mqks.client.messages import Message
-from mqks.django.backend import MqksBackend, result_of
+from mqks.django.backend import MqksBackend, as_json, result_of
 from mqks.django.models import TaskRow
 from mqks.django.seam import (
     TaskContext,
     TaskResult,
-    normalize_json,
     task_backends,
     task_finished,
     task_started,
@@ -42,11 +48,29 @@ EXPIRE_S = 60.0
 REFUSED_S = 10.0
 """The pause of a task of the outbox that the broker has refused."""
 BROKEN_S = 1.0
-"""The pause of a message whose row could not be read or written."""
+BROKEN_S_MAX = 30.0
+"""The first and largest pause of a thread while the database is away; it doubles."""
+REFUSED = DataError, IntegrityError
+"""What the database says of a value; all else it says of itself."""
+ERROR_CHARACTERS_MAX = 16 * 1024
+"""Of the text of an error; its middle is left out."""
+NO_TASK = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, *REFUSED)
+"""What a message of another program may raise."""
+REASON_CHARACTERS_MAX = 120
+"""Of the reason of a reject, which has room for 512 bytes."""
 
 
 def now() -> datetime:
     return datetime.now(UTC if settings.USE_TZ else None)
+
+
+class Away(OperationalError):
+    """The database could not be used when a task had ended, so how is not stored."""
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the database cannot be used now, rather than that it refuses a value."""
+    return isinstance(error, Error) and not isinstance(error, REFUSED)
 
 
 def renew() -> None:
@@ -76,7 +100,8 @@ class Worker:
         terms = {"prefetch": self.threads, "backoff": limits["backoff"]}
         with client.consume(queue, [queue], **terms) as consumer:
             work = [
-                threading.Thread(target=self._work, args=(consumer,)) for _ in range(self.threads)
+                threading.Thread(target=self._work, args=(consumer, stop))
+                for _ in range(self.threads)
             ]
             for thread in work:
                 thread.start()
@@ -86,29 +111,39 @@ class Worker:
             for thread in work:
                 thread.join()
 
-    def _work(self, consumer: BlockingConsumer) -> None:
+    def _work(self, consumer: BlockingConsumer, stop: threading.Event) -> None:
+        pause_s = BROKEN_S
         for message in consumer:
-            renew()
             try:
+                renew()
                 self._handle(message)
-            except Exception:
+                pause_s = BROKEN_S
+            except Exception as error:
                 _log.exception("task %s could not be handled", message.id)
-                message.release(delay_s=BROKEN_S)
+                if is_away(error):
+                    message.release(delay_s=pause_s)
+                    stop.wait(pause_s)
+                    pause_s = min(2 * pause_s, BROKEN_S_MAX)
+                else:  # The broker counts what no row can.
+                    limits = self.backend.limits(self.queue_name)
+                    how = {each: limits[each] for each in ("retries", "backoff")}
+                    message.reject(**how, reason=error)
         connections.close_all()
 
     def _handle(self, message: Message) -> None:
         try:
             row = self._row(message.id, _told(message))
-        except (ValueError, TypeError, LookupError, RecursionError, DataError) as error:
-            _log.error("message %s is no task: %r", message.id, error)
-            message.reject(dead=True, reason=f"this is no task: {error!r}")
+        except NO_TASK as error:
+            why = f"this is no task: {error!r}"[:REASON_CHARACTERS_MAX]
+            _log.error("message %s: %s", message.id, why)
+            message.reject(dead=True, reason=why)
             return
         if row.status == "SUCCESSFUL":  # Its ack was lost.
             message.ack()
             return
         try:
             task = result_of(row).task
-        except Exception as error:
+        except BaseException as error:
             _failed(row, error, final=True)
             message.reject(dead=True, reason=error)
             return
@@ -119,9 +154,11 @@ class Worker:
         row.worker_ids = [*row.worker_ids, self.id]
         row.save()
         result = result_of(row)
-        task_started.send(type(self.backend), task_result=result)
+        task_started.send_robust(type(self.backend), task_result=result)
         try:
-            value = _call(result)
+            _run(row, result)
+        except Away:
+            raise
         except BaseException as error:
             limits = self.backend.limits(self.queue_name) | vars(task.func)
             final = len(row.errors) + 1 >= limits["retries"]
@@ -129,8 +166,6 @@ class Worker:
             how = {"dead": True, "reason": error} if final else {"backoff": limits["backoff"]}
             message.reject(**how)
         else:
-            row.status, row.finished_at, row.return_value = "SUCCESSFUL", now(), value
-            row.save()
             _finished(row)
             message.ack()
 
@@ -143,8 +178,7 @@ class Worker:
 
 
 def _told(message: Message) -> dict[str, Any]:
-    """The fields of a row. Raises ValueError, TypeError, LookupError, RecursionError for what
-    another program has published."""
+    """The fields of a row. Raises NO_TASK for what another program has published."""
     told, run_after = message.json(), None
     args, kwargs = told["arguments"]
     if told["run_after"]:
@@ -159,26 +193,60 @@ def _told(message: Message) -> dict[str, Any]:
 
 
 def _failed(row: TaskRow, error: BaseException, *, final: bool) -> None:
-    kind = type(error)
-    text = "".join(traceback.format_exception(error))
-    row.errors = [*row.errors, [f"{kind.__module__}.{kind.__qualname__}", text]]
-    row.status = "FAILED" if final else "READY"
+    row.status, row.return_value = "FAILED" if final else "READY", None
     row.finished_at = now() if final else None
-    row.save()
+    earlier, told = row.errors, _told_error(error)
+    row.errors = [*earlier, told]
+    try:
+        row.save()
+    except REFUSED:  # Not every database has all characters.
+        told = [each.encode("ascii", "backslashreplace").decode() for each in told]
+        row.errors = [*earlier, told]
+        row.save()
     if final:
         _finished(row)
 
 
+def _told_error(error: BaseException) -> list[str]:
+    """Its class and traceback."""
+    kind = type(error)
+    try:
+        text = "".join(traceback.format_exception(error))
+    except Exception as another:  # Of its own methods.
+        text = f"{kind.__name__}, and its traceback raises {type(another).__name__}"
+    if len(text) > ERROR_CHARACTERS_MAX:
+        half = ERROR_CHARACTERS_MAX // 2
+        text = f"{text[:half]}\n[...]\n{text[-half:]}"
+    return [_storable(f"{kind.__module__}.{kind.__qualname__}"), _storable(text)]
+
+
+def _storable(text: str) -> str:
+    """Without what databases do not have in texts."""
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
+
+
 def _finished(row: TaskRow) -> None:
-    with suppress(ImportError):  # Its task is gone.
+    with suppress(Exception):  # Its task is gone.
         result = result_of(row)
-        task_finished.send(type(result.task.get_backend()), task_result=result)
+        task_finished.send_robust(type(result.task.get_backend()), task_result=result)
+
+
+def _run(row: TaskRow, result: TaskResult) -> None:
+    """Run the task and keep its result. Raises what the task raises, what the database or JSON says
+    of the result, and Away."""
+    row.return_value = _call(result)
+    row.status, row.finished_at = "SUCCESSFUL", now()
+    try:
+        row.save()
+    except Error as error:
+        if is_away(error):
+            raise Away(str(error)) from error
+        raise
 
 
 def _call(result: TaskResult) -> Any:
-    """What the task returns, as JSON has it. Raises TypeError for what JSON does not have."""
     args = [TaskContext(task_result=result)] if result.task.takes_context else []
-    return normalize_json(result.task.call(*args, *result.args, **result.kwargs))
+    return as_json(result.task.call(*args, *result.args, **result.kwargs))
 
 
 def relay(backend: MqksBackend) -> int:
@@ -224,10 +292,13 @@ def bury(backend: MqksBackend, seen: dict[str, int]) -> None:
         key = f"{backend.alias} {queue}"
         with suppress(QueueMissing):  # No worker has run yet.
             found = backend.client.peek(queue, after=seen.get(key, 0), limit=RELAY_ROWS)
-            dead = {each.id: each.dead_letter for each in found}
+            # Another program's id may have what no id of a row has.
+            dead = {each.id: each.dead_letter for each in found if each.id.isprintable()}
             for row in TaskRow.objects.filter(id__in=dead, finished_at=None):
                 about = dead[row.id]
                 why = about and f"{about.reason} after {about.tries} deliveries"
+                if about and about.why:
+                    why = f"{why}: {about.why}"
                 _failed(row, RuntimeError(f"the broker has given it up: {why}"), final=True)
             if found:
                 seen[key] = found[-1].seq

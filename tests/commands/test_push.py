@@ -6,21 +6,27 @@ import base64
 import hashlib
 import hmac
 import signal
+import socket
+import socketserver
 import ssl
+import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
+import typer
 
 from mqks import blocking
 from mqks.client.blocking import BlockingClient
+from mqks.commands.push import Target
 from mqks.testing import Broker
 from tests.kit.waiting import WAIT_S, until
 
@@ -182,8 +188,184 @@ def test_at_most_so_many_and_not_for_longer(
         until(lambda: left(client) == (0, 0))
 
 
+def test_the_pause_that_is_told_is_at_least_the_backoff(
+    mqks_broker: Broker, client: BlockingClient, receiver: Receiver
+) -> None:
+    """Whatever is told, and an hour at most."""
+    client.set_queue("hooks", backoff=1000)
+    pauses = {
+        "0": 1000,
+        "-5": 1000,
+        "nan": 1000,
+        "soon": 1000,
+        "Thu, 01 Jan 1970 00:00:00 GMT": 1000,
+        "0.01": 1000,
+        "2000": 2000,
+        "1e999": 3600,
+    }
+    receiver.answers = [(503, {"retry-after": each}) for each in pauses]
+    client.publish_many(("order.new", each) for each in pauses)
+    with pushing(mqks_broker, receiver.url, "--concurrency", "1"):
+        until(lambda: left(client) == (len(pauses), 0) and len(receiver.got) == len(pauses))
+        found = client.peek("hooks", scheduled=True, limit=100)
+    assert [each.retry for each in found] == [1] * len(pauses)
+    due = {each.text: each.due or 0 for each in found}
+    for each, pause_s in pauses.items():
+        assert 0.9 * pause_s - WAIT_S < due[each] - time.time() < 1.1 * pause_s
+
+
+def test_a_pause_that_is_told_counts_as_a_try(
+    mqks_broker: Broker, client: BlockingClient, receiver: Receiver
+) -> None:
+    receiver.answers = [(429, {"retry-after": "1000"})] * 100
+    client.publish("order.new", "x")
+
+    def is_dead() -> bool:
+        client.promote("hooks", None)
+        return bool(client.peek("dead"))
+
+    with pushing(mqks_broker, receiver.url):
+        until(is_dead)
+    assert len(receiver.got) == 20
+
+
+class RawReceiver(socketserver.ThreadingTCPServer):
+    """A web address that answers each post by these bytes, and repeats the last ones until the
+    connection ends, or holds it (`holds`), or closes it."""
+
+    daemon_threads = True
+
+    def __init__(self, *answer: bytes, ends: str) -> None:
+        self.answer, self.ends, self.posts = answer, ends, 0
+        super().__init__(("127.0.0.1", 0), _Raw)
+
+
+class _Raw(socketserver.StreamRequestHandler):
+    server: RawReceiver
+
+    def handle(self) -> None:
+        self.server.posts += 1
+        while self.rfile.readline().strip():
+            pass
+        with suppress(OSError):
+            self.wfile.write(b"".join(self.server.answer))
+            while self.server.ends == "endless":
+                self.wfile.write(self.server.answer[-1])
+            if self.server.ends == "held":
+                self.rfile.read()
+            if self.server.ends == "reset":
+                linger = struct.pack("ii", 1, 0)
+                self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                for each in self.rfile, self.wfile, self.request:
+                    each.close()
+
+
+@contextmanager
+def answering(*answer: bytes, ends: str) -> Iterator[tuple[RawReceiver, str]]:
+    with RawReceiver(*answer, ends=ends) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server, f"http://127.0.0.1:{server.server_address[1]}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
 @pytest.mark.parametrize(
-    "address", ["ftp://x/", "example.org/hook", "http://user:secret@example.org"]
+    ("answer", "ends"),
+    [
+        ((OK + b"Content-Length: 100\r\n\r\n", b"short"), "closed"),
+        ((OK + b"Content-Length: 100\r\n\r\n", b"short"), "held"),
+        ((OK + b"Content-Length: 100\r\n\r\n", b"short"), "reset"),
+        ((OK + b"\r\n", b"x" * 1000), "endless"),
+        ((CHUNKED, b"5\r\nab"), "closed"),
+        ((CHUNKED, b"no number\r\n"), "held"),
+        ((CHUNKED, b"1\r\nx\r\n" * 1000), "endless"),
+        ((OK + b"Transfer-Encoding: gzip\r\n\r\n", b"x"), "closed"),
+        ((OK + b"Content-Length: -5\r\n\r\n", b"x"), "held"),
+        ((b"HTTP/1.1 100 Continue\r\n\r\n" * 9, OK + b"Content-Length: 0\r\n\r\n"), "held"),
+    ],
+)
+def test_an_answer_2xx_is_an_ack_whatever_its_body_is(
+    mqks_broker: Broker, client: BlockingClient, answer: tuple[bytes, ...], ends: str
+) -> None:
+    client.publish("order.new", "x")
+    with answering(*answer, ends=ends) as (server, url), pushing(mqks_broker, url):
+        until(lambda: left(client) == (0, 0))
+        assert server.posts == 1
+    assert not client.stats("queue", "hooks")["dead"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "ends", "why"),
+    [
+        ((b"HTTP/1.1 100 Continue\r\n\r\n" * 1000,), "endless", "sends much, and does not answer"),
+        ((OK, b"x: " + b"y" * 1000), "endless", "does not answer"),
+        ((OK, b"x: y\r\n"), "endless", "does not answer"),
+        ((OK, b"Content-"), "closed", "has closed the connection"),
+        ((OK,), "held", "does not answer in 0.5 s"),
+        ((b"220 mail.example.org\r\n",), "held", "does not answer"),
+        ((b"",), "reset", "does not answer"),
+        ((b"",), "closed", "has closed the connection"),
+    ],
+)
+def test_what_is_no_answer_is_read_to_a_limit(
+    mqks_broker: Broker, client: BlockingClient, answer: tuple[bytes, ...], ends: str, why: str
+) -> None:
+    client.set_queue("hooks", retries=1)
+    client.publish("order.new", "x")
+    limit = "--answer-timeout", "0.5" if ends == "held" else str(WAIT_S)
+    with answering(*answer, ends=ends) as (server, url), pushing(mqks_broker, url, *limit):
+        [letter] = until(lambda: client.peek("dead"))
+    assert letter.dead_letter is not None
+    assert f"127.0.0.1 {why}" in str(letter.dead_letter.why)
+    assert server.posts == 1
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("http://", "http:///x", "http://:80/", "http://?x", "//example.org", "http:example.org"),
+        *("http://x:0/", "http://x:70000/", "http://x:-1/", "http://x:y/", "http://x:8 0/"),
+        *("http://@x/", "http://:p@x/", "http://u:p@x/", "http://x\\@y/", "http://x y/"),
+        *("http://x..y/", "http://.x/", f"http://{'x' * 64}/", "http://x%20y/", "http://x\0/"),
+        *("http://\u2603\u200b..x/", "http://\ufffd/", "http://xn--\u00fc/", "http://\udcff/"),
+        *("http://[::1/", "http://[x]/", "http://1.2.3.999/", "http://x/\udcff", "ftp://x/"),
+    ],
+)
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(typer.BadParameter, match="must be an address"):
+        Target(address, b"", 1, "text/plain")
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "header"),
+    [
+        ("http://EXAMPLE.org:8080/x", "example.org", "example.org:8080"),
+        ("http://b\u00fccher.example/", "xn--bcher-kva.example", "xn--bcher-kva.example"),
+        ("https://[::1]/", "::1", "[::1]"),
+        ("http://127.0.0.1:/", "127.0.0.1", "127.0.0.1"),
+        ("http://my_host.:80", "my_host.", "my_host.:80"),
+    ],
+)
+def test_addresses(address: str, host: str, header: str) -> None:
+    target = Target(address, b"", 1, "text/plain")
+    assert (target.host, target._head["host"]) == (host, header)
+
+
+@pytest.mark.parametrize("content_type", ["a\nb: c", "\u2603"])
+def test_what_is_no_content_type_is_refused(content_type: str) -> None:
+    with pytest.raises(typer.BadParameter, match="--content-type"):
+        Target("http://x", b"", 1, content_type)
+
+
+@pytest.mark.parametrize(
+    "address", ["ftp://x/", "http://x:70000/", "http://user:secret@example.org"]
 )
 def test_an_address_that_is_none(mqks_broker: Broker, address: str) -> None:
     with pushing(mqks_broker, address) as process:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,53 @@ def waits(path: str) -> str:
     while Path(path).exists():
         time.sleep(0.01)
     return "done"
+
+
+class Mute(Exception):
+    """Its text raises."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+    def __bool__(self) -> bool:
+        raise ValueError("neither")
+
+    __repr__ = __str__
+
+
+class Odd(Exception):
+    __module__ = "a\0\ud800"
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _cyclic() -> list[object]:
+    found: list[object] = []
+    found.append(found)
+    return found
+
+
+ODD: dict[str, Callable[[], object]] = {
+    "nan": lambda: float("nan"),
+    "cyclic": _cyclic,
+    "large": lambda: "x" * 20_000_000,
+    "NUL": lambda: "a\0b",
+    "surrogate": lambda: {"x": ["\ud800"]},
+    "error with NUL": lambda: _raise(ValueError("a\0b")),
+    "error with surrogate": lambda: _raise(ValueError("a\ud800b")),
+    "error that is not Latin": lambda: _raise(ValueError("\u2192")),
+    "error of 100 MB": lambda: _raise(ValueError("x" * 100_000_000)),
+    "error that raises": lambda: _raise(Mute()),
+    "error of an odd class": lambda: _raise(Odd()),
+    "exit": lambda: _raise(SystemExit()),
+}
+
+
+@task
+@limits(retries=2, backoff=0.1)
+def odd(path: str, kind: str) -> object:
+    with open(path, "a") as file:
+        file.write(f"{kind}\n")
+    return ODD[kind]()

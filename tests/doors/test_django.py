@@ -1,5 +1,7 @@
 """Django Tasks on a real broker, by real workers."""
 
+import json
+import math
 import os
 import signal
 import subprocess
@@ -7,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -425,3 +428,270 @@ def test_reload_is_for_one_process(project: tuple[ServerProcess, Path]) -> None:
         command, env=environment(*project), capture_output=True, timeout=WAIT_S, check=False
     )
     assert (done.returncode, done.stderr) == (2, b"CommandError: --reload is for one process\n")
+
+
+@contextmanager
+def database(kind: str, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The one of the environment: SQLite, or a PostgreSQL in this encoding."""
+    if kind == "sqlite":
+        yield
+        return
+    with Postgres() as server:
+        with server.connection() as connection:
+            create = f"create database tasks encoding '{kind}' template template0"
+            connection.execute(create.encode())
+        for name, value in (server.environment | {"PGDATABASE": "tasks"}).items():
+            patch.setenv(name, value)
+        patch.setenv("TEST_DB", "postgres")
+        yield
+
+
+IN_PLACE = """
+import threading
+from mqks.django.worker import Worker
+stop = threading.Event()
+thread = threading.Thread(target=Worker(add.get_backend(), "default", 4).run, args=(stop,))
+thread.start()
+try:
+{program}
+finally:
+    stop.set()
+    thread.join()
+"""
+
+
+def in_place(program: str, server: ServerProcess, path: Path) -> str:
+    """What a program of the project prints that has a worker in itself."""
+    return run(IN_PLACE.format(program=indent(program, "    ")), server, path)
+
+
+REASONS = {
+    "nan": "Out of range float values are not JSON compliant",
+    "cyclic": "maximum recursion depth exceeded",
+    "large": "20000002 bytes of JSON are more than 16777216",
+    "NUL": "u0000",
+    "surrogate": "surrogate",
+    "error with NUL": "ValueError: a\\x00b\n",
+    "error with surrogate": "ValueError: a\\ud800b\n",
+    "error that is not Latin": "ValueError: \u2192\n",
+    "error of 100 MB": "\n[...]\nxxx",
+    "error that raises": "Mute",
+    "error of an odd class": "a\\x00\\ud800.Odd\n",
+    "exit": "SystemExit\n",
+}
+"""What the last error of a task of ODD says."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sqlite", "UTF8", "LATIN1"])
+def test_what_the_database_cannot_store_fails(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its retries, with what can be stored of the reason."""
+    path, runs = tmp_path, tmp_path / "runs"
+    with database(kind, monkeypatch), ServerProcess(path / "mqks.db") as server:
+        command = [sys.executable, "-m", "django", "migrate", "-v0"]
+        subprocess.run(command, env=environment(server, path), check=True, timeout=WAIT_S)
+        program = f"""
+results = {{kind: odd.enqueue({str(runs)!r}, kind) for kind in ODD}}
+import json
+import math
+for kind, result in results.items():
+{indent(FINISHED, "    ")}
+    told = [each.traceback for each in result.errors]
+    print(json.dumps([kind, result.status, result.attempts, *told]))
+def left():
+    queue = add.get_backend().client.stats("queue", "tasks.default")
+    return queue["ready"] + queue["scheduled"] + queue["unacked"]
+while left():
+    time.sleep(0.01)
+"""
+        lines = in_place(program, server, path).splitlines()
+    told = {each[0]: each[1:] for each in map(json.loads, lines)}
+    if kind == "sqlite":  # It stores any text.
+        for stored in "NUL", "surrogate":
+            assert told.pop(stored) == ["SUCCESSFUL", 1]
+    for each, (status, attempts, *errors) in told.items():
+        reason = REASONS[each].replace("\u2192", "\\u2192" if kind == "LATIN1" else "\u2192")
+        assert (status, attempts, len(errors)) == ("FAILED", 2, 2)
+        assert reason in errors[-1]
+        assert len(errors[-1]) < 20_000
+        assert runs.read_text().splitlines().count(each) == 2
+
+
+def test_a_message_that_no_row_can_have_is_dead(project: tuple[ServerProcess, Path]) -> None:
+    """And one whose task cannot be imported has failed. Each is taken once."""
+    path = project[1]
+    (path / "broken.py").write_text("raise ValueError('this module')\n")
+    task = {"task_path": "broken.task", "arguments": [[], {}], "priority": 0, "run_after": None}
+    at = "2026-11-28T00:00:00+00:00"
+    odd: list[dict[str, object]] = [
+        {"arguments": [[math.nan], {}]},
+        {"enqueued_at": "no time " * 100},
+        {},
+    ]
+    texts = [json.dumps({**task, "enqueued_at": at, **each}) for each in odd]
+    program = f"""
+import sys
+sys.path.insert(0, {str(path)!r})
+client = add.get_backend().client
+client.purge("dead")  # Of other tests.
+add.enqueue(1, 2)  # Makes the queue.
+for number, data in enumerate({texts!r}):
+    client.publish("tasks.default", data, id=f"odd{{number}}", confirm=True, mandatory=True)
+while len(dead := client.peek("dead")) < 3:
+    time.sleep(0.01)
+for each in sorted(dead, key=lambda each: each.id):
+    print(each.id, each.dead_letter.tries, each.dead_letter.why.partition("(")[0])
+from mqks.django.models import TaskRow
+for row in TaskRow.objects.filter(id__startswith="odd"):
+    print(row.id, row.status, len(row.errors))
+client.purge("dead")
+"""
+    assert in_place(program, *project).splitlines() == [
+        "odd0 1 this is no task: IntegrityError",
+        "odd1 1 this is no task: ValueError",
+        "odd2 1 ValueError: this module",
+        "odd2 FAILED 1",
+    ]
+
+
+def test_a_receiver_of_signals_that_raises_changes_nothing(
+    project: tuple[ServerProcess, Path],
+) -> None:
+    program = f"""
+from mqks.django.seam import task_finished, task_started
+def told(**_):
+    raise ValueError("a receiver")
+task_started.connect(told)
+task_finished.connect(told)
+client = add.get_backend().client
+client.purge("dead")  # Of other tests.
+for result in add.enqueue(1, 2), fails.enqueue():
+{indent(FINISHED, "    ")}
+    print(result.status, result.attempts)
+while not (dead := client.peek("dead")):
+    time.sleep(0.01)
+print(len(dead), dead[0].dead_letter.tries, client.purge("dead"))
+"""
+    assert in_place(program, *project) == "SUCCESSFUL 1\nFAILED 1\n1 1 1\n"
+
+
+def test_a_database_that_is_away_is_waited_for(project: tuple[ServerProcess, Path]) -> None:
+    """A task whose end it did not store runs again, and has not failed; so does one whose row is
+    gone."""
+    file = project[1] / "waits"
+    program = f"""
+from pathlib import Path
+from django.db import connection
+from mqks.django.models import TaskRow
+file = Path({str(file)!r})
+client = add.get_backend().client
+
+def begun():
+    while not file.exists():
+        time.sleep(0.01)
+
+def rename(old, new):
+    with connection.cursor() as cursor:
+        cursor.execute(f"alter table {{old}} rename to {{new}}")
+
+result = waits.enqueue(str(file))
+begun()
+rename("mqks_taskrow", "away")
+file.unlink()
+while not client.stats("queue", "tasks.default")["scheduled"]:
+    time.sleep(0.01)
+rename("away", "mqks_taskrow")
+begun()
+TaskRow.objects.filter(id=result.id).delete()
+file.unlink()
+while not TaskRow.objects.filter(id=result.id):
+    time.sleep(0.01)
+{FINISHED}
+print(result.status, result.return_value, len(result.errors))
+"""
+    assert in_place(program, *project) == "SUCCESSFUL done 0\n"
+
+
+def test_wrong_limits_are_told_at_once(project: tuple[ServerProcess, Path]) -> None:
+    program = """
+from mqks.django import limits
+for wrong in {"retries": -1}, {"backoff": "long"}:
+    try:
+        limits(**wrong)
+    except ValueError as error:
+        print(error)
+try:
+    add.enqueue(1, float("nan"))
+except ValueError as error:
+    print(error)
+"""
+    assert run(program, *project).splitlines() == [
+        "retries: '-1' is not a whole number from 0 to 1000000000",
+        "backoff: 'long' is not a number of seconds from 0 to 1e+09",
+        "Out of range float values are not JSON compliant",
+    ]
+
+
+def test_dead_tasks_have_failed_beside_dead_letters_of_others(
+    project: tuple[ServerProcess, Path],
+) -> None:
+    program = r"""
+from mqks.django.worker import bury
+backend = add.get_backend()
+client = backend.client
+client.subscribe("dead", ["dead"])
+for odd in "\udcff", "a\0b":
+    client.publish("dead", "x", id=odd, confirm=True)
+result = add.using(queue_name="own").enqueue(1, 2)
+client.set_queue("tasks.own", dead_letter_queue="dead")
+with client.consume("tasks.own") as consumer:
+    next(consumer).reject(dead=True, reason="for a test")
+while not [each for each in client.peek("dead") if each.id == result.id]:
+    time.sleep(0.01)
+bury(backend, {})
+result.refresh()
+print(result.status, result.errors[0].traceback.partition(": ")[2])
+client.delete_queue("tasks.own")
+client.purge("dead")
+"""
+    told = "FAILED the broker has given it up: dead after 1 deliveries: for a test\n\n"
+    assert run(program, *project) == told
+
+
+@pytest.mark.slow
+def test_an_interrupted_enqueue_is_whole_or_absent(project: tuple[ServerProcess, Path]) -> None:
+    """Whatever an exception of a signal handler breaks off."""
+    program = """
+import json, signal
+class Interrupted(BaseException):
+    pass
+def interrupt(*_):
+    raise Interrupted
+signal.signal(signal.SIGALRM, interrupt)
+client = add.get_backend().client
+client.subscribe("tasks.own", ["tasks.own"])
+task, text, kept = add.using(queue_name="own"), "x" * 300_000, set()
+task.enqueue(text, text)
+began_s = time.monotonic()
+kept.add(task.enqueue(text, text).id)
+took_s = time.monotonic() - began_s
+for step in range(1, 61):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, step / 40 * took_s)
+        result = task.enqueue(text, text)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        kept.add(result.id)
+    except Interrupted:
+        pass
+signal.setitimer(signal.ITIMER_REAL, 0)
+found, after = [], 0
+while part := client.peek("tasks.own", after=after, limit=10):
+    found += [(each.id, json.loads(each.text)["arguments"] == [[text, text], {}]) for each in part]
+    after = part[-1].seq
+ids = {each for each, _ in found}
+print(len(ids) == len(found), all(whole for _, whole in found), kept <= ids, len(ids) <= 62)
+client.purge("tasks.own")
+"""
+    assert run(program, *project) == "True True True True\n"

@@ -5,7 +5,8 @@ page opens stay open. What a block is, its fence says:
 
     ```sh        commands, one in each line (or more, with a backslash at the end)
     ```console   commands after `$`, and what they print; `^C` in a line of its own is typed, too
-    ```python    goes to the Python session, unless its first line names a file: `# mailer.py`
+    ```python    goes to the Python session, unless its first line names a file: `# mailer.py`,
+                 or `# shop/settings.py, at its end`
     ```js        a file that its first line names: `// jobs.mjs`
     ```output    what the last block printed, or now appears in the section's first terminal
 
@@ -190,6 +191,7 @@ class Typist:
         self._make_netcat(programs)
         path = f"{Path(sys.executable).parent}:{programs}:{os.environ['PATH']}"
         self.environment = {**os.environ, "PATH": path, "MQKS_URL": url, "COLUMNS": "200"}
+        self.environment["PYTHONUNBUFFERED"] = "1"  # As in a terminal.
         self._running: list[Running] = []
         self._python: Running | None = None
         self._terminals: dict[str, Running] = {}
@@ -275,8 +277,9 @@ class Typist:
 
     def _program(self, block: Block) -> None:
         first, text = block.lines[0], self._here("\n".join(block.lines))
-        if match := re.fullmatch(r"(?:#|//) (\w+\.(?:py|mjs))", first):
-            (self.directory / match[1]).write_text(text + "\n")
+        if match := re.fullmatch(r"(?:#|//) ([\w/]+\.(?:py|mjs))(, at its end)?", first):
+            with (self.directory / match[1]).open("a" if match[2] else "w") as file:
+                file.write(text + "\n")
             return
         if self._python is None:
             self._python = self._started([sys.executable, str(HERE / "typed_python.py")])

@@ -1,4 +1,5 @@
-"""examples/django: its two commands, as its docstring starts them, and its page."""
+"""docs/django.md, typed; and examples/django: its two commands, as its docstring starts them, and
+its page."""
 
 import os
 import re
@@ -7,16 +8,33 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 import pytest
 
 from mqks.testing import BrokerProcess
+from tests.kit.server_process import ServerProcess
+from tests.kit.typist import Typist
 from tests.kit.waiting import WAIT_S, until
 
 pytest.importorskip("django", reason="the extra django is not installed")
+DOCS = Path(__file__).parents[2] / "docs"
 ROOT = Path(__file__).parents[2] / "examples/django"
+
+
+@pytest.mark.slow
+def test_the_documentation_can_be_typed(tmp_path: Path) -> None:
+    text = (DOCS / "django.md").read_text()
+    if find_spec("django.tasks") is None:  # Before Django 6, as the page says.
+        text = text.replace("from django.tasks", "from django_tasks")
+    with (
+        ServerProcess(tmp_path / "mqks.db") as server,
+        Typist(tmp_path, server.url, with_spark=False) as typist,
+    ):
+        typist.type(text)
+    assert typist.typed == 6
 
 
 @pytest.mark.slow
