@@ -20,7 +20,7 @@ func env(name, otherwise string) string {
 }
 
 func work(ctx context.Context, client *sqs.Client) error {
-	made, err := client.CreateQueue(ctx, &sqs.CreateQueueInput{QueueName: aws.String("jobs")})
+	made, err := client.CreateQueue(ctx, &sqs.CreateQueueInput{QueueName: aws.String("chores")})
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ const sqs = new SQSClient({
     secretAccessKey: process.env.AWS_SECRET_ACCESS_KEY ?? "any",
   },
 });
-const { QueueUrl: queueUrl } = await sqs.send(new CreateQueueCommand({ QueueName: "jobs" }));
+const { QueueUrl: queueUrl } = await sqs.send(new CreateQueueCommand({ QueueName: "chores" }));
 for (const MessageBody of ["mow", "rake", "water"]) {
   await sqs.send(new SendMessageCommand({ QueueUrl: queueUrl, MessageBody }));
 }

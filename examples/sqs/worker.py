@@ -12,7 +12,7 @@ sqs = boto3.client(
     aws_access_key_id=os.environ.get("AWS_ACCESS_KEY_ID", "any"),
     aws_secret_access_key=os.environ.get("AWS_SECRET_ACCESS_KEY", "any"),
 )
-queue = sqs.create_queue(QueueName="jobs", Attributes={"VisibilityTimeout": "60"})["QueueUrl"]
+queue = sqs.create_queue(QueueName="chores", Attributes={"VisibilityTimeout": "60"})["QueueUrl"]
 
 if sys.argv[1:] == ["send"]:
     for job in ("mow", "rake", "water"):

@@ -436,8 +436,11 @@ class Broker:
                 consumer.resume(Rest.NO_QUEUE)
         return queue
 
-    def dead_letter_queue(self, queue: Place) -> Queue | None:
+    def dead_letter_queue(self, queue: Place, reason: str) -> Queue | None:
         name = queue.rules.dead_letters
+        # Of a cycle, these would make a loop that nobody drives.
+        if name is not None and reason in (Event.TTL, Event.OVERFLOW):
+            name = None if self.policies.returns(queue.name, name) else name
         return None if name is None else self.queue_for(name)
 
     def queue_for(self, name: bytes) -> Queue:

@@ -1,7 +1,6 @@
 """The policy of each queue: `set_queue` has priority over the defaults of the settings.
 
-The one rule: no chain of dead-letter queues leads back to its start. A `set_queue` that would close
-a circle is refused; a default that would is ignored.
+The one rule: only `set_queue` closes a cycle of dead-letter queues; a default is ignored instead.
 """
 
 from collections.abc import Iterable, Mapping
@@ -62,16 +61,21 @@ class Policies:
             return
         rules, own = queue.policy.over(self._default(queue.name)[1]), queue.policy
         target = rules.dead_letters
-        if target is not None and own.dead_letters is None and self._returns(queue.name, target):
-            rules = rules.changed({"dead_letters": None}, reset=False)
+        if target is not None and own.dead_letters is None:
+            chain = self._chain(queue.name, target)
+            if chain[-1] == queue.name or len(chain) > DEAD_LETTERS_MAX:
+                rules = rules.changed({"dead_letters": None}, reset=False)
         queue.apply(rules)
 
     def check(self, name: bytes, target: bytes) -> None:
         """Raise if dead letters of the queue `name` must not go to `target`."""
-        if self._returns(name, target):
+        *chain, last = self._chain(name, target)
+        queues = [self._queues.get(each) for each in chain]
+        by_default = any(queue is None or queue.policy.dead_letters is None for queue in queues)
+        if len(chain) >= DEAD_LETTERS_MAX or (last == name and by_default):
             raise BadRequest(
-                f"set_queue: --dead-letters of {shown(name)} would form a cycle, or a chain of "
-                f"more than {DEAD_LETTERS_MAX} queues"
+                f"set_queue: --dead-letters of {shown(name)} would form a cycle with a default, or "
+                f"a chain of more than {DEAD_LETTERS_MAX} queues"
             )
 
     def told(self, queue: Queue) -> dict[str, Any]:
@@ -93,16 +97,19 @@ class Policies:
                 return mask, policy
         return "", DEFAULT
 
-    def _returns(self, name: bytes, target: bytes | None) -> bool:
-        """Whether dead letters of this queue return to it when they go to `target` first, or pass
-        too many queues."""
-        queues = self._queues
-        for _ in range(DEAD_LETTERS_MAX):
-            if target is None:
-                return False
-            if target == name:
-                return True
-            queue = queues.get(target)
-            rules = self._default(target)[1] if queue is None else queue.rules
-            target = None if rules.dead_letters == target else rules.dead_letters
-        return target is not None
+    def returns(self, name: bytes, target: bytes) -> bool:
+        """Whether dead letters of this queue return to it when they go to `target` first."""
+        return self._chain(name, target)[-1] == name
+
+    def _chain(self, name: bytes, target: bytes) -> list[bytes]:
+        """Where dead letters of this queue go in turn, from `target` on: until they are there for
+        the second time, return, or have passed too many queues."""
+        chain: list[bytes] = []
+        following: bytes | None = target
+        while following is not None and following not in chain and len(chain) <= DEAD_LETTERS_MAX:
+            chain.append(following)
+            queue = self._queues.get(following)
+            rules = self._default(following)[1] if queue is None else queue.rules
+            is_last = following in (name, rules.dead_letters)
+            following = None if is_last else rules.dead_letters
+        return chain

@@ -90,6 +90,14 @@ def publish(
     id_prefix: Annotated[str | None, "PREFIX", "With -: ids are PREFIX-1, PREFIX-2 …"] = None,
     once: Annotated[bool, "Drop the message if the server already received this id."] = False,
     mandatory: Annotated[bool, "Fail if no queue is bound to the event."] = False,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="QUEUE",
+            help="Only this queue gets the message.",
+            autocompletion=complete.queues,
+        ),
+    ] = None,
     delay: Annotated[float | None, "SECONDS", "Deliver it after this time."] = None,
     at: Annotated[
         str | None,
@@ -117,9 +125,11 @@ def publish(
             "--mandatory needs the confirm: without it, there is no error reply"
         )
     terms: Terms = {"delay_s": delay, "at": _time(at), "ttl_s": ttl, "meta": pairs(meta or ())}
-    terms |= {"priority": priority, "key": key}
+    terms |= {"to": to, "priority": priority, "key": key}
     content = Path(file).read_bytes() if file is not None else data or ""
     with server.connected() as client:
+        if to is not None:
+            check_queue(client, to)
         if many:
             count = _publish_lines(client, event, confirm, id_prefix, once, mandatory, terms)
             line = f"{count} {'confirmed' if confirm else 'sent'}"

@@ -167,6 +167,7 @@ class Lease(NamedTuple):
     reject: bool = False
     for_us: int | None = None
     undelivered: bool = False
+    held: bool = False
     delay_us: int = 0
     dead: bool = False
     why: bytes = b""
@@ -766,6 +767,8 @@ def _lease(queue: bytes, lease: bytes, **values: Any) -> Lease:
         raise BadRequest("--ack, --reject, --for or --undelivered is missing")
     if "reject" not in values and values.keys() & {"delay_us", "dead", "why"}:
         raise BadRequest("--delay, --dead and --reason are only possible with --reject")
+    if "held" in values and "ack" not in values:
+        raise BadRequest("--held is only possible with --ack")
     return Lease(queue, lease, **values)
 
 
@@ -989,7 +992,7 @@ _TABLE = (
     ),
     Action(
         "lease",
-        "{queue} {lease} [--ack|--reject|--for={seconds}|--undelivered] "
+        "{queue} {lease} [--ack|--reject|--for={seconds}|--undelivered] [--held] "
         "[--delay={seconds}|--dead] [--reason={text}]",
         _lease,
         OF_QUEUE,

@@ -18,7 +18,7 @@ import anyio
 
 from mqks.api.clients import TIMEOUT_S
 from mqks.client.async_client import AsyncClient
-from mqks.client.errors import ClientError
+from mqks.client.errors import ClientError, RequestFailed
 from mqks.client.requests import encoded
 from mqks.sqs import messages, policies, queues
 from mqks.sqs.errors import SqsError, invalid, missing, wrong
@@ -59,6 +59,7 @@ class Actions:
         name = queues.check_name(self.given.get("QueueName"), is_fifo=is_fifo)
         attributes = queues.check(given, is_fifo=is_fifo)
         tags = queues.check_tags(self.given.get("tags", self.given.get("Tags", {})), name, {})
+        self._check_readable(name)
         async with self.known.changes:
             if await self.known.exists(name):
                 present = (await self._seen(name)).attributes(self.region)
@@ -129,6 +130,9 @@ class Actions:
         queue = await self._queue(is_fresh=True)
         async with self.known.purge(queue), self.open_client() as client:
             await client.purge(queue.name, scheduled=True)
+            if queue.is_fifo:
+                now = f"{time():.6f}"
+                await self._relabel(lambda queue: {**queue.labels, queues.PURGED: now})
 
     async def add_permission(self) -> None:
         label, accounts = self._needed("Label"), self.given.get("AWSAccountIds", [])
@@ -149,8 +153,7 @@ class Actions:
         return await self._one(self._send)
 
     async def send_message_batch(self) -> Told:
-        bodies = [str(each.get("MessageBody")) for each in self.given.get("Entries", [])]
-        size = sum(len(body.encode("utf-8", "replace")) for body in bodies)
+        size = sum(map(messages.size_of, self.given.get("Entries", [])))
         if size > BATCH_BYTES_MAX:
             reason = f"Batch requests cannot be longer than {BATCH_BYTES_MAX} bytes."
             raise SqsError("BatchRequestTooLong", f"{reason} You have sent {size} bytes.")
@@ -213,6 +216,8 @@ class Actions:
         task = {name: value for name, value in told.items() if value is not None}
 
         async def redrive(limit: int) -> int:
+            if target is not None:  # The broker would create it.
+                await self.known.queue(target, is_fresh=True)
             async with self.open_client() as client:
                 return await client.redrive(source.name, to=target, limit=limit)
 
@@ -254,9 +259,12 @@ class Actions:
 
     async def _known(self, name: str, *, is_fresh: bool) -> Queue:
         """A queue, if the user may read it: else nobody says whether it exists. Raises SqsError."""
+        self._check_readable(name)
+        return await self.known.queue(name, is_fresh=is_fresh)
+
+    def _check_readable(self, name: str) -> None:
         if not self.permissions.may_read(encoded(name)):
             raise SqsError("AccessDenied", f"no permission to read {name}", 403)
-        return await self.known.queue(name, is_fresh=is_fresh)
 
     async def _of_arn(self, parameter: str, arn: object) -> Queue:
         try:
@@ -276,14 +284,13 @@ class Actions:
         """Set the labels of a queue, by default that of the request."""
         async with self.known.changes:
             name = name or queues.of_url(self.given.get("QueueUrl"))
-            labels = change(await self.known.queue(name, is_fresh=True))
+            labels = change(await self._known(name, is_fresh=True))
             await self._set(name, {"labels": queues.encoded(labels) or None})
 
     async def _check_redrive(self, name: str, attributes: Mapping[str, str]) -> None:
         if text := attributes.get("RedrivePolicy"):
             target = queues.redrive(text)[0]
-            if not self.permissions.may_read(encoded(target)):
-                raise SqsError("AccessDenied", f"no permission to read {target}", 403)
+            self._check_readable(target)
             if not await self.known.exists(target):
                 raise invalid("RedrivePolicy", text, "Dead letter target does not exist.")
             queue = await self.known.queue(target, is_fresh=True)
@@ -335,8 +342,15 @@ class Actions:
 
     async def _delete(self, queue: Queue, given: Mapping[str, Any]) -> None:
         lease = _lease(queue, given)
+        how = ["--ack", *(["--held"] if queue.is_fifo else [])]
         async with self.open_client() as client:
-            await client.ack_lease(queue.name, lease)
+            try:
+                await client.request("lease", "--confirm", queue.name, lease, *how)
+            except RequestFailed as failure:
+                if failure.reason != "lease: it has ended":  # The broker's word for it.
+                    raise
+                reason = "The receipt handle has expired."
+                raise invalid("ReceiptHandle", given["ReceiptHandle"], reason) from None
 
     async def _change(self, queue: Queue, given: Mapping[str, Any]) -> None:
         for_s = number(given, "VisibilityTimeout", 0, RANGES["VisibilityTimeout"][1])
@@ -360,7 +374,10 @@ class Actions:
         for at, entry in enumerate(entries):
             is_ordered = queue.is_fifo and do == self._send
             if is_ordered:
-                messages.check_fifo(queue, entry)
+                try:
+                    messages.check_fifo(queue, entry)
+                except SqsError as failure:
+                    raise _of_entry(failure) from None
             groups.setdefault(entry["MessageGroupId"] if is_ordered else at, []).append(entry)
 
         async def do_all(group: list[Told]) -> None:
@@ -369,7 +386,7 @@ class Actions:
                 try:
                     told["Successful"].append(result | (await do(queue, entry) or {}))
                 except (SqsError, ClientError) as failure:
-                    error = SqsError.of(failure)
+                    error = _of_entry(SqsError.of(failure))
                     result |= {"SenderFault": error.fault == "Sender", "Code": error.query_code}
                     told["Failed"].append(result | {"Message": error.message})
 
@@ -422,6 +439,11 @@ def _check_batch(action: str, ids: list[str]) -> None:
             raise SqsError("BatchEntryIdsNotDistinct", f"Id {each} repeated.")
 
 
+def _of_entry(error: SqsError) -> SqsError:
+    """The error of a request as that of an entry of a batch."""
+    return wrong(error.message) if error.code == "MissingParameter" else error
+
+
 def _lease(queue: Queue, given: Mapping[str, Any]) -> str:
     handle = str(given.get("ReceiptHandle") or "")
     if not handle:
@@ -432,6 +454,6 @@ def _lease(queue: Queue, given: Mapping[str, Any]) -> str:
         told = ""
     name, _, lease = told.partition(" ")
     if name != queue.name or not lease or " " in lease:
-        why = f'"{handle:.1000}" is not a valid receipt handle' if "Id" in given else "is invalid"
-        raise SqsError("ReceiptHandleIsInvalid", f"The input receipt handle {why}.", 404)
+        reason = f'The input receipt handle "{handle:.1000}" is not a valid receipt handle.'
+        raise SqsError("ReceiptHandleIsInvalid", reason, 404)
     return lease if queue.is_fifo else f"{lease.rpartition('.')[0]}.0"  # Of whoever has it now.

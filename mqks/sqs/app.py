@@ -95,9 +95,9 @@ class Sqs:
             read = partial(self._read, request, body)
             is_large = len(body) > LARGE_BYTES
             user, call = await anyio.to_thread.run_sync(read) if is_large else read()
-            if (action := ACTIONS.get(call.action)) is None:
-                code = "UnknownOperationException" if call.is_json else "InvalidAction"
-                raise SqsError(code, f"The action {call.action:.100} is not valid.")
+            action = ACTIONS.get(call.action)
+            if action is None or not _is_possible(request, call):
+                raise call.unknown()
             credentials = (user.name,) if user.name else ()
             actions = Actions(
                 call.action,
@@ -124,6 +124,16 @@ class Sqs:
             find = self._known_users().by_access_key
             user = verified(place, request.headers.items(), body, find, now)
         return user, Call.of(request.headers.get("x-amz-target", ""), query, body, path)
+
+
+def _is_possible(request: Request, call: Call) -> bool:
+    """Whether AWS offers the action at this URL, with this method: a link may not do anything."""
+    if call.is_json:
+        return True
+    if call.action in ("CreateQueue", "ListQueues") and "/" in request.url.path.strip("/"):
+        return False
+    is_signed = "authorization" in request.headers or "X-Amz-Signature" in request.query_params
+    return request.method != "GET" or is_signed
 
 
 def _region(request: Request) -> str:

@@ -28,7 +28,7 @@ _DEDUPLICATION: Final = f"{OWN}deduplication-id"
 _NAMED, _TYPE = f"{OWN}attribute.", f"{OWN}type."
 """Begin attributes whose names the broker has a use for, and types other than `String`."""
 _TRACE: Final = "AWSTraceHeader"
-_NAME: Final = re.compile(r"(?!(?i:aws|amazon)\.)(?!\.)(?!.*(?:\.\.|\.$))[A-Za-z0-9_.-]{1,256}")
+_NAME: Final = re.compile(r"(?!(?i:aws|amazon)\.)(?!\.)(?!.*(?:\.\.|\.$))[\w.-]{1,256}")
 _KIND: Final = re.compile(r"(String|Number|Binary)(?:\.[A-Za-z0-9_.-]*)?")
 _ID: Final = re.compile(r"[!-~]{1,128}")
 Attributes = dict[str, tuple[str, bytes]]
@@ -58,6 +58,16 @@ def check_fifo(queue: Queue, given: Mapping[str, Any]) -> None:
         )
 
 
+def size_of(given: Mapping[str, Any]) -> int:
+    """Bytes of a message as they count for the limits, whatever it is."""
+    texts, size = [str(given.get("MessageBody", ""))], 0
+    for name, value in (given.get("MessageAttributes") or {}).items():
+        told = value if isinstance(value, dict) else {}
+        texts += name, *(str(told.get(key) or "") for key in ("DataType", "StringValue"))
+        size += len(str(told.get("BinaryValue") or "").rstrip("=")) * 3 // 4
+    return size + sum(len(text.encode("utf-8", "replace")) for text in texts)
+
+
 def outgoing(queue: Queue, given: Mapping[str, Any], delay_s: int | None) -> Outgoing:
     """Check a message. Raises SqsError."""
     body = given.get("MessageBody")
@@ -71,10 +81,11 @@ def outgoing(queue: Queue, given: Mapping[str, Any], delay_s: int | None) -> Out
     if [*system] not in ([], [_TRACE]) or any(kind != "String" for kind, _ in system.values()):
         reason = f"Only {_TRACE} is possible, as a String."
         raise invalid("MessageSystemAttributes", min(system), reason)
-    size = len(data) + sum(len(k) + len(t) + len(v) for k, (t, v) in attributes.items())
+    size = size_of(given)
     if size > (most := queue.number("MaximumMessageSize")):
+        are_wrong = "cannot be validated" if "Id" in given else "are invalid"
         reason = f"Message must be shorter than {most} bytes."
-        raise wrong(f"One or more parameters are invalid. Reason: {reason}")
+        raise wrong(f"One or more parameters {are_wrong}. Reason: {reason}")
     group, dedup = (_id(given, name) for name in ("MessageGroupId", "MessageDeduplicationId"))
     meta, message_id = _as_meta(attributes), str(uuid4())
     stored = data
@@ -91,7 +102,7 @@ def outgoing(queue: Queue, given: Mapping[str, Any], delay_s: int | None) -> Out
             raise invalid("DelaySeconds", delay_s, not_valid)
         dedup = dedup or sha256(data).hexdigest()
         scope = group if queue.word("DeduplicationScope") == "messageGroup" else None
-        seed = repr((queue.name, queue.created, scope, dedup))
+        seed = repr((queue.name, queue.window, scope, dedup))
         message_id = str(UUID(bytes=sha256(seed.encode()).digest()[:16], version=5))
         meta[_DEDUPLICATION] = dedup
     elif dedup is not None:
@@ -193,7 +204,7 @@ def _unpacked(told: bytes) -> Attributes:
         return told[at - size : at]
 
     for _ in range(ATTRIBUTES_MAX):
-        name, kind = piece().decode("ascii", "replace"), piece().decode("ascii", "replace")
+        name, kind = piece().decode("utf-8", "replace"), piece().decode("utf-8", "replace")
         at += 1
         raw = piece()
         is_text = not NO_XML.search(raw.decode("utf-8", "replace"))
@@ -231,7 +242,7 @@ def incoming(
         body = b64encode(data).decode()
     system = {
         "ApproximateFirstReceiveTimestamp": str(round(first_s * 1000)),
-        "ApproximateReceiveCount": str(message.retry + 1),
+        "ApproximateReceiveCount": str(message.retry + 1 + (letter.tries if letter else 0)),
         "SenderId": ACCOUNT,
         "SentTimestamp": str(round(message.time * 1000)),
         "MessageGroupId": message.key,
@@ -242,7 +253,7 @@ def incoming(
     }
     shown = {k: v for k, v in system.items() if v and (k in wanted or "All" in wanted)}
     starts = tuple(mask[:-2] for mask in masks if mask.endswith(".*"))
-    every = "All" in masks
+    every = "All" in masks or "*" in masks
     some = {k: v for k, v in attributes.items() if every or k in masks or k.startswith(starts)}
     if is_encoded:
         some["mqks.encoding"] = "String", b"base64"

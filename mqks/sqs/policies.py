@@ -41,7 +41,7 @@ def allowed(
     labels: Mapping[str, str], arn: str, label: str, accounts: list[str], actions: list[str]
 ) -> dict[str, str]:
     """The labels of a queue with one more statement in its policy. Raises SqsError."""
-    empty: dict[str, Any] = {"Version": "2012-10-17", "Id": f"{arn}/SQSDefaultPolicy"}
+    empty: dict[str, Any] = {"Version": "2008-10-17", "Id": f"{arn}/SQSDefaultPolicy"}
     policy = checked(labels[POLICY]) if POLICY in labels else {**empty, "Statement": []}
     if any(each.get("Sid") == label for each in policy["Statement"]):
         raise invalid("Label", label, "Already exists.")
@@ -74,6 +74,7 @@ def without(labels: Mapping[str, str], label: str) -> dict[str, str]:
     policy = checked(labels[POLICY]) if POLICY in labels else {"Statement": []}
     left = [each for each in policy["Statement"] if each.get("Sid") != label]
     if len(left) == len(policy["Statement"]):
-        raise invalid("Label", label, "can't find label on existing policy.")
+        where = " on existing policy" if POLICY in labels else ""
+        raise invalid("Label", label, f"can't find label{where}.")
     text = json.dumps({**policy, "Statement": left})
     return {k: text if k == POLICY else v for k, v in labels.items() if left or k != POLICY}

@@ -18,6 +18,8 @@ ACCOUNT: Final = "000000000000"
 FIFO: Final = ".fifo"
 OWN: Final = "sqs."
 """Begins the labels of attributes."""
+PURGED: Final = f"{OWN}purged"
+"""The label with the time of the last purge of a FIFO queue."""
 TAGS_MAX: Final = 50
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.fifo)?")
 RANGES: Final = {
@@ -36,9 +38,13 @@ _OF_FIFO: Final = {
     "DeduplicationScope": ("queue", "messageGroup"),
     "FifoThroughputLimit": ("perQueue", "perMessageGroupId"),
 }
-_WORDS: Final = {**_OF_FIFO, "SqsManagedSseEnabled": ("false", "true")}
+_HIDDEN: Final = ("FifoQueue", "ContentBasedDeduplication")
+"""Attributes that a standard queue does not know."""
+_KMS, _MANAGED = "KmsMasterKeyId", "SqsManagedSseEnabled"
+"""Two kinds of encryption, of which a queue has one: here they are only told."""
+_WORDS: Final = {**_OF_FIFO, _MANAGED: ("true", "false")}
 """Attributes that are words; the first is the default."""
-_TEXTS: Final = ("KmsMasterKeyId", "Policy", "RedriveAllowPolicy")
+_TEXTS: Final = (_KMS, "Policy", "RedriveAllowPolicy")
 _SET: Final = {*RANGES, *_WORDS, *_TEXTS, "RedrivePolicy", "FifoQueue"}
 KNOWN: Final = {
     *(*_SET, "All", "QueueArn", "CreatedTimestamp", "LastModifiedTimestamp"),
@@ -70,6 +76,11 @@ class Queue(NamedTuple):
         return {key: value for key, value in self.labels.items() if not key.startswith(OWN)}
 
     @property
+    def window(self) -> str:
+        """When its deduplication window began: when it was purged last, or created."""
+        return self.labels.get(PURGED) or self.created
+
+    @property
     def created(self) -> str:
         """When SQS has created it, to the microsecond, if it has."""
         return self.labels.get(f"{OWN}created", "")
@@ -84,7 +95,8 @@ class Queue(NamedTuple):
         return int(min(self.policy.get(_SECONDS[attribute], unset), most))
 
     def word(self, attribute: str) -> str:
-        return self.labels.get(OWN + attribute, _WORDS[attribute][0])
+        is_other = attribute == _MANAGED and OWN + _KMS in self.labels
+        return self.labels.get(OWN + attribute, _WORDS[attribute][is_other])
 
     def attributes(self, region: str) -> dict[str, str]:
         """All of them, as text."""
@@ -98,9 +110,9 @@ class Queue(NamedTuple):
             "CreatedTimestamp": (self.created or "0").partition(".")[0],
             "LastModifiedTimestamp": labels.get(f"{OWN}modified", "0").partition(".")[0],
             "QueueArn": arn(region, self.name),
-            "SqsManagedSseEnabled": self.word("SqsManagedSseEnabled"),
+            _MANAGED: self.word(_MANAGED),
         }
-        if "KmsMasterKeyId" in told:
+        if _KMS in told:
             told["KmsDataKeyReusePeriodSeconds"] = self.number("KmsDataKeyReusePeriodSeconds")
         if self.is_fifo:
             told |= {"FifoQueue": "true", **{name: self.word(name) for name in _OF_FIFO}}
@@ -161,18 +173,23 @@ def check(given: Any, *, is_fifo: bool) -> dict[str, str]:
     """Attributes that are set, as text, Python's for truth values, too. Raises SqsError."""
     found = {str(name).strip(): str(value) for name, value in (given or {}).items()}
     found |= {name: text.lower() for name, text in found.items() if text in ("True", "False")}
+    if found.get(_KMS) and found.get(_MANAGED) == "true":
+        reason = "You can use one type of server-side encryption (SSE) at one time."
+        both = "You can either enable KMS SSE or SQS SSE."
+        raise SqsError("InvalidAttributeName", f"{reason} {both}")
     for name, text in found.items():
-        if name not in _SET:
+        if name not in _SET or (name in _HIDDEN and not is_fifo):
             raise SqsError("InvalidAttributeName", f"Unknown Attribute {name:.100}.")
         if name in _OF_FIFO and not is_fifo:
             reason = f"You can specify the {name} only when FifoQueue is set to true."
             raise SqsError("InvalidAttributeName", reason)
         low, high, _ = RANGES.get(name, (0, 0, 0))
         is_number = text.isdecimal() and len(text) < 10 and low <= int(text) <= high
-        fifo_is = ("true" if is_fifo else "false",)
-        words = fifo_is if name == "FifoQueue" else _WORDS.get(name, (text,))
+        is_type = name == "FifoQueue"
+        words = ("true",) if is_type else _WORDS.get(name, (text,))
         if text not in words or (name in RANGES and not is_number):
-            raise SqsError("InvalidAttributeValue", f"Invalid value for the parameter {name}.")
+            why = " Reason: Modifying queue type is not supported." if is_type else ""
+            raise SqsError("InvalidAttributeValue", f"Invalid value for the parameter {name}.{why}")
         if name == "Policy" and text:
             policies.checked(text)
         if name == "RedriveAllowPolicy" and text:
@@ -214,6 +231,8 @@ def changed(attributes: Mapping[str, str], labels: Mapping[str, str]) -> dict[st
     policy: dict[str, Any] = {}
     now = f"{time.time():.6f}"
     own = {f"{OWN}created": now, **labels, f"{OWN}modified": now}
+    if attributes.get(_KMS):
+        own.pop(OWN + _MANAGED, None)
     for name, text in attributes.items():
         if name in _SECONDS:
             policy[_SECONDS[name]] = int(text) or 1e-6
@@ -221,7 +240,7 @@ def changed(attributes: Mapping[str, str], labels: Mapping[str, str]) -> dict[st
             target, count = redrive(text) if text else (None, None)
             policy |= {"dead_letter_queue": target, "deliveries": count}
         elif name == "FifoQueue":
-            policy["ordered"] = "key" if text == "true" else None
+            policy["ordered"] = "key"
         elif text:
             own[OWN + name] = text
         else:

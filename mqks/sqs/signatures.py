@@ -42,8 +42,10 @@ def verified(
         at = datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError:
         at = datetime.min.replace(tzinfo=UTC)
-    if abs(now - at) > _SKEW or scope[0] != stamp[:8] or "host" not in signed:
+    if abs(now - at) > _SKEW or scope[0] != stamp[:8]:
         raise SqsError("SignatureDoesNotMatch", f"Signature expired: {stamp!r:.40}", 403)
+    if missing := {"host", *({"x-amz-target"} & named.keys())} - {*signed}:
+        raise SqsError("SignatureDoesNotMatch", f"The header {min(missing)} must be signed.", 403)
     values = [" ".join(" ".join(v.split()) for k, v in headers if k == name) for name in signed]
     pairs = sorted((quote(k, "~"), quote(v, "~")) for k, v in parse_qsl(query, True))
     canonical = (

@@ -76,7 +76,10 @@ class MoveTasks:
                 await anyio.sleep(1 if rate and count else 0)
             task["Status"] = "COMPLETED" if task["Status"] == "RUNNING" else "CANCELLED"
         except Exception as failure:  # Told to whoever asks.
-            task |= {"Status": "FAILED", "FailureReason": str(failure)}
+            error = SqsError.of(failure)
+            is_gone = error.code == "QueueDoesNotExist"
+            reason = error.query_code if is_gone else error.message
+            task |= {"Status": "FAILED", "FailureReason": reason}
         finally:
             del task["TaskHandle"]
         with suppress(SqsError, ClientError):  # Its queue may be gone.

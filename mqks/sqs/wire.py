@@ -44,6 +44,9 @@ _MAPS: Final = {
 }
 
 
+UNKNOWN: Final = "UnknownOperationException"
+
+
 class Call(NamedTuple):
     action: str
     given: dict[str, Any]
@@ -57,12 +60,20 @@ class Call(NamedTuple):
                 _check_fields(body)
                 given = json.loads(body or b"{}")
                 return cls(target.rpartition(".")[2], _shaped(given), True)
-            form = dict(parse_qsl(query, True, max_num_fields=_FIELDS_MAX))
-            form |= parse_qsl(body.decode(), True, max_num_fields=_FIELDS_MAX, errors="strict")
+            # What is empty is as what is missing: SDKs send a list without members as empty text.
+            form = dict(parse_qsl(query, max_num_fields=_FIELDS_MAX))
+            form |= parse_qsl(body.decode(), max_num_fields=_FIELDS_MAX, errors="strict")
             given = {"QueueUrl": path, **_shaped(_nested(form))}
         except (ValueError, TypeError, AttributeError, RecursionError):
             raise SqsError("SerializationException", "The body cannot be read.") from None
         return cls(form.get("Action", ""), given, False)
+
+    def unknown(self) -> SqsError:
+        """The error of an action that is not there."""
+        reason = f"The action {self.action:.100} is not valid for this endpoint."
+        if self.is_json:
+            return SqsError(UNKNOWN, reason)
+        return SqsError("InvalidAction", reason) if self.action else SqsError(UNKNOWN, reason, 404)
 
 
 def _check_fields(body: bytes) -> None:
@@ -118,7 +129,7 @@ def _listed(name: str, value: Any) -> tuple[str, Any]:
         return f"{name}s", items
     if is_entry:
         return "Entries", [dict(_listed(*pair) for pair in each.items()) for each in items]
-    pairs = {str(each.get("Name", each.get("Key"))): each.get("Value", "") for each in items}
+    pairs = {str(each.get("Name", each.get("Key", ""))): each.get("Value", "") for each in items}
     return f"{name}s", pairs
 
 
@@ -138,6 +149,8 @@ def failed(failure: SqsError, is_json: bool, request_id: str) -> tuple[bytes, st
         return _json(
             {"__type": f"com.amazonaws.sqs#{failure.json_type}", "message": failure.message}
         )
+    if failure.code == UNKNOWN:
+        return _document(UNKNOWN, "")
     message = failure.message
     if failure.code == "QueueDoesNotExist":
         message = f"{message.removesuffix('.')} for this wsdl version."
@@ -167,4 +180,4 @@ def _xml(name: str, value: Any, action: str) -> str:
     else:
         text = str(value).lower() if isinstance(value, bool) else NO_XML.sub("\ufffd", str(value))
         inner = escape(text, {"\r": "&#xD;"})
-    return f"<{name}>{inner}</{name}>"
+    return f"<{name}>{inner}</{name}>" if inner else f"<{name}/>"

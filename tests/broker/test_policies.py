@@ -145,10 +145,27 @@ def test_a_default_that_would_close_a_chain_is_left_out(client: LineClient) -> N
     ok(client, b"set_queue graves.old --dead-letters=graves")
 
 
+def test_a_cycle_that_was_set_outlives_a_restart(server: ServerProcess) -> None:
+    ring = {b"a": b"b", b"b": b"c", b"c": b"a", b"d": b"a", b"e": b"e"}
+    with LineClient(server.address) as client:
+        for name, target in ring.items():
+            ok(client, b"set_queue %b --dead-letters=%b" % (name, target))
+    server.kill()
+    server.start()
+    with LineClient(server.address) as client:
+        for name, target in ring.items():
+            assert policy(client, name)["dead_letters"]["value"] == target.decode()
+
+
 def test_a_chain_is_bounded(client: LineClient) -> None:
     for number in range(DEAD_LETTERS_MAX, 0, -1):
         ok(client, b"set_queue q%d --dead-letters=q%d" % (number, number + 1))
     assert f"{DEAD_LETTERS_MAX} queues" in refused(client, b"set_queue q0 --dead-letters=q1")
+    last = DEAD_LETTERS_MAX + 1
+    ok(client, b"set_queue q%d --dead-letters=q%d" % (last, last + 1))
+    ok(client, b"set_queue q1 --ttl=0.01")
+    ok(client, b"publish --to=q1 e x")
+    until(lambda: client.stats("queue q2")["ready"] == 1)
 
 
 def test_defaults_are_reloaded(server: ServerProcess, client: LineClient, config: Path) -> None:

@@ -79,6 +79,26 @@ def test_messages_there_and_back(shell: Console) -> None:
         """)
 
 
+def test_a_message_for_one_queue(shell: Console) -> None:
+    """Whatever is bound to its event."""
+    shell.play(r"""
+        $ mqks subscribe orders e
+        $ mqks subscribe audit e
+        $ mqks publish e one --to orders --id a
+        a
+        $ printf 'two\nthree\n' | mqks publish e - --to orders
+        2 confirmed
+        $ mqks peek orders
+        one
+        two
+        three
+        $ mqks peek audit
+        $ mqks publish e four --to ordrs
+        mqks: there is no queue ordrs; did you mean orders?
+        [65]
+        """)
+
+
 def test_a_file_goes_there_and_back(shell: Console) -> None:
     shell.subscribe()
     sent = [bytes(range(256)) * 100, b"", b"text\n"]

@@ -4,12 +4,14 @@ The one rule: what is typed, and what it shows, is on the page. Blocks that need
 `test_pipeline_typed.py`.
 """
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.kit.server_process import ServerProcess
 from tests.kit.typist import Typist, blocks, commands, pattern
+from tests.kit.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +51,22 @@ def test_all_pages_are_typed_by_one_reader(tmp_path: Path) -> None:
             (directory := tmp_path / str(number)).mkdir()
             with Typist(directory, server.url, with_spark=False) as typist:
                 typist.type((ROOT / page).read_text())
+
+
+@pytest.mark.slow
+def test_the_page_of_sqs_and_then_its_example(tmp_path: Path) -> None:
+    """In one broker: they have queues of their own."""
+    pytest.importorskip("boto3")
+    with (
+        ServerProcess(tmp_path / "mqks.db", "--sqs-port", "0") as server,
+        Typist(tmp_path, server.url, with_spark=False) as typist,
+    ):
+        place = until(lambda: re.search(r"address=sqs:(http://\S+)", server.log))[1]
+        typist.type((ROOT / "docs/sqs.md").read_text().replace("http://localhost:9324", place))
+        worker = f"AWS_ENDPOINT_URL_SQS={place} python {ROOT}/examples/sqs/worker.py"
+        done = "done: mow\ndone: rake\ndone: water"
+        typist.type(f"```console\n$ {worker} send\n$ {worker}\n{done}\n```\n")
+    assert typist.typed >= 7
 
 
 PAGE = """

@@ -29,7 +29,7 @@ def kill(queue: Place, dead: Sequence[Dead], reason: Event, why: bytes = b"") ->
     """Move or drop these dead messages. `why`: the reason that their consumer gave."""
     if not dead:
         return
-    target = queue.dead_letter_queue
+    target = queue.dead_letter_queue(reason)
     queue.count_dead(len(dead), reason, dropped=target is None)
     if target is None:
         queue.lane.settle([each.number for each in dead])
@@ -45,7 +45,7 @@ def kill(queue: Place, dead: Sequence[Dead], reason: Event, why: bytes = b"") ->
 def kill_ready(queue: Place, numbers: Iterable[int], reason: Event) -> None:
     """Kill ready messages; those that are only on disk move when they have been read."""
     lane, dead, on_disk = queue.lane, list[Dead](), list[int]()
-    is_dropped = queue.dead_letter_queue is None
+    is_dropped = queue.dead_letter_queue(reason) is None
     for number in numbers:
         # A message that is dropped needs no body.
         line = b"" if is_dropped else lane.body(number)
@@ -82,7 +82,7 @@ def _kill_read(queue: Place, numbers: list[int], reason: Event, lines: dict[int,
 def kill_oldest(queue: Place, end: int, reason: Event, count: int = STEP_MESSAGES) -> None:
     """Kill at most `count` ready messages with numbers below `end`, the oldest first."""
     lane = queue.lane
-    if queue.dead_letter_queue is None:
+    if queue.dead_letter_queue(reason) is None:
         queue.count_dead(lane.trim_some(end, count), reason, dropped=True)
     else:
         fitting = STEP_BYTES * lane.ready // (lane.ready_bytes + 1) + 1

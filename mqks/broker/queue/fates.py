@@ -133,7 +133,7 @@ def lease(
     """Ready messages, taken out, are received: they are scheduled, and count as delivered."""
     marks = [queue.lane.mark_of(number).returned() for number in numbers]
     for number, line, mark in zip(numbers, lines, marks, strict=True):
-        _put_off(queue, number, line, mark, lease_us, keeps_place=True)
+        put_off(queue, number, line, mark, lease_us, keeps_place=True)
     return marks
 
 
@@ -170,7 +170,7 @@ def apply(
         if after is State.DEAD:
             dead.setdefault(event, []).append(Dead(number, line, mark.deliveries))
         elif after is State.SCHEDULED:
-            _put_off(queue, number, line, mark, wait_us, keeps_place=keeps_place)
+            put_off(queue, number, line, mark, wait_us, keeps_place=keeps_place)
         elif keeps_place:
             lane.give_back(number, line, mark)
         else:
@@ -190,7 +190,7 @@ def apply(
     queue.deliver()
 
 
-def _put_off(
+def put_off(
     queue: Place, number: int, line: bytes, mark: Mark, wait_us: int, *, keeps_place: bool
 ) -> None:
     """Schedule a message. The caller sets the alarms."""

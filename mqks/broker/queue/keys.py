@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any, Final, TypeAlias
 
 from mqks.broker.base.turns import emptied
@@ -29,6 +29,12 @@ STALE_MAX: Final = 1024
 
 Numbers: TypeAlias = "int | array[int]"
 """Ascending numbers of ready messages. Of several, the first item is the index of the next one."""
+
+
+def ascending(numbers: list[int]) -> Iterator[list[int]]:
+    """The parts of a list in which numbers ascend, in their order."""
+    falls = [at for at, (one, next_one) in enumerate(pairwise(numbers), 1) if next_one < one]
+    return (numbers[start:end] for start, end in pairwise([0, *falls, len(numbers)]))
 
 
 class Hold:

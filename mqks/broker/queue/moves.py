@@ -7,7 +7,7 @@ never lost and never duplicated, whenever the process is killed.
 from collections.abc import Callable, Iterator, Sequence
 
 from mqks.broker.base.turns import GOES_ON, WAITS, Work
-from mqks.broker.log.pending import Mark
+from mqks.broker.log.pending import NO_MARK, Mark
 from mqks.broker.queue.lane import Delivery
 from mqks.broker.queue.selection import Chosen
 from mqks.broker.queue.shared import Place
@@ -31,7 +31,8 @@ def move(
         source.lane.pending.in_one_piece = True
         to.take_in([line for _, line in deliveries], marks)
     else:
-        for (_, line), mark in zip(deliveries, marks or (), strict=True):
+        marks = marks or [NO_MARK] * len(deliveries)
+        for (_, line), mark in zip(deliveries, marks, strict=True):
             to.lane.append_marked(line, mark)
 
 

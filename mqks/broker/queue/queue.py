@@ -20,7 +20,7 @@ from mqks.broker.message.states import REJECT, Event
 from mqks.broker.queue import fates
 from mqks.broker.queue.capacity import Capacity
 from mqks.broker.queue.deaths import kill_oldest, kill_ready, step_parts
-from mqks.broker.queue.keys import Keys
+from mqks.broker.queue.keys import Keys, ascending
 from mqks.broker.queue.lane import Delivery, Lane, free
 from mqks.broker.queue.shared import Fetch, Place, Shared
 from mqks.broker.queue.taker import Rest, Taker
@@ -384,10 +384,9 @@ class Queue:
             lane.leave_together([number for number, _ in due])
             self.publish(None, [line for _, line in due])
 
-    @property
-    def dead_letter_queue(self) -> Place | None:
-        """Its dead-letter queue, which is created if needed."""
-        return self.shared.owner.dead_letter_queue(self)
+    def dead_letter_queue(self, reason: str) -> Place | None:
+        """Where its messages go that die for this reason; it is created if needed."""
+        return self.shared.owner.dead_letter_queue(self, reason)
 
     def count_dead(self, count: int, reason: str, *, dropped: bool) -> None:
         """So many messages have died here."""
@@ -674,7 +673,8 @@ class Queue:
                 if size >= DELIVERY_BYTES:
                     break
         for taker, numbers in given.items():
-            self.deliver_these(sorted(numbers), taker)
+            for some in ascending(numbers) if taker.is_brief else (sorted(numbers),):
+                self.deliver_these(some, taker)
 
     def deliver_these(self, numbers: Sequence[int], to: Taker | None = None) -> int:
         """Deliver ready messages out of order, by increasing numbers, all of them in memory: to

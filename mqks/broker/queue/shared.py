@@ -41,9 +41,8 @@ class Place(Protocol):
     def is_ruled(self) -> bool:
         """Whether its rules depend on retries or times."""
 
-    @property
-    def dead_letter_queue(self) -> "Place | None":
-        """Its dead-letter queue, which is created if needed."""
+    def dead_letter_queue(self, reason: str) -> "Place | None":
+        """Where its messages go that die for this reason; it is created if needed."""
 
     def arrived_us(self, number: int) -> int:
         """Arrival of a message, as exactly as the journal knows."""
@@ -100,8 +99,8 @@ class Owner(Protocol):
     withholds: bool
     """Nothing is delivered that the journal holds, since another broker may deliver it."""
 
-    def dead_letter_queue(self, queue: Place) -> Place | None:
-        """The dead-letter queue of a queue, which is created if needed."""
+    def dead_letter_queue(self, queue: Place, reason: str) -> Place | None:
+        """See `Place.dead_letter_queue`."""
 
 
 class Shared:

@@ -10,6 +10,7 @@ from mqks.broker.clients.connection import Connection
 from mqks.broker.clients.receiver import Receiver, give_back, take
 from mqks.broker.log.pending import Mark
 from mqks.broker.message.states import Event
+from mqks.broker.queue import fates
 from mqks.broker.queue.moves import some_bodies
 from mqks.broker.queue.queue import Queue
 from mqks.broker.requests.checks import Doing, check_writable, existing
@@ -17,6 +18,8 @@ from mqks.errors import BadRequest, LimitExceeded
 from mqks.limits import LEASE_S, RECEIVES_WAITING_MAX, SEQ_MAX
 from mqks.protocol.requests import Lease, Receive, Request
 
+ENDED = "lease: it has ended"
+"""The SQS API knows the reason."""
 READ_WAIT_S = 1.0
 """So long a receive waits at least while messages are read from disk."""
 
@@ -61,10 +64,12 @@ def lease(broker: Broker, connection: Connection, request: Request, wanted: Leas
 
 def _ack(broker: Broker, wanted: Lease) -> Work[int | None]:
     queue = broker.queues.get(wanted.queue)
-    if queue is None or (found := _leased(queue, wanted.lease)) is None:
+    if queue is None or (found := _leased(queue, wanted.lease, held=wanted.held)) is None:
         return 0
     number, mark = found
     if not take(queue, number, mark):
+        if wanted.held:
+            raise BadRequest(ENDED)
         if not queue.lane.is_ready(number):
             return 0
         queue.lane.take_out(number)
@@ -79,15 +84,29 @@ def _extend(broker: Broker, wanted: Lease) -> Work[int]:
     if queue is None or (found := _leased(queue, wanted.lease)) is None:
         return 0
     number, mark = found
-    # Not one that was given back with a delay.
-    if not mark.keeps_place or number not in queue.timed().delays.numbers:
-        return 0
     clocks, for_us = queue.shared.schedule, wanted.for_us or 0
-    mark = mark.changed(due_us=clocks.wall_us() + for_us)
-    queue.lane.mark(number, mark)
-    queue.timed().delays.put_off(number, mark, clocks.clock_us() + for_us)
+    # Not one that was given back with a delay.
+    if mark.keeps_place and number in queue.timed().delays.numbers:
+        mark = mark.changed(due_us=clocks.wall_us() + for_us)
+        queue.lane.mark(number, mark)
+        queue.timed().delays.put_off(number, mark, clocks.clock_us() + for_us)
+    elif not (yield from _hidden(queue, number, wanted)):
+        return 0
     yield from _tidied(queue)
     return 1
+
+
+def _hidden(queue: Queue, number: int, wanted: Lease) -> Work[bool]:
+    """Whether a ready message has got its last lease again. In order, it would need its key."""
+    if queue.rules.ordered or not (wanted.lease.endswith(b".0") and queue.lane.is_ready(number)):
+        return False
+    lines, _ = yield from some_bodies(queue, [number], queue.lane.body)
+    if queue.deleted or number not in lines or not queue.lane.is_ready(number):
+        return False
+    queue.lane.take_out(number)
+    mark = queue.lane.mark_of(number)
+    fates.put_off(queue, number, lines[number], mark, wanted.for_us or 0, keeps_place=True)
+    return True
 
 
 def _give_back(broker: Broker, wanted: Lease) -> Work[int]:
@@ -108,9 +127,9 @@ def _give_back(broker: Broker, wanted: Lease) -> Work[int]:
     return 1
 
 
-def _leased(queue: Queue, lease: bytes) -> tuple[int, Mark] | None:
-    """Number and mark of the message of a lease, if it was not delivered again; the deliveries 0
-    name the last one."""
+def _leased(queue: Queue, lease: bytes, *, held: bool = False) -> tuple[int, Mark] | None:
+    """Number and mark of the message of a lease, if it was not delivered again (that is an error if
+    the lease must be `held`); the deliveries 0 name the last one."""
     epoch, *numbers = lease.rsplit(b".", 2)
     if len(numbers) < 2 or not all(each.isdigit() and len(each) < 20 for each in numbers):
         raise BadRequest("lease: this is not a lease")
@@ -118,7 +137,11 @@ def _leased(queue: Queue, lease: bytes) -> tuple[int, Mark] | None:
     if number > SEQ_MAX or epoch != queue.shared.facts.epoch_of(queue.id).encode():
         return None
     mark = queue.lane.marks.get(number)
-    return (number, mark) if mark and 0 < mark.retry == (deliveries or mark.retry) else None
+    if mark and 0 < mark.retry == (deliveries or mark.retry):
+        return number, mark
+    if mark and held:
+        raise BadRequest(ENDED)
+    return None
 
 
 def _tidied(queue: Queue) -> Work[None]:
