@@ -124,6 +124,9 @@ KEYED_MAX: Final = 4_000_000
 keys: how far it looks behind messages whose keys are held. About 50 bytes each, and 250 for each
 key."""
 
+STEP_ERRORS: Final = 64
+"""Requests refused together before the time is looked at: a millisecond."""
+
 STEP_BODIES: Final = 16 * 1024
 """Messages let go of before the time is looked at: a millisecond or two."""
 

@@ -14,7 +14,7 @@ from typing import TypeVar, get_args
 
 from mqks.broker.base.facts import Facts
 from mqks.broker.base.notices import Notices
-from mqks.broker.base.turns import GOES_ON, Places, Work, finish, ordered, slices
+from mqks.broker.base.turns import GOES_ON, Places, Rounds, Work, finish, ordered, slices
 from mqks.broker.clients.access import Access
 from mqks.broker.clients.connection import Connection
 from mqks.broker.clients.consumer import Consumer, consumers_of
@@ -43,6 +43,7 @@ from mqks.limits import (
     EVALUATIONS_MAX,
     READS_WAITING_MAX,
     STEP_BODIES,
+    STEP_ERRORS,
     STEP_MESSAGES,
 )
 from mqks.protocol import replies
@@ -85,6 +86,10 @@ class Broker:
         self.withholds = False
         self.shared = Shared(settings, self, clock=clock, now_us=now_us, facts=facts or Facts())
         self.turns, self.pending = self.shared.turns, self.shared.pending
+        self._answers: deque[Work[None]] = deque()
+        """Of the last commits, in their order."""
+        self._held_answers = Rounds[Callable[[], None]]()
+        """Those that may take long, and come after confirms."""
         self.flow = Flow(settings, self.turns, self.shared.outboxes, self._unacked_is_full)
         self.schedule = self.shared.schedule
         self.bindings = Bindings(
@@ -161,8 +166,9 @@ class Broker:
 
     # -- connections
 
-    def connect(self, address: str, *, local: bool) -> Connection:
-        """Add a connection. The server's gate limits their number."""
+    def connect(self, address: str, *, local: bool, source: bytes = b"") -> Connection:
+        """Add a connection. The server's gate limits their number. `source` is what counts as one
+        address."""
         settings = self.settings
         connection = Connection(
             self.flow,
@@ -172,6 +178,7 @@ class Broker:
             address,
             local,
             settings.line_bytes_max,
+            source=source,
             stranger=settings.needs_auth(local=local),
         )
         self.connections[connection.id] = connection
@@ -579,7 +586,7 @@ class Broker:
 
     def hold(self, consumer: Consumer) -> None:
         """Its own consume is not confirmed yet: it gets nothing before the next commit."""
-        self.pending.waiters.held.append(partial(self._held, consumer))
+        self.pending.waiters.held.append((consumer.connection, partial(self._held, consumer)))
 
     def _held(self, consumer: Consumer, is_written: bool) -> None:
         """It gets messages now, or ends if its consume could not be written."""
@@ -690,43 +697,88 @@ class Broker:
 
     # -- commits
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether somebody waits for the answer to what is committed."""
+        return bool(self._answers or self._held_answers)
+
     def committed(self, batch: Batch) -> None:
-        """This batch is on disk: write its confirms."""
+        """This batch is on disk: write its confirms, and what else follows, in turns."""
         self.turns.begin()
-        waiters = batch.waiters
-        self.confirmed += waiters.confirmed
+        self.confirmed += batch.waiters.confirmed
+        self._answer(self._written(batch))
+
+    def failed(self, batch: Batch, failure: BadRequest) -> None:
+        """This batch could not be written: those who wait for it get errors, and consumers that
+        waited for their confirm end."""
+        self.turns.begin()
+        waiters, batch.waiters = batch.waiters, Waiters()
+        self._answer(self._refused(waiters, failure))
+
+    def _answer(self, work: Work[None]) -> None:
+        self._answers.append(work)
+        if len(self._answers) == 1:
+            self.turns.add(self._answer_all())
+
+    def _answer_all(self) -> Work[None]:
+        while self._answers:
+            yield from self._answers[0]
+            self._answers.popleft()
+
+    def _written(self, batch: Batch) -> Work[None]:
+        waiters, weight = batch.waiters, 0
         for connection, ids in waiters.confirms:
             connection.unconfirmed -= len(ids)
             if not connection.closed:
                 connection.write(replies.confirms(ids))
-        for connection, request_id, told in waiters.counts:
-            connection.unconfirmed -= 1
-            if not connection.closed:
-                connection.write(replies.ok(request_id, told))
-        for then in waiters.held:
-            then(True)
-        for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
+            weight += len(ids)
+            if weight >= STEP_MESSAGES:
+                weight = 0
+                yield GOES_ON
+        for some in slices(waiters.counts, STEP_MESSAGES):
+            for connection, request_id, told in some:
+                connection.unconfirmed -= 1
+                if not connection.closed:
+                    connection.write(replies.ok(request_id, told))
+            yield GOES_ON
+        self._let_go(waiters, is_written=True)
+        for number, (change, (lane, _)) in enumerate(
+            zip(batch.entry.changes, batch.taken, strict=True), 1
+        ):
             lane.committed(change.next_seq)
+            if number % STEP_MESSAGES == 0:
+                yield GOES_ON
         if self.shared.memory.is_short and batch.taken:
             self.turns.add(self._spill(batch))
+
+    def _refused(self, waiters: Waiters, failure: BadRequest) -> Work[None]:
+        counted = [(connection, [request_id]) for connection, request_id, _ in waiters.counts]
+        for connection, ids in waiters.confirms + counted:
+            for some in slices(ids, STEP_ERRORS):
+                connection.unconfirmed -= len(some)
+                for request_id in some:
+                    connection.fail(request_id, b"", failure)
+                yield GOES_ON
+        self._let_go(waiters, is_written=False)
+
+    def _let_go(self, waiters: Waiters, *, is_written: bool) -> None:
+        """What was held back until a commit."""
+        is_telling = bool(self._held_answers)
+        for connection, then in waiters.held:
+            self._held_answers.add(partial(then, is_written), connection.party)
+        if self._held_answers and not is_telling:
+            self.turns.add(self._tell_held())
+
+    def _tell_held(self) -> Work[None]:
+        while self._held_answers:
+            self._held_answers.pop()()
+            yield GOES_ON
 
     def _spill(self, batch: Batch) -> Work[None]:
         for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
             if not lane.deleted:
                 yield from lane.spill(change.next_seq)
                 yield GOES_ON
-
-    def failed(self, batch: Batch, failure: BadRequest) -> None:
-        """This batch could not be written: those who wait for it get errors, and consumers that
-        waited for their confirm end."""
-        waiters, batch.waiters = batch.waiters, Waiters()
-        counted = [(connection, [request_id]) for connection, request_id, _ in waiters.counts]
-        for connection, ids in waiters.confirms + counted:
-            connection.unconfirmed -= len(ids)
-            for request_id in ids:
-                connection.fail(request_id, b"", failure)
-        for then in waiters.held:
-            then(False)
 
     # -- recovery
 

@@ -3,7 +3,7 @@
 The one rule: nothing here sends. The server takes the outbox once a turn, as one joined write.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final
 
 from mqks.broker.base.budget import Budget
@@ -64,14 +64,16 @@ class Outbox(Resting):
 
     __slots__ = (
         *("address", "closed", "flow", "id", "name", "outbox"),
-        *("outbox_bytes", "promised_bytes", "touched", "unconfirmed"),
+        *("outbox_bytes", "promised_bytes", "source", "touched", "unconfirmed"),
     )
 
-    def __init__(self, flow: Flow, connection_id: int, address: str) -> None:
+    def __init__(self, flow: Flow, connection_id: int, address: str, source: bytes) -> None:
         super().__init__()
         self.flow = flow
         self.id = connection_id
         self.address = address
+        self.source = source
+        """What counts as one address; empty if nothing does."""
         self.name: str | None = None
         """The name that the client has set, with surrogate escapes."""
         self.outbox: list[bytes] = []
@@ -81,6 +83,11 @@ class Outbox(Resting):
         self.closed = False
         self.unconfirmed = 0
         """Confirms that wait for a commit."""
+
+    @property
+    def party(self) -> Hashable:
+        """Who takes turns with others, whatever number of connections it has."""
+        return self.source
 
     def _stop(self) -> None:
         """Nothing to do: its consumers rest when it is their turn."""

@@ -409,8 +409,8 @@ class Queue:
 
     def committed(self, end: int) -> None:
         """Numbers below `end` are on disk."""
-        if self.times is not None:
-            self.shared.turns.add(self.times.committed(end))
+        if self.times is not None:  # There may be many queues.
+            self.shared.turns.later(self.times.committed(end))
 
     def become_sparse(self) -> None:
         """Record in the journal that numbers of its ready messages may be missing from now on."""
@@ -626,6 +626,8 @@ class Queue:
             # Each consumer of a part of the ring takes one: then it is the others' turn.
             count = min(wanted, room * turns) if turns == len(ring) else turns
             manual = any(taker.manual_ack for taker in takers)
+            if manual and turns == len(ring) and any(taker.is_brief for taker in takers):
+                count = min(count, STEP_MESSAGES)  # Each lease takes 10 µs.
             start, end = taken, taken + count
             if manual and not stored:
                 lane.remember(all_numbers[start], lines[start:end])
