@@ -252,15 +252,13 @@ class Broker:
 
     # -- messages
 
-    def trim(self, name: bytes, end: int | None, *, together: bool = False) -> Work[int | None]:
+    def trim(self, name: bytes, end: int | None) -> Work[int | None]:
         """Drop the ready messages of a queue, or those with numbers below `end`; return how
         many."""
         queue = self.queues.get(name)
         if queue is None:
             return 0
-        count = yield from queue.trim(
-            queue.lane.next_seq if end is None else end, together=together
-        )
+        count = yield from queue.trim(queue.lane.next_seq if end is None else end)
         self.purged += count
         return count
 

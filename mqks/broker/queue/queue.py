@@ -313,9 +313,9 @@ class Queue:
         settle = self.lane.leave_together if together else self.lane.settle
         settle([number for number, _ in deliveries])
 
-    def trim(self, end: int, *, together: bool = False) -> Work[int]:
+    def trim(self, end: int) -> Work[int]:
         """Drop the ready messages with numbers below `end`; return how many."""
-        count = yield from self.lane.trim(end, together=together)
+        count = yield from self.lane.trim(end)
         if self.capacity.is_watched and not self.deleted:
             self._update_capacity()
         return count
