@@ -269,6 +269,13 @@ STATS_ROWS_DEFAULT: Final = 1000
 STATS_ROWS_MAX: Final = 10_000
 """Rows in one reply to stats."""
 
+STATS_BYTES_MAX: Final = 1024 * 1024
+"""A list in a reply to stats ends with the row that makes it longer than this."""
+
+LISTS_MAX: Final = 4
+"""Lists of stats that are made at once; those of other connections wait, and all of them while the
+replies that clients have not taken are as many as may be."""
+
 REASON_CHARACTERS_MAX: Final = 500
 """Longest reason kept with an error."""
 

@@ -14,7 +14,7 @@ from typing import TypeVar, get_args
 
 from mqks.broker.base.facts import Facts
 from mqks.broker.base.notices import Notices
-from mqks.broker.base.turns import GOES_ON, Places, Rounds, Work, finish, ordered, slices
+from mqks.broker.base.turns import GOES_ON, WAITS, Places, Rounds, Work, finish, ordered, slices
 from mqks.broker.clients.access import Access
 from mqks.broker.clients.connection import Connection
 from mqks.broker.clients.consumer import Consumer, consumers_of
@@ -41,6 +41,7 @@ from mqks.errors import BadRequest, Limit, LimitExceeded, Unwritable
 from mqks.limits import (
     ERRORS_TOLD_MAX,
     EVALUATIONS_MAX,
+    LISTS_MAX,
     READS_WAITING_MAX,
     STEP_BODIES,
     STEP_ERRORS,
@@ -121,6 +122,8 @@ class Broker:
         """Consumer id → for requests that choose from what it holds, each with a copy of that."""
         self.evaluations = Places(EVALUATIONS_MAX)
         """For expressions of `_eval`."""
+        self.lists = Places(LISTS_MAX)
+        """For lists of `stats`."""
         self._told: tuple[Queue, bytes] | None = None
         """The last queue whose consumers got an update, and its bindings."""
         self.reads_waiting: list[Connection] = []
@@ -543,6 +546,9 @@ class Broker:
         """A slow client gets only the newest state, when it has caught up. The list is made once:
         it may have 100,000 events, for 10,000 consumers."""
         for consumer in consumers:
+            # Thousands of consumers may get megabytes each, and read nothing.
+            while self.shared.outboxes.room <= 0 and not consumer.connection.rests:
+                yield WAITS
             if consumer.deleted or consumer.queue is not queue:
                 continue
             consumer.update_due = bool(consumer.connection.rests)

@@ -32,7 +32,15 @@ class Flow:
     to be sent. `outboxes` is for replies that were not taken."""
 
     __slots__ = (
-        *("high_water_bytes", "kept_bytes", "outboxes", "piece_bytes", "receivers", "touched"),
+        *(
+            "high_water_bytes",
+            "kept_bytes",
+            "outboxes",
+            "piece_bytes",
+            "promised_bytes",
+            "receivers",
+            "touched",
+        ),
         *("unacked", "unhandled_bytes"),
     )
 
@@ -52,6 +60,8 @@ class Flow:
         """Memory of what has come in and is not handled, as the server counts it."""
         self.piece_bytes = PIECE_BYTES_MAX
         """What is split at once, so that little is in lines that wait. The server sets it."""
+        self.promised_bytes = 0
+        """Of what receives have taken, which is told after the commit. It is in `outboxes`."""
         self.receivers = 0
         """Number of receives without an answer."""
         self.high_water_bytes = settings.delivery_pause_bytes
@@ -111,6 +121,9 @@ class Outbox(Resting):
     def promise(self, size: int) -> None:
         """Replies of this size are written after the commit; less than 0: they are written now."""
         self.promised_bytes += size
+        self.flow.promised_bytes += size
+        outboxes = self.flow.outboxes
+        outboxes.set(outboxes.used + size)
         if self.promised_bytes > self.flow.high_water_bytes:
             self.rest(Slow.RECEIVES)
         elif not self.promised_bytes:
