@@ -322,11 +322,17 @@ class Broker:
         if self.unwritable and not is_durable:
             raise Unwritable(f"{self.unwritable}: the place of a message is not durable")
 
-    def reject_gathered(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
+    def reject_gathered(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> Work[None]:
         """A consumer rejects these; unknown ids are ignored."""
         consumer = self.consumers.get(consumer_id)
-        if consumer is not None and (deliveries := consumer.take_back(message_ids)):
-            consumer.queue.give_back(deliveries, Event.REJECT)
+        if consumer is None:
+            return
+        # A message that is named twice may have come back in between.
+        is_plain = len({*message_ids}) == len(message_ids)
+        for some in slices(message_ids, consumer.queue.returned_at_once if is_plain else 1):
+            if deliveries := consumer.take_back(some):
+                consumer.queue.give_back(deliveries, Event.REJECT)
+            yield GOES_ON
 
     def give_up(self, wanted: Settle, how: GiveUp) -> Work[None] | None:
         """A consumer gives back one or all of its messages."""
@@ -389,7 +395,7 @@ class Broker:
         while some := list(islice(held, STEP_BODIES)):
             deliveries += some
             yield GOES_ON
-        for step in slices((yield from ordered(deliveries)), STEP_MESSAGES):
+        for step in slices((yield from ordered(deliveries)), queue.returned_at_once):
             how(queue, step)
             yield GOES_ON
         queue.returning -= 1
@@ -404,7 +410,7 @@ class Broker:
         if consumer is None:
             return 0
         queue = consumer.queue
-        for some in slices((yield from ordered(consumer.held())), STEP_MESSAGES):
+        for some in slices((yield from ordered(consumer.held())), queue.returned_at_once):
             old = {*chosen.by_age(queue, [number for number, _ in some])}
             lines = (delivery for delivery in some if delivery[0] in old)
             found = yield from chosen.by_body(lines)
@@ -638,7 +644,7 @@ class Broker:
             returned.append((consumer.queue, consumer.defaults, consumer.let_go()))
         yield GOES_ON
         for queue, defaults, deliveries in returned:
-            while some := list(islice(deliveries, STEP_MESSAGES)):
+            while some := list(islice(deliveries, queue.returned_at_once)):
                 queue.give_back(some, event, defaults=defaults)
                 yield GOES_ON
             queue.returning -= 1

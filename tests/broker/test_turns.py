@@ -451,7 +451,7 @@ def test_an_expression_goes_on_in_later_turns(expression: bytes) -> None:
     assert sorted(replies) == [b"ev ok ", b"p ok "]
 
 
-@pytest.mark.parametrize("what", [b"", b"queue big"])
+@pytest.mark.parametrize("what", [b"", b"queue big --limit=9000"])
 def test_stats_of_very_much_are_told_in_turns(what: bytes) -> None:
     world = BareWorld()
     many_queues(world)

@@ -25,7 +25,14 @@ from mqks.broker.queue.lane import Delivery, Lane, free
 from mqks.broker.queue.shared import Fetch, Place, Shared
 from mqks.broker.queue.taker import Rest, Taker
 from mqks.broker.queue.times import Times
-from mqks.limits import DELIVERY_BYTES, SEQ_MAX, STEP_BYTES, STEP_MESSAGES, TAKERS_MAX
+from mqks.limits import (
+    DELIVERY_BYTES,
+    SEQ_MAX,
+    STEP_BYTES,
+    STEP_MESSAGES,
+    STEP_RULED,
+    TAKERS_MAX,
+)
 
 
 class Terms(NamedTuple):
@@ -352,6 +359,11 @@ class Queue:
             or self.times is not None
         )
 
+    @property
+    def returned_at_once(self) -> int:
+        """How many messages are returned before the time is looked at."""
+        return STEP_RULED if self.is_ruled else STEP_MESSAGES
+
     def give_back(
         self,
         deliveries: Sequence[Delivery],
@@ -657,7 +669,7 @@ class Queue:
         keys.learn()
         ring, size = self.ring, 0
         room, given = dict[Taker, int](), dict[Taker, list[int]]()
-        for _ in range(STEP_MESSAGES):
+        for _ in range(STEP_RULED):
             taker = keys.taker(ring)
             if taker is None:
                 break
