@@ -726,9 +726,10 @@ class Broker:
         self._answer(self._refused(waiters, failure))
 
     def _answer(self, work: Work[None]) -> None:
-        self._answers.append(work)
-        if len(self._answers) == 1:
-            self.turns.add(self._answer_all())
+        if self._answers or not self.turns.run(work):
+            self._answers.append(work)
+            if len(self._answers) == 1:
+                self.turns.later(self._answer_all())
 
     def _answer_all(self) -> Work[None]:
         while self._answers:
@@ -751,12 +752,13 @@ class Broker:
                 if not connection.closed:
                     connection.write(replies.ok(request_id, told))
             yield GOES_ON
-        self._let_go(waiters, is_written=True)
-        for number, (change, (lane, _)) in enumerate(
-            zip(batch.entry.changes, batch.taken, strict=True), 1
-        ):
+        if waiters.held:
+            self._let_go(waiters, is_written=True)
+        for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
             lane.committed(change.next_seq)
-            if number % STEP_MESSAGES == 0:
+            weight += 1
+            if weight >= STEP_MESSAGES:
+                weight = 0
                 yield GOES_ON
         if self.shared.memory.is_short and batch.taken:
             self.turns.add(self._spill(batch))

@@ -60,7 +60,10 @@ class Turns:
 
     def run(self, work: Work[None]) -> bool:
         """Continue a work for at least one step; return whether it is done."""
-        return not any(waits or self.over for waits in work)
+        for waits in work:
+            if waits or self.over:
+                return False
+        return True
 
     def add(self, work: Work[None]) -> None:
         """Start a work that nobody waits for now, and continue it in later turns."""
