@@ -124,6 +124,13 @@ KEYED_MAX: Final = 4_000_000
 keys: how far it looks behind messages whose keys are held. About 50 bytes each, and 250 for each
 key."""
 
+STEP_RULED: Final = 128
+"""The same of messages in a queue with rules, and of those delivered by key: each takes some 20 µs.
+"""
+
+STEP_ERRORS: Final = 64
+"""Requests refused together before the time is looked at: a millisecond."""
+
 STEP_BODIES: Final = 16 * 1024
 """Messages let go of before the time is looked at: a millisecond or two."""
 
@@ -265,6 +272,13 @@ HISTORY_QUEUES_MAX: Final = 100
 STATS_ROWS_DEFAULT: Final = 1000
 STATS_ROWS_MAX: Final = 10_000
 """Rows in one reply to stats."""
+
+STATS_BYTES_MAX: Final = 1024 * 1024
+"""A list in a reply to stats ends with the row that makes it longer than this."""
+
+LISTS_MAX: Final = 4
+"""Lists of stats that are made at once; those of other connections wait, and all of them while the
+replies that clients have not taken are as many as may be."""
 
 REASON_CHARACTERS_MAX: Final = 500
 """Longest reason kept with an error."""

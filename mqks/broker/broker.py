@@ -14,7 +14,7 @@ from typing import TypeVar, get_args
 
 from mqks.broker.base.facts import Facts
 from mqks.broker.base.notices import Notices
-from mqks.broker.base.turns import GOES_ON, Places, Work, finish, ordered, slices
+from mqks.broker.base.turns import GOES_ON, WAITS, Places, Rounds, Work, finish, ordered, slices
 from mqks.broker.clients.access import Access
 from mqks.broker.clients.connection import Connection
 from mqks.broker.clients.consumer import Consumer, consumers_of
@@ -41,8 +41,10 @@ from mqks.errors import BadRequest, Limit, LimitExceeded, Unwritable
 from mqks.limits import (
     ERRORS_TOLD_MAX,
     EVALUATIONS_MAX,
+    LISTS_MAX,
     READS_WAITING_MAX,
     STEP_BODIES,
+    STEP_ERRORS,
     STEP_MESSAGES,
 )
 from mqks.protocol import replies
@@ -85,6 +87,10 @@ class Broker:
         self.withholds = False
         self.shared = Shared(settings, self, clock=clock, now_us=now_us, facts=facts or Facts())
         self.turns, self.pending = self.shared.turns, self.shared.pending
+        self._answers: deque[Work[None]] = deque()
+        """Of the last commits, in their order."""
+        self._held_answers = Rounds[Callable[[], None]]()
+        """Those that may take long, and come after confirms."""
         self.flow = Flow(settings, self.turns, self.shared.outboxes, self._unacked_is_full)
         self.schedule = self.shared.schedule
         self.bindings = Bindings(
@@ -116,6 +122,8 @@ class Broker:
         """Consumer id → for requests that choose from what it holds, each with a copy of that."""
         self.evaluations = Places(EVALUATIONS_MAX)
         """For expressions of `_eval`."""
+        self.lists = Places(LISTS_MAX)
+        """For lists of `stats`."""
         self._told: tuple[Queue, bytes] | None = None
         """The last queue whose consumers got an update, and its bindings."""
         self.reads_waiting: list[Connection] = []
@@ -161,8 +169,9 @@ class Broker:
 
     # -- connections
 
-    def connect(self, address: str, *, local: bool) -> Connection:
-        """Add a connection. The server's gate limits their number."""
+    def connect(self, address: str, *, local: bool, source: bytes = b"") -> Connection:
+        """Add a connection. The server's gate limits their number. `source` is what counts as one
+        address."""
         settings = self.settings
         connection = Connection(
             self.flow,
@@ -172,6 +181,7 @@ class Broker:
             address,
             local,
             settings.line_bytes_max,
+            source=source,
             stranger=settings.needs_auth(local=local),
         )
         self.connections[connection.id] = connection
@@ -245,15 +255,13 @@ class Broker:
 
     # -- messages
 
-    def trim(self, name: bytes, end: int | None, *, together: bool = False) -> Work[int | None]:
+    def trim(self, name: bytes, end: int | None) -> Work[int | None]:
         """Drop the ready messages of a queue, or those with numbers below `end`; return how
         many."""
         queue = self.queues.get(name)
         if queue is None:
             return 0
-        count = yield from queue.trim(
-            queue.lane.next_seq if end is None else end, together=together
-        )
+        count = yield from queue.trim(queue.lane.next_seq if end is None else end)
         self.purged += count
         return count
 
@@ -314,11 +322,17 @@ class Broker:
         if self.unwritable and not is_durable:
             raise Unwritable(f"{self.unwritable}: the place of a message is not durable")
 
-    def reject_gathered(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> None:
+    def reject_gathered(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> Work[None]:
         """A consumer rejects these; unknown ids are ignored."""
         consumer = self.consumers.get(consumer_id)
-        if consumer is not None and (deliveries := consumer.take_back(message_ids)):
-            consumer.queue.give_back(deliveries, Event.REJECT)
+        if consumer is None:
+            return
+        # A message that is named twice may have come back in between.
+        is_plain = len({*message_ids}) == len(message_ids)
+        for some in slices(message_ids, consumer.queue.returned_at_once if is_plain else 1):
+            if deliveries := consumer.take_back(some):
+                consumer.queue.give_back(deliveries, Event.REJECT)
+            yield GOES_ON
 
     def give_up(self, wanted: Settle, how: GiveUp) -> Work[None] | None:
         """A consumer gives back one or all of its messages."""
@@ -381,7 +395,7 @@ class Broker:
         while some := list(islice(held, STEP_BODIES)):
             deliveries += some
             yield GOES_ON
-        for step in slices((yield from ordered(deliveries)), STEP_MESSAGES):
+        for step in slices((yield from ordered(deliveries)), queue.returned_at_once):
             how(queue, step)
             yield GOES_ON
         queue.returning -= 1
@@ -396,7 +410,7 @@ class Broker:
         if consumer is None:
             return 0
         queue = consumer.queue
-        for some in slices((yield from ordered(consumer.held())), STEP_MESSAGES):
+        for some in slices((yield from ordered(consumer.held())), queue.returned_at_once):
             old = {*chosen.by_age(queue, [number for number, _ in some])}
             lines = (delivery for delivery in some if delivery[0] in old)
             found = yield from chosen.by_body(lines)
@@ -541,6 +555,9 @@ class Broker:
         """A slow client gets only the newest state, when it has caught up. The list is made once:
         it may have 100,000 events, for 10,000 consumers."""
         for consumer in consumers:
+            # Thousands of consumers may get megabytes each, and read nothing.
+            while self.shared.outboxes.room <= 0 and not consumer.connection.rests:
+                yield WAITS
             if consumer.deleted or consumer.queue is not queue:
                 continue
             consumer.update_due = bool(consumer.connection.rests)
@@ -582,7 +599,7 @@ class Broker:
 
     def hold(self, consumer: Consumer) -> None:
         """Its own consume is not confirmed yet: it gets nothing before the next commit."""
-        self.pending.waiters.held.append(partial(self._held, consumer))
+        self.pending.waiters.held.append((consumer.connection, partial(self._held, consumer)))
 
     def _held(self, consumer: Consumer, is_written: bool) -> None:
         """It gets messages now, or ends if its consume could not be written."""
@@ -630,7 +647,7 @@ class Broker:
             returned.append((consumer.queue, consumer.defaults, consumer.let_go()))
         yield GOES_ON
         for queue, defaults, deliveries in returned:
-            while some := list(islice(deliveries, STEP_MESSAGES)):
+            while some := list(islice(deliveries, queue.returned_at_once)):
                 queue.give_back(some, event, defaults=defaults)
                 yield GOES_ON
             queue.returning -= 1
@@ -693,43 +710,90 @@ class Broker:
 
     # -- commits
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether somebody waits for the answer to what is committed."""
+        return bool(self._answers or self._held_answers)
+
     def committed(self, batch: Batch) -> None:
-        """This batch is on disk: write its confirms."""
+        """This batch is on disk: write its confirms, and what else follows, in turns."""
         self.turns.begin()
-        waiters = batch.waiters
-        self.confirmed += waiters.confirmed
+        self.confirmed += batch.waiters.confirmed
+        self._answer(self._written(batch))
+
+    def failed(self, batch: Batch, failure: BadRequest) -> None:
+        """This batch could not be written: those who wait for it get errors, and consumers that
+        waited for their confirm end."""
+        self.turns.begin()
+        waiters, batch.waiters = batch.waiters, Waiters()
+        self._answer(self._refused(waiters, failure))
+
+    def _answer(self, work: Work[None]) -> None:
+        if self._answers or not self.turns.run(work):
+            self._answers.append(work)
+            if len(self._answers) == 1:
+                self.turns.later(self._answer_all())
+
+    def _answer_all(self) -> Work[None]:
+        while self._answers:
+            yield from self._answers[0]
+            self._answers.popleft()
+
+    def _written(self, batch: Batch) -> Work[None]:
+        waiters, weight = batch.waiters, 0
         for connection, ids in waiters.confirms:
             connection.unconfirmed -= len(ids)
             if not connection.closed:
                 connection.write(replies.confirms(ids))
-        for connection, request_id, told in waiters.counts:
-            connection.unconfirmed -= 1
-            if not connection.closed:
-                connection.write(replies.ok(request_id, told))
-        for then in waiters.held:
-            then(True)
+            weight += len(ids)
+            if weight >= STEP_MESSAGES:
+                weight = 0
+                yield GOES_ON
+        for some in slices(waiters.counts, STEP_MESSAGES):
+            for connection, request_id, told in some:
+                connection.unconfirmed -= 1
+                if not connection.closed:
+                    connection.write(replies.ok(request_id, told))
+            yield GOES_ON
+        if waiters.held:
+            self._let_go(waiters, is_written=True)
         for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
             lane.committed(change.next_seq)
+            weight += 1
+            if weight >= STEP_MESSAGES:
+                weight = 0
+                yield GOES_ON
         if self.shared.memory.is_short and batch.taken:
             self.turns.add(self._spill(batch))
+
+    def _refused(self, waiters: Waiters, failure: BadRequest) -> Work[None]:
+        counted = [(connection, [request_id]) for connection, request_id, _ in waiters.counts]
+        for connection, ids in waiters.confirms + counted:
+            for some in slices(ids, STEP_ERRORS):
+                connection.unconfirmed -= len(some)
+                for request_id in some:
+                    connection.fail(request_id, b"", failure)
+                yield GOES_ON
+        self._let_go(waiters, is_written=False)
+
+    def _let_go(self, waiters: Waiters, *, is_written: bool) -> None:
+        """What was held back until a commit."""
+        is_telling = bool(self._held_answers)
+        for connection, then in waiters.held:
+            self._held_answers.add(partial(then, is_written), connection.party)
+        if self._held_answers and not is_telling:
+            self.turns.add(self._tell_held())
+
+    def _tell_held(self) -> Work[None]:
+        while self._held_answers:
+            self._held_answers.pop()()
+            yield GOES_ON
 
     def _spill(self, batch: Batch) -> Work[None]:
         for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
             if not lane.deleted:
                 yield from lane.spill(change.next_seq)
                 yield GOES_ON
-
-    def failed(self, batch: Batch, failure: BadRequest) -> None:
-        """This batch could not be written: those who wait for it get errors, and consumers that
-        waited for their confirm end."""
-        waiters, batch.waiters = batch.waiters, Waiters()
-        counted = [(connection, [request_id]) for connection, request_id, _ in waiters.counts]
-        for connection, ids in waiters.confirms + counted:
-            connection.unconfirmed -= len(ids)
-            for request_id in ids:
-                connection.fail(request_id, b"", failure)
-        for then in waiters.held:
-            then(False)
 
     # -- recovery
 

@@ -134,7 +134,8 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         return queue_declare_ok_t(queue, 0, 0)
 
     def _counts(self, queue: str) -> tuple[int, int]:
-        told = requests.stats_told(self._link.ask(b"stats queue " + names.key(queue).encode()))
+        words = b"stats queue %b --limit=1" % names.key(queue).encode()
+        told = requests.stats_told(self._link.ask(words))
         return told["ready"], told["consumers"]
 
     def _rebind(

@@ -420,7 +420,7 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
         while True:
             page = await self.stats(*requests.page(what, behind, key), timeout_s=timeout_s)
             rows += page
-            if len(page) < requests.PAGE_ROWS or len(rows) >= rows_max:
+            if not page or len(rows) >= rows_max:
                 return rows
             behind = page[-1]
 

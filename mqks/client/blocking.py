@@ -418,7 +418,7 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         while True:
             page = self.stats(*requests.page(what, behind, key), timeout_s=timeout_s)
             rows += page
-            if len(page) < requests.PAGE_ROWS or len(rows) >= rows_max:
+            if not page or len(rows) >= rows_max:
                 return rows
             behind = page[-1]
 

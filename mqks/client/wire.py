@@ -208,9 +208,28 @@ def rows(
         began_s = time.monotonic()
         page = stats(*requests.page(what, behind, *keys))
         took_s = time.monotonic() - began_s
-        yield from page
-        if len(page) < requests.PAGE_ROWS:
+        if not page:
             return
+        yield from page
         # The busier the server is, the longer the pause.
         time.sleep(min(took_s, PAUSE_S_MAX))
         behind = page[-1]
+
+
+def queue(stats: Callable[..., Any], name: str) -> dict[str, Any]:
+    """What `stats queue` tells, with all of its lists, of which a reply has the first names."""
+    row: dict[str, Any] = stats("queue", name)
+    goes_on = True
+    while goes_on and (
+        len(row["events"]) + len(row["masks"]) < row["bindings"]
+        or len(row["consumer_ids"]) < row["consumers"]
+    ):
+        pages = {
+            key: stats("queue", name, f"--after={row[key][-1]}")[key]
+            for key in ("events", "masks", "consumer_ids")
+            if row[key]
+        }
+        for key, page in pages.items():
+            row[key] += page
+        goes_on = any(pages.values())
+    return row

@@ -11,7 +11,7 @@ from mqks.client import requests
 from mqks.client.errors import ConnectionLost, RequestFailed
 from mqks.client.messages import peeked
 from mqks.client.options import Options
-from mqks.client.wire import Wire, rows
+from mqks.client.wire import Wire, queue, rows
 from mqks.errors import InspectionFailed, did_you_mean
 from mqks.inspection.source import EVERY, Row, Wanted, error_row, message_row
 
@@ -44,7 +44,7 @@ class Live:
 
     def queue(self, name: str) -> Row:
         try:
-            return self._object(_words("queue", name))
+            return queue(self._server.stats, requests.decoded(requests.name(name)))
         except RequestFailed:
             names = self._names()
             if names is None or name in names:  # Who may list the queues may see each.

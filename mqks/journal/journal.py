@@ -28,7 +28,7 @@ SPARSE_BYTES_MIN: Final = 1024 * 1024
 """Sparse segments are not compacted until they hold this much together."""
 SMALL_COUNT_MAX: Final = 4096
 """Small segments are merged when the journal is idle, or when there are this many."""
-ENCODED_AT_ONCE_MAX: Final = 16 * 1024
+ENCODED_AT_ONCE_MAX: Final = 4 * 1024
 """An entry of more messages, acks and marks is encoded in a thread: its marks take a microsecond
 each."""
 DROP_COUNT_MIN: Final = 16

@@ -38,7 +38,7 @@ from mqks.page import tables
 from mqks.page.actions import ACTIONS, policy_values
 from mqks.page.headers import SECURITY
 from mqks.page.limits import NEEDS, rows
-from mqks.page.live import ERRORS_MAX, ROWS_MAX, Derived, Live, key_of
+from mqks.page.live import ERRORS_MAX, ROWS_MAX, Derived, Live, key_of, rows_of
 from mqks.page.overview import GROUPS, History, attention, mark, numbers
 from mqks.page.sessions import COOKIE, Opener, Session, Sessions, refusal
 from mqks.protocol.requests import POLICY
@@ -374,7 +374,7 @@ class Page:
 
     async def _schedule(self, request: Request, session: Session) -> Response:
         name = _parameter(request, "name")
-        for row in await session.client.schedules():
+        for row in await rows_of(session.client, "schedules"):
             if row["name"] == name:
                 columns = tables.SCHEDULES.columns[1:]
                 return await self._shown("schedule.html", session, schedule=row, columns=columns)

@@ -38,6 +38,8 @@ WATCHERS_MAX: Final = 192
 """Fewer than connections to the HTTP port, so that metrics and health always have some."""
 ROWS_MAX: Final = 10_000
 """Of a list; those after it are shown by themselves, and not renewed."""
+PUBLISH_MAX: Final = 1000
+"""Characters of what a schedule publishes."""
 ERRORS_MAX: Final = requests.PAGE_ROWS
 """The last ones."""
 
@@ -196,13 +198,17 @@ def key_of(table: str) -> str:
 
 
 async def rows_of(client: AsyncClient, key: str, after: str = "") -> list[Row]:
-    """The rows of a list of `stats`; of the errors the last ones."""
+    """The rows of a list of `stats`; of the errors the last ones. What a schedule publishes may be
+    long: it has its beginning."""
     rows: list[Row] = []
     behind: Row | None = {key_of(key): after} if after else None
     while True:
         page = await client.stats(*requests.page(key, behind, key_of(key)))
+        for row in page:
+            if len(row.get("publish", "")) > PUBLISH_MAX:
+                row["publish"] = row["publish"][:PUBLISH_MAX] + "…"
         rows += page
-        if key == "errors" or len(page) < requests.PAGE_ROWS or len(rows) >= ROWS_MAX:
+        if key == "errors" or not page or len(rows) >= ROWS_MAX:
             return rows
         behind = page[-1]
 

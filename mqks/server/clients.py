@@ -63,7 +63,7 @@ class Clients:
         self._unsent = Unsent(broker, self.by_id, self.unhandled, self._drop, schedule_flush)
         self._chunks: list[tuple[Client, bytes]] = []
         """What has come in since the last flush, and is not handled yet."""
-        self._turn = FairTurn(broker.turns)
+        self._turn = FairTurn(broker.turns, lambda client: client.connection.party)
         self.turn_bytes = 0
         """What has come in since the last flush."""
         self._published = Budget(self._settings.batch_bytes_max, broker.turns)
@@ -74,11 +74,12 @@ class Clients:
         """Connections with unfinished work, and what to call when it is finished."""
         self.stopping = False
         """Nobody is read, and nothing is delivered."""
-        broker.access.source_of = self._source_of
 
     def add(self, client: Client) -> None:
         peer = client.peer
-        client.connection = connection = self._broker.connect(peer.address, local=peer.local)
+        client.connection = connection = self._broker.connect(
+            peer.address, local=peer.local, source=peer.source
+        )
         self.by_id[connection.id] = client
         client.set_high_water(self._unsent.high_water_bytes)
         if connection.permissions is STRANGER:
@@ -288,10 +289,6 @@ class Clients:
         self._gate.remove_stranger(client)
         if client.auth_timer is not None:
             client.auth_timer.cancel()
-
-    def _source_of(self, connection: Connection) -> bytes:
-        client = self.by_id.get(connection.id)
-        return b"" if client is None else client.peer.source
 
     def verified(self, login: Login, user: Known | None) -> None:
         client = self.by_id.get(login.connection.id)

@@ -2,29 +2,31 @@
 
 The one rule: the time of a turn is that of all connections together; reading has as much, where it
 takes time. Who has had no turn since something came from it goes before those who need more than
-one; but where none of these had one in a turn, one of them goes first in the next. Each turn
-handles something.
+one; but where none of these had one in a turn, one of them goes first in the next. Among either,
+users and addresses take turns, however many connections each has. Each turn handles something.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import inf
 
-from mqks.broker.base.turns import Turns
+from mqks.broker.base.turns import Rounds, Turns
 from mqks.server.client import Client
 
 
 class FairTurn:
-    def __init__(self, turns: Turns) -> None:
+    """`party_of`: whose a client is."""
+
+    def __init__(self, turns: Turns, party_of: Callable[[Client], Hashable]) -> None:
         self._turns = turns
+        self._party_of = party_of
         self._begins = True
         """Nothing has been handled in it."""
         self._read_end_s = inf
         """The end of its time for reading."""
-        self._put_off = OrderedDict[Client, None]()
-        """Clients who have had no turn, in order."""
-        self._overrun = OrderedDict[Client, None]()
-        """Clients who have had one and need more, in order."""
+        self._put_off = Rounds[Client]()
+        """Clients who have had no turn."""
+        self._overrun = Rounds[Client]()
+        """Clients who have had one and need more."""
         self._starved = False
         """None of them had one in the last turn."""
 
@@ -50,16 +52,16 @@ class FairTurn:
 
     def put_off(self, client: Client) -> None:
         """Nothing was done of what has come from it."""
-        self._put_off[client] = None
+        self._put_off.add(client, self._party_of(client))
 
     def go_on_with(self, client: Client) -> None:
         """It needs one more turn."""
         if client not in self._put_off:
-            self._overrun[client] = None
+            self._overrun.add(client, self._party_of(client))
 
     def leave(self, client: Client) -> None:
         for waiting in (self._put_off, self._overrun):
-            waiting.pop(client, None)
+            waiting.discard(client)
 
     def take(self, chunks: Sequence[tuple[Client, bytes]]) -> Iterator[tuple[Client, bytes, bool]]:
         """What is to be handled now: the chunks, and what earlier turns have left, without data;
@@ -70,10 +72,10 @@ class FairTurn:
             turns.begin()
         was_starved, is_first = begins and self._starved and count > 0, begins
         if was_starved:
-            yield self._overrun.popitem(last=False)[0], b"", False
+            yield self._overrun.pop(), b"", False
             count, is_first = count - 1, False
         while self._put_off and (is_first or not turns.over):
-            yield self._put_off.popitem(last=False)[0], b"", False
+            yield self._put_off.pop(), b"", False
             is_first = False
         for client, data in chunks:
             yield client, data, not is_first and turns.over
@@ -81,5 +83,5 @@ class FairTurn:
         if begins:
             self._starved = count > 0 and turns.over and not was_starved
         while count and self._overrun and (is_first or not turns.over):
-            yield self._overrun.popitem(last=False)[0], b"", False
+            yield self._overrun.pop(), b"", False
             count, is_first = count - 1, False

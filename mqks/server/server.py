@@ -338,7 +338,11 @@ class Server:
             await self._finish_all()
             self._writer.stop()
             # On a full disk the rest stays pending, and is not waited for.
-            while self._writer.busy or (self._broker.pending and not self._writer.disk_full):
+            while (
+                self._writer.busy
+                or self._broker.is_answering
+                or (self._broker.pending and not self._writer.disk_full)
+            ):
                 await anyio.sleep(0.005)
             self._flush()
             while self._clients.are_unsent:

@@ -84,10 +84,12 @@ class Unsent:
         if unsent_bytes:
             much = unsent_bytes > self._bytes_max // 4
             self._check_after(LOOK_AGAIN_S if much else LOOK_S, unsent_bytes)
-        # What this turn has written already comes on top.
-        touched = self._broker.flow.touched
+        # What this turn has written already comes on top, and what is promised.
+        flow = self._broker.flow
         self._outboxes.set(
-            unsent_bytes + sum(len(data) for connection in touched for data in connection.outbox)
+            unsent_bytes
+            + flow.promised_bytes
+            + sum(len(data) for connection in flow.touched for data in connection.outbox)
         )
         self._flush()
 

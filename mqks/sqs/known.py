@@ -78,7 +78,7 @@ class Known:
                     yield row
                 elif encoded(row["name"]) > first:
                     return
-            if len(page) < PAGE_ROWS:
+            if not page:
                 return
             after = page[-1]["name"]
 

@@ -4,6 +4,7 @@ The one rule of an ordered queue: nobody gets a message while an earlier one of 
 another consumer, or was rejected and waits; and no consumer with room waits for a free key.
 """
 
+import random
 from itertools import count
 from typing import Any
 
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from mqks.broker.queue import blocks, keys, lane
+from mqks.limits import STEP_RULED
+from tests.kit.bare import ask, bare
 from tests.kit.lab import Lab
 
 SMALL_STEPS = {
@@ -218,3 +221,59 @@ def test_a_purge_forgets_the_keys() -> None:
     assert known is not None
     assert len(known) == 0
     lab.check()
+
+
+def test_messages_of_a_key_return_in_any_order() -> None:
+    """What a consumer holds are the first ones that are left, whatever came back before."""
+    chance, world, prefetch = random.Random(7), bare(), 40
+    ask(world, b"s set_queue q --ordered=key\nt subscribe q e")
+    ask(world, b"\n".join(b"m%d publish --key=k e x" % number for number in range(600)))
+    world.send("c", b"c consume q --manual-ack --prefetch=%d\n" % prefetch)
+    left = [*range(600)]
+    while left:
+        held = left[:prefetch]
+        assert {number for number, _ in world.broker.consumers[b"c"].held()} == {
+            number + 1 for number in held
+        }
+        acked = chance.sample(held, min(len(held), 12))
+        rejected = [number for number in held if number not in acked and chance.random() < 0.5]
+        chance.shuffle(rejected)
+        world.send("c", b"".join(b"r reject c m%d\n" % number for number in rejected))
+        world.send("c", b"".join(b"a ack c m%d\n" % number for number in acked))
+        left = [number for number in left if number not in acked]
+
+
+@pytest.mark.parametrize("how", [b"one by one", b"all"])
+def test_rejects_of_a_queue_with_rules_take_turns(how: bytes) -> None:
+    """A turn is over as soon as something is returned."""
+    world, messages = bare(), 1000
+    ask(world, b"s set_queue q --ordered=key\nt subscribe q e")
+    ask(world, b"\n".join(b"m%d publish --key=k e x" % number for number in range(messages)))
+    world.send("c", b"c consume q --manual-ack\n")
+    queue, turns, connection = world.broker.queues[b"q"], world.broker.turns, world.connection("c")
+    assert queue.unacked == messages
+    turns.clock, turns.chunk_s = lambda: float(queue.ready), 0.5
+    queue.returning += 1  # Nothing is delivered meanwhile.
+    lines = b"".join(b"r reject c m%d\n" % number for number in range(messages))
+    world.intake.receive(connection, b"r reject c --all\n" if how == b"all" else lines)
+    steps = [queue.ready]
+    while queue.ready < messages:
+        world.broker.go_on()
+        world.intake.receive(connection, b"")
+        steps.append(queue.ready - sum(steps))
+    assert max(steps) <= 4 * STEP_RULED
+    queue.returning -= 1
+
+
+def test_deliveries_by_key_take_turns() -> None:
+    world, messages = bare(), 1000
+    ask(world, b"s set_queue q --ordered=key\nt subscribe q e")
+    ask(world, b"\n".join(b"m%d publish --key=k e x" % number for number in range(messages)))
+    world.broker.turns.chunk_s = -1.0
+    queue = world.broker.queues[b"q"]
+    world.intake.receive(world.connection("c"), b"c consume q --manual-ack\n")
+    steps = [queue.unacked]
+    while queue.ready:
+        world.broker.go_on()
+        steps.append(queue.unacked - sum(steps))
+    assert max(steps) <= 2 * STEP_RULED

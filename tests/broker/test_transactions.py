@@ -120,7 +120,7 @@ def test_limits_of_moves() -> None:
     ask(world, b"s subscribe far f")
     ask(world, b"m publish f 1\n" * count + b"l publish f last")
     move = b"b begin\nx publish --to=far f 1\nv move --confirm far near%b\nt commit --confirm"
-    assert ERROR.findall(ask(world, move % b"")) == [b"x", b"t"]
+    assert ERROR.findall(ask(world, move % b"")) == [b"v", b"t"]
     assert ERROR.findall(ask(world, move % b" --limit=%d" % count)) == [b"x", b"t"]
     assert lengths(world) == b"ev ok [%d]\n" % (count + 1)
     replies = ask(world, move % b" --limit=%d" % (count - 1))
@@ -336,3 +336,93 @@ def test_kill(tmp_path: Path, round_: int) -> None:
         broker.kill()
         broker.start()
         following.check(broker.address, confirms)
+
+
+def waiting(world: BareWorld, *names: bytes) -> list[bytes]:
+    """What a consumer of each of these queues gets, in order."""
+    found = []
+    for name in names:
+        world.send("reader", b"r consume %b --existing\n" % name)
+        found.append(b"".join(line[-1:] for line in world.received("reader").splitlines()))
+    return found
+
+
+STEPS = {
+    "two moves": (b"move a b --limit=1|move a b --limit=1", b"1 1", b"345", b"12", b""),
+    "of which one chooses": (
+        b"move a b --event=odd --limit=2|move a c",
+        b"2 3",
+        b"",
+        b"13",
+        b"245",
+    ),
+    "a move and a trim": (b"move a b --limit=1|trim a 3", b"1 1", b"345", b"1", b""),
+    "a trim and a move": (b"trim a 3|move a b --limit=2", b"2 2", b"5", b"34", b""),
+    "a chain": (b"move a b --limit=2|move b c", b"2 2", b"345", b"", b"12"),
+    "a chain of which a part stays": (
+        b"move a b --limit=3|move b c --event=odd|move b a --limit=9",
+        b"3 2 1",
+        b"452",
+        b"",
+        b"13",
+    ),
+    "a chain and a trim": (b"move a b --limit=2|trim b 2|move b c", b"2 1 1", b"345", b"", b"2"),
+    "from two queues": (
+        b"move a c --limit=1|move a b --limit=1|move b c|move a c --limit=1",
+        b"1 1 1 1",
+        b"45",
+        b"",
+        b"123",
+    ),
+    "to a queue that is not there": (
+        b"move a new --limit=2|move new b",
+        b"2 2",
+        b"345",
+        b"12",
+        b"",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_each_step_sees_what_those_before_it_have_taken_and_brought(name: str) -> None:
+    """The same as one by one."""
+    text, counts, *left = STEPS[name]
+    steps = [b"%d %b" % each for each in enumerate(text.split(b"|"))]
+    steps = [re.sub(rb" (move|trim) ", rb" \1 --confirm ", step) for step in steps]
+    worlds = bare(), bare()
+    for world in worlds:
+        ask(world, b"s subscribe a odd even\nt subscribe b b\nu subscribe c c")
+        events = (b"odd", b"even")
+        ask(world, b"\n".join(b"m publish %b %d" % (events[n % 2 == 0], n) for n in range(1, 6)))
+    together, one_by_one = worlds
+    replies = ask(together, b"b begin\n" + b"\n".join(steps) + b"\nt commit --confirm")
+    alone = [ask(one_by_one, step) for step in steps]
+    expected = [b"%d ok %b" % each for each in enumerate(counts.split())]
+    assert sorted(replies.splitlines()) == sorted([b"t ok ", *expected])
+    assert b"".join(alone).splitlines() == expected
+    assert lengths(together) == lengths(one_by_one)
+    for world in worlds:
+        assert waiting(world, b"a", b"b", b"c") == left
+
+
+def test_a_redrive_and_what_follows_it() -> None:
+    world = bare()
+    ask(world, b"s set_queue a --dead-letters=dead\nb subscribe a e")
+    ask(world, b"m1 publish e 1\nm2 publish e 2\nm3 publish e 3")
+    ask(world, b"c consume a --manual-ack")
+    ask(world, b"x reject --dead c --all\nd delete_consumer c")
+    steps = b"b begin\nr redrive --confirm dead --limit=1\ns redrive --confirm dead --limit=1\n"
+    replies = ask(world, steps + b"m move --confirm a b\nt commit --confirm")
+    assert sorted(replies.splitlines()) == [b"m ok 2", b"r ok 1", b"s ok 1", b"t ok "]
+    assert waiting(world, b"a", b"dead", b"b") == [b"", b"3", b"12"]
+
+
+def test_consumers_get_nothing_that_a_later_step_moves() -> None:
+    world = bare()
+    ask(world, b"s subscribe a e\nt subscribe b b")
+    ask(world, b"m1 publish e 1\nm2 publish e 2")
+    world.send("other", b"c consume b\n")
+    replies = ask(world, b"b begin\nm move --confirm a b\nn move --confirm b c\nt commit --confirm")
+    assert sorted(replies.splitlines()) == [b"m ok 2", b"n ok 2", b"t ok "]
+    assert world.received("other") == b""

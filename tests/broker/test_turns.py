@@ -15,7 +15,8 @@ from mqks.broker.clients.outbox import Outbox
 from mqks.broker.log.pending import Run
 from mqks.broker.queue import blocks as blocks_module
 from mqks.broker.queue import lane as lane_module
-from mqks.limits import EVALUATIONS_MAX
+from mqks.errors import BadRequest
+from mqks.limits import EVALUATIONS_MAX, STEP_MESSAGES
 from mqks.users import Permissions
 from tests.kit.bare import BareWorld
 from tests.kit.compiled import patches_modules
@@ -450,7 +451,7 @@ def test_an_expression_goes_on_in_later_turns(expression: bytes) -> None:
     assert sorted(replies) == [b"ev ok ", b"p ok "]
 
 
-@pytest.mark.parametrize("what", [b"", b"queue big"])
+@pytest.mark.parametrize("what", [b"", b"queue big --limit=9000"])
 def test_stats_of_very_much_are_told_in_turns(what: bytes) -> None:
     world = BareWorld()
     many_queues(world)
@@ -639,3 +640,96 @@ def test_who_waits_for_pieces_that_are_written_is_known_when_the_rest_is_put_bac
 
     assert broker.pending.take(whole=True).must_last
     assert rest.is_rest
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_what_waits_for_one_commit_is_answered_in_turns_and_parties_take_turns(
+    is_written: bool,
+) -> None:
+    """A user of one connection does not wait for all of another who has very many."""
+    world = BareWorld()
+    world.send("k", b"s subscribe q e\n" + b"m publish e x\n" * 2000)
+    crowd = [world.connection(f"crowd{number}") for number in range(100)]
+    last = world.connection("last")
+    for connection in crowd:
+        connection.source = b"crowd"
+    for connection in (*crowd, last):
+        world.intake.receive(connection, b"r receive q --limit=5\n" * 2)
+    broker = world.broker
+    broker.turns.chunk_s = -1.0
+
+    def answered() -> int:
+        return sum(len(each.outbox) > 0 for each in crowd)
+
+    batch = broker.pending.take(whole=True)
+    assert not broker.pending
+    if is_written:
+        broker.committed(batch)
+    else:
+        broker.failed(batch, BadRequest("the disk is full"))
+    turns = 0
+    while not last.outbox:
+        assert broker.is_answering
+        broker.go_on()
+        turns += 1
+    assert answered() < 5
+    while broker.is_answering:
+        broker.go_on()
+        turns += 1
+    assert answered() == len(crowd)
+    assert turns > len(crowd)
+    ending = rb"(r ok m [^\n]+ x\n){5}r ok --end\n" if is_written else rb"r error \w{24}\n"
+    for each in (*crowd, last):
+        assert re.fullmatch(ending * 2, b"".join(each.outbox))
+
+
+def test_confirms_of_one_commit_are_written_in_turns() -> None:
+    world = BareWorld()
+    world.send("k", b"s subscribe q e\n")
+    connections = [world.connection(f"k{number}") for number in range(20)]
+    for connection in connections:
+        lines = b"m publish --confirm e x\n" * STEP_MESSAGES + b"p purge --confirm none\n"
+        world.intake.receive(connection, lines)
+    broker = world.broker
+    broker.turns.chunk_s = -1.0
+    broker.committed(broker.pending.take())
+    assert [bool(each.outbox) for each in connections] == [True] + [False] * 19
+    for each in connections:
+        world.send("k", b"")
+        assert not each.unconfirmed
+    for number in range(20):
+        assert world.received(f"k{number}").count(b"\n") == STEP_MESSAGES + 1
+
+
+def test_a_commit_of_very_many_queues_with_delays_lets_go_of_their_bodies_in_turns() -> None:
+    world = BareWorld()
+    many_queues(world)
+    world.intake.receive(world.connection("k"), b"m publish --delay=60 e x\n")
+    broker = world.broker
+    batch = broker.pending.take(whole=True)
+    broker.turns.chunk_s = -1.0
+    broker.committed(batch)
+
+    def held() -> int:
+        return sum(len(each.timed().delays.bodies) for each in broker.queues.values())
+
+    assert held() == QUEUES
+    world.send("k", b"p ping\n")
+    assert held() == 0
+
+
+def test_what_many_receives_take_is_leased_in_turns() -> None:
+    """A turn is over as soon as something is leased."""
+    world = BareWorld()
+    count = 8 * STEP_MESSAGES
+    world.send("k", b"s subscribe q e\n" + b"r receive q --limit=100 --wait=60\n" * 90)
+    queue, turns, connection = world.broker.queues[b"q"], world.broker.turns, world.connection("l")
+    turns.clock, turns.chunk_s = lambda: float(queue.leased), 0.5
+
+    world.intake.receive(connection, b"m publish e x\n" * count)
+    leased = [queue.leased]
+    while sum(leased) < count:
+        world.intake.receive(connection, b"")
+        world.broker.go_on()
+        leased.append(queue.leased - sum(leased))
+    assert max(leased) <= 2 * STEP_MESSAGES

@@ -1,5 +1,6 @@
 """The order of turns, where each takes all the time there is."""
 
+from collections.abc import Mapping
 from typing import cast
 
 import pytest
@@ -15,11 +16,13 @@ TURN_S = 0.02
 class Played:
     """Everybody who is handled takes a whole turn, and needs one more."""
 
-    def __init__(self) -> None:
+    def __init__(self, parties: Mapping[Client, str] | None = None) -> None:
+        """Clients without a party are one each."""
+        known = parties or {}
         self.now_s = 0.0
         turns = Turns(lambda: self.now_s)
         turns.chunk_s = TURN_S
-        self.turn = FairTurn(turns)
+        self.turn = FairTurn(turns, lambda client: known.get(client, client))
 
     def handled(self, *came: Client) -> list[Client]:
         """Who is handled in a turn in which something has come from these."""
@@ -69,3 +72,10 @@ def test_reading_has_a_time_of_its_own(reads_s: float) -> None:
     assert [client for client, _, waits in taken if not waits] == [A, B, C]
     played.turn.end()
     assert not played.turn.is_late
+
+
+def test_parties_take_turns_whatever_number_of_clients_they_have() -> None:
+    """`A` and `B` are one user's, and need many turns; so do those who came later."""
+    played = Played({A: "ab", B: "ab", C: "ab"})
+    assert played.handled(A, B, C, D, E) == [A]
+    assert [played.handled() for _ in range(5)] == [[B], [A], [D], [B], [E]]

@@ -30,8 +30,11 @@ class Login:
     request: Request = field(repr=False)
     name: bytes
     password: bytes = field(repr=False)
-    source: bytes = b""
-    """What counts as one address."""
+
+    @property
+    def source(self) -> bytes:
+        """What counts as one address."""
+        return self.connection.source
 
 
 class Access:
@@ -40,7 +43,7 @@ class Access:
 
     __slots__ = (
         *("_consumers", "_end_consumers", "_end_tails", "_line_bytes_max", "_refusals"),
-        *("logins", "source_of", "users"),
+        *("logins", "users"),
     )
 
     def __init__(
@@ -59,18 +62,16 @@ class Access:
         self.users = Users([], b"")
         self.logins: deque[Login] = deque()
         """Passwords that the server must verify, one after the other."""
-        self.source_of: Callable[[Connection], bytes] = lambda connection: b""
-        """What counts as one address; empty if nothing does."""
 
     def log_in(self, connection: Connection, request: Request, name: bytes, secret: bytes) -> None:
         """Authenticate with a password."""
         if user := self.users.recall(name, secret):
             self.authenticate(connection, user)
             return
-        source = self.source_of(connection)
+        source = connection.source
         near = sum(source == each.source != b"" for each in self.logins)
         if len(self.logins) < LOGINS_WAITING_MAX and near < LOGINS_WAITING_PER_ADDRESS_MAX:
-            self.logins.append(Login(connection, request, name, secret, source))
+            self.logins.append(Login(connection, request, name, secret))
             connection.awaits_login = True
         else:
             # The password is not wrong, so refuse the connection: the client may try later.

@@ -4,7 +4,7 @@ The one rule: while its lines wait, for a login or for the next turn, they stay 
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -115,9 +115,10 @@ class Connection(Outbox):
         local: bool,
         line_bytes_max: int,
         *,
+        source: bytes = b"",
         stranger: bool = False,
     ) -> None:
-        super().__init__(flow, connection_id, address)
+        super().__init__(flow, connection_id, address, source)
         self.on_go_on = on_go_on
         self.on_failure = on_failure
         self.local = local
@@ -165,6 +166,11 @@ class Connection(Outbox):
 
     def fail(self, request_id: bytes, action: bytes, failure: BadRequest) -> None:
         self.on_failure(self, request_id, action, failure)
+
+    @property
+    def party(self) -> Hashable:
+        """Its user; without one, its address."""
+        return self.user or self.source
 
     @property
     def waits(self) -> bool:

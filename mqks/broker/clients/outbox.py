@@ -3,7 +3,7 @@
 The one rule: nothing here sends. The server takes the outbox once a turn, as one joined write.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final
 
 from mqks.broker.base.budget import Budget
@@ -32,7 +32,15 @@ class Flow:
     to be sent. `outboxes` is for replies that were not taken."""
 
     __slots__ = (
-        *("high_water_bytes", "kept_bytes", "outboxes", "piece_bytes", "receivers", "touched"),
+        *(
+            "high_water_bytes",
+            "kept_bytes",
+            "outboxes",
+            "piece_bytes",
+            "promised_bytes",
+            "receivers",
+            "touched",
+        ),
         *("unacked", "unhandled_bytes"),
     )
 
@@ -52,6 +60,8 @@ class Flow:
         """Memory of what has come in and is not handled, as the server counts it."""
         self.piece_bytes = PIECE_BYTES_MAX
         """What is split at once, so that little is in lines that wait. The server sets it."""
+        self.promised_bytes = 0
+        """Of what receives have taken, which is told after the commit. It is in `outboxes`."""
         self.receivers = 0
         """Number of receives without an answer."""
         self.high_water_bytes = settings.delivery_pause_bytes
@@ -64,14 +74,16 @@ class Outbox(Resting):
 
     __slots__ = (
         *("address", "closed", "flow", "id", "name", "outbox"),
-        *("outbox_bytes", "promised_bytes", "touched", "unconfirmed"),
+        *("outbox_bytes", "promised_bytes", "source", "touched", "unconfirmed"),
     )
 
-    def __init__(self, flow: Flow, connection_id: int, address: str) -> None:
+    def __init__(self, flow: Flow, connection_id: int, address: str, source: bytes) -> None:
         super().__init__()
         self.flow = flow
         self.id = connection_id
         self.address = address
+        self.source = source
+        """What counts as one address; empty if nothing does."""
         self.name: str | None = None
         """The name that the client has set, with surrogate escapes."""
         self.outbox: list[bytes] = []
@@ -81,6 +93,11 @@ class Outbox(Resting):
         self.closed = False
         self.unconfirmed = 0
         """Confirms that wait for a commit."""
+
+    @property
+    def party(self) -> Hashable:
+        """Who takes turns with others, whatever number of connections it has."""
+        return self.source
 
     def _stop(self) -> None:
         """Nothing to do: its consumers rest when it is their turn."""
@@ -104,6 +121,9 @@ class Outbox(Resting):
     def promise(self, size: int) -> None:
         """Replies of this size are written after the commit; less than 0: they are written now."""
         self.promised_bytes += size
+        self.flow.promised_bytes += size
+        outboxes = self.flow.outboxes
+        outboxes.set(outboxes.used + size)
         if self.promised_bytes > self.flow.high_water_bytes:
             self.rest(Slow.RECEIVES)
         elif not self.promised_bytes:

@@ -5,7 +5,7 @@ entries of a journal in any order, gives the same state: acks are sets; next seq
 marks only grow. Those who wait are kept separately.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -165,6 +165,10 @@ class Replier(Protocol):
     unconfirmed: int
     closed: bool
 
+    @property
+    def party(self) -> Hashable:
+        """Who takes turns with others."""
+
     def write(self, data: bytes) -> None: ...
 
     def fail(self, request_id: bytes, action: bytes, failure: BadRequest) -> None:
@@ -247,7 +251,7 @@ class Waiters:
     """Number of confirms of messages among them."""
     counts: list[tuple[Replier, bytes, bytes]] = field(default_factory=list)
     """Confirms with a number or text: separate, so that all others are joined in one step."""
-    held: list[Callable[[bool], None]] = field(default_factory=list)
+    held: list[tuple[Replier, Callable[[bool], None]]] = field(default_factory=list)
     """Called when the commit is done, with whether it was written: consumers get no messages before
     their confirm."""
 

@@ -6,6 +6,7 @@ is in memory until it is on disk, and again shortly before it is due.
 """
 
 import heapq
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
@@ -29,6 +30,9 @@ from mqks.limits import (
 
 AHEAD_US: Final = 2_000_000
 """A body is read from disk this long before it is due."""
+SEARCHES_MAX: Final = 8
+"""After so many searches, each through all messages, they are known by the checksums of their ids.
+That takes as long as some twenty searches."""
 _CRC_BITS: Final = 32
 _CRC: Final = (1 << _CRC_BITS) - 1
 _DATED: Final = 1 << _CRC_BITS
@@ -44,12 +48,37 @@ def _number(entry: int) -> int:
     return entry >> _NUMBER_SHIFT & SEQ_MAX
 
 
+class ByChecksum:
+    """Numbers by the checksum of their ids, about 20 bytes each. Some may be gone already, and some
+    be there twice."""
+
+    __slots__ = ("_buckets", "count")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, tuple[array[int], array[int]]] = {}
+        """The first half of a checksum → numbers, and the second half for each."""
+        self.count = 0
+
+    def add(self, number: int, crc: int) -> None:
+        bucket = self._buckets.get(crc >> 16)
+        if bucket is None:
+            bucket = self._buckets[crc >> 16] = array("q"), array("H")
+        bucket[0].append(number)
+        bucket[1].append(crc & 0xFFFF)
+        self.count += 1
+
+    def find(self, crc: int) -> list[int]:
+        numbers, ends = self._buckets.get(crc >> 16, ((), ()))
+        return [number for number, end in zip(numbers, ends, strict=True) if end == crc & 0xFFFF]
+
+
 class Delays:
     """Scheduled messages; times are microseconds of the monotonic clock. `memory` counts bodies."""
 
     __slots__ = (
-        *("_anew", "_aside", "_early", "_far", "_fresh", "_gone", "_gone_count", "_memory"),
-        *("_near", "_reading", "bodies", "bodies_bytes", "bytes", "dated", "numbers", "placed"),
+        *("_anew", "_aside", "_by_checksum", "_early", "_far", "_fresh", "_gone", "_gone_count"),
+        *("_memory", "_near", "_reading", "_searches", "bodies", "bodies_bytes", "bytes"),
+        *("dated", "numbers", "placed"),
     )
 
     def __init__(self, memory: Budget) -> None:
@@ -69,6 +98,10 @@ class Delays:
         self._gone_count = 0
         self._anew: dict[int, int] = {}
         """Numbers of those that were added again → their valid entry."""
+        self._by_checksum: ByChecksum | None = None
+        """Of all scheduled messages, after some searches."""
+        self._searches = 0
+        """Those without it."""
         self.numbers = Numbers()
         """Those of all scheduled messages."""
         self.placed = Numbers()
@@ -113,6 +146,7 @@ class Delays:
         entry = timed << _CRC_BITS | mark.id_crc
         heapq.heappush(self._far, entry)
         self.numbers.add(number)
+        self._index(number, mark.id_crc)
         if mark.keeps_place:
             self.placed.add(number)
         if is_dated:
@@ -255,12 +289,31 @@ class Delays:
     # -- searching
 
     def search(self, message_id: bytes) -> Work[list[int]]:
-        """Numbers of messages that may have this id."""
+        """Numbers of messages that may have this id. The caller lets only one search at a time."""
         wanted, found = crc32(message_id), set[int]()
-        for some in slices(self._all(), STEP_BODIES):
-            found.update(_number(entry) for entry in some if entry & _CRC == wanted)
-            yield GOES_ON
+        known = self._by_checksum
+        if known is None and self._searches >= SEARCHES_MAX:
+            known = self._by_checksum = ByChecksum()
+            for some in slices(self._all(), STEP_BODIES // 16):
+                for entry in some:
+                    known.add(_number(entry), entry & _CRC)
+                yield GOES_ON
+            self._searches = 0
+        if known is not None:
+            found.update(number for number in known.find(wanted) if number in self.numbers)
+        else:
+            self._searches += 1
+            for some in slices(self._all(), STEP_BODIES):
+                found.update(_number(entry) for entry in some if entry & _CRC == wanted)
+                yield GOES_ON
         return (yield from ordered(found))
+
+    def _index(self, number: int, crc: int) -> None:
+        known = self._by_checksum
+        if known is not None:
+            known.add(number, crc)
+            if known.count > 2 * len(self.numbers) + GONE_MIN:
+                self._by_checksum = None  # Most of them are gone.
 
     def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
         """Number and time of the first messages with a number above `after`."""
@@ -330,6 +383,7 @@ class Delays:
         self._far, self._near, self._aside, self._reading = [], [], [], {}
         self._gone, self._anew, self._gone_count = {}, {}, 0
         self._fresh, self.bodies, self.bytes, self.dated = [], {}, 0, False
+        self._by_checksum = None
         return (
             _number(entry)
             for entry in emptied(entries)

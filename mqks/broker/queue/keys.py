@@ -177,11 +177,14 @@ class Keys:
         else:
             known = numbers if isinstance(numbers, array) else array("q", (1, numbers))
             self._ready[key] = known
-            if known[0] > 1 and number < known[known[0]]:
-                known[0] -= 1
-                known[known[0]] = number
+            first, place = known[0], bisect_left(known, number, known[0])
+            if first > 1 and place - first < len(known) - place:
+                # Mostly it goes near the front, and there are few to be moved.
+                known[first - 1 : place - 1] = known[first:place]
+                known[place - 1] = number
+                known[0] = first - 1
             else:
-                known.insert(bisect_left(known, number, known[0]), number)
+                known.insert(place, number)
         if not self._let_go(number) and numbers is None:
             self._turn(key)
 
@@ -214,8 +217,9 @@ class Keys:
             numbers[0] += 1
             if numbers[0] < len(numbers):
                 if 2 * numbers[0] > len(numbers) + 64:
-                    del numbers[1 : numbers[0]]
-                    numbers[0] = 1
+                    gone = numbers[0] // 2  # Some of the others may return.
+                    del numbers[1 : 1 + gone]
+                    numbers[0] -= gone
                 return
         del self._ready[key]
 

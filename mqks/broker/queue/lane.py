@@ -388,16 +388,15 @@ class Lane:
             mark = mark.shifted(set_us)
         return mark
 
-    def trim(self, end: int, *, together: bool = False) -> Work[int]:
-        """Drop the ready messages with numbers below `end`; return how many. `together`: it must
-        not be written without the rest of its entry."""
+    def trim(self, end: int) -> Work[int]:
+        """Drop the ready messages with numbers below `end`; return how many."""
         count = 0
-        while (some := self.trim_some(end, together=together)) and not self.deleted:
+        while (some := self.trim_some(end)) and not self.deleted:
             count += some
             yield GOES_ON
         return count
 
-    def trim_some(self, end: int, count_max: int = SEQ_MAX, *, together: bool = False) -> int:
+    def trim_some(self, end: int, count_max: int = SEQ_MAX) -> int:
         """Drop the oldest ready messages with numbers below `end`, as many as one step takes;
         return how many."""
         oldest = self.oldest
@@ -412,10 +411,7 @@ class Lane:
             self.returned -= len(gone)
         else:
             self._advance()
-        if together:
-            self.leave_together([*gone])
-        else:
-            self.settle(gone)
+        self.settle(gone)
         return len(gone)
 
     # -- changes for the journal

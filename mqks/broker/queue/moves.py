@@ -4,7 +4,7 @@ The one rule: one commit settles a message in its old place and appends it in th
 never lost and never duplicated, whenever the process is killed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mqks.broker.base.turns import GOES_ON, WAITS, Work
 from mqks.broker.log.pending import NO_MARK, Mark
@@ -81,14 +81,19 @@ def move_these(source: Place, lines: dict[int, bytes], choose: Choose, limit: in
             lane.take_out(number)
             gone.setdefault(target, []).append((number, line))
             count += 1
-    for target, some in gone.items():
-        expires_us = [lane.mark_of(number).expires_us for number, _ in some]
-        move(source, target, some, [Mark(expires_us=each) for each in expires_us])
+    move_out(source, gone)
     for target in gone:
         target.deliver()
     if gone:
         source.deliver()
     return count
+
+
+def move_out(source: Place, gone: Mapping[Place, Sequence[Delivery]]) -> None:
+    """Move messages that were taken out of the ready ones. The caller delivers."""
+    for target, some in gone.items():
+        expires_us = [source.lane.mark_of(number).expires_us for number, _ in some]
+        move(source, target, some, [Mark(expires_us=each) for each in expires_us])
 
 
 def ready_numbers(source: Place, end: int, chosen: Chosen | None) -> Iterator[Sequence[int]]:

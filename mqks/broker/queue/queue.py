@@ -25,7 +25,14 @@ from mqks.broker.queue.lane import Delivery, Lane, free
 from mqks.broker.queue.shared import Fetch, Place, Shared
 from mqks.broker.queue.taker import Rest, Taker
 from mqks.broker.queue.times import Times
-from mqks.limits import DELIVERY_BYTES, SEQ_MAX, STEP_BYTES, STEP_MESSAGES, TAKERS_MAX
+from mqks.limits import (
+    DELIVERY_BYTES,
+    SEQ_MAX,
+    STEP_BYTES,
+    STEP_MESSAGES,
+    STEP_RULED,
+    TAKERS_MAX,
+)
 
 
 class Terms(NamedTuple):
@@ -313,9 +320,9 @@ class Queue:
         settle = self.lane.leave_together if together else self.lane.settle
         settle([number for number, _ in deliveries])
 
-    def trim(self, end: int, *, together: bool = False) -> Work[int]:
+    def trim(self, end: int) -> Work[int]:
         """Drop the ready messages with numbers below `end`; return how many."""
-        count = yield from self.lane.trim(end, together=together)
+        count = yield from self.lane.trim(end)
         if self.capacity.is_watched and not self.deleted:
             self._update_capacity()
         return count
@@ -351,6 +358,11 @@ class Queue:
             or rules.ordered is not None
             or self.times is not None
         )
+
+    @property
+    def returned_at_once(self) -> int:
+        """How many messages are returned before the time is looked at."""
+        return STEP_RULED if self.is_ruled else STEP_MESSAGES
 
     def give_back(
         self,
@@ -408,8 +420,8 @@ class Queue:
 
     def committed(self, end: int) -> None:
         """Numbers below `end` are on disk."""
-        if self.times is not None:
-            self.shared.turns.add(self.times.committed(end))
+        if self.times is not None:  # There may be many queues.
+            self.shared.turns.later(self.times.committed(end))
 
     def become_sparse(self) -> None:
         """Record in the journal that numbers of its ready messages may be missing from now on."""
@@ -625,6 +637,8 @@ class Queue:
             # Each consumer of a part of the ring takes one: then it is the others' turn.
             count = min(wanted, room * turns) if turns == len(ring) else turns
             manual = any(taker.manual_ack for taker in takers)
+            if manual and turns == len(ring) and any(taker.is_brief for taker in takers):
+                count = min(count, STEP_MESSAGES)  # Each lease takes 10 µs.
             start, end = taken, taken + count
             if manual and not stored:
                 lane.remember(all_numbers[start], lines[start:end])
@@ -654,7 +668,7 @@ class Queue:
         keys.learn()
         ring, size = self.ring, 0
         room, given = dict[Taker, int](), dict[Taker, list[int]]()
-        for _ in range(STEP_MESSAGES):
+        for _ in range(STEP_RULED):
             taker = keys.taker(ring)
             if taker is None:
                 break

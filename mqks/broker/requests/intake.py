@@ -9,7 +9,7 @@ from collections.abc import Generator
 from operator import length_hint
 from typing import Any
 
-from mqks.broker.base.turns import GOES_ON, Work, finish, slices
+from mqks.broker.base.turns import GOES_ON, Work, finish
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection, Transaction
 from mqks.broker.requests import permits
@@ -456,10 +456,9 @@ class Intake:
         elif verb == b"ack":
             self._broker.ack(consumer, settled)
         else:
-            # A message that is named twice may have come back in between.
-            is_plain = len({*settled}) == len(settled)
-            for some in [settled] if is_plain else slices(settled, 1):
-                self._broker.reject_gathered(consumer, some)
+            work, works = self._broker.reject_gathered(consumer, settled), self._publishing.works
+            if works or not self._turns.run(work):
+                works.append(work)
 
     def _request(self, connection: Connection, line: bytes) -> Request | None:
         """Handle one request off the fast path; None if it failed, or has no plain confirm now.

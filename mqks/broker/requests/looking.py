@@ -4,9 +4,10 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mqks.broker.base.turns import GOES_ON, Work, slices
+from mqks.broker.base.turns import GOES_ON, WAITS, Work, slices
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection
+from mqks.broker.clients.outbox import Slow
 from mqks.broker.clients.tail import Tail
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.reads import Read
@@ -14,7 +15,7 @@ from mqks.broker.queue.selection import Chosen
 from mqks.broker.requests import stats
 from mqks.broker.requests.checks import check_epoch, existing
 from mqks.errors import BadRequest
-from mqks.limits import STEP_NAMES
+from mqks.limits import STATS_BYTES_MAX, STEP_NAMES
 from mqks.protocol import replies
 from mqks.protocol.requests import Log, Peek, Range, Request, Stats, WantedTail
 
@@ -74,6 +75,20 @@ def range_(broker: Broker, connection: Connection, request: Request, wanted: Ran
 def tell_stats(
     broker: Broker, connection: Connection, request: Request, wanted: Stats
 ) -> Work[None]:
+    if [*wanted.words] not in ([], [b"journal"]):
+        place = yield from broker.lists.take()
+        try:
+            # Whoever leaves its replies gets no more lists than there is room for.
+            while broker.shared.outboxes.room <= 0 and not connection.rests & Slow.END:
+                yield WAITS
+            yield from _tell(broker, connection, request, wanted)
+        finally:
+            broker.lists.leave(place)
+    else:
+        yield from _tell(broker, connection, request, wanted)
+
+
+def _tell(broker: Broker, connection: Connection, request: Request, wanted: Stats) -> Work[None]:
     if connection.closed:
         return
     told = yield from stats.ask(broker, connection, wanted)
@@ -93,10 +108,13 @@ def _object(row: stats.Row) -> Work[str]:
 
 
 def _array(pieces: Iterable[Sequence[Any]]) -> Work[str]:
-    """A list as JSON, piece by piece."""
-    texts = []
+    """The first rows of a list as JSON, as many as one reply has."""
+    texts, size = list[str](), 0
     for piece in pieces:
-        if piece:
-            texts.append(json.dumps(piece)[1:-1])
+        for row in piece:
+            texts.append(json.dumps(row))
+            size += len(texts[-1])
+            if size > STATS_BYTES_MAX:
+                return f"[{', '.join(texts)}]"
         yield GOES_ON
     return f"[{', '.join(texts)}]"

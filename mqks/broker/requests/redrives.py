@@ -7,9 +7,9 @@ meanwhile gets none.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mqks.broker.base.turns import GOES_ON, Work
+from mqks.broker.base.turns import Work
 from mqks.broker.message.dead_letters import dead_letter_of
-from mqks.broker.queue.moves import Choose, chosen_bodies, move_ready, move_these, ready_numbers
+from mqks.broker.queue.moves import Choose, move_ready
 from mqks.broker.queue.queue import Queue
 from mqks.broker.queue.selection import Chosen
 from mqks.limits import SEQ_MAX
@@ -45,33 +45,8 @@ def _move(broker: "Broker", source: Queue, wanted: Move, aim: Aim) -> Work[int |
         return bool(broker.unwritable)
 
     choose, limit = _choice(broker, aim), wanted.limit or SEQ_MAX
-    chosen = _chosen(broker, wanted)
+    chosen = chosen_by(broker, wanted)
     return (yield from move_ready(source, choose, limit, is_stuck=is_stuck, chosen=chosen))
-
-
-def gather(
-    broker: "Broker", source: Queue, wanted: Move, aim: Aim, bytes_max: int, most: int
-) -> Work[dict[int, bytes]]:
-    """The messages that a move would take now, by number, wherever their bodies are. It ends when
-    they are more than either limit."""
-    chosen, found, size = _chosen(broker, wanted), dict[int, bytes](), 0
-    limit = min(wanted.limit or SEQ_MAX, most + 1)
-    for left in ready_numbers(source, source.lane.next_seq, chosen):
-        while left and len(found) < limit and size <= bytes_max and not source.deleted:
-            lines, left = yield from chosen_bodies(source, left, chosen)
-            taken = [each for each in sorted(lines.items()) if aim(each[1]) is not None]
-            found |= taken[: limit - len(found)]
-            size += sum(len(line) for _, line in taken)
-            yield GOES_ON
-        if len(found) >= limit or size > bytes_max or source.deleted:
-            break
-        yield GOES_ON
-    return found
-
-
-def move_gathered(broker: "Broker", source: Queue, lines: dict[int, bytes], aim: Aim) -> int:
-    """Move those of them that are still there, at once; return how many."""
-    return move_these(source, lines, _choice(broker, aim), len(lines))
 
 
 def aim_of(wanted: Move, permissions: Permissions | None, *, is_redrive: bool) -> Aim:
@@ -96,5 +71,5 @@ def _choice(broker: "Broker", aim: Aim) -> Choose:
     return choose
 
 
-def _chosen(broker: "Broker", wanted: Move) -> Chosen | None:
+def chosen_by(broker: "Broker", wanted: Move) -> Chosen | None:
     return wanted.selection and Chosen(wanted.selection, broker.schedule.wall_us())

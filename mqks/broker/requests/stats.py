@@ -5,7 +5,9 @@ so that a client can read it page by page. It is made in pieces, some of them em
 work.
 """
 
+import json
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -16,10 +18,16 @@ from mqks.broker.base.turns import GOES_ON, Work, ordered, slices
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection
 from mqks.broker.clients.consumer import Consumer, consumers_of
-from mqks.broker.log.pending import NO_MARK
+from mqks.broker.log.pending import NO_MARK, ErrorRecord
 from mqks.broker.queue.queue import Queue
 from mqks.errors import BadRequest
-from mqks.limits import STATS_ROWS_DEFAULT, STEP_BODIES, STEP_MASKS, STEP_NAMES
+from mqks.limits import (
+    STATS_BYTES_MAX,
+    STATS_ROWS_DEFAULT,
+    STEP_BODIES,
+    STEP_MASKS,
+    STEP_NAMES,
+)
 from mqks.protocol.masks import MASK, bound_matches
 from mqks.protocol.requests import Stats, sequence_number, shown
 
@@ -108,14 +116,14 @@ def queue_row(broker: Broker, queue: Queue) -> Row:
     }
 
 
-def queue(broker: Broker, name: bytes, after: bytes, limit: int | None) -> Work[Row]:
+def queue(broker: Broker, name: bytes, after: bytes, limit: int) -> Work[Row]:
     """One queue with its events and consumers; of each list so many that follow a name."""
     found = broker.queues.get(name)
     if found is None:
         raise BadRequest(f"stats: there is no queue {shown(name)}")
     events, masks = yield from broker.bindings.events(name)
     consumer_ids = [each.id for each in found.consumers]
-    if after or limit is not None:  # Otherwise they are in the order in which they came.
+    if after or len(consumer_ids) > limit:  # Otherwise they are in the order in which they came.
         consumer_ids = yield from ordered(consumer_ids)
     lists: dict[str, list[str]] = {"events": [], "masks": [], "consumer_ids": []}
     for names, texts in zip((events, masks, consumer_ids), lists.values(), strict=True):
@@ -295,19 +303,29 @@ def errors(
         and wanted in (None, record.id)
         and record.id > last
     )
-    yield [
-        {
-            "id": record.id,
-            "time_us": record.time_us,
-            "connection": record.connection,
-            "client": record.client,
-            "user": record.user,
-            "request_id": _text(record.request_id),
-            "action": _text(record.action),
-            "reason": record.reason,
-        }
-        for record in (found[:limit] if after else found[-limit:])
-    ]
+    if after:
+        yield [*map(_error_row, found[:limit])]
+        return
+    last_ones, size = deque[Row](), 0
+    for record in islice(reversed(found), limit):
+        last_ones.appendleft(_error_row(record))
+        size += len(json.dumps(last_ones[0]))
+        if size > STATS_BYTES_MAX:
+            break
+    yield [*last_ones]
+
+
+def _error_row(record: ErrorRecord) -> Row:
+    return {
+        "id": record.id,
+        "time_us": record.time_us,
+        "connection": record.connection,
+        "client": record.client,
+        "user": record.user,
+        "request_id": _text(record.request_id),
+        "action": _text(record.action),
+        "reason": record.reason,
+    }
 
 
 def _page(
@@ -360,7 +378,7 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
         case [b"queues"]:
             return queues(broker, after[0], limit)
         case [b"queue", name]:
-            return (yield from queue(broker, name, after[0], wanted.limit))
+            return (yield from queue(broker, name, after[0], limit))
         case [b"bindings", *event]:
             return bindings(broker, event[0] if event else None, after, limit)
         case [b"consumers", *connection]:

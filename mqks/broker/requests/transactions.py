@@ -6,36 +6,25 @@ it is done in one step, and written in one piece.
 
 from collections import Counter
 from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from mqks.broker.base.turns import GOES_ON, WAITS, Work, finish
 from mqks.broker.broker import Broker
 from mqks.broker.clients.connection import Connection, Transaction
-from mqks.broker.queue.queue import Queue, Terms
+from mqks.broker.queue.queue import Terms
 from mqks.broker.requests import permits, redrives
-from mqks.broker.requests.checks import check_epoch, existing
+from mqks.broker.requests.checks import existing
 from mqks.broker.requests.messages import check_publish, reject, release
+from mqks.broker.requests.plans import Plan, check_copies
 from mqks.broker.routing.masks import Queues
 from mqks.broker.routing.publishing import Single
-from mqks.errors import BadRequest, LimitExceeded, NotAllowed, Unwritable
-from mqks.limits import TRANSACTION_BYTES_MAX, TRANSACTION_COPIES_MAX
+from mqks.errors import BadRequest, NotAllowed, Unwritable
+from mqks.limits import TRANSACTION_COPIES_MAX
 from mqks.protocol.requests import ACTIONS, Move, Publish, Request, Settle, Trim, shown
 from mqks.users import STRANGER
 
 AT_ONCE = frozenset((b"begin", b"commit", b"rollback", b"ping"))
 """Actions that are not kept until `commit`."""
-
-
-class Moving(NamedTuple):
-    """The messages that a `move` or `redrive` takes, by number."""
-
-    source: Queue
-    lines: dict[int, bytes]
-    aim: redrives.Aim
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.lines.values()))
 
 
 def begin(broker: Broker, connection: Connection, request: Request, wanted: None) -> None:
@@ -67,7 +56,7 @@ def commit(
     if routes is None:
         return _commit_and_end(broker, connection, transaction)
     try:
-        _do(broker, connection, transaction.kept, routes, [None] * len(transaction.kept))
+        _do(broker, connection, transaction.kept, routes, Plan(broker))
     finally:
         transaction.end()
     return None
@@ -115,19 +104,10 @@ def _commit(broker: Broker, connection: Connection, kept: list[tuple[Request, An
             routes[event] = yield from broker.bindings.find(event)
             copies += len(routes[event])
             yield GOES_ON
-    moving, size = list[Moving | None](), 0
-    for request, wanted in kept:
-        moved = None
-        if isinstance(wanted, Move):
-            try:
-                moved = yield from _gather(broker, connection, request, wanted, copies, size)
-            except BadRequest as failure:
-                raise _refused(broker, connection, request, failure) from None
-            copies, size = copies + len(moved.lines), size + moved.size
-        moving.append(moved)
+    plan = yield from _plan(broker, connection, kept, copies)
     while broker.publishing.once_unfinished and any(wanted.once_s for wanted in published):
         yield WAITS
-    _do(broker, connection, kept, routes, moving)
+    _do(broker, connection, kept, routes, plan)
 
 
 def _do(
@@ -135,19 +115,19 @@ def _do(
     connection: Connection,
     kept: Sequence[tuple[Request, Any]],
     routes: dict[bytes, Queues],
-    moving: Sequence[Moving | None],
+    plan: Plan,
 ) -> None:
     """All of it, in this turn."""
-    messages = _check(broker, connection, kept, routes, moving)
+    messages = _check(broker, connection, kept, routes, plan)
     publishing, waiters = broker.publishing, broker.pending.waiters
-    # Moves are the first: consumers may take what is ready when others make room.
-    counts = [each and redrives.move_gathered(broker, *each) for each in moving]
+    # Moves and trims are the first: consumers may take what is ready when others make room.
+    taken = plan.do()
     queues: Queues = {}
     alike: tuple[Queues, int] | None = None
     step: list[Single] = []
     """Messages for the same `queues` with terms of the same kind, which are one step."""
-    for (request, wanted), message, count in zip(kept, messages, counts, strict=True):
-        told = None if count is None else b"%d" % count
+    for number, ((request, wanted), message) in enumerate(zip(kept, messages, strict=True)):
+        told = b"%d" % taken[number] if isinstance(wanted, Move | Trim) else None
         # Those with an id of `--once` go singly.
         gathered = None if message is None or message[0].once_s else message
         key = None if gathered is None else (gathered[1], _kind(gathered[0].terms))
@@ -159,7 +139,7 @@ def _do(
             step.append(gathered[0])
         elif message is not None:
             publishing.publish_to(connection, *message)
-        elif count is None:
+        elif told is None:
             told = _settle(broker, connection, request, wanted)
         if request.confirm:
             connection.unconfirmed += 1
@@ -193,20 +173,20 @@ def _check(
     connection: Connection,
     kept: Sequence[tuple[Request, Any]],
     routes: dict[bytes, Queues],
-    moving: Sequence[Moving | None],
+    plan: Plan,
 ) -> list[tuple[Single, Queues] | None]:
     """For each of these requests the message that it publishes, and the queues for it. Raises if
     one of them is not possible, together with those before it; its id gets an error, too."""
     if broker.unwritable:
         raise Unwritable(f"{broker.unwritable}: commits are refused until the journal is writable")
-    copies = sum([len(each.lines) for each in moving if each is not None])
+    copies = plan.copies
     found: list[tuple[Single, Queues] | None] = []
     settled: Counter[tuple[bytes, bytes]] = Counter()
     known: dict[bytes, Queues] = {}
     publishing = broker.publishing
     now = publishing.now()
     try:
-        for (request, wanted), moved in zip(kept, moving, strict=True):
+        for request, wanted in kept:
             try:
                 if connection.permissions is not None:
                     action = ACTIONS[request.action]
@@ -220,21 +200,18 @@ def _check(
                     copies += len(queues)
                     if wanted.to is None and wanted.event not in routes:
                         copies = TRANSACTION_COPIES_MAX + 1
-                    _check_copies(copies)
+                    check_copies(copies)
                     message = publishing.single(request.id, wanted, now)
                     check_publish(broker, connection, message, wanted, queues)
                     publishing.reserve(queues, len(message.body))
                     found.append((message, queues))
-                elif moved is not None:
-                    _check_copies(copies)
-                    if moved.source.deleted:
+                elif isinstance(wanted, Move):
+                    if not plan.makes(wanted.source):
                         existing(broker, request.action.decode(), wanted.source)
                     if wanted.to is not None:
                         broker.check_queue(wanted.to)
                     found.append(None)
                 elif isinstance(wanted, Trim):
-                    copies += _ready_below(broker, wanted)
-                    _check_copies(copies)
                     found.append(None)
                 else:
                     settled[wanted.consumer, wanted.message] += 1
@@ -249,42 +226,26 @@ def _check(
     return found
 
 
-def _gather(
-    broker: Broker, connection: Connection, request: Request, wanted: Move, copies: int, size: int
-) -> Work[Moving]:
-    """What a move of the transaction takes: what is ready before the step that does it all."""
-    name = request.action.decode()
-    source = existing(broker, name, wanted.source)
-    if connection.permissions is not None:
-        action = ACTIONS[request.action]
-        yield from permits.check(broker, connection.permissions, action, request, wanted)
-    aim = redrives.aim_of(wanted, connection.permissions, is_redrive=name == "redrive")
-    room = max(0, TRANSACTION_COPIES_MAX - copies)
-    bytes_max = TRANSACTION_BYTES_MAX - size
-    lines = yield from redrives.gather(broker, source, wanted, aim, bytes_max, room)
-    moving = Moving(source, lines, aim)
-    if moving.size > bytes_max:
-        reason = f"more than {TRANSACTION_BYTES_MAX} bytes of messages are moved since begin"
-        raise LimitExceeded("transaction_max", reason)
-    return moving
-
-
-def _check_copies(copies: int) -> None:
-    if copies > TRANSACTION_COPIES_MAX:
-        raise LimitExceeded(
-            "transaction_max",
-            f"more than {TRANSACTION_COPIES_MAX} copies of messages, one per queue, are published, "
-            "moved or trimmed since begin",
-        )
-
-
-def _ready_below(broker: Broker, wanted: Trim) -> int:
-    """How many messages it drops; no more than are possible are counted."""
-    queue = broker.queues.get(wanted.queue)
-    if queue is None:
-        return 0
-    check_epoch(broker, "trim", queue, wanted.epoch)
-    return len(queue.lane.blocks.after(0, wanted.seq, TRANSACTION_COPIES_MAX + 1))
+def _plan(
+    broker: Broker, connection: Connection, kept: list[tuple[Request, Any]], copies: int
+) -> Work[Plan]:
+    """What moves and trims take: what is ready before the step that does it all."""
+    plan, may = Plan(broker), connection.permissions
+    for step, (request, wanted) in enumerate(kept):
+        name = request.action.decode()
+        try:
+            if isinstance(wanted, Move):
+                if not plan.makes(wanted.source):
+                    existing(broker, name, wanted.source)
+                if may is not None:
+                    yield from permits.check(broker, may, ACTIONS[request.action], request, wanted)
+                aim = redrives.aim_of(wanted, may, is_redrive=name == "redrive")
+                yield from plan.move(step, wanted, aim, copies)
+            elif isinstance(wanted, Trim):
+                plan.trim(step, wanted, copies)
+        except BadRequest as failure:
+            raise _refused(broker, connection, request, failure) from None
+    return plan
 
 
 def _refused(
@@ -319,11 +280,9 @@ def _check_held(
 
 
 def _settle(
-    broker: Broker, connection: Connection, request: Request, wanted: Settle | Trim
+    broker: Broker, connection: Connection, request: Request, wanted: Settle
 ) -> bytes | None:
     """Do what was checked; return what its confirm tells."""
-    if isinstance(wanted, Trim):
-        return b"%d" % (finish(broker.trim(wanted.queue, wanted.seq, together=True)) or 0)
     if request.action == b"ack":
         broker.ack(wanted.consumer, [wanted.message], together=True)
         return None

@@ -1,0 +1,167 @@
+"""What the moves and trims of a transaction take.
+
+The one rule: each of them sees what those before it have left, and what they have brought.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from mqks.broker.base.turns import GOES_ON, Work
+from mqks.broker.broker import Broker
+from mqks.broker.queue.lane import Delivery
+from mqks.broker.queue.moves import chosen_bodies, move_out, ready_numbers
+from mqks.broker.queue.queue import Queue
+from mqks.broker.queue.shared import Place
+from mqks.broker.requests import redrives
+from mqks.broker.requests.checks import check_epoch
+from mqks.errors import LimitExceeded
+from mqks.limits import SEQ_MAX, TRANSACTION_BYTES_MAX, TRANSACTION_COPIES_MAX
+from mqks.protocol.requests import Move, Trim
+
+
+class Taken(NamedTuple):
+    """A message of the queue `source`, and what becomes of it: it joins the queue `to`, or is
+    dropped. `steps`: the requests that take it, one after the other."""
+
+    source: Queue
+    number: int
+    line: bytes
+    to: bytes | None = None
+    steps: tuple[int, ...] = ()
+
+
+class Plan:
+    """It changes nothing before `do`. Each step is a number, greater than those before it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._taken: dict[tuple[Queue, int], Taken] = {}
+        """In the order of the last step of each."""
+        self._targets: dict[bytes, None] = {}
+        """Queues that are created if they do not exist."""
+        self.copies = self.bytes = 0
+        """Messages and their length, as often as they are taken."""
+
+    def makes(self, name: bytes) -> bool:
+        """Whether this queue is created."""
+        return name in self._targets
+
+    def move(self, step: int, wanted: Move, aim: redrives.Aim, copies: int) -> Work[None]:
+        """Take what a move takes. Besides, there are so many `copies` of other messages. Raises
+        LimitExceeded."""
+        broker, some = self._broker, list[Taken]()
+        source, brought = broker.queues.get(wanted.source), self._brought(wanted.source)
+        if source is not None:
+            some = yield from self._ready(source, wanted, aim, copies)
+        lines = dict(enumerate(each.line for each in brought))
+        chosen = redrives.chosen_by(broker, wanted)
+        if brought and chosen is not None:
+            is_old = chosen.is_old(broker.schedule.wall_us())
+            lines = (yield from chosen.by_body(lines.items())) if is_old else {}
+        some += [brought[place] for place in lines if aim(lines[place]) is not None]
+        taken = list[Taken]()
+        for each in some[: wanted.limit]:
+            if (aimed := aim(each.line)) is not None:
+                taken.append(each._replace(to=aimed[0], line=aimed[1]))
+        self._take(step, taken, copies)
+        if wanted.to is not None:
+            self._targets[wanted.to] = None
+
+    def trim(self, step: int, wanted: Trim, copies: int) -> None:
+        """Take what a trim drops. Raises BadRequest."""
+        queue, some, end = self._broker.queues.get(wanted.queue), list[Taken](), 1
+        if queue is not None:
+            check_epoch(self._broker, "trim", queue, wanted.epoch)
+            known, end = self._numbers(queue), queue.lane.next_seq
+            most = self._room(copies) + 1 + len(known)
+            numbers = queue.lane.blocks.after(0, wanted.seq, most)
+            some += [Taken(queue, number, b"") for number in numbers if number not in known]
+        brought = enumerate(self._brought(wanted.queue), end)
+        some += [each._replace(to=None) for number, each in brought if number < wanted.seq]
+        self._take(step, some, copies)
+
+    def _ready(
+        self, source: Queue, wanted: Move, aim: redrives.Aim, copies: int
+    ) -> Work[list[Taken]]:
+        """What is ready, and not taken by an earlier step, as much as is possible and one more."""
+        chosen, known = redrives.chosen_by(self._broker, wanted), self._numbers(source)
+        some, size = list[Taken](), self.bytes
+        limit = min(wanted.limit or SEQ_MAX, self._room(copies) + 1)
+        for numbers in ready_numbers(source, source.lane.next_seq, chosen):
+            left: Sequence[int] = [number for number in numbers if number not in known]
+            while (
+                left and len(some) < limit and size <= TRANSACTION_BYTES_MAX and not source.deleted
+            ):
+                lines, left = yield from chosen_bodies(source, left, chosen)
+                fitting = ((n, lines[n]) for n in sorted(lines) if aim(lines[n]) is not None)
+                more = [Taken(source, *each) for each in fitting][: limit - len(some)]
+                some += more
+                size += sum(len(each.line) for each in more)
+                yield GOES_ON
+            if len(some) >= limit or size > TRANSACTION_BYTES_MAX or source.deleted:
+                break
+            yield GOES_ON
+        return some
+
+    def _numbers(self, source: Queue) -> set[int]:
+        """Of its messages that are taken."""
+        return {number for queue, number in self._taken if queue is source}
+
+    def _brought(self, name: bytes) -> list[Taken]:
+        """What will be in this queue besides, in the order in which it joins."""
+        return [each for each in self._taken.values() if each.to == name]
+
+    def _room(self, copies: int) -> int:
+        return max(0, TRANSACTION_COPIES_MAX - copies - self.copies)
+
+    def _take(self, step: int, some: Iterable[Taken], copies: int) -> None:
+        for each in some:
+            key = each.source, each.number
+            self._taken.pop(key, None)
+            self._taken[key] = each._replace(steps=(*each.steps, step))
+            self.copies += 1
+            self.bytes += len(each.line)
+        check_copies(copies + self.copies)
+        if self.bytes > TRANSACTION_BYTES_MAX:
+            reason = f"more than {TRANSACTION_BYTES_MAX} bytes of messages are moved since begin"
+            raise LimitExceeded("transaction_max", reason)
+
+    def do(self) -> Counter[int]:
+        """Do it, at once; return how many messages each step has taken. What is no longer ready is
+        left alone."""
+        broker, counts = self._broker, Counter[int]()
+        touched: dict[Place, None] = dict.fromkeys(map(broker.queue_for, self._targets))
+        for (_, source), some in groupby(
+            self._taken.values(), lambda each: (each.steps[-1], each.source)
+        ):
+            gone: dict[Place, list[Delivery]] = {}
+            dropped: list[int] = []
+            for each in some:
+                if source.deleted or not source.lane.is_ready(each.number):
+                    continue
+                source.lane.take_out(each.number)
+                counts.update(each.steps)
+                if each.to is None:
+                    dropped.append(each.number)
+                else:
+                    target = broker.queue_for(each.to)
+                    gone.setdefault(target, []).append((each.number, each.line))
+            source.lane.leave_together(dropped)
+            broker.purged += len(dropped)
+            move_out(source, gone)
+            touched |= dict.fromkeys((*gone, source))
+        # Only now: consumers would take what a later step moves.
+        for queue in touched:
+            queue.deliver()
+        return counts
+
+
+def check_copies(copies: int) -> None:
+    if copies > TRANSACTION_COPIES_MAX:
+        raise LimitExceeded(
+            "transaction_max",
+            f"more than {TRANSACTION_COPIES_MAX} copies of messages, one per queue, are published, "
+            "moved or trimmed since begin",
+        )
