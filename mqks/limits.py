@@ -226,14 +226,25 @@ HTTP_UNREAD_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of answers that the peers of one port have yet to read, together; for more, who has read nothing
 for longest is closed."""
 
+HTTP_PIECE_BYTES_MAX: Final = 64 * 1024
+HTTP_PIECE_LINES_MAX: Final = 256
+"""What is parsed of a request in a turn, and the line ends in it: chunks of one byte take 2 ms."""
+
+HTTP_HEAD_LINES_MAX: Final = 256
+"""Lines of the head of a request, and of what follows its last chunk; the last piece of it may have
+more."""
+
+HTTP_QUERY_FIELDS_MAX: Final = 2000
+"""Fields in the query of a request: they take 5 ms."""
+
+HTTP_LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
+"""What is read, to no effect, of a request after its answer."""
+
 API_BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bodies of the HTTP API that are read or not stored yet, together. A longer one is read alone."""
 
 API_BODY_S: Final = 30.0
 """How long sending one may take."""
-
-API_LINGER_S: Final = 2.0
-"""How long one that is refused is read on, to no effect."""
 
 API_STREAMS_MAX: Final = 64
 """Streams of the HTTP API."""

@@ -364,7 +364,7 @@ def test_an_address_is_no_name_of_others(web: Web, host: str) -> None:
         assert web.ask(path, Host=host).status == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:80", "a.localhost", "["])
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:80", "a.localhost"])
 def test_a_web_site_with_a_dns_of_its_own_reads_nothing(web: Web, host: str) -> None:
     for path in ("/metrics", "/metrics/queues", "/healthz", "/readyz", "/none"):
         assert web.ask(path, Host=host).status == 421
