@@ -44,7 +44,9 @@ class Api:
         found = until(lambda: re.search(r"address=api:http://([\d.]+):(\d+)", server.log))
         self.address = found[1], int(found[2])
 
-    def ask(self, path: str, body: Any = b"", method: str = "POST", **headers: str) -> Answer:
+    def ask(
+        self, path: str, body: Any = b"", method: str = "POST", **headers: str | bytes
+    ) -> Answer:
         connection = HTTPConnection(*self.address, timeout=WAIT_S)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         try:
@@ -135,6 +137,55 @@ def test_headers_are_the_options_of_publish(api: Api, client: BlockingClient) ->
     assert api.ask("/publish/e", b"x", Mqks_Delay="1h").status == 200
     assert [client.stats("queue", name)["scheduled"] for name in ("q", "other")] == [1, 1]
     assert api.ask("/publish/e", b"x", Mqks_To="nowhere").status == 404
+
+
+SAME = {
+    "Mqks-Meta": (b"a=1+2&b=%c3%B8&%41=/~%2C", b"\xc3\xb8=1", b"a=1,2", b"a=%zz", b"a", b"=", b""),
+    "Mqks-Key": (b"a+b%20c%c3%B8/d", b"%FF", b"\xc3\xb8", b"a,b", b"a%", b""),
+    "Mqks-Priority": (b"-7", b"007", b"+7", b"1_0", b"\xb2", b"128", b""),
+    "Mqks-Delay": (b"0", b"0.000", b"0e5", b"1_0", b"nan", b"-1", b"\xd9\xa1", b""),
+    "Mqks-Ttl": (b"1e3", b"+5", b"0", b"inf", b"1_0", b""),
+}
+"""Values of flags of the protocol, right and wrong ones."""
+
+
+@pytest.mark.parametrize("header", SAME)
+def test_the_bytes_of_a_header_are_those_of_the_flag(
+    server: ServerProcess, api: Api, header: str
+) -> None:
+    flag = header.replace("Mqks-", "--").lower().encode()
+    with LineClient(server.address) as line, LineClient(server.address) as seen:
+        assert line.ask(b"s subscribe --confirm q e") == b"s ok "
+        assert seen.ask(b"c consume --confirm q --meta") == b"c ok "
+        for number, value in enumerate(SAME[header]):
+            headers: dict[str, Any] = {"Idempotency-Key": str(number), header: value}
+            status = api.ask("/publish/e", b"x", **headers).status
+            told = line.ask(b"%d publish --confirm %b=%b e x" % (number, flag, value))
+            assert (status == 200) == told.endswith(b" ok "), (value, status, told)
+            if status == 200:
+                assert seen.line() == seen.line(), value
+
+
+@pytest.mark.parametrize("key", [b"\xc3\xb8", b"\xff", b"a,b=c%20+", b'"', b'a"b', b"\xc2\x85x"])
+def test_an_idempotency_key_is_an_id_of_any_bytes(
+    server: ServerProcess, api: Api, key: bytes
+) -> None:
+    with LineClient(server.address) as line:
+        assert line.ask(b"s subscribe --confirm q e") == b"s ok "
+        assert api.ask("/publish/e", b"x", Idempotency_Key=key).status == 200
+        assert api.ask("/publish/e", b"x", Idempotency_Key=b'"%b"' % key).status == 200
+        assert line.ask(key + b" publish --confirm --once e x") == key + b" ok "
+        assert line.ask(b"c consume --confirm q") == b"c ok "
+        assert line.line() == b"c ok %b event=e x" % key
+        assert line.ask(b"p ping") == b"p ok "
+
+
+def test_a_key_counts_from_the_first_queue_on(api: Api, client: BlockingClient) -> None:
+    assert api.ask("/publish/e", b"x", Idempotency_Key="k").status == 200
+    client.subscribe("q", ["e"])
+    for data in (b"1", b"2"):
+        assert api.ask("/publish/e", data, Idempotency_Key="k").status == 200
+    assert [each.data for each in client.peek("q")] == [b"1"]
 
 
 def test_mandatory(api: Api, client: BlockingClient) -> None:
@@ -248,11 +299,15 @@ def test_what_a_client_that_has_gone_was_given_goes_back(api: Api, client: Block
         ("/publish/e", {"Mqks_Meta": "a=1&a=2"}, 400),
         ("/publish/e", {"Mqks_Dealy": "1"}, 400),
         ("/publish/e", {"Idempotency_Key": "a b"}, 400),
+        ("/publish/e", {"Idempotency_Key": ""}, 400),
+        ("/publish/e", {"Idempotency_Key": '""'}, 400),
         ("/publish/" + "e" * 300, {}, 400),
         ("/queues/nowhere/receive", {}, 404),
         ("/queues/a%20b/receive", {}, 400),
         ("/queues/q/receive?max=0", {}, 400),
-        ("/queues/q/receive?max=1001", {}, 400),
+        ("/queues/q/receive?max=101", {}, 400),
+        ("/queues/q/receive?max=1_0", {}, 400),
+        ("/queues/q/receive?max=1&max=2", {}, 400),
         ("/queues/q/receive?max=ten", {}, 400),
         ("/queues/q/receive?wait=61", {}, 400),
         ("/queues/q/receive?lease=soon", {}, 400),
