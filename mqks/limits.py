@@ -222,6 +222,9 @@ HTTP_CONNECTIONS_MAX: Final = 256
 """Connections at once to the port of metrics and health; for one more the oldest that waits for its
 peer is closed."""
 
+HTTP_WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of requests to one port that are not parsed yet, together; for more, whose is most is closed."""
+
 HTTP_UNREAD_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of answers that the peers of one port have yet to read, together; for more, who has read nothing
 for longest is closed."""
@@ -248,6 +251,9 @@ API_BODY_S: Final = 30.0
 
 API_STREAMS_MAX: Final = 64
 """Streams of the HTTP API."""
+
+API_STREAM_BYTES_MAX: Final = 256 * 1024
+"""Messages of a stream that wait to be shown, about; what comes meanwhile the broker drops."""
 
 API_WAITS_MAX: Final = 128
 """Requests to the HTTP API that wait for messages."""

@@ -13,6 +13,8 @@ from socket import socket
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, unquote_to_bytes
 
+import anyio
+from anyio.lowlevel import checkpoint
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -41,7 +43,9 @@ _PLAIN: Final = re.compile(r"[0-9a-z.+-]{1,40}")
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 KEEP_ALIVE_S: Final = 15.0
 """A stream without messages shows at this interval that it is alive."""
-BATCH: Final = 256
+BATCH: Final = 64
+STREAMS_S: Final = 0.1
+"""A stream shows what has come, and then looks again after this time."""
 LOGIN: Final = {"WWW-Authenticate": 'Bearer realm="mqks", Basic realm="mqks"'}
 STATUS: Final = (
     ("no permission", 403),
@@ -132,6 +136,7 @@ class Api:
         too_long = f"line_bytes_max is {line_bytes_max}, the body is longer"
         self._bodies = Bodies(line_bytes_max, too_long)
         self._streams = 0
+        self._one_shows = anyio.Lock()
         self._waits = 0
         self._openapi = (files("mqks.api") / "openapi.json.in").read_text() % vars(limits)
         self.run = self._clients.run
@@ -214,11 +219,33 @@ class Api:
             async with self._clients.of(credentials) as client, client.tail(mask) as tail:
                 headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
                 stream = StreamingResponse(
-                    _shown(tail), headers=headers, media_type="text/event-stream"
+                    self._shown(tail), headers=headers, media_type="text/event-stream"
                 )
                 await stream(scope, receive, send)
         finally:
             self._streams -= 1
+
+    async def _shown(self, tail: AsyncTail) -> AsyncIterator[bytes]:
+        """Events of a stream: messages, and how many were dropped."""
+        dropped = 0
+        yield b":\n\n"  # So that the browser knows that the stream is open.
+        while True:
+            try:
+                async for batch in tail.batches(BATCH, KEEP_ALIVE_S):
+                    async with self._one_shows:  # Others have the event loop between two streams.
+                        await checkpoint()
+                        events = b"".join(map(_event, batch))
+                    yield events
+                    if tail.dropped > dropped:
+                        yield b"event: dropped\ndata: %d\n\n" % (tail.dropped - dropped)
+                        dropped = tail.dropped
+                    if len(batch) < BATCH:
+                        await anyio.sleep(STREAMS_S)
+            except TimeoutError:
+                yield b":\n\n"
+            except ClientError as failure:
+                yield f"event: error\ndata: {json.dumps(_told(failure))}\n\n".encode()
+                return
 
     def _credentials(self, request: Request) -> Credentials:
         raw = request.headers.get("authorization", "").encode("latin-1")
@@ -300,24 +327,6 @@ def _received(queue: str, message: PeekedMessage) -> dict[str, Any]:
         "priority": message.priority,
         **{name: value for name, value in more.items() if value},
     }
-
-
-async def _shown(tail: AsyncTail) -> AsyncIterator[bytes]:
-    """Events of a stream: messages, and how many were dropped."""
-    dropped = 0
-    yield b":\n\n"  # So that the browser knows that the stream is open.
-    while True:
-        try:
-            async for batch in tail.batches(BATCH, KEEP_ALIVE_S):
-                yield b"".join(map(_event, batch))
-                if tail.dropped > dropped:
-                    yield b"event: dropped\ndata: %d\n\n" % (tail.dropped - dropped)
-                    dropped = tail.dropped
-        except TimeoutError:
-            yield b":\n\n"
-        except ClientError as failure:
-            yield f"event: error\ndata: {json.dumps(_told(failure))}\n\n".encode()
-            return
 
 
 def _event(message: Message) -> bytes:

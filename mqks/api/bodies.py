@@ -25,20 +25,23 @@ class Bodies:
     async def read(self, request: Request) -> AsyncIterator[bytes]:
         """The body, which counts from its first chunk to the end of the block. Raises
         HTTPException."""
-        body, size = bytearray(), int(request.headers.get("content-length", 0))
+        body, size = bytearray(), 0
         try:
             try:
-                self._check(0, size)
+                self._check(0, int(request.headers.get("content-length", 0)))
                 with anyio.fail_after(API_BODY_S):
                     async for chunk in request.stream():
+                        size += len(chunk)
                         self._bytes += len(chunk)
                         body += chunk
-                        self._check(len(body), len(body))
+                        self._check(size, size)
             except TimeoutError:
                 raise HTTPException(408, f"the body took more than {API_BODY_S:g} s") from None
-            yield bytes(body)
+            whole = bytes(body)
+            body.clear()
+            yield whole
         finally:
-            self._bytes -= len(body)
+            self._bytes -= size
 
     def _check(self, came: int, size: int) -> None:
         """Raise for a body of this size, or if all take too much; `came`: this one's part of it."""

@@ -18,6 +18,7 @@ from mqks.limits import (
     HTTP_PIECE_BYTES_MAX,
     HTTP_PIECE_LINES_MAX,
     HTTP_UNREAD_BYTES_MAX,
+    HTTP_WAITING_BYTES_MAX,
 )
 from mqks.server import log
 
@@ -33,6 +34,8 @@ class Port:
         self.connections_max = connections_max
         self.unread: dict[HttpProtocol, int] = {}
         """Long answers that wait for their peers, and their bytes; who waits longest is first."""
+        self.waiting_bytes = 0
+        """Of requests that have come and are not parsed."""
         self._unparsed: deque[HttpProtocol] = deque()
 
     def parse_later(self, connection: "HttpProtocol") -> None:
@@ -62,6 +65,8 @@ class HttpProtocol(H11Protocol):
         self._transport = transport
         self._is_new = True
         self._unparsed = bytearray()
+        self.waiting_bytes = 0
+        """Of these, and of an incomplete head."""
         self._ignored = 0
         """Bytes that came when nothing was read any more."""
         self._left = 0
@@ -112,6 +117,17 @@ class HttpProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.port.unread.pop(self, None)
+        self._unparsed.clear()
+        self._count(0)
+
+    def _count(self, unparsed_bytes: int) -> None:
+        """Count what waits; for too much, whose is most is closed."""
+        port = self.port
+        port.waiting_bytes += unparsed_bytes - self.waiting_bytes
+        self.waiting_bytes = unparsed_bytes
+        if port.waiting_bytes > HTTP_WAITING_BYTES_MAX:
+            connections = cast(set[HttpProtocol], self.connections)
+            max(connections, key=lambda each: each.waiting_bytes).transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -128,6 +144,7 @@ class HttpProtocol(H11Protocol):
         self._unparsed += data
         if len(self._unparsed) > HTTP_PIECE_BYTES_MAX:
             self._transport.pause_reading()
+        self._count(self.waiting_bytes + len(data))
         self.go_on()
 
     def go_on(self) -> None:
@@ -152,6 +169,7 @@ class HttpProtocol(H11Protocol):
                 log.error("http_failed", path="", exception=failure)
             self._transport.abort()
             return
+        self._count(len(self._unparsed) + len(self.conn.trailing_data[0]))
         if len(self._unparsed) <= HTTP_PIECE_BYTES_MAX and not self._transport.is_closing():
             self._transport.resume_reading()
         self.go_on()

@@ -64,6 +64,8 @@ class Sqs:
         most = SQS_CONNECTIONS_MAX
         self._clients = Clients(open_as, line_bytes_max, "sqs", logs_in=False, waits_max=most)
         self._bodies = Bodies(SQS_REQUEST_BYTES_MAX, "The request is longer than 4 MiB.")
+        self._one_large = anyio.CapacityLimiter(1)
+        """Reading a form of 4 MiB may take 150 MB for a moment."""
         self._known = Known(partial(self._clients.of, ()))
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -83,10 +85,10 @@ class Sqs:
         try:
             call, told = await self._told(request)
         except (SqsError, ClientError, HTTPException) as failure:
-            error = SqsError.of(failure)
-            headers["x-amzn-query-error"] = f"{error.query_code};{error.fault}"
-            content, kind = failed(error, is_json, request_id)
-            return Response(content, error.status, headers, kind)
+            if isinstance(failure, HTTPException):
+                headers |= failure.headers or {}
+            # An error that this frame kept would keep the frame, and so the body of the request.
+            return _refused(SqsError.of(failure), is_json, headers)
         content, kind = answered(call, told, request_id)
         return Response(content, 200, headers, kind)
 
@@ -94,7 +96,10 @@ class Sqs:
         async with self._bodies.read(request) as body:
             read = partial(self._read, request, body)
             is_large = len(body) > LARGE_BYTES
-            user, call = await anyio.to_thread.run_sync(read) if is_large else read()
+            if is_large:
+                user, call = await anyio.to_thread.run_sync(read, limiter=self._one_large)
+            else:
+                user, call = read()
             if (action := ACTIONS.get(call.action)) is None:
                 code = "UnknownOperationException" if call.is_json else "InvalidAction"
                 raise SqsError(code, f"The action {call.action:.100} is not valid.")
@@ -124,6 +129,12 @@ class Sqs:
             find = self._known_users().by_access_key
             user = verified(place, request.headers.items(), body, find, now)
         return user, Call.of(request.headers.get("x-amz-target", ""), query, body, path)
+
+
+def _refused(error: SqsError, is_json: bool, headers: dict[str, str]) -> Response:
+    headers["x-amzn-query-error"] = f"{error.query_code};{error.fault}"
+    content, kind = failed(error, is_json, headers["x-amzn-requestid"])
+    return Response(content, error.status, headers, kind)
 
 
 def _region(request: Request) -> str:

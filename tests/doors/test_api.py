@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
 import socket
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import anyio
 import pytest
 from openapi_spec_validator import validate
 
 from mqks import BlockingClient, blocking, users_file
+from mqks.api import app
 from mqks.api.app import LEASE
 from mqks.errors import ConfigurationError
-from mqks.limits import API_BODIES_BYTES_MAX, API_STREAMS_MAX
+from mqks.limits import (
+    API_BODIES_BYTES_MAX,
+    API_STREAMS_MAX,
+    KEY_BYTES_MAX,
+    META_BYTES_MAX,
+    REASON_BYTES_MAX,
+)
+from mqks.server import http
 from mqks.settings import load
 from mqks.users import User, hash_password, hash_token
 from tests.kit.line_client import LineClient
@@ -212,6 +226,63 @@ def test_the_description_is_valid(api: Api) -> None:
     leases = {f"/leases/{{lease}}/{what}" for what in LEASE}
     paths = {"/publish/{event}", "/queues/{queue}/receive", "/events/{mask}", *leases}
     assert paths == set(told["paths"])
+
+
+def test_the_bounds_of_the_description_are_those_of_the_server(
+    api: Api, client: BlockingClient
+) -> None:
+    client.subscribe("q", ["e"])
+    told, tried = api.ask("/openapi.json", method="GET").told, set()
+    for path, operations in told["paths"].items():
+        place = path.format(event="e", queue="q", mask="e", lease="cSBlLjEuMQ")
+
+        def is_refused(name: str, where: str, value: str, place: str = place) -> bool:
+            headers: dict[str, Any] = {name: value} if where == "header" else {}
+            query = f"?{name}={value}" if where == "query" else ""
+            return api.ask(place + query, b"x", **headers).status == 400
+
+        for each in operations.get("post", {}).get("parameters", ()):
+            name, where, schema = each.get("name"), each.get("in"), each.get("schema", {})
+            for bound, step in (("minimum", -1), ("maximum", 1)):
+                if bound in schema:
+                    tried.add((name, bound))
+                    assert not is_refused(name, where, str(schema[bound]))
+                    assert is_refused(name, where, str(schema[bound] + step))
+            if "maxLength" in schema:
+                tried.add((name, schema["maxLength"]))
+                value = ("m=" if name == "Mqks-Meta" else "") + "x" * schema["maxLength"]
+                assert is_refused(name, where, value + "x")
+                assert not is_refused(name, where, value[: schema["maxLength"]])
+    assert tried == {
+        *(("Mqks-Priority", each) for each in ("minimum", "maximum")),
+        *(("max", each) for each in ("minimum", "maximum")),
+        *(("Mqks-Key", KEY_BYTES_MAX), ("Mqks-Meta", META_BYTES_MAX)),
+        ("reason", REASON_BYTES_MAX),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("phase", "unchecked"),
+    [
+        ("fuzzing", "positive_data_acceptance"),
+        ("coverage", "positive_data_acceptance,negative_data_rejection"),
+    ],
+)
+def test_what_the_description_says_is_what_is_answered(
+    api: Api, client: BlockingClient, tmp_path: Path, phase: str, unchecked: str
+) -> None:
+    """No answer is a 5xx or has another form, and what is wrong is refused. Without the stream,
+    which does not end. A schema cannot say all that is wrong with a duration; and a header that
+    nobody knows, which the second phase adds, is not wrong."""
+    client.subscribe("q", masks=["**"])
+    url = f"http://{api.address[0]}:{api.address[1]}/openapi.json"
+    flags = "--seed=1", "--max-examples=50", "--exclude-operation-id=events", "--no-color"
+    words = ["-m", "schemathesis.cli", "run", url, *flags]
+    words += f"--phases={phase}", f"--exclude-checks={unchecked}"
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+    assert b"5 selected / 6 total" in done.stdout
 
 
 def test_other_sites_are_refused(api: Api) -> None:
@@ -431,6 +502,70 @@ def test_streams_have_a_limit(api: Api, client: BlockingClient) -> None:
     until(lambda: inside(client) == 1)
     with ExitStack() as stack:
         assert api.look("e", stack).status == 200
+
+
+def test_streams_show_one_piece_in_a_turn(
+    server: ServerProcess, client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that many of them, far behind, do not make other clients of the API wait."""
+    turn, streams, messages = 0, 16, 2000
+    shown_in: Counter[int] = Counter()
+    event = app._event
+
+    def counted(message: Any) -> bytes:
+        shown_in[turn] += 1
+        return event(message)
+
+    async def open_inside(name: str, trusted: bool) -> socket.socket:
+        sock = socket.create_connection(server.address, WAIT_S)
+        sock.setblocking(False)
+        return sock
+
+    async def failed(request: Any, failure: Exception) -> Any:
+        raise failure
+
+    async def read(address: Any, opened: anyio.Semaphore) -> None:
+        async with await anyio.connect_tcp(*address) as stream:
+            await stream.send(b"GET /events/e HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            seen = await stream.receive()
+            opened.release()
+            while b'"data": "last"' not in seen:
+                seen = seen[-100:] + await stream.receive()
+
+    async def run() -> None:
+        api = app.Api(open_inside, with_users=False, line_bytes_max=MIB)
+        sock, loop = socket.create_server(("127.0.0.1", 0)), asyncio.get_running_loop()
+        opened = anyio.Semaphore(0)
+        ticks: asyncio.Handle
+
+        def tick() -> None:
+            nonlocal turn, ticks
+            turn += 1
+            ticks = loop.call_soon(tick)
+
+        ticks = loop.call_soon(tick)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(api.run)
+            tasks.start_soon(http.answer, sock, api.app(failed), 256)
+            with anyio.fail_after(WAIT_S):
+                async with anyio.create_task_group() as readers:
+                    for _ in range(streams):
+                        readers.start_soon(read, sock.getsockname(), opened)
+                    for _ in range(streams):
+                        await opened.acquire()
+                    data = [*(str(each) for each in range(messages)), "last"]
+                    publish = partial(client.publish_many, [("e", each) for each in data])
+                    await anyio.to_thread.run_sync(publish)
+                while api._streams:
+                    await anyio.sleep(0.01)
+            ticks.cancel()
+            tasks.cancel_scope.cancel()
+        await anyio.sleep(0.1)  # Until what was closed is closed.
+
+    monkeypatch.setattr(app, "_event", counted)
+    anyio.run(run)
+    assert shown_in.total() == streams * (messages + 1)
+    assert max(shown_in.values()) <= app.BATCH
 
 
 # ---------------------------------------------------------------------------------------- limits
