@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ import anyio
 import pytest
 from openapi_spec_validator import validate
 
-from mqks import BlockingClient, blocking, users_file
+from mqks import BlockingClient, blocking, connect, users_file
 from mqks.api import app
 from mqks.api.app import LEASE
 from mqks.errors import ConfigurationError
@@ -504,11 +503,10 @@ def test_streams_have_a_limit(api: Api, client: BlockingClient) -> None:
         assert api.look("e", stack).status == 200
 
 
-def test_streams_show_one_piece_in_a_turn(
-    server: ServerProcess, client: BlockingClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_show_one_piece_in_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that many of them, far behind, do not make other clients of the API wait."""
     turn, streams, messages = 0, 16, 2000
+    running = ServerProcess(tmp_path / "mqks.db", "--unix", str(tmp_path / "socket"))
     shown_in: Counter[int] = Counter()
     event = app._event
 
@@ -517,7 +515,8 @@ def test_streams_show_one_piece_in_a_turn(
         return event(message)
 
     async def open_inside(name: str, trusted: bool) -> socket.socket:
-        sock = socket.create_connection(server.address, WAIT_S)
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(str(tmp_path / "socket"))
         sock.setblocking(False)
         return sock
 
@@ -554,16 +553,16 @@ def test_streams_show_one_piece_in_a_turn(
                     for _ in range(streams):
                         await opened.acquire()
                     data = [*(str(each) for each in range(messages)), "last"]
-                    publish = partial(client.publish_many, [("e", each) for each in data])
-                    await anyio.to_thread.run_sync(publish)
+                    async with connect(running.url) as client:
+                        await client.publish_many([("e", each) for each in data])
                 while api._streams:
                     await anyio.sleep(0.01)
             ticks.cancel()
             tasks.cancel_scope.cancel()
-        await anyio.sleep(0.1)  # Until what was closed is closed.
 
     monkeypatch.setattr(app, "_event", counted)
-    anyio.run(run)
+    with running:
+        anyio.run(run)
     assert shown_in.total() == streams * (messages + 1)
     assert max(shown_in.values()) <= app.BATCH
 
