@@ -229,9 +229,26 @@ HTTP_CONNECTIONS_MAX: Final = 256
 """Connections at once to the port of metrics and health; for one more the oldest that waits for its
 peer is closed."""
 
+HTTP_WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of requests to one port that are not parsed yet, together; for more, whose is most is closed."""
+
 HTTP_UNREAD_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of answers that the peers of one port have yet to read, together; for more, who has read nothing
 for longest is closed."""
+
+HTTP_PIECE_BYTES_MAX: Final = 64 * 1024
+HTTP_PIECE_LINES_MAX: Final = 256
+"""What is parsed of a request in a turn, and the line ends in it: chunks of one byte take 2 ms."""
+
+HTTP_HEAD_LINES_MAX: Final = 256
+"""Lines of the head of a request, and of what follows its last chunk; the last piece of it may have
+more."""
+
+HTTP_QUERY_FIELDS_MAX: Final = 2000
+"""Fields in the query of a request: they take 5 ms."""
+
+HTTP_LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
+"""What is read, to no effect, of a request after its answer."""
 
 API_BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bodies of the HTTP API that are read or not stored yet, together. A longer one is read alone."""
@@ -239,11 +256,11 @@ API_BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
 API_BODY_S: Final = 30.0
 """How long sending one may take."""
 
-API_LINGER_S: Final = 2.0
-"""How long one that is refused is read on, to no effect."""
-
 API_STREAMS_MAX: Final = 64
 """Streams of the HTTP API."""
+
+API_STREAM_BYTES_MAX: Final = 256 * 1024
+"""Messages of a stream that wait to be shown, about; what comes meanwhile the broker drops."""
 
 API_WAITS_MAX: Final = 128
 """Requests to the HTTP API that wait for messages."""

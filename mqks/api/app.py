@@ -3,16 +3,18 @@
 The one rule: an error has the words of the protocol, as JSON.
 """
 
-import binascii
 import json
+import re
 from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from importlib.resources import files
 from socket import socket
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, unquote_to_bytes
 
+import anyio
+from anyio.lowlevel import checkpoint
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -20,8 +22,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from mqks import limits
 from mqks.api.bodies import Bodies
 from mqks.api.clients import TIMEOUT_S, Clients, Credentials
+from mqks.client import requests
 from mqks.client.async_client import AsyncTail
 from mqks.client.errors import (
     AuthenticationFailed,
@@ -35,9 +39,13 @@ from mqks.inspection.text import data_as_text
 from mqks.limits import API_STREAMS_MAX, API_WAITS_MAX
 from mqks.protocol.durations import in_seconds
 
+_PLAIN: Final = re.compile(r"[0-9a-z.+-]{1,40}")
+_INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 KEEP_ALIVE_S: Final = 15.0
 """A stream without messages shows at this interval that it is alive."""
-BATCH: Final = 256
+BATCH: Final = 64
+STREAMS_S: Final = 0.1
+"""A stream shows what has come, and then looks again after this time."""
 LOGIN: Final = {"WWW-Authenticate": 'Bearer realm="mqks", Basic realm="mqks"'}
 STATUS: Final = (
     ("no permission", 403),
@@ -54,11 +62,31 @@ Terms = Mapping[str, tuple[str, Callable[[str], Any]]]
 
 
 def _seconds(text: str) -> float:
+    if not _PLAIN.fullmatch(text):  # Python also reads 1_000, and digits of other scripts.
+        raise ValueError(f"{text!r} is not a duration")
     return float(in_seconds(text))
 
 
-def _text(text: str) -> str:
+def _integer(text: str) -> int:
+    if not _INTEGER.fullmatch(text):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _name_of(text: str) -> str:
     return unquote(text, errors="surrogateescape")
+
+
+def _flag_text(text: str) -> bytes:
+    """The text behind a flag of the protocol, which has the same form there."""
+    if not text:
+        raise ValueError("it is empty")
+    return requests.encoded(text)
+
+
+def _unquoted(text: str) -> str:
+    """A header may be a string in quotes (RFC 8941)."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
 
 
 def _flag(text: str) -> bool:
@@ -67,24 +95,18 @@ def _flag(text: str) -> bool:
     return text != "false"
 
 
-def _meta(text: str) -> dict[str, str]:
-    pairs = parse_qsl(text, True, True, errors="surrogateescape")
-    if len(meta := dict(pairs)) != len(pairs):
-        raise ValueError("an attribute is there twice")
-    return meta
-
-
 HEADERS: Final[Terms] = {
     "mqks-delay": ("delay_s", _seconds),
     "mqks-ttl": ("ttl_s", _seconds),
-    "mqks-priority": ("priority", int),
-    "mqks-key": ("key", _text),
-    "mqks-meta": ("meta", _meta),
-    "mqks-to": ("to", _text),
+    "mqks-priority": ("priority", _integer),
+    "mqks-key": ("key", _flag_text),
+    "mqks-meta": ("meta", _flag_text),
+    "mqks-to": ("to", _name_of),
+    "idempotency-key": ("id", _unquoted),
 }
 """Headers of a message: the option of `publish`, and what reads it."""
 RECEIVE: Final[Terms] = {
-    "max": ("limit", int),
+    "max": ("limit", _integer),
     "lease": ("lease_s", _seconds),
     "wait": ("wait_s", _seconds),
 }
@@ -114,8 +136,9 @@ class Api:
         too_long = f"line_bytes_max is {line_bytes_max}, the body is longer"
         self._bodies = Bodies(line_bytes_max, too_long)
         self._streams = 0
+        self._one_shows = anyio.Lock()
         self._waits = 0
-        self._openapi = (files("mqks.api") / "openapi.json").read_bytes()
+        self._openapi = (files("mqks.api") / "openapi.json.in").read_text() % vars(limits)
         self.run = self._clients.run
 
     def app(self, failed: Failed) -> Starlette:
@@ -150,8 +173,6 @@ class Api:
         queue, wait_s = _name(request, behind=1), options.get("wait_s", 0)
         if wait_s and self._waits >= API_WAITS_MAX:
             raise HTTPException(503, f"the limit of {API_WAITS_MAX} waiting requests is reached")
-        async with self._bodies.read(request):
-            pass
         self._waits += wait_s > 0
         try:
             async with self._clients.of(credentials) as client:
@@ -198,20 +219,44 @@ class Api:
             async with self._clients.of(credentials) as client, client.tail(mask) as tail:
                 headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
                 stream = StreamingResponse(
-                    _shown(tail), headers=headers, media_type="text/event-stream"
+                    self._shown(tail), headers=headers, media_type="text/event-stream"
                 )
                 await stream(scope, receive, send)
         finally:
             self._streams -= 1
 
+    async def _shown(self, tail: AsyncTail) -> AsyncIterator[bytes]:
+        """Events of a stream: messages, and how many were dropped."""
+        dropped = 0
+        yield b":\n\n"  # So that the browser knows that the stream is open.
+        while True:
+            try:
+                async for batch in tail.batches(BATCH, KEEP_ALIVE_S):
+                    async with self._one_shows:  # Others have the event loop between two streams.
+                        await checkpoint()
+                        events = b"".join(map(_event, batch))
+                    yield events
+                    if tail.dropped > dropped:
+                        yield b"event: dropped\ndata: %d\n\n" % (tail.dropped - dropped)
+                        dropped = tail.dropped
+                    if len(batch) < BATCH:
+                        await anyio.sleep(STREAMS_S)
+            except TimeoutError:
+                yield b":\n\n"
+            except ClientError as failure:
+                yield f"event: error\ndata: {json.dumps(_told(failure))}\n\n".encode()
+                return
+
     def _credentials(self, request: Request) -> Credentials:
-        kind, _, told = request.headers.get("authorization", "").partition(" ")
+        raw = request.headers.get("authorization", "").encode("latin-1")
+        kind, _, told = requests.decoded(raw).partition(" ")
         if kind.lower() == "bearer" and told:
             return (told.strip(),)
         if kind.lower() == "basic":
             try:
-                user, colon, password = b64decode(told, validate=True).decode().partition(":")
-            except (binascii.Error, UnicodeDecodeError):
+                login = requests.decoded(b64decode(told, validate=True))
+                user, colon, password = login.partition(":")
+            except ValueError:
                 user = colon = password = ""
             if user and colon:
                 return (user, password)
@@ -237,38 +282,36 @@ def _name(request: Request, behind: int = 0) -> str:
     if not slash:
         raise HTTPException(404, "a slash of the path is encoded")
     name = raw.rsplit(b"/", behind)[0]
-    return unquote_to_bytes(name).decode("utf-8", "surrogateescape")
+    return requests.decoded(unquote_to_bytes(name))
 
 
 def _options(request: Request) -> dict[str, Any]:
     """The options of `publish` in the headers and the query. Raises HTTPException."""
     options = _parameters(request, {"mandatory": ("mandatory", _flag)})
-    for name, value in request.headers.items():
-        if name == "idempotency-key":
-            options.update(id=value.strip('"'), once=True)
-        elif name in HEADERS:
-            options |= _read(HEADERS, name, value)
-        elif name.startswith("mqks-"):
-            raise HTTPException(400, f"{name} is unknown; there are {', '.join(HEADERS)}")
-    return options
+    named = ((raw.decode("latin-1"), requests.decoded(value)) for raw, value in request.headers.raw)
+    told = [pair for pair in named if pair[0].startswith("mqks-") or pair[0] in HEADERS]
+    options |= _read(HEADERS, told)
+    return options | {"once": "id" in options}
 
 
 def _parameters(request: Request, terms: Terms) -> dict[str, Any]:
     """The options in the query. Raises HTTPException."""
+    return _read(terms, parse_qsl(request.url.query, True, errors="surrogateescape"))
+
+
+def _read(terms: Terms, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    for name, value in request.query_params.multi_items():
+    for name, value in pairs:
         if name not in terms:
             raise HTTPException(400, f"{name} is unknown; there are {', '.join(terms) or 'none'}")
-        options |= _read(terms, name, value)
+        option, read = terms[name]
+        if option in options:
+            raise HTTPException(400, f"{name} is there twice")
+        try:
+            options[option] = read(value)
+        except (ValueError, OverflowError) as error:
+            raise HTTPException(400, f"{name}: {error}") from None
     return options
-
-
-def _read(terms: Terms, name: str, value: str) -> dict[str, Any]:
-    option, read = terms[name]
-    try:
-        return {option: read(value)}
-    except (ValueError, OverflowError) as error:
-        raise HTTPException(400, f"{name}: {error}") from None
 
 
 def _received(queue: str, message: PeekedMessage) -> dict[str, Any]:
@@ -284,24 +327,6 @@ def _received(queue: str, message: PeekedMessage) -> dict[str, Any]:
         "priority": message.priority,
         **{name: value for name, value in more.items() if value},
     }
-
-
-async def _shown(tail: AsyncTail) -> AsyncIterator[bytes]:
-    """Events of a stream: messages, and how many were dropped."""
-    dropped = 0
-    yield b":\n\n"  # So that the browser knows that the stream is open.
-    while True:
-        try:
-            async for batch in tail.batches(BATCH, KEEP_ALIVE_S):
-                yield b"".join(map(_event, batch))
-                if tail.dropped > dropped:
-                    yield b"event: dropped\ndata: %d\n\n" % (tail.dropped - dropped)
-                    dropped = tail.dropped
-        except TimeoutError:
-            yield b":\n\n"
-        except ClientError as failure:
-            yield f"event: error\ndata: {json.dumps(_told(failure))}\n\n".encode()
-            return
 
 
 def _event(message: Message) -> bytes:

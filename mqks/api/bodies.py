@@ -10,7 +10,7 @@ import anyio
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from mqks.limits import API_BODIES_BYTES_MAX, API_BODY_S, API_LINGER_S
+from mqks.limits import API_BODIES_BYTES_MAX, API_BODY_S
 
 
 class Bodies:
@@ -25,28 +25,23 @@ class Bodies:
     async def read(self, request: Request) -> AsyncIterator[bytes]:
         """The body, which counts from its first chunk to the end of the block. Raises
         HTTPException."""
-        body, size = bytearray(), int(request.headers.get("content-length", 0))
-        chunks = request.stream()
+        body, size = bytearray(), 0
         try:
             try:
-                self._check(0, size)
+                self._check(0, int(request.headers.get("content-length", 0)))
                 with anyio.fail_after(API_BODY_S):
-                    async for chunk in chunks:
+                    async for chunk in request.stream():
+                        size += len(chunk)
                         self._bytes += len(chunk)
                         body += chunk
-                        self._check(len(body), len(body))
+                        self._check(size, size)
             except TimeoutError:
                 raise HTTPException(408, f"the body took more than {API_BODY_S:g} s") from None
-            except HTTPException:
-                self._bytes -= len(body)
-                body.clear()
-                # One that waits for `100 Continue` sends nothing.
-                if "expect" not in request.headers:
-                    await _read_on(chunks)
-                raise
-            yield bytes(body)
+            whole = bytes(body)
+            body.clear()
+            yield whole
         finally:
-            self._bytes -= len(body)
+            self._bytes -= size
 
     def _check(self, came: int, size: int) -> None:
         """Raise for a body of this size, or if all take too much; `came`: this one's part of it."""
@@ -55,14 +50,3 @@ class Bodies:
         if came < self._bytes > API_BODIES_BYTES_MAX:
             reason = "too many messages are being published; try again"
             raise HTTPException(503, reason, {"Retry-After": "1"})
-
-
-async def _read_on(chunks: AsyncIterator[bytes]) -> None:
-    """Read the rest to no effect: a connection that is closed with unread bytes is reset, and its
-    client may not see the answer."""
-    left = API_BODIES_BYTES_MAX
-    with anyio.move_on_after(API_LINGER_S):
-        async for chunk in chunks:
-            left -= len(chunk)
-            if left < 0:
-                return

@@ -17,7 +17,7 @@ from mqks.client.async_client import AsyncClient
 from mqks.client.errors import ConnectionLost
 from mqks.client.options import Options
 from mqks.client.urls import Address
-from mqks.limits import API_WAITS_MAX
+from mqks.limits import API_STREAM_BYTES_MAX, API_WAITS_MAX
 
 CLIENTS_MAX: Final = 256
 """For one more, one that nobody uses is closed."""
@@ -66,6 +66,7 @@ class Clients:
             connect_timeout_s=CONNECT_S,
             connect_again=False,
             line_bytes_max=line_bytes_max,
+            buffer_bytes_max=API_STREAM_BYTES_MAX,
             in_flight_max=10_000 + waits_max,
         )
         self._users: dict[Credentials, _User] = {}

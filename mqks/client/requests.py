@@ -223,7 +223,7 @@ def told_reason(reason: str | BaseException) -> str:
 
 def _checked(what: str, value: Any, read: Reader) -> bytes:
     """The text of a value."""
-    if what in ("meta", "where"):
+    if what in ("meta", "where") and not isinstance(value, bytes):
         text = _meta(value, reserved=what == "where")
     elif what == "at" or what.endswith("_s"):
         text = _seconds(what, _since_1970_s(value) if what == "at" else value)

@@ -51,6 +51,7 @@ STATIC: Final = {
     "icon.svg": "image/svg+xml",
 }
 FORM_BYTES_MAX: Final = 64 * 1024
+FORM_FIELDS_MAX: Final = 1000
 NAMES: Final = 200
 """Names of a list on one page."""
 NAMED: Final = {"events": "events", "masks": "masks", "consumers": "consumer_ids"}
@@ -502,7 +503,7 @@ async def _form(request: Request) -> dict[str, str]:
     body = b""
     async for some in request.stream():
         body += some
-        if len(body) > FORM_BYTES_MAX:
+        if len(body) > FORM_BYTES_MAX or body.count(b"&") > FORM_FIELDS_MAX:
             return {}
     return dict(parse_qsl(body.decode("ascii", "replace"), errors="surrogateescape"))
 

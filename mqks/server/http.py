@@ -5,97 +5,31 @@ The one rule: whatever happens here, the broker continues. Failures are logged a
 so that nobody is kept out by silence.
 """
 
-import asyncio
 import html
 import ipaddress
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar, cast
-from urllib.parse import urlsplit
 
 import anyio
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn import Server as Uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mqks.limits import HTTP_CONNECTIONS_MAX, HTTP_UNREAD_BYTES_MAX
+from mqks.limits import HTTP_QUERY_FIELDS_MAX
 from mqks.page.headers import SECURITY
-from mqks.server import log
-from mqks.server.clock import Patient
+from mqks.server.http_protocol import HttpProtocol, Port
 from mqks.settings import is_loopback
 
-REQUEST_S = 5.0
-"""About how long a connection may take to send a request: silent ones must not block others."""
+_HOST = re.compile(r"(?:([\w.~-]*)|\[([\da-fA-F:.]+)\])(?::\d{0,5})?", re.ASCII)
+_NO_HOST = PlainTextResponse("The header Host is a name, and perhaps a port.\n", 400)
+_TOO_MANY_FIELDS = PlainTextResponse("The query has too many fields.\n", 400)
 _MISDIRECTED = PlainTextResponse("This host name is not the broker's.\n", 421)
 STOP_S = 1
 """How long a stopping server waits for requests to finish."""
-
-
-class _Protocol(H11Protocol):
-    connections_max = HTTP_CONNECTIONS_MAX
-    unread: "ClassVar[dict[_Protocol, int]]"
-    """Long answers that wait for their peers, and their bytes, those first that wait longest."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.made_s = self.loop.time()
-        self._is_new = True
-        self._left = 0
-        """Bytes of an answer that its peer had yet to take."""
-        if len(self.connections) > self.connections_max:
-            waiting = [each for each in cast(set[_Protocol], self.connections) if each.waits]
-            min(waiting, key=lambda each: each.made_s, default=self).transport.abort()
-        Patient(REQUEST_S, self._end_silent)
-
-    @property
-    def waits(self) -> bool:
-        """Its peer has yet to send a request, or does not read the response."""
-        cycle = self.cycle
-        silent = not cycle or cycle.response_complete or cycle.more_body or self.flow.write_paused
-        return silent and not self.transport.is_closing()
-
-    def _end_silent(self) -> None:
-        # Between requests uvicorn has a timer, which the first byte of the next request ends.
-        if not self.cycle or (self.cycle.response_complete and not self.timeout_keep_alive_task):
-            self.transport.abort()
-        elif not self.transport.is_closing():
-            before, self._left = self._left, self.transport.get_write_buffer_size()
-            if self._left and self._left == before:
-                self.transport.abort()
-            Patient(REQUEST_S, self._end_silent)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.unread[self] = self.transport.get_write_buffer_size()
-        while len(self.unread) > 1 and sum(self.unread.values()) > HTTP_UNREAD_BYTES_MAX:
-            longest = next(iter(self.unread))
-            del self.unread[longest]
-            longest.transport.abort()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self.unread.pop(self, None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self.unread.pop(self, None)
-
-    def data_received(self, data: bytes) -> None:
-        if self._is_new and b"\n" in data:
-            # Who speaks something else, like a client of the broker, learns it from the first line.
-            first, end, rest = data.partition(b"\n")
-            data = first + end + (rest if b" HTTP/" in first else b"\n")
-        self._is_new = False
-        try:
-            super().data_received(data)
-        except Exception as failure:
-            # The event loop would report it to the server, which would end.
-            log.error("http_failed", path="", exception=failure)
-            self.transport.abort()
 
 
 class _Uvicorn(Uvicorn):
@@ -111,7 +45,7 @@ async def answer(sock: socket.socket, app: ASGIApp, connections_max: int) -> Non
         Config(
             # Beyond loopback nobody can know its names.
             _guarded(app, has_names=is_loopback(sock.getsockname()[0])),
-            http=type("Protocol", (_Protocol,), {"connections_max": connections_max, "unread": {}}),
+            http=type("Protocol", (HttpProtocol,), {"port": Port(connections_max)}),
             # Event loops accept all at once that wait there, before one can be closed.
             backlog=connections_max // 4,
             ws="none",
@@ -133,23 +67,43 @@ async def answer(sock: socket.socket, app: ASGIApp, connections_max: int) -> Non
 
 def _guarded(app: ASGIApp, *, has_names: bool) -> ASGIApp:
     """Refuses what the pages of other sites make a browser ask for, such as an image that costs a
-    view, and who asks under a name that it has not."""
+    view, and who asks under a name that it has not. Of a connection nothing is executed behind a
+    body that was not read to its end, or whose length was told in two ways (RFC 9112, 6.1)."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
+        host = _HOST.fullmatch(headers.get("host", ""))
         answering = app if _is_own_site(headers) else _foreign(scope)
-        if has_names and not _is_own_name(headers.get("host", "")):
+        if host is None:
+            answering = _NO_HOST
+        elif has_names and not _is_own_name(host[1] or host[2] or "localhost"):
             answering = _MISDIRECTED
-        await answering(scope, receive, send)
+        elif scope["query_string"].count(b"&") >= HTTP_QUERY_FIELDS_MAX:
+            answering = _TOO_MANY_FIELDS
+        has_chunks, length = "transfer-encoding" in headers, headers.get("content-length")
+        is_last = has_chunks and length is not None
+        is_unread = has_chunks or int(length or 0) > 0
+
+        async def received() -> Message:
+            nonlocal is_unread
+            message = await receive()
+            is_unread = is_unread and message.get("more_body", True)
+            return message
+
+        async def sent(message: Message) -> None:
+            if (is_last or is_unread) and message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        await answering(scope, received, sent)
 
     return guarded
 
 
-def _is_own_name(host: str) -> bool:
+def _is_own_name(name: str) -> bool:
     """Any other may be that of a web site (DNS rebinding). Who names no host is no browser."""
     try:
-        name = urlsplit("//" + host).hostname or "localhost"
-        return name == "localhost" or bool(ipaddress.ip_address(name))
+        return name.lower() == "localhost" or bool(ipaddress.ip_address(name))
     except ValueError:
         return False
 

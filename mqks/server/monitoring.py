@@ -14,7 +14,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mqks.broker.broker import Broker
 from mqks.broker.requests import stats
@@ -110,21 +109,9 @@ async def serve(
         if page:
             await tasks.start(_keep_page, page)
         try:
-            await http.answer(sock, _one_a_turn(app), connections_max)
+            await http.answer(sock, app, connections_max)
         finally:
             tasks.cancel_scope.cancel()
-
-
-def _one_a_turn(app: ASGIApp) -> ASGIApp:
-    """Many requests that come in one moment are begun one in a turn of the event loop."""
-    beginning = anyio.Lock()
-
-    async def begun(scope: Scope, receive: Receive, send: Send) -> None:
-        async with beginning:
-            await checkpoint()
-        await app(scope, receive, send)
-
-    return begun
 
 
 async def serve_standby(sock: socket.socket, why: Callable[[], str], connections_max: int) -> None:

@@ -64,6 +64,8 @@ class Sqs:
         most = SQS_CONNECTIONS_MAX
         self._clients = Clients(open_as, line_bytes_max, "sqs", logs_in=False, waits_max=most)
         self._bodies = Bodies(SQS_REQUEST_BYTES_MAX, "The request is longer than 4 MiB.")
+        self._one_large = anyio.CapacityLimiter(1)
+        """Reading a form of 4 MiB may take 150 MB for a moment."""
         self._known = Known(partial(self._clients.of, ()))
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -83,10 +85,10 @@ class Sqs:
         try:
             call, told = await self._told(request)
         except (SqsError, ClientError, HTTPException) as failure:
-            error = SqsError.of(failure)
-            headers["x-amzn-query-error"] = f"{error.query_code};{error.fault}"
-            content, kind = failed(error, is_json, request_id)
-            return Response(content, error.status, headers, kind)
+            if isinstance(failure, HTTPException):
+                headers |= failure.headers or {}
+            # An error that this frame kept would keep the frame, and so the body of the request.
+            return _refused(SqsError.of(failure), is_json, headers)
         content, kind = answered(call, told, request_id)
         return Response(content, 200, headers, kind)
 
@@ -94,7 +96,10 @@ class Sqs:
         async with self._bodies.read(request) as body:
             read = partial(self._read, request, body)
             is_large = len(body) > LARGE_BYTES
-            user, call = await anyio.to_thread.run_sync(read) if is_large else read()
+            if is_large:
+                user, call = await anyio.to_thread.run_sync(read, limiter=self._one_large)
+            else:
+                user, call = read()
             action = ACTIONS.get(call.action)
             if action is None or not _is_possible(request, call):
                 raise call.unknown()
@@ -134,6 +139,12 @@ def _is_possible(request: Request, call: Call) -> bool:
         return False
     is_signed = "authorization" in request.headers or "X-Amz-Signature" in request.query_params
     return request.method != "GET" or is_signed
+
+
+def _refused(error: SqsError, is_json: bool, headers: dict[str, str]) -> Response:
+    headers["x-amzn-query-error"] = f"{error.query_code};{error.fault}"
+    content, kind = failed(error, is_json, headers["x-amzn-requestid"])
+    return Response(content, error.status, headers, kind)
 
 
 def _region(request: Request) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
 import socket
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,13 +18,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import anyio
 import pytest
 from openapi_spec_validator import validate
 
-from mqks import BlockingClient, blocking, users_file
+from mqks import BlockingClient, blocking, connect, users_file
+from mqks.api import app
 from mqks.api.app import LEASE
 from mqks.errors import ConfigurationError
-from mqks.limits import API_BODIES_BYTES_MAX, API_STREAMS_MAX
+from mqks.limits import (
+    API_BODIES_BYTES_MAX,
+    API_STREAMS_MAX,
+    KEY_BYTES_MAX,
+    META_BYTES_MAX,
+    REASON_BYTES_MAX,
+)
+from mqks.server import http
 from mqks.settings import load
 from mqks.users import User, hash_password, hash_token
 from tests.kit.line_client import LineClient
@@ -44,7 +57,9 @@ class Api:
         found = until(lambda: re.search(r"address=api:http://([\d.]+):(\d+)", server.log))
         self.address = found[1], int(found[2])
 
-    def ask(self, path: str, body: Any = b"", method: str = "POST", **headers: str) -> Answer:
+    def ask(
+        self, path: str, body: Any = b"", method: str = "POST", **headers: str | bytes
+    ) -> Answer:
         connection = HTTPConnection(*self.address, timeout=WAIT_S)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         try:
@@ -137,6 +152,55 @@ def test_headers_are_the_options_of_publish(api: Api, client: BlockingClient) ->
     assert api.ask("/publish/e", b"x", Mqks_To="nowhere").status == 404
 
 
+SAME = {
+    "Mqks-Meta": (b"a=1+2&b=%c3%B8&%41=/~%2C", b"\xc3\xb8=1", b"a=1,2", b"a=%zz", b"a", b"=", b""),
+    "Mqks-Key": (b"a+b%20c%c3%B8/d", b"%FF", b"\xc3\xb8", b"a,b", b"a%", b""),
+    "Mqks-Priority": (b"-7", b"007", b"+7", b"1_0", b"\xb2", b"128", b""),
+    "Mqks-Delay": (b"0", b"0.000", b"0e5", b"1_0", b"nan", b"-1", b"\xd9\xa1", b""),
+    "Mqks-Ttl": (b"1e3", b"+5", b"0", b"inf", b"1_0", b""),
+}
+"""Values of flags of the protocol, right and wrong ones."""
+
+
+@pytest.mark.parametrize("header", SAME)
+def test_the_bytes_of_a_header_are_those_of_the_flag(
+    server: ServerProcess, api: Api, header: str
+) -> None:
+    flag = header.replace("Mqks-", "--").lower().encode()
+    with LineClient(server.address) as line, LineClient(server.address) as seen:
+        assert line.ask(b"s subscribe --confirm q e") == b"s ok "
+        assert seen.ask(b"c consume --confirm q --meta") == b"c ok "
+        for number, value in enumerate(SAME[header]):
+            headers: dict[str, Any] = {"Idempotency-Key": str(number), header: value}
+            status = api.ask("/publish/e", b"x", **headers).status
+            told = line.ask(b"%d publish --confirm %b=%b e x" % (number, flag, value))
+            assert (status == 200) == told.endswith(b" ok "), (value, status, told)
+            if status == 200:
+                assert seen.line() == seen.line(), value
+
+
+@pytest.mark.parametrize("key", [b"\xc3\xb8", b"\xff", b"a,b=c%20+", b'"', b'a"b', b"\xc2\x85x"])
+def test_an_idempotency_key_is_an_id_of_any_bytes(
+    server: ServerProcess, api: Api, key: bytes
+) -> None:
+    with LineClient(server.address) as line:
+        assert line.ask(b"s subscribe --confirm q e") == b"s ok "
+        assert api.ask("/publish/e", b"x", Idempotency_Key=key).status == 200
+        assert api.ask("/publish/e", b"x", Idempotency_Key=b'"%b"' % key).status == 200
+        assert line.ask(key + b" publish --confirm --once e x") == key + b" ok "
+        assert line.ask(b"c consume --confirm q") == b"c ok "
+        assert line.line() == b"c ok %b event=e x" % key
+        assert line.ask(b"p ping") == b"p ok "
+
+
+def test_a_key_counts_from_the_first_queue_on(api: Api, client: BlockingClient) -> None:
+    assert api.ask("/publish/e", b"x", Idempotency_Key="k").status == 200
+    client.subscribe("q", ["e"])
+    for data in (b"1", b"2"):
+        assert api.ask("/publish/e", data, Idempotency_Key="k").status == 200
+    assert [each.data for each in client.peek("q")] == [b"1"]
+
+
 def test_mandatory(api: Api, client: BlockingClient) -> None:
     assert api.ask("/publish/e", b"x").status == 200
     missing = api.ask("/publish/e?mandatory", b"x")
@@ -161,6 +225,63 @@ def test_the_description_is_valid(api: Api) -> None:
     leases = {f"/leases/{{lease}}/{what}" for what in LEASE}
     paths = {"/publish/{event}", "/queues/{queue}/receive", "/events/{mask}", *leases}
     assert paths == set(told["paths"])
+
+
+def test_the_bounds_of_the_description_are_those_of_the_server(
+    api: Api, client: BlockingClient
+) -> None:
+    client.subscribe("q", ["e"])
+    told, tried = api.ask("/openapi.json", method="GET").told, set()
+    for path, operations in told["paths"].items():
+        place = path.format(event="e", queue="q", mask="e", lease="cSBlLjEuMQ")
+
+        def is_refused(name: str, where: str, value: str, place: str = place) -> bool:
+            headers: dict[str, Any] = {name: value} if where == "header" else {}
+            query = f"?{name}={value}" if where == "query" else ""
+            return api.ask(place + query, b"x", **headers).status == 400
+
+        for each in operations.get("post", {}).get("parameters", ()):
+            name, where, schema = each.get("name"), each.get("in"), each.get("schema", {})
+            for bound, step in (("minimum", -1), ("maximum", 1)):
+                if bound in schema:
+                    tried.add((name, bound))
+                    assert not is_refused(name, where, str(schema[bound]))
+                    assert is_refused(name, where, str(schema[bound] + step))
+            if "maxLength" in schema:
+                tried.add((name, schema["maxLength"]))
+                value = ("m=" if name == "Mqks-Meta" else "") + "x" * schema["maxLength"]
+                assert is_refused(name, where, value + "x")
+                assert not is_refused(name, where, value[: schema["maxLength"]])
+    assert tried == {
+        *(("Mqks-Priority", each) for each in ("minimum", "maximum")),
+        *(("max", each) for each in ("minimum", "maximum")),
+        *(("Mqks-Key", KEY_BYTES_MAX), ("Mqks-Meta", META_BYTES_MAX)),
+        ("reason", REASON_BYTES_MAX),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("phase", "unchecked"),
+    [
+        ("fuzzing", "positive_data_acceptance"),
+        ("coverage", "positive_data_acceptance,negative_data_rejection"),
+    ],
+)
+def test_what_the_description_says_is_what_is_answered(
+    api: Api, client: BlockingClient, tmp_path: Path, phase: str, unchecked: str
+) -> None:
+    """No answer is a 5xx or has another form, and what is wrong is refused. Without the stream,
+    which does not end. A schema cannot say all that is wrong with a duration; and a header that
+    nobody knows, which the second phase adds, is not wrong."""
+    client.subscribe("q", masks=["**"])
+    url = f"http://{api.address[0]}:{api.address[1]}/openapi.json"
+    flags = "--seed=1", "--max-examples=50", "--exclude-operation-id=events", "--no-color"
+    words = ["-m", "schemathesis.cli", "run", url, *flags]
+    words += f"--phases={phase}", f"--exclude-checks={unchecked}"
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+    assert b"5 selected / 6 total" in done.stdout
 
 
 def test_other_sites_are_refused(api: Api) -> None:
@@ -248,11 +369,15 @@ def test_what_a_client_that_has_gone_was_given_goes_back(api: Api, client: Block
         ("/publish/e", {"Mqks_Meta": "a=1&a=2"}, 400),
         ("/publish/e", {"Mqks_Dealy": "1"}, 400),
         ("/publish/e", {"Idempotency_Key": "a b"}, 400),
+        ("/publish/e", {"Idempotency_Key": ""}, 400),
+        ("/publish/e", {"Idempotency_Key": '""'}, 400),
         ("/publish/" + "e" * 300, {}, 400),
         ("/queues/nowhere/receive", {}, 404),
         ("/queues/a%20b/receive", {}, 400),
         ("/queues/q/receive?max=0", {}, 400),
-        ("/queues/q/receive?max=1001", {}, 400),
+        ("/queues/q/receive?max=101", {}, 400),
+        ("/queues/q/receive?max=1_0", {}, 400),
+        ("/queues/q/receive?max=1&max=2", {}, 400),
         ("/queues/q/receive?max=ten", {}, 400),
         ("/queues/q/receive?wait=61", {}, 400),
         ("/queues/q/receive?lease=soon", {}, 400),
@@ -376,6 +501,70 @@ def test_streams_have_a_limit(api: Api, client: BlockingClient) -> None:
     until(lambda: inside(client) == 1)
     with ExitStack() as stack:
         assert api.look("e", stack).status == 200
+
+
+def test_streams_show_one_piece_in_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that many of them, far behind, do not make other clients of the API wait."""
+    turn, streams, messages = 0, 16, 2000
+    running = ServerProcess(tmp_path / "mqks.db", "--unix", str(tmp_path / "socket"))
+    shown_in: Counter[int] = Counter()
+    event = app._event
+
+    def counted(message: Any) -> bytes:
+        shown_in[turn] += 1
+        return event(message)
+
+    async def open_inside(name: str, trusted: bool) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(str(tmp_path / "socket"))
+        sock.setblocking(False)
+        return sock
+
+    async def failed(request: Any, failure: Exception) -> Any:
+        raise failure
+
+    async def read(address: Any, opened: anyio.Semaphore) -> None:
+        async with await anyio.connect_tcp(*address) as stream:
+            await stream.send(b"GET /events/e HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            seen = await stream.receive()
+            opened.release()
+            while b'"data": "last"' not in seen:
+                seen = seen[-100:] + await stream.receive()
+
+    async def run() -> None:
+        api = app.Api(open_inside, with_users=False, line_bytes_max=MIB)
+        sock, loop = socket.create_server(("127.0.0.1", 0)), asyncio.get_running_loop()
+        opened = anyio.Semaphore(0)
+        ticks: asyncio.Handle
+
+        def tick() -> None:
+            nonlocal turn, ticks
+            turn += 1
+            ticks = loop.call_soon(tick)
+
+        ticks = loop.call_soon(tick)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(api.run)
+            tasks.start_soon(http.answer, sock, api.app(failed), 256)
+            with anyio.fail_after(WAIT_S):
+                async with anyio.create_task_group() as readers:
+                    for _ in range(streams):
+                        readers.start_soon(read, sock.getsockname(), opened)
+                    for _ in range(streams):
+                        await opened.acquire()
+                    data = [*(str(each) for each in range(messages)), "last"]
+                    async with connect(running.url) as client:
+                        await client.publish_many([("e", each) for each in data])
+                while api._streams:
+                    await anyio.sleep(0.01)
+            ticks.cancel()
+            tasks.cancel_scope.cancel()
+
+    monkeypatch.setattr(app, "_event", counted)
+    with running:
+        anyio.run(run)
+    assert shown_in.total() == streams * (messages + 1)
+    assert max(shown_in.values()) <= app.BATCH
 
 
 # ---------------------------------------------------------------------------------------- limits

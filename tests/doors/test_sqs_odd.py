@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import time
+import tracemalloc
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,17 +16,21 @@ from pathlib import Path
 from select import select
 from socket import SO_RCVBUF, SOL_SOCKET, create_connection, socket
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mqks.limits import API_BODIES_BYTES_MAX, SQS_REQUEST_BYTES_MAX
+from mqks.sqs import wire
 from tests.doors.test_sqs import asked, base_of
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import until
 from tests.server.test_gateway import gateways
 
+MIB = 1024 * 1024
 HALF_A_PAIR = b'{"QueueUrl": "http://h/0/q\\ud800", "MessageBody": "x"}'
 
 
@@ -268,3 +273,45 @@ def test_many_look_at_once(server: ServerProcess) -> None:
     with ThreadPoolExecutor(60) as pool:
         looks = pool.map(lambda _: ask(server, "GetQueueUrl", {"QueueName": "q"}), range(240))
         assert {status for status, _ in looks} == {200}
+
+
+@given(st.lists(st.sampled_from([b"%41", b"%c3%B8", b"%", b"%zz", b"x", b"%4"])))
+def test_a_form_is_unquoted_in_pieces(texts: list[bytes]) -> None:
+    text = b"".join(texts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "_PIECE_BYTES", 4)
+        assert wire._unquoted(text) == unquote_to_bytes(text)
+
+
+def test_a_form_of_escapes_takes_little_more_memory_than_it_has() -> None:
+    form = b"Action=SendMessage&MessageBody=" + b"%41" * (MIB // 3)
+    tracemalloc.start()
+    try:
+        call = wire.Call.of("", "", form, "/q")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert call.given["MessageBody"] == "A" * (MIB // 3)
+    assert peak < 8 * MIB, peak
+
+
+@pytest.mark.slow
+def test_forms_at_once_have_a_limit_of_memory(server: ServerProcess) -> None:
+    form = b"Action=SendMessage&QueueUrl=http://localhost/0/none&MessageBody="
+    form += b"%41" * ((SQS_REQUEST_BYTES_MAX - len(form)) // 3)
+
+    def post(_: int) -> int:
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        try:
+            with urllib.request.urlopen(urllib.request.Request(base_of(server), form, headers)):
+                return 200
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    with ThreadPoolExecutor(16) as pool:
+        assert set(pool.map(post, range(16))) <= {400, 503}
+    [gateway] = gateways(server)
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{gateway}/status").read_text())
+    assert peak is not None
+    assert int(peak[1]) * 1024 < 40 * MIB + 2 * API_BODIES_BYTES_MAX + 30 * MIB  # As documented.

@@ -110,7 +110,7 @@ class Model:
         if "--mandatory" in flags and not queues and not known:
             self._tell(connection, f"{message_id} error")
             return
-        if "--once" in flags:
+        if "--once" in flags and queues:
             self.once.add(message_id)
         if not known:
             self.publish(message_id, event, data, queues)

@@ -224,7 +224,7 @@ class Intake:
                     ):
                         if confirm:
                             confirms.append(request_id)
-                        if not once or publishing.is_new(connection, request_id):
+                        if not once or publishing.is_new(connection, request_id, event):
                             ids.append(request_id)
                             bodies.append(request_id + middle + rest)
                         if is_last:

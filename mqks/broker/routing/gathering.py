@@ -23,7 +23,7 @@ NO_GROUP: Final[Group] = None, b"", [], []
 class Gathering:
     """`publish` takes groups when they end."""
 
-    __slots__ = ("_by_queue", "_groups", "_publish", "groups", "has_traits", "width")
+    __slots__ = ("_by_queue", "_groups", "_publish", "groups", "has_traits", "nowhere", "width")
 
     def __init__(
         self, publish: Callable[[Queues, list[bytes], list[bytes], Publish | None], None]
@@ -32,6 +32,8 @@ class Gathering:
         self._groups: list[Gathered] = []
         self.groups: dict[bytes, Group] = {}
         """Current groups by event, preceded by the flags of the publish, if any."""
+        self.nowhere: set[bytes] = set()
+        """Keys of groups whose messages no queue gets."""
         self._by_queue: dict[Queue, Gathered] = {}
         self.width = 1
         """One plus the number of queues of the groups."""
@@ -52,6 +54,8 @@ class Gathering:
             self.width += len(queues)
             self._by_queue.update(dict.fromkeys(queues, found))
         key = key or event
+        if is_nowhere(queues):
+            self.nowhere.add(key)
         group = self.groups[key] = key, b" event=%b " % event, found[1], found[2]
         return group
 
@@ -71,5 +75,11 @@ class Gathering:
                 self._publish(queues, ids, bodies, wanted)
         self._groups.clear()
         self.groups.clear()
+        self.nowhere.clear()
         self._by_queue.clear()
         self.width, self.has_traits = 1, False
+
+
+def is_nowhere(queues: Queues) -> bool:
+    """Whether no queue that exists is among these of an event."""
+    return all(queue.deleted for queue in queues)

@@ -18,7 +18,7 @@ from mqks.broker.message.dead_letters import restored
 from mqks.broker.queue.queue import Queue, Terms
 from mqks.broker.queue.shared import Shared
 from mqks.broker.routing.bindings import Bindings
-from mqks.broker.routing.gathering import NO_GROUP, Gathering, Group
+from mqks.broker.routing.gathering import NO_GROUP, Gathering, Group, is_nowhere
 from mqks.broker.routing.masks import Queues
 from mqks.errors import BadRequest, Unwritable
 from mqks.limits import (
@@ -112,7 +112,7 @@ class Publishing:
             wanted: Publish = ACTIONS[b"publish"].parse(key, 0)
         except BadRequest:
             return NO_GROUP
-        if wanted.mandatory and all(queue.deleted for queue in queues):
+        if wanted.mandatory and is_nowhere(queues):
             return NO_GROUP
         return self.gathering.open(event, queues, key, wanted)
 
@@ -229,17 +229,20 @@ class Publishing:
         return terms, replies.Parts(b"", meta, published, traits).joined()
 
     def publish(self, connection: Connection, message: Single, queues: Queues) -> None:
-        if not message.once_s or self.is_new(connection, message.id, message.once_s):
-            self._publish(queues, [message.id], [message.body], message.terms)
+        kept = self._kept(connection, message, queues)
+        if kept is None:
+            return
+        if kept:
+            self.once_ids.append(kept)
+        self._publish(queues, [message.id], [message.body], message.terms)
 
     def publish_to(self, connection: Connection, message: Single, queues: Queues) -> None:
         """The same in any turn, at once for each of a few queues: nothing is left to the end of a
         chunk, which may be another connection's."""
-        message_id, _, body, terms, once_s = message
-        kept = self._kept(connection, message_id, once_s) if once_s else b""
+        kept = self._kept(connection, message, queues)
         if kept is None:
             return
-        self.give(queues, [message_id], [body], terms)
+        self.give(queues, [message.id], [message.body], message.terms)
         if kept:
             self.last_once([kept])
 
@@ -260,7 +263,7 @@ class Publishing:
             _append(queue, ids, bodies, terms, each)
 
     def publish_all(self, message: Single, queues: Queues) -> Work[None]:
-        """Publish a message of nobody. The first `ROUTE_QUEUES` queues have it at once."""
+        """Publish a message in turns. The first `ROUTE_QUEUES` queues have it at once."""
         self._count(queues, 1)
         if tails := self._tails.of_events:
             self._tails.show(tails, [message.body])
@@ -276,15 +279,11 @@ class Publishing:
 
     def publish_later(self, connection: Connection, message: Single, queues: Queues) -> Work[None]:
         """The same as `publish` in turns."""
-        message_id, _, body, terms, once_s = message
-        kept = self._kept(connection, message_id, once_s) if once_s else b""
+        kept = self._kept(connection, message, queues)
         if kept is None:
             return
         self.once_unfinished += kept != b""
-        self._count(queues, 1)
-        if tails := self._tails.of_events:
-            self._tails.show(tails, [body])
-        yield from self._route(queues, [message_id], [body], terms)
+        yield from self.publish_all(message, queues)
         self.once_unfinished -= kept != b""
         if kept:
             self.last_once([kept])
@@ -299,15 +298,27 @@ class Publishing:
         """Whether this id is known, so that the message is not published again."""
         return self._once.knows(connection.once_id(message_id))
 
-    def is_new(self, connection: Connection, message_id: bytes, once_s: float = inf) -> bool:
-        """Remember an id that may be published once; return whether it was not known."""
-        kept = self._kept(connection, message_id, once_s)
+    def is_new(self, connection: Connection, message_id: bytes, key: bytes) -> bool:
+        """Remember an id that may be published once, for the group with this key, unless no queue
+        gets the message; return whether it was not known."""
+        if key in self.gathering.nowhere:
+            return not self.is_known(connection, message_id)
+        kept = self._add(connection, message_id)
         if kept is None:
             return False
         self.once_ids.append(kept)
         return True
 
-    def _kept(self, connection: Connection, message_id: bytes, once_s: float) -> bytes | None:
+    def _kept(self, connection: Connection, message: Single, queues: Queues) -> bytes | None:
+        """What is to be written of the id of a message, if anything; None if it is known, and the
+        message dropped. The id of a message that no queue gets may come again."""
+        if not message.once_s:
+            return b""
+        if is_nowhere(queues):
+            return None if self.is_known(connection, message.id) else b""
+        return self._add(connection, message.id, message.once_s)
+
+    def _add(self, connection: Connection, message_id: bytes, once_s: float = inf) -> bytes | None:
         return self._once.add(connection.once_id(message_id), once_s)
 
     def check_room(self, message: Single, queues: Queues, *, is_known: bool) -> None:
@@ -331,7 +342,7 @@ class Publishing:
 
     def check_route(self, event: bytes, queues: Queues) -> None:
         """Raise if these queues of an event are none."""
-        if all(queue.deleted for queue in queues):
+        if is_nowhere(queues):
             raise BadRequest(f"publish: no queue is bound to {shown(event)}")
 
 
