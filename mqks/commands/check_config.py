@@ -21,10 +21,10 @@ MADE_BY_SERVER = ("db", "unix")
 
 
 def check_config(config: Path | None, as_json: bool, **flags: object) -> None:
-    """Check the settings that serve would use, and print them with where each comes from, and the
-    memory that the server takes at most.
+    """Check the settings that serve would use, and print them with where each comes from.
 
-    It takes the flags of serve. It reports all mistakes, with exit code 78.
+    It takes the flags of serve, and ends with the memory that the server takes at most. It
+    reports all mistakes, with exit code 78.
     """
     settings, places, mistakes = collect(flags, os.environ, config)
     if mistakes:

@@ -53,7 +53,9 @@ def import_(
     event: Annotated[str | None, "EVENT", "Publish all messages with this event."] = None,
     merge: Annotated[bool, "Also import into queues that exist."] = False,
     into: Annotated[
-        str | None, "DB", "Into this database, which no server uses; it is created if needed."
+        str | None,
+        "DB",
+        r"Into this database, made if needed, which no server uses. \[default: a running server]",
     ] = None,
 ) -> Told:
     """Add an export to a running server: queues, messages, bindings and rules.
