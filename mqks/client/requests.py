@@ -209,9 +209,10 @@ def flags(action: str, values: Mapping[str, Any]) -> list[bytes]:
 def told_reason(reason: str | BaseException) -> str:
     """The reason of a reject as text. An exception is its kind and its text in one line, cut to
     what fits. Raises TypeError."""
-    if isinstance(reason, str):
-        return reason
-    if not isinstance(reason, BaseException):
+    # Not `isinstance`, which asks an exception itself, too, and some raise then.
+    if issubclass(type(reason), str):
+        return str(reason)
+    if not issubclass(type(reason), BaseException):
         raise TypeError(f"reason must be text or an exception, not {shortly(reason)}")
     try:
         text = f"{type(reason).__name__}: {str(reason)[:REASON_BYTES_MAX]}"

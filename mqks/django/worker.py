@@ -70,7 +70,8 @@ class Away(OperationalError):
 
 def is_away(error: BaseException) -> bool:
     """Whether the database cannot be used now, rather than that it refuses a value."""
-    return isinstance(error, Error) and not isinstance(error, REFUSED)
+    kind = type(error)  # Not `isinstance`, which asks the error itself, too.
+    return issubclass(kind, Error) and not issubclass(kind, REFUSED)
 
 
 def renew() -> None:
@@ -119,7 +120,8 @@ class Worker:
                 self._handle(message)
                 pause_s = BROKEN_S
             except Exception as error:
-                _log.exception("task %s could not be handled", message.id)
+                with suppress(Exception):  # Its own methods may raise.
+                    _log.exception("task %s could not be handled", message.id)
                 if is_away(error):
                     message.release(delay_s=pause_s)
                     stop.wait(pause_s)

@@ -90,6 +90,13 @@ class Mute(Exception):
     __repr__ = __str__
 
 
+class Hostile(Exception):
+    """Every look at it raises."""
+
+    def __getattribute__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+
 class Odd(Exception):
     __module__ = "a\0\ud800"
 
@@ -115,6 +122,7 @@ ODD: dict[str, Callable[[], object]] = {
     "error that is not Latin": lambda: _raise(ValueError("\u2192")),
     "error of 100 MB": lambda: _raise(ValueError("x" * 100_000_000)),
     "error that raises": lambda: _raise(Mute()),
+    "error that raises at any look": lambda: _raise(Hostile()),
     "error of an odd class": lambda: _raise(Odd()),
     "exit": lambda: _raise(SystemExit()),
 }

@@ -476,6 +476,7 @@ REASONS = {
     "error that is not Latin": "ValueError: \u2192\n",
     "error of 100 MB": "\n[...]\nxxx",
     "error that raises": "Mute",
+    "error that raises at any look": "Hostile, and its traceback raises RuntimeError",
     "error of an odd class": "a\\x00\\ud800.Odd\n",
     "exit": "SystemExit\n",
 }
