@@ -200,6 +200,7 @@ def test_an_export_loses_neither_attributes_nor_schedule(
         b"--at=4000000002.500000 ",
         b"--meta=k=v --at=4000000000.000000 --ttl=3600.000000 ",
         b"",
-        b"--meta=k=v ",
+        b"--meta=k=v --dead-letter=reason=rejects&queue=jobs%20x&tries=3&published=1700000000.500"
+        b"&died=1700000060.250 ",
     ]
     assert Line(1, rows[3]).flags(due_s + 2 * hour_s).endswith(b" --ttl=0.001000 ")
