@@ -219,17 +219,12 @@ def rows(
 def queue(stats: Callable[..., Any], name: str) -> dict[str, Any]:
     """What `stats queue` tells, with all of its lists, of which a reply has the first names."""
     row: dict[str, Any] = stats("queue", name)
-    goes_on = True
-    while goes_on and (
-        len(row["events"]) + len(row["masks"]) < row["bindings"]
-        or len(row["consumer_ids"]) < row["consumers"]
-    ):
-        pages = {
-            key: stats("queue", name, f"--after={row[key][-1]}")[key]
-            for key in ("events", "masks", "consumer_ids")
-            if row[key]
-        }
+    keys = ["events", "masks"] if len(row["events"] + row["masks"]) < row["bindings"] else []
+    if len(row["consumer_ids"]) < row["consumers"]:  # Otherwise they are not sorted.
+        keys.append("consumer_ids")
+    while keys := [key for key in keys if row[key]]:
+        pages = {key: stats("queue", name, f"--after={row[key][-1]}")[key] for key in keys}
         for key, page in pages.items():
             row[key] += page
-        goes_on = any(pages.values())
+        keys = [key for key, page in pages.items() if page]
     return row

@@ -350,6 +350,8 @@ class Clients:
         connection = client.connection
         if (
             connection.unconfirmed
+            or connection.receivers
+            or connection.promised_bytes
             or (connection.reads and not connection.expelled)
             or connection.outbox
             or client.transport.is_closing()

@@ -243,9 +243,10 @@ class _Transport(asyncio.Transport):
         self._is_closing = True
         self._below.write_eof()
         self._protocol.ignore()
-        if not self._protocol.cycle.response_complete:  # A body was wrong.
-            self._protocol.cycle.disconnected = True
-            self._protocol.cycle.message_event.set()
+        cycle = self._protocol.cycle
+        if cycle and not cycle.response_complete:  # A body was wrong.
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def abort(self) -> None:
         self._below.abort()

@@ -59,6 +59,15 @@ def test_a_queue_of_many_events_masks_and_consumers() -> None:
     assert (row["events"], row["masks"], row["consumer_ids"]) == (events, masks, ids)
 
 
+def test_few_consumers_of_a_queue_of_many_events() -> None:
+    """They are told once, in the order in which they came."""
+    world, events = BareWorld(), [f"e{number:04}" for number in range(STATS_ROWS_DEFAULT + 1)]
+    world.send("k", f"s subscribe q {' '.join(events)}\n".encode())
+    world.send("k", b"z consume q\na consume q\nm consume q\n")
+    row = queue(Asking(world), "q")
+    assert (row["events"], row["consumer_ids"]) == (events, ["z", "a", "m"])
+
+
 def test_names_of_a_queue_that_are_long() -> None:
     world = BareWorld(name_bytes_max=65536)
     events = [f"{n:02}" + "e" * LONG for n in range(40)]

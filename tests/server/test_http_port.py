@@ -213,6 +213,25 @@ def test_a_host_is_a_name_and_perhaps_a_port(seen: Seen, host: str, status: int)
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(b"GET /took HTTP/1.1\r\n\r\n", id="no host"),
+        pytest.param(LENGTH[:-2] % (b"/took", 1) + b"Content-Length: 2\r\n\r\n", id="lengths"),
+        pytest.param(GET[:-2] + b"a:\r\n" * 5000 + b"\r\n", id="lines"),
+        pytest.param(GET[:-2] + b"a: " + b"b" * 1_000_000 + b"\r\n\r\n", id="long"),
+    ],
+)
+def test_a_first_head_that_is_wrong_is_answered(
+    seen: Seen, head: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also to who still sends; and it is no failure of the server."""
+    [answer] = seen.ask(head + b"x" * 3_000_000)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert seen.bodies == []
+    assert "http_failed" not in caplog.text
+
+
 def test_a_query_has_a_limit(seen: Seen) -> None:
     for fields, status in ((HTTP_QUERY_FIELDS_MAX, 200), (HTTP_QUERY_FIELDS_MAX + 1, 400)):
         [answer] = seen.ask(GET.replace(b"/took", b"/took?" + b"&".join([b"a"] * fields)))

@@ -172,6 +172,18 @@ def test_half_closed_connections_count_and_end(tmp_path: Path) -> None:
         until(is_let_in)
 
 
+def test_receives_are_answered_before_a_half_closed_connection_ends(client: LineClient) -> None:
+    client.ask(b"s1 subscribe --confirm q e")
+    client.ask(b"s2 subscribe --confirm empty e2")
+    # More than is committed on the event loop, in the turn in which the client's end is read.
+    client.send(b"".join(b"m%d publish e x\n" % number for number in range(500)))
+    client.send(b"".join(b"r%d receive q\n" % number for number in range(500)))
+    client.send(b"w receive empty --wait=60\n")
+    client.close_sending_side()
+    ends = [line.split()[0] for line in client.rest() if line.endswith(b" ok --end")]
+    assert {*ends} == {b"w", *(b"r%d" % number for number in range(500))}
+
+
 def test_reads_are_answered_before_a_half_closed_connection_ends(client: LineClient) -> None:
     assert client.ask(b"s subscribe --confirm q e") == b"s ok "
     client.send(b"".join(b"p%d peek q\n" % number for number in range(16)))

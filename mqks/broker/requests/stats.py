@@ -122,8 +122,9 @@ def queue(broker: Broker, name: bytes, after: bytes, limit: int) -> Work[Row]:
     if found is None:
         raise BadRequest(f"stats: there is no queue {shown(name)}")
     events, masks = yield from broker.bindings.events(name)
+    row = queue_row(broker, found) | {"policy": broker.policies.told(found)}
     consumer_ids = [each.id for each in found.consumers]
-    if after or len(consumer_ids) > limit:  # Otherwise they are in the order in which they came.
+    if after or len(consumer_ids) >= limit:  # Otherwise they are in the order in which they came.
         consumer_ids = yield from ordered(consumer_ids)
     lists: dict[str, list[str]] = {"events": [], "masks": [], "consumer_ids": []}
     for names, texts in zip((events, masks, consumer_ids), lists.values(), strict=True):
@@ -131,7 +132,6 @@ def queue(broker: Broker, name: bytes, after: bytes, limit: int) -> Work[Row]:
         for some in slices(names[first:][:limit], STEP_NAMES):
             texts += map(_text, some)
             yield GOES_ON
-    row = queue_row(broker, found) | {"policy": broker.policies.told(found)}
     if (levels := found.lane.levels) is not None:
         row["priorities"] = levels.counts()
     if (keys := found.keys) is not None:
