@@ -59,10 +59,10 @@ _SMALL = """
 import sys
 from mqks.commands import main
 from mqks.journal import index, journal, segment
-from mqks.journal.sqlite import store
+from mqks.journal.sqlite import space
 journal.SEGMENT_MERGE_COUNT, journal.SMALL_COUNT_MAX = 8, 40
 journal.SPARSE_BYTES_MIN, journal.DROP_COUNT_MIN = 4096, 4
-store.FREE_PAGES_KEPT, store.VACUUM_LOOK_S, store.FREE_PAGES_BUSY = 8, 0.1, 32
+space.FREE_PAGES_KEPT, space.VACUUM_LOOK_S, space.FREE_PAGES_BUSY = 8, 0.1, 32
 index.SEGMENT_SMALL_BYTES, segment.SEGMENT_BYTES_MAX = 1024, 4096
 sys.exit(main(sys.argv[1:]))
 """

@@ -1,4 +1,4 @@
-"""Every story under `tests/conformance/`, and every transcript in two pages of `docs/`, holds.
+"""Every story under `tests/conformance/`, and every transcript in three pages, holds.
 
 Each is played over TCP against a server, in a process of its own if it dies in the story, and else
 against the bare broker: a line at a time and a byte at a time. No way of playing knows the others.
@@ -27,7 +27,8 @@ from tests.kit.waiting import WAIT_S
 
 HERE = Path(__file__).parents[1]
 DOCS = HERE.parent / "docs"
-EXAMPLES = list(stories_of([DOCS / "protocol.md", DOCS / "coming-from.md"]))
+PAGES = DOCS / "protocol.md", DOCS / "coming-from.md", HERE / "README.md"
+EXAMPLES = list(stories_of(PAGES))
 assert EXAMPLES, "without examples the tests below would not check them"
 STORIES = [*stories_of(sorted((HERE / "conformance").glob("*.txt"))), *EXAMPLES]
 assert STORIES != EXAMPLES, "without stories, neither"

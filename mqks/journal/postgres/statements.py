@@ -4,9 +4,49 @@ The one rule: what changes the journal is one statement, which takes its rows fr
 none if another broker has the journal.
 """
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
+
+from psycopg.types.numeric import Int8
 
 from mqks.journal.postgres.claim import IS_OURS, NEXT
+
+
+class Unnested:
+    """Rows as parameters: an array for each column, which `sql` makes rows again."""
+
+    def __init__(self, name: str, columns: str) -> None:
+        kinds = dict(column.split() for column in columns.split(", "))
+        arrays = ", ".join(f"%({name}_{column})b::{kind}[]" for column, kind in kinds.items())
+        self.sql = f"unnest({arrays}) as {name} ({', '.join(kinds)})"
+        self._kinds = {f"{name}_{column}": kind for column, kind in kinds.items()}
+
+    def values(self, rows: Iterable[tuple[Any, ...]]) -> dict[str, list[Any]]:
+        arrays = [*zip(*rows, strict=True)] or [()] * len(self._kinds)
+        return {
+            key: ints(array) if kind == "bigint" else [*array]
+            for (key, kind), array in zip(self._kinds.items(), arrays, strict=True)
+        }
+
+
+def ints(numbers: Iterable[int]) -> list[Int8]:
+    return [Int8(number) for number in numbers]
+
+
+NEW_SEGMENTS: Final = Unnested(
+    "new_segment", "id bigint, head_crc bigint, text_crc bigint, head bytea, text bytea"
+)
+NEW_QUEUES: Final = Unnested(
+    "new_queue", "id bigint, name bytea, policy text, next_seq bigint, cursor bigint"
+)
+BOUND: Final = Unnested("bound", "queue bytea, event bytea")
+UNBOUND: Final = Unnested("unbound", "queue bytea, event bytea")
+NEW_ONCE: Final = Unnested("new_once", "number bigint, count bigint, ids bytea")
+NEW_SCHEDULES: Final = Unnested("new_schedule", "name bytea, row text")
+NEW_ERRORS: Final = Unnested(
+    "new_error",
+    "id text, time_us bigint, connection bytea, request_id bytea, action bytea, reason bytea",
+)
 
 ADD: Final = f"""
 with owned as (
@@ -29,39 +69,28 @@ with owned as (
         next_queue_id = %(next_queue_id)b::bigint,
         {NEXT}
     where {IS_OURS} returning ctid::text
-), new_segments as (
-    insert into segment select new.* from owned, unnest(
-        %(ids)b::bigint[], %(head_crcs)b::bigint[], %(text_crcs)b::bigint[],
-        %(heads)b::bytea[], %(texts)b::bytea[]
-    ) as new
+), segments as (
+    insert into segment select new_segment.* from owned, {NEW_SEGMENTS.sql}
 ), dropped as (
     delete from segment using owned where id = any(%(drop)b::bigint[])
     returning id, head_crc, text_crc, head, text
 ), damaged as (
     insert into damaged_segment select * from dropped where %(salvage)b
 ), queues as (
-    insert into queue select new.* from owned, unnest(
-        %(queue_ids)b::bigint[], %(names)b::bytea[], %(policies)b::text[],
-        %(next_seqs)b::bigint[], %(cursors)b::bigint[]
-    ) as new
+    insert into queue select new_queue.* from owned, {NEW_QUEUES.sql}
     on conflict (id) do update set name = excluded.name, policy = excluded.policy,
         next_seq = excluded.next_seq, cursor = excluded.cursor
 ), deleted_queues as (
     delete from queue using owned where id = any(%(deleted_queues)b::bigint[])
 ), bindings as (
-    insert into binding select new.* from owned, unnest(
-        %(bound_queues)b::bytea[], %(bound_events)b::bytea[]
-    ) as new
+    insert into binding select bound.* from owned, {BOUND.sql}
     on conflict do nothing
 ), deleted_bindings as (
-    delete from binding using owned, unnest(
-        %(unbound_queues)b::bytea[], %(unbound_events)b::bytea[]
-    ) as old (queue, event)
-    where sha256(binding.queue) = sha256(old.queue) and sha256(binding.event) = sha256(old.event)
-), new_once as (
-    insert into once select new.* from owned, unnest(
-        %(once_numbers)b::bigint[], %(once_counts)b::bigint[], %(once_ids)b::bytea[]
-    ) as new
+    delete from binding using owned, {UNBOUND.sql}
+    where sha256(binding.queue) = sha256(unbound.queue)
+        and sha256(binding.event) = sha256(unbound.event)
+), onces as (
+    insert into once select new_once.* from owned, {NEW_ONCE.sql}
 ), deleted_once as (
     delete from once using owned where number = any(%(deleted_once)b::bigint[])
 ), deleted_schedules as (
@@ -70,15 +99,10 @@ with owned as (
         select sha256(old.name) from unnest(%(deleted_schedules)b::bytea[]) as old (name)
     )
 ), schedules as (
-    insert into schedule select new.* from owned, unnest(
-        %(schedule_names)b::bytea[], %(schedules)b::text[]
-    ) as new
+    insert into schedule select new_schedule.* from owned, {NEW_SCHEDULES.sql}
     on conflict (sha256(name)) do update set row = excluded.row
 ), errors as (
-    insert into error select new.* from owned, unnest(
-        %(error_ids)b::text[], %(times)b::bigint[], %(connections)b::bytea[],
-        %(request_ids)b::bytea[], %(actions)b::bytea[], %(reasons)b::bytea[]
-    ) as new
+    insert into error select new_error.* from owned, {NEW_ERRORS.sql}
     on conflict do nothing
 ), deleted_errors as (
     delete from error using owned where %(has_errors)b and id <= (

@@ -30,6 +30,7 @@ from mqks.journal.postgres.address import Address, line_of, parse
 from mqks.journal.postgres.claim import BEAT_S, RELEASE_S, RETRY_S, Claim
 from mqks.journal.postgres.claim import shown as shown_holder
 from mqks.journal.postgres.connection import Reading, Row
+from mqks.journal.postgres.statements import ints
 from mqks.journal.segment import checksum
 from mqks.journal.store import (
     Damage,
@@ -51,6 +52,8 @@ STORED_AT_ONCE_BYTES_MAX: Final = 256 * 1024
 """More is joined and gets its checksums in a thread."""
 HEADS_AT_ONCE: Final = 256
 """Heads that are read in one step of a start."""
+StoredSegment = tuple[int, int, int, bytes, bytes]
+"""Id, checksum of the head, that of the text, head and text."""
 
 
 class PostgresStore(Store):
@@ -214,16 +217,15 @@ class PostgresStore(Store):
         if not drop:
             self._check_size(segments)
         if len(segments) == 1 and not (drop or last_words or (entry and entry.has_metadata)):
-            new = segments[0]
-            [(head_crc, text_crc, text)] = await _stored(segments)
+            [(new_last, head_crc, text_crc, head, text)] = await _stored(segments)
             values = {
-                "new_last": Int8(new.id),
+                "new_last": Int8(new_last),
                 "head_crc": Int8(head_crc),
                 "text_crc": Int8(text_crc),
-                "head": new.head,
+                "head": head,
                 "text": text,
             }
-            await self._claim.commit(statements.ADD, values, new.id)
+            await self._claim.commit(statements.ADD, values, new_last)
             self._segments += 1
             self._count(segments)
             return
@@ -242,10 +244,6 @@ class PostgresStore(Store):
     ) -> None:
         entry, queues = entry or Entry(), queues or {}
         stored = await _stored(segments)
-        rows = [row for row in queues.values() if row is not None]
-        bound = [key for key, is_bound in entry.bindings.items() if is_bound]
-        unbound = [key for key, is_bound in entry.bindings.items() if not is_bound]
-        schedules = [(name, row) for name, row in entry.schedules.items() if row is not None]
         kept = self._errors_kept_max
         found = entry.errors[-kept:] if kept else []
         once, gone = [], []
@@ -255,40 +253,25 @@ class PostgresStore(Store):
         next_queue_id = max(self._next_queue_id, *(queue_id + 1 for queue_id in queues), 1)
         count = self._segments + len(segments) - len(drop)
         last = segments[-1].id if segments else self._claim.owner.last
+        bindings, schedules = entry.bindings.items(), entry.schedules.items()
         values = {
             "new_last": Int8(last),
             "segments": Int8(count),
             "next_queue_id": Int8(next_queue_id),
-            "ids": _ints(new.id for new in segments),
-            "head_crcs": _ints(head_crc for head_crc, _, _ in stored),
-            "text_crcs": _ints(text_crc for _, text_crc, _ in stored),
-            "heads": [new.head for new in segments],
-            "texts": [text for _, _, text in stored],
-            "drop": _ints(drop),
+            **statements.NEW_SEGMENTS.values(stored),
+            "drop": ints(drop),
             "salvage": salvage,
-            "queue_ids": _ints(row.id for row in rows),
-            "names": [row.name for row in rows],
-            "policies": [row.policy for row in rows],
-            "next_seqs": _ints(row.next_seq for row in rows),
-            "cursors": _ints(row.cursor for row in rows),
-            "deleted_queues": _ints(each for each, row in queues.items() if row is None),
-            "bound_queues": [queue for queue, _ in bound],
-            "bound_events": [event for _, event in bound],
-            "unbound_queues": [queue for queue, _ in unbound],
-            "unbound_events": [event for _, event in unbound],
-            "once_numbers": _ints(row.number for row in once),
-            "once_counts": _ints(row.ids for row in once),
-            "once_ids": [b"\n".join(entry.once)] if once else [],
-            "deleted_once": _ints(row.number for row in gone),
-            "deleted_schedules": [name for name, row in entry.schedules.items() if row is None],
-            "schedule_names": [name for name, _ in schedules],
-            "schedules": [row for _, row in schedules],
-            "error_ids": [record.id for record in found],
-            "times": _ints(record.time_us for record in found),
-            "connections": [_bytes(record.connection) for record in found],
-            "request_ids": [record.request_id for record in found],
-            "actions": [record.action for record in found],
-            "reasons": [_bytes(record.reason) for record in found],
+            **statements.NEW_QUEUES.values(row for row in queues.values() if row is not None),
+            "deleted_queues": ints(each for each, row in queues.items() if row is None),
+            **statements.BOUND.values(key for key, is_bound in bindings if is_bound),
+            **statements.UNBOUND.values(key for key, is_bound in bindings if not is_bound),
+            **statements.NEW_ONCE.values(
+                (row.number, row.ids, b"\n".join(entry.once)) for row in once
+            ),
+            "deleted_once": ints(row.number for row in gone),
+            **statements.NEW_SCHEDULES.values(each for each in schedules if each[1] is not None),
+            "deleted_schedules": [name for name, row in schedules if row is None],
+            **statements.NEW_ERRORS.values(map(_error_row, found)),
             "has_errors": bool(found),
             "errors_kept": Int8(kept - len(found)),
         }
@@ -386,27 +369,28 @@ class PostgresStore(Store):
         return not self._bytes_max or self._bytes + self._room_bytes < self._bytes_max
 
 
-async def _stored(segments: Sequence[NewSegment]) -> list[tuple[int, int, bytes]]:
-    """Of each the checksum of its head, that of its text, and the text; much in a thread."""
+async def _stored(segments: Sequence[NewSegment]) -> list[StoredSegment]:
+    """Their rows; much in a thread."""
     if sum(new.size for new in segments) > STORED_AT_ONCE_BYTES_MAX:
         return await run_sync(_stored_now, segments)
     return _stored_now(segments)
 
 
-def _stored_now(segments: Sequence[NewSegment]) -> list[tuple[int, int, bytes]]:
+def _stored_now(segments: Sequence[NewSegment]) -> list[StoredSegment]:
     texts = [b"".join(new.texts) for new in segments]
     return [
-        (checksum(new.id, new.head), checksum(new.id, text), text)
+        (new.id, checksum(new.id, new.head), checksum(new.id, text), new.head, text)
         for new, text in zip(segments, texts, strict=True)
     ]
 
 
-def _ints(numbers: Iterable[int]) -> list[Int8]:
-    return [Int8(number) for number in numbers]
-
-
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
+
+
+def _error_row(record: ErrorRecord) -> tuple[str, int, bytes, bytes, bytes, bytes]:
+    connection, reason = _bytes(record.connection), _bytes(record.reason)
+    return record.id, record.time_us, connection, record.request_id, record.action, reason
 
 
 def error_record(
