@@ -18,7 +18,13 @@ from types import UnionType
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from mqks.errors import BadRequest, ConfigurationError, did_you_mean
-from mqks.limits import QUEUE_TABLES_MAX, SCHEDULE_BYTES_MAX, SCHEDULES_MAX
+from mqks.limits import (
+    HTTP_UNREAD_BYTES_MAX,
+    HTTP_WAITING_BYTES_MAX,
+    QUEUE_TABLES_MAX,
+    SCHEDULE_BYTES_MAX,
+    SCHEDULES_MAX,
+)
 from mqks.protocol.durations import in_seconds
 from mqks.protocol.masks import name_masks
 from mqks.protocol.requests import POLICY_FIELDS, policy_value
@@ -26,8 +32,10 @@ from mqks.protocol.requests import POLICY_FIELDS, policy_value
 MIB, GIB, TIB = 1024**2, 1024**3, 1024**4
 SHARE_BYTES_MIN = 64 * MIB
 """Minimum of a limit that shrinks with `memory_bytes`."""
-PROCESS_BYTES, READ_BYTES, ONCE_ID_BYTES = 45 * MIB, 100 * MIB, 90 + 128
-"""Memory of an empty server, of one read of the journal, and of the longest id of `--once`."""
+PROCESS_BYTES, READ_BYTES, GATEWAY_BYTES = 45 * MIB, 100 * MIB, 196 * MIB
+"""Memory of an empty server, of one read of the journal, and of a gateway with its streams."""
+ONCE_ID_BYTES = 90 + 128
+"""Of the longest id of `--once`."""
 _SIZES = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": 1024}
 _EXAMPLES = {
     "bytes": " or a size such as 512MiB (KiB, MiB, GiB, TiB)",
@@ -388,7 +396,10 @@ class Settings:
             *(self.unhandled_bytes_max, self.unsent_bytes_max, 2 * self.batch_bytes_max),
         )
         schedules, once = SCHEDULES_MAX * SCHEDULE_BYTES_MAX, self.once_ids_max * ONCE_ID_BYTES
-        return sum(limits) + schedules + once + PROCESS_BYTES + READ_BYTES
+        gateways = (self.api_port is not None) + (self.sqs_port is not None)
+        ports = (self.has_http + gateways) * (HTTP_WAITING_BYTES_MAX + HTTP_UNREAD_BYTES_MAX)
+        others = PROCESS_BYTES + READ_BYTES + gateways * GATEWAY_BYTES
+        return sum(limits) + schedules + once + ports + others
 
     def needs_auth(self, *, local: bool) -> bool:
         """Whether a client must authenticate before anything else."""
