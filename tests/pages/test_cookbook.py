@@ -394,7 +394,7 @@ def test_outbox_in_sqlite(kitchen: Kitchen) -> None:
             return [number for (number,) in shop.execute(query)]
 
     outbox = Outbox(kitchen, "sqlite", select)
-    outbox.check_shop(13, ["order =", "data =", 'db.execute("INSERT INTO outbox', "with db:"])
+    outbox.check_shop(14, ["order =", "data =", 'db.execute("INSERT INTO outbox', "with db:"])
     with kitchen.client() as client:
         points = ["rows =", "for id,", "client.publish", "with db:", "db.executemany", "if not"]
         outbox.check_relay(client, points)
@@ -429,7 +429,7 @@ def test_outbox_in_postgresql(kitchen: Kitchen, postgres: Postgres) -> None:
             return [number for (number,) in db.execute(query.encode())]
 
     outbox = Outbox(kitchen, "postgres", select)
-    outbox.check_shop(16, ["row =", "data =", 'db.execute("INSERT INTO outbox', "with psy"])
+    outbox.check_shop(17, ["row =", "data =", 'db.execute("INSERT INTO outbox', "with psy"])
     with kitchen.client() as client:
         points = ["with db.tr", "rows =", "for id,", "client.publish", "db.execute(", "if not"]
         outbox.check_relay(client, points)
