@@ -372,8 +372,8 @@ class World(Played):
                 break
             self.timed(broker.go_on)
             self._hand_over()
-            if broker.shared.wanted.fetches or self.fetched:
-                break  # What waits for them goes on in a later turn.
+            if broker.shared.wanted.fetches or self.fetched or broker.shared.outboxes.room <= 0:
+                break  # What waits for them, or for readers, goes on in a later turn.
         else:
             raise Finding("a turn that never ends")
         for who, peer in [*self.peers.items()]:

@@ -34,7 +34,7 @@ def stopped(db: Path) -> Path:
         for number in range(5):
             ask(client, b"m%d" % number, b"publish --confirm e text")
         for number in range(3):
-            ask(client, b"o%d" % number, b"publish --confirm --once nowhere x")
+            ask(client, b"o%d" % number, b"publish --confirm --once --to=temp nowhere x")
         client.send(b"c consume q --manual-ack\n")
         assert [client.line().split(b" ")[2] for _ in range(5)] == [b"m%d" % n for n in range(5)]
         assert client.ask(b"a ack --confirm c m0") == b"a ok "
