@@ -12,9 +12,9 @@ from functools import partial
 from time import perf_counter_ns
 
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection
-from mqks.broker.clients.outbox import Slow
 from mqks.broker.requests.intake import Intake
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.clients.outbox import Slow
 from mqks.journal.segment import Lines, Section, checksum, decode, encode
 from mqks.protocol.lines import LineSplitter
 from mqks.settings import Settings

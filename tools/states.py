@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from mqks.broker.message.states import AFTER
+from mqks.broker.spine.message.states import AFTER
 
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 PICTURE = re.compile(r"```mermaid\nstateDiagram-v2\n.*?```\n", re.DOTALL)

@@ -12,31 +12,40 @@ from itertools import chain, count, islice
 from math import inf
 from typing import TypeVar, get_args
 
-from mqks.broker.base.facts import Facts
-from mqks.broker.base.notices import Notices
-from mqks.broker.base.turns import GOES_ON, WAITS, Places, Rounds, Work, finish, ordered, slices
-from mqks.broker.clients.access import Access
-from mqks.broker.clients.connection import Connection
-from mqks.broker.clients.consumer import Consumer, consumers_of
-from mqks.broker.clients.outbox import Flow
-from mqks.broker.clients.refusals import Refusals
-from mqks.broker.clients.tail import Tail
-from mqks.broker.clients.tails import Tails
-from mqks.broker.log.metadata import MetadataBudget, consumer_bytes, queue_bytes
-from mqks.broker.log.once import OnceWindow
-from mqks.broker.log.pending import Batch, ErrorRecord, QueueState, Waiters
-from mqks.broker.message.policy import Policy
-from mqks.broker.message.states import Event
+from mqks.broker.features.admission.once import OnceWindow
+from mqks.broker.features.tails.tail import Tail
+from mqks.broker.features.tails.tails import Tails
+from mqks.broker.features.time.ticks import NextTick, Schedules, no_cron
 from mqks.broker.policies import Policies
-from mqks.broker.queue.lane import Delivery
-from mqks.broker.queue.queue import Queue
-from mqks.broker.queue.reads import Read
-from mqks.broker.queue.selection import Chosen
-from mqks.broker.queue.shared import Place, Shared
-from mqks.broker.queue.taker import Rest
-from mqks.broker.routing.bindings import Bindings
-from mqks.broker.routing.publishing import Publishing
-from mqks.broker.routing.ticks import NextTick, Schedules, no_cron
+from mqks.broker.spine.base.facts import Facts
+from mqks.broker.spine.base.notices import Notices
+from mqks.broker.spine.base.turns import (
+    GOES_ON,
+    WAITS,
+    Places,
+    Rounds,
+    Work,
+    finish,
+    ordered,
+    slices,
+)
+from mqks.broker.spine.clients.access import Access
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.clients.consumer import Consumer, consumers_of
+from mqks.broker.spine.clients.outbox import Flow
+from mqks.broker.spine.clients.refusals import Refusals
+from mqks.broker.spine.log.metadata import MetadataBudget, consumer_bytes, queue_bytes
+from mqks.broker.spine.log.pending import Batch, ErrorRecord, QueueState, Waiters
+from mqks.broker.spine.message.policy import Policy
+from mqks.broker.spine.message.states import Event
+from mqks.broker.spine.queue.lane import Delivery
+from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.reads import Read
+from mqks.broker.spine.queue.selection import Chosen
+from mqks.broker.spine.queue.shared import Place, Shared
+from mqks.broker.spine.queue.taker import Rest
+from mqks.broker.spine.routing.bindings import Bindings
+from mqks.broker.spine.routing.publishing import Publishing
 from mqks.errors import BadRequest, Limit, LimitExceeded, Unwritable
 from mqks.limits import (
     ERRORS_TOLD_MAX,

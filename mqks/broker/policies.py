@@ -6,9 +6,9 @@ The one rule: only `set_queue` closes a cycle of dead-letter queues; a default i
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mqks.broker.base.turns import GOES_ON, Turns, Work, slices
-from mqks.broker.message.policy import DEFAULT, FLAGS, Policy
-from mqks.broker.queue.queue import Queue
+from mqks.broker.spine.base.turns import GOES_ON, Turns, Work, slices
+from mqks.broker.spine.message.policy import DEFAULT, FLAGS, Policy
+from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import BadRequest
 from mqks.limits import DEAD_LETTERS_MAX, STEP_MESSAGES
 from mqks.protocol.requests import shown

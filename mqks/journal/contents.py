@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, Self
 
-from mqks.broker.base.ranges import Range, below, numbers
-from mqks.broker.log.pending import ErrorRecord, Mark
-from mqks.broker.message.policy import Policy
-from mqks.broker.routing.ticks import ScheduleRow
+from mqks.broker.features.time.ticks import ScheduleRow
+from mqks.broker.spine.base.ranges import Range, below, numbers
+from mqks.broker.spine.log.pending import ErrorRecord, Mark
+from mqks.broker.spine.message.policy import Policy
 from mqks.errors import JournalDamaged
 from mqks.journal.index import Index, QueueIndex
 from mqks.journal.marks import NO_MARKS, Marks

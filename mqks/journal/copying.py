@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 
-from mqks.broker.log.pending import Entry, QueueState
-from mqks.broker.message.policy import Policy
+from mqks.broker.spine.log.pending import Entry, QueueState
+from mqks.broker.spine.message.policy import Policy
 from mqks.errors import CannotWrite, JournalDamaged, JournalFailed
 from mqks.journal.segment import SegmentDamaged, head_bytes
 from mqks.journal.store import Head, LastWords, Metadata, NewSegment, Store

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from enum import IntEnum, auto
 from typing import Final
 
-from mqks.broker.base.ranges import Range, union
+from mqks.broker.spine.base.ranges import Range, union
 from mqks.journal.store import LastWords
 from mqks.limits import SEGMENT_SMALL_BYTES
 

@@ -13,8 +13,8 @@ from typing import Final
 import anyio
 from anyio.to_thread import run_sync
 
-from mqks.broker.base.ranges import subtract
-from mqks.broker.log.pending import Entry, Mark
+from mqks.broker.spine.base.ranges import subtract
+from mqks.broker.spine.log.pending import Entry, Mark
 from mqks.journal.histogram import Histogram
 from mqks.journal.index import Fate, Index, QueueIndex, Segment
 from mqks.journal.queue_log import QueueLog

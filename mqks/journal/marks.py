@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
 from typing import Final
 
-from mqks.broker.base.ranges import Range
-from mqks.broker.log.pending import NO_MARK, Mark
+from mqks.broker.spine.base.ranges import Range
+from mqks.broker.spine.log.pending import NO_MARK, Mark
 
 RECORD: Final = struct.Struct(">QQIIIBQQQI")
 """Number and mark. Big-endian: sorted as bytes they are sorted by number, then by version."""

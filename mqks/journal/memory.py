@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from anyio.lowlevel import checkpoint
 
-from mqks.broker.log.pending import Entry
+from mqks.broker.spine.log.pending import Entry
 from mqks.errors import ClaimLost, JournalFailed
 from mqks.journal.store import (
     Head,

@@ -12,9 +12,9 @@ import anyio
 from anyio.lowlevel import checkpoint
 from anyio.to_thread import run_sync
 
-from mqks.broker.base import ranges
-from mqks.broker.base.ranges import Range, compress, within
-from mqks.broker.log.pending import Run
+from mqks.broker.spine.base import ranges
+from mqks.broker.spine.base.ranges import Range, compress, within
+from mqks.broker.spine.log.pending import Run
 from mqks.errors import JournalFailed
 from mqks.journal.index import Index, QueueIndex
 from mqks.journal.segment import StoredRun, runs_of

@@ -8,12 +8,12 @@ import secrets
 from itertools import chain, groupby
 from operator import itemgetter
 
-from mqks.broker.base.ranges import numbers
-from mqks.broker.base.turns import finish
 from mqks.broker.broker import Broker
-from mqks.broker.log.pending import NO_MARK, Mark
-from mqks.broker.message.policy import Policy
-from mqks.broker.queue.queue import Queue
+from mqks.broker.spine.base.ranges import numbers
+from mqks.broker.spine.base.turns import finish
+from mqks.broker.spine.log.pending import NO_MARK, Mark
+from mqks.broker.spine.message.policy import Policy
+from mqks.broker.spine.queue.queue import Queue
 from mqks.journal.journal import Journal
 from mqks.journal.marks import NO_MARKS, Marks
 from mqks.journal.segment import SegmentDamaged

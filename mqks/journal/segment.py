@@ -14,8 +14,8 @@ from itertools import accumulate, chain, repeat
 from operator import mul
 from typing import Final, NamedTuple
 
-from mqks.broker.base.ranges import Range
-from mqks.broker.log.pending import Mark
+from mqks.broker.spine.base.ranges import Range
+from mqks.broker.spine.log.pending import Mark
 from mqks.errors import MqksError
 from mqks.journal.marks import flags_of, mark_of
 from mqks.journal.store import NewSegment

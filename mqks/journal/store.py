@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, Self
 
 from anyio import CancelScope
 
-from mqks.broker.log.pending import Entry, ErrorRecord, QueueState
-from mqks.broker.message.policy import DEFAULT, Policy, UnknownField
+from mqks.broker.spine.log.pending import Entry, ErrorRecord, QueueState
+from mqks.broker.spine.message.policy import DEFAULT, Policy, UnknownField
 from mqks.errors import JournalDamaged, SchemaTooNew
 from mqks.settings import Settings
 

@@ -7,8 +7,8 @@ segment may settle messages of a later one.
 from collections import deque
 from collections.abc import Mapping
 
-from mqks.broker.base.ranges import subtract, union
-from mqks.broker.message.policy import Policy
+from mqks.broker.spine.base.ranges import subtract, union
+from mqks.broker.spine.message.policy import Policy
 from mqks.journal.index import Index, QueueIndex, Segment
 from mqks.journal.marks import Marks
 from mqks.journal.segment import SegmentDamaged, StoredSection, decode

@@ -8,9 +8,9 @@ reply costs one turn, not three.
 import asyncio
 from typing import Final, Protocol, cast
 
-from mqks.broker.base.resting import Resting
-from mqks.broker.clients.connection import Connection
-from mqks.broker.clients.outbox import Slow
+from mqks.broker.spine.base.resting import Resting
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.clients.outbox import Slow
 from mqks.limits import LINGER_BYTES_MAX
 from mqks.server.clock import Patient
 from mqks.server.gate import Peer

@@ -12,12 +12,12 @@ from functools import partial
 
 import anyio
 
-from mqks.broker.base.budget import Budget
 from mqks.broker.broker import Broker
-from mqks.broker.clients.access import Login
-from mqks.broker.clients.connection import Connection
-from mqks.broker.clients.outbox import Slow
 from mqks.broker.requests.intake import Intake
+from mqks.broker.spine.base.budget import Budget
+from mqks.broker.spine.clients.access import Login
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.clients.outbox import Slow
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import CHUNK_S
 from mqks.server import log

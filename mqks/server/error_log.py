@@ -5,7 +5,7 @@ The one rule: omitted lines are counted, and the count is logged.
 
 import asyncio
 
-from mqks.broker.log.pending import ErrorRecord
+from mqks.broker.spine.log.pending import ErrorRecord
 from mqks.limits import ERRORS_PER_SECOND_MAX
 from mqks.server import log
 

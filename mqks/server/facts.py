@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mqks import __version__
-from mqks.broker.base.facts import Facts
+from mqks.broker.spine.base.facts import Facts
 from mqks.journal.index import Span
 from mqks.journal.journal import Journal
 from mqks.limits import STEP_MESSAGES

@@ -15,8 +15,8 @@ from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection
 from mqks.broker.requests import intake
+from mqks.broker.spine.clients.connection import Connection
 from mqks.limits import LOOP_HELD_LINES_MAX
 from mqks.protocol.requests import ACTIONS
 from mqks.server import log

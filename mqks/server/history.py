@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 
 from mqks.broker.broker import Broker
-from mqks.broker.queue.queue import Queue
+from mqks.broker.spine.queue.queue import Queue
 from mqks.limits import HISTORY_QUEUES_MAX
 
 INTERVAL_S: Final = 2.0

@@ -10,7 +10,7 @@ from typing import Final
 import anyio
 
 from mqks.broker.broker import Broker
-from mqks.broker.queue.queue import Queue
+from mqks.broker.spine.queue.queue import Queue
 from mqks.server import log
 
 LOOK_S: Final = 60.0

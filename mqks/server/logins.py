@@ -12,7 +12,7 @@ import anyio
 from anyio import to_thread
 
 from mqks.broker.broker import Broker
-from mqks.broker.clients.access import Login
+from mqks.broker.spine.clients.access import Login
 from mqks.limits import (
     LOGIN_FORGET_S,
     LOGIN_PAUSE_ADDRESS_S_MAX,

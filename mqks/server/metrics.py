@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 
 from mqks import __version__
 from mqks.broker.broker import Broker
-from mqks.broker.queue.queue import Queue
 from mqks.broker.requests import stats
+from mqks.broker.spine.queue.queue import Queue
 from mqks.journal.journal import Journal
 from mqks.server.tls import Context
 from mqks.settings import SETTINGS, Settings

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import anyio
 
 from mqks.broker.broker import Broker
-from mqks.broker.queue.shared import Fetch, Place
+from mqks.broker.spine.queue.shared import Fetch, Place
 from mqks.journal.journal import Journal
 
 

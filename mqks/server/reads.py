@@ -17,13 +17,13 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from mqks.broker.base.ranges import numbers
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection
-from mqks.broker.log.pending import NO_MARK, Mark
-from mqks.broker.queue.queue import Queue
-from mqks.broker.queue.reads import Read
-from mqks.broker.queue.selection import Chosen
+from mqks.broker.spine.base.ranges import numbers
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.log.pending import NO_MARK, Mark
+from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.reads import Read
+from mqks.broker.spine.queue.selection import Chosen
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
 from mqks.journal.queue_log import Page, Piece

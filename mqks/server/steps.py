@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from anyio.lowlevel import checkpoint
 
-from mqks.broker.base.turns import Work
+from mqks.broker.spine.base.turns import Work
 
 T = TypeVar("T")
 

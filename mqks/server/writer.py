@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import anyio
 
 from mqks.broker.broker import Broker
-from mqks.broker.log.pending import Batch
+from mqks.broker.spine.log.pending import Batch
 from mqks.errors import DiskFull, LowDiskSpace, MqksError, Unwritable
 from mqks.journal.journal import Journal
 from mqks.server import log

@@ -8,12 +8,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mqks.broker.log import pending as pending_module
-from mqks.broker.log.pending import NO_MARK
-from mqks.broker.message import expiry
-from mqks.broker.queue import blocks, deaths, delays, keys, lane, levels, moves, queue
-from mqks.broker.queue.taker import Rest
+from mqks.broker.features.death import deaths, moves
+from mqks.broker.features.order import keys, levels
+from mqks.broker.features.time import delays, expiry
 from mqks.broker.requests import scheduled
+from mqks.broker.spine.log import pending as pending_module
+from mqks.broker.spine.log.pending import NO_MARK
+from mqks.broker.spine.queue import blocks, lane, queue
+from mqks.broker.spine.queue.taker import Rest
 from tests.fuzz.invariants import require, waiting
 from tests.kit.lab import Lab
 

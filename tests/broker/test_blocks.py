@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker.base.budget import Budget
-from mqks.broker.base.turns import Turns
-from mqks.broker.log.pending import Run
-from mqks.broker.queue import blocks as module
-from mqks.broker.queue.blocks import MESSAGE_OVERHEAD_BYTES, Blocks
+from mqks.broker.spine.base.budget import Budget
+from mqks.broker.spine.base.turns import Turns
+from mqks.broker.spine.log.pending import Run
+from mqks.broker.spine.queue import blocks as module
+from mqks.broker.spine.queue.blocks import MESSAGE_OVERHEAD_BYTES, Blocks
 from tests.kit.compiled import patches_modules
 
 STEPS = st.lists(

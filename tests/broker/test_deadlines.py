@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from mqks.broker.clients.consumer import Consumer
-from mqks.broker.queue.deadlines import STALE_MIN
+from mqks.broker.features.time.deadlines import STALE_MIN
+from mqks.broker.spine.clients.consumer import Consumer
 from mqks.limits import STEP_MESSAGES
 from tests.kit.bare import BareWorld
 

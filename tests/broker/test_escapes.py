@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker.base.turns import finish
+from mqks.broker.spine.base.turns import finish
 from mqks.errors import BadRequest
 from mqks.limits import ESCAPED_STEP_BYTES
 from mqks.protocol.escapes import escape, is_escaped, unescape

@@ -20,9 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqks.broker.base.turns import finish
-from mqks.broker.evaluate import expression
-from mqks.broker.evaluate.expression import (
+from mqks.broker.features.evaluate import expression
+from mqks.broker.features.evaluate.expression import (
     LIMITS,
     PARSE_STEPS,
     Allowance,
@@ -30,7 +29,8 @@ from mqks.broker.evaluate.expression import (
     Limits,
     render,
 )
-from mqks.broker.evaluate.views import Flag, Items
+from mqks.broker.features.evaluate.views import Flag, Items
+from mqks.broker.spine.base.turns import finish
 from mqks.errors import BadRequest
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker.base.turns import finish
+from mqks.broker.spine.base.turns import finish
 from mqks.errors import BadRequest
 from mqks.limits import COUNT_MAX, META_BYTES_MAX
 from mqks.protocol.requests import (

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from mqks.broker.queue import blocks, keys, lane
+from mqks.broker.features.order import keys
+from mqks.broker.spine.queue import blocks, lane
 from mqks.limits import STEP_RULED
 from tests.kit.bare import ask, bare
 from tests.kit.lab import Lab

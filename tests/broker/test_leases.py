@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import mqks
-from mqks.broker.log.once import OnceWindow
+from mqks.broker.features.admission.once import OnceWindow
 from mqks.limits import RECEIVES_WAITING_MAX
 from tests.kit.bare import BareWorld
 from tests.kit.lab import Lab

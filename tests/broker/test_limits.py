@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mqks.broker.base.turns import finish
-from mqks.broker.log.pending import Mark, Run
-from mqks.broker.routing import bindings, publishing
+from mqks.broker.spine.base.turns import finish
+from mqks.broker.spine.log.pending import Mark, Run
+from mqks.broker.spine.routing import bindings, publishing
 from mqks.limits import GATHERED_MAX, GROUPS_QUEUES, MASKS_MAX, ONCE_ID_BYTES_MAX
 from tests.kit.bare import BareWorld, ask, bare
 from tests.kit.compiled import patches_modules

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from mqks.broker.clients.outbox import Slow
+from mqks.broker.spine.clients.outbox import Slow
 from mqks.client.wire import queue, rows
 from mqks.limits import LISTS_MAX, STATS_BYTES_MAX, STATS_ROWS_DEFAULT
 from tests.kit.bare import BareWorld, ask

@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 from mqks import InvalidRequest, blocking
-from mqks.broker.log.pending import Entry, LaneChange, Mark, QueueState, Run
-from mqks.broker.message.policy import Policy
+from mqks.broker.spine.log.pending import Entry, LaneChange, Mark, QueueState, Run
+from mqks.broker.spine.message.policy import Policy
 from mqks.commands import main
 from mqks.journal.journal import Journal
 from mqks.journal.sqlite.store import SqliteStore

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mqks.broker.routing import bindings as bindings_module
-from mqks.broker.routing import masks as masks_module
+from mqks.broker.spine.routing import bindings as bindings_module
+from mqks.broker.spine.routing import masks as masks_module
 from mqks.client.messages import QueueUpdate
 from mqks.limits import MASK_BYTES_MAX, ROUTES_BYTES_MAX
 from mqks.testing import Broker

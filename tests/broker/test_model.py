@@ -28,13 +28,13 @@ from hypothesis.stateful import (
 )
 
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection
-from mqks.broker.log.pending import ErrorRecord, Run
-from mqks.broker.queue import blocks as blocks_module
-from mqks.broker.queue import lane as lane_module
-from mqks.broker.queue.queue import Queue
-from mqks.broker.queue.shared import Place
 from mqks.broker.requests.intake import Intake
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.log.pending import ErrorRecord, Run
+from mqks.broker.spine.queue import blocks as blocks_module
+from mqks.broker.spine.queue import lane as lane_module
+from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.shared import Place
 from mqks.errors import DiskFull
 from mqks.journal import index, journal, segment
 from mqks.journal.default_store import open_store

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker.base.turns import Work
-from mqks.broker.log import pending as pending_module
-from mqks.broker.queue import lane as lane_module
-from mqks.broker.queue.moves import move_ready
+from mqks.broker.features.death.moves import move_ready
+from mqks.broker.spine.base.turns import Work
+from mqks.broker.spine.log import pending as pending_module
+from mqks.broker.spine.queue import lane as lane_module
 from mqks.settings import Settings
 from tests.fuzz.disk import Disk
 from tests.kit.compiled import patches_modules

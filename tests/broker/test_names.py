@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mqks.broker.log.metadata import (
+from mqks.broker.spine.log.metadata import (
     BINDING_BYTES,
     CONSUMER_BYTES,
     QUEUE_BYTES,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mqks.broker.queue.queue import Queue
+from mqks.broker.spine.queue.queue import Queue
 from tests.kit.lab import Lab
 
 

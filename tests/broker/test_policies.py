@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mqks.broker.base.turns import finish
+from mqks.broker.spine.base.turns import finish
 from mqks.commands import main
 from mqks.errors import ConfigurationError
 from mqks.limits import DEAD_LETTERS_MAX, QUEUE_TABLES_MAX

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mqks.broker.message.policy import Policy
+from mqks.broker.spine.message.policy import Policy
 from mqks.errors import SchemaTooNew
 from mqks.limits import SEQ_MAX
 from mqks.protocol.requests import Backoff, DeleteRule

@@ -7,11 +7,11 @@ from itertools import permutations
 
 import pytest
 
-from mqks.broker.base.budget import Budget
-from mqks.broker.base.turns import Turns
-from mqks.broker.queue import lane as lane_module
-from mqks.broker.queue.blocks import Blocks
-from mqks.broker.queue.levels import Levels
+from mqks.broker.features.order.levels import Levels
+from mqks.broker.spine.base.budget import Budget
+from mqks.broker.spine.base.turns import Turns
+from mqks.broker.spine.queue import lane as lane_module
+from mqks.broker.spine.queue.blocks import Blocks
 from mqks.protocol.replies import priority_of
 from tests.kit.bare import ask, bare
 from tests.kit.lab import Lab

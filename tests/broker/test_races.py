@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import pytest
 
-from mqks.broker.queue import lane as lane_module
+from mqks.broker.spine.queue import lane as lane_module
 from mqks.journal.journal import Journal
 from mqks.journal.queue_log import QueueLog
 from mqks.testing import Broker

@@ -2,7 +2,7 @@
 
 import random
 
-from mqks.broker.base.ranges import Numbers
+from mqks.broker.spine.base.ranges import Numbers
 
 
 def test_numbers_are_a_set_of_numbers() -> None:

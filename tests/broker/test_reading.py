@@ -14,7 +14,7 @@ from typing import Self
 import anyio
 import pytest
 
-from mqks.broker.base.ranges import numbers
+from mqks.broker.spine.base.ranges import numbers
 from mqks.journal import queue_log
 from mqks.journal.index import Index, QueueIndex
 from mqks.journal.journal import Journal

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mqks import users_file
-from mqks.broker.queue import fates
+from mqks.broker.features.death import fates
 from mqks.limits import GONE_MIN
 from mqks.testing import Broker
 from mqks.users import User, hash_token

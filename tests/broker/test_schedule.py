@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker.base.budget import Budget
-from mqks.broker.base.schedule import RINGS_MAX, WALL_LOOK_S, Alarm, Schedule
-from mqks.broker.base.turns import Turns
+from mqks.broker.spine.base.budget import Budget
+from mqks.broker.spine.base.schedule import RINGS_MAX, WALL_LOOK_S, Alarm, Schedule
+from mqks.broker.spine.base.turns import Turns
 
 MILLION = 1_000_000
 ENTRY_BYTES_MAX = 150

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from mqks.broker.queue import delays
-from mqks.broker.queue.delays import SEARCHES_MAX
+from mqks.broker.features.time import delays
+from mqks.broker.features.time.delays import SEARCHES_MAX
 from tests.kit.bare import BareWorld, ask
 from tests.kit.compiled import patches_modules
 

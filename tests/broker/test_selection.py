@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqks import InvalidRequest, RequestFailed, blocking
-from mqks.broker.base.facts import Facts
-from mqks.broker.base.turns import finish
-from mqks.broker.queue import lane as lane_module
-from mqks.broker.queue.purges import purge_some
-from mqks.broker.queue.selection import Chosen
+from mqks.broker.features.death.purges import purge_some
+from mqks.broker.spine.base.facts import Facts
+from mqks.broker.spine.base.turns import finish
+from mqks.broker.spine.queue import lane as lane_module
+from mqks.broker.spine.queue.selection import Chosen
 from mqks.limits import SEQ_MAX, STEP_MESSAGES
 from mqks.protocol.requests import Selection
 from mqks.testing import Broker

@@ -4,11 +4,11 @@ from itertools import product
 
 import pytest
 
-from mqks.broker.base.counters import REASONS
-from mqks.broker.log.pending import Mark
-from mqks.broker.message.policy import Policy
-from mqks.broker.message.states import AFTER, DEATHS, Event, State
-from mqks.broker.queue.fates import fate
+from mqks.broker.features.death.fates import fate
+from mqks.broker.spine.base.counters import REASONS
+from mqks.broker.spine.log.pending import Mark
+from mqks.broker.spine.message.policy import Policy
+from mqks.broker.spine.message.states import AFTER, DEATHS, Event, State
 from mqks.protocol.requests import Backoff
 from tools.states import PAGE, drawn
 

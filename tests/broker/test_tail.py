@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from mqks import RequestFailed, blocking
-from mqks.broker.clients import tails as tails_module
+from mqks.broker.features.tails import tails as tails_module
 from mqks.testing import Broker
 from mqks.users import Permissions
 from tests.client.conftest import QUICK

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqks.broker.base.schedule import RINGS_MAX
+from mqks.broker.spine.base.schedule import RINGS_MAX
 from mqks.errors import BadRequest
 from mqks.server.cron import next_tick
 from tests.kit.bare import BareWorld, ask, bare

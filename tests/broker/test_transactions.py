@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mqks.broker.log.pending import Batch
+from mqks.broker.spine.log.pending import Batch
 from mqks.limits import (
     BATCH_COPIES_MAX,
     ESCAPED_STEP_BYTES,

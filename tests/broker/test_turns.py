@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker.base.turns import finish
-from mqks.broker.clients.outbox import Outbox
-from mqks.broker.log.pending import Run
-from mqks.broker.queue import blocks as blocks_module
-from mqks.broker.queue import lane as lane_module
+from mqks.broker.spine.base.turns import finish
+from mqks.broker.spine.clients.outbox import Outbox
+from mqks.broker.spine.log.pending import Run
+from mqks.broker.spine.queue import blocks as blocks_module
+from mqks.broker.spine.queue import lane as lane_module
 from mqks.errors import BadRequest
 from mqks.limits import EVALUATIONS_MAX, STEP_MESSAGES
 from mqks.users import Permissions

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mqks.broker.queue import blocks
+from mqks.broker.spine.queue import blocks
 from tests.kit.bare import BareWorld, ask
 from tests.kit.compiled import patches_modules
 from tests.kit.fixtures import served

@@ -5,9 +5,9 @@ from itertools import count
 
 import pytest
 
-from mqks.broker.base.schedule import RINGS_MAX
-from mqks.broker.message.dead_letters import dead_letter_of
-from mqks.broker.queue import delays
+from mqks.broker.features.death.dead_letters import dead_letter_of
+from mqks.broker.features.time import delays
+from mqks.broker.spine.base.schedule import RINGS_MAX
 from mqks.limits import NEAR_BYTES_MAX, STEP_BYTES, STEP_MESSAGES
 from tests.kit.compiled import patches_modules
 from tests.kit.lab import Lab

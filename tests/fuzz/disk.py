@@ -7,10 +7,10 @@ missing here, too.
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from mqks.broker.base.facts import Facts
-from mqks.broker.base.ranges import compress
 from mqks.broker.broker import Broker
-from mqks.broker.log.pending import Entry, Mark, QueueState, Run
+from mqks.broker.spine.base.facts import Facts
+from mqks.broker.spine.base.ranges import compress
+from mqks.broker.spine.log.pending import Entry, Mark, QueueState, Run
 from mqks.limits import PAGE_BYTES
 
 FAR_MORE = 1 << 40

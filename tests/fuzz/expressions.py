@@ -4,8 +4,7 @@ from random import Random
 from time import thread_time
 from typing import Final
 
-from mqks.broker.base.turns import finish
-from mqks.broker.evaluate.expression import (
+from mqks.broker.features.evaluate.expression import (
     LIMITS,
     RESULT_BYTES_MAX,
     Allowance,
@@ -14,6 +13,7 @@ from mqks.broker.evaluate.expression import (
     render,
 )
 from mqks.broker.requests.state import State
+from mqks.broker.spine.base.turns import finish
 from tests.fuzz import Finding
 from tests.fuzz.mutations import EXPRESSIONS, mutated_expression
 from tests.fuzz.steps import Step, Steps, send

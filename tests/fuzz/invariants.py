@@ -12,19 +12,19 @@ from itertools import chain, islice
 from typing import Final
 
 from mqks.broker.broker import Broker
-from mqks.broker.clients.consumer import UNACKED_OVERHEAD_BYTES, Consumer, consumers_of
-from mqks.broker.clients.receiver import Receiver
-from mqks.broker.log.metadata import binding_bytes, consumer_bytes, mask_bytes, queue_bytes
-from mqks.broker.log.pending import NO_MARK
-from mqks.broker.message.states import AFTER, APPENDS, State
-from mqks.broker.queue.blocks import MESSAGE_OVERHEAD_BYTES
-from mqks.broker.queue.deaths import _kill_read
-from mqks.broker.queue.delays import _number
-from mqks.broker.queue.held_since import SPARE
-from mqks.broker.queue.keys import Keys
-from mqks.broker.queue.queue import Queue
-from mqks.broker.queue.shared import Fetch
-from mqks.broker.queue.taker import Rest
+from mqks.broker.features.death.deaths import _kill_read
+from mqks.broker.features.order.keys import Keys
+from mqks.broker.features.time.delays import _number
+from mqks.broker.features.time.receiver import Receiver
+from mqks.broker.spine.clients.consumer import UNACKED_OVERHEAD_BYTES, Consumer, consumers_of
+from mqks.broker.spine.log.metadata import binding_bytes, consumer_bytes, mask_bytes, queue_bytes
+from mqks.broker.spine.log.pending import NO_MARK
+from mqks.broker.spine.message.states import AFTER, APPENDS, State
+from mqks.broker.spine.queue.blocks import MESSAGE_OVERHEAD_BYTES
+from mqks.broker.spine.queue.held_since import SPARE
+from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.shared import Fetch
+from mqks.broker.spine.queue.taker import Rest
 from mqks.protocol.masks import MASK, bound_matches
 from mqks.protocol.replies import key_of
 from tests.fuzz import Finding

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from itertools import takewhile
 
-from mqks.broker.clients.connection import Connection
+from mqks.broker.spine.clients.connection import Connection
 from mqks.protocol.requests import CONFIRM_ANYWHERE
 from tests.fuzz import Finding
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from time import thread_time
 from typing import Any, Final, Self
 
-from mqks.broker.clients.outbox import Slow
-from mqks.broker.log.pending import ErrorRecord
-from mqks.broker.queue import blocks as blocks_module
-from mqks.broker.queue import lane as lane_module
-from mqks.broker.queue.blocks import BLOCK, SHORT
 from mqks.broker.requests import intake as intake_module
+from mqks.broker.spine.clients.outbox import Slow
+from mqks.broker.spine.log.pending import ErrorRecord
+from mqks.broker.spine.queue import blocks as blocks_module
+from mqks.broker.spine.queue import lane as lane_module
+from mqks.broker.spine.queue.blocks import BLOCK, SHORT
 from mqks.limits import CHUNK_S, DELIVERY_BYTES, LINES_MAX, SCARCE_BYTES
 from mqks.settings import Settings
 from mqks.users import User, Users, hash_token

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker.message.policy import DEFAULT
+from mqks.broker.spine.message.policy import DEFAULT
 from mqks.commands import main
 from mqks.errors import CannotWrite, DatabaseLocked, InspectionFailed, JournalDamaged, JournalFailed
 from mqks.journal import copying

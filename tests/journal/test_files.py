@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mqks.broker.message.policy import Policy
+from mqks.broker.spine.message.policy import Policy
 from mqks.commands import main
 from mqks.errors import InspectionFailed, JournalDamaged, SchemaTooNew
 from mqks.journal.sqlite.database_file import DatabaseFile

@@ -21,12 +21,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqks.broker.base.ranges import Range, compress
 from mqks.broker.broker import Broker as LocalBroker
-from mqks.broker.log import pending
-from mqks.broker.log.pending import NO_MARK, Entry, ErrorRecord, LaneChange, Mark, QueueState, Run
-from mqks.broker.message.policy import DEFAULT, Policy
-from mqks.broker.queue.queue import Queue
+from mqks.broker.spine.base.ranges import Range, compress
+from mqks.broker.spine.log import pending
+from mqks.broker.spine.log.pending import (
+    NO_MARK,
+    Entry,
+    ErrorRecord,
+    LaneChange,
+    Mark,
+    QueueState,
+    Run,
+)
+from mqks.broker.spine.message.policy import DEFAULT, Policy
+from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import ClaimLost, DiskFull, JournalDamaged
 from mqks.journal import memory as memory_module
 from mqks.journal import segment

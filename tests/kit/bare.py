@@ -5,8 +5,8 @@ The one rule: every commit completes at once after each send.
 
 from typing import Any
 
-from mqks.broker.clients.connection import Connection
-from mqks.broker.clients.outbox import Outbox, Slow
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.clients.outbox import Outbox, Slow
 from mqks.settings import Settings
 from tests.kit.played import ALL, Played
 

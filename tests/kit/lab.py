@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from mqks.broker.clients.connection import Connection
-from mqks.broker.clients.outbox import Outbox
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.clients.outbox import Outbox
 from mqks.settings import Settings
 from tests.fuzz.invariants import check, check_counts, check_disk, memory_bytes, require
 from tests.kit.played import Played

@@ -8,8 +8,8 @@ from collections.abc import Container, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from mqks.broker.clients.consumer import UNACKED_OVERHEAD_BYTES
-from mqks.broker.message.states import AFTER, APPENDS, Event, State
+from mqks.broker.spine.clients.consumer import UNACKED_OVERHEAD_BYTES
+from mqks.broker.spine.message.states import AFTER, APPENDS, Event, State
 
 MASK = "\t"
 """Before a mask among the events that a name is bound to."""

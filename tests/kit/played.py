@@ -10,10 +10,10 @@ from itertools import count
 from typing import Any
 
 from mqks.broker.broker import Broker
-from mqks.broker.clients.outbox import Outbox
-from mqks.broker.log.pending import Batch, ErrorRecord, Run
-from mqks.broker.queue.shared import Fetch, Place
 from mqks.broker.requests.intake import Intake
+from mqks.broker.spine.clients.outbox import Outbox
+from mqks.broker.spine.log.pending import Batch, ErrorRecord, Run
+from mqks.broker.spine.queue.shared import Fetch, Place
 from mqks.errors import DiskFull
 from mqks.server.cron import next_tick
 from mqks.settings import Settings

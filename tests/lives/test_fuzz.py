@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mqks.broker.clients.consumer import Consumer
-from mqks.broker.queue.queue import Queue
-from mqks.broker.routing.bindings import Bindings
+from mqks.broker.spine.clients.consumer import Consumer
+from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.routing.bindings import Bindings
 from mqks.client.errors import ProtocolViolation
 from mqks.client.messages import Message, QueueUpdate
 from mqks.client.requests import number_told, reason_told

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import mqks
-from mqks.broker.log.pending import Mark
 from mqks.broker.requests.state import ATTRIBUTES
+from mqks.broker.spine.log.pending import Mark
 from mqks.journal.segment import checksum, decode
 from mqks.protocol.requests import ACTIONS
 from tools import actions

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from mqks.broker.base.turns import Turns
+from mqks.broker.spine.base.turns import Turns
 from mqks.server.client import Client
 from mqks.server.fair_turn import FairTurn
 

@@ -14,8 +14,8 @@ from selectors import EVENT_READ, DefaultSelector
 
 import pytest
 
-from mqks.broker.clients.outbox import Slow
-from mqks.broker.queue import blocks
+from mqks.broker.spine.clients.outbox import Slow
+from mqks.broker.spine.queue import blocks
 from mqks.server import client as server_client
 from mqks.testing import Broker
 from tests.kit.bare import BareWorld

@@ -1,7 +1,7 @@
 """The tracer of walks finds what it is meant to find, and nothing else."""
 
 from mqks.broker.broker import Broker
-from mqks.broker.queue.queue import Queue
+from mqks.broker.spine.queue.queue import Queue
 from mqks.journal.sqlite.store import SqliteStore
 from tests.kit.compiled import patches_modules
 from tools import walk

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection
 from mqks.broker.requests import (
     binding,
     leases,
@@ -16,6 +15,7 @@ from mqks.broker.requests import (
     transactions,
 )
 from mqks.broker.requests.checks import Doing
+from mqks.broker.spine.clients.connection import Connection
 from mqks.protocol.requests import ACTIONS, Action, Request
 
 Run = Callable[[Broker, Connection, Request, Any], Doing]

@@ -3,13 +3,13 @@
 The one rule: a request that raises has changed nothing.
 """
 
-from mqks.broker.base.turns import GOES_ON, Work, slices
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection
-from mqks.broker.clients.consumer import Consumer
-from mqks.broker.message.policy import DEFAULT, Policy
-from mqks.broker.queue.taker import Rest
 from mqks.broker.requests.checks import Doing
+from mqks.broker.spine.base.turns import GOES_ON, Work, slices
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.clients.consumer import Consumer
+from mqks.broker.spine.message.policy import DEFAULT, Policy
+from mqks.broker.spine.queue.taker import Rest
 from mqks.errors import BadRequest, LimitExceeded
 from mqks.limits import STEP_NAMES
 from mqks.protocol.requests import Consume, Rebind, Request, SetPrefetch, Settle, shown

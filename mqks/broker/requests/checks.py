@@ -1,8 +1,8 @@
 """What several actions check before they change anything."""
 
-from mqks.broker.base.turns import Work
 from mqks.broker.broker import Broker
-from mqks.broker.queue.queue import Queue
+from mqks.broker.spine.base.turns import Work
+from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import BadRequest, Unwritable
 from mqks.protocol.requests import Request, shown
 

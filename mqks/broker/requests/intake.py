@@ -9,14 +9,14 @@ from collections.abc import Generator
 from operator import length_hint
 from typing import Any
 
-from mqks.broker.base.turns import GOES_ON, Work, finish
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection, Transaction
 from mqks.broker.requests import permits
 from mqks.broker.requests.actions import RUNS
 from mqks.broker.requests.checks import Doing
 from mqks.broker.requests.transactions import AT_ONCE
-from mqks.broker.routing.gathering import NO_GROUP
+from mqks.broker.spine.base.turns import GOES_ON, Work, finish
+from mqks.broker.spine.clients.connection import Connection, Transaction
+from mqks.broker.spine.routing.gathering import NO_GROUP
 from mqks.errors import BadRequest, LineTooLong, Unwritable
 from mqks.limits import GROUPS_COPIES_MAX, LINES_MAX, STEP_MESSAGES, STRANGER_LINES_MAX
 from mqks.protocol.requests import (

@@ -4,16 +4,16 @@ The one rule: a lease is named by its queue, and by the number and the deliverie
 is valid until the message is delivered again, or leaves.
 """
 
-from mqks.broker.base.turns import Work
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection
-from mqks.broker.clients.receiver import Receiver, give_back, take
-from mqks.broker.log.pending import Mark
-from mqks.broker.message.states import Event
-from mqks.broker.queue import fates
-from mqks.broker.queue.moves import some_bodies
-from mqks.broker.queue.queue import Queue
+from mqks.broker.features.death import fates
+from mqks.broker.features.death.moves import some_bodies
+from mqks.broker.features.time.receiver import Receiver, give_back, take
 from mqks.broker.requests.checks import Doing, check_writable, existing
+from mqks.broker.spine.base.turns import Work
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.log.pending import Mark
+from mqks.broker.spine.message.states import Event
+from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import BadRequest, LimitExceeded
 from mqks.limits import LEASE_S, RECEIVES_WAITING_MAX, SEQ_MAX
 from mqks.protocol.requests import Lease, Receive, Request

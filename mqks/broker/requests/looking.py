@@ -4,16 +4,16 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mqks.broker.base.turns import GOES_ON, WAITS, Work, slices
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection
-from mqks.broker.clients.outbox import Slow
-from mqks.broker.clients.tail import Tail
-from mqks.broker.queue.queue import Queue
-from mqks.broker.queue.reads import Read
-from mqks.broker.queue.selection import Chosen
+from mqks.broker.features.tails.tail import Tail
 from mqks.broker.requests import stats
 from mqks.broker.requests.checks import check_epoch, existing
+from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, slices
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.clients.outbox import Slow
+from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.reads import Read
+from mqks.broker.spine.queue.selection import Chosen
 from mqks.errors import BadRequest
 from mqks.limits import STATS_BYTES_MAX, STEP_NAMES
 from mqks.protocol import replies

@@ -6,17 +6,17 @@ The one rule: a request that raises has changed nothing.
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from mqks.broker.base.turns import WAITS, Work
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection
-from mqks.broker.message.policy import DEFAULT, Policy
-from mqks.broker.message.states import Event
-from mqks.broker.queue.lane import Delivery
-from mqks.broker.queue.queue import Queue
-from mqks.broker.queue.selection import Chosen
 from mqks.broker.requests.checks import Doing, check_writable, existing
-from mqks.broker.routing.masks import Queues
-from mqks.broker.routing.publishing import Single
+from mqks.broker.spine.base.turns import WAITS, Work
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.message.policy import DEFAULT, Policy
+from mqks.broker.spine.message.states import Event
+from mqks.broker.spine.queue.lane import Delivery
+from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.selection import Chosen
+from mqks.broker.spine.routing.masks import Queues
+from mqks.broker.spine.routing.publishing import Single
 from mqks.protocol.requests import ALL, Publish, Request, Settle
 
 

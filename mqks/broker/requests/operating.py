@@ -1,11 +1,11 @@
 """Requests about the connection, and about the server."""
 
-from mqks.broker.base.turns import GOES_ON, Work
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection
-from mqks.broker.clients.outbox import Slow
-from mqks.broker.evaluate import expression
+from mqks.broker.features.evaluate import expression
 from mqks.broker.requests.state import State
+from mqks.broker.spine.base.turns import GOES_ON, Work
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.clients.outbox import Slow
 from mqks.errors import BadRequest
 from mqks.protocol import replies
 from mqks.protocol.requests import ACTIONS, Request, shown

@@ -5,7 +5,7 @@ The one rule: only connections with limited permissions are checked; a check cha
 
 from typing import TYPE_CHECKING, Any
 
-from mqks.broker.base.turns import GOES_ON, Work
+from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.errors import NotAllowed
 from mqks.protocol.requests import Action, Consume, Request, Stats, WantedTail, shown
 from mqks.users import STRANGER, Permissions

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from mqks.broker.base.turns import GOES_ON, Work
 from mqks.broker.broker import Broker
-from mqks.broker.queue.lane import Delivery
-from mqks.broker.queue.moves import chosen_bodies, move_out, ready_numbers
-from mqks.broker.queue.queue import Queue
-from mqks.broker.queue.shared import Place
+from mqks.broker.features.death.moves import chosen_bodies, move_out, ready_numbers
 from mqks.broker.requests import redrives
 from mqks.broker.requests.checks import check_epoch
+from mqks.broker.spine.base.turns import GOES_ON, Work
+from mqks.broker.spine.queue.lane import Delivery
+from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.shared import Place
 from mqks.errors import LimitExceeded
 from mqks.limits import SEQ_MAX, TRANSACTION_BYTES_MAX, TRANSACTION_COPIES_MAX
 from mqks.protocol.requests import Move, Trim

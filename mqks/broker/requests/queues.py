@@ -3,13 +3,13 @@
 The one rule: a request that raises has changed nothing.
 """
 
-from mqks.broker.base.turns import Work
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection
-from mqks.broker.queue.purges import purge_some
-from mqks.broker.queue.selection import Chosen
+from mqks.broker.features.death.purges import purge_some
 from mqks.broker.requests import redrives, scheduled
 from mqks.broker.requests.checks import Doing, check_epoch, check_writable, existing
+from mqks.broker.spine.base.turns import Work
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.queue.selection import Chosen
 from mqks.limits import SEQ_MAX
 from mqks.protocol.requests import (
     ALL,

@@ -7,11 +7,11 @@ meanwhile gets none.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mqks.broker.base.turns import Work
-from mqks.broker.message.dead_letters import dead_letter_of
-from mqks.broker.queue.moves import Choose, move_ready
-from mqks.broker.queue.queue import Queue
-from mqks.broker.queue.selection import Chosen
+from mqks.broker.features.death.dead_letters import dead_letter_of
+from mqks.broker.features.death.moves import Choose, move_ready
+from mqks.broker.spine.base.turns import Work
+from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.selection import Chosen
 from mqks.limits import SEQ_MAX
 from mqks.protocol.requests import Move
 from mqks.users import Permissions

@@ -8,11 +8,11 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from mqks.broker.base.turns import GOES_ON, Work
-from mqks.broker.queue.lane import Delivery
-from mqks.broker.queue.moves import some_bodies
-from mqks.broker.queue.queue import Queue
-from mqks.broker.queue.times import Times
+from mqks.broker.features.death.moves import some_bodies
+from mqks.broker.features.time.times import Times
+from mqks.broker.spine.base.turns import GOES_ON, Work
+from mqks.broker.spine.queue.lane import Delivery
+from mqks.broker.spine.queue.queue import Queue
 from mqks.limits import STEP_BODIES
 from mqks.protocol import replies
 

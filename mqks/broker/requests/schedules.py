@@ -5,8 +5,8 @@ schedule is not durable on a full disk.
 """
 
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection
 from mqks.broker.requests.checks import Doing
+from mqks.broker.spine.clients.connection import Connection
 from mqks.errors import Unwritable
 from mqks.protocol.requests import Request, Scheduling
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import chain, repeat
 from typing import Any, TypeVar
 
-from mqks.broker.base.turns import GOES_ON, Work, ordered, slices
 from mqks.broker.broker import Broker
-from mqks.broker.clients.consumer import Consumer
-from mqks.broker.evaluate.views import Flag, Items
+from mqks.broker.features.evaluate.views import Flag, Items
+from mqks.broker.spine.base.turns import GOES_ON, Work, ordered, slices
+from mqks.broker.spine.clients.consumer import Consumer
 from mqks.limits import STEP_NAMES
 from mqks.protocol.masks import MASK
 

@@ -14,12 +14,12 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
-from mqks.broker.base.turns import GOES_ON, Work, ordered, slices
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection
-from mqks.broker.clients.consumer import Consumer, consumers_of
-from mqks.broker.log.pending import NO_MARK, ErrorRecord
-from mqks.broker.queue.queue import Queue
+from mqks.broker.spine.base.turns import GOES_ON, Work, ordered, slices
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.clients.consumer import Consumer, consumers_of
+from mqks.broker.spine.log.pending import NO_MARK, ErrorRecord
+from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import BadRequest
 from mqks.limits import (
     STATS_BYTES_MAX,

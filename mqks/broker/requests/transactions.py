@@ -8,16 +8,16 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from typing import Any, cast
 
-from mqks.broker.base.turns import GOES_ON, WAITS, Work, finish
 from mqks.broker.broker import Broker
-from mqks.broker.clients.connection import Connection, Transaction
-from mqks.broker.queue.queue import Terms
 from mqks.broker.requests import permits, redrives
 from mqks.broker.requests.checks import existing
 from mqks.broker.requests.messages import check_publish, reject, release
 from mqks.broker.requests.plans import Plan, check_copies
-from mqks.broker.routing.masks import Queues
-from mqks.broker.routing.publishing import Single
+from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, finish
+from mqks.broker.spine.clients.connection import Connection, Transaction
+from mqks.broker.spine.queue.queue import Terms
+from mqks.broker.spine.routing.masks import Queues
+from mqks.broker.spine.routing.publishing import Single
 from mqks.errors import BadRequest, NotAllowed, Unwritable
 from mqks.limits import TRANSACTION_COPIES_MAX
 from mqks.protocol.requests import ACTIONS, Move, Publish, Request, Settle, Trim, shown

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import psycopg
 
-from mqks.broker.log.pending import ErrorRecord
+from mqks.broker.spine.log.pending import ErrorRecord
 from mqks.errors import InspectionFailed
 from mqks.journal.contents import AT_ONCE, Contents, Facts
 from mqks.journal.postgres import migrations, statements

@@ -14,7 +14,7 @@ import psycopg
 from anyio.to_thread import run_sync
 from psycopg.types.numeric import Int8
 
-from mqks.broker.log.pending import Entry, ErrorRecord
+from mqks.broker.spine.log.pending import Entry, ErrorRecord
 from mqks.errors import (
     ClaimLost,
     ConfigurationError,

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-from mqks.broker.log.pending import ErrorRecord
+from mqks.broker.spine.log.pending import ErrorRecord
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
 from mqks.files import exists, is_dir, is_file
 from mqks.journal.contents import AT_ONCE, LISTED_ONLY, Contents, Facts, Segment

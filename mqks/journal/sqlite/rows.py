@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
 
-from mqks.broker.log.pending import ErrorRecord
-from mqks.broker.message.policy import Policy
+from mqks.broker.spine.log.pending import ErrorRecord
+from mqks.broker.spine.message.policy import Policy
 from mqks.journal.segment import checksum
 from mqks.journal.store import Damage, Head, QueueRow, check_policy
 from mqks.limits import SEQ_MAX

@@ -18,7 +18,7 @@ from typing import Final
 import aiosqlite
 from anyio.to_thread import run_sync
 
-from mqks.broker.log.pending import Entry
+from mqks.broker.spine.log.pending import Entry
 from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
 from mqks.files import exists, identity, is_dir
 from mqks.journal.sqlite import opening

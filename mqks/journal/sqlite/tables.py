@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from mqks.broker.log.pending import Entry, ErrorRecord
+from mqks.broker.spine.log.pending import Entry, ErrorRecord
 from mqks.errors import JournalFailed
 from mqks.journal.once import OnceRow, OnceRows
 from mqks.journal.sqlite.rows import (

@@ -1,0 +1,1 @@
+"""What a queue, a message or a client may have: each hangs on the spine by a seam."""

@@ -1,0 +1,1 @@
+"""What may join a queue."""

@@ -1,0 +1,1 @@
+"""Connections that see messages without taking them."""

@@ -1,0 +1,125 @@
+"""Users, logins, and the permissions of connections.
+
+The one rule: a password is verified by the server, off the event loop; the next lines of its
+connection wait for the result.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mqks.broker.features.tails.tail import Tail
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.clients.consumer import Consumer
+from mqks.broker.spine.clients.refusals import Refusals
+from mqks.errors import BadRequest, Expelled, NotAllowed
+from mqks.limits import (
+    AUTH_FAILURES_MAX,
+    LOGINS_WAITING_MAX,
+    LOGINS_WAITING_PER_ADDRESS_MAX,
+)
+from mqks.protocol.requests import Request
+from mqks.users import STRANGER, Known, Permissions, Users
+
+
+@dataclass(slots=True, eq=False)
+class Login:
+    """A password that waits to be verified, which takes too long for the event loop."""
+
+    connection: Connection
+    request: Request = field(repr=False)
+    name: bytes
+    password: bytes = field(repr=False)
+
+    @property
+    def source(self) -> bytes:
+        """What counts as one address."""
+        return self.connection.source
+
+
+class Access:
+    """`consumers` are all by id. `end_consumers` and `end_tails` end those that a user may not have
+    any more."""
+
+    __slots__ = (
+        *("_consumers", "_end_consumers", "_end_tails", "_line_bytes_max", "_refusals"),
+        *("logins", "users"),
+    )
+
+    def __init__(
+        self,
+        line_bytes_max: int,
+        refusals: Refusals,
+        consumers: Mapping[bytes, Consumer],
+        end_consumers: Callable[[list[Consumer]], None],
+        end_tails: Callable[[Sequence[Tail]], None],
+    ) -> None:
+        self._line_bytes_max = line_bytes_max
+        self._refusals = refusals
+        self._consumers = consumers
+        self._end_consumers = end_consumers
+        self._end_tails = end_tails
+        self.users = Users([], b"")
+        self.logins: deque[Login] = deque()
+        """Passwords that the server must verify, one after the other."""
+
+    def log_in(self, connection: Connection, request: Request, name: bytes, secret: bytes) -> None:
+        """Authenticate with a password."""
+        if user := self.users.recall(name, secret):
+            self.authenticate(connection, user)
+            return
+        source = connection.source
+        near = sum(source == each.source != b"" for each in self.logins)
+        if len(self.logins) < LOGINS_WAITING_MAX and near < LOGINS_WAITING_PER_ADDRESS_MAX:
+            self.logins.append(Login(connection, request, name, secret))
+            connection.awaits_login = True
+        else:
+            # The password is not wrong, so refuse the connection: the client may try later.
+            self._refusals.limits_reached["logins_waiting_max"] += 1
+            reason = f"{near or LOGINS_WAITING_MAX} passwords wait to be checked; try again"
+            self._refusals.expel(connection, reason)
+
+    def verified(self, login: Login, user: Known | None) -> None:
+        """Apply the result. The connection's lines wait for its next turn, unless it is
+        `expelled`."""
+        connection, request = login.connection, login.request
+        connection.awaits_login, connection.overrun = False, True
+        try:
+            self.authenticate(connection, user)
+        except BadRequest as failure:
+            self._refusals.fail(connection, request.id, request.action, failure)
+        else:
+            if request.confirm:
+                connection.unconfirmed += 1
+                self._refusals.pending.waiters.confirms.append((connection, [request.id]))
+
+    def authenticate(self, connection: Connection, user: Known | None) -> None:
+        """Give a connection the permissions of a user; None means wrong credentials."""
+        if user is None:
+            connection.auth_failures += 1
+            if connection.auth_failures >= AUTH_FAILURES_MAX:
+                raise Expelled(
+                    f"wrong credentials, {AUTH_FAILURES_MAX} times: the connection is closed"
+                )
+            raise NotAllowed("wrong credentials")
+        connection.user = user.name
+        connection.splitter.line_bytes_max = self._line_bytes_max
+        self.grant(connection, user.permissions)
+
+    def grant(self, connection: Connection, permissions: Permissions) -> None:
+        """Set the permissions; consumers and tails that they do not allow end."""
+        connection.permissions = permissions
+        consumers = connection.consumers.values()
+        lost = [each for each in consumers if not permissions.may_consume(each.queue.name)]
+        if lost:
+            self._end_consumers(lost)
+        tails = connection.tails.values()
+        self._end_tails([tail for tail in tails if not tail.is_allowed(permissions)])
+
+    def may_ack(self, connection: Connection, consumer_id: bytes) -> bool:
+        """Whether its user may ack messages of this consumer; a missing consumer is allowed."""
+        permissions = connection.permissions
+        if permissions is None or permissions is STRANGER:
+            return permissions is None
+        consumer = self._consumers.get(consumer_id)
+        return consumer is None or permissions.may_consume(consumer.queue.name)

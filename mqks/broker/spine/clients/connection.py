@@ -1,0 +1,194 @@
+"""One connection as the broker sees it: what it has sent, who is served there, and what it may do.
+
+The one rule: while its lines wait, for a login or for the next turn, they stay in order.
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from hashlib import blake2b
+from typing import Any, Final
+
+from mqks.broker.features.evaluate.expression import Allowance
+from mqks.broker.features.tails.tail import Tail
+from mqks.broker.features.time.receiver import Receiver
+from mqks.broker.spine.base.turns import Work
+from mqks.broker.spine.clients.consumer import Consumer
+from mqks.broker.spine.clients.outbox import Flow, Outbox
+from mqks.broker.spine.log.pending import ErrorRecord
+from mqks.broker.spine.queue.reads import Read
+from mqks.errors import BadRequest, LimitExceeded
+from mqks.limits import (
+    ONCE_ID_BYTES_MAX,
+    STRANGER_LINE_BYTES_MAX,
+    TRANSACTION_BYTES_MAX,
+    TRANSACTION_LINES_MAX,
+    TRANSACTIONS_BYTES_MAX,
+)
+from mqks.protocol.lines import PIECE_OVERHEAD_BYTES, LineSplitter
+from mqks.protocol.requests import Request
+from mqks.users import STRANGER, Permissions
+
+KEPT_OVERHEAD_BYTES: Final = 700
+"""Memory of a request besides its text: two tuples, their values and what holds them."""
+
+
+class Transaction:
+    """What has come since `begin`, parsed. Nothing of it has any effect yet."""
+
+    __slots__ = ("_flow", "_size", "failed", "kept")
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._size = 0
+        self.kept: list[tuple[Request, Any]] = []
+        self.failed = False
+        """A request was refused, and so will be `commit`."""
+
+    def keep(self, request: Request, wanted: Any, size: int) -> None:
+        """Keep a request with a text of this size until `commit`. Raises LimitExceeded."""
+        if self.failed:
+            return
+        size += KEPT_OVERHEAD_BYTES
+        if len(self.kept) >= TRANSACTION_LINES_MAX or self._size + size > TRANSACTION_BYTES_MAX:
+            raise LimitExceeded(
+                "transaction_max",
+                f"more than {TRANSACTION_LINES_MAX} requests or {TRANSACTION_BYTES_MAX} bytes "
+                "since begin",
+            )
+        if self._flow.kept_bytes + size > TRANSACTIONS_BYTES_MAX:
+            reason = f"more than {TRANSACTIONS_BYTES_MAX} bytes of all connections wait for commit"
+            raise LimitExceeded("transaction_max", reason)
+        self._size += size
+        self._flow.kept_bytes += size
+        self.kept.append((request, wanted))
+
+    def end(self) -> None:
+        """Its requests are done, or dropped."""
+        self._flow.kept_bytes -= self._size
+        self._size, self.kept = 0, []
+
+    def fail(self) -> None:
+        """A request was refused."""
+        self.failed = True
+        self.end()
+
+
+class Connection(Outbox):
+    """State of one connection. `on_go_on` is called when it no longer rests, `on_failure` to reply
+    to a request with an error."""
+
+    __slots__ = (
+        "auth_failures",
+        "awaits_login",
+        "chunks",
+        "consumers",
+        "eval_steps",
+        "expelled",
+        "first_error",
+        "handled",
+        "last_error_us",
+        "lines",
+        "local",
+        "on_failure",
+        "on_go_on",
+        "overrun",
+        "permissions",
+        "reads",
+        "receivers",
+        "split_bytes",
+        "splitter",
+        "stranger_errors",
+        "stranger_lines",
+        "tails",
+        "transaction",
+        "user",
+        "works",
+    )
+
+    def __init__(
+        self,
+        flow: Flow,
+        on_go_on: "Callable[[Connection], None]",
+        on_failure: "Callable[[Connection, bytes, bytes, BadRequest], None]",
+        connection_id: int,
+        address: str,
+        local: bool,
+        line_bytes_max: int,
+        *,
+        source: bytes = b"",
+        stranger: bool = False,
+    ) -> None:
+        super().__init__(flow, connection_id, address, source)
+        self.on_go_on = on_go_on
+        self.on_failure = on_failure
+        self.local = local
+        """Whether the peer is on this machine."""
+        self.splitter = LineSplitter(
+            min(line_bytes_max, STRANGER_LINE_BYTES_MAX) if stranger else line_bytes_max
+        )
+        self.eval_steps: Allowance | None = None
+        """Steps that expressions of the current chunk may still take."""
+        self.consumers: dict[bytes, Consumer] = {}
+        self.tails: dict[bytes, Tail] = {}
+        self.reads: deque[Read] = deque()
+        """Its read requests, in order."""
+        self.receivers: dict[Receiver, None] = {}
+        """Its receives without an answer."""
+        self.user: str | None = None
+        self.permissions: Permissions | None = STRANGER if stranger else None
+        """None: it may do everything."""
+        self.works: deque[Work[None]] = deque()
+        """Unfinished work of its lines: the next lines wait for it."""
+        self.lines: list[bytes] = []
+        """Those of the current chunk, of which `handled` are done. A line with a tab has a space
+        before it."""
+        self.handled = 0
+        self.split_bytes = 0
+        """Their size."""
+        self.transaction: Transaction | None = None
+        """Between `begin` and `commit` or `rollback`."""
+        self.chunks: list[bytes] = []
+        """What has come in since, not split yet: after a login a line may be longer."""
+        self.awaits_login = False
+        """Its lines wait for the result of `auth`."""
+        self.overrun = False
+        """Its turn is over: its lines wait for its next turn."""
+        self.expelled = False
+        """It must be closed; the error reply is written."""
+        self.first_error: ErrorRecord | None = None
+        """The first error of a burst, which has its cause: the burst may evict it from the last
+        errors that the server keeps."""
+        self.last_error_us = 0
+        self.auth_failures = self.stranger_errors = self.stranger_lines = 0
+
+    def _go_on(self) -> None:
+        self.on_go_on(self)
+
+    def fail(self, request_id: bytes, action: bytes, failure: BadRequest) -> None:
+        self.on_failure(self, request_id, action, failure)
+
+    @property
+    def party(self) -> Hashable:
+        """Its user; without one, its address."""
+        return self.user or self.source
+
+    @property
+    def waits(self) -> bool:
+        """Whether its lines wait, or are no longer needed."""
+        return self.overrun or self.awaits_login or self.expelled
+
+    @property
+    def left_bytes(self) -> int:
+        """Memory of what has come in and is not handled."""
+        size = self.splitter.tail_memory + sum(map(len, self.chunks))
+        if self.lines:
+            size += self.split_bytes + PIECE_OVERHEAD_BYTES * len(self.lines)
+        return size
+
+    def once_id(self, message_id: bytes) -> bytes:
+        """The stored form of an id published with `--once`. Users have separate ids, so that nobody
+        can use up another user's. Long ids are stored as a hash: there may be a million."""
+        once_id = message_id if self.user is None else self.user.encode() + b" " + message_id
+        if len(once_id) > ONCE_ID_BYTES_MAX:
+            return blake2b(once_id, digest_size=32).hexdigest().encode()
+        return once_id

@@ -1,0 +1,481 @@
+"""The changes that must be written, and those who wait for them.
+
+The one rule: an entry has all changes of one commit, as plain data. Applying an entry twice, or the
+entries of a journal in any order, gives the same state: acks are sets; next sequences, cursors and
+marks only grow. Those who wait are kept separately.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+from mqks.broker.spine.base.ranges import Range
+from mqks.broker.spine.base.turns import Work
+from mqks.broker.spine.message.policy import Policy
+from mqks.errors import BadRequest
+from mqks.limits import BATCH_COPIES_MAX, BATCH_QUEUES_MAX
+
+SMALL_RECORDS_MAX: Final = 256
+"""Larger batches go to the writer's task, so that the next batch forms meanwhile."""
+
+
+class Run(NamedTuple):
+    """Messages with consecutive sequence numbers from `first` on."""
+
+    first: int
+    lines: list[bytes]
+
+
+RELEASE: Final = 1 << 32
+"""Added to the version of a mark by a release that counts."""
+
+
+class Mark(NamedTuple):
+    """The state of a message besides its body. Times are microseconds since 1970, 0 for none."""
+
+    version: int = 0
+    """Grows with each change: of two marks of one message the higher version counts. The part from
+    `RELEASE` on is the number of releases that were counted."""
+    retry: int = 0
+    """How often it was returned, or leased."""
+    rejects: int = 0
+    losses: int = 0
+    """How often its consumer rejected it, and was lost while holding it."""
+    redelivered: bool = False
+    """Delivered since it was marked: if it is alive after a crash, a consumer held it."""
+    is_dated: bool = False
+    """It is due by the wall clock, even when the clock is set; otherwise after a delay."""
+    keeps_place: bool = False
+    """When due, it returns to its old place instead of the tail."""
+    due_us: int = 0
+    """It is scheduled until then."""
+    expires_us: int = 0
+    """Its own TTL ends then."""
+    joined_us: int = 0
+    """When it joined the queue, if that is not the time of its number."""
+    id_crc: int = 0
+    """Checksum of its id, while it is scheduled."""
+
+    def changed(self, **changes: Any) -> "Mark":
+        """The next version."""
+        return self._replace(version=self.version + 1, **changes)
+
+    def delivered(self) -> "Mark":
+        """The mark after a delivery."""
+        if self is NO_MARK:
+            return _DELIVERED
+        version, retry, rejects, losses = self[:4]
+        return Mark(version + 1, retry, rejects, losses, True, *self[5:])
+
+    def returned(self) -> "Mark":
+        """The mark after it was returned once more."""
+        return _RETURNED if self is NO_MARK else self._back()
+
+    def released(self) -> "Mark":
+        """The mark after a consumer has released it: nothing is counted."""
+        return self.changed(redelivered=False)
+
+    def release_counted(self) -> "Mark":
+        """The mark where that counts as a delivery."""
+        return self._replace(version=self.version + RELEASE)
+
+    @property
+    def deliveries(self) -> int:
+        """How often it was delivered and has returned; releases only where they were counted."""
+        return self.retry + self.version // RELEASE
+
+    def rejected(self) -> "Mark":
+        """The mark after it was rejected once more."""
+        return _REJECTED if self is NO_MARK else self._back(rejected=1)
+
+    def lost(self) -> "Mark":
+        """The mark after its consumer was lost once more."""
+        return _LOST if self is NO_MARK else self._back(lost=1)
+
+    def _back(self, rejected: int = 0, lost: int = 0) -> "Mark":
+        version, retry, rejects, losses = self[:4]
+        return Mark(version + 1, retry + 1, rejects + rejected, losses + lost, False, *self[5:])
+
+    def shifted(self, set_us: int) -> "Mark":
+        """The mark after the wall clock was set by so much, which its TTL does not follow."""
+        expires_us, joined_us = self.expires_us, self.joined_us
+        return self._replace(
+            expires_us=expires_us and expires_us + set_us,
+            joined_us=joined_us and joined_us + set_us,
+        )
+
+    def due(self, now_us: int) -> "Mark":
+        """The mark when it is due. If it was never ready before, its TTL starts now."""
+        is_new = self.expires_us and not self.version
+        return self._replace(
+            due_us=0,
+            is_dated=False,
+            keeps_place=False,
+            id_crc=0,
+            expires_us=self.expires_us + (now_us - self.due_us if is_new else 0),
+        )
+
+
+NO_MARK = Mark()
+_DELIVERED = Mark(1, redelivered=True)
+_RETURNED = NO_MARK._back()
+_REJECTED = NO_MARK._back(rejected=1)
+_LOST = NO_MARK._back(lost=1)
+"""The marks of most messages that have one, made once."""
+
+
+class LaneChange(NamedTuple):
+    """Changes of the messages of one lane.
+
+    `next_seq`: the number of the next message. `cursor`: everything below it has been delivered
+    once. `acks`: ranges of settled numbers. `moved`: settled, too, because their messages are in
+    the `runs` of the same entry under new numbers: both must be written together.
+    """
+
+    lane_id: int
+    next_seq: int
+    cursor: int
+    runs: list[Run]
+    acks: list[Range]
+    moved: list[Range]
+    marks: dict[int, Mark]
+
+
+class Changed(Protocol):
+    """A lane, which collects its changes until they are taken."""
+
+    deleted: bool
+    taken_end: int
+    unwritten: list[bytes]
+
+    def take_change(self) -> LaneChange | None: ...
+
+    def put_back(self, change: LaneChange, taken_end: int) -> None: ...
+
+    def committed(self, end: int) -> None:
+        """Numbers below `end` are on disk."""
+
+    def spill(self, committed: int) -> Work[None]:
+        """Forget bodies below this number, which are on disk."""
+
+
+class Replier(Protocol):
+    """A connection, which has asked for confirms."""
+
+    unconfirmed: int
+    closed: bool
+
+    @property
+    def party(self) -> Hashable:
+        """Who takes turns with others."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def fail(self, request_id: bytes, action: bytes, failure: BadRequest) -> None:
+        """Reply with an error."""
+
+
+class QueueState(NamedTuple):
+    """A queue that was created or whose policy changed."""
+
+    name: bytes
+    policy: Policy
+
+
+class ErrorRecord(NamedTuple):
+    """Details of one error reply, for log and database; never a payload.
+
+    Only the running server knows the user and the client's name.
+    """
+
+    id: str
+    time_us: int
+    connection: str
+    request_id: bytes
+    action: bytes
+    reason: str
+    user: str | None = None
+    client: str | None = None
+
+
+@dataclass(slots=True)
+class Entry:
+    """All changes of one commit."""
+
+    time_us: int = 0
+    """When its messages arrived, in microseconds since 1970."""
+    changes: list[LaneChange] = field(default_factory=list)
+    queues: dict[int, QueueState | None] = field(default_factory=dict)
+    """Queue id → its new state, None if it was deleted."""
+    bindings: dict[tuple[bytes, bytes], bool] = field(default_factory=dict)
+    """Queue name and event → whether it is bound now."""
+    errors: list[ErrorRecord] = field(default_factory=list)
+    once: list[bytes] = field(default_factory=list)
+    """Message ids that may not be published again, oldest first."""
+    schedules: dict[bytes, str | None] = field(default_factory=dict)
+    """Name of a schedule → its new row, None if it was removed."""
+    records: int = 0
+    """Approximate number of messages, acks and marks in it."""
+
+    @property
+    def must_last_metadata(self) -> bool:
+        """Whether there is metadata that confirms cover."""
+        return bool(self.queues or self.bindings or self.once or self.schedules)
+
+    @property
+    def has_metadata(self) -> bool:
+        return self.must_last_metadata or bool(self.errors)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is more than messages, acks, marks and ids."""
+        return bool(self.queues or self.bindings or self.schedules or self.errors)
+
+    @property
+    def writes(self) -> bool:
+        """Whether there is anything to write."""
+        return bool(self.changes) or self.has_metadata
+
+    @property
+    def must_last(self) -> bool:
+        """Whether there is more than error details, which no confirm covers."""
+        return bool(self.changes) or self.must_last_metadata
+
+
+@dataclass(slots=True)
+class Waiters:
+    """Those who wait for a commit."""
+
+    confirms: list[tuple[Replier, list[bytes]]] = field(default_factory=list)
+    confirmed: int = 0
+    """Number of confirms of messages among them."""
+    counts: list[tuple[Replier, bytes, bytes]] = field(default_factory=list)
+    """Confirms with a number or text: separate, so that all others are joined in one step."""
+    held: list[tuple[Replier, Callable[[bool], None]]] = field(default_factory=list)
+    """Called when the commit is done, with whether it was written: consumers get no messages before
+    their confirm."""
+
+    def __bool__(self) -> bool:
+        return bool(self.confirms or self.counts or self.held)
+
+    def extend(self, later: "Waiters") -> None:
+        """Append those of `later`."""
+        self.confirms += later.confirms
+        self.confirmed += later.confirmed
+        self.counts += later.counts
+        self.held += later.held
+
+
+@dataclass(slots=True)
+class Batch:
+    """One commit: its changes, those who wait for it, and the lanes of the changes."""
+
+    entry: Entry = field(default_factory=Entry)
+    waiters: Waiters = field(default_factory=Waiters)
+    taken: list[tuple[Changed, int]] = field(default_factory=list)
+    """For each change its lane, and the number below which the lane was taken before."""
+    is_rest: bool = False
+    """Earlier pieces of it have been written."""
+    in_one_piece: bool = False
+    """It has what must not be written in part, see `Pending`."""
+
+    @property
+    def must_last(self) -> bool:
+        return self.is_rest or self.entry.must_last
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether some of it needs more space than it frees."""
+        entry = self.entry
+        return bool(entry.once or entry.schedules) or any(
+            change.runs or change.moved or (self.in_one_piece and change.marks)
+            for change in entry.changes
+        )
+
+
+class Pending:
+    """Everything that is not written yet. `now_us` is the wall clock, in microseconds."""
+
+    __slots__ = (
+        *("_begun", "_errors_kept_max", "_is_rest", "_left", "_now_us"),
+        *("dirty", "entry", "in_one_piece", "is_urgent", "records", "unwritable", "waiters"),
+    )
+
+    def __init__(self, errors_kept_max: int, now_us: Callable[[], int]) -> None:
+        self._errors_kept_max = errors_kept_max
+        self._now_us = now_us
+        self.entry = Entry()
+        """Its `changes` are in the `dirty` lanes until they are taken."""
+        self.waiters = Waiters()
+        self.records = 0
+        """Number of messages, acks and marks that wait for the writer; it limits publishers."""
+        self.is_urgent = False
+        """It has messages, or was to be written before, and does not wait for others."""
+        self.in_one_piece = False
+        """A move from one lane to another, a tick or a transaction must not be written in part."""
+        self.dirty: list[Changed] = []
+        self.unwritable = ""
+        """Why nothing can be written durably; publishes are refused while this is not empty."""
+        self._is_rest = False
+        """Earlier pieces of this batch have been written."""
+        self._begun: Batch | None = None
+        """A batch that is being taken in pieces; the rest of it follows the lanes in `_left`."""
+        self._left: list[Changed] = []
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether queues, bindings, ids or errors must be written."""
+        return self.entry.has_metadata or self._begun is not None
+
+    @property
+    def changes(self) -> int:
+        """Number of changes of queues and bindings."""
+        return len(self.entry.bindings) + len(self.entry.queues)
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is something to write."""
+        return bool(self.dirty) or self.has_metadata
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it has few messages, acks, marks and ids, and nothing else."""
+        is_short = max(self.records, len(self.dirty)) <= SMALL_RECORDS_MAX
+        return is_short and self._begun is None and not self.entry.has_more
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether it has only a few acks and marks, for which nobody waits."""
+        return self.is_small and not (self.is_urgent or self.waiters)
+
+    def __bool__(self) -> bool:
+        """Whether there is something to write or to confirm."""
+        return bool(self.waiters) or self.has_changes
+
+    def add_error(self, record: ErrorRecord) -> None:
+        if len(self.entry.errors) < self._errors_kept_max:
+            self.entry.errors.append(record)
+
+    def take(self, *, whole: bool = False) -> Batch:
+        """Take everything; the next batch begins. A batch of very many queues or messages is taken
+        in pieces, unless `whole`."""
+        if whole or self.in_one_piece:
+            # Both lanes of a move must be in one piece: one of them may be among those left.
+            self._begin_anew()
+        begun = self._begun
+        if begun is None:
+            begun = Batch(
+                self.entry, self.waiters, is_rest=self._is_rest, in_one_piece=self.in_one_piece
+            )
+            self._is_rest = self.in_one_piece = self.is_urgent = False
+            begun.entry.records, self.records = self.records, 0
+            self.entry, self.waiters = Entry(), Waiters()
+            self._left, self.dirty = self.dirty, []
+            self._left.reverse()
+        batch = begun
+        count = len(self._left) if whole or begun.in_one_piece else self._piece()
+        if count < len(self._left):
+            # Queues first; waiters and ids last: an id without its message would block the message
+            # permanently.
+            of = begun.entry
+            batch = Batch(Entry(queues=of.queues, bindings=of.bindings, errors=of.errors))
+            of.queues, of.bindings, of.errors = {}, {}, []
+            begun.is_rest = True
+        self._begun = None if batch is begun else begun
+        entry = batch.entry
+        for _ in range(count):
+            lane = self._left.pop()
+            if lane.deleted:
+                continue
+            taken_end = lane.taken_end
+            change = lane.take_change()
+            if change is not None:
+                entry.changes.append(change)
+                batch.taken.append((lane, taken_end))
+        entry.time_us = self._now_us()
+        return batch
+
+    def _piece(self) -> int:
+        """How many of the lanes left are written in one commit."""
+        copies = 0
+        for number, lane in enumerate(reversed(self._left)):
+            copies += len(lane.unwritten)
+            if number >= BATCH_QUEUES_MAX or (number and copies > BATCH_COPIES_MAX):
+                return number
+        return len(self._left)
+
+    def _begin_anew(self) -> None:
+        """Make the rest of a batch pending again."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self.dirty[:0] = self._left
+            self._left = []
+            self.put_back(begun)
+
+    def put_back(self, batch: Batch) -> None:
+        """This batch could not be written: make all of it pending again, before later changes; and
+        also the rest of the batch of which it is a piece, with those who wait for all of it."""
+        self._begin_anew()
+        batch.waiters.extend(self.waiters)
+        self.waiters = batch.waiters
+        self._is_rest = self._is_rest or batch.is_rest
+        self.is_urgent = True
+        entry, later = batch.entry, self.entry
+        for change, (lane, taken_end) in zip(entry.changes, batch.taken, strict=True):
+            if not lane.deleted:
+                lane.put_back(change, taken_end)
+        self.in_one_piece = self.in_one_piece or batch.in_one_piece
+        entry.changes = []
+        entry.queues.update(later.queues)
+        entry.bindings.update(later.bindings)
+        entry.once += later.once
+        entry.schedules.update(later.schedules)
+        entry.errors += later.errors
+        del entry.errors[self._errors_kept_max :]
+        self.records += entry.records
+        self.entry = entry
+
+    def take_settled(self) -> Batch:
+        """Take what frees space on a full disk: acks of durable messages, queues, bindings, errors,
+        and everybody who waits. Messages stay pending, and so do `--once` ids and schedules: a
+        durable id without its message would block the message permanently, and a tick be lost."""
+        batch = self.take(whole=True)
+        entry = batch.entry
+        rest = Batch(
+            Entry(once=entry.once, records=len(entry.once)), in_one_piece=batch.in_one_piece
+        )
+        rest.entry.schedules, entry.schedules = entry.schedules, {}
+        changes, entry.changes, entry.once = entry.changes, [], []
+        for change, (lane, taken_end) in zip(changes, batch.taken, strict=True):
+            # A mark may be of a transaction, whose messages stay pending.
+            settled, later = split(change, taken_end, 0 if batch.in_one_piece else taken_end)
+            entry.changes.append(settled)
+            if later is not None:
+                rest.entry.changes.append(later)
+                rest.entry.records += sum(len(run.lines) for run in later.runs) + len(later.marks)
+                rest.taken.append((lane, taken_end))
+        entry.records = max(0, entry.records - rest.entry.records)
+        self.put_back(rest)
+        return batch
+
+
+def split(
+    change: LaneChange, taken_end: int, marks_end: int
+) -> tuple[LaneChange, LaneChange | None]:
+    """The part of a change about numbers below `taken_end`, of marks below `marks_end`, and the
+    rest, if any: new messages, their marks and acks, and what must be written together with
+    them."""
+    lane_id, next_seq, cursor, runs, acks, moved, marks = change
+    settled = LaneChange(
+        lane_id,
+        taken_end,
+        min(taken_end, cursor),
+        [],
+        acks,
+        [],
+        {number: mark for number, mark in marks.items() if number < marks_end},
+    )
+    later = {number: mark for number, mark in marks.items() if number >= marks_end}
+    if not (runs or moved or later or next_seq > taken_end):
+        return settled, None
+    return settled, LaneChange(lane_id, next_seq, cursor, runs, [], moved, later)

@@ -1,0 +1,661 @@
+"""The numbered messages of a queue: which are ready, and what the journal must learn about them.
+
+The one rule: below `cursor` every message has been delivered once, or has left. From the cursor on
+none was delivered but those that have a mark from then. What is not ready there is with a consumer,
+if its mark says so, scheduled, dying, or settled.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Final, Protocol
+
+from mqks.broker.features.order.levels import Levels
+from mqks.broker.features.time.expiry import Expiry
+from mqks.broker.spine.base.budget import Budget
+from mqks.broker.spine.base.ranges import (
+    Range,
+    below,
+    compress,
+    has_number,
+    subtract,
+    union,
+)
+from mqks.broker.spine.base.turns import GOES_ON, Work, emptied
+from mqks.broker.spine.log.pending import NO_MARK, LaneChange, Mark, Pending, Run
+from mqks.broker.spine.queue.blocks import Blocks
+from mqks.errors import MqksError
+from mqks.limits import (
+    DELIVERY_BYTES,
+    READ_AHEAD_BYTES,
+    SCARCE_BYTES,
+    SEQ_MAX,
+    STEP_BODIES,
+    STEP_MESSAGES,
+)
+from mqks.protocol import replies
+from mqks.protocol.requests import shown
+
+AHEAD: Final = 64
+"""So many messages that are next by priority are looked at for those on disk."""
+Delivery = tuple[int, bytes]
+"""Sequence number and message."""
+
+
+class Owner(Protocol):
+    """The owner of a lane: a queue."""
+
+    name: bytes
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a consumer can take messages now."""
+
+    def committed(self, end: int) -> None:
+        """Numbers below `end` are on disk."""
+
+    def become_sparse(self) -> None:
+        """Numbers of its ready messages may be missing from now on."""
+
+    def become_ranked(self) -> None:
+        """Its messages may have priorities from now on."""
+
+
+class Watcher(Protocol):
+    """Who must know which messages are delivered and not settled."""
+
+    def returned(self, number: int, line: bytes) -> None:
+        """A message is ready again in its old place."""
+
+    def left(self, numbers: Sequence[int]) -> None:
+        """Messages have left the queue."""
+
+
+class Lane:
+    """`memory` counts ready messages in memory, `pending` gets the changes to be written."""
+
+    __slots__ = (
+        *("acked", "acked_ranges", "blocks", "taken_end", "cursor", "cursor_moved", "deleted"),
+        *("dirty", "expiry", "has_attributes", "id", "levels", "marked", "marks", "memory"),
+        *("moved", "next_seq", "owner", "page_from", "paging", "pending", "returned"),
+        *("unwritten", "unwritten_first", "unwritten_runs", "watcher"),
+    )
+
+    def __init__(self, lane_id: int, owner: Owner, memory: Budget, pending: Pending) -> None:
+        self.id = lane_id
+        self.owner = owner
+        self.memory = memory
+        self.pending = pending
+        self.deleted = False
+        self.next_seq = 1
+        self.cursor = 1
+        self.blocks = Blocks(memory)
+        """Ready messages."""
+        self.levels: Levels | None = None
+        """Their priorities, if any has one."""
+        self.returned = 0
+        """How many of them are below the cursor."""
+        self.paging = False
+        """A page was requested and has not arrived yet."""
+        self.page_from = 0
+        """Pages begin at the first message on disk from this number on."""
+        self.watcher: Watcher | None = None
+        self.expiry: Expiry | None = None
+        """When messages expire, if any do."""
+        self.has_attributes = False
+        """Some of its messages may have attributes after their text, see `replies.ATTRIBUTES`."""
+        self.marks: dict[int, Mark] = {}
+        """Marks of living messages that have one."""
+
+        # What the next batch takes, in `take_change`.
+        self.dirty = False
+        """There is something."""
+        self.taken_end = 1
+        """Numbers below this one were taken by an earlier batch."""
+        self.unwritten: list[bytes] = []
+        self.unwritten_first = 1
+        """The number of the first of them."""
+        self.unwritten_runs: list[Run] = []
+        """Those before them, if numbers are left out in between."""
+        self.acked: list[int] = []
+        self.acked_ranges: list[Range] = []
+        self.moved: list[Range] = []
+        """Numbers whose messages were appended elsewhere under new numbers, not written yet."""
+        self.marked: dict[int, Mark] = {}
+        self.cursor_moved = False
+
+    @property
+    def has_unwritten_moves(self) -> bool:
+        """Whether messages may have come here from another place that the journal still has."""
+        return self.next_seq > self.taken_end and bool(self.moved or self.pending.in_one_piece)
+
+    # -- contents
+
+    @property
+    def ready(self) -> int:
+        """Number of ready messages."""
+        return self.blocks.count
+
+    @property
+    def ready_bytes(self) -> int:
+        """Approximate length of their lines: messages taken out on disk count with the mean."""
+        return self.blocks.size + self.blocks.disk_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Approximate memory of ready messages."""
+        return self.blocks.memory_bytes
+
+    @property
+    def fresh(self) -> int:
+        """Number of ready messages from the cursor on."""
+        return self.blocks.count - self.returned
+
+    @property
+    def has_holes(self) -> bool:
+        """Whether messages from the cursor on are not ready."""
+        return self.next_seq - self.cursor > self.fresh
+
+    def is_hole(self, number: int) -> bool:
+        """Whether this message, from the cursor on, is neither ready nor with a consumer."""
+        return (
+            self.cursor <= number < self.next_seq
+            and number not in self.blocks
+            and not self.marks.get(number, NO_MARK).redelivered
+        )
+
+    @property
+    def is_next_in_memory(self) -> bool:
+        """Whether the next message can be delivered without reading the disk."""
+        if self.levels is not None:
+            return not self.levels.is_learning and self.levels.is_first_held
+        return self.blocks.is_first_held
+
+    # -- adding messages
+
+    def see(self, lines: Iterable[bytes]) -> None:
+        """Messages that may have attributes join, or are delivered at once."""
+        for line in lines:
+            if replies.ATTRIBUTES in line:
+                self.has_attributes = True
+                if self.levels is None and replies.PRIORITY in line and replies.priority_of(line):
+                    self.rank()
+
+    def rank(self) -> None:
+        """Deliver by priority from now on, unless it is done by key."""
+        if self.watcher is None:
+            self.levels = Levels(self.blocks, self.memory)
+        self.owner.become_ranked()
+
+    def append(self, first: int, lines: list[bytes]) -> None:
+        """Append messages with numbers from `first` up to `next_seq`; they must be written."""
+        self.blocks.append(first, lines)
+        if self.levels is not None:
+            self.levels.append(first, lines)
+        self.remember(first, lines)
+
+    def append_aside(self, lines: list[bytes], marks: list[Mark]) -> int:
+        """Number messages that are not ready and must be written; return the first number."""
+        first = self.next_seq
+        self.next_seq = first + len(lines)
+        if self.cursor == first:
+            self._advance()
+        else:
+            self.owner.become_sparse()
+        self.remember(first, lines)
+        self.tell_marks(dict(enumerate(marks, first)))
+        return first
+
+    def append_all(self, lines: list[bytes]) -> None:
+        """Append messages that have attributes and no mark."""
+        first = self.next_seq
+        self.see(lines)
+        self.next_seq = first + len(lines)
+        if self.expiry is not None:
+            self.expiry.joined(first)
+        self.append(first, lines)
+
+    def append_marked(self, line: bytes, mark: Mark) -> None:
+        """Append a message with its mark."""
+        self.see([line])
+        number = self.next_seq
+        self.next_seq = number + 1
+        if self.expiry is not None:
+            self.expiry.joined(number)
+        if mark != NO_MARK:
+            self.tell_mark(number, mark)
+            self._restore_mark(number, mark)
+        self.append(number, [line])
+
+    def unwritten_numbers(self, first: int) -> Iterator[range]:
+        """Numbers from `first` on of messages that are not written yet."""
+        runs = [Run(self.unwritten_first, self.unwritten), *reversed(self.unwritten_runs)]
+        for start, lines in runs:
+            numbers = range(max(first, start), start + len(lines))
+            if not numbers:
+                break
+            yield numbers
+
+    def give_back(self, number: int, line: bytes, mark: Mark) -> None:
+        """Return a message to its old place."""
+        self.mark(number, mark)
+        self.keep_returned(number, line)
+
+    def keep_returned(self, number: int, line: bytes) -> None:
+        self.returned += number < self.cursor
+        self.blocks.add(number, line)
+        if self.levels is not None:
+            self.levels.add(number, line)
+        if self.watcher is not None:
+            self.watcher.returned(number, line)
+
+    # -- delivering messages
+
+    def front(self, most: int) -> tuple[int, list[bytes]]:
+        """Take the first messages, which are in memory and have consecutive numbers: at most
+        `most`, or as many as one delivery takes. Return the first number and the bodies. Those not
+        delivered must be returned by `put_front`."""
+        first = self.blocks.first
+        assert first is not None
+        if not self.returned:
+            return self.blocks.take(most, SEQ_MAX)
+        _, lines = self.blocks.take(most, self.cursor)
+        self.returned -= len(lines)
+        return first, lines
+
+    def put_front(self, first: int, lines: list[bytes]) -> None:
+        self.blocks.put_front(first, lines)
+        if first < self.cursor:
+            self.returned += len(lines)
+
+    def delivered(self, end: int) -> None:
+        """Messages with numbers below `end` have been delivered."""
+        self.cursor = max(self.cursor, end)
+
+    def pick(self, numbers: Sequence[int]) -> list[bytes]:
+        """Take out ready messages in memory, wherever they are, by increasing numbers. Those not
+        delivered must be returned by `keep_returned`; then the caller calls `picked`."""
+        self.returned -= bisect_left(numbers, self.cursor)
+        return self.blocks.pop_some(numbers, SEQ_MAX)[1]
+
+    def ranked(self, most: int) -> tuple[list[int], list[bytes]]:
+        """The same for the first ones of the highest level: at most `most`, or as many as one
+        delivery takes."""
+        assert self.levels is not None
+        numbers, lines = self.levels.take(min(most, STEP_MESSAGES), DELIVERY_BYTES)
+        self.returned -= bisect_left(numbers, self.cursor)
+        return numbers, lines
+
+    def picked(self, numbers: Sequence[int], held: Iterable[int]) -> None:
+        """These were delivered, to consumers that must ack those that are `held`."""
+        self._advance()
+        cursor = self.cursor
+        if numbers and numbers[-1] >= cursor:
+            self.owner.become_sparse()
+            # A start must see that they were delivered.
+            old = self.marks
+            new = [number for number in held if number >= cursor and number not in old]
+            if self.expiry is None:
+                marks = dict.fromkeys(new, NO_MARK.delivered())
+            else:
+                marks = {number: self.mark_of(number).delivered() for number in new}
+            self.marks.update(marks)
+            self.tell_marks(marks)
+
+    # -- taking messages out of order
+
+    def is_ready(self, number: int) -> bool:
+        return number in self.blocks
+
+    def ready_numbers(self, first: int, end: int) -> tuple[list[int], int]:
+        """Numbers of ready messages from `first` on and below `end`, in order, as many as one step
+        looks at; and the first number that was not looked at."""
+        found = self.blocks.after(first, end, STEP_MESSAGES)
+        return found, found[-1] + 1 if len(found) == STEP_MESSAGES else end
+
+    def body(self, number: int) -> bytes | None:
+        """Body of a ready message; None if it is only on disk."""
+        return self.blocks.get(number)
+
+    def oldest_ready(self, end: int, count: int) -> Iterator[int]:
+        """Numbers below `end` of the oldest ready messages, at most `count`. The caller takes each
+        one out before it asks for the next."""
+        while count and (oldest := self.oldest) is not None and oldest < end:
+            yield oldest
+            count -= 1
+
+    @property
+    def oldest(self) -> int | None:
+        """Number of the oldest ready message."""
+        return self.blocks.first
+
+    def take_out(self, number: int) -> None:
+        """Take out a ready message; the caller settles or moves it."""
+        self.blocks.pop(number)
+        if number < self.cursor:
+            self.returned -= 1
+        elif number == self.cursor:
+            self._advance()
+        else:
+            self.owner.become_sparse()
+
+    def _advance(self) -> None:
+        """Set the cursor to the first ready message from it on."""
+        cursor = self.blocks.from_number(self.cursor) or self.next_seq
+        if cursor > self.cursor:
+            self.cursor = cursor
+            self.tell_cursor()
+
+    def settle(self, numbers: Sequence[int]) -> None:
+        """Settle these messages: the journal may delete them."""
+        self._forget_marks(numbers)
+        if isinstance(numbers, range) and numbers.step == 1:
+            self.acked_ranges.append((numbers.start, len(numbers)))
+        else:
+            self.acked.extend(numbers)
+        self.pending.records += len(numbers)
+        self._touch()
+
+    def _forget_marks(self, numbers: Sequence[int]) -> None:
+        """Remove the marks of these messages, which leave the queue."""
+        if self.watcher is not None:
+            self.watcher.left(numbers)
+        if self.marks:
+            marked: Iterable[int] = numbers
+            # Iterate over the shorter one.
+            if isinstance(numbers, range) and len(self.marks) < len(numbers):
+                marked = [number for number in self.marks if number in numbers]
+            for number in marked:
+                self.marks.pop(number, None)
+        if self.expiry is not None:
+            self.expiry.discard(numbers)
+
+    def leave_together(self, numbers: list[int]) -> None:
+        """Record that these messages leave together with what else is in the same commit, as the
+        appends of a move. Their marks are gone then."""
+        self._forget_marks(numbers)
+        self.moved += compress(numbers)
+        self._touch()
+
+    def mark_of(self, number: int) -> Mark:
+        """The mark of a living message, with times of the wall clock as it goes now."""
+        mark, expiry = self.marks.get(number), self.expiry
+        if expiry is None:
+            return mark or NO_MARK
+        if mark is None:
+            return Mark(expires_us=expiry.own_us(number))
+        if set_us := expiry.set_us(number, mark.expires_us, mark.joined_us):
+            mark = mark.shifted(set_us)
+        return mark
+
+    def trim(self, end: int) -> Work[int]:
+        """Drop the ready messages with numbers below `end`; return how many."""
+        count = 0
+        while (some := self.trim_some(end)) and not self.deleted:
+            count += some
+            yield GOES_ON
+        return count
+
+    def trim_some(self, end: int, count_max: int = SEQ_MAX) -> int:
+        """Drop the oldest ready messages with numbers below `end`, as many as one step takes;
+        return how many."""
+        oldest = self.oldest
+        if oldest is None or oldest >= end:
+            return 0
+        if oldest < self.cursor:
+            end = min(end, self.cursor)
+        if self.marks or self.expiry:  # Each one may have a mark or an expiry to remove.
+            count_max = min(count_max, STEP_BODIES)
+        gone = self.blocks.pop_first(end, count_max)
+        if oldest < self.cursor:
+            self.returned -= len(gone)
+        else:
+            self._advance()
+        self.settle(gone)
+        return len(gone)
+
+    # -- changes for the journal
+
+    def tell_cursor(self) -> None:
+        """Write the cursor with the next commit, even without other changes."""
+        self.cursor_moved = True
+        self._touch()
+
+    def _touch(self) -> None:
+        if not self.dirty:
+            self.dirty = True
+            self.pending.dirty.append(self)
+
+    def remember(self, first: int, lines: list[bytes]) -> None:
+        """Write these messages with the next commit."""
+        if self.unwritten and self.unwritten_first + len(self.unwritten) != first:
+            self.unwritten_runs.append(Run(self.unwritten_first, self.unwritten))
+            self.unwritten = []
+        if self.unwritten:
+            self.unwritten.extend(lines)
+        else:
+            self.unwritten_first = first
+            self.unwritten = lines.copy()
+        self.pending.records += len(lines)
+        self.pending.is_urgent = True
+        self._touch()
+
+    def mark(self, number: int, mark: Mark) -> None:
+        """Set the mark of a living message, to be written."""
+        self.marks[number] = mark
+        self.tell_mark(number, mark)
+
+    def tell_mark(self, number: int, mark: Mark) -> None:
+        """The same for a mark that is only needed after a restart."""
+        self.tell_marks({number: mark})
+
+    def tell_marks(self, marks: Mapping[int, Mark]) -> None:
+        self.marked.update(marks)
+        self.pending.records += len(marks)
+        self._touch()
+
+    def take_change(self) -> LaneChange | None:
+        """Take the pending changes, without messages published and settled within the batch."""
+        runs, taken_end, marks = self.unwritten_runs, self.taken_end, self.marked
+        settled, ranges = {*self.acked} if marks else (), [*self.acked_ranges, *self.moved]
+        acks = compress(self.acked)
+        if self.acked_ranges:
+            acks = union([*self.acked_ranges, *acks])
+        moved = union(self.moved)
+        if self.unwritten:
+            runs.append(Run(self.unwritten_first, self.unwritten))
+        gone = union([*acks, *moved]) if moved else acks
+        if gone and gone[-1][0] + gone[-1][1] > taken_end:
+            runs = [
+                Run(start, run.lines[start - run.first : start - run.first + count])
+                for run in runs
+                for start, count in subtract(run.first, run.first + len(run.lines), gone)
+            ]
+            acks, moved = below(acks, taken_end), below(moved, taken_end)
+        if ranges and marks:
+            marks = {number: mark for number, mark in marks.items() if not has_number(gone, number)}
+        elif settled:
+            marks = {number: marks[number] for number in marks.keys() - settled}
+        cursor_moved = self.cursor_moved
+        self.dirty = self.cursor_moved = False
+        self.acked, self.acked_ranges, self.moved = [], [], []
+        self.unwritten, self.unwritten_runs, self.marked = [], [], {}
+        self.taken_end = self.next_seq
+        if not (runs or acks or moved or marks or cursor_moved):
+            return None
+        return LaneChange(self.id, self.next_seq, self.cursor, runs, acks, moved, marks)
+
+    def put_back(self, change: LaneChange, taken_end: int) -> None:
+        """A change could not be written: make it pending again, with its former `taken_end`."""
+        self.taken_end = min(self.taken_end, taken_end)
+        self.unwritten_runs[:0] = change.runs
+        self.acked_ranges.extend(change.acks)
+        self.moved.extend(change.moved)
+        self.marked = change.marks | self.marked
+        self.tell_cursor()
+
+    # -- recovery and paging
+
+    def restore(
+        self,
+        next_seq: int,
+        cursor: int,
+        returned: Iterable[tuple[int, Mark]],
+        holes: Sequence[Range],
+        mean_bytes: float,
+    ) -> None:
+        """Start with the state of the journal: all messages are on disk, with lines of about
+        `mean_bytes`, and from the cursor on all are ready but those in `holes`.
+
+        `returned` are the living messages below the cursor, in order, each with its mark; those
+        that a consumer held at the crash count as returned once more.
+        """
+        self.next_seq = self.taken_end = next_seq
+        self.cursor = cursor
+        blocks = self.blocks
+        for number, mark in returned:
+            # A message below the cursor without a mark was delivered.
+            if mark.redelivered or (not mark.version and mark != NO_MARK):
+                mark = mark.returned()
+                self.tell_mark(number, mark)
+            self._restore_mark(number, mark)
+            blocks.add(number, None)
+        self.returned = len(blocks)
+        for first, count in subtract(cursor, next_seq, holes):
+            blocks.append_on_disk(first, count)
+        if self.levels is not None:
+            self.levels.unknown_end = next_seq if len(blocks) else 0
+        blocks.disk_bytes = round(mean_bytes * len(blocks))
+
+    def restore_marks(self, marks: Iterable[tuple[int, Mark]]) -> None:
+        """Marks of messages from the cursor on. Also there a consumer may have held some."""
+        for number, mark in marks:
+            if mark.redelivered:
+                mark = mark.returned()
+                self.tell_mark(number, mark)
+            self._restore_mark(number, mark)
+
+    def _restore_mark(self, number: int, mark: Mark) -> None:
+        """A mark with only a TTL is stored in `expiry`."""
+        if mark.version or mark.joined_us:
+            self.marks[number] = mark
+        if self.expiry is not None:
+            self.expiry.add(number, mark.expires_us, mark.joined_us)
+
+    def committed(self, end: int) -> None:
+        """Numbers below `end` are on disk."""
+        self.owner.committed(end)
+
+    def spill(self, committed: int) -> Work[None]:
+        """Remove bodies from memory that are on disk: numbers below `committed` have been synced.
+
+        A lane that is being consumed keeps its next page in memory.
+        """
+        keep_bytes = SCARCE_BYTES if self.owner.is_served else 0
+        if self.levels is not None:
+            for numbers in self.levels.from_last():
+                if self.blocks.memory_bytes <= keep_bytes or self.deleted:
+                    break
+                self.blocks.forget(number for number in numbers if number < committed)
+                yield GOES_ON
+            return
+        while self.blocks.spill(committed, keep_bytes):
+            yield GOES_ON
+
+    @property
+    def page_first(self) -> int | None:
+        """Number of the first message that is only on disk; None if there is none."""
+        if self.levels is not None:
+            found = self.blocks.after(self.levels.learned, self.levels.unknown_end, 1)
+            return found[0] if found else None
+        return self.blocks.first_on_disk(self.page_from)
+
+    def wanted_bodies(self) -> list[int]:
+        """Numbers of messages on disk that are next by priority."""
+        assert self.levels is not None
+        size = SCARCE_BYTES if self.memory.is_short else DELIVERY_BYTES * 4
+        most = size * self.blocks.on_disk // (self.blocks.disk_bytes + 1)
+        next_ones = self.levels.ahead(max(1, min(most, STEP_MESSAGES)))
+        return sorted(n for n in next_ones if n in self.blocks and self.blocks.get(n) is None)
+
+    @property
+    def wants_page(self) -> bool:
+        """Whether to read a page: ahead of the consumers while there is memory for it."""
+        if self.levels is not None and self.levels.is_learning:
+            return not self.paging  # Also if all that was unknown has left meanwhile.
+        if self.paging or not self.blocks.on_disk:
+            return False
+        if self.levels is not None:
+            return any(
+                number in self.blocks and self.blocks.get(number) is None
+                for number in self.levels.ahead(AHEAD)
+            )
+        enough = 1 if self.memory.is_short else READ_AHEAD_BYTES
+        return self.blocks.memory_ahead(enough) < enough
+
+    def page_in(self, first: int | None, runs: list[Run]) -> None:
+        """Add a page from disk: all living messages from `first` on, which was `page_first` when
+        the read began. The queue may have been trimmed or deleted meanwhile: a missing message is
+        an error only if it is still wanted. Raises MqksError."""
+        self.paging = False
+        if not self.has_attributes:
+            self.has_attributes = any(replies.ATTRIBUTES in line for r in runs for line in r.lines)
+        wanted = self.page_first
+        if first is None or wanted is None:
+            return
+        if wanted == first and not (runs and runs[0].first == first):
+            name = shown(self.owner.name)
+            raise MqksError(f"messages of queue {name} from {first} are missing")
+        if self.levels is not None:
+            return
+        # There may be many queues with slow consumers.
+        self.blocks.fill(runs, SCARCE_BYTES if self.memory.is_short else SEQ_MAX)
+
+    def bring_in(self, numbers: Iterable[int], lines: Mapping[int, bytes]) -> None:
+        """Add the bodies of these messages, read from disk, where they are still wanted. Raises
+        MqksError if one is missing."""
+        for number in numbers:
+            if number in lines:
+                self.blocks.put(number, lines[number])
+            elif number in self.blocks and self.blocks.get(number) is None:
+                name = shown(self.owner.name)
+                raise MqksError(f"message {number} of queue {name} is missing")
+
+    def learn(self, runs: list[Run]) -> Work[None]:
+        """Learn the priorities of a page from disk. Its bodies stay while there is memory."""
+        for first, lines in runs:
+            for start in range(0, len(lines), STEP_MESSAGES):
+                if self.deleted or self.levels is None:
+                    return
+                some = lines[start : start + STEP_MESSAGES]
+                self.levels.learn(first + start, some)
+                if not self.memory.is_short:
+                    self.blocks.fill([Run(first + start, some)], SEQ_MAX)
+                yield GOES_ON
+        if self.levels is not None and self.page_first is None:
+            self.levels.learned = self.levels.unknown_end
+
+    def delete(self) -> Iterator[object]:
+        """Forget all messages at once. The memory is freed step by step by the returned
+        iterator."""
+        self.deleted = True
+        self.returned = 0
+        self.expiry = self.levels = None
+        gone = [self.blocks.emptied()]
+        gone += [
+            emptied(items)
+            for items in (
+                *(self.marks, self.marked, self.unwritten, self.unwritten_runs, self.acked),
+                *(self.acked_ranges, self.moved),
+            )
+        ]
+        self.marks, self.marked = {}, {}
+        self.unwritten, self.unwritten_runs = [], []
+        self.acked, self.acked_ranges, self.moved = [], [], []
+        return chain.from_iterable(gone)
+
+
+def free(things: Iterator[object]) -> Work[None]:
+    """Consume an iterator of things to be freed, one per step."""
+    while sum(1 for _ in islice(things, STEP_BODIES)):
+        yield GOES_ON

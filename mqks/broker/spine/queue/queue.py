@@ -1,0 +1,818 @@
+"""One queue: its name and policy, its consumers, and their turns.
+
+The one rule: a consumer is in the ring exactly while it has no reason to rest. External reasons, a
+slow connection or a full budget, are detected at the consumer's turn.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
+from typing import NamedTuple
+from zlib import crc32
+
+from mqks.broker.features.admission.capacity import Capacity
+from mqks.broker.features.death import fates
+from mqks.broker.features.death.deaths import kill_oldest, kill_ready, step_parts
+from mqks.broker.features.order.keys import Keys, ascending
+from mqks.broker.features.time.times import Times
+from mqks.broker.spine.base.ranges import Range, compress, union
+from mqks.broker.spine.base.turns import GOES_ON, Work
+from mqks.broker.spine.log.pending import Mark, QueueState, Run
+from mqks.broker.spine.message.policy import DEFAULT, Policy
+from mqks.broker.spine.message.states import REJECT, Event
+from mqks.broker.spine.queue.lane import Delivery, Lane, free
+from mqks.broker.spine.queue.shared import Fetch, Place, Shared
+from mqks.broker.spine.queue.taker import Rest, Taker
+from mqks.limits import (
+    DELIVERY_BYTES,
+    SEQ_MAX,
+    STEP_BYTES,
+    STEP_MESSAGES,
+    STEP_RULED,
+    TAKERS_MAX,
+)
+
+
+class Terms(NamedTuple):
+    """The flags of a publish; times in microseconds since 1970, 0 for none."""
+
+    due_us: int = 0
+    is_dated: bool = False
+    """Due by the wall clock, even when the clock is set; otherwise after a delay."""
+    expires_us: int = 0
+    clock_us: int = 0
+    """When it is due after a delay, by the monotonic clock."""
+
+    def mark(self, message_id: bytes) -> Mark:
+        return Mark(
+            is_dated=self.is_dated,
+            due_us=self.due_us,
+            expires_us=self.expires_us,
+            id_crc=crc32(message_id),
+        )
+
+
+class Queue:
+    __slots__ = (
+        *(
+            "ack_timeout_us",
+            "archived_seq",
+            "capacity",
+            "consumers",
+            "dead",
+            "deleted",
+            "id",
+            "is_dropping",
+            "keys",
+            "lane",
+        ),
+        *("name", "policy", "returning", "ring", "rules", "shared", "show"),
+        *("timer", "times", "told_at", "updates"),
+    )
+
+    def __init__(self, shared: Shared, queue_id: int, name: bytes) -> None:
+        self.shared = shared
+        self.id = queue_id
+        self.name = name
+        self.lane = Lane(queue_id, self, shared.memory, shared.pending)
+        self.policy = self.rules = DEFAULT
+        """The policy that was set, and the rules that apply: the policy over the defaults."""
+        self.ack_timeout_us: int | None = None
+        self.is_dropping = False
+        """Messages above the limits are being dropped, the oldest first."""
+        self.times: Times | None = None
+        """Messages that wait for a time; made when there are any."""
+        self.keys: Keys | None = None
+        """Which message is next, if its messages are ordered by key or keys take turns."""
+        self.timer: int | None = None
+        """The entry in the schedule that deletes the queue."""
+        self.deleted = False
+        self.dead = 0
+        """Messages that have died here since the start of the server."""
+        self.archived_seq: int | None = None
+        """Everything below is archived, as its archive has told since the start of the server."""
+        self.capacity = Capacity(self, shared.capacities.default_max)
+        self.told_at = 0
+        """Number of ready messages at which to look at the capacity."""
+        self.returning = 0
+        """Number of works that return messages: until all are done, nothing is delivered."""
+        self.consumers: dict[Taker, None] = {}
+        """In order of attachment."""
+        self.ring: OrderedDict[Taker, None] = OrderedDict()
+        """Consumers that can take messages, the next one first. One that cannot is removed at its
+        turn."""
+        self.show: Callable[[list[bytes]], None] | None = None
+        """Shows the messages that join it to those who watch, if any do."""
+        self.updates = 0
+        """Number of updates of its bindings for its consumers."""
+        self._update_capacity()
+
+    @property
+    def ready(self) -> int:
+        """Messages that wait for a consumer."""
+        return self.lane.ready
+
+    @property
+    def archive_lag(self) -> int | None:
+        """How many numbers its archive is behind its end; None if none has told."""
+        return None if self.archived_seq is None else self.lane.next_seq - self.archived_seq
+
+    @property
+    def is_served(self) -> bool:
+        return bool(self.ring)
+
+    @property
+    def unacked(self) -> int:
+        """Messages that consumers hold."""
+        return sum(consumer.unacked_count for consumer in self.consumers)
+
+    @property
+    def oldest_age_s(self) -> float | None:
+        """Seconds, within ten, since the oldest ready message arrived; None without any."""
+        oldest = self.lane.oldest
+        return None if oldest is None else self.shared.facts.age_s(self.id, oldest)
+
+    def apply(self, rules: Policy) -> None:
+        """Apply these rules from now on."""
+        if rules is not self.rules and rules != self.rules:
+            before, self.rules = self.rules, rules
+            if rules.single_consumer != before.single_consumer:
+                self._serve_single()
+            self._rules_changed()
+
+    def _rules_changed(self) -> None:
+        rules = self.rules
+        timeout_s = rules.ack_timeout_s
+        self.ack_timeout_us = None if timeout_s is None else round(timeout_s * 1e6)
+        self.capacity.apply(rules)
+        self._update_capacity()
+        if rules.ttl_s is not None or self.times is not None:
+            self._set_ttl(None if rules.ttl_s is None else round(rules.ttl_s * 1e6))
+        self._set_keys()
+        self.deliver()
+
+    def _set_keys(self) -> None:
+        is_ordered = self.rules.ordered is not None
+        wanted, old = is_ordered or self.rules.fair is not None, self.keys
+        if wanted == (old is not None) and (old is None or old.is_ordered == is_ordered):
+            return
+        self.keys = self.lane.watcher = Keys(self, is_ordered=is_ordered) if wanted else None
+        if old is not None:
+            self.shared.turns.later(free(old.delete()))
+        self.lane.levels = None
+        if self.policy.has_priorities:
+            self.lane.rank()
+        self._hold_back()
+
+    def _hold_back(self) -> None:
+        """Messages that were put off hold their keys back."""
+        if self.keys is not None and self.keys.is_ordered:
+            marks = self.lane.marks.items()
+            put_off = [number for number, mark in marks if mark.keeps_place and mark.due_us]
+            self.keys.hold_back(step_parts(self, put_off))
+
+    def _set_ttl(self, ttl_us: int | None) -> None:
+        expiry, lane = self.timed().expiry, self.lane
+        if expiry.set_ttl(ttl_us):
+            for first, joined_us in self.shared.facts.arrivals(self.id):
+                expiry.joined_at(first, joined_us)
+            expiry.joined(lane.taken_end)
+        for number, mark in lane.marks.items():
+            if mark.joined_us:
+                expiry.add(number, mark.expires_us, mark.joined_us)
+
+    def timed(self) -> Times:
+        if self.times is None:
+            self.times = Times(self)
+        return self.times
+
+    @property
+    def scheduled(self) -> int:
+        """Messages that wait for a time."""
+        return 0 if self.times is None else len(self.times.delays)
+
+    @property
+    def leased(self) -> int:
+        """Those of them that will return to their old place."""
+        return 0 if self.times is None else len(self.times.delays.placed)
+
+    # -- adding messages
+
+    def publish(self, ids: Sequence[bytes] | None, lines: list[bytes]) -> None:
+        """Append messages; if consumers wait, deliver them in this turn. `ids` are the message ids;
+        None if the journal has the messages already."""
+        if self.deleted:  # Its routes are removed in turns.
+            return
+        if self.show is not None:
+            self.show(lines)
+        lane = self.lane
+        if lane.expiry is not None:
+            lane.expiry.joined(lane.next_seq)
+        first = lane.next_seq
+        lane.next_seq = first + len(lines)
+        if (
+            self.ring
+            and not lane.blocks.count
+            and self.keys is None
+            and (ids is not None or not self.shared.owner.withholds)
+            and not self._postponed()
+        ):
+            taken = self._dispatch(range(first, lane.next_seq), lines, ids, stored=False)
+            lane.delivered(first + taken)
+            if taken == len(lines):
+                return
+            if taken:
+                first += taken
+                lines = lines[taken:]
+        lane.append(first, lines)
+        if self.ring or lane.blocks.count >= self.told_at or self.is_watched:
+            self.deliver()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether ready messages need work even without consumers."""
+        return self.times is not None or self.capacity.is_watched
+
+    def publish_on(
+        self, ids: Sequence[bytes], lines: list[bytes], terms: Terms, each: Sequence[Terms] = ()
+    ) -> None:
+        """The same for messages that have attributes, are scheduled, or have a TTL; all or none of
+        them if `each` has its own terms."""
+        if self.deleted:
+            return
+        lane = self.lane
+        lane.see(lines)
+        if terms.due_us:
+            self._schedule(ids, lines, each or [terms] * len(ids))
+        elif terms.expires_us:
+            self._publish_mortal(ids, lines, terms.expires_us, [own.expires_us for own in each])
+        else:
+            self.publish(ids, lines)
+
+    def _schedule(self, ids: Sequence[bytes], lines: list[bytes], each: Sequence[Terms]) -> None:
+        marks = [terms.mark(message_id) for terms, message_id in zip(each, ids, strict=True)]
+        first = self.lane.append_aside(lines, marks)
+        self.lane.marks.update(
+            (number, mark) for number, mark in enumerate(marks, first) if mark.expires_us
+        )
+        times = self.timed()
+        due_us = [terms.due_us if terms.is_dated else terms.clock_us for terms in each]
+        times.add(first, lines, marks, due_us)
+        times.set_alarms()
+        self._update_capacity()
+
+    def _publish_mortal(
+        self, ids: Sequence[bytes], lines: list[bytes], expires_us: int, each_us: list[int]
+    ) -> None:
+        """Publish messages with their own TTL."""
+        lane, times = self.lane, self.timed()
+        new = range(lane.next_seq, lane.next_seq + len(lines))
+        if each_us:
+            times.expiry.add_each(new, each_us)
+        else:
+            times.expiry.add_new(new, expires_us)
+        self.publish(ids, lines)
+        mark, written = Mark(expires_us=expires_us), 0
+        for numbers in lane.unwritten_numbers(new.start):
+            if each_us:
+                some_us = each_us[numbers.start - new.start : numbers.stop - new.start]
+                marks = [Mark(expires_us=own_us) for own_us in some_us]
+                lane.tell_marks(dict(zip(numbers, marks, strict=True)))
+            else:
+                lane.tell_marks(dict.fromkeys(numbers, mark))
+            written += len(numbers)
+        if not written:
+            times.expiry.discard(new)
+        elif written < len(new):
+            kept = {*chain.from_iterable(lane.unwritten_numbers(new.start))}
+            times.expiry.discard([number for number in new if number not in kept])
+        times.set_alarms()
+
+    def take_in(self, lines: list[bytes], marks: Sequence[Mark] | None) -> None:
+        """Append messages from another queue; without `marks` they are dead letters. Limits do not
+        refuse them."""
+        if self.show is not None:
+            self.show(lines)
+        if marks is None:
+            self.lane.append_all(lines)
+            return
+        for line, mark in zip(lines, marks, strict=True):
+            if mark.expires_us:
+                self.timed()
+            self.lane.append_marked(line, mark)
+
+    @property
+    def contents(self) -> tuple[int, int]:
+        """Number and length of ready and scheduled messages."""
+        lane, times = self.lane, self.times
+        if times is None:
+            return lane.ready, lane.ready_bytes
+        return lane.ready + len(times.delays), lane.ready_bytes + times.delays.bytes
+
+    # -- removing messages
+
+    def settle(self, deliveries: Sequence[Delivery], *, together: bool = False) -> None:
+        """Settle messages that a consumer has acked. `together`: it must not be written without the
+        rest of its entry."""
+        self.shared.counters.consumed += len(deliveries)
+        settle = self.lane.leave_together if together else self.lane.settle
+        settle([number for number, _ in deliveries])
+
+    def trim(self, end: int) -> Work[int]:
+        """Drop the ready messages with numbers below `end`; return how many."""
+        count = yield from self.lane.trim(end)
+        if self.capacity.is_watched and not self.deleted:
+            self._update_capacity()
+        return count
+
+    def _drop_surplus(self) -> Work[None]:
+        """Kill messages above the limits, the oldest of the lowest priority first."""
+        while (surplus := self._surplus()) and not self.deleted:
+            most = min(surplus, STEP_MESSAGES)
+            if self.lane.levels is None:
+                kill_oldest(self, SEQ_MAX, Event.OVERFLOW, most)
+            else:
+                fitting = STEP_BYTES * self.lane.ready // (self.lane.ready_bytes + 1) + 1
+                kill_ready(self, self.lane.levels.last(min(most, fitting)), Event.OVERFLOW)
+            yield GOES_ON
+        self.is_dropping = False
+        self.deliver()
+
+    def _surplus(self) -> int:
+        return self.capacity.surplus(self.lane.ready, self.lane.ready_bytes)
+
+    # -- returned messages
+
+    @property
+    def is_ruled(self) -> bool:
+        """Whether what becomes of a message that is returned depends on its counts or on times."""
+        rules = self.rules
+        return (
+            rules.retries is not None
+            or rules.losses is not None
+            or rules.deliveries is not None
+            or rules.backoff is not None
+            or rules.dead_letters is not None
+            or rules.ordered is not None
+            or self.times is not None
+        )
+
+    @property
+    def returned_at_once(self) -> int:
+        """How many messages are returned before the time is looked at."""
+        return STEP_RULED if self.is_ruled else STEP_MESSAGES
+
+    def give_back(
+        self,
+        deliveries: Sequence[Delivery],
+        event: Event,
+        delay_us: int = 0,
+        defaults: Policy = DEFAULT,
+        why: bytes = b"",
+    ) -> Event | None:
+        """See `fates.give_back`. Nothing comes back to a queue that is deleted."""
+        if self.deleted:
+            return None
+        reason = fates.give_back(self, deliveries, event, delay_us, defaults, why)
+        if self.times is not None or event is not REJECT:
+            self._update_capacity()
+        return reason
+
+    def put_off(self, number: int, line: bytes, mark: Mark, due_us: int) -> None:
+        """Schedule a message, by the clock of its mark."""
+        if self.keys is not None:
+            self.keys.put_off(number)
+        self.timed().add(number, [line], [mark], [due_us])
+
+    def join(self, due: Sequence[Delivery], since_us: Sequence[int] = ()) -> None:
+        """These scheduled messages are due, since these times of the monotonic clock; 0 is now."""
+        lane = self.lane
+        lane.see(line for _, line in due)  # They may come from before the start.
+        if lane.marks or lane.expiry:
+            fates.join(self, due, since_us)
+        else:
+            lane.leave_together([number for number, _ in due])
+            self.publish(None, [line for _, line in due])
+
+    def dead_letter_queue(self, reason: str) -> Place | None:
+        """Where its messages go that die for this reason; it is created if needed."""
+        return self.shared.owner.dead_letter_queue(self, reason)
+
+    def count_dead(self, count: int, reason: str, *, dropped: bool) -> None:
+        """So many messages have died here."""
+        counters = self.shared.counters
+        counters.dead[reason] += count
+        self.dead += count
+        if dropped:
+            counters.dropped += count
+            self.shared.owner.notices.dropped(self.name, count, reason)
+
+    def fetch(self, numbers: list[int], then: Callable[[dict[int, bytes]], None]) -> None:
+        """Read living messages that are only on disk."""
+        self.shared.wanted.fetches.append(Fetch(self, numbers, then))
+
+    def arrived_us(self, number: int) -> int:
+        """Arrival of a message, as exactly as the journal knows."""
+        arrived_us = self.shared.facts.arrived_us(self.id, number)
+        return arrived_us or self.shared.schedule.wall_us()
+
+    def committed(self, end: int) -> None:
+        """Numbers below `end` are on disk."""
+        if self.times is not None:  # There may be many queues.
+            self.shared.turns.later(self.times.committed(end))
+
+    def become_sparse(self) -> None:
+        """Record in the journal that numbers of its ready messages may be missing from now on."""
+        if not self.policy.is_sparse:
+            self._keep(replace(self.policy, is_sparse=True))
+
+    def become_ranked(self) -> None:
+        """Record in the journal that its messages may have priorities from now on."""
+        if not self.policy.has_priorities:
+            self._keep(replace(self.policy, has_priorities=True))
+
+    def _keep(self, policy: Policy) -> None:
+        """Record a policy in the journal with the next commit."""
+        self.policy = policy
+        self.shared.pending.entry.queues[self.id] = QueueState(self.name, policy)
+
+    # -- attaching and detaching consumers
+
+    def attach(self, consumer: Taker) -> None:
+        self.consumers[consumer] = None
+        if not consumer.rests:
+            self.serve(consumer)
+        if self.rules.single_consumer and len(self.consumers) > 1:
+            consumer.rest(Rest.STANDBY)
+        else:  # It may have been on standby in an earlier queue of this name.
+            consumer.resume(Rest.STANDBY)
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether ready messages may be delivered soon that could not be delivered now."""
+        lane, turns = self.lane, self.shared.turns
+        waits = lane.paging or bool(self.returning) or self in turns.due
+        return lane.ready > 0 and (waits or (self.keys is not None and self.keys.is_reading))
+
+    def serve(self, consumer: Taker) -> None:
+        """A consumer can take messages: it is the last one in the ring."""
+        self.ring[consumer] = None
+        if self.keys is not None:
+            self.keys.comes_back(consumer)
+
+    def detach(self, consumer: Taker) -> None:
+        del self.consumers[consumer]
+        self.ring.pop(consumer, None)
+        if self.keys is not None:
+            self.keys.ended(consumer)
+        if self.rules.single_consumer and self.consumers:
+            next(iter(self.consumers)).resume(Rest.STANDBY)
+
+    def _serve_single(self) -> None:
+        """`single_consumer` has changed: only the first attached consumer is active, the others are
+        on standby."""
+        single = self.rules.single_consumer
+        for place, consumer in enumerate([*self.consumers]):
+            if single and place:
+                consumer.rest(Rest.STANDBY)
+            else:
+                consumer.resume(Rest.STANDBY)
+
+    # -- delivering messages
+
+    def _postponed(self) -> bool:
+        """Postpone the delivery if it must wait: until messages are returned, until the outboxes
+        have space, or for the next turn. Return whether it did; it is continued automatically."""
+        shared = self.shared
+        if self.returning:
+            return True
+        if shared.outboxes.used >= shared.outboxes.limit:
+            shared.outboxes.wait(self, self.deliver)
+            return True
+        if shared.turns.over:
+            shared.turns.due[self] = None
+            return True
+        return False
+
+    @property
+    def _has_expired(self) -> bool:
+        """Whether expired messages must go before others are delivered."""
+        return self.times is not None and self.times.must_expire()
+
+    def go_on(self) -> None:
+        """Continue a delivery that the end of the turn has interrupted: with at least one step,
+        however short the turn."""
+        waits = self.returning or self.deleted or self.shared.outboxes.room <= 0
+        if not waits and self.can_deliver and not self._has_expired:
+            self.deliver_some()
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Deliver ready messages while there are messages and consumers that can take them."""
+        if self.deleted:
+            return
+        times, keys = self.times, self.keys
+        if keys is not None:
+            keys.has_next = True
+        if not self._has_expired:
+            while self.can_deliver and not self._postponed():
+                self.deliver_some()
+        if times is not None:
+            times.set_alarms()
+        lane = self.lane
+        if self.capacity.is_watched or lane.blocks.count >= self.told_at:
+            self._update_capacity()
+        if self.ring and (lane.wants_page if keys is None else keys.wants_page):
+            self.want_page()
+
+    def want_page(self) -> None:
+        """Request the next messages that are only on disk."""
+        lane = self.lane
+        if lane.paging:
+            return
+        if lane.levels is not None and not lane.levels.is_learning:
+            self.bring(lane.wanted_bodies())
+            return
+        lane.paging = True
+        self.shared.wanted.pages.append(self)
+
+    def page_in(self, first: int | None, runs: list[Run]) -> None:
+        """See `Lane.page_in`. Raises MqksError."""
+        self.shared.turns.begin()
+        levels = self.lane.levels
+        self.lane.page_in(first, runs)
+        if levels is not None and levels.is_learning:
+            self.lane.paging = True
+            self.shared.turns.add(self._learn(runs))
+            return
+        self.deliver()
+
+    def _learn(self, runs: list[Run]) -> Work[None]:
+        yield from self.lane.learn(runs)
+        self.lane.paging = False
+        self.deliver()
+
+    @property
+    def can_deliver(self) -> bool:
+        if not self.ring or self.shared.owner.withholds:
+            return False
+        return self.lane.is_next_in_memory if self.keys is None else self.keys.can_give
+
+    def deliver_some(self) -> None:
+        """One step of a delivery."""
+        if self.keys is not None:
+            self._deliver_by_key(self.keys)
+            return
+        lane = self.lane
+        # Messages beyond what one consumer can take need not be taken and put back each time.
+        most = SEQ_MAX
+        if len(self.ring) == 1 or lane.levels is not None:
+            takers = [*islice(self.ring, TAKERS_MAX)]
+            most = sum([max(0, taker.room()) for taker in takers])
+            if not most:
+                for taker in takers:
+                    taker.rest_if_full()
+                return
+        if lane.levels is not None:
+            self._deliver_out(*lane.ranked(most))
+            return
+        first, lines = lane.front(most)
+        taken = self._dispatch(range(first, first + len(lines)), lines, None, stored=True)
+        lane.delivered(first + taken)
+        if taken < len(lines):
+            lane.put_front(first + taken, lines[taken:])
+        if not lane.fresh:
+            lane.delivered(lane.next_seq)
+
+    def _update_capacity(self) -> None:
+        """What waits has changed: see whether it is too much."""
+        capacity, shared, lane = self.capacity, self.shared, self.lane
+        warns, has_turned, more = capacity.update()
+        self.told_at = lane.blocks.count + more
+        if capacity.is_tight:
+            shared.capacities.tight[self] = None
+        else:
+            shared.capacities.tight.pop(self, None)
+        notices = shared.owner.notices
+        if has_turned:
+            tell = notices.queue_full if capacity.refuses_all else notices.queue_has_room
+            tell(self.name, self.ready)
+        if warns:
+            notices.queue_nearly_full(self.name, self.ready)
+        if capacity.drops and not (self.is_dropping or self.returning) and self._surplus():
+            self.is_dropping = True
+            # Dropped messages may exceed the limits of the next queue, and so on.
+            shared.turns.later(self._drop_surplus())
+
+    def _dispatch(
+        self,
+        all_numbers: Sequence[int],
+        lines: list[bytes],
+        ids: Sequence[bytes] | None,
+        *,
+        stored: bool,
+        held: list[int] | None = None,
+    ) -> int:
+        """Distribute messages, by increasing numbers, over the ring; return how many were taken:
+        not all if the ring is empty, or if a large one has used up the turn. `held` gets the
+        numbers that must be acked.
+
+        Consumers take turns message by message; each gets its share of the batch in one piece.
+        `stored`: the messages are pending or in the journal already. Others that go only to
+        consumers without manual ack are never written.
+        """
+        lane, ring, counters = self.lane, self.ring, self.shared.counters
+        taken, total = 0, len(lines)
+        while ring and taken < total:
+            wanted = total - taken
+            takers = list(islice(ring, min(wanted, TAKERS_MAX)))
+            room = min(taker.room() for taker in takers)
+            if room <= 0:
+                for taker in takers:
+                    taker.rest_if_full()
+                continue
+            turns = len(takers)
+            # Each consumer of a part of the ring takes one: then it is the others' turn.
+            count = min(wanted, room * turns) if turns == len(ring) else turns
+            manual = any(taker.manual_ack for taker in takers)
+            if manual and turns == len(ring) and any(taker.is_brief for taker in takers):
+                count = min(count, STEP_MESSAGES)  # Each lease takes 10 µs.
+            start, end = taken, taken + count
+            if manual and not stored:
+                lane.remember(all_numbers[start], lines[start:end])
+            for index, taker in enumerate(takers):
+                numbers = all_numbers[start + index : end : turns]
+                share = lines[start + index : end : turns]
+                share_ids = ids and ids[start + index : end : turns]
+                taker.take(numbers, share, share_ids)
+                counters.delivered += len(share)
+                if not taker.manual_ack:
+                    counters.consumed += len(share)
+                    if manual or stored:
+                        lane.settle(numbers)
+                elif held is not None:
+                    held += numbers
+            if stored and manual and held is None and all_numbers[0] >= lane.cursor:
+                lane.tell_cursor()
+            taken = end
+            for taker in takers[: count % len(ring)]:
+                ring.move_to_end(taker)
+            if taken < total and self.shared.turns.over:
+                break
+        return taken
+
+    def _deliver_by_key(self, keys: Keys) -> None:
+        """Each consumer gets one message at its turn."""
+        keys.learn()
+        ring, size = self.ring, 0
+        room, given = dict[Taker, int](), dict[Taker, list[int]]()
+        for _ in range(STEP_RULED):
+            taker = keys.taker(ring)
+            if taker is None:
+                break
+            if taker not in room:
+                room[taker] = taker.room()
+            if room[taker] <= 0:
+                if taker in given:
+                    break
+                taker.rest_if_full()
+                continue
+            if (found := keys.give(taker)) is not None:
+                given.setdefault(taker, []).append(found[0])
+                room[taker] -= 1
+                ring.move_to_end(taker)
+                size += len(found[1])
+                if size >= DELIVERY_BYTES:
+                    break
+        for taker, numbers in given.items():
+            for some in ascending(numbers) if taker.is_brief else (sorted(numbers),):
+                self.deliver_these(some, taker)
+
+    def deliver_these(self, numbers: Sequence[int], to: Taker | None = None) -> int:
+        """Deliver ready messages out of order, by increasing numbers, all of them in memory: to
+        this consumer, or to all in turns. Return how many were taken, the first ones."""
+        if to is not None:
+            numbers = numbers[: max(0, to.room())]
+        return self._deliver_out(numbers, self.lane.pick(numbers), to)
+
+    def _deliver_out(
+        self, numbers: Sequence[int], lines: list[bytes], to: Taker | None = None
+    ) -> int:
+        """The same for messages that are taken out."""
+        lane, held = self.lane, list[int]()
+        if to is None:
+            taken = self._dispatch(numbers, lines, None, stored=True, held=held)
+            for number, line in zip(numbers[taken:], lines[taken:], strict=True):
+                lane.keep_returned(number, line)
+        elif taken := len(numbers):
+            to.take(numbers, lines, None)
+            self.shared.counters.delivered += taken
+            if to.manual_ack:
+                held += numbers
+            else:
+                self.shared.counters.consumed += taken
+                lane.settle(numbers)
+        lane.picked(numbers[:taken], held)
+        return taken
+
+    def bring(self, numbers: list[int]) -> None:
+        """Read ready messages that are only on disk, and deliver. Until then nothing else is read
+        ahead."""
+        self.lane.paging = True
+        self.fetch(numbers, partial(self._brought, numbers))
+
+    def _brought(self, numbers: list[int], lines: dict[int, bytes]) -> None:
+        self.lane.paging = False
+        self.lane.bring_in(numbers, lines)
+        self.deliver()
+
+    # -- reading
+
+    @property
+    def hides_some(self) -> bool:
+        """Whether some of its living messages may be scheduled, or dying."""
+        return self.lane.has_holes or self.scheduled > 0
+
+    def hides(self, number: int) -> bool:
+        """Whether this message is one of them."""
+        return self.lane.is_hole(number) or (
+            self.times is not None and number in self.times.delays.numbers
+        )
+
+    def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
+        """Number and due time, in microseconds since 1970, of the first scheduled messages with
+        numbers above `after`."""
+        return [] if self.times is None else (yield from self.times.listed(after, limit))
+
+    # -- recovery and deletion
+
+    def restore(
+        self,
+        next_seq: int,
+        cursor: int,
+        returned: Iterable[tuple[int, Mark]],
+        from_cursor: Iterable[tuple[int, Mark]],
+        holes: Iterable[Range] = (),
+        mean_bytes: float = 0.0,
+    ) -> None:
+        """See `Lane.restore`; `from_cursor` are the marks of messages from the cursor on."""
+        lane, aside = self.lane, list[int]()
+        lane.restore_marks(self._unscheduled(from_cursor, aside))
+        holes = union([*holes, *compress(aside)])
+        if self.policy.has_priorities:
+            lane.rank()
+        lane.restore(next_seq, cursor, self._unscheduled(returned, aside), holes, mean_bytes)
+        if self.times is not None:
+            self.times.restored(mean_bytes)
+        self._update_capacity()
+
+    def _unscheduled(
+        self, marked: Iterable[tuple[int, Mark]], aside: list[int]
+    ) -> Iterator[tuple[int, Mark]]:
+        """Put the scheduled messages `aside`; yield the others."""
+        for number, mark in marked:
+            if mark.expires_us:
+                self.timed()
+            if not mark.due_us:
+                yield number, mark
+                continue
+            aside.append(number)
+            self.timed().restore(number, mark)
+            if mark.version:  # It was returned before: its TTL continues.
+                self.timed().expiry.add(number, mark.expires_us, mark.joined_us)
+            if mark.version or mark.expires_us:
+                self.lane.marks[number] = mark
+
+    def start(self) -> None:
+        """Start after recovery: from now on times count."""
+        if self.times is not None:
+            ttl_us = self.times.expiry.ttl_us
+            self._set_ttl(None)
+            self._set_ttl(ttl_us)
+        if (most := self.rules.deliveries) is not None:
+            # Those that consumers held when the server ended have been counted since.
+            is_ready, marks = self.lane.is_ready, self.lane.marks.items()
+            spent = [number for number, mark in marks if mark.deliveries >= max(1, most)]
+            kill_ready(self, filter(is_ready, sorted(spent)), Event.DELIVERIES)
+        self._hold_back()
+        self.deliver()
+
+    def delete(self) -> Work[None]:
+        """Forget all messages, also unacked ones, and the policy, at once. The memory is freed in
+        turns."""
+        self.deleted = True
+        self.policy = self.rules = DEFAULT
+        self.shared.capacities.tight.pop(self, None)
+        self.shared.outboxes.leave(self)
+        gone = [self.lane.delete()]
+        if self.times is not None:
+            gone.append(self.times.delete())
+        if self.keys is not None:
+            gone.append(self.keys.delete())
+            self.keys = self.lane.watcher = None
+        for consumer in self.consumers:
+            consumer.rest(Rest.NO_QUEUE)
+            gone.append(consumer.let_go())
+        return free(chain.from_iterable(gone))

@@ -1,0 +1,134 @@
+"""What the queues of one broker share, and a queue as they know each other.
+
+The one rule: they get this and each other, never the broker. Fates, deaths, moves and times know a
+queue only as a `Place`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from mqks.broker.features.admission.capacity import Capacities, Capacity
+from mqks.broker.spine.base.budget import Budget
+from mqks.broker.spine.base.counters import Counters
+from mqks.broker.spine.base.facts import Facts
+from mqks.broker.spine.base.notices import Notices
+from mqks.broker.spine.base.schedule import Schedule
+from mqks.broker.spine.base.turns import Turns
+from mqks.broker.spine.log.pending import Mark, Pending, Run
+from mqks.broker.spine.message.policy import Policy
+from mqks.broker.spine.queue.lane import Delivery, Lane
+from mqks.settings import Settings
+
+
+class Place(Protocol):
+    """A queue, as those see it who put messages into it or take them out, and the server, which
+    reads its messages from disk."""
+
+    id: int
+    name: bytes
+    capacity: Capacity
+    deleted: bool
+    lane: Lane
+    rules: Policy
+    shared: "Shared"
+    show: Callable[[list[bytes]], None] | None
+
+    @property
+    def ready(self) -> int:
+        """Messages that wait for a consumer."""
+
+    @property
+    def is_ruled(self) -> bool:
+        """Whether its rules depend on retries or times."""
+
+    def dead_letter_queue(self, reason: str) -> "Place | None":
+        """Where its messages go that die for this reason; it is created if needed."""
+
+    def arrived_us(self, number: int) -> int:
+        """Arrival of a message, as exactly as the journal knows."""
+
+    def take_in(self, lines: list[bytes], marks: Sequence[Mark] | None) -> None:
+        """Append messages from another queue. Limits do not refuse them."""
+
+    def put_off(self, number: int, line: bytes, mark: Mark, due_us: int) -> None:
+        """Schedule a message, by the clock of its mark."""
+
+    def join(self, due: Sequence[Delivery], since_us: Sequence[int] = ()) -> None:
+        """These scheduled messages are due."""
+
+    def fetch(self, numbers: list[int], then: Callable[[dict[int, bytes]], None]) -> None:
+        """Read living messages that are only on disk."""
+
+    def count_dead(self, count: int, reason: str, *, dropped: bool) -> None:
+        """So many messages have died here."""
+
+    def go_on(self) -> None:
+        """Continue a delivery in the next turn."""
+
+    def deliver(self) -> None:
+        """Deliver ready messages while there are messages and consumers that can take them."""
+
+    def page_in(self, first: int | None, runs: list[Run]) -> None:
+        """See `Lane.page_in`. Raises MqksError."""
+
+
+class Fetch(NamedTuple):
+    """A request for living messages of a queue that are only on disk. `then` gets those that were
+    found, by number; it is not called if the queue was deleted meanwhile."""
+
+    queue: Place
+    numbers: list[int]
+    then: Callable[[dict[int, bytes]], None]
+
+
+class Wanted:
+    """What the server is to read from the journal for queues."""
+
+    __slots__ = "fetches", "pages"
+
+    def __init__(self) -> None:
+        self.pages: list[Place] = []
+        """Queues that want their next page."""
+        self.fetches: list[Fetch] = []
+
+
+class Owner(Protocol):
+    """The broker, as its queues see it."""
+
+    notices: Notices
+    withholds: bool
+    """Nothing is delivered that the journal holds, since another broker may deliver it."""
+
+    def dead_letter_queue(self, queue: Place, reason: str) -> Place | None:
+        """See `Place.dead_letter_queue`."""
+
+
+class Shared:
+    __slots__ = (
+        *("capacities", "counters", "facts", "memory", "outboxes"),
+        *("owner", "pending", "schedule", "turns", "wanted"),
+    )
+
+    def __init__(
+        self,
+        settings: Settings,
+        owner: Owner,
+        *,
+        clock: Callable[[], float],
+        now_us: Callable[[], int],
+        facts: Facts,
+    ) -> None:
+        self.turns = Turns(clock)
+        self.schedule = Schedule(clock, now_us, owner.notices)
+        self.counters = Counters()
+        self.facts = facts
+        self.pending = Pending(settings.errors_kept_max, now_us)
+        self.memory = Budget(settings.memory_bytes // 2 + 1, self.turns)
+        """For waiting messages: half of what they may take. The other half is left to what is on
+        its way, and to the allocator."""
+        self.outboxes = Budget(settings.unsent_bytes_max, self.turns)
+        """For replies that were not taken, at most: the server looks now and then what was. Queues
+        wait for it."""
+        self.wanted = Wanted()
+        self.capacities = Capacities(settings.queue_messages_max)
+        self.owner = owner

@@ -1,0 +1,387 @@
+"""Publishes the messages of a chunk to the queues.
+
+The one rule: each queue gets the messages of a connection in their order, and of those published
+with `--once` only the first with an id.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+from math import inf
+from typing import Any, Final, NamedTuple
+
+from mqks.broker.features.admission.once import OnceWindow
+from mqks.broker.features.death.dead_letters import restored
+from mqks.broker.features.tails.tails import Tails
+from mqks.broker.spine.base.turns import WAITS, Work, slices
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.queue.queue import Queue, Terms
+from mqks.broker.spine.queue.shared import Shared
+from mqks.broker.spine.routing.bindings import Bindings
+from mqks.broker.spine.routing.gathering import NO_GROUP, Gathering, Group, is_nowhere
+from mqks.broker.spine.routing.masks import Queues
+from mqks.errors import BadRequest, Unwritable
+from mqks.limits import (
+    COPIES_MAX,
+    ESCAPED_STEP_BYTES,
+    GROUPS_QUEUES,
+    ROUTE_QUEUES,
+    STEP_COPIES,
+)
+from mqks.protocol import replies
+from mqks.protocol.escapes import is_escaped
+from mqks.protocol.requests import ACTIONS, Publish, shown
+from mqks.settings import Settings
+from mqks.users import Permissions
+
+_GATHERED: Final = b"--ttl=", b"--delay=", b"--at=", b"--mandatory "
+"""Flags that many messages have with the same value, so that they share their terms."""
+_TRAITS: Final = b"--escaped", b"--priority=", b"--key=", b"--meta="
+"""Flags of single messages, which gather with those of their event that have none."""
+_TRAITED: Final = Terms()
+
+
+class Single(NamedTuple):
+    """A message that is published singly."""
+
+    id: bytes
+    event: bytes
+    body: bytes
+    terms: Terms | None
+    once_s: float
+    """Publish it only if its user has not published this id with `--once` before."""
+
+
+Now = tuple[int, int]
+"""The wall clock and the monotonic clock, in microseconds."""
+
+
+class Publishing:
+    __slots__ = (
+        *("_bindings", "_once", "_settings", "_shared", "_tails"),
+        *("gathering", "lines", "once_ids", "once_unfinished", "works"),
+    )
+
+    def __init__(
+        self,
+        settings: Settings,
+        shared: Shared,
+        bindings: Bindings,
+        tails: Tails,
+        once: OnceWindow,
+    ) -> None:
+        self._settings = settings
+        self._shared = shared
+        self._bindings = bindings
+        self._tails = tails
+        self._once = once
+        self.gathering = Gathering(self._publish_gathered)
+        self.works: deque[Work[None]] = deque()
+        """The works of the connection of the current chunk."""
+        self.lines = 0
+        """Lines of the current chunk: the maximum number of messages that can gather."""
+        self.once_ids: list[bytes] = []
+        """New `--once` ids of the current chunk."""
+        self.once_unfinished = 0
+        """Number of works with ids that are known but not in the entry yet: a second publish of
+        such an id must not be confirmed before the first."""
+
+    def group(self, permissions: Permissions | None, event: bytes) -> Group:
+        """Open a group for an event without one; none if each message must be checked singly."""
+        queues = self._gathers(permissions, event)
+        return NO_GROUP if queues is None else self.gathering.open(event, queues)
+
+    def flagged_group(
+        self, permissions: Permissions | None, flag: bytes, rest: bytes
+    ) -> tuple[Group, bytes]:
+        """The same for a message with a flag; return the message's data, too."""
+        if flag.startswith(_TRAITS) and (found := _traited(flag, rest)) is not None:
+            event, data = found
+            group = self.gathering.groups.get(event) or self.group(permissions, event)
+            self.gathering.has_traits = True
+            return group, data
+        event, _, data = rest.partition(b" ")
+        key = flag + b" " + event
+        return self.gathering.groups.get(key) or self._flagged(permissions, key, event), data
+
+    def _flagged(self, permissions: Permissions | None, key: bytes, event: bytes) -> Group:
+        queues = self._gathers(permissions, event) if key.startswith(_GATHERED) else None
+        if queues is None:
+            return NO_GROUP
+        try:
+            wanted: Publish = ACTIONS[b"publish"].parse(key, 0)
+        except BadRequest:
+            return NO_GROUP
+        if wanted.mandatory and is_nowhere(queues):
+            return NO_GROUP
+        return self.gathering.open(event, queues, key, wanted)
+
+    def _gathers(self, permissions: Permissions | None, event: bytes) -> Queues | None:
+        """The queues of an event; None if each of its messages must be checked singly."""
+        shared = self._shared
+        if (
+            not 0 < len(event) <= self._settings.name_bytes_max
+            or event[:2] == b"--"
+            or shared.pending.unwritable
+            or not (permissions is None or permissions.may_publish(event))
+        ):
+            return None
+        queues = self._bindings.route(event)
+        tight = self._tight(queues) if queues else None
+        if tight and not all(queue.capacity.has_room(self.lines) for queue in tight):
+            return None
+        return queues
+
+    def _tight(self, queues: Queues) -> set[Queue]:
+        """Those of these queues that a chunk may fill."""
+        tight = self._shared.capacities.tight
+        return queues.keys() & tight.keys() if tight else set()
+
+    def _publish_gathered(
+        self, queues: Queues, ids: list[bytes], bodies: list[bytes], wanted: Publish | None
+    ) -> None:
+        if wanted is None:
+            self._publish(queues, ids, bodies, _TRAITED if self.gathering.has_traits else None)
+            return
+        terms, attributes = self._terms(wanted)
+        if attributes:
+            bodies = [body + attributes for body in bodies]
+        self._publish(queues, ids, bodies, terms)
+
+    def _publish(
+        self, queues: Queues, ids: list[bytes], bodies: list[bytes], terms: Terms | None = None
+    ) -> None:
+        """Give all these messages to each queue; very many of them in later turns, but before
+        later messages of the connection. `terms` apply to all of them."""
+        self._count(queues, len(ids))
+        if tails := self._tails.of_events:
+            self._tails.show(tails, bodies)
+        if self.works or len(queues) >= GROUPS_QUEUES:
+            self.works.append(self._route(queues, ids, bodies, terms))
+            return
+        for queue in queues:
+            _append(queue, ids, bodies, terms)
+
+    def _count(self, queues: Queues, count: int) -> None:
+        """Count published messages."""
+        counters = self._shared.counters
+        counters.published += count
+        if not queues:
+            counters.unroutable += count
+        counters.queued += count * len(queues)
+
+    def _route(
+        self, queues: Queues, ids: list[bytes], bodies: list[bytes], terms: Terms | None
+    ) -> Work[None]:
+        """In queues that may become full the messages have their places from now on."""
+        tight = self._tight(queues)
+        size = sum(map(len, bodies)) if tight else 0
+        for queue in tight:
+            queue.capacity.reserve(len(ids), size)
+        return self._route_in_turns(list(queues), tight, ids, bodies, terms)
+
+    def _route_in_turns(
+        self,
+        queues: list[Queue],
+        tight: set[Queue],
+        ids: list[bytes],
+        bodies: list[bytes],
+        terms: Terms | None,
+    ) -> Work[None]:
+        records_max = self._settings.batch_records_max + COPIES_MAX
+        size = sum(map(len, bodies)) if tight else 0
+        for some in slices(queues, max(1, min(ROUTE_QUEUES, STEP_COPIES // len(ids)))):
+            for queue in some:
+                if queue in tight:
+                    queue.capacity.reserve(-len(ids), -size)
+                _append(queue, ids, bodies, terms)
+                if queue.capacity.nearly_full:
+                    # Consumers may have taken all: it is not full any more.
+                    queue.deliver()
+            yield self._shared.pending.records > records_max
+
+    def now(self) -> Now:
+        return self._shared.schedule.wall_us(), self._shared.schedule.clock_us()
+
+    def single(self, message_id: bytes, wanted: Publish, now: Now | None = None) -> Single:
+        """The message in its stored form, with its terms, which begin `now`."""
+        event, data, once_s, *_ = wanted
+        terms, attributes = self._terms(wanted, now)
+        body = replies.body(message_id, event, data) + attributes
+        return Single(message_id, event, body, terms, once_s)
+
+    def _terms(self, wanted: Publish, now: Now | None = None) -> tuple[Terms | None, bytes]:
+        """The terms of a message, and the bytes after its text."""
+        traits = wanted.traits
+        meta, letter = wanted.meta, wanted.letter
+        if not (wanted.delay_us or wanted.at_us or wanted.ttl_us or meta or traits or letter):
+            return None, b""
+        now_us, clock_us = now or self.now()
+        due_us = now_us + wanted.delay_us if wanted.delay_us else wanted.at_us
+        if due_us <= now_us:
+            due_us = 0
+        published = b"%d" % now_us if due_us else b""
+        if letter:
+            meta, published = restored(meta, letter)
+        expires_us = (due_us or now_us) + wanted.ttl_us if wanted.ttl_us else 0
+        due_clock_us = clock_us + wanted.delay_us if wanted.delay_us else 0
+        terms = Terms(due_us, wanted.at_us > 0, expires_us, due_clock_us)
+        return terms, replies.Parts(b"", meta, published, traits).joined()
+
+    def publish(self, connection: Connection, message: Single, queues: Queues) -> None:
+        kept = self._kept(connection, message, queues)
+        if kept is None:
+            return
+        if kept:
+            self.once_ids.append(kept)
+        self._publish(queues, [message.id], [message.body], message.terms)
+
+    def publish_to(self, connection: Connection, message: Single, queues: Queues) -> None:
+        """The same in any turn, at once for each of a few queues: nothing is left to the end of a
+        chunk, which may be another connection's."""
+        kept = self._kept(connection, message, queues)
+        if kept is None:
+            return
+        self.give(queues, [message.id], [message.body], message.terms)
+        if kept:
+            self.last_once([kept])
+
+    def give(
+        self,
+        queues: Queues,
+        ids: list[bytes],
+        bodies: list[bytes],
+        terms: Terms | None,
+        each: Sequence[Terms] = (),
+    ) -> None:
+        """Give all these messages to each of a few queues at once; `each` may have its own terms,
+        as in `Queue.publish_on`."""
+        self._count(queues, len(ids))
+        if tails := self._tails.of_events:
+            self._tails.show(tails, bodies)
+        for queue in queues:
+            _append(queue, ids, bodies, terms, each)
+
+    def publish_all(self, message: Single, queues: Queues) -> Work[None]:
+        """Publish a message in turns. The first `ROUTE_QUEUES` queues have it at once."""
+        self._count(queues, 1)
+        if tails := self._tails.of_events:
+            self._tails.show(tails, [message.body])
+        yield from self._route(queues, [message.id], [message.body], message.terms)
+
+    def find(self, message: Single) -> Work[Queues]:
+        """The queues of a message, when routing takes long, or after unfinished `--once` works."""
+        while True:
+            queues = yield from self._bindings.find(message.event)
+            if not (message.once_s and self.once_unfinished):
+                return queues
+            yield WAITS
+
+    def publish_later(self, connection: Connection, message: Single, queues: Queues) -> Work[None]:
+        """The same as `publish` in turns."""
+        kept = self._kept(connection, message, queues)
+        if kept is None:
+            return
+        self.once_unfinished += kept != b""
+        yield from self.publish_all(message, queues)
+        self.once_unfinished -= kept != b""
+        if kept:
+            self.last_once([kept])
+
+    def last_once(self, once_ids: list[bytes]) -> None:
+        """Write these ids with the next commit."""
+        pending = self._shared.pending
+        pending.entry.once += once_ids
+        pending.records += len(once_ids)
+
+    def is_known(self, connection: Connection, message_id: bytes) -> bool:
+        """Whether this id is known, so that the message is not published again."""
+        return self._once.knows(connection.once_id(message_id))
+
+    def is_new(self, connection: Connection, message_id: bytes, key: bytes) -> bool:
+        """Remember an id that may be published once, for the group with this key, unless no queue
+        gets the message; return whether it was not known."""
+        if key in self.gathering.nowhere:
+            return not self.is_known(connection, message_id)
+        kept = self._add(connection, message_id)
+        if kept is None:
+            return False
+        self.once_ids.append(kept)
+        return True
+
+    def _kept(self, connection: Connection, message: Single, queues: Queues) -> bytes | None:
+        """What is to be written of the id of a message, if anything; None if it is known, and the
+        message dropped. The id of a message that no queue gets may come again."""
+        if not message.once_s:
+            return b""
+        if is_nowhere(queues):
+            return None if self.is_known(connection, message.id) else b""
+        return self._add(connection, message.id, message.once_s)
+
+    def _add(self, connection: Connection, message_id: bytes, once_s: float = inf) -> bytes | None:
+        return self._once.add(connection.once_id(message_id), once_s)
+
+    def check_room(self, message: Single, queues: Queues, *, is_known: bool) -> None:
+        """Raise if a message must not be published to these queues now; a known id is published
+        to none."""
+        unwritable = self._shared.pending.unwritable
+        if unwritable:
+            raise Unwritable(f"{unwritable}: publishes are refused until the journal is writable")
+        if is_known:
+            return
+        # Whoever publishes learns the reason, but not whose queue it is.
+        where = f"in a queue bound to {shown(message.event)}"
+        for queue in self._tight(queues):
+            queue.capacity.check(len(message.body), where)
+
+    def reserve(self, queues: Queues, size: int, count: int = 1) -> None:
+        """Count a message of this size as on its way to those of these queues that it may fill; a
+        `count` of -1 undoes it."""
+        for queue in self._tight(queues):
+            queue.capacity.reserve(count, count * size)
+
+    def check_route(self, event: bytes, queues: Queues) -> None:
+        """Raise if these queues of an event are none."""
+        if is_nowhere(queues):
+            raise BadRequest(f"publish: no queue is bound to {shown(event)}")
+
+
+def _traited(flag: bytes, rest: bytes) -> tuple[bytes, bytes] | None:
+    """The event of a publish with no other flags than these, and its data followed by attributes
+    and traits; None if it must be parsed singly."""
+    event, _, data = rest.partition(b" ")
+    for _ in _TRAITS[1:]:
+        if not event.startswith(_TRAITS):
+            break
+        flag = b"%b %b" % (flag, event)
+        event, _, data = data.partition(b" ")
+    try:
+        attributes = _attributes(flag)
+    except BadRequest:
+        return None
+    if replies.ESCAPED in attributes and (len(data) > ESCAPED_STEP_BYTES or not is_escaped(data)):
+        return None
+    return event, data + attributes
+
+
+@lru_cache(maxsize=1024)
+def _attributes(flags: bytes) -> bytes:
+    """What these flags add to a message, see `replies.Parts`. Raises BadRequest."""
+    found: dict[str, Any] = {}
+    for flag in flags.split(b" "):
+        ACTIONS[b"publish"].take(flag, found)
+    wanted = Publish(b"", b"", **found)
+    return replies.Parts(b"", wanted.meta, b"", wanted.traits).joined()
+
+
+def _append(
+    queue: Queue,
+    ids: list[bytes],
+    bodies: list[bytes],
+    terms: Terms | None,
+    each: Sequence[Terms] = (),
+) -> None:
+    if terms is None:
+        queue.publish(ids, bodies)
+    else:
+        queue.publish_on(ids, bodies, terms, each)
