@@ -4,6 +4,7 @@ With `-n` (pytest-xdist) files run side by side in several processes, each with 
 The tests of one file run in one process, in their order, and all that start a JVM in two of them.
 """
 
+import logging
 import os
 import shutil
 import signal
@@ -92,6 +93,16 @@ def anyio_backend() -> str:
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in [name for name in os.environ if name.startswith(FROM_OUTSIDE)]:
         monkeypatch.delenv(variable)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """A server in the test's process sets up the log: for itself, not for the tests after it."""
+    log = logging.getLogger("mqks")
+    before = [*log.handlers], log.propagate, log.level
+    yield
+    log.handlers[:], log.propagate, level = before
+    log.setLevel(level)
 
 
 @pytest.fixture

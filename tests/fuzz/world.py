@@ -106,7 +106,9 @@ class World(Played):
         getattr(self, f"_on_{verb}")(*((who,) if who != "*" else ()), *((data,) if data else ()))
         self._flush()
         self._steps += 1
-        if self.checked_every and self._steps % self.checked_every == 0:
+        is_due = self.checked_every and self._steps % self.checked_every == 0
+        # What works that wait for readers have half done is not looked at.
+        if is_due and not (self.broker.has_work and self.broker.shared.outboxes.room <= 0):
             self.look()
 
     def look(self) -> None:
@@ -126,7 +128,7 @@ class World(Played):
             self._on_resume(who)
         for _ in range(_MORE_THAN_ENDLESS):
             self._flush()
-            if not self._has_work():
+            if not (self._has_work() or self.broker.pending):
                 break
             self._on_work()
         else:
@@ -155,7 +157,7 @@ class World(Played):
         if self._is_held(peer):
             return
         self._make_ready(peer)
-        if peer.ended:
+        if peer.ended or self._is_busy(peer):
             return
         peer.sent(data)
         self.lines += data.count(b"\n")
@@ -164,8 +166,10 @@ class World(Played):
     def _make_ready(self, peer: Peer) -> None:
         """Let the server do what it does before it reads more of this connection."""
         connection = peer.connection
-        while not peer.ended and (connection.overrun or connection.awaits_login):
+        while not peer.ended and self._is_busy(peer):
             if connection.works:
+                if self.broker.shared.outboxes.room <= 0:
+                    break  # They may wait for readers.
                 self.timed(self.broker.go_on)
                 self._page()
             elif connection.overrun:
@@ -173,6 +177,10 @@ class World(Played):
             else:
                 self._login()
             self._flush()
+
+    @staticmethod
+    def _is_busy(peer: Peer) -> bool:
+        return peer.connection.overrun or peer.connection.awaits_login
 
     def _is_held(self, peer: Peer) -> bool:
         """Whether the server would not read from it now."""
@@ -239,7 +247,7 @@ class World(Played):
         if peer is not None:
             # The server does not see the end before it reads again.
             self._make_ready(peer)
-            if not peer.ended:
+            if not (peer.ended or self._is_busy(peer)):
                 self._end(peer)
 
     def _on_leave(self, who: str) -> None:

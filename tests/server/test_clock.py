@@ -200,13 +200,13 @@ def test_a_daily_schedule_in_the_hour_that_clocks_repeat(clock: Clock, db: Path)
 
 def test_an_ack_that_came_while_the_server_stood_still_was_in_time(db: Path) -> None:
     with served(db) as (server, client):
-        client.send(b"c consume --confirm q e --manual-ack --ack-timeout=1 --prefetch=2\n")
+        client.send(b"c consume --confirm q e --manual-ack --ack-timeout=2 --prefetch=2\n")
         assert client.line() == b"c ok "
         client.send(b"m publish e x\nn publish e x\n")
         assert [client.line().split()[2] for _ in range(2)] == [b"m", b"n"]
         with server.paused():
-            client.send(b"x publish f %b\n" % (b"x" * 1000) * 1000 + b"a ack c m\n")
-            time.sleep(1.5)
+            client.send(b"x publish f %b\n" % (b"x" * 1000) * 200 + b"a ack c m\n")
+            time.sleep(2.5)
         # The other one has not been acked in time.
         assert client.line() == b"c ok n event=e,retry=1 x"
         assert client.ask(b"a ack --confirm c n") == b"a ok "

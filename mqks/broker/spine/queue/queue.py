@@ -815,4 +815,5 @@ class Queue:
         for consumer in self.consumers:
             consumer.rest(Rest.NO_QUEUE)
             gone.append(consumer.let_go())
+        self.ring.clear()  # A `receive` has an end of its own.
         return free(chain.from_iterable(gone))
