@@ -86,7 +86,7 @@ def _extend(broker: Broker, wanted: Lease) -> Work[int]:
     number, mark = found
     clocks, for_us = queue.shared.schedule, wanted.for_us or 0
     # Not one that was given back with a delay.
-    if mark.keeps_place and number in queue.timed().delays.numbers:
+    if mark.keeps_place and queue.is_put_off(number):
         mark = mark.changed(due_us=clocks.wall_us() + for_us)
         queue.lane.mark(number, mark)
         queue.timed().delays.put_off(number, mark, clocks.clock_us() + for_us)
@@ -146,4 +146,4 @@ def _leased(queue: Queue, lease: bytes, *, held: bool = False) -> tuple[int, Mar
 
 def _tidied(queue: Queue) -> Work[None]:
     queue.deliver()
-    yield from queue.timed().tidy()
+    yield from queue.tidy()

@@ -40,7 +40,7 @@ def cancel(broker: "Broker", name: bytes, message_id: bytes | None) -> Work[int]
         count = yield from _found(queue, queue.times, message_id, partial(_settle, queue))
     if not queue.deleted:
         queue.deliver()
-        yield from queue.times.tidy()
+        yield from queue.tidy()
     return count
 
 
@@ -55,7 +55,7 @@ def promote(broker: "Broker", name: bytes, message_id: bytes | None) -> Work[int
         return count
     count = yield from _found(queue, queue.times, message_id, queue.join)
     if not queue.deleted:
-        yield from queue.times.tidy()
+        yield from queue.tidy()
     return count
 
 

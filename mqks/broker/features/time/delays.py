@@ -375,20 +375,30 @@ class Delays:
         self.bytes = max(0, self.bytes - size) if len(self) else 0
         self.dated = self.dated and len(self) > 0
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is scheduled, being read, or put into the heap anew."""
+        return not (len(self.numbers) or self._reading or self._aside)
+
     def take_all(self) -> Iterator[int]:
         """Take out all at once; yield their numbers one by one, since there may be many."""
-        entries, gone, anew = self._all(), self._gone, self._anew
+        gone, anew = self._gone, self._anew
+        return (
+            _number(entry)
+            for entry in self.forget_all()
+            if _number(entry) not in gone or anew.pop(_number(entry), None) == entry
+        )
+
+    def forget_all(self) -> Iterator[int]:
+        """Take out all at once; yield their entries, also of those taken out before."""
+        entries = self._all()
         self.numbers, self.placed = Numbers(), Numbers()
         self._count(-self.bodies_bytes)
         self._far, self._near, self._aside, self._reading = [], [], [], {}
         self._gone, self._anew, self._gone_count = {}, {}, 0
         self._fresh, self.bodies, self.bytes, self.dated = [], {}, 0, False
         self._by_checksum = None
-        return (
-            _number(entry)
-            for entry in emptied(entries)
-            if _number(entry) not in gone or anew.pop(_number(entry), None) == entry
-        )
+        return emptied(entries)
 
     # -- putting entries into the heap anew
 

@@ -138,7 +138,7 @@ class Receiver(Taker):
     def _leased(self, number: int, mark: Mark) -> Mark | None:
         """The mark of a message now, unless its lease is over: the commit may have taken long."""
         now = self.queue.lane.marks.get(number)
-        is_leased = now is not None and number in self.queue.timed().delays.numbers
+        is_leased = now is not None and self.queue.is_put_off(number)
         return now if now is not None and is_leased and now.retry == mark.retry else None
 
     def _written(self, is_written: bool) -> None:
@@ -149,7 +149,7 @@ class Receiver(Taker):
             for number, line, mark in self._taken:
                 if (now := self._leased(number, mark)) and take(queue, number, now):
                     give_back(queue, number, line, now, Event.UNDELIVERED)
-            queue.shared.turns.later(queue.timed().tidy())
+            queue.shared.turns.later(queue.tidy())
             return
         if not is_written:
             connection.fail(self.id, b"receive", Unwritable("receive: the lease is not durable"))

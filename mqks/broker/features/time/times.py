@@ -1,6 +1,11 @@
 """Messages of one queue that wait for a time: scheduled ones, and those that will expire.
 
 The one rule: each call of `do_due` is one step; while there is more to do, the next is due at once.
+
+A queue has this from its first such message, or its first TTL, until a second after the last one:
+without it publishes, deliveries and returns ask for no time. It does not go at once, since a queue
+whose messages are leased one by one would make it anew for each of them; and not while bodies are
+being read or a search goes on, which come back to this object.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,13 +23,15 @@ from mqks.broker.spine.queue.shared import Place
 from mqks.errors import MqksError
 from mqks.protocol.requests import shown
 
+LINGER_US: Final = 1_000_000
+"""So long it stays when nothing waits."""
 SET_US: Final = 1_000
 """A change of the wall clock by less is not followed: both clocks are never read at once."""
 
 
 class Times:
     __slots__ = (
-        *("_ahead_us", "_alarm", "_dated_alarm", "_queue", "_schedule"),
+        *("_ahead_us", "_alarm", "_dated_alarm", "_ends_us", "_queue", "_schedule"),
         *("delays", "expiry", "searches"),
     )
 
@@ -41,6 +48,8 @@ class Times:
         what = f"times of queue {shown(queue.name)}"
         self._alarm = Alarm(self._schedule, self.do_due, dated=False, what=what)
         self._dated_alarm = Alarm(self._schedule, self.do_due, dated=True, what=what)
+        self._ends_us: int | None = None
+        """When it goes, if nothing waits until then."""
 
     def _measured_us(self) -> int:
         return self._schedule.wall_us() - self._schedule.clock_us()
@@ -74,7 +83,12 @@ class Times:
         """Forget all messages; see `Lane.delete`."""
         self._alarm.set(None)
         self._dated_alarm.set(None)
-        return self.delays.take_all()
+        return self.delays.forget_all()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no message waits for a time, and nobody for this object."""
+        return not self.expiry and self.delays.is_over and not len(self.searches)
 
     # -- requests of clients
 
@@ -125,6 +139,13 @@ class Times:
     # -- due messages
 
     def set_alarms(self) -> None:
+        if self.is_over:
+            if self._ends_us is None:
+                self._ends_us = self._schedule.clock_us() + LINGER_US
+                self._alarm.set(self._ends_us)
+                self._dated_alarm.set(None)
+            return
+        self._ends_us = None
         delays = self.delays
         next_us, expiry_us = delays.next_us(), self._next_expiry_us()
         both_us = [each for each in (next_us, expiry_us) if each is not None]
@@ -152,6 +173,9 @@ class Times:
         """Do one step of what is due; return whether there was something."""
         if self._queue.deleted or self._follow_clock():
             return False
+        if self._ends_us is not None and self.is_over:
+            self._queue.untimed()
+            return True
         delays, now_us = self.delays, self._schedule.clock_us()
         far = delays.far
         bytes_of = partial(self._queue.shared.facts.bytes_of, self._queue.id)

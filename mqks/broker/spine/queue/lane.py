@@ -57,6 +57,9 @@ class Owner(Protocol):
     def become_sparse(self) -> None:
         """Numbers of its ready messages may be missing from now on."""
 
+    def none_expires(self) -> None:
+        """The last of its messages that could expire has left."""
+
     def become_ranked(self) -> None:
         """Its messages may have priorities from now on."""
 
@@ -369,6 +372,8 @@ class Lane:
                 self.marks.pop(number, None)
         if self.expiry is not None:
             self.expiry.discard(numbers)
+            if not self.expiry:
+                self.owner.none_expires()
 
     def leave_together(self, numbers: list[int]) -> None:
         """Record that these messages leave together with what else is in the same commit, as the

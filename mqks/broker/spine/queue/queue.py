@@ -188,6 +188,29 @@ class Queue:
             self.times = Times(self)
         return self.times
 
+    def untimed(self) -> None:
+        """No message waits for a time any more."""
+        if self.times is not None:
+            self.shared.turns.add(free(self.times.delete()))
+            self.times = self.lane.expiry = None
+            # Those that were alone in having attributes may be gone.
+            if not (self.ready or self.unacked or self.returning):
+                self.lane.has_attributes = False
+
+    def none_expires(self) -> None:
+        """The last of its messages that could expire has left."""
+        if self.times is not None:
+            self.times.set_alarms()
+
+    def is_put_off(self, number: int) -> bool:
+        """Whether this message is scheduled."""
+        return self.times is not None and number in self.times.delays.numbers
+
+    def tidy(self) -> Work[None]:
+        """Scheduled messages were taken out: forget what is left of them, if it is much."""
+        if self.times is not None:
+            yield from self.times.tidy()
+
     @property
     def scheduled(self) -> int:
         """Messages that wait for a time."""
@@ -737,9 +760,7 @@ class Queue:
 
     def hides(self, number: int) -> bool:
         """Whether this message is one of them."""
-        return self.lane.is_hole(number) or (
-            self.times is not None and number in self.times.delays.numbers
-        )
+        return self.lane.is_hole(number) or self.is_put_off(number)
 
     def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
         """Number and due time, in microseconds since 1970, of the first scheduled messages with
@@ -809,6 +830,7 @@ class Queue:
         gone = [self.lane.delete()]
         if self.times is not None:
             gone.append(self.times.delete())
+            self.times = None
         if self.keys is not None:
             gone.append(self.keys.delete())
             self.keys = self.lane.watcher = None

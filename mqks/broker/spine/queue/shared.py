@@ -50,6 +50,9 @@ class Place(Protocol):
     def take_in(self, lines: list[bytes], marks: Sequence[Mark] | None) -> None:
         """Append messages from another queue. Limits do not refuse them."""
 
+    def untimed(self) -> None:
+        """None of its messages waits for a time any more."""
+
     def put_off(self, number: int, line: bytes, mark: Mark, due_us: int) -> None:
         """Schedule a message, by the clock of its mark."""
 

@@ -1,0 +1,78 @@
+"""A queue that has no message of a kind any more does what one does that never had any."""
+
+import sys
+from collections import Counter
+from types import FrameType
+
+import pytest
+
+from tests.kit.compiled import patches_modules
+from tests.kit.lab import Lab
+
+LINGERS_S = 1.1
+LEFT = {
+    "a delay that was cancelled": [b"d publish --delay=60 e z", b"x cancel q d"],
+    "a delay that is over": [b"d publish --delay=1 e z", b"w 1", b"a ack c d"],
+    "a TTL that is over": [b"d publish --ttl=1 e z", b"w 1", b"a ack c d"],
+    "a message with a TTL, acked": [b"d publish --ttl=60 e z", b"a ack c d"],
+    "a lease that was acked": [
+        *(b"x delete_consumer c", b"d publish e z", b"r receive q --lease=60", b"a lease --ack q"),
+        b"c consume q --manual-ack",
+    ],
+    "a reject with a delay": [b"d publish e z", b"r reject --delay=1 c d", b"w 1", b"a ack c d"],
+    "a TTL of the queue": [b"s set_queue q --ttl=60", b"s set_queue q --reset"],
+    "a backoff": [
+        *(b"s set_queue q --backoff=1", b"d publish e z", b"r reject c d", b"w 2", b"a ack c d"),
+        b"s set_queue q --reset",
+    ],
+}
+
+
+def calls_of(before: list[bytes]) -> tuple[Counter[str], list[bytes]]:
+    """What is called for messages that are published, rejected, and acked, after these lines."""
+    lab = Lab(1 << 24)
+    lab.do("a", b"c consume q e --manual-ack")
+    for line in before:
+        verb, _, rest = line.partition(b" ")
+        if verb == b"w":
+            lab.wait(float(rest) + 0.1 if rest.isdigit() else 0.1)
+            continue
+        if line == b"a lease --ack q":
+            line = b"a lease --ack q " + lab.replies[-2].partition(b"lease=")[2].split(b" ")[0]
+        lab.do("a", line)
+    lab.do("a", b"y publish e z", b"a ack c y")
+    lab.wait(LINGERS_S)
+    lab.replies.clear()
+    calls = Counter[str]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            calls[frame.f_code.co_qualname] += 1
+
+    sys.setprofile(note)
+    try:
+        for lines in (
+            [b"m%d publish e x" % number for number in range(10)],
+            [b"r reject c m%d" % number for number in range(10)],
+            [b"a ack c m%d" % number for number in range(10)],
+        ):
+            lab.send("a", *lines)
+    finally:
+        sys.setprofile(None)
+    [queue] = lab.broker.queues.values()
+    assert queue.unacked == queue.ready == 0
+    return calls, lab.replies
+
+
+@patches_modules
+@pytest.mark.parametrize("before", LEFT.values(), ids=[*LEFT])
+def test_what_is_left_costs_nothing(before: list[bytes]) -> None:
+    never, replies = calls_of([])
+    assert len(replies) == 20
+
+    left, left_replies = calls_of(before)
+
+    assert left_replies == replies
+    assert {
+        name: (left[name], never[name]) for name in left | never if left[name] != never[name]
+    } == {}
