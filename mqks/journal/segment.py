@@ -35,7 +35,7 @@ RUN: Final = struct.Struct("<QIQQQ")
 SHORT_MARK: Final = struct.Struct("<QIHHHB")
 """Number, version, retry, rejects, losses, flags: a mark without times and checksum."""
 LONG_MARK: Final = struct.Struct("<QQIIIBQQQI")
-"""The same for any mark; then when it is due, expires and joined, and the checksum of its id."""
+"""As a short mark, wider; then when it is due, expires and joined, and the checksum of its id."""
 MARK_OLD: Final = struct.Struct("<QI")
 """Number, twice its retry; one more when it was redelivered."""
 RANGE_BYTES: Final = 16
@@ -83,7 +83,7 @@ class StoredSection(NamedTuple):
     marks: StoredMarks
 
 
-class Lines(NamedTuple):
+class ArrivedRun(NamedTuple):
     """Messages to store."""
 
     first: int
@@ -97,7 +97,7 @@ class Section(NamedTuple):
     queue_id: int
     next_seq: int
     cursor: int
-    runs: list[Lines]
+    runs: list[ArrivedRun]
     acks: list[Range]
     marks: list[tuple[int, Mark]]
 
@@ -189,7 +189,7 @@ def cut(sections: Sequence[Section], size_max: int) -> Iterator[list[Section]]:
 
 def _pieces(sections: Sequence[Section], size_max: int) -> Iterator[tuple[int, list[Section]]]:
     """The smallest parts and their sizes. Queues that share a text still share it."""
-    texts: dict[tuple[int, int, int], list[tuple[Section, Lines]]] = {}
+    texts: dict[tuple[int, int, int], list[tuple[Section, ArrivedRun]]] = {}
     count = max(1, size_max // LONG_MARK.size)
     for section in sections:
         bare = section._replace(runs=[], acks=[], marks=[])
@@ -211,7 +211,7 @@ def _pieces(sections: Sequence[Section], size_max: int) -> Iterator[tuple[int, l
             yield (
                 size + len(twins) * (SECTION.size + RUN.size),
                 [
-                    bare._replace(runs=[Lines(run.first + start, run.time_us, lines)])
+                    bare._replace(runs=[ArrivedRun(run.first + start, run.time_us, lines)])
                     for bare, run in twins
                 ],
             )

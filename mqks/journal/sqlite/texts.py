@@ -65,7 +65,7 @@ def texts_path(database: Path) -> Path:
     return Path(f"{database.resolve()}-texts")
 
 
-class File(NamedTuple):
+class TextFile(NamedTuple):
     """A file for texts, which may be longer than the text that is in it."""
 
     number: int
@@ -168,16 +168,16 @@ class Texts:
         self._synchronous = synchronous
         self.epoch = ""
         """Of the database, as it was loaded; empty if it was damaged."""
-        self._files: dict[int, File] = {}
+        self._files: dict[int, TextFile] = {}
         """By segment id."""
         self._last_number = 0
         """No file has a higher one."""
-        self._unsynced: list[File] = []
+        self._unsynced: list[TextFile] = []
         """Of texts whose rows are deleted, unless a power cut undoes that."""
-        self._gone = deque[File]()
-        """The same when it is certain."""
+        self._gone = deque[TextFile]()
+        """Of texts whose rows are certain to stay deleted."""
         self.recycles = False
-        self._free: list[File] = []
+        self._free: list[TextFile] = []
         """Files for the next texts, with texts that are gone, or empty."""
         self._is_held = False
         self._retry_s = 0.0
@@ -202,7 +202,7 @@ class Texts:
         self, segment_id: int, crc: object, head: bytes, size: object, number: object
     ) -> str:
         """What is wrong with a stored segment that has such a row."""
-        self._files[segment_id] = File(number if isinstance(number, int) else 0, 0)
+        self._files[segment_id] = TextFile(number if isinstance(number, int) else 0, 0)
         found = checksum(segment_id, head)
         try:
             for piece in _pieces(self.path, number, size, -1, READ_BYTES):
@@ -235,8 +235,8 @@ class Texts:
         self._rename(self._orphans())
 
     def keep(self, aside: Container[int]) -> None:
-        """The same with files of these numbers, whose segments were set aside before: their texts
-        have come back since."""
+        """Keep under other names the files of these numbers, whose segments were set aside before:
+        their texts have come back since."""
         if not self.foreign():
             self._rename([name for name in self._orphans() if int(name) in aside])
 
@@ -258,7 +258,7 @@ class Texts:
         self._make()
         with os.scandir(self.path) as entries:
             sizes = {each.name: each.stat(follow_symlinks=False).st_size for each in entries}
-        self._gone.extend(File(int(name), sizes.get(name, 0)) for name in self._orphans())
+        self._gone.extend(TextFile(int(name), sizes.get(name, 0)) for name in self._orphans())
         self._files = {
             segment_id: file._replace(bytes=sizes.get(name_of(file.number), 0))
             for segment_id, file in self._files.items()
@@ -392,7 +392,7 @@ class Texts:
             raise JournalFailed(f"{path} can't be written: {error.strerror}") from error
         finally:
             os.close(descriptor)
-        self._files[segment.id] = File(file.number, size)
+        self._files[segment.id] = TextFile(file.number, size)
         self.bytes += size
         crc = checksum(segment.id, segment.head, *segment.texts)
         return SegmentRow(segment.id, crc, segment.head, text_bytes, file.number)
@@ -401,7 +401,7 @@ class Texts:
         """Empty files for the text of this segment and the next ones. A file that is there when
         the row is committed costs no sync of the directory: that was done for several at once."""
         first = max(segment_id, self._last_number + 1)
-        made: list[File] = []
+        made: list[TextFile] = []
         for number in range(first, first + MADE_AT_ONCE):
             self._last_number = number  # If it exists, the next try passes over it.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -413,7 +413,7 @@ class Texts:
                 break
             self._give(descriptor, self._about.st_mode & 0o777)
             os.close(descriptor)
-            made.append(File(number, 0))
+            made.append(TextFile(number, 0))
         self._sync(self._descriptor)
         self._free += reversed(made)
 
@@ -486,12 +486,12 @@ class Texts:
             self._gone.popleft()
             deleted += file.bytes
 
-    def _is_recycled(self, file: File) -> bool:
+    def _is_recycled(self, file: TextFile) -> bool:
         if self._is_held or not self.recycles or len(self._free) >= RECYCLED_MAX:
             return False
         return file.bytes + sum(each.bytes for each in self._free) <= RECYCLED_BYTES
 
-    def _unlink(self, file: File) -> None:
+    def _unlink(self, file: TextFile) -> None:
         (self.path / name_of(file.number)).unlink(missing_ok=True)
         self.bytes -= file.bytes
 
