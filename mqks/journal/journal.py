@@ -18,8 +18,8 @@ from mqks.broker.spine.log.pending import Entry, Mark
 from mqks.journal.histogram import Histogram
 from mqks.journal.index import Index, QueueIndex, Segment, SegmentFate
 from mqks.journal.queue_log import QueueLog
-from mqks.journal.segment import ArrivedRun, Section, decode, segments
-from mqks.journal.store import NewSegment, Store
+from mqks.journal.segment import ArrivedRun, NewSegment, Section, decode, segments
+from mqks.journal.store import Store
 from mqks.limits import SEGMENT_MERGE_COUNT, SEGMENTS_DROPPED_MAX
 
 COMPACT_BYTES: Final = 4 * 1024 * 1024

@@ -18,7 +18,6 @@ from mqks.broker.spine.base.ranges import Range
 from mqks.broker.spine.log.pending import Mark
 from mqks.errors import MqksError
 from mqks.journal.marks import flags_of, mark_of
-from mqks.journal.store import NewSegment
 from mqks.limits import SEGMENT_BYTES_MAX
 from mqks.protocol.lines import split
 
@@ -81,6 +80,20 @@ class StoredSection(NamedTuple):
     runs: list[StoredRun]
     acks: list[Range]
     marks: StoredMarks
+
+
+class NewSegment(NamedTuple):
+    """Ids are consecutive and never used again; the pieces of `texts` follow one another."""
+
+    id: int
+    head: bytes
+    texts: list[bytes]
+    size: int
+
+    def whole(self) -> tuple[int, int, bytes]:
+        """Its id, and the checksum of head and text, and these."""
+        body = b"".join([self.head, *self.texts])
+        return self.id, checksum(self.id, body), body
 
 
 class ArrivedRun(NamedTuple):

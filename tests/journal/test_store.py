@@ -41,9 +41,9 @@ from mqks.journal import segment
 from mqks.journal.journal import Journal
 from mqks.journal.memory import Memory, MemoryStore
 from mqks.journal.recovery import Recovery
-from mqks.journal.segment import ArrivedRun, Section, cut, decode, encode
+from mqks.journal.segment import ArrivedRun, NewSegment, Section, cut, decode, encode
 from mqks.journal.sqlite.texts import texts_path
-from mqks.journal.store import LastWords, Metadata, NewSegment, QueueRow, Store
+from mqks.journal.store import LastWords, Metadata, QueueRow, Store
 from mqks.protocol.requests import DeleteRule
 from mqks.server.facts import JournalFacts
 from mqks.settings import DatabaseUrl

@@ -31,13 +31,12 @@ from mqks.journal.postgres.claim import BEAT_S, RELEASE_S, RETRY_S, Claim
 from mqks.journal.postgres.claim import shown as shown_holder
 from mqks.journal.postgres.connection import Reading, Row
 from mqks.journal.postgres.statements import ints
-from mqks.journal.segment import checksum
+from mqks.journal.segment import NewSegment, checksum
 from mqks.journal.store import (
     Damage,
     Head,
     LastWords,
     Metadata,
-    NewSegment,
     QueueRow,
     Report,
     Store,

@@ -142,7 +142,7 @@ class DatabaseSpace(Store):
 
     @property
     def overdue(self) -> bool:
-        return self._folds or self._texts.is_due
+        return self._folds or (bool(self._texts.gone) and self._texts.is_due)
 
     @property
     def _folds(self) -> bool:

@@ -469,10 +469,10 @@ class Lane:
         """Take the pending changes, without messages published and settled within the batch."""
         runs, taken_end, marks = self.unwritten_runs, self.taken_end, self.marked
         settled, ranges = {*self.acked} if marks else (), [*self.acked_ranges, *self.moved]
-        acks = compress(self.acked)
+        acks = compress(self.acked) if self.acked else []
         if self.acked_ranges:
             acks = union([*self.acked_ranges, *acks])
-        moved = union(self.moved)
+        moved = union(self.moved) if self.moved else []
         if self.unwritten:
             runs.append(Run(self.unwritten_first, self.unwritten))
         gone = union([*acks, *moved]) if moved else acks
