@@ -348,7 +348,7 @@ class Need(Enum):
     """What must be done with all that is pending."""
 
     NOTHING = auto()
-    """There is none."""
+    """Nothing is pending."""
     CONFIRM = auto()
     """Somebody waits, and nothing must be written for it."""
     WRITE_LATER = auto()
