@@ -15,7 +15,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.requests.intake import Intake
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.outbox import Slow
-from mqks.journal.segment import Lines, Section, checksum, decode, encode
+from mqks.journal.segment import ArrivedRun, Section, checksum, decode, encode
 from mqks.protocol.lines import LineSplitter
 from mqks.settings import Settings
 
@@ -134,7 +134,7 @@ def write(bench: Bench) -> None:
             change.lane_id,
             change.next_seq,
             change.cursor,
-            [Lines(run.first, 0, run.lines) for run in change.runs],
+            [ArrivedRun(run.first, 0, run.lines) for run in change.runs],
             change.acks,
             [],
         )
@@ -200,7 +200,7 @@ def until(bench: Bench, count: int, data: bytes) -> None:
 
 def page() -> Round:
     lines = [b"m%d event=e " % number + PAYLOAD for number in range(COUNT)]
-    head, texts = encode([Section(1, COUNT + 1, 1, [Lines(1, 0, lines)], [], [])])
+    head, texts = encode([Section(1, COUNT + 1, 1, [ArrivedRun(1, 0, lines)], [], [])])
     body = b"".join([head, *texts])
 
     def read() -> None:

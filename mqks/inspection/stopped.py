@@ -15,7 +15,7 @@ from mqks.client.options import Options
 from mqks.errors import InspectionFailed, JournalDamaged, did_you_mean
 from mqks.inspection.live import Live
 from mqks.inspection.source import EVERY, Note, Row, Wanted, error_row, message_row
-from mqks.journal.contents import Message
+from mqks.journal.contents import StoredMessage
 from mqks.journal.default_store import contents
 from mqks.journal.sqlite.lock import server_of
 from mqks.protocol.masks import MASK, bound_matches, name_masks
@@ -250,7 +250,7 @@ class Stopped:
 Source = Live | Stopped
 
 
-def _selected(selection: Mapping[str, Any]) -> Callable[[Message], bool]:
+def _selected(selection: Mapping[str, Any]) -> Callable[[StoredMessage], bool]:
     """As the server selects."""
     event, id, older_s, where = map(selection.get, ("event", "id", "older_s", "where"))
     pairs = {requests.encoded(key): requests.encoded(value) for key, value in (where or {}).items()}
@@ -258,7 +258,7 @@ def _selected(selection: Mapping[str, Any]) -> Callable[[Message], bool]:
     raw_id = None if id is None else requests.encoded(id)
     before_us = math.inf if older_s is None else (time.time() - older_s) * 1e6
 
-    def is_selected(message: Message) -> bool:
+    def is_selected(message: StoredMessage) -> bool:
         return (
             matches(message.event)
             and raw_id in (None, message.id)

@@ -34,7 +34,7 @@ AT_ONCE: Final = 16
 LISTED_ONLY: Final = "is listed, but can't be found by its id"
 
 
-class Queue(NamedTuple):
+class StoredQueue(NamedTuple):
     name: bytes
     id: int
     policy: Policy
@@ -52,7 +52,7 @@ class Queue(NamedTuple):
     """Arrival of the oldest message, within ten seconds."""
 
 
-class Message(NamedTuple):
+class StoredMessage(NamedTuple):
     seq: int
     time_us: int
     """Arrival at the journal, microseconds since 1970."""
@@ -76,7 +76,7 @@ class Message(NamedTuple):
     """As in `replies.Parts`."""
 
 
-class Facts(NamedTuple):
+class DatabaseFacts(NamedTuple):
     schema_version: int
     epoch: str | None
     db_bytes: int
@@ -91,7 +91,7 @@ class Facts(NamedTuple):
 
 class Verdict(NamedTuple):
     damage: list[Damage]
-    facts: Facts
+    facts: DatabaseFacts
     queues: int
     messages: int
     is_served: bool
@@ -101,7 +101,7 @@ class Verdict(NamedTuple):
     """State of the WAL's end, if a power cut may have torn it."""
 
 
-class Segment(NamedTuple):
+class SegmentContent(NamedTuple):
     """The part of a segment that is kept in memory: all but its text."""
 
     size: int
@@ -114,13 +114,13 @@ class Contents:
 
     name: str
     """As messages show it."""
-    queues: list[Queue]
+    queues: list[StoredQueue]
     """Sorted by name."""
     bindings: list[tuple[bytes, bytes]]
     """Name of the queue, whether it exists or not, and event; sorted."""
     schedules: dict[bytes, ScheduleRow]
     """Sorted by name."""
-    facts: Facts
+    facts: DatabaseFacts
     damage: list[Damage]
     torn: str = ""
     """State of the WAL's end, if a power cut may have torn it."""
@@ -131,7 +131,7 @@ class Contents:
         self.name = name
         self._thorough = thorough
         self.queues, self.bindings, self.schedules, self.damage = [], [], {}, []
-        self._segments: dict[int, Segment] = {}
+        self._segments: dict[int, SegmentContent] = {}
         self._rows: Mapping[int, QueueRow] = {}
 
     # -- what each database has of its own
@@ -187,13 +187,13 @@ class Contents:
     def _keep(self, head: Head) -> None:
         """Keep the sections of a segment."""
         try:
-            segment = Segment(head.size, sections_of(head))
+            segment = SegmentContent(head.size, sections_of(head))
             if self._thorough and segment.sections != _credible(head.head):
                 head = head._replace(damage="its text does not match its head")
         except SegmentDamaged as error:
             head = head._replace(damage=str(error))
         if head.damage:
-            segment = Segment(head.size, _credible(head.head), guess(head, self._rows))
+            segment = SegmentContent(head.size, _credible(head.head), guess(head, self._rows))
         self._segments[head.id] = segment
 
     def verdict(self) -> Verdict:
@@ -223,7 +223,7 @@ class Contents:
             for row in sorted(rows.values(), key=lambda row: row.name)
         ]
 
-    def _place_doubtful(self, segment_id: int, segment: Segment) -> None:
+    def _place_doubtful(self, segment_id: int, segment: SegmentContent) -> None:
         """Add the messages of a damaged segment, unless an undamaged one contradicts them."""
         there = self._index.add_segment(segment_id, segment.size)
         for section in segment.sections:
@@ -237,7 +237,7 @@ class Contents:
 
     # -- messages
 
-    def messages(self, name: bytes, after: int = 0) -> Iterator[Message]:
+    def messages(self, name: bytes, after: int = 0) -> Iterator[StoredMessage]:
         """The living messages of a queue with numbers above `after`, in order; none for a missing
         queue.
 
@@ -292,8 +292,8 @@ def _is_credible(run: StoredRun, body: bytes) -> bool:
     return len(lines) == run.total and all(b" event=" in line for line in lines)
 
 
-def _queue(row: QueueRow, index: QueueIndex, marks: Marks) -> Queue:
-    return Queue(
+def _queue(row: QueueRow, index: QueueIndex, marks: Marks) -> StoredQueue:
+    return StoredQueue(
         row.name,
         row.id,
         Policy.decode(row.policy),
@@ -354,13 +354,13 @@ def _message(
     queue: QueueIndex,
     marks: Marks,
     doubtful: bool,
-) -> Message:
+) -> StoredMessage:
     message_id, _, rest = line.partition(b" event=")
     event, _, data = rest.partition(b" ")
     data, meta, _, traits = parts(data)
     delivered = number < queue.cursor
     mark = marks.get(number, Mark(redelivered=delivered))
-    return Message(
+    return StoredMessage(
         number,
         time_us,
         message_id,

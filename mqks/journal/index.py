@@ -2,6 +2,22 @@
 
 The one rule: a segment may be dropped when none of its messages is alive and none of its acks and
 marks is about a message of a segment that still exists.
+
+The journal only appends, so an ack is in another segment than its message, mostly. If the ack went
+first, the message would be alive again after a restart; hence `about` and `named_by`, by segment
+and not by message, as there may be a billion messages and only some thousand segments.
+
+For messages the unit is the span, neighbours of one queue that one segment has: it costs as much
+for one message as for a million. Acks come in any order; they are appended to the span's `settled`
+and only sorted when somebody reads them or they are many, so that an ack costs no search among the
+earlier ones. A count per segment tells when nothing of it is alive; then its fate changes, and no
+pass over all segments ever looks for what could be deleted. Dropping one may free those that are
+about it, and so on: a chain of segments goes one by one.
+
+One old message would keep its segment, and with it all acks about that, for ever. So the few that
+are alive in a SPARSE segment are rewritten to a new one, its heir. An ack is about no message of
+an heir; a mark may be, and nobody looks which: so a segment with marks is then about every heir,
+one too many now and then, never one too few.
 """
 
 from bisect import bisect_left, bisect_right
@@ -19,7 +35,7 @@ without reading it."""
 SETTLED_RANGES: Final = 64
 
 
-class Fate(IntEnum):
+class SegmentFate(IntEnum):
     """What to do with a segment next."""
 
     KEPT = auto()
@@ -50,7 +66,7 @@ class Segment:
     def __init__(self, segment_id: int, size: int) -> None:
         self.id = segment_id
         self.bytes = size
-        self.fate = Fate.SMALL if size < SEGMENT_SMALL_BYTES else Fate.KEPT
+        self.fate = SegmentFate.SMALL if size < SEGMENT_SMALL_BYTES else SegmentFate.KEPT
         self.count = 0
         """Number of messages when it was written."""
         self.live = 0
@@ -270,7 +286,7 @@ class Index:
     def __init__(self) -> None:
         self.segments: dict[int, Segment] = {}
         self.queues: dict[int, QueueIndex] = {}
-        self.fates: dict[Fate, dict[int, Segment]] = {fate: {} for fate in Fate}
+        self.fates: dict[SegmentFate, dict[int, Segment]] = {fate: {} for fate in SegmentFate}
         self.sparse_bytes = 0
 
     # -- what a segment says
@@ -403,20 +419,20 @@ class Index:
     def update_fate(self, segment: Segment) -> None:
         """Update the fate of this segment, after a message in it or a reference to it has died."""
         if segment.live == 0 and not segment.about:
-            self._set_fate(segment, Fate.DROPPABLE)
+            self._set_fate(segment, SegmentFate.DROPPABLE)
         elif segment.live * 2 < segment.count:
-            self._set_fate(segment, Fate.SPARSE)
+            self._set_fate(segment, SegmentFate.SPARSE)
 
-    def _set_fate(self, segment: Segment, fate: Fate) -> None:
+    def _set_fate(self, segment: Segment, fate: SegmentFate) -> None:
         if segment.fate is not fate:
             self._forget_fate(segment)
             segment.fate = fate
             self.fates[fate][segment.id] = segment
-            self.sparse_bytes += segment.bytes * (fate is Fate.SPARSE)
+            self.sparse_bytes += segment.bytes * (fate is SegmentFate.SPARSE)
 
     def _forget_fate(self, segment: Segment) -> None:
         del self.fates[segment.fate][segment.id]
-        self.sparse_bytes -= segment.bytes * (segment.fate is Fate.SPARSE)
+        self.sparse_bytes -= segment.bytes * (segment.fate is SegmentFate.SPARSE)
 
     def last_words(self, segments: list[Segment]) -> list[LastWords]:
         """Those of the queues whose latest state is in these segments."""

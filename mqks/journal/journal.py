@@ -16,10 +16,10 @@ from anyio.to_thread import run_sync
 from mqks.broker.spine.base.ranges import subtract
 from mqks.broker.spine.log.pending import Entry, Mark
 from mqks.journal.histogram import Histogram
-from mqks.journal.index import Fate, Index, QueueIndex, Segment
+from mqks.journal.index import Index, QueueIndex, Segment, SegmentFate
 from mqks.journal.queue_log import QueueLog
-from mqks.journal.segment import Lines, Section, decode, segments
-from mqks.journal.store import NewSegment, Store
+from mqks.journal.segment import ArrivedRun, NewSegment, Section, decode, segments
+from mqks.journal.store import Store
 from mqks.limits import SEGMENT_MERGE_COUNT, SEGMENTS_DROPPED_MAX
 
 COMPACT_BYTES: Final = 4 * 1024 * 1024
@@ -81,7 +81,7 @@ class Journal:
             self._written(entry, parts, start_s)
 
     def write_now(self, entry: Entry) -> bool:
-        """The same for a small entry, without metadata except ids, on the caller's thread: for a
+        """Write a small entry, without metadata except ids, on the caller's thread: for a
         commit that takes less time than two thread switches. Only while no other step is under
         way. Returns False, and does nothing, if that is not possible."""
         commit_now = self.store.commit_now
@@ -135,16 +135,18 @@ class Journal:
         """Whether `maintain` has work that should not wait until the journal is idle."""
         return self.store.overdue or self._due(idle=False) is not None
 
-    def _due(self, *, idle: bool) -> Fate | None:
+    def _due(self, *, idle: bool) -> SegmentFate | None:
         """Which segments to delete or rewrite now. While there is other work, only when there are
         enough of them to be worth a commit."""
         index = self.index
-        if len(index.fates[Fate.DROPPABLE]) >= (1 if idle else DROP_COUNT_MIN):
-            return Fate.DROPPABLE
-        if len(index.fates[Fate.SMALL]) >= (SEGMENT_MERGE_COUNT if idle else SMALL_COUNT_MAX):
-            return Fate.SMALL
+        if len(index.fates[SegmentFate.DROPPABLE]) >= (1 if idle else DROP_COUNT_MIN):
+            return SegmentFate.DROPPABLE
+        if len(index.fates[SegmentFate.SMALL]) >= (
+            SEGMENT_MERGE_COUNT if idle else SMALL_COUNT_MAX
+        ):
+            return SegmentFate.SMALL
         if index.sparse_bytes >= (1 if idle else SPARSE_BYTES_MIN):
-            return Fate.SPARSE
+            return SegmentFate.SPARSE
         return None
 
     async def maintain(self, *, idle: bool) -> bool:
@@ -156,13 +158,13 @@ class Journal:
             is_more = True
             if fate is None:
                 is_more = await self.store.tidy(idle=idle)
-            elif fate is Fate.DROPPABLE:
+            elif fate is SegmentFate.DROPPABLE:
                 await self._drop()
             else:
                 await self._compact(self._victims(fate))
         return is_more
 
-    def _victims(self, fate: Fate) -> list[Segment]:
+    def _victims(self, fate: SegmentFate) -> list[Segment]:
         """The oldest segments of this fate, as many as one step takes."""
         victims, size = [], 0
         for segment in self.index.fates[fate].values():
@@ -175,7 +177,7 @@ class Journal:
     async def drop_settled(self) -> None:
         """Delete all segments without living messages."""
         with anyio.CancelScope(shield=True):
-            while self.index.fates[Fate.DROPPABLE]:
+            while self.index.fates[SegmentFate.DROPPABLE]:
                 await self._drop()
 
     async def compact_fully(self) -> None:
@@ -183,11 +185,11 @@ class Journal:
         else is written."""
         while await self.maintain(idle=True):
             pass
-        while len(self.index.fates[Fate.SMALL]) > 1:
-            await self._compact(self._victims(Fate.SMALL))
+        while len(self.index.fates[SegmentFate.SMALL]) > 1:
+            await self._compact(self._victims(SegmentFate.SMALL))
 
     async def _drop(self) -> None:
-        droppable = self.index.fates[Fate.DROPPABLE].values()
+        droppable = self.index.fates[SegmentFate.DROPPABLE].values()
         segments = [*islice(droppable, SEGMENTS_DROPPED_MAX)]
         words = self.index.last_words(segments)
         async with self.log.moving:
@@ -226,7 +228,7 @@ class Journal:
                     place = run.start, run.end
                     lines = texts.get(place) or texts.setdefault(place, run.lines(body))
                     section.runs.extend(
-                        Lines(
+                        ArrivedRun(
                             first, run.time_us, lines[first - run.first : first - run.first + count]
                         )
                         for first, count in subtract(run.first, run.first + run.total, span.settled)
@@ -287,7 +289,7 @@ def _encoded(entry: Entry, first_id: int) -> Parts:
             change.lane_id,
             change.next_seq,
             change.cursor,
-            [Lines(run.first, entry.time_us, run.lines) for run in change.runs],
+            [ArrivedRun(run.first, entry.time_us, run.lines) for run in change.runs],
             change.acks + change.moved,
             sorted(change.marks.items()),
         )

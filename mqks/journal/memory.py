@@ -11,11 +11,11 @@ from anyio.lowlevel import checkpoint
 
 from mqks.broker.spine.log.pending import Entry
 from mqks.errors import ClaimLost, JournalFailed
+from mqks.journal.segment import NewSegment
 from mqks.journal.store import (
     Head,
     LastWords,
     Metadata,
-    NewSegment,
     Report,
     Store,
     changed_queues,

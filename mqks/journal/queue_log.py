@@ -37,7 +37,7 @@ class Piece(NamedTuple):
     text: bytes
 
 
-class Page(NamedTuple):
+class LogPage(NamedTuple):
     """`pieces` has every living message from the start of the read up to `next_seq`."""
 
     pieces: list[Piece]
@@ -93,7 +93,7 @@ class QueueLog:
         end: int | None,
         rows_max: int,
         bytes_max: int,
-    ) -> Page:
+    ) -> LogPage:
         """Living messages from `first` on and below `end`: at most `rows_max`, about `bytes_max`
         bytes or up to twice as many, at least one message if there is one."""
         while True:
@@ -101,7 +101,7 @@ class QueueLog:
             wanted, next_seq = _choose(queue, first, stop, rows_max, bytes_max)
             pieces = await self._pieces(queue_id, wanted)
             if pieces is not None:
-                return Page(pieces, sum(piece.total for piece in pieces), next_seq)
+                return LogPage(pieces, sum(piece.total for piece in pieces), next_seq)
 
     async def these(
         self, queue_id: int, queue: QueueIndex, numbers: Sequence[int], bytes_max: int

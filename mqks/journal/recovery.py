@@ -2,6 +2,21 @@
 
 The one rule: damage is reported, and then refused or, with `--salvage`, set aside; nothing is
 skipped silently.
+
+A start reads the head of each segment and no message: what is alive follows from runs, acks and
+marks, and bodies are paged in when a consumer arrives. So its time depends on commits, not bytes.
+
+First the claim, since before it another broker may still write. Then every segment is placed in the
+index, in any order: an entry says the same whether it comes first or last (`log/pending.py`), so a
+rewritten segment needs no place among the old ones. Only when all are there, gaps can be told from
+what was settled: a number below the queue's next that is in no segment is lost, or its segment is.
+
+A start that refuses damage has changed no segment: they are left for a tool or a backup. With
+`--salvage` damaged ones are set aside and what is lost is settled (`Store.salvage`), so that the
+next start finds no gap and needs no `--salvage`.
+
+The broker gets its state last. A message below the cursor that has neither ack nor mark was with a
+consumer at the crash, so it returns to its place, with one more retry.
 """
 
 import secrets

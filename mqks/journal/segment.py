@@ -18,7 +18,6 @@ from mqks.broker.spine.base.ranges import Range
 from mqks.broker.spine.log.pending import Mark
 from mqks.errors import MqksError
 from mqks.journal.marks import flags_of, mark_of
-from mqks.journal.store import NewSegment
 from mqks.limits import SEGMENT_BYTES_MAX
 from mqks.protocol.lines import split
 
@@ -35,7 +34,7 @@ RUN: Final = struct.Struct("<QIQQQ")
 SHORT_MARK: Final = struct.Struct("<QIHHHB")
 """Number, version, retry, rejects, losses, flags: a mark without times and checksum."""
 LONG_MARK: Final = struct.Struct("<QQIIIBQQQI")
-"""The same for any mark; then when it is due, expires and joined, and the checksum of its id."""
+"""As a short mark, wider; then when it is due, expires and joined, and the checksum of its id."""
 MARK_OLD: Final = struct.Struct("<QI")
 """Number, twice its retry; one more when it was redelivered."""
 RANGE_BYTES: Final = 16
@@ -83,7 +82,21 @@ class StoredSection(NamedTuple):
     marks: StoredMarks
 
 
-class Lines(NamedTuple):
+class NewSegment(NamedTuple):
+    """Ids are consecutive and never used again; the pieces of `texts` follow one another."""
+
+    id: int
+    head: bytes
+    texts: list[bytes]
+    size: int
+
+    def whole(self) -> tuple[int, int, bytes]:
+        """Its id, and the checksum of head and text, and these."""
+        body = b"".join([self.head, *self.texts])
+        return self.id, checksum(self.id, body), body
+
+
+class ArrivedRun(NamedTuple):
     """Messages to store."""
 
     first: int
@@ -97,7 +110,7 @@ class Section(NamedTuple):
     queue_id: int
     next_seq: int
     cursor: int
-    runs: list[Lines]
+    runs: list[ArrivedRun]
     acks: list[Range]
     marks: list[tuple[int, Mark]]
 
@@ -189,7 +202,7 @@ def cut(sections: Sequence[Section], size_max: int) -> Iterator[list[Section]]:
 
 def _pieces(sections: Sequence[Section], size_max: int) -> Iterator[tuple[int, list[Section]]]:
     """The smallest parts and their sizes. Queues that share a text still share it."""
-    texts: dict[tuple[int, int, int], list[tuple[Section, Lines]]] = {}
+    texts: dict[tuple[int, int, int], list[tuple[Section, ArrivedRun]]] = {}
     count = max(1, size_max // LONG_MARK.size)
     for section in sections:
         bare = section._replace(runs=[], acks=[], marks=[])
@@ -211,7 +224,7 @@ def _pieces(sections: Sequence[Section], size_max: int) -> Iterator[tuple[int, l
             yield (
                 size + len(twins) * (SECTION.size + RUN.size),
                 [
-                    bare._replace(runs=[Lines(run.first + start, run.time_us, lines)])
+                    bare._replace(runs=[ArrivedRun(run.first + start, run.time_us, lines)])
                     for bare, run in twins
                 ],
             )

@@ -24,6 +24,7 @@ from anyio import CancelScope
 from mqks.broker.spine.log.pending import Entry, ErrorRecord, QueueState
 from mqks.broker.spine.message.policy import DEFAULT, Policy, UnknownField
 from mqks.errors import JournalDamaged, SchemaTooNew
+from mqks.journal.segment import NewSegment
 from mqks.settings import Settings
 
 Report = Callable[[str], None]
@@ -102,20 +103,6 @@ class Head(NamedTuple):
     def checked(cls, segment_id: int, size: int, head: bytes, *, is_right: bool) -> Self:
         """With the damage, unless its checksum was right."""
         return cls(segment_id, size, head, "" if is_right else "its checksum does not match")
-
-
-class NewSegment(NamedTuple):
-    """Ids are consecutive and never used again; the pieces of `texts` follow one another."""
-
-    id: int
-    head: bytes
-    texts: list[bytes]
-    size: int
-
-    @property
-    def body(self) -> bytes:
-        """Head and text."""
-        return b"".join([self.head, *self.texts])
 
 
 class LastWords(NamedTuple):

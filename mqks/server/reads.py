@@ -26,7 +26,7 @@ from mqks.broker.spine.queue.reads import Read
 from mqks.broker.spine.queue.selection import Chosen
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
-from mqks.journal.queue_log import Page, Piece
+from mqks.journal.queue_log import LogPage, Piece
 from mqks.limits import READ_BYTES, READ_BYTES_MIN
 from mqks.protocol import replies
 from mqks.protocol.lines import split
@@ -228,7 +228,7 @@ class Reads:
             words += f" at={max(at, first)}"
         return b"%b ok %b\n" % (read.request_id, words.encode())
 
-    def _columns(self, read: Read, page: Page) -> bytes:
+    def _columns(self, read: Read, page: LogPage) -> bytes:
         texts = [piece.text for piece in page.pieces]
         told = _told if read.has_meta else _plain
         texts = [told(text) if replies.ATTRIBUTES in text else text for text in texts]

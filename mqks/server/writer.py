@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import anyio
 
 from mqks.broker.broker import Broker
-from mqks.broker.spine.log.pending import Batch
+from mqks.broker.spine.log.pending import Batch, Need
 from mqks.errors import DiskFull, LowDiskSpace, MqksError, Unwritable
 from mqks.journal.journal import Journal
 from mqks.server import log
@@ -37,7 +37,7 @@ SLOW_PAUSE_FACTOR = 20
 disk blocks the event loop for a twentieth of the time at most."""
 
 
-class State(NamedTuple):
+class Hindrance(NamedTuple):
     """What prevents the normal work of the writer."""
 
     disk_full: str = ""
@@ -70,7 +70,7 @@ class Writer:
         self._release = release
         self._flush = flush
         self._wake = asyncio.Event()
-        self._state = State()
+        self._state = Hindrance()
         self._low: LowDiskSpace | None = None
         """Seen, and not yet acted upon by the task."""
         self.busy = False
@@ -85,7 +85,8 @@ class Writer:
         self._step_s = 0.0
         """When the last step ended, or the next one began after a pause."""
         self._at_once_from_s = 0.0
-        self._put_off: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Until what was put off is due."""
 
     def become(self, **changes: Any) -> None:
         """Change the state and inform the broker: the only place that does."""
@@ -119,41 +120,43 @@ class Writer:
         without other work, is committed at once: two changes of thread would take longer. When
         the disk turns out to be slow, that is left to the task for a while.
         """
-        broker, state = self._broker, self._state
-        if self._ended or not broker.pending:
+        pending, state = self._broker.pending, self._state
+        need = pending.need
+        if self._ended or need is Need.NOTHING:
             return
         if state.disk_full:
             # It is known already that the messages cannot be written.
-            if broker.pending.waiters:
+            if pending.waiters:
                 self._wake.set()
         elif self.busy or state.failure or state.gone:
             self._wake.set()
-        elif not broker.pending.has_changes:
-            self.committed(broker.pending.take())
-        elif not self._must_write():
-            pass
+        elif need is Need.CONFIRM:
+            self.committed(pending.take())
+        elif need is Need.WRITE_LATER and not self.stopping:
+            self._put_off()
         elif (
             alone
             and self._journal.store.commit_now is not None
-            and broker.pending.is_small
+            and need is not Need.WRITE_MUCH
             and monotonic() >= self._at_once_from_s
         ):
             self._commit_at_once()
         else:
             self._wake.set()
 
+    @property
     def _must_write(self) -> bool:
-        """Whether something is pending that is not put off. What is put off wakes the writer when
-        it is due."""
-        pending = self._broker.pending
-        if not pending or self.stopping or not pending.can_wait:
-            return bool(pending)
-        if self._put_off is None:
-            self._put_off = asyncio.get_running_loop().call_later(UNAWAITED_S, self._due)
-        return False
+        """Whether something is pending that cannot be put off."""
+        need = self._broker.pending.need
+        return need is not Need.NOTHING and (need is not Need.WRITE_LATER or self.stopping)
+
+    def _put_off(self) -> None:
+        """Write soon what is pending. Later acks do not postpone it: that might go on for ever."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(UNAWAITED_S, self._due)
 
     def _due(self) -> None:
-        self._put_off, self._broker.pending.is_urgent = None, bool(self._broker.pending)
+        self._timer, self._broker.pending.is_urgent = None, bool(self._broker.pending)
         self.wake(alone=True)
 
     def _commit_at_once(self) -> None:
@@ -225,7 +228,7 @@ class Writer:
             if self._low is not None:
                 await self._leave_full_disk(self._low)
             self._low = None
-            while self._must_write():
+            while self._must_write:
                 self.check()
                 await self._commit(self._broker.pending.take())
                 if self._journal.overdue:
@@ -236,7 +239,7 @@ class Writer:
             if self._journal.overdue:
                 await self._tidy(idle=False)
             self.busy = False
-            if not self.stopping and not self._must_write():
+            if not self.stopping and not self._must_write:
                 await self._rest()
             self.check()
 
@@ -275,15 +278,20 @@ class Writer:
         """Wait until something is pending; after a while, tidy up step by step."""
         if self._untidy:
             with anyio.move_on_after(IDLE_S):
-                await self._wake.wait()
+                await self._wait()
             if not self._wake.is_set():
                 self._untidy = False
                 self.busy, self._step_s = True, monotonic()
                 while not self._wake.is_set() and await self._tidy(idle=True):
                     pass
                 self.busy = False
-        if not self._must_write():
-            await self._wake.wait()
+        if not self._must_write:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        if self._broker.pending.need is Need.WRITE_LATER:
+            self._put_off()
+        await self._wake.wait()
 
     async def _tidy(self, *, idle: bool) -> bool:
         try:

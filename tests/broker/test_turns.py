@@ -639,7 +639,7 @@ def test_who_waits_for_pieces_that_are_written_is_known_when_the_rest_is_put_bac
     broker.pending.put_back(rest)
 
     assert broker.pending.take(whole=True).must_last
-    assert rest.is_rest
+    assert rest.must_last
 
 
 @pytest.mark.parametrize("is_written", [True, False])

@@ -41,9 +41,9 @@ from mqks.journal import segment
 from mqks.journal.journal import Journal
 from mqks.journal.memory import Memory, MemoryStore
 from mqks.journal.recovery import Recovery
-from mqks.journal.segment import Lines, Section, cut, decode, encode
+from mqks.journal.segment import ArrivedRun, NewSegment, Section, cut, decode, encode
 from mqks.journal.sqlite.texts import texts_path
-from mqks.journal.store import LastWords, Metadata, NewSegment, QueueRow, Store
+from mqks.journal.store import LastWords, Metadata, QueueRow, Store
 from mqks.protocol.requests import DeleteRule
 from mqks.server.facts import JournalFacts
 from mqks.settings import DatabaseUrl
@@ -624,7 +624,7 @@ MARKS = st.builds(
     Mark, st.sampled_from([0, 3, 2**32]), *([COUNTS] * 3 + [FLAGS] * 3 + [TIMES] * 3 + [COUNTS])
 )
 RUNS = st.builds(
-    Lines, NUMBERS, st.just(0), st.sampled_from(TEXTS) | st.lists(st.binary(), min_size=1)
+    ArrivedRun, NUMBERS, st.just(0), st.sampled_from(TEXTS) | st.lists(st.binary(), min_size=1)
 )
 SECTIONS = st.lists(
     st.builds(

@@ -11,8 +11,8 @@ from typing import Any
 
 from mqks.commands import main
 from mqks.journal.postgres import claim, statements
-from mqks.journal.postgres.claim import Claim, Owner
-from mqks.journal.postgres.connection import Connection, Row
+from mqks.journal.postgres.claim import Claim, OwnerRow
+from mqks.journal.postgres.connection import PostgresConnection, Row
 
 
 def condition() -> None:
@@ -25,14 +25,14 @@ def condition() -> None:
 
 def warnings() -> None:
     """What the server says besides success is not heard."""
-    rows = Connection.rows
+    rows = PostgresConnection.rows
 
-    async def deaf(self: Connection, *words: Any) -> list[Row]:
+    async def deaf(self: PostgresConnection, *words: Any) -> list[Row]:
         found = await rows(self, *words)
         self.warnings.clear()
         return found
 
-    Connection.rows = deaf  # type: ignore[assignment, method-assign]
+    PostgresConnection.rows = deaf  # type: ignore[assignment, method-assign]
 
 
 class _Exists(BaseException):
@@ -43,12 +43,14 @@ def beat() -> None:
     """A commit that exists after its reply was lost is taken for durable."""
     checked, commit = Claim._checked, Claim._commit
 
-    def found(self: Claim, found: Owner, before: Owner, after: Owner) -> Owner:
+    def found(self: Claim, found: OwnerRow, before: OwnerRow, after: OwnerRow) -> OwnerRow:
         if checked(self, found, before, after) != before and self._is_ours:
             raise _Exists(found)
         return found
 
-    async def committed(self: Claim, statement: str, values: dict[str, Any], after: Owner) -> Row:
+    async def committed(
+        self: Claim, statement: str, values: dict[str, Any], after: OwnerRow
+    ) -> Row:
         try:
             return await commit(self, statement, values, after)
         except _Exists as exists:

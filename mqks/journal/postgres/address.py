@@ -36,7 +36,7 @@ _OPTIONS: Final = (
 )
 
 
-class Address(NamedTuple):
+class PostgresAddress(NamedTuple):
     """`parameters` are those of `psycopg.connect`; `shown` has no password."""
 
     parameters: dict[str, Any]
@@ -44,7 +44,7 @@ class Address(NamedTuple):
     shown: str
 
 
-def parse(url: DatabaseUrl) -> Address:
+def parse(url: DatabaseUrl) -> PostgresAddress:
     """Raises ConfigurationError."""
     base, _, query = url.text.partition("?")
     fields = query.split("&") if query else []
@@ -66,7 +66,7 @@ def parse(url: DatabaseUrl) -> Address:
     if "," in str(parameters.get("host", "")):
         defaults["target_session_attrs"] = "read-write"  # Finds the primary among them.
     parameters = {**defaults, **parameters, "options": " ".join(options).strip()}
-    return Address(parameters, schema, str(url))
+    return PostgresAddress(parameters, schema, str(url))
 
 
 def line_of(error: Exception) -> str:

@@ -7,6 +7,20 @@ the commit exists, since `beat` grows by one with each.
 The one rule: a commit is durable when its reply says success, one row, and no warning. If it exists
 without such a reply, it is visible but perhaps not on the standby; the next commit with such a
 reply makes it durable.
+
+A lock of the database would not do: it ends with its session, also when only the network between
+has failed, and then two brokers would write. Here whoever commits proves in the same statement that
+nobody has claimed since, so a broker that slept through a take-over can't write, however late.
+
+Nobody's clock is trusted. A broker is dead for a standby when its row has not changed in some looks
+and some seconds of the standby's own clock; an idle broker therefore changes it, which is the beat.
+If it was only slow, the claim raises the epoch, its next commit updates no row, and it ends.
+
+A commit without a reply is the hard case: the row may be as before, or as after, or belong to
+another. So it is read until one of the three is certain. As before: the same statement is sent
+again, and can't be doubled, as it asks for the old beat. As after: it exists, but whether the
+standby has it nobody knows, so an empty commit follows, whose reply covers both. Another's: the
+claim is lost, and those who wait get no confirm.
 """
 
 import asyncio
@@ -33,8 +47,8 @@ from mqks.errors import (
     JournalReverted,
 )
 from mqks.journal.postgres import guards
-from mqks.journal.postgres.address import Address, line_of
-from mqks.journal.postgres.connection import Connection, Row, Server
+from mqks.journal.postgres.address import PostgresAddress, line_of
+from mqks.journal.postgres.connection import PostgresConnection, Row, ServerPlace
 from mqks.journal.postgres.guards import Guards, Replication
 
 BEAT_S: Final = 0.75
@@ -77,7 +91,7 @@ LOOK: Final = f"select {guards.COLUMNS}"
 RUNS: Final = "select 1 from pg_stat_activity where pid = %(pid)b::integer and state = 'active'"
 
 
-class Owner(NamedTuple):
+class OwnerRow(NamedTuple):
     epoch: int
     holder: str | None
     last: int
@@ -97,7 +111,7 @@ class Owner(NamedTuple):
             "beat": Int8(beat),
         }
 
-    def follows(self, other: "Owner") -> bool:
+    def follows(self, other: "OwnerRow") -> bool:
         """Whether it is the same, or the same with more beats."""
         return self[:3] == other[:3] and self.beat >= other.beat
 
@@ -112,20 +126,20 @@ class Durable:
     def __init__(self) -> None:
         self._epoch, self._holder, self._beat = 0, "", 0
 
-    def note(self, found: Owner, durable: int) -> None:
+    def note(self, found: OwnerRow, durable: int) -> None:
         if found.epoch < self._epoch:
             return
         if found.epoch > self._epoch or found.holder not in (None, self._holder):
             self._epoch, self._holder, self._beat = found.epoch, found.holder or "", durable
         self._beat = max(self._beat, durable)
 
-    def check(self, found: Owner, address: Address) -> None:
+    def check(self, found: OwnerRow, address: PostgresAddress) -> None:
         """Raises JournalReverted."""
         if found.beat < self._beat or found.epoch < self._epoch:
             raise _reverted(found, self._beat, self._epoch, address)
 
 
-def _reverted(found: Owner, beat: int, epoch: int, address: Address) -> JournalReverted:
+def _reverted(found: OwnerRow, beat: int, epoch: int, address: PostgresAddress) -> JournalReverted:
     return JournalReverted(
         f"{address.shown} has gone back to an earlier state: it had confirmed commit {beat} of "
         f"epoch {epoch}, and has {found.beat} of {found.epoch}. Nothing was changed. Was it "
@@ -142,10 +156,10 @@ class Claim:
     """`waits` says why a commit takes long; empty if there is no reason. `server` is where
     commits are made."""
 
-    def __init__(self, address: Address, replication: Replication) -> None:
+    def __init__(self, address: PostgresAddress, replication: Replication) -> None:
         self.waits = ""
-        self.server = Server(0, {})
-        self.owner = Owner(0, None, 0, 0)
+        self.server = ServerPlace(0, {})
+        self.owner = OwnerRow(0, None, 0, 0)
         """As the last durable commit has left it."""
         self._place = "(0,0)"
         """Where the row was last: page and position in it."""
@@ -157,7 +171,7 @@ class Claim:
         """Of the broker that has the claim; each beat writes it."""
         self._address = address
         self._replication: Replication = replication
-        self._connection: Connection | None = None
+        self._connection: PostgresConnection | None = None
         self._me = f"{socket.gethostname()} pid {os.getpid()} {secrets.token_hex(8)}"
         self._owner_url: str | None = None
         self._durable = Durable()
@@ -167,10 +181,10 @@ class Claim:
 
     # -- the connection
 
-    async def first_connection(self) -> Connection:
+    async def first_connection(self) -> PostgresConnection:
         """Raises DatabaseUnreachable, ConfigurationError."""
         try:
-            connection = await Connection.to(self._address)
+            connection = await PostgresConnection.to(self._address)
         except psycopg.Error as error:
             raise DatabaseUnreachable(
                 f"can't connect to {self._address.shown}: {line_of(error)}"
@@ -184,24 +198,24 @@ class Claim:
             raise ConfigurationError(*(f"{self._address.shown}: {each}" for each in mistakes))
         return connection
 
-    def _take(self, connection: Connection) -> None:
+    def _take(self, connection: PostgresConnection) -> None:
         self._connection = connection
         info = connection.info
         place = {"host": info.host, "hostaddr": info.hostaddr, "port": info.port}
-        self.server = Server(self.server.generation + 1, place)
+        self.server = ServerPlace(self.server.generation + 1, place)
 
     @staticmethod
-    async def _guards(connection: Connection) -> Guards:
+    async def _guards(connection: PostgresConnection) -> Guards:
         return Guards(*(await connection.rows(LOOK))[0])
 
-    def _mistakes(self, connection: Connection, found: Guards) -> list[str]:
+    def _mistakes(self, connection: PostgresConnection, found: Guards) -> list[str]:
         return found.mistakes(self._replication, connection.pgconn.backend_pid)
 
-    async def connected(self) -> Connection:
+    async def connected(self) -> PostgresConnection:
         """The connection, made again if it was lost. Returns when the server's settings are
         safe."""
         if self._connection is None or self._connection.is_lost:
-            connection = await Connection.to(self._address)
+            connection = await PostgresConnection.to(self._address)
             self._take(connection)
             try:
                 await self._until_safe(connection)
@@ -211,7 +225,7 @@ class Claim:
             return connection
         return self._connection
 
-    async def _until_safe(self, connection: Connection) -> None:
+    async def _until_safe(self, connection: PostgresConnection) -> None:
         """Raises OperationalError for a server that is a standby."""
         while mistakes := self._mistakes(connection, found := await self._guards(connection)):
             self.waits = mistakes[0]
@@ -242,7 +256,7 @@ class Claim:
 
     async def take(self, *, wait: bool) -> None:
         """Claim the journal. While another broker has it, wait; or else raise DatabaseLocked."""
-        seen: Owner | None = None
+        seen: OwnerRow | None = None
         looks, first_s, generation = 0, 0.0, self.server.generation
         while True:
             try:
@@ -277,10 +291,10 @@ class Claim:
                 self.waits = f"{shown(found.holder)}{where} owns the journal"
             await anyio.sleep(LOOK_S)
 
-    async def _claim(self, found: Owner) -> None:
+    async def _claim(self, found: OwnerRow) -> None:
         """Raises DatabaseLocked if another broker was first."""
         self.owner = found
-        after = Owner(found.epoch + 1, self._me, found.last, found.beat + 1)
+        after = OwnerRow(found.epoch + 1, self._me, found.last, found.beat + 1)
         await self._commit(CLAIM, {"claimant": self._me}, after)
         self._is_ours = True
         self.since_s = time.monotonic()
@@ -324,7 +338,7 @@ class Claim:
             self._is_ours = False
             raise
 
-    async def _commit(self, statement: str, values: dict[str, Any], after: Owner) -> Row:
+    async def _commit(self, statement: str, values: dict[str, Any], after: OwnerRow) -> Row:
         """The row is `before` without this commit, and `after` with it. It is read again after each
         reply that leaves open which of the two it is."""
         before = now = self.owner
@@ -384,16 +398,16 @@ class Claim:
             if failures > 1:  # A connection that was lost is made again at once.
                 await self._pause()
 
-    async def _read(self, connection: Connection) -> Owner:
+    async def _read(self, connection: PostgresConnection) -> OwnerRow:
         rows = await connection.rows(OWNER)
         if not rows:
             raise JournalFailed(f"{self._address.shown} has no row in the table owner")
         *owner, self._owner_url, durable, self._place = rows[0]
-        found = Owner(*owner)
+        found = OwnerRow(*owner)
         self._durable.note(found, durable)
         return found
 
-    def _checked(self, found: Owner, before: Owner, after: Owner) -> Owner:
+    def _checked(self, found: OwnerRow, before: OwnerRow, after: OwnerRow) -> OwnerRow:
         """What was found, if it is `before`, or `after` with any number of beats."""
         if found == before or found.follows(after):
             return found
@@ -412,7 +426,7 @@ class Claim:
         )
 
     @contextmanager
-    def _watched(self, connection: Connection) -> Iterator[None]:
+    def _watched(self, connection: PostgresConnection) -> Iterator[None]:
         """A commit that gets no reply: if the server does not work on it any more, the reply was
         lost, and the connection is aborted."""
         tasks: list[asyncio.Task[None]] = []
@@ -428,15 +442,15 @@ class Claim:
             for task in tasks:
                 task.cancel()
 
-    async def _ask(self, connection: Connection) -> None:
+    async def _ask(self, connection: PostgresConnection) -> None:
         while await self._works(connection):
             await asyncio.sleep(ASK_S)
         connection.abort()
 
-    async def _works(self, connection: Connection) -> bool:
+    async def _works(self, connection: PostgresConnection) -> bool:
         """Whether the server works on the commit, or waits for a standby."""
         try:
-            async with await Connection.to(self._address) as other:
+            async with await PostgresConnection.to(self._address) as other:
                 rows = await other.rows(RUNS, {"pid": connection.pgconn.backend_pid})
         except psycopg.Error:
             return False

@@ -17,13 +17,13 @@ from anyio.to_thread import run_sync
 from psycopg import waiting
 from psycopg.abc import PQGen
 
-from mqks.journal.postgres.address import Address
+from mqks.journal.postgres.address import PostgresAddress
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
 
 
-class Server(NamedTuple):
+class ServerPlace(NamedTuple):
     """The one of several that the writer's connection has found."""
 
     generation: int
@@ -32,7 +32,7 @@ class Server(NamedTuple):
     """Parameters of a connection to it, and to no other."""
 
 
-class Connection(psycopg.AsyncConnection[Row]):
+class PostgresConnection(psycopg.AsyncConnection[Row]):
     """The connection of the writer, one statement at a time, each a transaction."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -44,7 +44,7 @@ class Connection(psycopg.AsyncConnection[Row]):
         self._statement = self.cursor(binary=True)
 
     @classmethod
-    async def to(cls, address: Address) -> "Connection":
+    async def to(cls, address: PostgresAddress) -> "PostgresConnection":
         return await cls.connect(**address.parameters, autocommit=True)
 
     async def wait(self, gen: PQGen[T], interval: float = 1.0, timeout: float | None = None) -> T:
@@ -80,17 +80,17 @@ class Reading:
     server on which the writer commits: of two that take themselves for the primary, the other one
     may lack what was committed."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: PostgresAddress) -> None:
         self._address = address
         self._limiter = anyio.CapacityLimiter(1)
         self._connection: psycopg.Connection[Row] | None = None
-        self._server: Server | None = None
+        self._server: ServerPlace | None = None
 
-    async def rows(self, sql: str, values: Sequence[Any], server: Server) -> list[Row]:
+    async def rows(self, sql: str, values: Sequence[Any], server: ServerPlace) -> list[Row]:
         """Raises psycopg.Error."""
         return await run_sync(self._rows, sql, values, server, limiter=self._limiter)
 
-    def _rows(self, sql: str, values: Sequence[Any], server: Server) -> list[Row]:
+    def _rows(self, sql: str, values: Sequence[Any], server: ServerPlace) -> list[Row]:
         if self._server != server:
             self.close()
             self._server = server

@@ -12,7 +12,7 @@ import psycopg
 
 from mqks.broker.spine.log.pending import ErrorRecord
 from mqks.errors import InspectionFailed
-from mqks.journal.contents import AT_ONCE, Contents, Facts
+from mqks.journal.contents import AT_ONCE, Contents, DatabaseFacts
 from mqks.journal.postgres import migrations, statements
 from mqks.journal.postgres.address import line_of, parse
 from mqks.journal.postgres.connection import Row
@@ -95,7 +95,7 @@ class Database(Contents):
         self.server = (holder or "").rpartition(" ")[0]
         self._build(rows, next_queue_id)
         sizes = sum(segment.size for segment in self._segments.values())
-        self.facts = Facts(version, epoch, size, None, None, None, len(ids), sizes, aside)
+        self.facts = DatabaseFacts(version, epoch, size, None, None, None, len(ids), sizes, aside)
         return []
 
     def _read(self, ids: list[int]) -> None:

@@ -10,15 +10,15 @@ from typing import Final
 from psycopg import sql
 
 from mqks.errors import JournalDamaged, SchemaTooNew
-from mqks.journal.postgres.address import Address
-from mqks.journal.postgres.connection import Connection
+from mqks.journal.postgres.address import PostgresAddress
+from mqks.journal.postgres.connection import PostgresConnection
 from mqks.journal.schema import migrations as migrations
 
 LOCK: Final = 0x6D716B73
 """Of PostgreSQL's advisory locks: one program at a time creates a schema."""
 
 
-async def create(connection: Connection, address: Address) -> bool:
+async def create(connection: PostgresConnection, address: PostgresAddress) -> bool:
     """Create the schema and all tables if they do not exist; return whether they did not. Raises
     psycopg.Error."""
     async with connection.transaction():
@@ -39,26 +39,26 @@ async def create(connection: Connection, address: Address) -> bool:
     return True
 
 
-async def exists(connection: Connection, address: Address) -> bool:
+async def exists(connection: PostgresConnection, address: PostgresAddress) -> bool:
     """Whether the tables exist."""
     owner = "select 1 from pg_tables where schemaname = %s and tablename = 'owner'"
     return await _finds(connection, owner, address)
 
 
-async def _finds(connection: Connection, statement: str, address: Address) -> bool:
+async def _finds(connection: PostgresConnection, statement: str, address: PostgresAddress) -> bool:
     cursor = await connection.execute(statement.encode(), [address.schema])
     return await cursor.fetchone() is not None
 
 
-async def version(connection: Connection, address: Address) -> int:
+async def version(connection: PostgresConnection, address: PostgresAddress) -> int:
     """Raises SchemaTooNew; JournalDamaged for a copy that is not complete."""
     ((found, journal),) = await connection.rows("select version, journal from owner")
     check(found, journal, address)
     return int(found)
 
 
-def check(found: int, journal: str, address: Address) -> None:
-    """The same, for what was read."""
+def check(found: int, journal: str, address: PostgresAddress) -> None:
+    """Check a version and a name of a journal that were read."""
     newest = migrations("postgres")[-1][0]
     if found > newest:
         raise SchemaTooNew(
@@ -72,7 +72,7 @@ def check(found: int, journal: str, address: Address) -> None:
         )
 
 
-async def upgrade(connection: Connection, old: int) -> int:
+async def upgrade(connection: PostgresConnection, old: int) -> int:
     """Apply what is newer, and return the version. Only while the journal is claimed."""
     newer = [each for each in migrations("postgres") if each[0] > old]
     if newer:

@@ -26,18 +26,17 @@ from mqks.errors import (
 )
 from mqks.journal.once import OnceRow, OnceRows
 from mqks.journal.postgres import migrations, statements
-from mqks.journal.postgres.address import Address, line_of, parse
+from mqks.journal.postgres.address import PostgresAddress, line_of, parse
 from mqks.journal.postgres.claim import BEAT_S, RELEASE_S, RETRY_S, Claim
 from mqks.journal.postgres.claim import shown as shown_holder
 from mqks.journal.postgres.connection import Reading, Row
 from mqks.journal.postgres.statements import ints
-from mqks.journal.segment import checksum
+from mqks.journal.segment import NewSegment, checksum
 from mqks.journal.store import (
     Damage,
     Head,
     LastWords,
     Metadata,
-    NewSegment,
     QueueRow,
     Report,
     Store,
@@ -59,7 +58,9 @@ StoredSegment = tuple[int, int, int, bytes, bytes]
 class PostgresStore(Store):
     """Made by `open`."""
 
-    def __init__(self, address: Address, claim: Claim, settings: Settings, server: str) -> None:
+    def __init__(
+        self, address: PostgresAddress, claim: Claim, settings: Settings, server: str
+    ) -> None:
         self.name = f"{address.shown} (schema {address.schema})"
         self.versions = {"postgresql": server}
         self._address = address

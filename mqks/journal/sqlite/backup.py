@@ -16,7 +16,7 @@ from mqks.durable import sync
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
 from mqks.files import exists, is_file
 from mqks.journal.contents import Verdict
-from mqks.journal.sqlite.database_file import State, connect, no_file
+from mqks.journal.sqlite.database_file import FileState, connect, no_file
 from mqks.journal.sqlite.lock import FileLock, lock_path
 from mqks.journal.sqlite.migrations import check_version
 from mqks.journal.sqlite.rows import TEXTS_SINCE, text_columns
@@ -124,7 +124,7 @@ def rename(partial: Path, target: Path) -> None:
 def _copied(source: Path, partial: Path, progress: Progress) -> bool:
     """Copy in one read transaction; False when a server has opened the file meanwhile, and the copy
     must be repeated with SQLite's locks."""
-    state, had_texts = State.of(source), exists(texts_path(source))
+    state, had_texts = FileState.of(source), exists(texts_path(source))
     with (
         _failures(source, partial),
         kept(source),
@@ -142,7 +142,9 @@ def _copied(source: Path, partial: Path, progress: Progress) -> bool:
         )
         reading.execute("rollback")
         missing = "" if version < TEXTS_SINCE else _joined(source, writing, version)
-    if had_texts != exists(texts_path(source)) or (state.is_still and state != State.of(source)):
+    if had_texts != exists(texts_path(source)) or (
+        state.is_still and state != FileState.of(source)
+    ):
         return False
     if missing:
         raise JournalDamaged(f"{source} is damaged, so it is not backed up: {missing}")

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Self
 from mqks.broker.spine.log.pending import ErrorRecord
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
 from mqks.files import exists, is_dir, is_file
-from mqks.journal.contents import AT_ONCE, LISTED_ONLY, Contents, Facts, Segment
+from mqks.journal.contents import AT_ONCE, LISTED_ONLY, Contents, DatabaseFacts, SegmentContent
 from mqks.journal.sqlite import wal
 from mqks.journal.sqlite.lock import server_of
 from mqks.journal.sqlite.migrations import check_version
@@ -53,7 +53,7 @@ def wal_path(path: Path) -> Path:
     return Path(f"{path.resolve()}-wal")
 
 
-class State(NamedTuple):
+class FileState(NamedTuple):
     """State of a database file in the file system."""
 
     size: int
@@ -74,11 +74,11 @@ class State(NamedTuple):
 
 def refuse_wal(path: Path, name: Path) -> None:
     """Raise CannotWrite when the last close has left a WAL: SQLite does not tell why."""
-    if not State.of(path).is_still:
+    if not FileState.of(path).is_still:
         raise CannotWrite(f"{name} can't be written: its WAL could not be copied into it")
 
 
-def connect(path: Path, state: State) -> sqlite3.Connection:
+def connect(path: Path, state: FileState) -> sqlite3.Connection:
     """A read-only connection; for a file that is still, one that creates no other files.
 
     Raises JournalDamaged for an empty file with a WAL, which SQLite would delete.
@@ -96,7 +96,7 @@ def connect(path: Path, state: State) -> sqlite3.Connection:
 def refuse_newer(path: Path) -> None:
     """Raise SchemaTooNew when a newer MQKS wrote the file. The file is only read: opening it for
     writing would change it, if only by a checkpoint at the end."""
-    with closing(connect(path, State.of(path))) as db:
+    with closing(connect(path, FileState.of(path))) as db:
         try:
             version = db.execute("pragma user_version").fetchone()[0]
         except UNREADABLE:
@@ -123,7 +123,7 @@ class DatabaseFile(Contents):
     # -- the connection
 
     def _connect(self) -> sqlite3.Connection:
-        self._before = State.of(self.path)
+        self._before = FileState.of(self.path)
         # Before SQLite opens the file: checking for its server drops SQLite's locks.
         self._check_wal()
         db = connect(self.path, self._before)
@@ -141,7 +141,7 @@ class DatabaseFile(Contents):
 
     @property
     def _has_moved(self) -> bool:
-        return self._before.is_still and self._before != State.of(self.path)
+        return self._before.is_still and self._before != FileState.of(self.path)
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -223,15 +223,15 @@ class DatabaseFile(Contents):
         elif finding:
             self._wal_damage = [Damage(its_wal.name, str(finding))]
 
-    def _read_facts(self) -> Facts:
+    def _read_facts(self) -> DatabaseFacts:
         version = self._version = self._number("pragma user_version")
         check_version(version, self.path)
         page_bytes = self._number("pragma page_size")
-        return Facts(
+        return DatabaseFacts(
             version,
             None,
             self._number("pragma page_count") * page_bytes + size_of(texts_path(self.path)),
-            State.of(self.path).wal_bytes,
+            FileState.of(self.path).wal_bytes,
             page_bytes,
             self._number("pragma freelist_count"),
             0,
@@ -294,11 +294,11 @@ class DatabaseFile(Contents):
         except UNREADABLE as error:
             if not is_damage(error):
                 raise
-            self._segments[segment_id] = Segment(0, [], f"{error}")
+            self._segments[segment_id] = SegmentContent(0, [], f"{error}")
             return True
         if head is None:
             if of_now:
-                self._segments[segment_id] = Segment(0, [], LISTED_ONLY)
+                self._segments[segment_id] = SegmentContent(0, [], LISTED_ONLY)
             return True
         if head.damage and of_now:
             return False

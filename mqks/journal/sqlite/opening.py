@@ -12,7 +12,7 @@ from mqks.files import exists
 from mqks.journal.sqlite import wal
 from mqks.journal.sqlite.database_file import (
     DatabaseFile,
-    State,
+    FileState,
     connect,
     refuse_newer,
     wal_path,
@@ -66,7 +66,7 @@ def _refuse_structure(path: Path, settings: Settings, report: Report) -> None:
     if exists(rollback) and rollback.stat().st_size:
         return  # Its creation was not finished, and SQLite starts it again.
     damage = header_damage(path)
-    with closing(connect(path, State.of(path))) as db:
+    with closing(connect(path, FileState.of(path))) as db:
         damage += [*schema_damage(db), *structure_damage(db)]
         ((version,),) = db.execute("pragma user_version")
     for place, what in damage:

@@ -142,7 +142,7 @@ class DatabaseSpace(Store):
 
     @property
     def overdue(self) -> bool:
-        return self._folds or self._texts.is_due
+        return self._folds or (bool(self._texts.gone) and self._texts.is_due)
 
     @property
     def _folds(self) -> bool:
@@ -160,7 +160,7 @@ class DatabaseSpace(Store):
 
     @property
     def _is_worth_folding(self) -> bool:
-        """The same while there is nothing else to do."""
+        """Whether to fold the WAL while there is nothing else to do."""
         return self._wal_pages >= WAL_PAGES_IDLE or self._texts_wait(1)
 
     async def tidy(self, *, idle: bool) -> bool:

@@ -21,6 +21,7 @@ from anyio.to_thread import run_sync
 from mqks.broker.spine.log.pending import Entry
 from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFailed
 from mqks.files import exists, identity, is_dir
+from mqks.journal.segment import NewSegment
 from mqks.journal.sqlite import opening
 from mqks.journal.sqlite.database_file import is_damage, wal_path
 from mqks.journal.sqlite.lock import FileLock
@@ -39,8 +40,8 @@ from mqks.journal.sqlite.rows import (
 from mqks.journal.sqlite.space import BUSY_WAIT_MS, PAGE_SIZE, WAL_BYTES_KEPT, DatabaseSpace
 from mqks.journal.sqlite.structure import UNREADABLE
 from mqks.journal.sqlite.tables import INSERT_SEGMENT, PUT_META
-from mqks.journal.sqlite.texts import SegmentRow, Texts, row_of
-from mqks.journal.store import Damage, Head, LastWords, Metadata, NewSegment, Report, shown
+from mqks.journal.sqlite.texts import SegmentRow, Texts
+from mqks.journal.store import Damage, Head, LastWords, Metadata, Report, shown
 from mqks.settings import Settings
 
 SMALL_COMMIT_PAGES: Final = 0.25
@@ -320,7 +321,7 @@ class SqliteStore(DatabaseSpace):
         is_alone = len(segments) == 1 and not (drop or (entry and entry.has_metadata))
         if is_alone and not self._texts.takes(segments[0]):
             with self._failures():
-                row = row_of(segments[0])
+                row = SegmentRow(*segments[0].whole())
                 await self._db.execute(INSERT_SEGMENT, row)
             self._committed(row)
         else:
@@ -364,7 +365,7 @@ class SqliteStore(DatabaseSpace):
     def _commit_now(self, segment: NewSegment, once: list[bytes]) -> None:
         """Only while nothing else uses the writing connection."""
         self._check_floor((segment,))
-        row = row_of(segment)
+        row = SegmentRow(*segment.whole())
         with self._failures():
             if once:
                 self._tables.write(self._raw, [row], row.id + 1, Entry(once=once))

@@ -22,8 +22,7 @@ from typing import Final, NamedTuple
 from mqks.durable import sync
 from mqks.errors import DiskFull, InspectionFailed, JournalFailed
 from mqks.files import identity, is_dir
-from mqks.journal.segment import checksum
-from mqks.journal.store import NewSegment
+from mqks.journal.segment import NewSegment, checksum
 
 READ_BYTES: Final = 1024 * 1024
 """A text that is only checked is read in pieces of this size."""
@@ -65,7 +64,7 @@ def texts_path(database: Path) -> Path:
     return Path(f"{database.resolve()}-texts")
 
 
-class File(NamedTuple):
+class TextFile(NamedTuple):
     """A file for texts, which may be longer than the text that is in it."""
 
     number: int
@@ -74,12 +73,6 @@ class File(NamedTuple):
 
 def name_of(number: int) -> str:
     return f"{number:016}"
-
-
-def row_of(segment: NewSegment) -> SegmentRow:
-    """Its row if the text is in it."""
-    body = segment.body
-    return SegmentRow(segment.id, checksum(segment.id, body), body)
 
 
 def text_of(directory: Path, number: object, size: object, descriptor: int = -1) -> bytes:
@@ -168,16 +161,16 @@ class Texts:
         self._synchronous = synchronous
         self.epoch = ""
         """Of the database, as it was loaded; empty if it was damaged."""
-        self._files: dict[int, File] = {}
+        self._files: dict[int, TextFile] = {}
         """By segment id."""
         self._last_number = 0
         """No file has a higher one."""
-        self._unsynced: list[File] = []
+        self._unsynced: list[TextFile] = []
         """Of texts whose rows are deleted, unless a power cut undoes that."""
-        self._gone = deque[File]()
-        """The same when it is certain."""
+        self.gone = deque[TextFile]()
+        """Of texts whose rows are certain to stay deleted."""
         self.recycles = False
-        self._free: list[File] = []
+        self._free: list[TextFile] = []
         """Files for the next texts, with texts that are gone, or empty."""
         self._is_held = False
         self._retry_s = 0.0
@@ -202,7 +195,7 @@ class Texts:
         self, segment_id: int, crc: object, head: bytes, size: object, number: object
     ) -> str:
         """What is wrong with a stored segment that has such a row."""
-        self._files[segment_id] = File(number if isinstance(number, int) else 0, 0)
+        self._files[segment_id] = TextFile(number if isinstance(number, int) else 0, 0)
         found = checksum(segment_id, head)
         try:
             for piece in _pieces(self.path, number, size, -1, READ_BYTES):
@@ -235,8 +228,8 @@ class Texts:
         self._rename(self._orphans())
 
     def keep(self, aside: Container[int]) -> None:
-        """The same with files of these numbers, whose segments were set aside before: their texts
-        have come back since."""
+        """Keep under other names the files of these numbers, whose segments were set aside before:
+        their texts have come back since."""
         if not self.foreign():
             self._rename([name for name in self._orphans() if int(name) in aside])
 
@@ -258,7 +251,7 @@ class Texts:
         self._make()
         with os.scandir(self.path) as entries:
             sizes = {each.name: each.stat(follow_symlinks=False).st_size for each in entries}
-        self._gone.extend(File(int(name), sizes.get(name, 0)) for name in self._orphans())
+        self.gone.extend(TextFile(int(name), sizes.get(name, 0)) for name in self._orphans())
         self._files = {
             segment_id: file._replace(bytes=sizes.get(name_of(file.number), 0))
             for segment_id, file in self._files.items()
@@ -361,13 +354,13 @@ class Texts:
     def _written(self, segment: NewSegment) -> SegmentRow:
         """The text is in the row, too, if there can be no file, for whatever reason but space."""
         if not self.takes(segment):
-            return row_of(segment)
+            return SegmentRow(*segment.whole())
         text_bytes = segment.size - len(segment.head)
         try:
             if self._descriptor < 0:
                 self._make()
             if not self._is_there:
-                return row_of(segment)
+                return SegmentRow(*segment.whole())
             if not self._free:
                 self._make_files(segment.id)
             file = self._free.pop()
@@ -377,7 +370,7 @@ class Texts:
         except OSError as error:
             if error.errno in FULL:
                 raise DiskFull(f"{self.path} can't be written: {error.strerror}") from error
-            return row_of(segment)
+            return SegmentRow(*segment.whole())
         try:
             _write_all(descriptor, segment.texts)
             if file.bytes > SLACK * text_bytes:
@@ -392,7 +385,7 @@ class Texts:
             raise JournalFailed(f"{path} can't be written: {error.strerror}") from error
         finally:
             os.close(descriptor)
-        self._files[segment.id] = File(file.number, size)
+        self._files[segment.id] = TextFile(file.number, size)
         self.bytes += size
         crc = checksum(segment.id, segment.head, *segment.texts)
         return SegmentRow(segment.id, crc, segment.head, text_bytes, file.number)
@@ -401,7 +394,7 @@ class Texts:
         """Empty files for the text of this segment and the next ones. A file that is there when
         the row is committed costs no sync of the directory: that was done for several at once."""
         first = max(segment_id, self._last_number + 1)
-        made: list[File] = []
+        made: list[TextFile] = []
         for number in range(first, first + MADE_AT_ONCE):
             self._last_number = number  # If it exists, the next try passes over it.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -413,7 +406,7 @@ class Texts:
                 break
             self._give(descriptor, self._about.st_mode & 0o777)
             os.close(descriptor)
-            made.append(File(number, 0))
+            made.append(TextFile(number, 0))
         self._sync(self._descriptor)
         self._free += reversed(made)
 
@@ -433,7 +426,7 @@ class Texts:
         """The rows of these segments are deleted."""
         gone = [self._files.pop(each) for each in ids if each in self._files]
         if self._synchronous == "full":
-            self._gone.extend(gone)
+            self.gone.extend(gone)
         else:
             self._unsynced += gone
             self.unsynced_bytes += sum(file.bytes for file in gone)
@@ -447,11 +440,11 @@ class Texts:
     @property
     def is_due(self) -> bool:
         """Whether there are files to be deleted."""
-        return bool(self._gone) and time.monotonic() >= self._retry_s
+        return bool(self.gone) and time.monotonic() >= self._retry_s
 
     def synced(self) -> None:
         """The database has been synced, with all commits."""
-        self._gone.extend(self._unsynced)
+        self.gone.extend(self._unsynced)
         self._unsynced.clear()
         self.unsynced_bytes = 0
 
@@ -465,7 +458,7 @@ class Texts:
                 self._delete()
             finally:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            self._is_held = bool(self._is_held and self._gone)
+            self._is_held = bool(self._is_held and self.gone)
         except OSError:
             self._retry_s = time.monotonic() + RETRY_S
             self._is_held = True
@@ -473,25 +466,25 @@ class Texts:
     @property
     def held_bytes(self) -> int:
         """Bytes of the files that other processes prevent from being deleted."""
-        return sum(file.bytes for file in self._gone) if self._is_held else 0
+        return sum(file.bytes for file in self.gone) if self._is_held else 0
 
     def _delete(self) -> None:
         deleted = 0
-        while self._gone and deleted < DELETED_BYTES:
-            file = self._gone[0]
+        while self.gone and deleted < DELETED_BYTES:
+            file = self.gone[0]
             if self._is_recycled(file):
                 self._free.append(file)
             else:
                 self._unlink(file)
-            self._gone.popleft()
+            self.gone.popleft()
             deleted += file.bytes
 
-    def _is_recycled(self, file: File) -> bool:
+    def _is_recycled(self, file: TextFile) -> bool:
         if self._is_held or not self.recycles or len(self._free) >= RECYCLED_MAX:
             return False
         return file.bytes + sum(each.bytes for each in self._free) <= RECYCLED_BYTES
 
-    def _unlink(self, file: File) -> None:
+    def _unlink(self, file: TextFile) -> None:
         (self.path / name_of(file.number)).unlink(missing_ok=True)
         self.bytes -= file.bytes
 

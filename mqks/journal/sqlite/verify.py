@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mqks.files import is_file
 from mqks.journal.contents import Verdict
-from mqks.journal.sqlite.database_file import DatabaseFile, State, connect
+from mqks.journal.sqlite.database_file import DatabaseFile, FileState, connect
 from mqks.journal.sqlite.lock import server_of
 from mqks.journal.sqlite.structure import header_damage, structure_damage
 
@@ -24,6 +24,6 @@ def verify(path: Path) -> Verdict:
         verdict = file.verdict()
         damage = verdict.damage
         if not is_served:
-            with closing(connect(path, State.of(path))) as db:
+            with closing(connect(path, FileState.of(path))) as db:
                 damage = list(dict.fromkeys([*header, *structure_damage(db), *damage]))
     return verdict._replace(damage=damage, is_served=is_served)

@@ -7,6 +7,7 @@ marks only grow. Those who wait are kept separately.
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, Final, NamedTuple, Protocol
 
 from mqks.broker.spine.base.ranges import Range
@@ -241,6 +242,15 @@ class Entry:
         """Whether there is more than error details, which no confirm covers."""
         return bool(self.changes) or self.must_last_metadata
 
+    def extend(self, later: "Entry", errors_max: int) -> None:
+        """Add what came `later`; of two states of a queue, binding or schedule its one counts."""
+        self.queues.update(later.queues)
+        self.bindings.update(later.bindings)
+        self.once += later.once
+        self.schedules.update(later.schedules)
+        self.errors += later.errors
+        del self.errors[errors_max:]
+
 
 @dataclass(slots=True)
 class Waiters:
@@ -255,11 +265,15 @@ class Waiters:
     """Called when the commit is done, with whether it was written: consumers get no messages before
     their confirm."""
 
+    for_pieces: bool = False
+    """Also for earlier pieces of the batch, which are written."""
+
     def __bool__(self) -> bool:
         return bool(self.confirms or self.counts or self.held)
 
     def extend(self, later: "Waiters") -> None:
         """Append those of `later`."""
+        self.for_pieces = self.for_pieces or later.for_pieces
         self.confirms += later.confirms
         self.confirmed += later.confirmed
         self.counts += later.counts
@@ -272,16 +286,16 @@ class Batch:
 
     entry: Entry = field(default_factory=Entry)
     waiters: Waiters = field(default_factory=Waiters)
+    lanes: list[Changed] = field(default_factory=list)
+    """Those whose changes are not taken yet."""
     taken: list[tuple[Changed, int]] = field(default_factory=list)
     """For each change its lane, and the number below which the lane was taken before."""
-    is_rest: bool = False
-    """Earlier pieces of it have been written."""
     in_one_piece: bool = False
     """It has what must not be written in part, see `Pending`."""
 
     @property
     def must_last(self) -> bool:
-        return self.is_rest or self.entry.must_last
+        return self.waiters.for_pieces or self.entry.must_last
 
     @property
     def has_messages(self) -> bool:
@@ -292,12 +306,84 @@ class Batch:
             for change in entry.changes
         )
 
+    def cut_piece(self) -> "Batch | None":
+        """Cut off the first piece, as large as one commit may be; None if it is all of it."""
+        lanes, entry = self.lanes, self.entry
+        count = _lanes_of_piece(lanes)
+        if count == len(lanes):
+            return None
+        # Queues first, as messages need theirs. Waiters last, as they wait for all of it. And ids
+        # last: an id without its message would block the message permanently.
+        piece = Batch(Entry(queues=entry.queues, bindings=entry.bindings, errors=entry.errors))
+        entry.queues, entry.bindings, entry.errors = {}, {}, []
+        piece.lanes = lanes[:count]
+        del lanes[:count]
+        self.waiters.for_pieces = True
+        return piece
+
+    def take_changes(self) -> None:
+        """Take the changes of its lanes into the entry."""
+        for lane in self.lanes:
+            if lane.deleted:
+                continue
+            taken_end = lane.taken_end
+            change = lane.take_change()
+            if change is not None:
+                self.entry.changes.append(change)
+                self.taken.append((lane, taken_end))
+        self.lanes = []
+
+
+def _lanes_of_piece(lanes: list[Changed]) -> int:
+    """How many of these lanes, from the first on, are written in one commit."""
+    copies = 0
+    for number, lane in enumerate(lanes):
+        copies += len(lane.unwritten)
+        if number >= BATCH_QUEUES_MAX or (number and copies > BATCH_COPIES_MAX):
+            return number
+    return len(lanes)
+
+
+class Need(Enum):
+    """What must be done with all that is pending."""
+
+    NOTHING = auto()
+    """Nothing is pending."""
+    CONFIRM = auto()
+    """Somebody waits, and nothing must be written for it."""
+    WRITE_LATER = auto()
+    """Only a few acks and marks, for which nobody waits."""
+    WRITE = auto()
+    """Few messages, acks, marks and ids: a commit of it is short."""
+    WRITE_MUCH = auto()
+
 
 class Pending:
-    """Everything that is not written yet. `now_us` is the wall clock, in microseconds."""
+    """Everything that is not written yet. `now_us` is the wall clock, in microseconds.
+
+    ```
+                   take                        committed
+      gathering ──────────▶ taken, a `Batch` ─────────────▶ its waiters are answered
+       ▲  ▲  │                   │   ▲
+       │  │  │ take, too large   │   │ take: piece by piece,
+       │  │  ▼                   │   │ the last one with all waiters
+       │  │ `_rest` ─────────────┼───┘
+       │  │  │ `in_one_piece`    │
+       │  └──┘ gathers later     │ could not be written, as on a full disk:
+       └─────────────────────────┘ `put_back`, and `_rest` with it
+    ```
+
+    | state | changes are in | waiters, ids, other metadata are in |
+    | --- | --- | --- |
+    | gathering | the `dirty` lanes | `waiters`, `entry` |
+    | taken | `Batch.entry.changes` | `Batch.waiters`, `Batch.entry` |
+    | in pieces | of the piece: taken; of the others: the lanes `_rest.lanes` | `_rest` |
+    | put back | gathering again, before what gathered meanwhile | the same |
+    | on a full disk | what frees space: taken; the others: put back | taken; ids put back |
+    """
 
     __slots__ = (
-        *("_begun", "_errors_kept_max", "_is_rest", "_left", "_now_us"),
+        *("_errors_kept_max", "_now_us", "_rest"),
         *("dirty", "entry", "in_one_piece", "is_urgent", "records", "unwritable", "waiters"),
     )
 
@@ -316,16 +402,8 @@ class Pending:
         self.dirty: list[Changed] = []
         self.unwritable = ""
         """Why nothing can be written durably; publishes are refused while this is not empty."""
-        self._is_rest = False
-        """Earlier pieces of this batch have been written."""
-        self._begun: Batch | None = None
-        """A batch that is being taken in pieces; the rest of it follows the lanes in `_left`."""
-        self._left: list[Changed] = []
-
-    @property
-    def has_metadata(self) -> bool:
-        """Whether queues, bindings, ids or errors must be written."""
-        return self.entry.has_metadata or self._begun is not None
+        self._rest: Batch | None = None
+        """A batch that is being taken in pieces, without those taken."""
 
     @property
     def changes(self) -> int:
@@ -335,105 +413,89 @@ class Pending:
     @property
     def has_changes(self) -> bool:
         """Whether there is something to write."""
-        return bool(self.dirty) or self.has_metadata
+        return bool(self.dirty) or self._rest is not None or self.entry.has_metadata
 
     @property
-    def is_small(self) -> bool:
-        """Whether it has few messages, acks, marks and ids, and nothing else."""
-        is_short = max(self.records, len(self.dirty)) <= SMALL_RECORDS_MAX
-        return is_short and self._begun is None and not self.entry.has_more
-
-    @property
-    def can_wait(self) -> bool:
-        """Whether it has only a few acks and marks, for which nobody waits."""
-        return self.is_small and not (self.is_urgent or self.waiters)
+    def need(self) -> Need:
+        """The one question of the writer."""
+        if not self.has_changes:
+            return Need.CONFIRM if self.waiters else Need.NOTHING
+        is_long = max(self.records, len(self.dirty)) > SMALL_RECORDS_MAX
+        if is_long or self._rest is not None or self.entry.has_more:
+            return Need.WRITE_MUCH
+        return Need.WRITE if self.is_urgent or self.waiters else Need.WRITE_LATER
 
     def __bool__(self) -> bool:
         """Whether there is something to write or to confirm."""
-        return bool(self.waiters) or self.has_changes
+        return self.has_changes or bool(self.waiters)
 
     def add_error(self, record: ErrorRecord) -> None:
         if len(self.entry.errors) < self._errors_kept_max:
             self.entry.errors.append(record)
 
+    # Lanes collect their changes themselves, so that a message that is published and acked between
+    # two commits never reaches the journal; `take` asks each dirty lane for what is left of them.
+    # From then on everything that comes gathers for the next batch, while this one is written.
+    #
+    # One commit must not hold the event loop, nor memory, for as long as 100,000 queues would take.
+    # So a large batch is cut by lanes: lanes do not know each other, and a crash between two pieces
+    # leaves a state that could have been, as nobody was told anything yet. That is wrong for the
+    # two lanes of a move, a tick or a transaction: the message would be in both, or in neither.
+    # These have set `in_one_piece`, and when they have joined while pieces of an earlier batch are
+    # left, their lanes may be among those left: then the rest gathers again, and all is one batch.
+
     def take(self, *, whole: bool = False) -> Batch:
         """Take everything; the next batch begins. A batch of very many queues or messages is taken
         in pieces, unless `whole`."""
         if whole or self.in_one_piece:
-            # Both lanes of a move must be in one piece: one of them may be among those left.
-            self._begin_anew()
-        begun = self._begun
-        if begun is None:
-            begun = Batch(
-                self.entry, self.waiters, is_rest=self._is_rest, in_one_piece=self.in_one_piece
-            )
-            self._is_rest = self.in_one_piece = self.is_urgent = False
-            begun.entry.records, self.records = self.records, 0
-            self.entry, self.waiters = Entry(), Waiters()
-            self._left, self.dirty = self.dirty, []
-            self._left.reverse()
-        batch = begun
-        count = len(self._left) if whole or begun.in_one_piece else self._piece()
-        if count < len(self._left):
-            # Queues first; waiters and ids last: an id without its message would block the message
-            # permanently.
-            of = begun.entry
-            batch = Batch(Entry(queues=of.queues, bindings=of.bindings, errors=of.errors))
-            of.queues, of.bindings, of.errors = {}, {}, []
-            begun.is_rest = True
-        self._begun = None if batch is begun else begun
-        entry = batch.entry
-        for _ in range(count):
-            lane = self._left.pop()
-            if lane.deleted:
-                continue
-            taken_end = lane.taken_end
-            change = lane.take_change()
-            if change is not None:
-                entry.changes.append(change)
-                batch.taken.append((lane, taken_end))
-        entry.time_us = self._now_us()
+            self._gather_rest()
+        batch, self._rest = self._rest or self._gathered(), None
+        if not (whole or batch.in_one_piece):
+            piece = batch.cut_piece()
+            if piece is not None:
+                batch, self._rest = piece, batch
+        batch.take_changes()
+        batch.entry.time_us = self._now_us()
         return batch
 
-    def _piece(self) -> int:
-        """How many of the lanes left are written in one commit."""
-        copies = 0
-        for number, lane in enumerate(reversed(self._left)):
-            copies += len(lane.unwritten)
-            if number >= BATCH_QUEUES_MAX or (number and copies > BATCH_COPIES_MAX):
-                return number
-        return len(self._left)
+    def _gathered(self) -> Batch:
+        """A batch of all that has gathered; the next one begins."""
+        batch = Batch(self.entry, self.waiters, self.dirty, in_one_piece=self.in_one_piece)
+        batch.entry.records, self.records = self.records, 0
+        self.entry, self.waiters, self.dirty = Entry(), Waiters(), []
+        self.in_one_piece = self.is_urgent = False
+        return batch
 
-    def _begin_anew(self) -> None:
+    def _gather_rest(self) -> None:
         """Make the rest of a batch pending again."""
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            self.dirty[:0] = self._left
-            self._left = []
-            self.put_back(begun)
+        if self._rest is not None:
+            rest, self._rest = self._rest, None
+            self.put_back(rest)
+
+    # A commit that fails has changed nothing, so its batch becomes part of the next one, as if it
+    # had not been taken. It came first, and what gathered meanwhile may contradict it: a queue was
+    # deleted, a message acked, a mark replaced. So the two are joined in their order, and the later
+    # one wins: `Entry.extend` for metadata, `Lane.put_back` for messages. Those who wait stay in
+    # order too, as the confirms of one client come in the order of its requests.
+    #
+    # The rest of the batch lies between the two in time, so it is put back first. It has the
+    # waiters of the piece as well: what they wait for must never be written without the piece.
 
     def put_back(self, batch: Batch) -> None:
         """This batch could not be written: make all of it pending again, before later changes; and
         also the rest of the batch of which it is a piece, with those who wait for all of it."""
-        self._begin_anew()
-        batch.waiters.extend(self.waiters)
-        self.waiters = batch.waiters
-        self._is_rest = self._is_rest or batch.is_rest
-        self.is_urgent = True
-        entry, later = batch.entry, self.entry
-        for change, (lane, taken_end) in zip(entry.changes, batch.taken, strict=True):
+        self._gather_rest()
+        self.dirty[:0] = batch.lanes
+        for change, (lane, taken_end) in zip(batch.entry.changes, batch.taken, strict=True):
             if not lane.deleted:
                 lane.put_back(change, taken_end)
+        batch.entry.changes = []
+        batch.entry.extend(self.entry, self._errors_kept_max)
+        batch.waiters.extend(self.waiters)
+        self.entry, self.waiters = batch.entry, batch.waiters
+        self.records += batch.entry.records
         self.in_one_piece = self.in_one_piece or batch.in_one_piece
-        entry.changes = []
-        entry.queues.update(later.queues)
-        entry.bindings.update(later.bindings)
-        entry.once += later.once
-        entry.schedules.update(later.schedules)
-        entry.errors += later.errors
-        del entry.errors[self._errors_kept_max :]
-        self.records += entry.records
-        self.entry = entry
+        self.is_urgent = True
 
     def take_settled(self) -> Batch:
         """Take what frees space on a full disk: acks of durable messages, queues, bindings, errors,
@@ -442,10 +504,10 @@ class Pending:
         batch = self.take(whole=True)
         entry = batch.entry
         rest = Batch(
-            Entry(once=entry.once, records=len(entry.once)), in_one_piece=batch.in_one_piece
+            Entry(once=entry.once, schedules=entry.schedules, records=len(entry.once)),
+            in_one_piece=batch.in_one_piece,
         )
-        rest.entry.schedules, entry.schedules = entry.schedules, {}
-        changes, entry.changes, entry.once = entry.changes, [], []
+        changes, entry.changes, entry.once, entry.schedules = entry.changes, [], [], {}
         for change, (lane, taken_end) in zip(changes, batch.taken, strict=True):
             # A mark may be of a transaction, whose messages stay pending.
             settled, later = split(change, taken_end, 0 if batch.in_one_piece else taken_end)

@@ -459,14 +459,25 @@ class Lane:
         self.pending.records += len(marks)
         self._touch()
 
+    # Most messages of a busy queue are published and acked between two commits. They must not reach
+    # the disk, nor may their acks: the index would look for a message that no segment has. So what
+    # is new, from `taken_end` on, is cut by all that has left (`gone`), and of acks and moves only
+    # those below `taken_end` remain, whose messages are in the journal. `next_seq` and `cursor`
+    # cover the numbers left out: a restart sees numbers that nobody has, which is no gap.
+    #
+    # Marks need no such end: one is for a living message, old or new, and is dropped with it. Acks
+    # one by one are looked up as a set, and ranges by bisection: a set of a range of a million
+    # would be made on the event loop. A batch that only published, the most frequent one, comes
+    # past all this with some tests for emptiness, and its list of lines is handed on uncopied.
+
     def take_change(self) -> LaneChange | None:
         """Take the pending changes, without messages published and settled within the batch."""
         runs, taken_end, marks = self.unwritten_runs, self.taken_end, self.marked
         settled, ranges = {*self.acked} if marks else (), [*self.acked_ranges, *self.moved]
-        acks = compress(self.acked)
+        acks = compress(self.acked) if self.acked else []
         if self.acked_ranges:
             acks = union([*self.acked_ranges, *acks])
-        moved = union(self.moved)
+        moved = union(self.moved) if self.moved else []
         if self.unwritten:
             runs.append(Run(self.unwritten_first, self.unwritten))
         gone = union([*acks, *moved]) if moved else acks
@@ -492,6 +503,8 @@ class Lane:
 
     def put_back(self, change: LaneChange, taken_end: int) -> None:
         """A change could not be written: make it pending again, with its former `taken_end`."""
+        # By that the next take cuts these messages by what was acked meanwhile. Runs come first, as
+        # their numbers are lower; a mark only counts if there is no later one.
         self.taken_end = min(self.taken_end, taken_end)
         self.unwritten_runs[:0] = change.runs
         self.acked_ranges.extend(change.acks)
