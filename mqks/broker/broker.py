@@ -13,6 +13,7 @@ from math import inf
 from typing import TypeVar, get_args
 
 from mqks.broker.features.admission.once import OnceWindow
+from mqks.broker.features.order import orders
 from mqks.broker.features.tails.tail import Tail
 from mqks.broker.features.tails.tails import Tails
 from mqks.broker.features.time.ticks import NextTick, Schedules, no_cron
@@ -94,7 +95,8 @@ class Broker:
         self.metadata = MetadataBudget(settings)
         self.notices = notices or Notices()
         self.withholds = False
-        self.shared = Shared(settings, self, clock=clock, now_us=now_us, facts=facts or Facts())
+        facts = facts or Facts()
+        self.shared = Shared(settings, self, clock=clock, now_us=now_us, facts=facts, orders=orders)
         self.turns, self.pending = self.shared.turns, self.shared.pending
         self._answers: deque[Work[None]] = deque()
         """Of the last commits, in their order."""

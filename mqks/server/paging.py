@@ -47,7 +47,7 @@ class Paging:
                     await self._bring(self._fetches.popleft())
 
     async def _bring_page(self, queue: Place) -> None:
-        first = queue.lane.page_first
+        first = queue.order.page_first
         runs = [] if first is None else await self._journal.log.read(queue.id, first)
         if not self.stopping:
             queue.page_in(first, runs)

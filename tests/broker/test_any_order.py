@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mqks.broker.features.death import deaths, moves
-from mqks.broker.features.order import keys, levels
+from mqks.broker.features.order import keyed, ranked
 from mqks.broker.features.time import delays, expiry
 from mqks.broker.requests import scheduled
 from mqks.broker.spine.log import pending as pending_module
 from mqks.broker.spine.log.pending import NO_MARK
-from mqks.broker.spine.queue import blocks, lane, queue
+from mqks.broker.spine.queue import blocks, lane, order, queue
 from mqks.broker.spine.queue.taker import Rest
 from tests.fuzz.invariants import require, waiting
 from tests.kit.lab import Lab
@@ -37,9 +37,10 @@ REDRIVES = [
 ]
 SMALL_STEPS = {
     blocks: {"BLOCK": 6, "SHORT": 2, "DELIVERY_BYTES": 40},
-    keys: {"STEP_MESSAGES": 2, "FREE_ENOUGH": 2, "FETCHED_MAX": 2, "STALE_MAX": 2},
-    lane: {"STEP_MESSAGES": 2, "STEP_BODIES": 3, "SCARCE_BYTES": 100, "AHEAD": 2},
-    levels: {"BLOCK": 3},
+    keyed: {"STEP_MESSAGES": 2, "FREE_ENOUGH": 2, "FETCHED_MAX": 2, "STALE_MAX": 2},
+    lane: {"STEP_MESSAGES": 2, "STEP_BODIES": 3, "SCARCE_BYTES": 100},
+    order: {"SCARCE_BYTES": 100},
+    ranked: {"BLOCK": 3, "STEP_MESSAGES": 2, "SCARCE_BYTES": 100, "AHEAD": 2, "BACKLOG": 3},
     moves: {"STEP_MESSAGES": 2},
     delays: {"STEP_MESSAGES": 2, "STEP_BODIES": 2, "NEAR_MAX": 3, "GONE_MIN": 1},
     expiry: {"STEP_MESSAGES": 2, "STALE_MIN": 1},
@@ -361,7 +362,7 @@ def check_rest(lab: Lab, queue: Any) -> None:
     """There is nothing to do here now."""
     rules, name = queue.rules, queue.name
     takes = [each for each in queue.ring if each.room() > 0]
-    if queue.keys is None:
+    if not isinstance(queue.order, keyed.Keyed):
         require(not (queue.ready and takes), f"{name!r}: messages wait for a consumer with room")
     if rules.ttl_s is not None:
         known = lab.disk.queues[queue.id]

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from mqks.broker.features.order import keys
+from mqks.broker.features.order import keyed
 from mqks.broker.spine.queue import blocks, lane
 from mqks.limits import STEP_RULED
 from tests.kit.bare import ask, bare
@@ -21,7 +21,7 @@ from tests.kit.lab import Lab
 
 SMALL_STEPS = {
     blocks: {"BLOCK": 6, "SHORT": 2, "DELIVERY_BYTES": 60},
-    keys: {"STEP_MESSAGES": 3, "FREE_ENOUGH": 2, "FETCHED_MAX": 2, "STALE_MAX": 2},
+    keyed: {"STEP_MESSAGES": 3, "FREE_ENOUGH": 2, "FETCHED_MAX": 2, "STALE_MAX": 2},
     lane: {"STEP_MESSAGES": 2, "STEP_BODIES": 3, "SCARCE_BYTES": 100},
 }
 
@@ -192,7 +192,7 @@ TestOrdered = Ordered.TestCase
 
 
 def test_so_many_messages_are_known_and_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "KEYED_MAX", 4)
+    monkeypatch.setattr(keyed, "KEYED_MAX", 4)
     lab = Lab(1 << 20)
     lab.send("p", b"s set_queue q --ordered=key", b"s subscribe q e")
     lab.send("p", *(b"m%d publish --key=a e x" % n for n in range(6)), b"m6 publish --key=b e x")
@@ -218,9 +218,9 @@ def test_a_purge_forgets_the_keys() -> None:
     lab.do("p", b"s purge --confirm q")
     lab.do("p", b"m publish --key=k1 e x", b"s ack a m0")
     assert lab.replies[-1] == b"a ok m event=e x"
-    known = lab.broker.queues[b"q"].keys
-    assert known is not None
-    assert len(known) == 0
+    known = lab.broker.queues[b"q"].order
+    assert isinstance(known, keyed.Keyed)
+    assert known.known == 0
     lab.check()
 
 

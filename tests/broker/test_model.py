@@ -375,7 +375,7 @@ class Machine(RuleBasedStateMachine):
         # What the confirms set going is not in this commit any more.
         self.on_disk = deepcopy(self.model)
         queues = self.broker.queues.items()
-        self.model.commit({n.decode() for n, each in queues if not each.lane.is_next_in_memory})
+        self.model.commit({n.decode() for n, each in queues if not each.lane.blocks.is_first_held})
         self.broker.committed(batch)
         self._tell_what_is_away()
         for name in self.on_disk.queues:
@@ -439,7 +439,7 @@ class Machine(RuleBasedStateMachine):
         queue.page_in(*self._read_page(queue))
 
     def _read_page(self, queue: Place) -> tuple[int | None, list[Run]]:
-        first = queue.lane.page_first
+        first = queue.order.page_first
         return first, self.runner.run(self.journal.log.read(queue.id, first)) if first else []
 
     # Which consumer held back goes first depends on pages then, of which the model knows nothing.

@@ -7,11 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from mqks.broker.features.order.levels import Levels
-from mqks.broker.spine.base.budget import Budget
-from mqks.broker.spine.base.turns import Turns
-from mqks.broker.spine.queue import lane as lane_module
-from mqks.broker.spine.queue.blocks import Blocks
+from mqks.broker.features.order import ranked
 from mqks.protocol.replies import priority_of
 from tests.kit.bare import ask, bare
 from tests.kit.lab import Lab
@@ -106,7 +102,7 @@ def test_single_consumer_ttl_trim_and_levels_in_stats() -> None:
 def test_many_levels_in_any_order_with_crashes(
     monkeypatch: pytest.MonkeyPatch, memory: int
 ) -> None:
-    monkeypatch.setattr(lane_module, "STEP_MESSAGES", 16)
+    monkeypatch.setattr(ranked, "STEP_MESSAGES", 16)
     random.seed(1)
     lab, priorities = opened(memory), list[int]()
     for _ in range(4):
@@ -151,19 +147,19 @@ def test_gathered_messages_are_those_that_are_parsed_singly() -> None:
 
 
 def test_numbers_of_what_has_left_go() -> None:
-    memory = Budget(1 << 30, Turns(lambda: 0.0))
-    ready = Blocks(memory)
-    levels = Levels(ready, memory)
+    world = bare()
+    ask(world, b"s subscribe q e")
+    queue = world.broker.queues[b"q"]
+    ready, levels = queue.lane.blocks, ranked.Ranked(queue)
     stuck, line = b"m event=e d", b"m event=e d\t\t\t,priority=-5"
     assert (priority_of(stuck), priority_of(line)) == (0, -5)
     number = 1
     for _ in range(200):
         ready.append(number, [stuck, *[line] * 200])
-        levels.append(number, [stuck, *[line] * 200])
+        levels.joined(number, [stuck, *[line] * 200])
         for each in range(number + 1, number + 201):
             ready.pop(each)
         number += 201
     assert sum(levels.counts().values()) <= 2 * ready.count + 2 * 1024
-    assert levels.is_first_held
     first_ones = [1 + 201 * each for each in range(10)]
-    assert levels.take(10, 1 << 20) == (first_ones, [stuck] * 10)
+    assert levels.lowest(10) == first_ones

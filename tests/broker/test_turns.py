@@ -612,14 +612,15 @@ def test_a_spill_that_goes_on_later_lets_go_only_of_what_is_on_disk(
     monkeypatch.setattr(blocks_module, "BLOCK", 1)
     world = BareWorld()
     world.send("k", b"s subscribe q e\nm1 publish e x\nm2 publish e x\n")
-    lane = world.broker.queues[b"q"].lane
+    queue = world.broker.queues[b"q"]
+    lane = queue.lane
     finish(lane.spill(lane.next_seq))
     world.send("k", b"m3 publish e x\nm4 publish e x\n")
     begun = lane.spill(lane.next_seq)
     next(begun)
     assert [line is None for _, line in lane.blocks] == [True, True, False, True]
 
-    lane.page_in(1, [Run(1, [b"m%d event=e x" % number for number in (1, 2, 3)])])
+    queue.page_in(1, [Run(1, [b"m%d event=e x" % number for number in (1, 2, 3)])])
     finish(lane.spill(lane.next_seq))
     world.intake.receive(world.connection("k"), b"m5 publish e x\n")
     finish(begun)

@@ -13,7 +13,8 @@ from typing import Final
 
 from mqks.broker.broker import Broker
 from mqks.broker.features.death.deaths import _kill_read
-from mqks.broker.features.order.keys import Keys
+from mqks.broker.features.order.keyed import Keyed
+from mqks.broker.features.order.ranked import Ranked
 from mqks.broker.features.time.delays import _number
 from mqks.broker.features.time.receiver import Receiver
 from mqks.broker.spine.clients.consumer import UNACKED_OVERHEAD_BYTES, Consumer, consumers_of
@@ -77,12 +78,14 @@ def _check_queue(queue: Queue) -> None:
     require(lane.blocks.held == len(lines), f"{name!r}: {lane.blocks.held} in memory")
     require(lane.memory_bytes == _size(lines), f"{name!r}: memory_bytes")
     on_disk = [number for number, line in lane.blocks if line is None]
-    if lane.levels is None:
-        later = [number for number in on_disk if number >= lane.page_from]
-        require(lane.page_first == min(later, default=None), f"{name!r}: first on disk")
-    elif not lane.levels.is_learning:
-        listed = [number for level in lane.levels._levels.values() for number, _ in level]
-        require(lane.levels._count == len(listed) == len({*listed}), f"{name!r}: levels")
+    order = queue.order
+    if not isinstance(order, Ranked):
+        first = order.frontier if isinstance(order, Keyed) else 0
+        later = [number for number in on_disk if number >= first]
+        require(order.page_first == min(later, default=None), f"{name!r}: first on disk")
+    elif not order.is_learning:
+        listed = [number for level in order._levels.values() for number, _ in level]
+        require(order._count == len(listed) == len({*listed}), f"{name!r}: levels")
         require({*in_order} <= {*listed}, f"{name!r}: ready messages in no level")
     held = [number for each in consumers_of(queue) for number, _ in _deliveries(each)]
     returned = [number for number in in_order if number < lane.cursor]
@@ -207,14 +210,15 @@ def _check_deadline(queue: Queue) -> None:
 def _check_turns(queue: Queue) -> None:
     """Whoever can take gets what there is, or it is known why not."""
     if queue.ready and any(consumer.room() > 0 for consumer in queue.ring):
+        order = queue.order
         waits = queue.lane.paging or queue in queue.shared.outboxes.waiters
-        waits = waits or (queue.keys is not None and not _check_keys(queue, queue.keys))
+        waits = waits or (isinstance(order, Keyed) and not _check_keys(queue, order))
         # The first one is to die, by an alarm that is due.
         waits = waits or (queue.times is not None and queue.times.must_expire())
         require(waits, f"{queue.name!r}: messages wait for a consumer that has room")
 
 
-def _check_keys(queue: Queue, keys: Keys) -> bool:
+def _check_keys(queue: Queue, keys: Keyed) -> bool:
     """Return whether a message waits although a consumer with room may have it."""
     name, lane, free = queue.name, queue.lane, {*keys._free}
     known = {number for number in waiting(queue) if number < keys.frontier}
@@ -239,7 +243,7 @@ def _check_keys(queue: Queue, keys: Keys) -> bool:
             if hold is not None:
                 require(hold.key == key_of(line), f"{name!r}: {number} holds {hold.key!r}")
                 require(hold.taker in (consumer, None), f"{name!r}: two hold {hold.key!r}")
-    if not keys.can_give and keys._unread:
+    if keys._unread:
         return False
     able = [each for each in queue.ring if each.room() > 0]
     offered = [

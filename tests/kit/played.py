@@ -149,7 +149,7 @@ class Played:
         shared = self.broker.shared
         wanted, shared.wanted.pages = shared.wanted.pages, []
         for queue in wanted:
-            first = queue.lane.page_first
+            first = queue.order.page_first
             is_there = first is not None and queue.id in self.disk.queues
             self.pages.append((queue, first, self.disk.page(queue.id, first) if is_there else []))
 

@@ -67,12 +67,10 @@ DEBTS = {
     ("spine.clients.connection", "features.tails.tail"),
     ("spine.clients.connection", "features.time.receiver"),
     ("spine.clients.consumer", "features.time.deadlines"),
-    ("spine.queue.lane", "features.order.levels"),
     ("spine.queue.lane", "features.time.expiry"),
     ("spine.queue.queue", "features.admission.capacity"),
     ("spine.queue.queue", "features.death.deaths"),
     ("spine.queue.queue", "features.death.fates"),
-    ("spine.queue.queue", "features.order.keys"),
     ("spine.queue.queue", "features.time.times"),
     ("spine.queue.shared", "features.admission.capacity"),
     ("spine.routing.publishing", "features.admission.once"),
@@ -258,19 +256,19 @@ def test_files_form_no_circles(sources: dict[str, str]) -> None:
 
 def test_an_arrow_that_turns_inside_the_broker_is_noticed() -> None:
     log, lane = "mqks.broker.spine.log.pending", "mqks.broker.spine.queue.lane"
-    keys = "mqks.broker.features.order.keys"
+    keys = "mqks.broker.features.order.keyed"
     sources = {
         log: f"if TYPE_CHECKING:\n    from {lane} import Lane",
         lane: "from mqks.broker.spine.log import pending",
         keys: f"import {lane}",
-        "mqks.broker.spine.queue.queue": f"from {keys} import Keys",
+        "mqks.broker.spine.queue.queue": f"from {keys} import Keyed",
         "mqks.broker.requests.stats": "from mqks.broker.spine.queue.queue import Queue",
     }
     arrows = arrows_of_files(BROKER, sources)
 
     assert upward(arrows) == {
         ("spine.log.pending", "spine.queue.lane"),
-        ("spine.queue.queue", "features.order.keys"),
+        ("spine.queue.queue", "features.order.keyed"),
     }
     circle = {"spine.log.pending", "spine.queue.lane"}
     assert {name for name in arrows if circle_of(name, arrows)} == circle

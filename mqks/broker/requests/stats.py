@@ -15,6 +15,8 @@ from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 from mqks.broker.broker import Broker
+from mqks.broker.features.order.keyed import Keyed
+from mqks.broker.features.order.ranked import Ranked
 from mqks.broker.spine.base.turns import GOES_ON, Work, ordered, slices
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer, consumers_of
@@ -132,10 +134,12 @@ def queue(broker: Broker, name: bytes, after: bytes, limit: int) -> Work[Row]:
         for some in slices(names[first:][:limit], STEP_NAMES):
             texts += map(_text, some)
             yield GOES_ON
-    if (levels := found.lane.levels) is not None:
-        row["priorities"] = levels.counts()
-    if (keys := found.keys) is not None:
-        row |= {"keys": len(keys), "keys_held": keys.held}
+    if isinstance(order := found.order, Keyed):
+        row |= {"keys": order.known, "keys_held": order.held}
+    elif isinstance(order, Ranked):
+        row["priorities"] = order.counts()
+    elif found.policy.has_priorities:  # It has forgotten them, as all that is ready has none.
+        row["priorities"] = {0: found.ready} if found.ready else {}
     return row | lists
 
 

@@ -123,8 +123,7 @@ class Receiver(Taker):
         if not self.rests & Rest.ENDED:
             self.rest(Rest.ENDED)
             self.queue.ring.pop(self, None)
-            if self.queue.keys is not None:
-                self.queue.keys.ended(self)
+            self.queue.order.consumer_gone(self)
             self._on_left(self)
             if not (self._taken or self.connection.closed):
                 self.connection.write(replies.ok(self.id, b"--end"))

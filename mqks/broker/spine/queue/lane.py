@@ -8,9 +8,8 @@ if its mark says so, scheduled, dying, or settled.
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Final, Protocol
+from typing import Protocol
 
-from mqks.broker.features.order.levels import Levels
 from mqks.broker.features.time.expiry import Expiry
 from mqks.broker.spine.base.budget import Budget
 from mqks.broker.spine.base.ranges import (
@@ -26,8 +25,6 @@ from mqks.broker.spine.log.pending import NO_MARK, LaneChange, Mark, Pending, Ru
 from mqks.broker.spine.queue.blocks import Blocks
 from mqks.errors import MqksError
 from mqks.limits import (
-    DELIVERY_BYTES,
-    READ_AHEAD_BYTES,
     SCARCE_BYTES,
     SEQ_MAX,
     STEP_BODIES,
@@ -36,8 +33,6 @@ from mqks.limits import (
 from mqks.protocol import replies
 from mqks.protocol.requests import shown
 
-AHEAD: Final = 64
-"""So many messages that are next by priority are looked at for those on disk."""
 Delivery = tuple[int, bytes]
 """Sequence number and message."""
 
@@ -60,12 +55,15 @@ class Owner(Protocol):
     def none_expires(self) -> None:
         """The last of its messages that could expire has left."""
 
-    def become_ranked(self) -> None:
-        """Its messages may have priorities from now on."""
+    def see_attributes(self, lines: list[bytes]) -> None:
+        """Messages with attributes will be ready."""
 
 
 class Watcher(Protocol):
-    """Who must know which messages are delivered and not settled."""
+    """The order of its messages, if that is not the one of their numbers."""
+
+    def joined(self, first: int, lines: list[bytes]) -> None:
+        """Messages with consecutive numbers above all others are ready."""
 
     def returned(self, number: int, line: bytes) -> None:
         """A message is ready again in its old place."""
@@ -73,14 +71,18 @@ class Watcher(Protocol):
     def left(self, numbers: Sequence[int]) -> None:
         """Messages have left the queue."""
 
+    def from_last(self) -> Iterator[Sequence[int]] | None:
+        """Numbers of ready messages, the last ones to be delivered first, some at a time; None: by
+        number."""
+
 
 class Lane:
     """`memory` counts ready messages in memory, `pending` gets the changes to be written."""
 
     __slots__ = (
         *("acked", "acked_ranges", "blocks", "taken_end", "cursor", "cursor_moved", "deleted"),
-        *("dirty", "expiry", "has_attributes", "id", "levels", "marked", "marks", "memory"),
-        *("moved", "next_seq", "owner", "page_from", "paging", "pending", "returned"),
+        *("dirty", "expiry", "has_attributes", "id", "marked", "marks", "memory"),
+        *("moved", "next_seq", "owner", "paging", "pending", "returned"),
         *("unwritten", "unwritten_first", "unwritten_runs", "watcher"),
     )
 
@@ -94,14 +96,10 @@ class Lane:
         self.cursor = 1
         self.blocks = Blocks(memory)
         """Ready messages."""
-        self.levels: Levels | None = None
-        """Their priorities, if any has one."""
         self.returned = 0
         """How many of them are below the cursor."""
         self.paging = False
         """A page was requested and has not arrived yet."""
-        self.page_from = 0
-        """Pages begin at the first message on disk from this number on."""
         self.watcher: Watcher | None = None
         self.expiry: Expiry | None = None
         """When messages expire, if any do."""
@@ -167,34 +165,19 @@ class Lane:
             and not self.marks.get(number, NO_MARK).redelivered
         )
 
-    @property
-    def is_next_in_memory(self) -> bool:
-        """Whether the next message can be delivered without reading the disk."""
-        if self.levels is not None:
-            return not self.levels.is_learning and self.levels.is_first_held
-        return self.blocks.is_first_held
-
     # -- adding messages
 
     def see(self, lines: Iterable[bytes]) -> None:
         """Messages that may have attributes join, or are delivered at once."""
-        for line in lines:
-            if replies.ATTRIBUTES in line:
-                self.has_attributes = True
-                if self.levels is None and replies.PRIORITY in line and replies.priority_of(line):
-                    self.rank()
-
-    def rank(self) -> None:
-        """Deliver by priority from now on, unless it is done by key."""
-        if self.watcher is None:
-            self.levels = Levels(self.blocks, self.memory)
-        self.owner.become_ranked()
+        if attributed := [line for line in lines if replies.ATTRIBUTES in line]:
+            self.has_attributes = True
+            self.owner.see_attributes(attributed)
 
     def append(self, first: int, lines: list[bytes]) -> None:
         """Append messages with numbers from `first` up to `next_seq`; they must be written."""
         self.blocks.append(first, lines)
-        if self.levels is not None:
-            self.levels.append(first, lines)
+        if self.watcher is not None:
+            self.watcher.joined(first, lines)
         self.remember(first, lines)
 
     def append_aside(self, lines: list[bytes], marks: list[Mark]) -> int:
@@ -245,10 +228,10 @@ class Lane:
         self.keep_returned(number, line)
 
     def keep_returned(self, number: int, line: bytes) -> None:
+        if self.watcher is None and self.has_attributes:
+            self.see((line,))  # Its order may have forgotten priorities while it was away.
         self.returned += number < self.cursor
         self.blocks.add(number, line)
-        if self.levels is not None:
-            self.levels.add(number, line)
         if self.watcher is not None:
             self.watcher.returned(number, line)
 
@@ -275,19 +258,14 @@ class Lane:
         """Messages with numbers below `end` have been delivered."""
         self.cursor = max(self.cursor, end)
 
-    def pick(self, numbers: Sequence[int]) -> list[bytes]:
-        """Take out ready messages in memory, wherever they are, by increasing numbers. Those not
-        delivered must be returned by `keep_returned`; then the caller calls `picked`."""
-        self.returned -= bisect_left(numbers, self.cursor)
-        return self.blocks.pop_some(numbers, SEQ_MAX)[1]
-
-    def ranked(self, most: int) -> tuple[list[int], list[bytes]]:
-        """The same for the first ones of the highest level: at most `most`, or as many as one
-        delivery takes."""
-        assert self.levels is not None
-        numbers, lines = self.levels.take(min(most, STEP_MESSAGES), DELIVERY_BYTES)
-        self.returned -= bisect_left(numbers, self.cursor)
-        return numbers, lines
+    def pick(
+        self, numbers: Sequence[int], bytes_max: int = SEQ_MAX
+    ) -> tuple[list[int], list[bytes], int]:
+        """Take out messages out of order, see `Blocks.pop_some`. Those not delivered must be
+        returned by `keep_returned`; then the caller calls `picked`."""
+        taken = self.blocks.pop_some(numbers, bytes_max)
+        self.returned -= bisect_left(taken[0], self.cursor)
+        return taken
 
     def picked(self, numbers: Sequence[int], held: Iterable[int]) -> None:
         """These were delivered, to consumers that must ack those that are `held`."""
@@ -541,8 +519,6 @@ class Lane:
         self.returned = len(blocks)
         for first, count in subtract(cursor, next_seq, holes):
             blocks.append_on_disk(first, count)
-        if self.levels is not None:
-            self.levels.unknown_end = next_seq if len(blocks) else 0
         blocks.disk_bytes = round(mean_bytes * len(blocks))
 
     def restore_marks(self, marks: Iterable[tuple[int, Mark]]) -> None:
@@ -570,64 +546,16 @@ class Lane:
         A lane that is being consumed keeps its next page in memory.
         """
         keep_bytes = SCARCE_BYTES if self.owner.is_served else 0
-        if self.levels is not None:
-            for numbers in self.levels.from_last():
-                if self.blocks.memory_bytes <= keep_bytes or self.deleted:
-                    break
-                self.blocks.forget(number for number in numbers if number < committed)
+        by_order = None if self.watcher is None else self.watcher.from_last()
+        if by_order is None:
+            while self.blocks.spill(committed, keep_bytes):
                 yield GOES_ON
             return
-        while self.blocks.spill(committed, keep_bytes):
+        for numbers in by_order:
+            if self.blocks.memory_bytes <= keep_bytes or self.deleted:
+                break
+            self.blocks.forget(number for number in numbers if number < committed)
             yield GOES_ON
-
-    @property
-    def page_first(self) -> int | None:
-        """Number of the first message that is only on disk; None if there is none."""
-        if self.levels is not None:
-            found = self.blocks.after(self.levels.learned, self.levels.unknown_end, 1)
-            return found[0] if found else None
-        return self.blocks.first_on_disk(self.page_from)
-
-    def wanted_bodies(self) -> list[int]:
-        """Numbers of messages on disk that are next by priority."""
-        assert self.levels is not None
-        size = SCARCE_BYTES if self.memory.is_short else DELIVERY_BYTES * 4
-        most = size * self.blocks.on_disk // (self.blocks.disk_bytes + 1)
-        next_ones = self.levels.ahead(max(1, min(most, STEP_MESSAGES)))
-        return sorted(n for n in next_ones if n in self.blocks and self.blocks.get(n) is None)
-
-    @property
-    def wants_page(self) -> bool:
-        """Whether to read a page: ahead of the consumers while there is memory for it."""
-        if self.levels is not None and self.levels.is_learning:
-            return not self.paging  # Also if all that was unknown has left meanwhile.
-        if self.paging or not self.blocks.on_disk:
-            return False
-        if self.levels is not None:
-            return any(
-                number in self.blocks and self.blocks.get(number) is None
-                for number in self.levels.ahead(AHEAD)
-            )
-        enough = 1 if self.memory.is_short else READ_AHEAD_BYTES
-        return self.blocks.memory_ahead(enough) < enough
-
-    def page_in(self, first: int | None, runs: list[Run]) -> None:
-        """Add a page from disk: all living messages from `first` on, which was `page_first` when
-        the read began. The queue may have been trimmed or deleted meanwhile: a missing message is
-        an error only if it is still wanted. Raises MqksError."""
-        self.paging = False
-        if not self.has_attributes:
-            self.has_attributes = any(replies.ATTRIBUTES in line for r in runs for line in r.lines)
-        wanted = self.page_first
-        if first is None or wanted is None:
-            return
-        if wanted == first and not (runs and runs[0].first == first):
-            name = shown(self.owner.name)
-            raise MqksError(f"messages of queue {name} from {first} are missing")
-        if self.levels is not None:
-            return
-        # There may be many queues with slow consumers.
-        self.blocks.fill(runs, SCARCE_BYTES if self.memory.is_short else SEQ_MAX)
 
     def bring_in(self, numbers: Iterable[int], lines: Mapping[int, bytes]) -> None:
         """Add the bodies of these messages, read from disk, where they are still wanted. Raises
@@ -639,26 +567,12 @@ class Lane:
                 name = shown(self.owner.name)
                 raise MqksError(f"message {number} of queue {name} is missing")
 
-    def learn(self, runs: list[Run]) -> Work[None]:
-        """Learn the priorities of a page from disk. Its bodies stay while there is memory."""
-        for first, lines in runs:
-            for start in range(0, len(lines), STEP_MESSAGES):
-                if self.deleted or self.levels is None:
-                    return
-                some = lines[start : start + STEP_MESSAGES]
-                self.levels.learn(first + start, some)
-                if not self.memory.is_short:
-                    self.blocks.fill([Run(first + start, some)], SEQ_MAX)
-                yield GOES_ON
-        if self.levels is not None and self.page_first is None:
-            self.levels.learned = self.levels.unknown_end
-
     def delete(self) -> Iterator[object]:
         """Forget all messages at once. The memory is freed step by step by the returned
         iterator."""
         self.deleted = True
         self.returned = 0
-        self.expiry = self.levels = None
+        self.expiry = None
         gone = [self.blocks.emptied()]
         gone += [
             emptied(items)

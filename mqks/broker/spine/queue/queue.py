@@ -14,8 +14,7 @@ from zlib import crc32
 
 from mqks.broker.features.admission.capacity import Capacity
 from mqks.broker.features.death import fates
-from mqks.broker.features.death.deaths import kill_oldest, kill_ready, step_parts
-from mqks.broker.features.order.keys import Keys, ascending
+from mqks.broker.features.death.deaths import kill_oldest, kill_ready
 from mqks.broker.features.time.times import Times
 from mqks.broker.spine.base.ranges import Range, compress, union
 from mqks.broker.spine.base.turns import GOES_ON, Work
@@ -23,16 +22,19 @@ from mqks.broker.spine.log.pending import Mark, QueueState, Run
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import REJECT, Event
 from mqks.broker.spine.queue.lane import Delivery, Lane, free
+from mqks.broker.spine.queue.order import Fifo, Order, Ring
 from mqks.broker.spine.queue.shared import Fetch, Place, Shared
 from mqks.broker.spine.queue.taker import Rest, Taker
+from mqks.errors import MqksError
 from mqks.limits import (
-    DELIVERY_BYTES,
     SEQ_MAX,
     STEP_BYTES,
     STEP_MESSAGES,
     STEP_RULED,
     TAKERS_MAX,
 )
+from mqks.protocol.replies import ATTRIBUTES
+from mqks.protocol.requests import shown
 
 
 class Terms(NamedTuple):
@@ -65,10 +67,9 @@ class Queue:
             "deleted",
             "id",
             "is_dropping",
-            "keys",
             "lane",
         ),
-        *("name", "policy", "returning", "ring", "rules", "shared", "show"),
+        *("name", "order", "policy", "returning", "ring", "rules", "shared", "show"),
         *("timer", "times", "told_at", "updates"),
     )
 
@@ -77,6 +78,8 @@ class Queue:
         self.id = queue_id
         self.name = name
         self.lane = Lane(queue_id, self, shared.memory, shared.pending)
+        self.order: Order = Fifo(self.lane)
+        """Which message is next, and whose."""
         self.policy = self.rules = DEFAULT
         """The policy that was set, and the rules that apply: the policy over the defaults."""
         self.ack_timeout_us: int | None = None
@@ -84,8 +87,6 @@ class Queue:
         """Messages above the limits are being dropped, the oldest first."""
         self.times: Times | None = None
         """Messages that wait for a time; made when there are any."""
-        self.keys: Keys | None = None
-        """Which message is next, if its messages are ordered by key or keys take turns."""
         self.timer: int | None = None
         """The entry in the schedule that deletes the queue."""
         self.deleted = False
@@ -100,9 +101,8 @@ class Queue:
         """Number of works that return messages: until all are done, nothing is delivered."""
         self.consumers: dict[Taker, None] = {}
         """In order of attachment."""
-        self.ring: OrderedDict[Taker, None] = OrderedDict()
-        """Consumers that can take messages, the next one first. One that cannot is removed at its
-        turn."""
+        self.ring: Ring = OrderedDict()
+        """One that cannot take messages is removed at its turn."""
         self.show: Callable[[list[bytes]], None] | None = None
         """Shows the messages that join it to those who watch, if any do."""
         self.updates = 0
@@ -150,28 +150,22 @@ class Queue:
         self._update_capacity()
         if rules.ttl_s is not None or self.times is not None:
             self._set_ttl(None if rules.ttl_s is None else round(rules.ttl_s * 1e6))
-        self._set_keys()
+        self.set_order(self.shared.orders.by_rules(self, self.order))
         self.deliver()
 
-    def _set_keys(self) -> None:
-        is_ordered = self.rules.ordered is not None
-        wanted, old = is_ordered or self.rules.fair is not None, self.keys
-        if wanted == (old is not None) and (old is None or old.is_ordered == is_ordered):
-            return
-        self.keys = self.lane.watcher = Keys(self, is_ordered=is_ordered) if wanted else None
-        if old is not None:
-            self.shared.turns.later(free(old.delete()))
-        self.lane.levels = None
-        if self.policy.has_priorities:
-            self.lane.rank()
-        self._hold_back()
+    def set_order(self, order: Order) -> None:
+        """Deliver in this order from now on."""
+        old = self.order
+        if order is not old:
+            self.order = order
+            self.lane.watcher = order if order.watches else None
+            if old.watches:
+                self.shared.turns.later(free(old.delete()))
+            order.started()
 
-    def _hold_back(self) -> None:
-        """Messages that were put off hold their keys back."""
-        if self.keys is not None and self.keys.is_ordered:
-            marks = self.lane.marks.items()
-            put_off = [number for number, mark in marks if mark.keeps_place and mark.due_us]
-            self.keys.hold_back(step_parts(self, put_off))
+    def see_attributes(self, lines: list[bytes]) -> None:
+        """Messages with attributes will be ready."""
+        self.set_order(self.shared.orders.by_messages(self, self.order, lines))
 
     def _set_ttl(self, ttl_us: int | None) -> None:
         expiry, lane = self.timed().expiry, self.lane
@@ -193,9 +187,6 @@ class Queue:
         if self.times is not None:
             self.shared.turns.add(free(self.times.delete()))
             self.times = self.lane.expiry = None
-            # Those that were alone in having attributes may be gone.
-            if not (self.ready or self.unacked or self.returning):
-                self.lane.has_attributes = False
 
     def none_expires(self) -> None:
         """The last of its messages that could expire has left."""
@@ -238,7 +229,7 @@ class Queue:
         if (
             self.ring
             and not lane.blocks.count
-            and self.keys is None
+            and self.order.passes_new
             and (ids is not None or not self.shared.owner.withholds)
             and not self._postponed()
         ):
@@ -354,11 +345,12 @@ class Queue:
         """Kill messages above the limits, the oldest of the lowest priority first."""
         while (surplus := self._surplus()) and not self.deleted:
             most = min(surplus, STEP_MESSAGES)
-            if self.lane.levels is None:
+            fitting = STEP_BYTES * self.lane.ready // (self.lane.ready_bytes + 1) + 1
+            lowest = self.order.lowest(min(most, fitting))
+            if lowest is None:
                 kill_oldest(self, SEQ_MAX, Event.OVERFLOW, most)
             else:
-                fitting = STEP_BYTES * self.lane.ready // (self.lane.ready_bytes + 1) + 1
-                kill_ready(self, self.lane.levels.last(min(most, fitting)), Event.OVERFLOW)
+                kill_ready(self, lowest, Event.OVERFLOW)
             yield GOES_ON
         self.is_dropping = False
         self.deliver()
@@ -405,8 +397,7 @@ class Queue:
 
     def put_off(self, number: int, line: bytes, mark: Mark, due_us: int) -> None:
         """Schedule a message, by the clock of its mark."""
-        if self.keys is not None:
-            self.keys.put_off(number)
+        self.order.put_off(number)
         self.timed().add(number, [line], [mark], [due_us])
 
     def join(self, due: Sequence[Delivery], since_us: Sequence[int] = ()) -> None:
@@ -477,19 +468,17 @@ class Queue:
         """Whether ready messages may be delivered soon that could not be delivered now."""
         lane, turns = self.lane, self.shared.turns
         waits = lane.paging or bool(self.returning) or self in turns.due
-        return lane.ready > 0 and (waits or (self.keys is not None and self.keys.is_reading))
+        return lane.ready > 0 and (waits or self.order.is_reading)
 
     def serve(self, consumer: Taker) -> None:
         """A consumer can take messages: it is the last one in the ring."""
         self.ring[consumer] = None
-        if self.keys is not None:
-            self.keys.comes_back(consumer)
+        self.order.consumer_ready(consumer)
 
     def detach(self, consumer: Taker) -> None:
         del self.consumers[consumer]
         self.ring.pop(consumer, None)
-        if self.keys is not None:
-            self.keys.ended(consumer)
+        self.order.consumer_gone(consumer)
         if self.rules.single_consumer and self.consumers:
             next(iter(self.consumers)).resume(Rest.STANDBY)
 
@@ -528,86 +517,75 @@ class Queue:
         """Continue a delivery that the end of the turn has interrupted: with at least one step,
         however short the turn."""
         waits = self.returning or self.deleted or self.shared.outboxes.room <= 0
-        if not waits and self.can_deliver and not self._has_expired:
-            self.deliver_some()
+        if not waits and self._may_deliver and not self._has_expired:
+            self._deliver_some()
         self.deliver()
 
     def deliver(self) -> None:
         """Deliver ready messages while there are messages and consumers that can take them."""
         if self.deleted:
             return
-        times, keys = self.times, self.keys
-        if keys is not None:
-            keys.has_next = True
+        times = self.times
         if not self._has_expired:
-            while self.can_deliver and not self._postponed():
-                self.deliver_some()
+            while self._may_deliver and not self._postponed() and self._deliver_some():
+                pass
         if times is not None:
             times.set_alarms()
         lane = self.lane
         if self.capacity.is_watched or lane.blocks.count >= self.told_at:
             self._update_capacity()
-        if self.ring and (lane.wants_page if keys is None else keys.wants_page):
-            self.want_page()
+        if self.ring and not lane.paging and (wanted := self.order.wants()) is not None:
+            if wanted:
+                self.bring(wanted)
+            else:
+                lane.paging = True
+                self.shared.wanted.pages.append(self)
 
-    def want_page(self) -> None:
-        """Request the next messages that are only on disk."""
-        lane = self.lane
-        if lane.paging:
-            return
-        if lane.levels is not None and not lane.levels.is_learning:
-            self.bring(lane.wanted_bodies())
-            return
-        lane.paging = True
-        self.shared.wanted.pages.append(self)
+    # Paging: a queue reads one thing at a time, and `Lane.paging` is set until it has come. What to
+    # read, and how far ahead, is the question of its order: the next page, which is all that lives
+    # from a number on, or single messages. The server reads while other requests are handled, so
+    # messages of a page may have left meanwhile, or be in memory again: `Blocks.fill` takes what is
+    # still only on disk. Only if the first one is still wanted and is not there, the journal has
+    # lost a message, and the server must end.
 
     def page_in(self, first: int | None, runs: list[Run]) -> None:
-        """See `Lane.page_in`. Raises MqksError."""
+        """See `Place.page_in`."""
         self.shared.turns.begin()
-        levels = self.lane.levels
-        self.lane.page_in(first, runs)
-        if levels is not None and levels.is_learning:
-            self.lane.paging = True
-            self.shared.turns.add(self._learn(runs))
-            return
-        self.deliver()
+        lane, order = self.lane, self.order
+        lane.paging = False
+        if not lane.has_attributes:
+            lane.has_attributes = any(ATTRIBUTES in line for r in runs for line in r.lines)
+        if first is not None and order.page_first == first and (not runs or runs[0].first != first):
+            raise MqksError(f"messages of queue {shown(self.name)} from {first} are missing")
+        if (learning := order.came(runs)) is None:
+            self.deliver()
+        else:
+            lane.paging = True
+            self.shared.turns.add(self._learn(learning))
 
-    def _learn(self, runs: list[Run]) -> Work[None]:
-        yield from self.lane.learn(runs)
+    def _learn(self, learning: Work[None]) -> Work[None]:
+        yield from learning
         self.lane.paging = False
         self.deliver()
 
     @property
-    def can_deliver(self) -> bool:
-        if not self.ring or self.shared.owner.withholds:
-            return False
-        return self.lane.is_next_in_memory if self.keys is None else self.keys.can_give
+    def _may_deliver(self) -> bool:
+        return bool(self.ring and self.lane.blocks.count) and not self.shared.owner.withholds
 
-    def deliver_some(self) -> None:
-        """One step of a delivery."""
-        if self.keys is not None:
-            self._deliver_by_key(self.keys)
-            return
-        lane = self.lane
-        # Messages beyond what one consumer can take need not be taken and put back each time.
-        most = SEQ_MAX
-        if len(self.ring) == 1 or lane.levels is not None:
-            takers = [*islice(self.ring, TAKERS_MAX)]
-            most = sum([max(0, taker.room()) for taker in takers])
-            if not most:
-                for taker in takers:
-                    taker.rest_if_full()
-                return
-        if lane.levels is not None:
-            self._deliver_out(*lane.ranked(most))
-            return
-        first, lines = lane.front(most)
-        taken = self._dispatch(range(first, first + len(lines)), lines, None, stored=True)
-        lane.delivered(first + taken)
-        if taken < len(lines):
-            lane.put_front(first + taken, lines[taken:])
-        if not lane.fresh:
-            lane.delivered(lane.next_seq)
+    def _deliver_some(self) -> bool:
+        """One step of a delivery; return whether another one may deliver more."""
+        shares, lane = self.order.next(self.ring), self.lane
+        for numbers, lines, to in shares or ():
+            if not isinstance(numbers, range):
+                self._deliver_out(numbers, lines, to)
+                continue
+            taken = self._dispatch(numbers, lines, None, stored=True)
+            lane.delivered(numbers.start + taken)
+            if taken < len(lines):
+                lane.put_front(numbers.start + taken, lines[taken:])
+            if not lane.fresh:
+                lane.delivered(lane.next_seq)
+        return shares is not None
 
     def _update_capacity(self) -> None:
         """What waits has changed: see whether it is too much."""
@@ -686,39 +664,12 @@ class Queue:
                 break
         return taken
 
-    def _deliver_by_key(self, keys: Keys) -> None:
-        """Each consumer gets one message at its turn."""
-        keys.learn()
-        ring, size = self.ring, 0
-        room, given = dict[Taker, int](), dict[Taker, list[int]]()
-        for _ in range(STEP_RULED):
-            taker = keys.taker(ring)
-            if taker is None:
-                break
-            if taker not in room:
-                room[taker] = taker.room()
-            if room[taker] <= 0:
-                if taker in given:
-                    break
-                taker.rest_if_full()
-                continue
-            if (found := keys.give(taker)) is not None:
-                given.setdefault(taker, []).append(found[0])
-                room[taker] -= 1
-                ring.move_to_end(taker)
-                size += len(found[1])
-                if size >= DELIVERY_BYTES:
-                    break
-        for taker, numbers in given.items():
-            for some in ascending(numbers) if taker.is_brief else (sorted(numbers),):
-                self.deliver_these(some, taker)
-
     def deliver_these(self, numbers: Sequence[int], to: Taker | None = None) -> int:
         """Deliver ready messages out of order, by increasing numbers, all of them in memory: to
         this consumer, or to all in turns. Return how many were taken, the first ones."""
         if to is not None:
             numbers = numbers[: max(0, to.room())]
-        return self._deliver_out(numbers, self.lane.pick(numbers), to)
+        return self._deliver_out(numbers, self.lane.pick(numbers)[1], to)
 
     def _deliver_out(
         self, numbers: Sequence[int], lines: list[bytes], to: Taker | None = None
@@ -740,13 +691,13 @@ class Queue:
         lane.picked(numbers[:taken], held)
         return taken
 
-    def bring(self, numbers: list[int]) -> None:
+    def bring(self, numbers: Sequence[int]) -> None:
         """Read ready messages that are only on disk, and deliver. Until then nothing else is read
         ahead."""
         self.lane.paging = True
-        self.fetch(numbers, partial(self._brought, numbers))
+        self.fetch([*numbers], partial(self._brought, numbers))
 
-    def _brought(self, numbers: list[int], lines: dict[int, bytes]) -> None:
+    def _brought(self, numbers: Sequence[int], lines: dict[int, bytes]) -> None:
         self.lane.paging = False
         self.lane.bring_in(numbers, lines)
         self.deliver()
@@ -782,9 +733,8 @@ class Queue:
         lane, aside = self.lane, list[int]()
         lane.restore_marks(self._unscheduled(from_cursor, aside))
         holes = union([*holes, *compress(aside)])
-        if self.policy.has_priorities:
-            lane.rank()
         lane.restore(next_seq, cursor, self._unscheduled(returned, aside), holes, mean_bytes)
+        self.set_order(self.shared.orders.restored(self, self.order))
         if self.times is not None:
             self.times.restored(mean_bytes)
         self._update_capacity()
@@ -817,7 +767,7 @@ class Queue:
             is_ready, marks = self.lane.is_ready, self.lane.marks.items()
             spent = [number for number, mark in marks if mark.deliveries >= max(1, most)]
             kill_ready(self, filter(is_ready, sorted(spent)), Event.DELIVERIES)
-        self._hold_back()
+        self.order.started()
         self.deliver()
 
     def delete(self) -> Work[None]:
@@ -831,9 +781,8 @@ class Queue:
         if self.times is not None:
             gone.append(self.times.delete())
             self.times = None
-        if self.keys is not None:
-            gone.append(self.keys.delete())
-            self.keys = self.lane.watcher = None
+        gone.append(self.order.delete())
+        self.order, self.lane.watcher = Fifo(self.lane), None
         for consumer in self.consumers:
             consumer.rest(Rest.NO_QUEUE)
             gone.append(consumer.let_go())

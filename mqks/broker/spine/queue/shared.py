@@ -4,7 +4,7 @@ The one rule: they get this and each other, never the broker. Fates, deaths, mov
 queue only as a `Place`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from mqks.broker.features.admission.capacity import Capacities, Capacity
@@ -17,6 +17,7 @@ from mqks.broker.spine.base.turns import Turns
 from mqks.broker.spine.log.pending import Mark, Pending, Run
 from mqks.broker.spine.message.policy import Policy
 from mqks.broker.spine.queue.lane import Delivery, Lane
+from mqks.broker.spine.queue.order import Order
 from mqks.settings import Settings
 
 
@@ -29,6 +30,8 @@ class Place(Protocol):
     capacity: Capacity
     deleted: bool
     lane: Lane
+    order: Order
+    policy: Policy
     rules: Policy
     shared: "Shared"
     show: Callable[[list[bytes]], None] | None
@@ -40,6 +43,12 @@ class Place(Protocol):
     @property
     def is_ruled(self) -> bool:
         """Whether its rules depend on retries or times."""
+
+    def set_order(self, order: Order) -> None:
+        """Deliver in this order from now on."""
+
+    def become_ranked(self) -> None:
+        """Record in the journal that its messages may have priorities from now on."""
 
     def dead_letter_queue(self, reason: str) -> "Place | None":
         """Where its messages go that die for this reason; it is created if needed."""
@@ -72,7 +81,8 @@ class Place(Protocol):
         """Deliver ready messages while there are messages and consumers that can take them."""
 
     def page_in(self, first: int | None, runs: list[Run]) -> None:
-        """See `Lane.page_in`. Raises MqksError."""
+        """All living messages from `first` on have come, which was the `page_first` of its order
+        when the read began. Raises MqksError."""
 
 
 class Fetch(NamedTuple):
@@ -95,6 +105,19 @@ class Wanted:
         self.fetches: list[Fetch] = []
 
 
+class Orders(Protocol):
+    """Choose the order of a queue: another one than the `old` one, if that does not suit."""
+
+    def by_rules(self, queue: Place, old: Order) -> Order:
+        """Its rules have changed."""
+
+    def by_messages(self, queue: Place, old: Order, lines: Iterable[bytes]) -> Order:
+        """Messages with attributes will be ready."""
+
+    def restored(self, queue: Place, old: Order) -> Order:
+        """Its messages were restored, and are on disk."""
+
+
 class Owner(Protocol):
     """The broker, as its queues see it."""
 
@@ -108,7 +131,7 @@ class Owner(Protocol):
 
 class Shared:
     __slots__ = (
-        *("capacities", "counters", "facts", "memory", "outboxes"),
+        *("capacities", "counters", "facts", "memory", "orders", "outboxes"),
         *("owner", "pending", "schedule", "turns", "wanted"),
     )
 
@@ -120,6 +143,7 @@ class Shared:
         clock: Callable[[], float],
         now_us: Callable[[], int],
         facts: Facts,
+        orders: Orders,
     ) -> None:
         self.turns = Turns(clock)
         self.schedule = Schedule(clock, now_us, owner.notices)
@@ -135,3 +159,4 @@ class Shared:
         self.wanted = Wanted()
         self.capacities = Capacities(settings.queue_messages_max)
         self.owner = owner
+        self.orders = orders

@@ -11,13 +11,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice, pairwise
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
+from mqks.broker.features.death.deaths import step_parts
 from mqks.broker.spine.base.turns import emptied
 from mqks.broker.spine.queue.lane import Delivery, free
+from mqks.broker.spine.queue.order import PAGE, Order, Ring, Share
 from mqks.broker.spine.queue.shared import Place
 from mqks.broker.spine.queue.taker import Rest, Taker
-from mqks.limits import KEYED_MAX, STEP_MESSAGES
+from mqks.limits import DELIVERY_BYTES, KEYED_MAX, STEP_MESSAGES, STEP_RULED
 from mqks.protocol.replies import key_of
 
 FREE_ENOUGH: Final = 1024
@@ -53,24 +55,23 @@ class Hold:
         """It is in the offers of its consumer."""
 
 
-class Keys:
+class Keyed(Order):
     """`is_ordered`: while a message of a key is unacked, only its consumer gets the next one, and
     nobody if it is put off. Otherwise keys only take turns. Messages without a key take turns
     together, and are not ordered."""
 
     __slots__ = (
-        *("_able", "_count", "_fetched", "_free", "_held", "_holds", "_lane", "_offers"),
-        *("_put_off", "_queue", "_unread", "_ready", "frontier", "has_next", "is_ordered"),
+        *("_able", "_count", "_fetched", "_free", "_held", "_holds", "_offers"),
+        *("_put_off", "_queue", "_unread", "_ready", "frontier", "is_ordered"),
     )
 
+    passes_new: ClassVar[bool] = False
+
     def __init__(self, queue: Place, *, is_ordered: bool) -> None:
+        super().__init__(queue.lane)
         self._queue = queue
-        self._lane = queue.lane
         self.is_ordered = is_ordered
         self.frontier = 0
-        self.has_next = True
-        """There may be a message for a consumer that has room, as far as is known since the last
-        look."""
         self._free: deque[bytes] = deque()
         """Keys in the order of their turns."""
         self._ready: dict[bytes, Numbers] = {}
@@ -88,7 +89,8 @@ class Keys:
         self._able: dict[Taker, None] = {}
         """Consumers with offers that may have room for them."""
 
-    def __len__(self) -> int:
+    @property
+    def known(self) -> int:
         """Number of known keys with ready messages."""
         return len(self._ready)
 
@@ -98,13 +100,7 @@ class Keys:
         return len(self._holds)
 
     @property
-    def can_give(self) -> bool:
-        """Whether there may be a message for a consumer that has room."""
-        return self.has_next and not self._unread
-
-    @property
     def is_reading(self) -> bool:
-        """Whether messages are being read from disk."""
         return bool(self._fetched or self._unread)
 
     # -- which messages are ready
@@ -121,13 +117,16 @@ class Keys:
         found, stop = lane.blocks.held_from(self.frontier, count)
         for number, line in found:
             self._add(key_of(line), number)
-        self.frontier = lane.page_from = lane.next_seq if stop is None else stop
+        self.frontier = lane.next_seq if stop is None else stop
         return bool(found)
 
     @property
-    def wants_page(self) -> bool:
-        """Whether to read the keys of more messages from disk."""
-        return self._wants_more and self._lane.page_first is not None
+    def page_first(self) -> int | None:
+        return self._lane.blocks.first_on_disk(self.frontier)
+
+    def wants(self) -> Sequence[int] | None:
+        """A page, for the keys of more messages."""
+        return PAGE if self._wants_more and self.page_first is not None else None
 
     @property
     def _wants_more(self) -> bool:
@@ -165,7 +164,6 @@ class Keys:
         self._able[taker] = None
 
     def returned(self, number: int, line: bytes) -> None:
-        """A message is ready again in its old place."""
         if number >= self.frontier:
             self._let_go(number)
             return
@@ -188,7 +186,7 @@ class Keys:
         if not self._let_go(number) and numbers is None:
             self._turn(key)
 
-    def _next(self, key: bytes) -> Delivery | None:
+    def _next_of(self, key: bytes) -> Delivery | None:
         """Take the next ready message of a key; None if there is none, or none in memory."""
         blocks = self._lane.blocks
         for number in islice(self._pending(key), STEP_MESSAGES):
@@ -244,18 +242,49 @@ class Keys:
 
     # -- who gets them
 
-    def comes_back(self, taker: Taker) -> None:
-        """A consumer may have room again."""
+    def next(self, ring: Ring) -> Iterable[Share] | None:
+        """Each consumer gets one message at its turn."""
+        if self._unread:
+            return None
+        self.learn()
+        size, room, given = 0, dict[Taker, int](), dict[Taker, list[int]]()
+        for _ in range(STEP_RULED):
+            taker = self._taker(ring)
+            if taker is None:
+                if not given and not self.learn():
+                    return None
+                break
+            if taker not in room:
+                room[taker] = taker.room()
+            if room[taker] <= 0:
+                if taker in given:
+                    break
+                taker.rest_if_full()
+                continue
+            if (delivery := self._give(taker)) is not None:
+                given.setdefault(taker, []).append(delivery[0])
+                room[taker] -= 1
+                ring.move_to_end(taker)
+                size += len(delivery[1])
+                if size >= DELIVERY_BYTES:
+                    break
+        pick = self._lane.pick
+        return (
+            (some, pick(some)[1], taker)
+            for taker, numbers in given.items()
+            for some in (ascending(numbers) if taker.is_brief else (sorted(numbers),))
+        )
+
+    def consumer_ready(self, taker: Taker) -> None:
         if taker in self._offers:
             self._able[taker] = None
 
-    def ended(self, taker: Taker) -> None:
-        """A consumer is detached; what it holds returns."""
+    def consumer_gone(self, taker: Taker) -> None:
         self._able.pop(taker, None)
         for hold in self._offers.pop(taker, ()):
             hold.is_offered = False
 
-    def taker(self, ring: Mapping[Taker, None]) -> Taker | None:
+    def _taker(self, ring: Ring) -> Taker | None:
         """The next consumer for which there may be a message."""
         if self._free:
             return next(iter(ring), None)
@@ -264,20 +293,19 @@ class Keys:
             if taker in ring:
                 return taker
             del self._able[taker]
-        self.has_next = self.learn()
         return None
 
-    def give(self, taker: Taker) -> Delivery | None:
-        """Take out the message that this consumer gets next; the caller delivers it."""
+    def _give(self, taker: Taker) -> Delivery | None:
+        """Take the message that this consumer gets next out of the index."""
         found, offers = None, self._offers.get(taker)
         if self._free and not (offers and taker.is_brief):
             key = self._free.popleft()
-            if (found := self._next(key)) is not None:
+            if (found := self._next_of(key)) is not None:
                 self._hold(key, found[0], taker)
         elif offers:
             hold = offers.popleft()
             hold.is_offered = False
-            if hold.count and not hold.put_off and (found := self._next(hold.key)) is not None:
+            if hold.count and not hold.put_off and (found := self._next_of(hold.key)) is not None:
                 self._hold(hold.key, found[0], taker)
             if not offers:
                 del self._offers[taker], self._able[taker]
@@ -295,7 +323,6 @@ class Keys:
             self._turn(key)
 
     def left(self, numbers: Sequence[int]) -> None:
-        """Messages have left the queue."""
         held = self._held
         if held:
             if isinstance(numbers, range) and len(held) < len(numbers):
@@ -320,7 +347,6 @@ class Keys:
         return True
 
     def put_off(self, number: int) -> None:
-        """A delivered message is scheduled, and keeps its place."""
         hold = self._held.get(number)
         if hold is not None and number not in self._put_off:
             hold.put_off += 1
@@ -328,10 +354,12 @@ class Keys:
 
     # -- start and end
 
-    def hold_back(self, parts: Iterable[list[int]]) -> None:
-        """These messages were put off before the keys were known: read theirs. Nothing is delivered
-        before that."""
-        for numbers in parts if self.is_ordered else ():
+    def started(self) -> None:
+        """Messages that were put off before the keys were known hold theirs back: read them.
+        Nothing is delivered before that."""
+        marks = self._lane.marks.items() if self.is_ordered else ()
+        put_off = [number for number, mark in marks if mark.keeps_place and mark.due_us]
+        for numbers in step_parts(self._queue, put_off):
             self._unread += 1
             self._queue.fetch(numbers, self._held_back)
 
@@ -359,8 +387,6 @@ class Keys:
         self._queue.shared.turns.later(free(gone))
 
     def delete(self) -> Iterator[object]:
-        """Forget everything; yield it, see `turns.emptied`."""
-        self._lane.page_from = 0
         return self._emptied(self._ready, self._free, self._held, self._holds, self._put_off)
 
     @staticmethod

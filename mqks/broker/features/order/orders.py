@@ -1,0 +1,43 @@
+"""Which order a queue has: by key or fair to keys, if its rules say so; by priority, while a
+message may have one; otherwise first in, first out. The spine knows this as `shared.Orders`.
+
+The one rule: an order that still suits stays, with what it knows.
+"""
+
+from collections.abc import Iterable
+
+from mqks.broker.features.order.keyed import Keyed
+from mqks.broker.features.order.ranked import Ranked
+from mqks.broker.spine.queue.order import Fifo, Order
+from mqks.broker.spine.queue.shared import Place
+from mqks.protocol.replies import PRIORITY, priority_of
+
+
+def by_rules(queue: Place, old: Order) -> Order:
+    """The rules of a queue have changed. Messages that are ready then have priority 0 until a
+    restart."""
+    is_ordered = queue.rules.ordered is not None
+    if is_ordered or queue.rules.fair is not None:
+        suits = isinstance(old, Keyed) and old.is_ordered == is_ordered
+        return old if suits else Keyed(queue, is_ordered=is_ordered)
+    if not isinstance(old, Keyed):
+        return old
+    return Ranked(queue) if queue.policy.has_priorities else Fifo(queue.lane)
+
+
+def by_messages(queue: Place, old: Order, lines: Iterable[bytes]) -> Order:
+    """Messages with attributes will be ready."""
+    if isinstance(old, Ranked):
+        return old
+    if not any(PRIORITY in line and priority_of(line) for line in lines):
+        return old
+    queue.become_ranked()
+    return old if isinstance(old, Keyed) else Ranked(queue)
+
+
+def restored(queue: Place, old: Order) -> Order:
+    """The messages of a queue are known to the journal alone: so are their priorities."""
+    is_unknown = queue.policy.has_priorities and queue.ready > 0
+    if is_unknown and not isinstance(old, Keyed):
+        return Ranked(queue, unknown_end=queue.lane.next_seq)
+    return old
