@@ -3,13 +3,17 @@ steps."""
 
 import random
 import re
+import sys
+from collections import Counter
 from itertools import permutations
+from types import FrameType
 
 import pytest
 
 from mqks.broker.features.order import ranked
+from mqks.broker.spine.queue.order import Fifo
 from mqks.protocol.replies import priority_of
-from tests.kit.bare import ask, bare
+from tests.kit.bare import BareWorld, ask, bare
 from tests.kit.lab import Lab
 
 
@@ -163,3 +167,76 @@ def test_numbers_of_what_has_left_go() -> None:
     assert sum(levels.counts().values()) <= 2 * ready.count + 2 * 1024
     first_ones = [1 + 201 * each for each in range(10)]
     assert levels.lowest(10) == first_ones
+
+
+def calls(world: BareWorld, number: int) -> Counter[str]:
+    """What was called to publish, deliver, and ack some messages, alone and from a backlog."""
+    called = Counter[str]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and "/mqks/" in code.co_filename:
+            called[code.co_qualname] += 1
+
+    sys.setprofile(note)
+    try:
+        world.send("k", b"m%d publish e x\n" % number)
+        world.send("c", b"a ack c m%d\nd delete_consumer c\n" % number)
+        world.send("k", b"".join(b"n%d publish e x\n" % each for each in range(100)))
+        world.send("c", b"c consume q --manual-ack\na ack c --all\n")
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+@pytest.mark.parametrize("how", ["acked", "purged"])
+def test_a_queue_whose_priorities_have_left_costs_no_more_than_one_that_never_had_any(
+    how: str,
+) -> None:
+    counts = []
+    for flag in (b"--key=k", b"--priority=5"):
+        world = BareWorld()
+        world.send("c", b"s subscribe q e\n")
+        for number in range(20):
+            world.send("k", b"p%d publish %b e x\n" % (number, flag))
+        assert isinstance(world.broker.queues[b"q"].order, ranked.Ranked) == (b"pri" in flag)
+        if how == "acked":
+            world.send("c", b"c consume q --manual-ack\na ack c --all\n")
+        else:
+            world.send("c", b"p purge q\nc consume q --manual-ack\n")
+        for number in range(100):
+            world.send("k", b"p%d publish e x\n" % number)
+        world.send("c", b"a ack c --all\n")
+        counts.append(calls(world, 1))
+    assert counts[0] == counts[1]
+
+
+def test_levels_go_with_a_part_of_the_backlog_behind_the_last_priority() -> None:
+    lab = opened()
+    publish(lab, *[0] * 300, 5)
+    queue = lab.broker.queues[b"q"]
+    lab.do("c", b"c consume q --manual-ack --prefetch=1")
+    assert lab.replies == [b"c ok m301 event=e d"]
+    assert isinstance(queue.order, ranked.Ranked)
+
+    for number in (301, *range(1, 71)):
+        lab.do("c", b"a ack c m%d" % number)
+    assert isinstance(queue.order, Fifo)
+    lab.do("a", b"t stats queue q")
+    assert b'"priorities": {"0": 229}' in lab.replies[-1]
+    publish(lab, 3, first=302)
+    lab.do("c", b"a ack c m71")
+    assert lab.replies[-1].startswith(b"c ok m302 ")
+
+
+def test_what_a_consumer_holds_while_the_levels_go_returns_with_its_priority() -> None:
+    lab = opened()
+    lab.do("y", b"y consume q --manual-ack --prefetch=3")
+    publish(lab, 1, 2, *[0] * 300)
+    for number in range(3, 100):
+        lab.do("y", b"a ack y m%d" % number)
+    lab.rest()
+    assert isinstance(lab.broker.queues[b"q"].order, Fifo)
+    lab.end("y")
+    lab.rest()
+    assert drained(lab) == [2, 1, *range(100, 303)]

@@ -27,11 +27,12 @@ def by_rules(queue: Place, old: Order) -> Order:
 
 def by_messages(queue: Place, old: Order, lines: Iterable[bytes]) -> Order:
     """Messages with attributes will be ready."""
-    if isinstance(old, Ranked):
-        return old
     if not any(PRIORITY in line and priority_of(line) for line in lines):
         return old
     queue.become_ranked()
+    if isinstance(old, Ranked):
+        old.seen()
+        return old
     return old if isinstance(old, Keyed) else Ranked(queue)
 
 

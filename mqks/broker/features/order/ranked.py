@@ -8,9 +8,9 @@ its messages once, page by page, and delivers nothing before it knows all. Bodie
 there is memory; later the next ones by priority are read one by one, wherever they are, and the
 last ones are the first to be removed from memory.
 
-Levels cost time at each batch, so they go when they are of no use: when nothing is ready, or all
-that is has priority 0 and a part of it has been delivered. The next priority makes them anew from
-all blocks of the queue; those deliveries have paid for it. What has a priority and is with a
+Levels cost time at each batch, so they go when they have been of no use for a while: since all
+that is ready has had priority 0, some messages have left. The next priority makes them anew from
+all blocks of the queue; those that have left have paid for it. What has a priority and is with a
 consumer when they go is seen when it returns, see `Lane.keep_returned`. `Policy.has_priorities`
 stays: after a start nobody knows whether a message on disk has one.
 """
@@ -31,7 +31,8 @@ from mqks.protocol.replies import priority_of
 AHEAD: Final = 64
 """So many messages that are next are looked at for those on disk."""
 BACKLOG: Final = 64
-"""Levels go when one of so many that are ready has been delivered since the last priority."""
+"""Levels go when so many messages have left since the last priority, and one more for each so many
+that are ready."""
 
 
 class Ranked(Order):
@@ -54,7 +55,7 @@ class Ranked(Order):
         self._count = 0
         """How many numbers all levels have."""
         self._plain = 0
-        """How many messages were delivered since another priority than 0 was ready."""
+        """How many messages have left since another priority than 0 joined, or was ready."""
         self._swept = (0, 0)
         self.learned, self.unknown_end = 0, unknown_end
         """From `learned` on and below `unknown_end`, messages are on disk and their priorities are
@@ -176,24 +177,22 @@ class Ranked(Order):
             numbers, lines, looked = self._lane.pick(found, DELIVERY_BYTES)
             self._pop_first(priority, looked)
             if numbers:
-                self._count_plain(0 if priority else len(numbers))
                 return ((numbers, lines, None),)
             if looked < len(found):
                 return None
         return None if most else ()
 
-    def _count_plain(self, count: int) -> None:
-        """So many messages of priority 0 are delivered; 0: some of another one."""
-        self._plain = self._plain + count if count and self._order in ([0], []) else 0
-        if self._plain * BACKLOG > self._ready.count:
-            self._leave()
+    def seen(self) -> None:
+        """A message with a priority joins, or is delivered at once."""
+        self._plain = 0
 
     def left(self, numbers: Sequence[int]) -> None:
-        if not self._ready.count:
-            self._leave()
-
-    def _leave(self) -> None:
-        if self._queue.order is self:
+        count = self._ready.count
+        if count and (self.is_learning or self._order != [0]):
+            self._plain = 0
+            return
+        self._plain += len(numbers)
+        if self._plain >= BACKLOG + count // BACKLOG and self._queue.order is self:
             self._queue.set_order(Fifo(self._lane))
 
     def _pop_first(self, priority: int, count: int) -> None:
