@@ -15,18 +15,23 @@ PLAIN = b"."
 
 
 class GatheredSettles:
-    """Those of the lines that a connection has handled in one turn."""
+    """It is full at the end of the lines that it gets: nothing stays gathered."""
 
-    __slots__ = ("_broker", "_connection", "confirms")
+    __slots__ = ("_broker",)
 
-    def __init__(self, broker: Broker, connection: Connection) -> None:
-        self._broker, self._connection = broker, connection
-        self.confirms: list[bytes] = []
-        """Ids of the lines that are to be confirmed."""
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
 
-    def take(self, lines: Sequence[bytes], start: int, end: int) -> int:
+    def take(
+        self,
+        connection: Connection,
+        lines: Sequence[bytes],
+        start: int,
+        end: int,
+        confirms: list[bytes],
+    ) -> int:
         """Do the acks, or rejects, to one consumer that these lines begin with; return the number
-        of the line after them.
+        of the line after them. The ids of those that are to be confirmed join `confirms`.
 
         An ack takes 270 ns here: `python -m benchmarks.budget`.
         """
@@ -51,7 +56,7 @@ class GatheredSettles:
             confirm = is_own and argument == CONFIRM
             if confirm:
                 argument, _, rest = rest.partition(b" ")
-            if is_own and consumer is None and self._may_take(action, argument):
+            if is_own and consumer is None and self._may_take(connection, action, argument):
                 verb, consumer = action, argument
             if not (
                 is_own
@@ -66,25 +71,27 @@ class GatheredSettles:
                 break
             settled.append(rest)
             if confirm:
-                self.confirms.append(request_id)
+                confirms.append(request_id)
         if settled and consumer is not None:
-            self._do(verb, consumer, settled)
+            self._do(connection, verb, consumer, settled)
         return end - length_hint(block)
 
-    def _may_take(self, verb: bytes, consumer: bytes) -> bool:
+    def _may_take(self, connection: Connection, verb: bytes, consumer: bytes) -> bool:
         """Whether acks or rejects of this consumer are done without parsing each."""
         return (
-            not self._connection.works
+            not connection.works
             and consumer != b""
             and consumer[:2] != b"--"
             and not (verb == b"reject" and self._broker.unwritable)
-            and self._broker.access.may_ack(self._connection, consumer)
+            and self._broker.access.may_ack(connection, consumer)
         )
 
-    def _do(self, verb: bytes, consumer: bytes, message_ids: list[bytes]) -> None:
+    def _do(
+        self, connection: Connection, verb: bytes, consumer: bytes, message_ids: list[bytes]
+    ) -> None:
         if verb == b"ack":
             self._broker.ack(consumer, message_ids)
             return
         work = self._broker.reject_gathered(consumer, message_ids)
         if not self._broker.turns.run(work):
-            self._connection.works.append(work)
+            connection.works.append(work)

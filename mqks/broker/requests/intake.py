@@ -51,6 +51,7 @@ class Intake:
         "_publishes",
         "_publishing",
         "_refusals",
+        "_settles",
         "_turns",
         "publishes",
     )
@@ -61,6 +62,7 @@ class Intake:
         self._refusals = broker.refusals
         self._turns = broker.turns
         self._publishes = GatheredPublishes(broker)
+        self._settles = GatheredSettles(broker)
         self._permissions: Permissions | None = None
         """Those with which messages of earlier chunks were gathered."""
         self.publishes = False
@@ -77,12 +79,13 @@ class Intake:
 
     def finish(self) -> None:
         """Publish what is gathered."""
-        self._publishes.flush()
+        if self._publishes.gathered:
+            self._publishes.flush()
 
     def add(self, connection: Connection, data: bytes, *, waits: bool = False) -> None:
-        """The same for one of several connections in a turn that has begun: if it is over, what has
-        come in `waits` for the next one. Messages may stay gathered until `finish`, which must
-        follow in the same turn: those of many connections are published in one step."""
+        """Handle the lines of one of several connections in a turn that has begun: if it is over,
+        what has come in `waits` for the next one. Messages may stay gathered until `finish`, which
+        must follow in the same turn: those of many connections are published in one step."""
         self.publishes = False
         if data and not connection.expelled:
             connection.chunks.append(data)
@@ -165,17 +168,19 @@ class Intake:
         lines, at = connection.lines, connection.handled
         room = min(broker.settings.output_buffer_bytes_max, broker.shared.outboxes.room)
         publishes.begin(connection, len(lines) - at)
-        settles = GatheredSettles(broker, connection)
+        others: list[bytes] = []
         while at < len(lines):
-            end = min(len(lines), at + min(LINES_MAX, publishes.room))
-            start, line = at, lines[at]
-            at = publishes.take(lines, at, end)
-            is_full = publishes.is_full
+            start, line, is_full = at, lines[at], False
+            verb = line.find(b" ") + 1
+            if line.startswith(b"publish ", verb):
+                at = publishes.take(lines, at, min(len(lines), at + min(LINES_MAX, publishes.room)))
             if at == start:
                 # Another kind of line: what is gathered comes before it.
                 publishes.flush()
-                at = settles.take(lines, at, end)
-                is_full = at - start >= STEP_MESSAGES
+                if line.startswith((b"ack ", b"reject "), verb):
+                    end = min(len(lines), at + LINES_MAX)
+                    at = self._settles.take(connection, lines, at, end, others)
+                    is_full = at - start >= STEP_MESSAGES
             if at == start:
                 if not self._proceed(connection):
                     # The line comes after these works.
@@ -185,23 +190,23 @@ class Intake:
                 request = self._line(connection, line, room)
                 if request is not None and request.confirm:
                     is_publish = request.action == b"publish"
-                    (publishes if is_publish else settles).confirms.append(request.id)
+                    (publishes.confirms if is_publish else others).append(request.id)
                 if connection.waits or connection.transaction is not None:
                     break
-            elif works or is_full:
+            elif at < len(lines) and (works or is_full or publishes.is_full):
                 publishes.flush()
                 connection.overrun = not self._proceed(connection) or self._outruns_journal
             if at < len(lines) and (connection.overrun or self._turns.over):
                 connection.overrun = True
                 break
-        if works or publishes.is_worth_a_step:
+        if publishes.gathered and (works or publishes.is_worth_a_step):
             publishes.flush()
         self._permissions = connection.permissions
         self.publishes |= publishes.seen
         if at == len(lines) or connection.expelled:
             connection.lines, at = [], 0
         connection.handled = at
-        self._end(connection, publishes.confirms, settles.confirms)
+        self._end(connection, publishes.confirms, others)
 
     def _keep(self, connection: Connection) -> None:
         """Keep the lines of transactions, and do them at the lines that end them."""
@@ -381,7 +386,7 @@ class Intake:
     def _begin_in_turns(
         self, connection: Connection, request: Request, wanted: Any
     ) -> Work[int | bytes | None]:
-        """The same for a request that may have many names."""
+        """Check and do a request that may have many names."""
         broker, may = self._broker, connection.permissions
         action, run = RUNS[request.action]
         if isinstance(wanted, Generator):
