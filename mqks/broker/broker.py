@@ -320,7 +320,7 @@ class Broker:
             consumer.queue.settle(deliveries, together=together)
 
     def ack_surely(self, consumer_id: bytes, message_id: bytes) -> None:
-        """The same for one. Raises Unwritable if it will not be durable: what was moved while
+        """Settle a delivery. Raises Unwritable if it will not be durable: what was moved while
         nothing can be written is still in its old place after a restart."""
         consumer = self.consumers.get(consumer_id)
         if consumer is not None and (deliveries := consumer.settle([message_id])):
@@ -413,7 +413,7 @@ class Broker:
         queue.deliver()
 
     def give_up_some(self, consumer_id: bytes, how: GiveUp, chosen: Chosen) -> Work[int]:
-        """The same with those that are chosen of all that a consumer holds; return how many."""
+        """Give back those that are chosen of all that a consumer holds; return how many."""
         return self._one_at_a_time(consumer_id, self._give_up_some(consumer_id, how, chosen))
 
     def _give_up_some(self, consumer_id: bytes, how: GiveUp, chosen: Chosen) -> Work[int]:

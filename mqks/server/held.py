@@ -15,14 +15,14 @@ from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from mqks.broker.broker import Broker
-from mqks.broker.requests import intake
+from mqks.broker.requests import gathered_publishes, gathered_settles, intake
 from mqks.broker.spine.clients.connection import Connection
 from mqks.limits import LOOP_HELD_LINES_MAX
 from mqks.protocol.requests import ACTIONS
 from mqks.server import log
 
 ROOM: Final = str(Path(__file__).parents[1])
-INTAKE: Final = str(Path(intake.__file__))
+INTAKE: Final = {intake.__file__, gathered_publishes.__file__, gathered_settles.__file__}
 RUNNERS: Final = ("asyncio", "anyio", "uvloop")
 FRAMES_MAX: Final = 3
 TICK_S: Final = 0.05
@@ -174,7 +174,7 @@ def handled(frame: FrameType | None) -> Handled:
         if frame.f_code.co_filename.startswith(ROOM):
             connection = connection or frame.f_locals.get("connection")
         # What other modules call a line may be a message.
-        if frame.f_code.co_filename == INTAKE:
+        if frame.f_code.co_filename in INTAKE:
             line = line or frame.f_locals.get("line")
             lines = lines or frame.f_locals.get("lines")
         frame = frame.f_back

@@ -6,23 +6,21 @@ chunk is split once, and each line taken from it once, whatever number of turns 
 """
 
 from collections.abc import Generator
-from operator import length_hint
 from typing import Any
 
 from mqks.broker.broker import Broker
 from mqks.broker.requests import permits
 from mqks.broker.requests.actions import RUNS
 from mqks.broker.requests.checks import Doing
+from mqks.broker.requests.gathered_publishes import GatheredPublishes
+from mqks.broker.requests.gathered_settles import PLAIN, GatheredSettles
 from mqks.broker.requests.transactions import AT_ONCE
 from mqks.broker.spine.base.turns import GOES_ON, Work, finish
 from mqks.broker.spine.clients.connection import Connection, Transaction
-from mqks.broker.spine.routing.gathering import NO_GROUP
 from mqks.errors import BadRequest, LineTooLong, Unwritable
-from mqks.limits import GROUPS_COPIES_MAX, LINES_MAX, STEP_MESSAGES, STRANGER_LINES_MAX
+from mqks.limits import LINES_MAX, STEP_MESSAGES, STRANGER_LINES_MAX
 from mqks.protocol.requests import (
     ALL,
-    CONFIRM,
-    ONCE,
     Publish,
     Request,
     Settle,
@@ -31,15 +29,9 @@ from mqks.protocol.requests import (
 )
 from mqks.users import STRANGER, Permissions
 
-PLAIN = b"."
-"""An argument that sorts before it may be empty, or a flag."""
 BEGIN = b" begin"
-WIDE = GROUPS_COPIES_MAX // LINES_MAX
-"""Lines for more queues are handled in smaller blocks."""
 PLACING = frozenset((b"publish", b"reject", b"release", b"promote", b"move", b"redrive"))
 """Actions that give messages new places, which is not possible on a full disk."""
-GATHERED_ON_MAX = 256
-"""Lines that stay gathered for the next chunk; more are worth a step of their own."""
 
 
 def is_of_transaction(connection: Connection) -> bool:
@@ -55,10 +47,11 @@ class Intake:
 
     __slots__ = (
         "_broker",
-        "_gathered",
         "_permissions",
+        "_publishes",
         "_publishing",
         "_refusals",
+        "_settles",
         "_turns",
         "publishes",
     )
@@ -68,10 +61,10 @@ class Intake:
         self._publishing = broker.publishing
         self._refusals = broker.refusals
         self._turns = broker.turns
-        self._gathered = 0
-        """Lines of earlier chunks whose messages are gathered, and not published yet."""
+        self._publishes = GatheredPublishes(broker)
+        self._settles = GatheredSettles(broker)
         self._permissions: Permissions | None = None
-        """Those with which they were gathered."""
+        """Those with which messages of earlier chunks were gathered."""
         self.publishes = False
         """Whether there were messages in the last chunk. Acks after it publish what is gathered,
         but are no publishers for that."""
@@ -86,14 +79,13 @@ class Intake:
 
     def finish(self) -> None:
         """Publish what is gathered."""
-        if self._gathered:
-            self._gathered = 0
-            self._publishing.gathering.flush()
+        if self._publishes.gathered:
+            self._publishes.flush()
 
     def add(self, connection: Connection, data: bytes, *, waits: bool = False) -> None:
-        """The same for one of several connections in a turn that has begun: if it is over, what has
-        come in `waits` for the next one. Messages may stay gathered until `finish`, which must
-        follow in the same turn: those of many connections are published in one step."""
+        """Handle the lines of one of several connections in a turn that has begun: if it is over,
+        what has come in `waits` for the next one. Messages may stay gathered until `finish`, which
+        must follow in the same turn: those of many connections are published in one step."""
         self.publishes = False
         if data and not connection.expelled:
             connection.chunks.append(data)
@@ -157,156 +149,64 @@ class Intake:
         )
 
     def _handle(self, connection: Connection) -> None:
-        """One plain loop over the lines of a chunk, or over those that earlier turns have left. It
-        gathers publishes, or acks to one consumer, or rejects, until another kind of line follows,
-        and then does them in one step.
+        """Handle the lines of a chunk, or those that earlier turns have left.
 
-            gathered            event   consumer   verb
-            publishes           set     None
-            acks or rejects     None    set        b"ack" or b"reject"
-            nothing             None    None
-
-        Lines that are rare or wrong are left to `_request`.
-
-        A publish takes 260 ns here, an ack 270 ns: `python -m benchmarks.budget`.
+        A client sends long runs of the same kind of line: publishes, or acks of one consumer. So
+        each kind has a gatherer, which takes a whole run in its own plain loop, and returns the
+        number of the first line that is not its own. Acks and rejects are done run by run.
+        Publishes stay gathered from run to run, and even from connection to connection, because a
+        thousand connections may send one each: they are published when they are full, before
+        anything that must come after them, or at the end of the turn. What no gatherer takes is
+        rare or wrong, and goes line by line through `_request`, which alone parses flags and
+        refuses: a gatherer never writes an error, so that it needs no second way to do so.
+        After each block of lines it is asked once whether the turn is over or the client must
+        wait; the lines that are left are the first ones of its next turn.
         """
-        broker, turns, works = self._broker, self._turns, connection.works
-        publishing, gathering = self._publishing, self._publishing.gathering
-        if self._gathered and connection.permissions is not self._permissions:
+        broker, works, publishes = self._broker, connection.works, self._publishes
+        if publishes.gathered and connection.permissions is not self._permissions:
             self.finish()
-        lines, start = connection.lines, connection.handled
-        publishing.works, publishing.lines = works, len(lines) - start
-        groups, name_bytes_max = gathering.groups, broker.metadata.name_bytes_max
+        lines, at = connection.lines, connection.handled
         room = min(broker.settings.output_buffer_bytes_max, broker.shared.outboxes.room)
-        confirms: list[bytes] = []
+        publishes.begin(connection, len(lines) - at)
         others: list[bytes] = []
-        event, middle, ids, bodies = NO_GROUP
-        verb, settled = b"ack", list[bytes]()
-        consumer: bytes | None = None
-        end, gathered = start + LINES_MAX, self._gathered
-        while True:
-            end = min(end, len(lines))
-            is_last, block = False, iter(lines[start:end] if end - start < len(lines) else lines)
-            for line in block:
-                try:
-                    request_id, action, argument, rest = line.split(b" ", 3)
-                except ValueError:
-                    action = b""
-                if action == b"publish":
-                    if argument == event and 0 < len(request_id) <= name_bytes_max:
-                        ids.append(request_id)
-                        bodies.append(request_id + middle + rest)
-                        continue
-                    once, self.publishes = False, True
-                    confirm = argument == CONFIRM
-                    if confirm:
-                        argument, _, rest = rest.partition(b" ")
-                    if argument != event:
-                        once = argument == ONCE
-                        if once:
-                            argument, _, rest = rest.partition(b" ")
-                        group = groups.get(argument)
-                        if group is None:
-                            if settled:
-                                self._flush(verb, consumer, settled)
-                                consumer, settled = None, []
-                            may = connection.permissions
-                            if argument[:2] == b"--":
-                                group, rest = publishing.flagged_group(may, argument, rest)
-                            else:
-                                group = publishing.group(may, argument)
-                            is_last = gathering.width > WIDE or bool(works) or turns.over
-                        event, middle, ids, bodies = group
-                    if (
-                        event is not None
-                        and 0 < len(request_id) <= name_bytes_max
-                        and not (once and publishing.once_unfinished)
-                    ):
-                        if confirm:
-                            confirms.append(request_id)
-                        if not once or publishing.is_new(connection, request_id, event):
-                            ids.append(request_id)
-                            bodies.append(request_id + middle + rest)
-                        if is_last:
-                            break
-                        continue
-                elif (
-                    action == verb
-                    and argument == consumer
-                    and rest >= PLAIN
-                    and b" " not in rest
-                    and 0 < len(request_id) <= name_bytes_max
-                ):
-                    settled.append(rest)
-                    continue
-                elif action == b"ack" or action == b"reject":
-                    confirm = argument == CONFIRM
-                    if confirm:
-                        argument, _, rest = rest.partition(b" ")
-                    if argument != consumer or action != verb:
-                        self._flush(verb, consumer, settled)
-                        event, settled, verb = None, [], action
-                        consumer = (
-                            argument if self._may_gather(connection, verb, argument) else None
-                        )
-                        is_last = turns.over
-                    if (
-                        consumer is not None
-                        and rest >= PLAIN
-                        and b" " not in rest
-                        and 0 < len(request_id) <= name_bytes_max
-                        and not (confirm and self._broker.unwritable)
-                    ):
-                        settled.append(rest)
-                        if confirm:
-                            others.append(request_id)
-                        if is_last:
-                            break
-                        continue
+        while at < len(lines):
+            start, line, is_full = at, lines[at], False
+            verb = line.find(b" ") + 1
+            if line.startswith(b"publish ", verb):
+                at = publishes.take(lines, at, min(len(lines), at + min(LINES_MAX, publishes.room)))
+            if at == start:
                 # Another kind of line: what is gathered comes before it.
-                self._flush(verb, consumer, settled)
-                event, consumer, settled = None, None, []
+                publishes.flush()
+                if line.startswith((b"ack ", b"reject "), verb):
+                    end = min(len(lines), at + LINES_MAX)
+                    at = self._settles.take(connection, lines, at, end, others)
+                    is_full = at - start >= STEP_MESSAGES
+            if at == start:
                 if not self._proceed(connection):
                     # The line comes after these works.
-                    connection.overrun, end = True, end - 1
+                    connection.overrun = True
                     break
+                at += 1
                 request = self._line(connection, line, room)
                 if request is not None and request.confirm:
-                    (confirms if request.action == b"publish" else others).append(request.id)
+                    is_publish = request.action == b"publish"
+                    (publishes.confirms if is_publish else others).append(request.id)
                 if connection.waits or connection.transaction is not None:
                     break
-            # After many lines, or one for many queues, check how much has been gathered.
-            end -= length_hint(block)  # Lines that the loop has not taken.
-            gathered += end - start
-            start = end
-            if start == len(lines) or connection.waits or connection.transaction is not None:
-                break
-            if (
-                works
-                or gathered * gathering.width >= gathering.copies_max
-                or len(settled) >= STEP_MESSAGES
-            ):
-                self._flush(verb, consumer, settled)
-                event, consumer, settled, gathered = None, None, [], 0
+            elif at < len(lines) and (works or is_full or publishes.is_full):
+                publishes.flush()
                 connection.overrun = not self._proceed(connection) or self._outruns_journal
-            if connection.overrun or turns.over:
+            if at < len(lines) and (connection.overrun or self._turns.over):
                 connection.overrun = True
                 break
-            end = start + max(1, min(LINES_MAX, gathering.copies_max // gathering.width - gathered))
-        if (
-            event is None
-            or works
-            or gathered > GATHERED_ON_MAX
-            or gathering.width > WIDE
-            or gathering.leads_to(broker.shared.capacities.tight)
-        ):
-            self._flush(verb, consumer, settled)
-        else:
-            self._gathered, self._permissions = gathered, connection.permissions
-        if start == len(lines) or connection.expelled:
-            connection.lines, start = [], 0
-        connection.handled = start
-        self._end(connection, confirms, others)
+        if publishes.gathered and (works or publishes.is_worth_a_step):
+            publishes.flush()
+        self._permissions = connection.permissions
+        self.publishes |= publishes.seen
+        if at == len(lines) or connection.expelled:
+            connection.lines, at = [], 0
+        connection.handled = at
+        self._end(connection, publishes.confirms, others)
 
     def _keep(self, connection: Connection) -> None:
         """Keep the lines of transactions, and do them at the lines that end them."""
@@ -353,16 +253,6 @@ class Intake:
         except BadRequest:
             return False  # The same again, with its reply.
         return True
-
-    def _may_gather(self, connection: Connection, verb: bytes, consumer_id: bytes) -> bool:
-        """Whether acks or rejects of this consumer may be gathered."""
-        return (
-            not connection.works
-            and consumer_id != b""
-            and consumer_id[:2] != b"--"
-            and not (verb == b"reject" and self._broker.unwritable)
-            and self._broker.access.may_ack(connection, consumer_id)
-        )
 
     @property
     def _outruns_journal(self) -> bool:
@@ -448,18 +338,6 @@ class Intake:
             yield from connection.works[0]
             connection.works.popleft()
 
-    def _flush(self, verb: bytes, consumer: bytes | None, settled: list[bytes]) -> None:
-        """Do what was gathered: acks, rejects or publishes."""
-        self._gathered = 0
-        if consumer is None or not settled:
-            self._publishing.gathering.flush()
-        elif verb == b"ack":
-            self._broker.ack(consumer, settled)
-        else:
-            work, works = self._broker.reject_gathered(consumer, settled), self._publishing.works
-            if works or not self._turns.run(work):
-                works.append(work)
-
     def _request(self, connection: Connection, line: bytes) -> Request | None:
         """Handle one request off the fast path; None if it failed, or has no plain confirm now.
         Only here and in `_perform` an error becomes a reply."""
@@ -508,7 +386,7 @@ class Intake:
     def _begin_in_turns(
         self, connection: Connection, request: Request, wanted: Any
     ) -> Work[int | bytes | None]:
-        """The same for a request that may have many names."""
+        """Check and do a request that may have many names."""
         broker, may = self._broker, connection.permissions
         action, run = RUNS[request.action]
         if isinstance(wanted, Generator):
