@@ -491,6 +491,7 @@ class Policy(TypedDict, total=False):
     ack_timeout_s: float | None
     ordered: Literal["key"] | None
     fair: Literal["key"] | None
+    paused: bool | None
     labels: str | None
     """Percent-encoded, as the query of a URL."""
 

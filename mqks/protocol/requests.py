@@ -862,6 +862,7 @@ _POLICY = {
     "ack_timeout_s": (_SECONDS, "Ack timeout, after which a message is redelivered."),
     "ordered": (_KEY, "Deliver the messages of a key in order."),
     "fair": (_KEY, "Let the keys of messages take turns."),
+    "paused": (_YES_NO, "Deliver nothing; publishes go on."),
     "labels": (_LABELS, "Labels, for people and programs that manage queues."),
 }
 POLICY = [PolicyField(name, *kind, help) for name, (kind, help) in _POLICY.items()]
@@ -1016,7 +1017,7 @@ _TABLE = (
         "{queue} [--retries={n}] [--losses={n}] [--deliveries={n}] [--backoff={first}[,{max}]] "
         "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] "
-        "[--ordered=key] [--fair=key] [--labels={key}={value}[&...]] [--reset]",
+        "[--ordered=key] [--fair=key] [--paused=yes|no] [--labels={key}={value}[&...]] [--reset]",
         lambda queue, reset=False, **changes: SetQueue(queue, changes, reset),
         {"queue": "consume", "dead_letters": "consume"},
         confirm_anywhere=True,

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mqks.broker.features.death import deaths, moves
 from mqks.broker.features.order import keyed, ranked
+from mqks.broker.features.order.paused import Paused
 from mqks.broker.features.time import delays, expiry
 from mqks.broker.requests import scheduled
 from mqks.broker.spine.log import pending as pending_module
@@ -24,7 +25,7 @@ POLICIES = [
     *("--retries=2", "--losses=2", "--backoff=1,4", "--dead-letters=d", "--ttl=3", "--reset"),
     *("--messages-max=4 --overflow=drop", "--messages-max=4 --overflow=reject", "--bytes-max=60"),
     *("--single-consumer=yes", "--ack-timeout=2", "--dead-letters=", "--ttl=", "--messages-max="),
-    *("--ordered=key", "--ordered=", "--fair=key", "--fair="),
+    *("--ordered=key", "--ordered=", "--fair=key", "--fair=", "--paused=yes", "--paused="),
 ]
 KEEPING = [each for each in POLICIES if "dead" not in each and "reset" not in each]
 MESSAGE_FLAGS = ["", "--delay=2", "--ttl=1", "--delay=1 --ttl=2", "--meta=a=1", "--at=1790001002"]
@@ -362,7 +363,7 @@ def check_rest(lab: Lab, queue: Any) -> None:
     """There is nothing to do here now."""
     rules, name = queue.rules, queue.name
     takes = [each for each in queue.ring if each.room() > 0]
-    if not isinstance(queue.order, keyed.Keyed):
+    if not isinstance(queue.order, (keyed.Keyed, Paused)):
         require(not (queue.ready and takes), f"{name!r}: messages wait for a consumer with room")
     if rules.ttl_s is not None:
         known = lab.disk.queues[queue.id]

@@ -14,6 +14,7 @@ from typing import Final
 from mqks.broker.broker import Broker
 from mqks.broker.features.death.deaths import _kill_read
 from mqks.broker.features.order.keyed import Keyed
+from mqks.broker.features.order.paused import Paused
 from mqks.broker.features.order.ranked import Ranked
 from mqks.broker.features.time.delays import _number
 from mqks.broker.features.time.receiver import Receiver
@@ -78,7 +79,7 @@ def _check_queue(queue: Queue) -> None:
     require(lane.blocks.held == len(lines), f"{name!r}: {lane.blocks.held} in memory")
     require(lane.memory_bytes == _size(lines), f"{name!r}: memory_bytes")
     on_disk = [number for number, line in lane.blocks if line is None]
-    order = queue.order
+    order = queue.order.order if isinstance(queue.order, Paused) else queue.order
     if not isinstance(order, Ranked):
         first = order.frontier if isinstance(order, Keyed) else 0
         later = [number for number in on_disk if number >= first]
@@ -212,6 +213,7 @@ def _check_turns(queue: Queue) -> None:
     if queue.ready and any(consumer.room() > 0 for consumer in queue.ring):
         order = queue.order
         waits = queue.lane.paging or queue in queue.shared.outboxes.waiters
+        waits = waits or isinstance(order, Paused)
         waits = waits or (isinstance(order, Keyed) and not _check_keys(queue, order))
         # The first one is to die, by an alarm that is due.
         waits = waits or (queue.times is not None and queue.times.must_expire())

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from mqks.broker.broker import Broker
 from mqks.broker.features.order.keyed import Keyed
+from mqks.broker.features.order.paused import Paused
 from mqks.broker.features.order.ranked import Ranked
 from mqks.broker.spine.base.turns import GOES_ON, Work, ordered, slices
 from mqks.broker.spine.clients.connection import Connection
@@ -134,7 +135,8 @@ def queue(broker: Broker, name: bytes, after: bytes, limit: int) -> Work[Row]:
         for some in slices(names[first:][:limit], STEP_NAMES):
             texts += map(_text, some)
             yield GOES_ON
-    if isinstance(order := found.order, Keyed):
+    order = found.order.order if isinstance(found.order, Paused) else found.order
+    if isinstance(order, Keyed):
         row |= {"keys": order.known, "keys_held": order.held}
     elif isinstance(order, Ranked):
         row["priorities"] = order.counts()

@@ -358,7 +358,11 @@ class Keyed(Order):
         """Messages that were put off before the keys were known hold theirs back: read them.
         Nothing is delivered before that."""
         marks = self._lane.marks.items() if self.is_ordered else ()
-        put_off = [number for number, mark in marks if mark.keeps_place and mark.due_us]
+        put_off = [
+            number
+            for number, mark in marks
+            if mark.keeps_place and mark.due_us and number not in self._held
+        ]
         for numbers in step_parts(self._queue, put_off):
             self._unread += 1
             self._queue.fetch(numbers, self._held_back)
@@ -367,6 +371,8 @@ class Keyed(Order):
         self._unread -= 1
         for number, line in lines.items():
             mark = self._lane.marks.get(number)
+            if number in self._held:
+                continue
             if (key := key_of(line)) and mark is not None and mark.due_us:
                 hold = self._holds.setdefault(key, Hold(key, None))
                 hold.count += 1

@@ -33,6 +33,8 @@ AHEAD_US: Final = 2_000_000
 SEARCHES_MAX: Final = 8
 """After so many searches, each through all messages, they are known by the checksums of their ids.
 That takes as long as some twenty searches."""
+INDEXED: Final = STEP_BODIES // 16
+"""Messages whose checksums are kept in one step."""
 _CRC_BITS: Final = 32
 _CRC: Final = (1 << _CRC_BITS) - 1
 _DATED: Final = 1 << _CRC_BITS
@@ -294,7 +296,7 @@ class Delays:
         known = self._by_checksum
         if known is None and self._searches >= SEARCHES_MAX:
             known = self._by_checksum = ByChecksum()
-            for some in slices(self._all(), STEP_BODIES // 16):
+            for some in slices(self._all(), INDEXED):
                 for entry in some:
                     known.add(_number(entry), entry & _CRC)
                 yield GOES_ON

@@ -49,6 +49,8 @@ class Policy:
     """`key`: messages of one key are delivered in order, to one consumer at a time."""
     fair: str | None = None
     """`key`: keys take turns."""
+    paused: bool | None = None
+    """Whether nothing is delivered."""
     labels: bytes | None = None
     """Percent-encoded pairs, without a meaning to the broker."""
 

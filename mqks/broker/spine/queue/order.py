@@ -73,6 +73,10 @@ class Order:
     def started(self) -> None:
         """It is the order of its queue from now on, or the server has started."""
 
+    def replace(self, old: "Order") -> Iterator[object]:
+        """It is the order of its queue in place of the old one: what that knew is forgotten."""
+        return old.delete()
+
     def delete(self) -> Iterator[object]:
         """Forget everything; yield it, see `turns.emptied`."""
         return iter(())

@@ -160,7 +160,7 @@ class Queue:
             self.order = order
             self.lane.watcher = order if order.watches else None
             if old.watches:
-                self.shared.turns.later(free(old.delete()))
+                self.shared.turns.later(free(order.replace(old)))
             order.started()
 
     def see_attributes(self, lines: list[bytes]) -> None:
@@ -664,17 +664,11 @@ class Queue:
                 break
         return taken
 
-    def deliver_these(self, numbers: Sequence[int], to: Taker | None = None) -> int:
-        """Deliver ready messages out of order, by increasing numbers, all of them in memory: to
-        this consumer, or to all in turns. Return how many were taken, the first ones."""
-        if to is not None:
-            numbers = numbers[: max(0, to.room())]
-        return self._deliver_out(numbers, self.lane.pick(numbers)[1], to)
-
     def _deliver_out(
         self, numbers: Sequence[int], lines: list[bytes], to: Taker | None = None
     ) -> int:
-        """The same for messages that are taken out."""
+        """Deliver messages that were taken out of order, by increasing numbers: to this consumer,
+        or to all in turns. Return how many were taken, the first ones."""
         lane, held = self.lane, list[int]()
         if to is None:
             taken = self._dispatch(numbers, lines, None, stored=True, held=held)
