@@ -1,8 +1,24 @@
-"""Which message is next in a queue that is ordered by key, or fair to keys.
+"""The order of a queue whose messages are ordered by key, or whose keys take turns.
 
 The one rule: a known key with ready messages is in `free` once, or has a `Hold`, or is being read
 from disk. Messages below `frontier` are known. A number that has left the queue meanwhile is
 skipped when its turn comes.
+
+A delivery must find the next message that somebody may have without looking at those that nobody
+may have: one key may be held with a million messages behind it. So there is an index of numbers by
+key (`_ready`), and a key is looked at only when it has a turn: in `_free`, for whoever comes first,
+or in the offers of the consumer that holds it. Taking the next message of a key ends its turn, and
+begins one anew at the end of the line, unless it has no more.
+
+Only messages in memory have keys that can be read. `learn` goes up from `frontier` as far as they
+are in memory; where it meets one that is only on disk, the queue reads a page. It stops early, once
+so many keys are free that more of them would not help, so a queue with many messages is not read
+whole. What is known may be spilled again: its key leaves the line while its bodies are fetched.
+
+A message that is delivered, or put off, holds its key by its number (`_held`), so acks, moves and
+the end of a consumer need no body: the lane tells which numbers have left or returned. That is also
+why the index need not be exact for messages that leave it in another way, by a trim, a purge or
+their TTL: their numbers are skipped at their turn, and all is made anew if they are too many.
 """
 
 from array import array
@@ -251,6 +267,7 @@ class Keyed(Order):
         for _ in range(STEP_RULED):
             taker = self._taker(ring)
             if taker is None:
+                # Where something was given, the next step looks again: it may have left at once.
                 if not given and not self.learn():
                     return None
                 break
@@ -340,7 +357,7 @@ class Keyed(Order):
         if number in self._put_off:
             self._put_off.remove(number)
             hold.put_off -= 1
-        if not hold.count:
+        if not hold.count:  # Whoever comes first may have the key.
             del self._holds[hold.key]
         if hold.key in self._ready and hold.key not in self._fetched:
             self._turn(hold.key)
