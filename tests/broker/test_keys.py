@@ -17,6 +17,7 @@ from mqks.broker.features.order import keyed
 from mqks.broker.spine.queue import blocks, lane
 from mqks.limits import STEP_RULED
 from tests.kit.bare import ask, bare
+from tests.kit.compiled import patches_modules
 from tests.kit.lab import Lab
 
 SMALL_STEPS = {
@@ -191,6 +192,7 @@ Ordered.TestCase.settings = settings(
 TestOrdered = Ordered.TestCase
 
 
+@patches_modules
 def test_so_many_messages_are_known_and_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyed, "KEYED_MAX", 4)
     lab = Lab(1 << 20)

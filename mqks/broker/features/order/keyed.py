@@ -285,12 +285,12 @@ class Keyed(Order):
                 size += len(delivery[1])
                 if size >= DELIVERY_BYTES:
                     break
-        pick = self._lane.pick
-        return (
-            (some, pick(some)[1], taker)
-            for taker, numbers in given.items()
-            for some in (ascending(numbers) if taker.is_brief else (sorted(numbers),))
-        )
+        return self._shares(given)
+
+    def _shares(self, given: Mapping[Taker, list[int]]) -> Iterator[Share]:
+        for taker, numbers in given.items():
+            for some in ascending(numbers) if taker.is_brief else (sorted(numbers),):
+                yield some, self._lane.pick(some)[1], taker
 
     def consumer_ready(self, taker: Taker) -> None:
         if taker in self._offers:

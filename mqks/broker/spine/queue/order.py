@@ -13,7 +13,6 @@ from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.log.pending import Run
 from mqks.broker.spine.queue.lane import Lane
 from mqks.broker.spine.queue.taker import Taker
-from mqks.compiled import mypyc_attr
 from mqks.limits import READ_AHEAD_BYTES, SCARCE_BYTES, SEQ_MAX, TAKERS_MAX
 
 Ring: TypeAlias = "OrderedDict[Taker, None]"
@@ -36,7 +35,6 @@ def room_of(ring: Iterable[Taker]) -> int:
     return room
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Order:
     """Not a Protocol: most orders need not know most of what happens."""
 
