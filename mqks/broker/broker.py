@@ -13,7 +13,7 @@ from math import inf
 from typing import TypeVar, get_args
 
 from mqks.broker.features.admission.once import OnceWindow
-from mqks.broker.features.order import orders
+from mqks.broker.features.table import FEATURES
 from mqks.broker.features.tails.tail import Tail
 from mqks.broker.features.tails.tails import Tails
 from mqks.broker.features.time.ticks import NextTick, Schedules, no_cron
@@ -95,8 +95,7 @@ class Broker:
         self.metadata = MetadataBudget(settings)
         self.notices = notices or Notices()
         self.withholds = False
-        facts = facts or Facts()
-        self.shared = Shared(settings, self, clock=clock, now_us=now_us, facts=facts, orders=orders)
+        self.shared = Shared(settings, self, FEATURES, facts or Facts(), clock=clock, now_us=now_us)
         self.turns, self.pending = self.shared.turns, self.shared.pending
         self._answers: deque[Work[None]] = deque()
         """Of the last commits, in their order."""

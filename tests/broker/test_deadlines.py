@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from mqks.broker.features.time.deadlines import STALE_MIN
+from mqks.broker.features.time.deadlines import STALE_MIN, Deadlines
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.limits import STEP_MESSAGES
 from tests.kit.bare import BareWorld
@@ -75,7 +75,7 @@ def test_a_lease_that_changes_very_often_takes_no_memory() -> None:
     for number in range(COUNT):
         world.send("other", b"t touch c m1 --for=%d\nt touch c --all\n" % (COUNT - number))
     world.advance(1)
-    assert consumer.deadlines is not None
+    assert isinstance(consumer.deadlines, Deadlines)
     assert consumer.deadlines._count <= 2 * STALE_MIN
     world.send("other", b"t touch c m1 --for=2\n")
     world.received("c")

@@ -14,6 +14,7 @@ import pytest
 
 from mqks import users_file
 from mqks.broker.features.death import fates
+from mqks.broker.features.time.times import timed
 from mqks.limits import GONE_MIN
 from mqks.testing import Broker
 from mqks.users import User, hash_token
@@ -231,7 +232,7 @@ def test_what_was_promoted_leaves_nothing_behind(world: BareWorld) -> None:
     told(world, b"\n".join(b"m%d publish --delay=1e6 e x" % each for each in range(count)))
     told(world, b"\n".join(b"p promote q m%d" % each for each in range(count)))
     assert len(lines(world, "alice")) == count
-    times = world.broker.queues[b"q"].times
+    times = timed(world.broker.queues[b"q"])
     assert times is not None
     assert not times.delays.is_untidy
 

@@ -6,6 +6,7 @@ import pytest
 
 from mqks.broker.features.time import delays
 from mqks.broker.features.time.delays import SEARCHES_MAX
+from mqks.broker.features.time.times import timed
 from tests.kit.bare import BareWorld, ask
 from tests.kit.compiled import patches_modules
 
@@ -18,7 +19,7 @@ def test_after_some_searches_not_all_messages_are_looked_at(
     world, count = BareWorld(), 3000
     ask(world, b"s subscribe q e")
     ask(world, b"\n".join(b"m%d publish --delay=60 e x" % number for number in range(count)))
-    searched = world.broker.queues[b"q"].timed().delays
+    searched = timed(world.broker.queues[b"q"]).delays
     steps = [len([*searched.search(b"m%d" % number)]) for number in range(SEARCHES_MAX + 3)]
     assert min(steps[:SEARCHES_MAX]) > count // 64
     assert max(steps[-2:]) <= 2

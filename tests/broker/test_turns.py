@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqks.broker.features.time.times import timed
 from mqks.broker.spine.base.turns import finish
 from mqks.broker.spine.clients.outbox import Outbox
 from mqks.broker.spine.log.pending import Run
@@ -712,7 +713,7 @@ def test_a_commit_of_very_many_queues_with_delays_lets_go_of_their_bodies_in_tur
     broker.committed(batch)
 
     def held() -> int:
-        return sum(len(each.timed().delays.bodies) for each in broker.queues.values())
+        return sum(len(timed(each).delays.bodies) for each in broker.queues.values())
 
     assert held() == QUEUES
     world.send("k", b"p ping\n")

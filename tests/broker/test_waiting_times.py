@@ -7,6 +7,7 @@ import pytest
 
 from mqks.broker.features.death.dead_letters import dead_letter_of
 from mqks.broker.features.time import delays
+from mqks.broker.features.time.times import timed
 from mqks.broker.spine.base.schedule import RINGS_MAX
 from mqks.limits import NEAR_BYTES_MAX, STEP_BYTES, STEP_MESSAGES
 from tests.kit.compiled import patches_modules
@@ -276,7 +277,7 @@ def test_very_many_follow_the_wall_clock_in_steps() -> None:
     lab.wall_ahead_us += 70_000_000
     lab.broker.turns.chunk_s = -1.0  # Each turn is one step.
     lab.tick(1)
-    times = lab.broker.queues[b"q"].times
+    times = timed(lab.broker.queues[b"q"])
     assert times is not None
     assert times.delays.is_moving
     assert len(turns_until_replies(lab)) > 10
@@ -482,7 +483,7 @@ def test_who_looks_for_scheduled_messages_of_one_queue_waits_for_the_others_ther
     assert sorted(lab.replies[1:]) == sorted(b"k%d ok 1" % number for number in range(20))
     first = next(turn for turn, replies in enumerate(turns) if replies > 1)
     assert first < len(turns) / 2, "they are answered one after the other"
-    times = lab.broker.queues[b"q"].times
+    times = timed(lab.broker.queues[b"q"])
     assert times is not None
     assert len(times.delays) == 1980
 
@@ -491,7 +492,7 @@ def test_who_looks_for_scheduled_messages_of_one_queue_waits_for_the_others_ther
 def test_bodies_of_very_many_scheduled_messages_are_let_go_in_steps() -> None:
     lab = lab_with(b"")
     lab.send("a", *(b"m%d publish --delay=60 e x" % number for number in range(20_000)))
-    times = lab.broker.queues[b"q"].times
+    times = timed(lab.broker.queues[b"q"])
     assert times is not None
     lab.broker.turns.chunk_s = -1.0  # Each turn is one step.
     lab.broker.turns.clock = count().__next__

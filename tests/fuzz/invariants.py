@@ -16,8 +16,10 @@ from mqks.broker.features.death.deaths import _kill_read
 from mqks.broker.features.order.keyed import Keyed
 from mqks.broker.features.order.paused import Paused
 from mqks.broker.features.order.ranked import Ranked
+from mqks.broker.features.time.deadlines import Deadlines
 from mqks.broker.features.time.delays import _number
 from mqks.broker.features.time.receiver import Receiver
+from mqks.broker.features.time.times import timed
 from mqks.broker.spine.clients.consumer import UNACKED_OVERHEAD_BYTES, Consumer, consumers_of
 from mqks.broker.spine.log.metadata import binding_bytes, consumer_bytes, mask_bytes, queue_bytes
 from mqks.broker.spine.log.pending import NO_MARK
@@ -165,7 +167,7 @@ def waiting(queue: Queue) -> Iterator[int]:
 
 def scheduled(queue: Queue) -> Iterator[int]:
     if queue.times is not None:
-        delays = queue.times.delays
+        delays = timed(queue).delays
         yield from {_number(entry) for entry in delays._all() if delays._counts(entry)}
 
 
@@ -178,7 +180,7 @@ def dying(queue: Queue, fetches: Iterable[Fetch]) -> Iterator[int]:
 
 
 def memory_bytes(queue: Queue) -> int:
-    bodies = queue.times.delays.bodies if queue.times else {}
+    bodies = timed(queue).delays.bodies if queue.times else {}
     return queue.lane.memory_bytes + _size(bodies.values())
 
 
@@ -392,9 +394,10 @@ def _check_sums(broker: Broker) -> None:
 
 def _alarms(broker: Broker) -> int:
     """How many are set."""
-    times = [queue.times for queue in broker.queues.values() if queue.times is not None]
+    times = [timed(queue) for queue in broker.queues.values() if queue.times is not None]
     alarms = [alarm for each in times for alarm in (each._alarm, each._dated_alarm)]
-    alarms += [each.deadlines._alarm for each in _consumers(broker) if each.deadlines is not None]
+    awaited = [each.deadlines for each in _consumers(broker)]
+    alarms += [each._alarm for each in awaited if isinstance(each, Deadlines)]
     return sum(alarm.is_set for alarm in [*alarms, *broker.schedules._alarms.values()])
 
 

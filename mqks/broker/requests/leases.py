@@ -8,6 +8,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.features.death import fates
 from mqks.broker.features.death.moves import some_bodies
 from mqks.broker.features.time.receiver import Receiver, give_back, take
+from mqks.broker.features.time.times import timed
 from mqks.broker.requests.checks import Doing, check_writable, existing
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.connection import Connection
@@ -89,7 +90,7 @@ def _extend(broker: Broker, wanted: Lease) -> Work[int]:
     if mark.keeps_place and queue.is_put_off(number):
         mark = mark.changed(due_us=clocks.wall_us() + for_us)
         queue.lane.mark(number, mark)
-        queue.timed().delays.put_off(number, mark, clocks.clock_us() + for_us)
+        timed(queue).delays.put_off(number, mark, clocks.clock_us() + for_us)
     elif not (yield from _hidden(queue, number, wanted)):
         return 0
     yield from _tidied(queue)
@@ -113,7 +114,7 @@ def _give_back(broker: Broker, wanted: Lease) -> Work[int]:
     queue = broker.queues.get(wanted.queue)
     if queue is None or (found := _leased(queue, wanted.lease)) is None:
         return 0
-    lines, _ = yield from some_bodies(queue, [found[0]], queue.timed().delays.bodies.get)
+    lines, _ = yield from some_bodies(queue, [found[0]], timed(queue).delays.bodies.get)
     # It may have ended meanwhile, or a body that was asked for may have come too late.
     found = None if queue.deleted else _leased(queue, wanted.lease)
     if found is None or found[0] not in lines or not take(queue, *found):

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from mqks.broker.features.death.moves import some_bodies
-from mqks.broker.features.time.times import Times
+from mqks.broker.features.time.times import Times, timed
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.queue import Queue
@@ -30,14 +30,14 @@ def cancel(broker: "Broker", name: bytes, message_id: bytes | None) -> Work[int]
         return 0
     count = 0
     if message_id is None:
-        numbers: Iterator[int] = queue.times.delays.take_all()
+        numbers: Iterator[int] = timed(queue).delays.take_all()
         while some := [*islice(numbers, STEP_BODIES)]:
             if not queue.deleted:
                 queue.lane.settle(some)
             count += len(some)
             yield GOES_ON
     else:
-        count = yield from _found(queue, queue.times, message_id, partial(_settle, queue))
+        count = yield from _found(queue, timed(queue), message_id, partial(_settle, queue))
     if not queue.deleted:
         queue.deliver()
         yield from queue.tidy()
@@ -51,9 +51,9 @@ def promote(broker: "Broker", name: bytes, message_id: bytes | None) -> Work[int
         return 0
     if message_id is None:
         count = queue.scheduled
-        yield from queue.times.promote_all()
+        yield from timed(queue).promote_all()
         return count
-    count = yield from _found(queue, queue.times, message_id, queue.join)
+    count = yield from _found(queue, timed(queue), message_id, queue.join)
     if not queue.deleted:
         yield from queue.tidy()
     return count

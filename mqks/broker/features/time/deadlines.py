@@ -8,11 +8,12 @@ more than twice as many as the consumer holds.
 import heapq
 from collections import deque
 from itertools import chain
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from mqks.broker.spine.base.schedule import Alarm, Schedule
 from mqks.broker.spine.base.turns import GOES_ON, Turns, Work, emptied
 from mqks.broker.spine.queue.lane import free
+from mqks.broker.spine.queue.timers import AckHolder
 from mqks.limits import STEP_MESSAGES
 
 STALE_MIN: Final = 4096
@@ -27,25 +28,13 @@ class Batch(NamedTuple):
     """Message ids and numbers."""
 
 
-class Holder(Protocol):
-    """The owner of the deliveries: a consumer."""
-
-    @property
-    def unacked_count(self) -> int: ...
-
-    def holds(self, message_id: bytes, number: int) -> bool: ...
-
-    def too_late(self, late: list[tuple[bytes, int]]) -> None:
-        """These were not acked in time."""
-
-
 class Deadlines:
     __slots__ = (
         *("_again", "_alarm", "_all", "_all_us", "_batches", "_count", "_holder", "_last"),
         *("_order", "_schedule", "_tidying", "_turns", "_unlooked"),
     )
 
-    def __init__(self, schedule: Schedule, turns: Turns, holder: Holder) -> None:
+    def __init__(self, schedule: Schedule, turns: Turns, holder: AckHolder) -> None:
         self._schedule = schedule
         self._turns = turns
         self._alarm = Alarm(schedule, self._check_due, dated=False, what="ack timeouts")

@@ -7,6 +7,7 @@ says so; whoever has the lease, from whatever connection, acks it.
 from collections.abc import Callable, Sequence
 
 from mqks.broker.features.death import fates
+from mqks.broker.features.time.times import timed
 from mqks.broker.spine.clients.outbox import Outbox
 from mqks.broker.spine.log.pending import Entry, Mark
 from mqks.broker.spine.message.states import Event
@@ -18,10 +19,9 @@ from mqks.protocol import replies
 
 def take(queue: Queue, number: int, mark: Mark) -> bool:
     """Take a message out of those that are leased; return whether it was there."""
-    delays = queue.timed().delays
-    is_leased = mark.keeps_place and number in delays.numbers
+    is_leased = mark.keeps_place and queue.is_put_off(number)
     if is_leased:
-        delays.remove(number)
+        timed(queue).delays.remove(number)
     return is_leased
 
 

@@ -209,3 +209,10 @@ class Times:
             kill_oldest(self._queue, end, Event.TTL)
             return True
         return bool(expired)
+
+
+def timed(queue: Place) -> Times:
+    """The times of a queue, which it has from now on."""
+    times = queue.timed()
+    assert isinstance(times, Times)
+    return times

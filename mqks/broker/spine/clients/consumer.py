@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, cast
 
-from mqks.broker.features.time.deadlines import Deadlines
 from mqks.broker.spine.base.budget import Budget
 from mqks.broker.spine.base.turns import GOES_ON, Work, emptied, ordered, slices
 from mqks.broker.spine.clients.outbox import Outbox
@@ -20,6 +19,7 @@ from mqks.broker.spine.queue.held_since import HeldSince
 from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.taker import UNLIMITED, Rest, Taker
+from mqks.broker.spine.queue.timers import AckTimers
 from mqks.limits import STEP_MESSAGES
 from mqks.protocol import replies
 from mqks.protocol.requests import ACK_TIMEOUT, BACKOFF, policy_text
@@ -73,7 +73,7 @@ class Consumer(Taker):
         timeout_s = defaults.ack_timeout_s
         self.ack_timeout_us = None if timeout_s is None else round(timeout_s * 1e6)
         """Its own ack timeout, instead of that of its queue."""
-        self.deadlines: Deadlines | None = None
+        self.deadlines: AckTimers | None = None
         """When it must have acked what it holds, once there is an ack timeout or a touch."""
         self.budget: Budget = connection.flow.unacked
         self.prefix = consumer_id + b" ok "
@@ -207,9 +207,10 @@ class Consumer(Taker):
         own_us = self.ack_timeout_us
         return self.queue.ack_timeout_us if own_us is None else own_us
 
-    def _awaited(self) -> Deadlines:
+    def _awaited(self) -> AckTimers:
         if self.deadlines is None:
-            self.deadlines = Deadlines(self.queue.shared.schedule, self.queue.shared.turns, self)
+            shared = self.queue.shared
+            self.deadlines = shared.features.ack_timers(shared.schedule, shared.turns, self)
         return self.deadlines
 
     def settle(self, message_ids: Iterable[bytes]) -> list[Delivery]:

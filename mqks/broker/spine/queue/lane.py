@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Protocol
 
-from mqks.broker.features.time.expiry import Expiry
 from mqks.broker.spine.base.budget import Budget
 from mqks.broker.spine.base.ranges import (
     Range,
@@ -23,6 +22,7 @@ from mqks.broker.spine.base.ranges import (
 from mqks.broker.spine.base.turns import GOES_ON, Work, emptied
 from mqks.broker.spine.log.pending import NO_MARK, LaneChange, Mark, Pending, Run
 from mqks.broker.spine.queue.blocks import Blocks
+from mqks.broker.spine.queue.timers import Expiry
 from mqks.errors import MqksError
 from mqks.limits import (
     SCARCE_BYTES,

@@ -13,9 +13,6 @@ from typing import NamedTuple
 from zlib import crc32
 
 from mqks.broker.features.admission.capacity import Capacity
-from mqks.broker.features.death import fates
-from mqks.broker.features.death.deaths import kill_oldest, kill_ready
-from mqks.broker.features.time.times import Times
 from mqks.broker.spine.base.ranges import Range, compress, union
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.log.pending import Mark, QueueState, Run
@@ -25,6 +22,7 @@ from mqks.broker.spine.queue.lane import Delivery, Lane, free
 from mqks.broker.spine.queue.order import Fifo, Order, Ring
 from mqks.broker.spine.queue.shared import Fetch, Place, Shared
 from mqks.broker.spine.queue.taker import Rest, Taker
+from mqks.broker.spine.queue.timers import Timers
 from mqks.errors import MqksError
 from mqks.limits import (
     SEQ_MAX,
@@ -85,7 +83,7 @@ class Queue:
         self.ack_timeout_us: int | None = None
         self.is_dropping = False
         """Messages above the limits are being dropped, the oldest first."""
-        self.times: Times | None = None
+        self.times: Timers | None = None
         """Messages that wait for a time; made when there are any."""
         self.timer: int | None = None
         """The entry in the schedule that deletes the queue."""
@@ -150,7 +148,7 @@ class Queue:
         self._update_capacity()
         if rules.ttl_s is not None or self.times is not None:
             self._set_ttl(None if rules.ttl_s is None else round(rules.ttl_s * 1e6))
-        self.set_order(self.shared.orders.by_rules(self, self.order))
+        self.set_order(self.shared.features.orders.by_rules(self, self.order))
         self.deliver()
 
     def set_order(self, order: Order) -> None:
@@ -165,7 +163,7 @@ class Queue:
 
     def see_attributes(self, lines: list[bytes]) -> None:
         """Messages with attributes will be ready."""
-        self.set_order(self.shared.orders.by_messages(self, self.order, lines))
+        self.set_order(self.shared.features.orders.by_messages(self, self.order, lines))
 
     def _set_ttl(self, ttl_us: int | None) -> None:
         expiry, lane = self.timed().expiry, self.lane
@@ -177,9 +175,9 @@ class Queue:
             if mark.joined_us:
                 expiry.add(number, mark.expires_us, mark.joined_us)
 
-    def timed(self) -> Times:
+    def timed(self) -> Timers:
         if self.times is None:
-            self.times = Times(self)
+            self.times = self.shared.features.timers(self)
         return self.times
 
     def untimed(self) -> None:
@@ -348,9 +346,9 @@ class Queue:
             fitting = STEP_BYTES * self.lane.ready // (self.lane.ready_bytes + 1) + 1
             lowest = self.order.lowest(min(most, fitting))
             if lowest is None:
-                kill_oldest(self, SEQ_MAX, Event.OVERFLOW, most)
+                self.shared.features.deaths.kill_oldest(self, SEQ_MAX, Event.OVERFLOW, most)
             else:
-                kill_ready(self, lowest, Event.OVERFLOW)
+                self.shared.features.deaths.kill_ready(self, lowest, Event.OVERFLOW)
             yield GOES_ON
         self.is_dropping = False
         self.deliver()
@@ -387,10 +385,11 @@ class Queue:
         defaults: Policy = DEFAULT,
         why: bytes = b"",
     ) -> Event | None:
-        """See `fates.give_back`. Nothing comes back to a queue that is deleted."""
+        """See `Returns.give_back`. Nothing comes back to a queue that is deleted."""
         if self.deleted:
             return None
-        reason = fates.give_back(self, deliveries, event, delay_us, defaults, why)
+        returns = self.shared.features.returns
+        reason = returns.give_back(self, deliveries, event, delay_us, defaults, why)
         if self.times is not None or event is not REJECT:
             self._update_capacity()
         return reason
@@ -405,7 +404,7 @@ class Queue:
         lane = self.lane
         lane.see(line for _, line in due)  # They may come from before the start.
         if lane.marks or lane.expiry:
-            fates.join(self, due, since_us)
+            self.shared.features.returns.join(self, due, since_us)
         else:
             lane.leave_together([number for number, _ in due])
             self.publish(None, [line for _, line in due])
@@ -728,7 +727,7 @@ class Queue:
         lane.restore_marks(self._unscheduled(from_cursor, aside))
         holes = union([*holes, *compress(aside)])
         lane.restore(next_seq, cursor, self._unscheduled(returned, aside), holes, mean_bytes)
-        self.set_order(self.shared.orders.restored(self, self.order))
+        self.set_order(self.shared.features.orders.restored(self, self.order))
         if self.times is not None:
             self.times.restored(mean_bytes)
         self._update_capacity()
@@ -760,7 +759,8 @@ class Queue:
             # Those that consumers held when the server ended have been counted since.
             is_ready, marks = self.lane.is_ready, self.lane.marks.items()
             spent = [number for number, mark in marks if mark.deliveries >= max(1, most)]
-            kill_ready(self, filter(is_ready, sorted(spent)), Event.DELIVERIES)
+            deaths = self.shared.features.deaths
+            deaths.kill_ready(self, filter(is_ready, sorted(spent)), Event.DELIVERIES)
         self.order.started()
         self.deliver()
 

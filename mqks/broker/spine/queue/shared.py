@@ -15,9 +15,11 @@ from mqks.broker.spine.base.notices import Notices
 from mqks.broker.spine.base.schedule import Schedule
 from mqks.broker.spine.base.turns import Turns
 from mqks.broker.spine.log.pending import Mark, Pending, Run
-from mqks.broker.spine.message.policy import Policy
+from mqks.broker.spine.message.policy import DEFAULT, Policy
+from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery, Lane
 from mqks.broker.spine.queue.order import Order
+from mqks.broker.spine.queue.timers import AckHolder, AckTimers, Timers
 from mqks.settings import Settings
 
 
@@ -58,6 +60,9 @@ class Place(Protocol):
 
     def take_in(self, lines: list[bytes], marks: Sequence[Mark] | None) -> None:
         """Append messages from another queue. Limits do not refuse them."""
+
+    def timed(self) -> Timers:
+        """Its timers, which it has from now on."""
 
     def untimed(self) -> None:
         """None of its messages waits for a time any more."""
@@ -118,6 +123,46 @@ class Orders(Protocol):
         """Its messages were restored, and are on disk."""
 
 
+class Returns(Protocol):
+    """What becomes of messages that come back."""
+
+    def give_back(
+        self,
+        queue: Place,
+        deliveries: Sequence[Delivery],
+        event: Event,
+        delay_us: int = 0,
+        defaults: Policy = DEFAULT,
+        why: bytes = b"",
+    ) -> Event | None:
+        """A consumer returns these. `defaults` apply where the queue has no rule; `why` is kept
+        with those that die. Return the reason if any of them died."""
+
+    def join(self, queue: Place, due: Sequence[Delivery], since_us: Sequence[int] = ()) -> None:
+        """These scheduled messages are due, since these times of the monotonic clock; 0 is now."""
+
+
+class Deaths(Protocol):
+    """The end of messages that nobody acks."""
+
+    def kill_ready(self, queue: Place, numbers: Iterable[int], reason: Event) -> None:
+        """Kill ready messages; those that are only on disk move when they have been read."""
+
+    def kill_oldest(self, queue: Place, end: int, reason: Event, count: int = ...) -> None:
+        """Kill at most `count` ready messages with numbers below `end`, the oldest first."""
+
+
+class Features(NamedTuple):
+    """What hangs on the spine, which knows none of it by name. A new feature has a row in one of
+    these, or one more of them."""
+
+    orders: Orders
+    returns: Returns
+    deaths: Deaths
+    timers: Callable[[Place], Timers]
+    ack_timers: Callable[[Schedule, Turns, AckHolder], AckTimers]
+
+
 class Owner(Protocol):
     """The broker, as its queues see it."""
 
@@ -131,7 +176,7 @@ class Owner(Protocol):
 
 class Shared:
     __slots__ = (
-        *("capacities", "counters", "facts", "memory", "orders", "outboxes"),
+        *("capacities", "counters", "facts", "features", "memory", "outboxes"),
         *("owner", "pending", "schedule", "turns", "wanted"),
     )
 
@@ -139,11 +184,11 @@ class Shared:
         self,
         settings: Settings,
         owner: Owner,
+        features: Features,
+        facts: Facts,
         *,
         clock: Callable[[], float],
         now_us: Callable[[], int],
-        facts: Facts,
-        orders: Orders,
     ) -> None:
         self.turns = Turns(clock)
         self.schedule = Schedule(clock, now_us, owner.notices)
@@ -159,4 +204,4 @@ class Shared:
         self.wanted = Wanted()
         self.capacities = Capacities(settings.queue_messages_max)
         self.owner = owner
-        self.orders = orders
+        self.features = features
