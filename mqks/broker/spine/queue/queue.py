@@ -65,6 +65,7 @@ class Queue:
             "consumers",
             "dead",
             "deleted",
+            "has_forgotten",
             "id",
             "is_dropping",
             "lane",
@@ -80,6 +81,8 @@ class Queue:
         self.lane = Lane(queue_id, self, shared.memory, shared.pending)
         self.order: Order = Fifo(self.lane)
         """Which message is next, and whose."""
+        self.has_forgotten = False
+        """It had an order that may suit again what consumers hold."""
         self.policy = self.rules = DEFAULT
         """The policy that was set, and the rules that apply: the policy over the defaults."""
         self.ack_timeout_us: int | None = None
@@ -159,6 +162,7 @@ class Queue:
         if order is not old:
             self.order = order
             self.lane.watcher = order if order.watches else None
+            self.has_forgotten = old.watches and not order.watches
             if old.watches:
                 self.shared.turns.later(free(old.delete()))
             order.started()
@@ -370,6 +374,8 @@ class Queue:
         """See `fates.give_back`. Nothing comes back to a queue that is deleted."""
         if self.deleted:
             return None
+        if self.has_forgotten:
+            self.lane.see(line for _, line in deliveries)
         reason = fates.give_back(self, deliveries, event, delay_us, defaults, why)
         if self.times is not None or event is not REJECT:
             self._update_capacity()
@@ -658,6 +664,8 @@ class Queue:
         lane, held = self.lane, list[int]()
         if to is None:
             taken = self._dispatch(numbers, lines, None, stored=True, held=held)
+            if self.has_forgotten:  # Since what others took was settled.
+                lane.see(lines[taken:])
             for number, line in zip(numbers[taken:], lines[taken:], strict=True):
                 lane.keep_returned(number, line)
         elif taken := len(numbers):
