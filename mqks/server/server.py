@@ -41,7 +41,9 @@ from mqks.users_file import read as read_users
 
 LATE_S = 0.05
 LATE_TURNS = 10
-"""A timer that is so late waits for so many turns, in each of which all sockets are read."""
+LATE_TURN_S = 0.005
+"""A timer that is so late waits for so many turns, in each of which all sockets are read. They need
+time: what does not fit into a socket's buffer comes when that was read, by the system's leave."""
 WAIT_S = 0.002
 """Interval at which work that waits for the journal is retried."""
 
@@ -193,7 +195,7 @@ class Server:
             turns = LATE_TURNS
         if turns:
             self._timer_at_s = -inf
-            self._timer = self._loop.call_soon(self._expire, turns - 1)
+            self._timer = self._loop.call_later(LATE_TURN_S, self._expire, turns - 1)
             return
         self._clients.handle_chunks()
         self._timer, self._timer_at_s = None, inf

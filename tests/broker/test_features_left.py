@@ -21,7 +21,10 @@ LEFT = {
     ],
     "a reject with a delay": [b"d publish e z", b"r reject --delay=1 c d", b"w 1", b"a ack c d"],
     "a TTL of the queue": [b"s set_queue q --ttl=60", b"s set_queue q --reset"],
-    "a priority": [b"d publish --priority=5 e z", b"a ack c d"],
+    "a priority": [
+        *(b"d publish --priority=5 e z", b"a ack c d"),
+        *(line % n for n in range(70) for line in (b"d%d publish e z", b"a ack c d%d")),
+    ],
     "an order by key": [
         *(b"s set_queue q --ordered=key", b"d publish --key=k e z", b"a ack c d"),
         b"s set_queue q --reset",
@@ -45,7 +48,7 @@ def calls_of(before: list[bytes]) -> tuple[Counter[str], list[bytes]]:
         if line == b"a lease --ack q":
             line = b"a lease --ack q " + lab.replies[-2].partition(b"lease=")[2].split(b" ")[0]
         lab.do("a", line)
-    lab.do("a", b"y publish e z", b"a ack c y")
+    lab.do("a", b"y publish e z", b"r reject c y", b"a ack c y")
     lab.wait(LINGERS_S)
     lab.replies.clear()
     calls = Counter[str]()

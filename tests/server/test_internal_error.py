@@ -46,7 +46,7 @@ SqliteStore.close, anyio.run = close_and_stop, run_and_stop
 @pytest.mark.parametrize(
     ("module", "kind", "method"),
     [
-        ("broker.routing.publishing", "Publishing", "_publish"),
+        ("broker.spine.routing.publishing", "Publishing", "_publish"),
         ("broker.broker", "Broker", "committed"),
         ("journal.journal", "Journal", "_written"),
     ],
@@ -59,7 +59,11 @@ def test_it_ends_the_server(tmp_path: Path, module: str, kind: str, method: str)
 
 @patches_modules
 def test_who_asks_it_to_stop_does_not_cut_the_end_short(tmp_path: Path) -> None:
-    fault = {"module": "broker.routing.publishing", "kind": "Publishing", "method": "_publish"}
+    fault = {
+        "module": "broker.spine.routing.publishing",
+        "kind": "Publishing",
+        "method": "_publish",
+    }
     with ended(tmp_path, **fault, more=STOP_WHILE_IT_ENDS) as (code, log):
         assert code == MqksError.exit_code, log
         last = log.splitlines()[-1]

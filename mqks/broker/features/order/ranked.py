@@ -11,7 +11,7 @@ last ones are the first to be removed from memory.
 Levels cost time at each batch, so they go when they have been of no use for a while: since all
 that is ready has had priority 0, some messages have left. The next priority makes them anew from
 all blocks of the queue; those that have left have paid for it. What has a priority and is with a
-consumer when they go is seen when it returns, see `Lane.keep_returned`. `Policy.has_priorities`
+consumer when they go is seen when it returns, see `Queue.has_forgotten`. `Policy.has_priorities`
 stays: after a start nobody knows whether a message on disk has one.
 """
 

@@ -228,8 +228,6 @@ class Lane:
         self.keep_returned(number, line)
 
     def keep_returned(self, number: int, line: bytes) -> None:
-        if self.watcher is None and self.has_attributes:
-            self.see((line,))  # Its order may have forgotten priorities while it was away.
         self.returned += number < self.cursor
         self.blocks.add(number, line)
         if self.watcher is not None:

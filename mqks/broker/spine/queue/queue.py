@@ -63,6 +63,7 @@ class Queue:
             "consumers",
             "dead",
             "deleted",
+            "has_forgotten",
             "id",
             "is_dropping",
             "lane",
@@ -78,6 +79,8 @@ class Queue:
         self.lane = Lane(queue_id, self, shared.memory, shared.pending)
         self.order: Order = Fifo(self.lane)
         """Which message is next, and whose."""
+        self.has_forgotten = False
+        """It had an order that may suit again what consumers hold."""
         self.policy = self.rules = DEFAULT
         """The policy that was set, and the rules that apply: the policy over the defaults."""
         self.ack_timeout_us: int | None = None
@@ -157,6 +160,7 @@ class Queue:
         if order is not old:
             self.order = order
             self.lane.watcher = order if order.watches else None
+            self.has_forgotten = old.watches and not order.watches
             if old.watches:
                 self.shared.turns.later(free(order.replace(old)))
             order.started()
@@ -388,6 +392,9 @@ class Queue:
         """See `Returns.give_back`. Nothing comes back to a queue that is deleted."""
         if self.deleted:
             return None
+        if self.has_forgotten:
+            self.lane.see(line for _, line in deliveries)
+            self.has_forgotten = bool(self.unacked or self.returning)
         returns = self.shared.features.returns
         reason = returns.give_back(self, deliveries, event, delay_us, defaults, why)
         if self.times is not None or event is not REJECT:
@@ -671,6 +678,8 @@ class Queue:
         lane, held = self.lane, list[int]()
         if to is None:
             taken = self._dispatch(numbers, lines, None, stored=True, held=held)
+            if self.has_forgotten:  # Since what others took was settled.
+                lane.see(lines[taken:])
             for number, line in zip(numbers[taken:], lines[taken:], strict=True):
                 lane.keep_returned(number, line)
         elif taken := len(numbers):
