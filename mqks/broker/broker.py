@@ -61,6 +61,7 @@ from mqks.protocol import replies
 from mqks.protocol.masks import MASK
 from mqks.protocol.requests import ALL, DeleteRule, SetQueue, Settle, shown
 from mqks.settings import Settings
+from mqks.users import Permissions
 
 T = TypeVar("T")
 GiveUp = Callable[[Queue, Sequence[Delivery]], object]
@@ -199,7 +200,7 @@ class Broker:
 
     def end(self, connection: Connection) -> None:
         """A client sends no more: its consumers and tails end, and its messages are returned."""
-        self.end_tails([*connection.tails.values()])
+        self.end_tails(connection)
         if connection.receivers:
             self.turns.later(_end_receivers(connection))
         self.end_consumers(list(connection.consumers.values()), lost=True)
@@ -305,7 +306,14 @@ class Broker:
         reason = f"{read.form}: queue {shown(read.queue)} was deleted before the answer"
         self.refusals.tell(connection, read.request_id, read.form.encode(), BadRequest(reason))
 
-    def end_tails(self, tails: Sequence[Tail]) -> None:
+    def end_tails(self, connection: Connection, permissions: Permissions | None = None) -> None:
+        """All that it has, or those that a user with these permissions may not have."""
+        tails = self.tails.of(connection).values()
+        self.end_these_tails(
+            [tail for tail in tails if permissions is None or not tail.is_allowed(permissions)]
+        )
+
+    def end_these_tails(self, tails: Sequence[Tail]) -> None:
         """They are shown nothing any more."""
         names = {tail.queue for tail in tails if tail.queue is not None}
         self.tails.end(tails, *map(self.queues.get, names))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mqks.broker.features.admission.capacity import Capacity
 from mqks.broker.spine.base.turns import finish
 from mqks.broker.spine.log.pending import Mark, Run
 from mqks.broker.spine.routing import bindings, publishing
@@ -163,6 +164,7 @@ def test_a_queue_whose_consumer_takes_what_was_on_its_way_is_not_full(
         world.send("k", b"s subscribe q%d e\n" % number)
     world.send("k", b"s subscribe --confirm q63 --add alone\n")
     last = world.broker.queues[b"q63"]
+    assert isinstance(last.capacity, Capacity)
     world.broker.turns.chunk_s = -1.0  # A turn is one step.
     world.intake.receive(world.connection("k"), b"m publish e x\n")
     world.intake.receive(world.connection("l"), b"c consume q63 --existing\n")

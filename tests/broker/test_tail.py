@@ -31,7 +31,7 @@ def shown(world: BareWorld) -> list[bytes]:
 def test_what_a_slow_client_misses_is_counted() -> None:
     world = bare(tail_buffer_bytes_max=200)
     world.send("t", b"t tail e\n")
-    tail = world.connection("t").tails[b"t"]
+    tail = world.broker.tails.of(world.connection("t"))[b"t"]
     line = b"m%d publish e 0123456789\n"
     world.send("k", b"".join(line % number for number in range(10, 40)))
     first = world.received("t").splitlines()
@@ -64,7 +64,7 @@ def test_a_slow_client_misses_all_until_it_takes_its_replies() -> None:
     world.connection("t").outbox_bytes = 10
     world.send("k", b"m1 publish e x\n")
     world.advance(2.0)
-    assert world.connection("t").tails[b"t"].dropped == 1
+    assert world.broker.tails.of(world.connection("t"))[b"t"].dropped == 1
     world.connection("t").outbox_bytes = 0
     world.advance(2.0)
     assert world.received("t") == b"t ok --dropped 1\n"
@@ -75,7 +75,7 @@ def test_more_than_can_be_compared_is_only_counted(monkeypatch: pytest.MonkeyPat
     world = bare()
     world.broker.turns.chunk_s = -1.0
     world.send("t", b"t tail e.*\n")
-    tail = world.connection("t").tails[b"t"]
+    tail = world.broker.tails.of(world.connection("t"))[b"t"]
     world.broker.tails.show((tail,), [b"m event=e.%d x" % number for number in range(3000)])
     for _ in range(3):
         world.broker.tails.show((tail,), [b"m event=e.x x"] * 4)
@@ -90,7 +90,7 @@ def test_masks_are_compared_in_steps() -> None:
     world = bare()
     masks = b" ".join(b"a.*%d*" % number for number in range(100))
     world.send("t", b"t tail " + masks + b"\n")
-    tail = world.connection("t").tails[b"t"]
+    tail = world.broker.tails.of(world.connection("t"))[b"t"]
     lines = [b"m event=a.x%s x" % (b"y" * number) for number in range(100)]
     assert len([*tail.choose(lines)]) > 100
 
@@ -203,13 +203,13 @@ def test_users_see_what_they_might_consume_or_bind(tmp_path: Path) -> None:
     for refused in (b"--queue=theirs", b"b.x", b"a.* b.*", b"**", b"*.x", b"--queue=theirs a.x"):
         world.send("t", b"u tail --confirm " + refused + b"\n")
         assert world.received("t").startswith(b"u error "), refused
-    assert [*connection.tails] == [b"t"]
+    assert [*world.broker.tails.of(connection)] == [b"t"]
     for nothing in (Permissions(consume=["mine"]), Permissions(["**"], bind=["**"])):
         world.broker.access.grant(connection, mine)
         world.send("t", b"t tail --confirm a.x\n")
         assert world.received("t") == b"t ok \n"
         world.broker.access.grant(connection, nothing)
-        assert not connection.tails
+        assert not world.broker.tails.of(connection)
         world.send("t", b"u tail a.x\n")
         assert world.received("t").startswith(b"u error ")
 

@@ -362,7 +362,8 @@ def _check_sums(broker: Broker) -> None:
     require(len(consumers) == theirs, "a consumer that is attached to no connection")
     timers = sum(queue.timer is not None for queue in broker.queues.values())
     timers += broker.tails.is_telling
-    receivers = [*chain.from_iterable(each.receivers for each in broker.connections.values())]
+    waiting_ones = chain.from_iterable(each.receivers for each in broker.connections.values())
+    receivers = [each for each in waiting_ones if isinstance(each, Receiver)]
     require(len(receivers) == broker.flow.receivers, "number of receives that wait")
     waiting = {taker for queue in _all_queues(broker) for taker in queue.ring} & {*receivers}
     served = {each for each in receivers if not (each.rests or each.queue.deleted)}

@@ -2,12 +2,19 @@
 
 from typing import Final
 
-from mqks.broker.features.death import deaths, fates
+from mqks.broker.features.admission.capacity import Capacity
+from mqks.broker.features.death import dead_letters, deaths, fates
 from mqks.broker.features.order import orders
 from mqks.broker.features.time.deadlines import Deadlines
 from mqks.broker.features.time.times import Times
 from mqks.broker.spine.queue.shared import Features
 
 FEATURES: Final = Features(
-    orders=orders, returns=fates, deaths=deaths, timers=Times, ack_timers=Deadlines
+    orders=orders,
+    returns=fates,
+    deaths=deaths,
+    letters=dead_letters,
+    capacity=Capacity,
+    timers=Times,
+    ack_timers=Deadlines,
 )

@@ -37,8 +37,8 @@ def tail(broker: Broker, connection: Connection, request: Request, wanted: Wante
     queue = None if wanted.queue is None else existing(broker, "tail", wanted.queue)
     broker.tails.check_room(connection, request.id)
     broker.metadata.check_names("event", wanted.events)
-    if request.id in connection.tails:
-        broker.end_tails([connection.tails[request.id]])
+    if (before := broker.tails.of(connection).get(request.id)) is not None:
+        broker.end_these_tails([before])
     broker.tails.add(connection, Tail(request.id, connection, *wanted), queue)
 
 

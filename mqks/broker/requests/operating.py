@@ -55,10 +55,11 @@ def evaluate(broker: Broker, connection: Connection, request: Request, source: s
     settings = broker.settings
     if settings.eval == "off" or (settings.eval == "loopback" and not connection.local):
         raise BadRequest(f"_eval is not allowed: the setting eval is {settings.eval}")
-    if connection.eval_steps is None:
-        connection.eval_steps = expression.Allowance()
+    steps = connection.eval_steps
+    if not isinstance(steps, expression.Allowance):
+        steps = connection.eval_steps = expression.Allowance()
     names = {
-        "state": State(broker, connection.eval_steps.spend),
+        "state": State(broker, steps.spend),
         "request": {
             "id": request.id.decode("utf-8", "surrogateescape"),
             "action": "_eval",
@@ -67,7 +68,7 @@ def evaluate(broker: Broker, connection: Connection, request: Request, source: s
         "WORKERS": 1,
         "config": {**settings.public(), "workers": [f"{settings.host}:{settings.port}"]},
     }
-    work = expression.evaluate(source, names, connection.eval_steps)
+    work = expression.evaluate(source, names, steps)
     place = yield from broker.evaluations.take()
     try:
         while not connection.closed:  # Stop evaluating when nobody waits for the result.

@@ -4,41 +4,11 @@ The one rule: whether there is room is decided here. What waits is the same for 
 and scheduled messages, and those that are on their way to the queue.
 """
 
-from typing import NamedTuple, Protocol
-
 from mqks.broker.spine.message.policy import DEFAULT, Policy
+from mqks.broker.spine.queue.admission import Held, Update
 from mqks.broker.spine.queue.taker import UNLIMITED
 from mqks.errors import Limit, LimitExceeded
 from mqks.limits import GATHERED_MAX
-
-
-class Holder(Protocol):
-    """The owner: a queue."""
-
-    @property
-    def contents(self) -> tuple[int, int]:
-        """Number and length of ready and scheduled messages."""
-
-
-class Update(NamedTuple):
-    warns: bool
-    """It has become nearly full."""
-    has_turned: bool
-    """`Capacity.refuses_all` has changed."""
-    room: int
-    """So many more messages may join before the next update."""
-
-
-class Capacities:
-    """What those of all queues share. `default_max` is the number of messages that settings allow
-    in each, 0 for any."""
-
-    __slots__ = "default_max", "tight"
-
-    def __init__(self, default_max: int) -> None:
-        self.default_max = default_max
-        self.tight: dict[Holder, None] = {}
-        """Queues that the messages of one chunk may fill, see `Capacity.is_tight`."""
 
 
 class Capacity:
@@ -47,8 +17,8 @@ class Capacity:
         *("is_tight", "is_watched", "messages_max", "nearly_full", "refuses_all"),
     )
 
-    def __init__(self, holder: Holder, default_max: int) -> None:
-        """`default_max` as in `Capacities`."""
+    def __init__(self, holder: Held, default_max: int) -> None:
+        """`default_max` as in `Admissions`."""
         self._holder = holder
         self._default_max = default_max
         self.coming = self.coming_bytes = 0

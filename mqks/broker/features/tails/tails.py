@@ -36,6 +36,7 @@ class Tails:
         self._outboxes = outboxes
         self._every: dict[Tail, Connection] = {}
         """With their connections."""
+        self._by_connection: dict[Connection, dict[bytes, Tail]] = {}
         self.of_events: tuple[Tail, ...] = ()
         """Those of all that is published."""
         self._of_queues: dict[bytes, tuple[Tail, ...]] = {}
@@ -56,20 +57,25 @@ class Tails:
 
     # -- they come and go
 
+    def of(self, connection: Connection) -> dict[bytes, Tail]:
+        """Those of a connection, by id."""
+        return self._by_connection.get(connection, {})
+
     def check_room(self, connection: Connection, tail_id: bytes) -> None:
         """Raise if there may not be one more that does not replace another one."""
-        if tail_id in connection.tails:
+        theirs = self.of(connection)
+        if tail_id in theirs:
             return
-        if len(connection.tails) >= self._settings.tails_per_connection_max:
+        if len(theirs) >= self._settings.tails_per_connection_max:
             raise LimitExceeded(
-                "tails_per_connection_max", f"this connection has {len(connection.tails)} tails"
+                "tails_per_connection_max", f"this connection has {len(theirs)} tails"
             )
         if len(self._every) >= self._settings.tails_max:
             raise LimitExceeded("tails_max", f"there are {len(self._every)} tails already")
 
     def add(self, connection: Connection, tail: Tail, queue: Queue | None) -> None:
         """`queue` is the one that it is of."""
-        connection.tails[tail.id] = tail
+        self._by_connection.setdefault(connection, {})[tail.id] = tail
         self._every[tail] = connection
         self._index(tail.queue, queue)
 
@@ -77,7 +83,10 @@ class Tails:
         """`queues` are those of the broker that they may be of."""
         for tail in [*tails]:
             tail.ended = True
-            del self._every.pop(tail).tails[tail.id]
+            connection = self._every.pop(tail)
+            del self._by_connection[connection][tail.id]
+            if not self._by_connection[connection]:
+                del self._by_connection[connection]
             found = (queue for queue in queues if queue is not None and queue.name == tail.queue)
             self._index(tail.queue, next(found, None))
 

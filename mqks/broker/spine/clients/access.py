@@ -5,10 +5,9 @@ connection wait for the result.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from mqks.broker.features.tails.tail import Tail
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.broker.spine.clients.refusals import Refusals
@@ -52,7 +51,7 @@ class Access:
         refusals: Refusals,
         consumers: Mapping[bytes, Consumer],
         end_consumers: Callable[[list[Consumer]], None],
-        end_tails: Callable[[Sequence[Tail]], None],
+        end_tails: Callable[[Connection, Permissions], None],
     ) -> None:
         self._line_bytes_max = line_bytes_max
         self._refusals = refusals
@@ -113,8 +112,7 @@ class Access:
         lost = [each for each in consumers if not permissions.may_consume(each.queue.name)]
         if lost:
             self._end_consumers(lost)
-        tails = connection.tails.values()
-        self._end_tails([tail for tail in tails if not tail.is_allowed(permissions)])
+        self._end_tails(connection, permissions)
 
     def may_ack(self, connection: Connection, consumer_id: bytes) -> bool:
         """Whether its user may ack messages of this consumer; a missing consumer is allowed."""

@@ -6,16 +6,14 @@ The one rule: while its lines wait, for a login or for the next turn, they stay 
 from collections import deque
 from collections.abc import Callable, Hashable
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from mqks.broker.features.evaluate.expression import Allowance
-from mqks.broker.features.tails.tail import Tail
-from mqks.broker.features.time.receiver import Receiver
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.broker.spine.clients.outbox import Flow, Outbox
 from mqks.broker.spine.log.pending import ErrorRecord
 from mqks.broker.spine.queue.reads import Read
+from mqks.broker.spine.queue.taker import Taker
 from mqks.errors import BadRequest, LimitExceeded
 from mqks.limits import (
     ONCE_ID_BYTES_MAX,
@@ -30,6 +28,13 @@ from mqks.users import STRANGER, Permissions
 
 KEPT_OVERHEAD_BYTES: Final = 700
 """Memory of a request besides its text: two tuples, their values and what holds them."""
+
+
+class Steps(Protocol):
+    """What expressions may still take."""
+
+    def spend(self, steps: int) -> None:
+        """Raises BadRequest if that is more than there is left."""
 
 
 class Transaction:
@@ -99,7 +104,6 @@ class Connection(Outbox):
         "splitter",
         "stranger_errors",
         "stranger_lines",
-        "tails",
         "transaction",
         "user",
         "works",
@@ -126,13 +130,12 @@ class Connection(Outbox):
         self.splitter = LineSplitter(
             min(line_bytes_max, STRANGER_LINE_BYTES_MAX) if stranger else line_bytes_max
         )
-        self.eval_steps: Allowance | None = None
+        self.eval_steps: Steps | None = None
         """Steps that expressions of the current chunk may still take."""
         self.consumers: dict[bytes, Consumer] = {}
-        self.tails: dict[bytes, Tail] = {}
         self.reads: deque[Read] = deque()
         """Its read requests, in order."""
-        self.receivers: dict[Receiver, None] = {}
+        self.receivers: dict[Taker, None] = {}
         """Its receives without an answer."""
         self.user: str | None = None
         self.permissions: Permissions | None = STRANGER if stranger else None

@@ -12,7 +12,6 @@ from itertools import chain, islice
 from typing import NamedTuple
 from zlib import crc32
 
-from mqks.broker.features.admission.capacity import Capacity
 from mqks.broker.spine.base.ranges import Range, compress, union
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.log.pending import Mark, QueueState, Run
@@ -95,7 +94,7 @@ class Queue:
         """Messages that have died here since the start of the server."""
         self.archived_seq: int | None = None
         """Everything below is archived, as its archive has told since the start of the server."""
-        self.capacity = Capacity(self, shared.capacities.default_max)
+        self.capacity = shared.features.capacity(self, shared.capacities.default_max)
         self.told_at = 0
         """Number of ready messages at which to look at the capacity."""
         self.returning = 0

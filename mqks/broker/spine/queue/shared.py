@@ -7,7 +7,6 @@ queue only as a `Place`.
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from mqks.broker.features.admission.capacity import Capacities, Capacity
 from mqks.broker.spine.base.budget import Budget
 from mqks.broker.spine.base.counters import Counters
 from mqks.broker.spine.base.facts import Facts
@@ -17,6 +16,7 @@ from mqks.broker.spine.base.turns import Turns
 from mqks.broker.spine.log.pending import Mark, Pending, Run
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import Event
+from mqks.broker.spine.queue.admission import Admission, Admissions, Held
 from mqks.broker.spine.queue.lane import Delivery, Lane
 from mqks.broker.spine.queue.order import Order
 from mqks.broker.spine.queue.timers import AckHolder, AckTimers, Timers
@@ -29,7 +29,7 @@ class Place(Protocol):
 
     id: int
     name: bytes
-    capacity: Capacity
+    capacity: Admission
     deleted: bool
     lane: Lane
     order: Order
@@ -152,6 +152,13 @@ class Deaths(Protocol):
         """Kill at most `count` ready messages with numbers below `end`, the oldest first."""
 
 
+class Letters(Protocol):
+    """Messages that are published as dead letters."""
+
+    def restored(self, own: bytes, letter: bytes) -> tuple[bytes, bytes]:
+        """Attributes and time of the first publishing of one with these attributes of its own."""
+
+
 class Features(NamedTuple):
     """What hangs on the spine, which knows none of it by name. A new feature has a row in one of
     these, or one more of them."""
@@ -159,6 +166,8 @@ class Features(NamedTuple):
     orders: Orders
     returns: Returns
     deaths: Deaths
+    letters: Letters
+    capacity: Callable[[Held, int], Admission]
     timers: Callable[[Place], Timers]
     ack_timers: Callable[[Schedule, Turns, AckHolder], AckTimers]
 
@@ -202,6 +211,6 @@ class Shared:
         """For replies that were not taken, at most: the server looks now and then what was. Queues
         wait for it."""
         self.wanted = Wanted()
-        self.capacities = Capacities(settings.queue_messages_max)
+        self.capacities = Admissions(settings.queue_messages_max)
         self.owner = owner
         self.features = features

@@ -58,6 +58,10 @@ class Taker(Resting):
         """Deliver messages. `ids` are the message ids, if the caller has them."""
         raise NotImplementedError
 
+    def leave(self) -> None:
+        """Take no more: of a `receive`."""
+        raise NotImplementedError
+
     def let_go(self) -> Iterator[object]:
         """Take all unacked deliveries at once, and yield them one by one in no order, so that a
         large number can be handled in turns."""

@@ -8,11 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
-from mqks.broker.features.admission.once import OnceWindow
-from mqks.broker.features.death.dead_letters import restored
-from mqks.broker.features.tails.tails import Tails
 from mqks.broker.spine.base.turns import WAITS, Work, slices
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.queue.queue import Queue, Terms
@@ -56,6 +53,24 @@ Now = tuple[int, int]
 """The wall clock and the monotonic clock, in microseconds."""
 
 
+class Watchers(Protocol):
+    """Who is shown what is published."""
+
+    of_events: tuple[Any, ...]
+    """Those of all events."""
+
+    def show(self, tails: tuple[Any, ...], lines: list[bytes]) -> None: ...
+
+
+class Once(Protocol):
+    """Ids that were published with `--once`."""
+
+    def knows(self, message_id: bytes) -> bool: ...
+
+    def add(self, message_id: bytes, for_s: float = inf) -> bytes | None:
+        """Remember an id; return what the journal has of it, or None if it was known."""
+
+
 class Publishing:
     __slots__ = (
         *("_bindings", "_once", "_settings", "_shared", "_tails"),
@@ -67,8 +82,8 @@ class Publishing:
         settings: Settings,
         shared: Shared,
         bindings: Bindings,
-        tails: Tails,
-        once: OnceWindow,
+        tails: Watchers,
+        once: Once,
     ) -> None:
         self._settings = settings
         self._shared = shared
@@ -222,7 +237,7 @@ class Publishing:
             due_us = 0
         published = b"%d" % now_us if due_us else b""
         if letter:
-            meta, published = restored(meta, letter)
+            meta, published = self._shared.features.letters.restored(meta, letter)
         expires_us = (due_us or now_us) + wanted.ttl_us if wanted.ttl_us else 0
         due_clock_us = clock_us + wanted.delay_us if wanted.delay_us else 0
         terms = Terms(due_us, wanted.at_us > 0, expires_us, due_clock_us)
