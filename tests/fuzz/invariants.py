@@ -218,7 +218,7 @@ def _check_turns(queue: Queue) -> None:
         waits = waits or isinstance(order, Paused)
         waits = waits or (isinstance(order, Keyed) and not _check_keys(queue, order))
         # The first one is to die, by an alarm that is due.
-        waits = waits or (queue.times is not None and queue.times.must_expire())
+        waits = waits or (queue.times is not None and queue.times.expires())
         require(waits, f"{queue.name!r}: messages wait for a consumer that has room")
 
 

@@ -164,8 +164,8 @@ class Times:
         is_late = oldest < self.expiry.end(lane.next_seq)
         return OVERDUE if is_late else self.expiry.next_us()
 
-    def must_expire(self) -> bool:
-        """Whether an expired message is still in the queue. Forgets what cannot expire any more."""
+    def expires(self) -> bool:
+        """Whether an expired message is still in the queue."""
         due_us = self._next_expiry_us()
         return due_us is not None and due_us <= self._schedule.clock_us()
 

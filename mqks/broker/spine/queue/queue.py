@@ -232,7 +232,7 @@ class Queue:
             and not lane.blocks.count
             and self.order.passes_new
             and (ids is not None or not self.shared.owner.withholds)
-            and not self._postponed()
+            and not self._must_wait
         ):
             taken = self._dispatch(range(first, lane.next_seq), lines, ids, stored=False)
             lane.delivered(first + taken)
@@ -499,30 +499,33 @@ class Queue:
 
     # -- delivering messages
 
-    def _postponed(self) -> bool:
-        """Postpone the delivery if it must wait: until messages are returned, until the outboxes
-        have space, or for the next turn. Return whether it did; it is continued automatically."""
+    @property
+    def _must_wait(self) -> bool:
+        """Whether nothing can be delivered before messages are returned, the outboxes have space,
+        or the next turn."""
+        outboxes = self.shared.outboxes
+        return bool(self.returning or outboxes.used >= outboxes.limit or self.shared.turns.over)
+
+    def _wait(self) -> None:
+        """Continue the delivery then. What is returned ends with a delivery of its own."""
         shared = self.shared
         if self.returning:
-            return True
+            return
         if shared.outboxes.used >= shared.outboxes.limit:
             shared.outboxes.wait(self, self.deliver)
-            return True
-        if shared.turns.over:
+        else:
             shared.turns.due[self] = None
-            return True
-        return False
 
     @property
-    def _has_expired(self) -> bool:
+    def _expires(self) -> bool:
         """Whether expired messages must go before others are delivered."""
-        return self.times is not None and self.times.must_expire()
+        return self.times is not None and self.times.expires()
 
     def go_on(self) -> None:
         """Continue a delivery that the end of the turn has interrupted: with at least one step,
         however short the turn."""
         waits = self.returning or self.deleted or self.shared.outboxes.room <= 0
-        if not waits and self._may_deliver and not self._has_expired:
+        if not waits and self._may_deliver and not self._expires:
             self._deliver_some()
         self.deliver()
 
@@ -531,9 +534,13 @@ class Queue:
         if self.deleted:
             return
         times = self.times
-        if not self._has_expired:
-            while self._may_deliver and not self._postponed() and self._deliver_some():
-                pass
+        if not self._expires:
+            while self._may_deliver:
+                if self._must_wait:
+                    self._wait()
+                    break
+                if not self._deliver_some():
+                    break
         if times is not None:
             times.set_alarms()
         lane = self.lane

@@ -94,7 +94,7 @@ class Timers(Protocol):
     def committed(self, end: int) -> Work[None]:
         """Numbers below `end` are on disk."""
 
-    def must_expire(self) -> bool:
+    def expires(self) -> bool:
         """Whether an expired message is still in the queue."""
 
     def set_alarms(self) -> None:
