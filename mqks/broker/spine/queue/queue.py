@@ -65,6 +65,7 @@ class Queue:
             "has_forgotten",
             "id",
             "is_dropping",
+            "is_ruled",
             "lane",
         ),
         *("name", "order", "policy", "returning", "ring", "rules", "shared", "show"),
@@ -83,6 +84,8 @@ class Queue:
         self.policy = self.rules = DEFAULT
         """The policy that was set, and the rules that apply: the policy over the defaults."""
         self.ack_timeout_us: int | None = None
+        self.is_ruled = False
+        """What becomes of a message that is returned depends on its counts or on times."""
         self.is_dropping = False
         """Messages above the limits are being dropped, the oldest first."""
         self.times: Timers | None = None
@@ -144,6 +147,7 @@ class Queue:
 
     def _rules_changed(self) -> None:
         rules = self.rules
+        self._choose_returns()
         timeout_s = rules.ack_timeout_s
         self.ack_timeout_us = None if timeout_s is None else round(timeout_s * 1e6)
         self.capacity.apply(rules)
@@ -181,6 +185,7 @@ class Queue:
     def timed(self) -> Timers:
         if self.times is None:
             self.times = self.shared.features.timers(self)
+            self._choose_returns()
         return self.times
 
     def untimed(self) -> None:
@@ -188,6 +193,7 @@ class Queue:
         if self.times is not None:
             self.shared.turns.add(free(self.times.delete()))
             self.times = self.lane.expiry = None
+            self._choose_returns()
 
     def none_expires(self) -> None:
         """The last of its messages that could expire has left."""
@@ -361,11 +367,10 @@ class Queue:
 
     # -- returned messages
 
-    @property
-    def is_ruled(self) -> bool:
-        """Whether what becomes of a message that is returned depends on its counts or on times."""
+    def _choose_returns(self) -> None:
+        """Its rules have changed, or whether messages wait for a time."""
         rules = self.rules
-        return (
+        self.is_ruled = (
             rules.retries is not None
             or rules.losses is not None
             or rules.deliveries is not None

@@ -31,6 +31,8 @@ class Place(Protocol):
     name: bytes
     capacity: Admission
     deleted: bool
+    is_ruled: bool
+    """Whether what becomes of a message that is returned depends on its counts or on times."""
     lane: Lane
     order: Order
     policy: Policy
@@ -41,10 +43,6 @@ class Place(Protocol):
     @property
     def ready(self) -> int:
         """Messages that wait for a consumer."""
-
-    @property
-    def is_ruled(self) -> bool:
-        """Whether its rules depend on retries or times."""
 
     def set_order(self, order: Order) -> None:
         """Deliver in this order from now on."""
