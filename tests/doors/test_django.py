@@ -536,11 +536,12 @@ def test_a_message_that_no_row_can_have_is_dead(project: tuple[ServerProcess, Pa
 import sys
 sys.path.insert(0, {str(path)!r})
 client = add.get_backend().client
-client.purge("dead")  # Of other tests.
 add.enqueue(1, 2)  # Makes the queue.
 for number, data in enumerate({texts!r}):
     client.publish("tasks.default", data, id=f"odd{{number}}", confirm=True, mandatory=True)
-while len(dead := client.peek("dead")) < 3:
+def odd():  # Tasks of other tests may still fail.
+    return [each for each in client.peek("dead") if each.id.startswith("odd")]
+while len(dead := odd()) < 3:
     time.sleep(0.01)
 for each in sorted(dead, key=lambda each: each.id):
     print(each.id, each.dead_letter.tries, each.dead_letter.why.partition("(")[0])
