@@ -26,7 +26,7 @@ from statistics import median
 
 from benchmarks.process import cpu_s, tree
 from mqks.client.blocking import connect
-from mqks.pipeline.wire import Server, connected
+from mqks.pipeline.wire import ServerAddress, connected
 from mqks.testing import BrokerProcess
 
 EVENTS = "page.view", "cart.add", "order.new"
@@ -62,7 +62,7 @@ def messages(count: int) -> list[bytes]:
 
 def fill(url: str, chunks: list[bytes]) -> float:
     """Publish with two chunks in flight; gives the seconds."""
-    wire, began_s = connected(Server(url=url)), time.perf_counter()
+    wire, began_s = connected(ServerAddress(url=url)), time.perf_counter()
     wire.send(chunks[0])
     for chunk in chunks[1:]:
         wire.send(chunk)

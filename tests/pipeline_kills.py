@@ -37,7 +37,7 @@ from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.session import session
 from mqks.pipeline.sink import Publisher
 from mqks.pipeline.table import delta
-from mqks.pipeline.wire import Server
+from mqks.pipeline.wire import ServerAddress
 from mqks.testing import BrokerProcess
 from tests.conftest import SPARK_SETTINGS
 
@@ -69,7 +69,7 @@ def wait_for(what: str, predicate: Callable[[], object]) -> None:
 def publish(url: str, count: int, start: int = 0) -> None:
     """Publish messages of these numbers, each until it is confirmed, and no more than once."""
     events = [event.encode() for event in EVENTS]
-    with Publisher(Server(url=url)) as publisher:
+    with Publisher(ServerAddress(url=url)) as publisher:
         for first in range(start, start + count, 10_000):
             numbers = range(first, min(first + 10_000, start + count))
             columns = (
@@ -186,7 +186,7 @@ def at_the_same_time(work: Callable[[], None]) -> Iterator[None]:
 
 def archive_once(spark: "SparkSession", url: str, queue: str, lake: Place, format: str) -> Place:
     """What is there, with nothing killed."""
-    job = Archive(queue=queue, server=Server(url=url), once=True)
+    job = Archive(queue=queue, server=ServerAddress(url=url), once=True)
     with lake_at(lake, format) as opened:
         for _ in job.run(spark.sparkContext, opened, threading.Event()):
             pass

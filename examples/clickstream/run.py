@@ -26,7 +26,7 @@ from clicks import EVENTS, clicks
 
 from mqks import blocking
 from mqks.pipeline.sink import Publisher
-from mqks.pipeline.wire import Server
+from mqks.pipeline.wire import ServerAddress
 from mqks.testing import BrokerProcess
 
 Sums = dict[str, tuple[int, int]]
@@ -36,7 +36,7 @@ Sums = dict[str, tuple[int, int]]
 def publish(url: str, count: int, seed: int) -> Sums:
     counts, sums, number = Counter[str](), Counter[str](), 0
     events = clicks(count, seed)
-    with Publisher(Server(url=url)) as publisher:
+    with Publisher(ServerAddress(url=url)) as publisher:
         while block := list(islice(events, 50_000)):
             for event, value in block:
                 counts[event] += 1

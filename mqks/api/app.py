@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from mqks import limits
 from mqks.api.bodies import Bodies
-from mqks.api.clients import TIMEOUT_S, Clients, Credentials
+from mqks.api.clients import TIMEOUT_S, Credentials, UserClients
 from mqks.client import requests
 from mqks.client.async_client import AsyncTail
 from mqks.client.errors import (
@@ -131,7 +131,7 @@ class Api:
         with_users: bool,
         line_bytes_max: int,
     ) -> None:
-        self._clients = Clients(lambda name, _: open_inside(name, False), line_bytes_max)
+        self._clients = UserClients(lambda name, _: open_inside(name, False), line_bytes_max)
         self._with_users = with_users
         too_long = f"line_bytes_max is {line_bytes_max}, the body is longer"
         self._bodies = Bodies(line_bytes_max, too_long)

@@ -45,7 +45,7 @@ class _User:
     unused: anyio.Event = field(default_factory=anyio.Event)
 
 
-class Clients:
+class UserClients:
     """`open_stream` connects to the broker, given what the connection is called, and the
     credentials; where it logs in itself, the client does not."""
 

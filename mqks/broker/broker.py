@@ -14,7 +14,7 @@ from typing import TypeVar, get_args
 
 from mqks.broker.features.admission.once import OnceWindow
 from mqks.broker.features.table import FEATURES
-from mqks.broker.features.tails.tail import Tail
+from mqks.broker.features.tails.tail import MessageTail
 from mqks.broker.features.tails.tails import Tails
 from mqks.broker.features.time.ticks import NextTick, Schedules, no_cron
 from mqks.broker.policies import Policies
@@ -313,7 +313,7 @@ class Broker:
             [tail for tail in tails if permissions is None or not tail.is_allowed(permissions)]
         )
 
-    def end_these_tails(self, tails: Sequence[Tail]) -> None:
+    def end_these_tails(self, tails: Sequence[MessageTail]) -> None:
         """They are shown nothing any more."""
         names = {tail.queue for tail in tails if tail.queue is not None}
         self.tails.end(tails, *map(self.queues.get, names))

@@ -31,13 +31,13 @@ PIPELINED_MAX = 1000
 _NOT_NOW = BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError
 
 
-class Consumer:
+class LinkConsumer:
     """One `consume` of a channel. `deliver` is called with each delivery, as it is on the wire."""
 
     id = b""
 
     def __init__(
-        self, channel: Any, deliver: Callable[["Consumer", bytes], None], *, acks: bool
+        self, channel: Any, deliver: Callable[["LinkConsumer", bytes], None], *, acks: bool
     ) -> None:
         self.channel = channel
         self.deliver = deliver
@@ -87,7 +87,7 @@ class Pipeline:
         self._sent.clear()
 
 
-class Shared:
+class SharedLinks:
     """What outlives the connections of one `kombu.Connection`."""
 
     pipeline: Pipeline | None = None
@@ -107,10 +107,10 @@ class Link(Session):
         prefix = secrets.token_hex(6)
         super().__init__(options, address.credentials, prefix=prefix, jitter=lambda: 0.0)
         self.client = client
-        self.consumers: dict[bytes, Consumer] = {}
+        self.consumers: dict[bytes, LinkConsumer] = {}
         self.channels: list[Any] = []
         self.exchange_types: dict[str, str] = {}
-        self.shared: Shared = client.__dict__.setdefault("_mqks", Shared())
+        self.shared: SharedLinks = client.__dict__.setdefault("_mqks", SharedLinks())
         self.is_parents = False
         """Whether it belongs to the process that this one was forked from."""
         self.wake: Callable[[], object] = lambda: None
@@ -119,7 +119,7 @@ class Link(Session):
         """Ends what calls `drain_events` when there is something to read."""
         self.on_output = self._write
         self.is_tls = address.tls
-        self._deliveries = deque[tuple[Consumer, bytes]]()
+        self._deliveries = deque[tuple[LinkConsumer, bytes]]()
         self._lock = RLock()
         self._beat_s = self._silent_s = 0.0
         """The last `beat`, and how long nothing has come as far as those before it can tell."""
@@ -141,7 +141,7 @@ class Link(Session):
         return self.wait([self.start(body, request_id)])[0]
 
     def start(
-        self, body: bytes, request_id: bytes | None = None, consumer: Consumer | None = None
+        self, body: bytes, request_id: bytes | None = None, consumer: LinkConsumer | None = None
     ) -> Call:
         """Send a request whose answer is to be waited for; a `consume` with its consumer."""
         call = Call()
@@ -242,7 +242,7 @@ class Link(Session):
         if self._deliveries:
             self.wake()
 
-    def settle(self, consumer: Consumer, body: bytes) -> None:
+    def settle(self, consumer: LinkConsumer, body: bytes) -> None:
         """Ack, reject or release a delivery; a cancelled consumer ends with its last one."""
         with self._lock:
             consumer.held -= 1
@@ -250,7 +250,7 @@ class Link(Session):
             if consumer.is_cancelled and consumer.held <= 0:
                 self.end(consumer)
 
-    def cancel(self, consumer: Consumer) -> None:
+    def cancel(self, consumer: LinkConsumer) -> None:
         """No more messages are delivered; those that are unacked may still be acked."""
         with self._lock:
             consumer.is_cancelled = True
@@ -259,11 +259,11 @@ class Link(Session):
             else:
                 self.end(consumer)
 
-    def of(self, channel: Any) -> list[Consumer]:
+    def of(self, channel: Any) -> list[LinkConsumer]:
         """Also those that are cancelled, and have unacked messages."""
         return [each for each in self.consumers.values() if each.channel is channel]
 
-    def end(self, *consumers: Consumer) -> None:
+    def end(self, *consumers: LinkConsumer) -> None:
         """Their unacked messages return to their places in the queues."""
         for each in consumers:
             self.consumers.pop(each.id, None)

@@ -21,7 +21,7 @@ from kombu.transport import base
 from kombu.utils.json import dumps, loads
 
 from mqks.celery import names
-from mqks.celery.link import Consumer, Link, Pipeline
+from mqks.celery.link import Link, LinkConsumer, Pipeline
 from mqks.client import requests, urls
 from mqks.client.errors import ConnectionLost, ProtocolViolation, RequestFailed
 from mqks.client.options import Options
@@ -59,7 +59,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
     def __init__(self, link: Link) -> None:
         self.connection: Link | None = link
         link.channels.append(self)
-        self._consumers = dict[str, Consumer]()
+        self._consumers = dict[str, LinkConsumer]()
         self._prefetch = 0
 
     @property
@@ -226,7 +226,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
             link.shared.pipeline.publish(link, request, id_)
         del given[ID]  # Published once more, it is another message.
 
-    def _received(self, consumer: Consumer, text: bytes, tag: str) -> Any:
+    def _received(self, consumer: LinkConsumer, text: bytes, tag: str) -> Any:
         message_id, _, rest = text.partition(b" ")
         delivery_tag = requests.decoded(b"%b %b" % (consumer.id, message_id))
         told, _, data = rest.partition(b" ")
@@ -282,9 +282,9 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         return message
 
     def _consume(
-        self, name: str, flags: str, deliver: Callable[[Consumer, bytes], None]
-    ) -> Consumer:
-        consumer = Consumer(self, deliver, acks="--manual-ack" in flags)
+        self, name: str, flags: str, deliver: Callable[[LinkConsumer, bytes], None]
+    ) -> LinkConsumer:
+        consumer = LinkConsumer(self, deliver, acks="--manual-ack" in flags)
         call = self._link.start(f"consume --confirm {name} {flags}".encode(), consumer=consumer)
         try:
             self._link.wait([call])
@@ -310,7 +310,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         if self._prefetch and not no_ack:
             flags += f" --prefetch={self._prefetch}"
 
-        def deliver(consumer: Consumer, text: bytes) -> None:
+        def deliver(consumer: LinkConsumer, text: bytes) -> None:
             message = self._received(consumer, text, tag)
             if consumer.is_cancelled and consumer.acks:
                 self.basic_release(message.delivery_tag)

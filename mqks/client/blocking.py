@@ -28,7 +28,7 @@ from mqks.client.errors import (
 from mqks.client.keywords import check, checking, strict
 from mqks.client.messages import Message, PeekedMessage
 from mqks.client.options import Options, named
-from mqks.client.session import Asked, Call, ReplySession, Session, State
+from mqks.client.session import Asked, Call, ReplySession, Session, SessionState
 from mqks.client.steps import Step
 from mqks.protocol.requests import ALL
 
@@ -72,7 +72,7 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         if "_connections" not in self.__dict__:
             return  # It is open in the process that this one was forked from.
         is_sent = False
-        if kind is None or self._session.state is State.UP:
+        if kind is None or self._session.state is SessionState.UP:
             is_sent = self._send_rest()
         if self._replies is not None:
             self._leave(self._replies)

@@ -16,7 +16,7 @@ from mqks.client.keywords import strict
 from mqks.client.messages import Message, QueueUpdate, reading
 from mqks.client.opened import STATE, caller
 from mqks.client.options import Options, named
-from mqks.client.session import Call, ConsumerSession, Session, State, TailSession
+from mqks.client.session import Call, ConsumerSession, Session, SessionState, TailSession
 
 if TYPE_CHECKING:
     from mqks.client.tracing import Tracing
@@ -62,7 +62,7 @@ class Client(Generic[ConsumerT, TailT, TransactionT]):
 
     @property
     def _is_open(self) -> bool:
-        return "_connections" in self.__dict__ and self._session.state is not State.CLOSED
+        return "_connections" in self.__dict__ and self._session.state is not SessionState.CLOSED
 
     @property
     def is_closed(self) -> bool:

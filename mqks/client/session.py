@@ -45,7 +45,7 @@ ANSWER_STEPS = 10
 """Looks at the time while an answer is awaited. What has come is read between two of them."""
 
 
-class State(Enum):
+class SessionState(Enum):
     DOWN = "down"
     GREETING = "greeting"
     UP = "up"
@@ -125,7 +125,7 @@ class Session:
         jitter: Callable[[], float],
         guard: Callable[[Settle], Settle] = lambda settle: settle,
     ) -> None:
-        self.state = State.DOWN
+        self.state = SessionState.DOWN
         self.failure: ClientError | None = None
         """What has ended it for good."""
         self.is_tls = False
@@ -176,7 +176,7 @@ class Session:
             self._outbox_bytes < self._options.outbox_bytes_max
             and len(self._in_flight) < self._options.in_flight_max
             and self._in_flight_bytes < self._options.in_flight_bytes_max
-        ) or self.state is State.CLOSED
+        ) or self.state is SessionState.CLOSED
 
     @property
     def is_up(self) -> bool:
@@ -203,7 +203,7 @@ class Session:
 
     def send_rest(self, call: Call) -> None:
         """The call is answered when the server has read all that was published."""
-        if self.failure is not None or (self.is_idle and self.state is not State.UP):
+        if self.failure is not None or (self.is_idle and self.state is not SessionState.UP):
             call.settle()
         else:
             self.request(b"ping closing", call)
@@ -329,16 +329,16 @@ class Session:
         self._greeting = requests.line(self._greeting_id, self._auth)
         if self._name:
             self._greeting += requests.line(self.new_id(), self._name)
-        if self.state is not State.CLOSED:
-            self.state = State.GREETING
+        if self.state is not SessionState.CLOSED:
+            self.state = SessionState.GREETING
             self.on_output(True)
 
     def take(self) -> bytes:
         """All that can be sent now, joined; empty when there is nothing."""
-        if self.state is State.GREETING:
+        if self.state is SessionState.GREETING:
             data, self._greeting = self._greeting, b""
             return data
-        if self.state is not State.UP or not self._outbox:
+        if self.state is not SessionState.UP or not self._outbox:
             return b""
         outbox, self._outbox = self._outbox, []
         self._outbox_bytes = 0
@@ -347,7 +347,7 @@ class Session:
 
     def receive(self, data: bytes, now_s: float) -> None:
         """Bytes have come. Raises ProtocolViolation, after which the connection is of no use."""
-        if self.state is State.GREETING and data.startswith(failures.TLS_FIRST):
+        if self.state is SessionState.GREETING and data.startswith(failures.TLS_FIRST):
             raise ProtocolViolation(f"the peer answers in TLS: {failures.TLS_HINT}")
         self._is_silent = False
         self._heard_s, self._steps = now_s, 0
@@ -359,13 +359,13 @@ class Session:
     def lost(self, reason: str) -> float:
         """The connection has ended, or none came about; give the seconds until the next attempt."""
         options = self._options
-        if self.state is not State.CLOSED:
-            if self.state is State.GREETING and self._is_silent and not self.is_tls:
+        if self.state is not SessionState.CLOSED:
+            if self.state is SessionState.GREETING and self._is_silent and not self.is_tls:
                 reason = f"{reason}; {failures.TLS_HINT}"
             self.reason = self._refusal or reason
-            if self.state is State.UP:
+            if self.state is SessionState.UP:
                 self.outages.lost(self, self.server, self.reason)
-            self.state = State.DOWN
+            self.state = SessionState.DOWN
             self._send_again()
         if not (self._was_up or options.connect_again):
             self.fail(ConnectionLost(self.reason))
@@ -376,7 +376,7 @@ class Session:
     def fail(self, failure: ClientError) -> None:
         """End it for good: every call, now and later, raises `failure`."""
         if self.failure is None:
-            self.failure, self.state = failure, State.CLOSED
+            self.failure, self.state = failure, SessionState.CLOSED
             self.outages.back(self, "")
             calls = {id(call): call for _, call in self._in_flight.values()}
             self._in_flight.clear()
@@ -389,13 +389,13 @@ class Session:
 
     def disown(self, failure: ClientError) -> None:
         """End it in the child of a fork, where nobody waits for it."""
-        self.failure, self.state = failure, State.CLOSED
+        self.failure, self.state = failure, SessionState.CLOSED
 
     @property
     def _answer_s(self) -> float:
         """How long an answer may take."""
         limit_s = self._options.keep_alive_s
-        return min(2 * limit_s, self.greeting_s) if self.state is State.GREETING else limit_s
+        return min(2 * limit_s, self.greeting_s) if self.state is SessionState.GREETING else limit_s
 
     @property
     def deadline_s(self) -> float:
@@ -416,14 +416,14 @@ class Session:
         if self._steps > ANSWER_STEPS and not was_paused:
             return False
         self._stepped_s, self._steps = now_s, 1 if was_paused else self._steps + 1
-        if self._steps == 1 and self.state is State.UP:
+        if self._steps == 1 and self.state is SessionState.UP:
             self._put(b"%b ping alive\n" % self.new_id())
         return True
 
     @property
     def silence(self) -> str:
         """What it means that `tick` returned False."""
-        if self.state is State.GREETING and self.greeting_s < inf:
+        if self.state is SessionState.GREETING and self.greeting_s < inf:
             return f"no answer in {self.greeting_s:g} s"
         return f"no answer to a ping for {self._options.keep_alive_s} seconds"
 
@@ -468,8 +468,8 @@ class Session:
         self._greeting_id = b""
         if error_id is not None:
             self.fail(AuthenticationFailed(error_id, given=self._auth.startswith(b"auth ")))
-        elif self.state is State.GREETING:
-            self.state = State.UP
+        elif self.state is SessionState.GREETING:
+            self.state = SessionState.UP
             self._was_up = True
             self._attempts = 0
             self.outages.back(self, self.server)
@@ -564,14 +564,14 @@ class ConsumerSession(Session):
     def settle(self, message: Message, action: bytes) -> None:
         """Send an ack or reject, unless the server has taken the message back already."""
         self._is_settling = True
-        if message.consumer_id is self.consumer_id and self.state is State.UP:
+        if message.consumer_id is self.consumer_id and self.state is SessionState.UP:
             # Where messages arrive one by one, nothing follows the ack of the last one.
             is_prompt = self._is_single and not self.ready
             self._put(requests.line(b"a", action, self.consumer_id, message._id), is_prompt)
 
     def settle_told(self, message: Message, action: bytes, call: Call) -> None:
         """The same; `call` gets what the server tells of it, or nothing."""
-        if message.consumer_id is self.consumer_id and self.state is State.UP:
+        if message.consumer_id is self.consumer_id and self.state is SessionState.UP:
             verb, _, flags = action.partition(b" ")
             words = verb, b"--confirm --fate", *flags.split(), self.consumer_id, message._id
             self.request(b" ".join(words), call)
@@ -584,7 +584,7 @@ class ConsumerSession(Session):
             raise InvalidRequest("this consumer was started with auto_ack")
         self._arguments = requests.with_prefetch(self._arguments, prefetch)
         self._prefetch = prefetch
-        if self.state is State.UP:
+        if self.state is SessionState.UP:
             self._put(b"a set_prefetch %b %d\n" % (self.consumer_id, prefetch))
 
     def disown(self, failure: ClientError) -> None:
@@ -605,7 +605,7 @@ class ConsumerSession(Session):
             if message.consumer_id is mine and message._settle is not settled:
                 lines.append(ack % message._id)
             message._settle = settled
-        if lines and self.state is State.UP:
+        if lines and self.state is SessionState.UP:
             # As `requests.line` does: an id may end in a carriage return.
             self._put(b"".join(lines).replace(b"\r\n", b"\r\r\n"))
 
@@ -621,7 +621,7 @@ class ConsumerSession(Session):
     def leave(self, call: Call) -> None:
         """End the consumer behind all acks; what waits unhandled goes back to the queue."""
         self.ready, self.updates = deque(maxlen=0), deque(maxlen=0)  # What still comes is dropped.
-        if self.state is State.UP and self.consumer_id:
+        if self.state is SessionState.UP and self.consumer_id:
             self.request(b"delete_consumer --confirm " + self.consumer_id, call)
         else:
             call.settle()
@@ -798,7 +798,7 @@ class ReplySession(ConsumerSession):
 
     def leave(self, call: Call) -> None:
         """The queue goes with its consumer."""
-        if self.state is State.UP and self.consumer_id:
+        if self.state is SessionState.UP and self.consumer_id:
             at_once = requests.consume(self.queue, delete_when_unused=True, create=True)
             self._put(requests.line(self.consumer_id, b"consume", at_once))
         super().leave(call)

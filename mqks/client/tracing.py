@@ -71,7 +71,7 @@ class _Meta(dict[str, str]):
     """The attributes of a publish that has its span."""
 
 
-class Publishing:
+class PublishSpan:
     """One publish, or many together."""
 
     __slots__ = ("count", "events", "span", "terms", "without_trace")
@@ -152,14 +152,14 @@ class Tracing:
         return isinstance(terms.get("meta"), _Meta)
 
     @contextmanager
-    def publish(self, event: str, terms: requests.Terms) -> Iterator[Publishing]:
+    def publish(self, event: str, terms: requests.Terms) -> Iterator[PublishSpan]:
         meta, more = terms.get("meta"), Attributes()
         if meta and "correlation-id" in meta:
             more["messaging.message.conversation_id"] = _text(meta["correlation-id"])
         with self._operation("publish", event, more) as operation:
             error: BaseException | None = None
             try:
-                yield Publishing(operation.span, terms)
+                yield PublishSpan(operation.span, terms)
             except BaseException as raised:
                 error = raised
                 raise
@@ -168,9 +168,9 @@ class Tracing:
                     self._sent.add(1, self._labels("publish", event, error))
 
     @contextmanager
-    def publish_many(self, terms: requests.Terms) -> Iterator[Publishing]:
+    def publish_many(self, terms: requests.Terms) -> Iterator[PublishSpan]:
         with self._operation("publish", None, {}) as operation:
-            many = Publishing(operation.span, terms)
+            many = PublishSpan(operation.span, terms)
             confirmed, failed, error = 0, 0, None
             try:
                 yield many

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from mqks.commands.connection import ANY_ADDRESS, Server
+from mqks.commands.connection import ANY_ADDRESS, ServerOptions
 from mqks.commands.options import AsJson, Told, tell
 from mqks.inspection.text import printable
 from mqks.settings import PAGE_PORT, DatabaseUrl, load
@@ -20,7 +20,7 @@ STANDBY_S: Final = 5.0
 STANDBY_BYTES: Final = 4096
 
 
-def ping(server: Server) -> Told:
+def ping(server: ServerOptions) -> Told:
     """Show whether a server answers, and how fast.
 
     Without a URL, that is the server with the settings found here; it may be a standby.
@@ -57,7 +57,7 @@ def _standby() -> str | None:
 
 
 def eval_(
-    server: Server,
+    server: ServerOptions,
     expression: Annotated[
         str, "EXPRESSION", "An expression such as len(state.queues); see docs/protocol.md."
     ],

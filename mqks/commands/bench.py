@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
-from mqks.commands.connection import Server, limited, url_or_usual
+from mqks.commands.connection import ServerOptions, limited, url_or_usual
 from mqks.commands.options import AsJson, Names, table, tell
 
 
 def bench(
-    server: Server,
+    server: ServerOptions,
     works: Annotated[
         Names, typer.Argument(metavar="WORK", help="The measurements. \\[default: all]")
     ] = None,

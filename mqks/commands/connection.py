@@ -29,7 +29,7 @@ Timeout = Annotated[
 ]
 
 
-class Server(NamedTuple):
+class ServerOptions(NamedTuple):
     """What --url and --timeout say."""
 
     url: str | None

@@ -1,6 +1,6 @@
 """How a function becomes a command.
 
-    def trim(server: Server, queue: Queue, seq: Annotated[int, "SEQ", "The first one to retain."])
+    def trim(server: ServerOptions, queue: Queue, seq: Annotated[int, "SEQ", "The first one."])
 
 Its options are its parameters. One that is named `server` or `source` stands for the options that
 say which, and is what they say. An option is its type and, as texts: its names, unless they follow
@@ -19,7 +19,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from mqks.commands.connection import Server, Timeout, source_of
+from mqks.commands.connection import ServerOptions, Timeout, source_of
 from mqks.commands.options import AsJson, Database, Told, Url, tell
 from mqks.protocol.durations import in_seconds
 
@@ -58,7 +58,7 @@ def declare(
         as_json = given.pop("as_json") if prints else False
         with ExitStack() as opened:
             if "server" in told.parameters:
-                given["server"] = Server(given.pop("url"), given.pop("timeout"))
+                given["server"] = ServerOptions(given.pop("url"), given.pop("timeout"))
             if "source" in told.parameters:
                 where = (given.pop(each) for each in ("context", "url", "db", "timeout"))
                 given["source"] = opened.enter_context(source_of(*where))

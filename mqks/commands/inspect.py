@@ -22,7 +22,7 @@ from mqks.commands.options import (
     Database,
     Rows,
     Scheduled,
-    Selection,
+    SelectionOptions,
     Url,
     duration,
     note,
@@ -138,12 +138,12 @@ def messages(
     data: Annotated[bool, "Also show the data."] = False,
     full: Annotated[bool, "Do not cut data on a terminal."] = False,
     as_json: AsJson = False,
-    **selection: Unpack[Selection],
+    **selection: Unpack[SelectionOptions],
 ) -> None:
     """List the messages of a queue, including unacked ones, without consuming them."""
-    from mqks.inspection.source import Wanted  # here, so that --help need not load it
+    from mqks.inspection.source import WantedRows  # here, so that --help need not load it
 
-    found = source.messages(name, Wanted(after, limit, scheduled or None, selection))
+    found = source.messages(name, WantedRows(after, limit, scheduled or None, selection))
     rows = (message_object(row, data=data) | ({} if as_json else _cells(row)) for row in found)
     columns = (*MESSAGE, "due", "dead_letter", "meta", *(["data"] if data else []))
     table(rows, columns, as_json=as_json, cut="data" if data and not full else "")

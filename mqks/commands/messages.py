@@ -27,7 +27,7 @@ import typer
 
 from mqks.commands import complete
 from mqks.commands.complete import Queue
-from mqks.commands.connection import Server, checked, connected, limited
+from mqks.commands.connection import ServerOptions, checked, connected, limited
 from mqks.commands.existing import check, check_queue
 from mqks.commands.inspect import message_object
 from mqks.commands.options import (
@@ -42,7 +42,7 @@ from mqks.commands.options import (
     Replace,
     Rows,
     Scheduled,
-    Selection,
+    SelectionOptions,
     Told,
     Url,
     counted,
@@ -74,7 +74,7 @@ Quiet = Annotated[float | None, "SECONDS", "End after this time without a messag
 
 
 def publish(
-    server: Server,
+    server: ServerOptions,
     event: Annotated[str, "EVENT", "The event; each queue bound to it gets a copy."],
     data: Annotated[
         str | None,
@@ -538,13 +538,13 @@ def _json(message: "Message", *, meta: bool) -> bytes:
 
 
 def peek(
-    server: Server,
+    server: ServerOptions,
     queue: Queue,
     limit: Rows = 20,
     after: After = 0,
     scheduled: Scheduled = False,
     as_json: AsJson = False,
-    **selection: Unpack[Selection],
+    **selection: Unpack[SelectionOptions],
 ) -> None:
     """Print the first messages of a queue, including unacked ones, without consuming them.
 
@@ -552,11 +552,11 @@ def peek(
     --after and the last number.
     """
     from mqks.inspection.live import Live  # here, so that --help need not load them
-    from mqks.inspection.source import Wanted
+    from mqks.inspection.source import WantedRows
 
     form = _shown if sys.stdout.isatty() else _raw
     with Live(server.url, limited(server.timeout_s)) as source:
-        for row in source.messages(queue, Wanted(after, limit, scheduled, selection)):
+        for row in source.messages(queue, WantedRows(after, limit, scheduled, selection)):
             if as_json:
                 tell(message_object(row, data=True), as_json)
             else:
@@ -564,7 +564,7 @@ def peek(
 
 
 def requeue(
-    server: Server,
+    server: ServerOptions,
     consumer: Annotated[
         str,
         typer.Argument(

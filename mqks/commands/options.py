@@ -70,7 +70,7 @@ Where = Annotated[
 ]
 
 
-class Selection(TypedDict):
+class SelectionOptions(TypedDict):
     """Options that select messages, by the names of the client."""
 
     event: EventMask
@@ -79,7 +79,7 @@ class Selection(TypedDict):
     where: Where
 
 
-class Choice(Selection):
+class OptionChoice(SelectionOptions):
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="At most this number of messages.")
     ]

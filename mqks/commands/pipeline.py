@@ -148,7 +148,7 @@ def archive(
         from mqks.pipeline.lake import Lake, has_files_without_data, partitions
         from mqks.pipeline.places import lake_at
         from mqks.pipeline.session import BRIEF, LOGGING, context
-        from mqks.pipeline.wire import Server
+        from mqks.pipeline.wire import ServerAddress
 
         messages = 0
         # Before Spark: what is wrong with the lake need not wait for Java.
@@ -156,7 +156,7 @@ def archive(
             running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
             job = Archive(
                 queue=queue,
-                server=Server(url=url),
+                server=ServerAddress(url=url),
                 once=once,
                 batch_messages=batch,
                 interval_s=interval,
@@ -280,11 +280,11 @@ def replay(
         session = begin()
         from mqks.pipeline.job import stop_on_signal
         from mqks.pipeline.replay import Replay
-        from mqks.pipeline.wire import Server
+        from mqks.pipeline.wire import ServerAddress
 
         job = Replay(
             lake=lake,
-            server=Server(url=url),
+            server=ServerAddress(url=url),
             name=name,
             start=start,
             end=end,

@@ -47,7 +47,7 @@ SLOW: Final = frozenset({429, 503})
 GONE: Final = 410
 
 
-class Refused(Exception):
+class PushRefused(Exception):
     """No answer, or one other than 2xx."""
 
 
@@ -99,7 +99,7 @@ def push(
             reason = f"{target.host} answers {status}"
             message.reject(delay_s=pause_s, retries=RETRIES, reason=reason)
         else:
-            raise Refused(f"{target.host} answers {status}")
+            raise PushRefused(f"{target.host} answers {status}")
 
     app.run()
     if gone:
@@ -184,7 +184,7 @@ class Target:
         return self._head | told
 
     async def post(self, queue: str, message: "Message") -> tuple[int, float]:
-        """The status, and for how long to wait if it says so. Raises Refused without an answer."""
+        """The status, and for how long to wait if it says so. Raises PushRefused without one."""
         import anyio  # here, so that --help does not load them
         import h11
 
@@ -226,7 +226,7 @@ class Target:
             # With a wrong length or encoding of its body, say.
             if complete := COMPLETE_2XX.match(read):
                 return int(complete[1]), 0.0
-            raise Refused(f"{self.host} {why}")
+            raise PushRefused(f"{self.host} {why}")
         pause_s = 0.0
         if answer.status_code in SLOW:
             with suppress(ValueError):

@@ -9,15 +9,15 @@ import typer
 
 from mqks.commands import complete
 from mqks.commands.complete import Queue, queue_argument
-from mqks.commands.connection import Server
+from mqks.commands.connection import ServerOptions
 from mqks.commands.declare import option
 from mqks.commands.existing import check_queue, listed
 from mqks.commands.options import (
     AddMask,
-    Choice,
     Create,
     Events,
     Names,
+    OptionChoice,
     Replace,
     Told,
     Yes,
@@ -35,7 +35,7 @@ All = Annotated[bool, "--all", "All scheduled messages."]
 
 
 def subscribe(
-    server: Server,
+    server: ServerOptions,
     queue: Queue,
     events: Annotated[list[str] | None, typer.Argument(metavar="EVENT")] = None,
     add_mask: AddMask = None,
@@ -51,7 +51,7 @@ def subscribe(
 
 
 def rebind(
-    server: Server,
+    server: ServerOptions,
     queue: Queue,
     events: Events = None,
     remove: Annotated[Names, "EVENT", "Remove this event. Repeatable."] = None,
@@ -89,11 +89,11 @@ def rebind(
 
 
 def purge(
-    server: Server,
+    server: ServerOptions,
     queue: Queue,
     scheduled: Annotated[bool, "Also drop scheduled messages."] = False,
     yes: Yes = False,
-    **choice: Unpack[Choice],
+    **choice: Unpack[OptionChoice],
 ) -> Told:
     """Drop the ready messages of a queue. Unacked messages are not affected."""
     are_some = any(value is not None for value in choice.values())
@@ -111,7 +111,7 @@ def purge(
 
 
 def cancel(
-    server: Server,
+    server: ServerOptions,
     queue: Queue,
     messages: Messages = None,
     all_messages: All = False,
@@ -128,7 +128,7 @@ def cancel(
 
 
 def promote(
-    server: Server,
+    server: ServerOptions,
     queue: Queue,
     messages: Messages = None,
     all_messages: All = False,
@@ -147,12 +147,12 @@ def _ids(messages: list[str] | None, all_messages: bool) -> list[str | None]:
 
 
 def move(
-    server: Server,
+    server: ServerOptions,
     queue: Annotated[str, queue_argument("The queue to move from.", "FROM")],
     to: Annotated[
         str, queue_argument("The queue to move to. It is created if it does not exist.", "TO")
     ],
-    **choice: Unpack[Choice],
+    **choice: Unpack[OptionChoice],
 ) -> Told:
     """Move the ready messages of a queue to the end of another one."""
     with server.connected() as client:
@@ -161,7 +161,7 @@ def move(
 
 
 def redrive(
-    server: Server,
+    server: ServerOptions,
     queue: Annotated[str, queue_argument("The dead-letter queue.")],
     to: Annotated[
         str | None,
@@ -169,7 +169,7 @@ def redrive(
             metavar="QUEUE", help="Move all of them to this queue.", autocompletion=complete.queues
         ),
     ] = None,
-    **choice: Unpack[Choice],
+    **choice: Unpack[OptionChoice],
 ) -> Told:
     """Move dead letters back to the queues where they died, and reset their retries."""
     with server.connected() as client:
@@ -178,7 +178,7 @@ def redrive(
 
 
 def trim(
-    server: Server,
+    server: ServerOptions,
     queue: Queue,
     seq: Annotated[int, typer.Argument(metavar="SEQ", min=0, help="The first number to retain.")],
     yes: Yes = False,
@@ -205,7 +205,7 @@ POLICY_OPTIONS = list(map(_field, POLICY))
 
 
 def set_queue(
-    server: Server,
+    server: ServerOptions,
     queue: Queue,
     reset: Annotated[bool, "Clear fields that are not given."] = False,
     create: Create = False,
@@ -230,7 +230,7 @@ def set_queue(
 
 
 def delete_queue(
-    server: Server,
+    server: ServerOptions,
     queue: Queue,
     when_unused: Annotated[
         float | None, "SECONDS", "Delete it after this time without a consumer."

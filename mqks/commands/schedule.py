@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import typer
 
-from mqks.commands.connection import Server
+from mqks.commands.connection import ServerOptions
 from mqks.commands.declare import Run, declare
 from mqks.commands.existing import check
 from mqks.commands.inspect import show_schedules
@@ -24,7 +24,7 @@ app = typer.Typer(
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule.")]
 
 
-class Options(TypedDict):
+class ScheduleOptions(TypedDict):
     """By the names of the client, but `meta`, which is text."""
 
     every_s: Annotated[
@@ -49,7 +49,7 @@ class Options(TypedDict):
 
 
 def add(
-    server: Server,
+    server: ServerOptions,
     name: Name,
     words: Annotated[
         list[str],
@@ -57,7 +57,7 @@ def add(
             metavar="[CRON] EVENT DATA", help='The times, as in "0 3 * * *", the event, the data.'
         ),
     ],
-    **options: Unpack[Options],
+    **options: Unpack[ScheduleOptions],
 ) -> Told:
     """Add a schedule, or change the one of this name.
 
@@ -74,35 +74,35 @@ def add(
     return {"name": name}, ""
 
 
-def list_(server: Server, as_json: AsJson = False) -> None:
+def list_(server: ServerOptions, as_json: AsJson = False) -> None:
     """List the schedules."""
     with server.connected() as client:
         rows = client.schedules()
     show_schedules(rows, as_json)
 
 
-def pause(server: Server, name: Name) -> Told:
+def pause(server: ServerOptions, name: Name) -> Told:
     """Publish nothing until it is resumed."""
     with server.connected() as client:
         client.pause_schedule(name)
     return {"name": name, "paused": True}, ""
 
 
-def resume(server: Server, name: Name) -> Told:
+def resume(server: ServerOptions, name: Name) -> Told:
     """Publish again from now on. Nothing was missed."""
     with server.connected() as client:
         client.resume_schedule(name)
     return {"name": name, "paused": False}, ""
 
 
-def run(server: Server, name: Name) -> Told:
+def run(server: ServerOptions, name: Name) -> Told:
     """Publish one message now, besides the ticks."""
     with server.connected() as client:
         client.run_schedule(name)
     return {"name": name}, ""
 
 
-def remove(server: Server, name: Name, yes: Yes = False) -> Told:
+def remove(server: ServerOptions, name: Name, yes: Yes = False) -> Told:
     """Remove a schedule. Messages that it has published stay."""
     with server.connected() as client:
         check(client, "schedule", "name", name)

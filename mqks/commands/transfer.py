@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from mqks.commands.connection import Server, limited, url_or_usual
+from mqks.commands.connection import ServerOptions, limited, url_or_usual
 from mqks.commands.options import Names, Told, note, progress
 from mqks.errors import ImportFailed
 from mqks.settings import load
@@ -45,7 +45,7 @@ def export(
 
 
 def import_(
-    server: Server,
+    server: ServerOptions,
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="An export; - reads stdin.", readable=False)
     ],

@@ -62,7 +62,7 @@ PasswordFile = Annotated[
 ]
 
 
-class Permissions(TypedDict):
+class PermissionOptions(TypedDict):
     publish: Annotated[Names, "MASK", "Events it may publish. Repeatable."]
     consume: Annotated[Names, "MASK", "Queues it may consume."]
     read: Annotated[Names, "MASK", "Queues it may read without consuming them."]
@@ -82,7 +82,7 @@ def add(
     password_file: PasswordFile = None,
     token: Annotated[bool, "Create a token, and print it."] = False,
     sqs: Annotated[bool, "Create an access key and a secret for SQS, and print them."] = False,
-    **permissions: Unpack[Permissions],
+    **permissions: Unpack[PermissionOptions],
 ) -> Told:
     """Add a user with a password, a token, an access key of SQS, or several of them.
 
@@ -125,7 +125,7 @@ def _row(entry: User) -> dict[str, Any]:
     return row | {name: row[name] != "" for name in ("password", "token", "sqs")}
 
 
-def grant(name: Name, users: UsersFile = None, **permissions: Unpack[Permissions]) -> Told:
+def grant(name: Name, users: UsersFile = None, **permissions: Unpack[PermissionOptions]) -> Told:
     """Add permissions to a user; the password and token do not change."""
     _check_masks(permissions)
     with _changed(users, name) as (user, _):
@@ -137,7 +137,7 @@ def grant(name: Name, users: UsersFile = None, **permissions: Unpack[Permissions
     return _row(user), ""
 
 
-def revoke(name: Name, users: UsersFile = None, **permissions: Unpack[Permissions]) -> Told:
+def revoke(name: Name, users: UsersFile = None, **permissions: Unpack[PermissionOptions]) -> Told:
     """Remove permissions from a user, mask by mask as `list` shows them."""
     with _changed(users, name) as (user, _):
         for what, kept, masks in _masks(user, permissions):
@@ -151,7 +151,7 @@ def revoke(name: Name, users: UsersFile = None, **permissions: Unpack[Permission
     return _row(user), ""
 
 
-def _masks(user: User, given: Permissions) -> Iterator[tuple[str, list[str], list[str]]]:
+def _masks(user: User, given: PermissionOptions) -> Iterator[tuple[str, list[str], list[str]]]:
     """What may be done to what masks name: the masks of a user, and those that are given."""
     for what in MASKS:
         yield what, getattr(user, what), cast(Names, given.get(what)) or []
@@ -235,7 +235,7 @@ def _check(what: str, word: str) -> None:
         raise typer.BadParameter(str(error)) from None
 
 
-def _check_masks(given: Permissions) -> None:
+def _check_masks(given: PermissionOptions) -> None:
     masks = [mask for what in MASKS for mask in cast(Names, given.get(what)) or []]
     for mask in masks:
         _check("mask", mask)

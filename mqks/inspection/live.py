@@ -13,7 +13,7 @@ from mqks.client.messages import peeked
 from mqks.client.options import Options
 from mqks.client.wire import Wire, queue, rows
 from mqks.errors import InspectionFailed, did_you_mean
-from mqks.inspection.source import EVERY, Row, Wanted, error_row, message_row
+from mqks.inspection.source import EVERY, Row, WantedRows, error_row, message_row
 
 COMPARED_MAX = 10_000
 """So many names of queues may be meant by one that does not exist."""
@@ -86,7 +86,7 @@ class Live:
         rows = self._server.stats(_words("errors", error_id), f"--limit={limit}")
         return list(map(error_row, reversed(rows)))
 
-    def messages(self, queue: str, wanted: Wanted = EVERY) -> Iterator[Row]:
+    def messages(self, queue: str, wanted: WantedRows = EVERY) -> Iterator[Row]:
         self._check_readable(queue)
         forms = [False, True] if wanted.scheduled is None else [wanted.scheduled]
         found = (self._peeked(queue, wanted, scheduled) for scheduled in forms)
@@ -104,7 +104,7 @@ class Live:
                 raise self._missing(queue, self._names()) from None
             raise error from None
 
-    def _peeked(self, queue: str, wanted: Wanted, scheduled: bool) -> Iterator[Row]:
+    def _peeked(self, queue: str, wanted: WantedRows, scheduled: bool) -> Iterator[Row]:
         """Read one complete page at a time, so that other requests can be sent in between."""
         chosen = cast(requests.Selection, wanted.selection)
         rows = min(wanted.limit or requests.PAGE_ROWS, requests.PAGE_ROWS)

@@ -20,7 +20,7 @@ Note = Callable[[str], object]
 """Called with notes about the rows for the user."""
 
 
-class Wanted(NamedTuple):
+class WantedRows(NamedTuple):
     """Which messages of a queue."""
 
     after: int = 0
@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
     """Those that a `Selection` of the client selects."""
 
 
-EVERY: Final = Wanted()
+EVERY: Final = WantedRows()
 
 
 def message_row(

@@ -14,7 +14,7 @@ from mqks.client.messages import original
 from mqks.client.options import Options
 from mqks.errors import InspectionFailed, JournalDamaged, did_you_mean
 from mqks.inspection.live import Live
-from mqks.inspection.source import EVERY, Note, Row, Wanted, error_row, message_row
+from mqks.inspection.source import EVERY, Note, Row, WantedRows, error_row, message_row
 from mqks.journal.contents import StoredMessage
 from mqks.journal.default_store import contents
 from mqks.journal.sqlite.lock import server_of
@@ -39,7 +39,7 @@ def source_of(
     """The server that uses this file, or the file, or the server at the URL `usual`, if the file
     was not named. Of PostgreSQL the database."""
     if isinstance(database, DatabaseUrl):
-        return Stopped(database, note)
+        return StoppedSource(database, note)
     url = server_of(database)
     if url:
         return Live(url, options)
@@ -49,7 +49,7 @@ def source_of(
         return server
     elif usual:  # This may be an old file, and a server may run with another one.
         note(f"{database}: no server uses it; these are the contents of the file")
-    return Stopped(database, note)
+    return StoppedSource(database, note)
 
 
 def usual_server(database: Path | DatabaseUrl, options: Options, url: str) -> Live | None:
@@ -71,7 +71,7 @@ def errors_of(
     return [error_row(each._asdict()) for each in found if error_id in (None, each.id)]
 
 
-class Stopped:
+class StoppedSource:
     """A file that no server uses, or a database in PostgreSQL. On exit it raises JournalDamaged if
     it is damaged."""
 
@@ -232,7 +232,7 @@ class Stopped:
             "set_aside": facts.set_aside,
         }
 
-    def messages(self, queue: str, wanted: Wanted = EVERY) -> Iterator[Row]:
+    def messages(self, queue: str, wanted: WantedRows = EVERY) -> Iterator[Row]:
         raw = requests.name(queue)
         if all(each.name != raw for each in self._file.queues):
             raise self._missing(queue)
@@ -247,7 +247,7 @@ class Stopped:
             yield message_row(**message._asdict())
 
 
-Source = Live | Stopped
+Source = Live | StoppedSource
 
 
 def _selected(selection: Mapping[str, Any]) -> Callable[[StoredMessage], bool]:

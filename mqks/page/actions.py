@@ -24,7 +24,7 @@ BINDINGS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class PageAction:
     """In its texts, what is in braces is a field of the form, or of `told`."""
 
     button: str
@@ -143,7 +143,7 @@ def _to_schedule(form: Form) -> str:
 
 
 ACTIONS: Final = {
-    "publish": Action(
+    "publish": PageAction(
         "Publish",
         "Publish a message with the event {event}?",
         _publish,
@@ -151,7 +151,7 @@ ACTIONS: Final = {
         lambda form: form.get("back") or "/publish",
         _terms,
     ),
-    "purge": Action(
+    "purge": PageAction(
         "Purge",
         "Delete {which} of {queue}{also}?",
         lambda client, form: client.purge(
@@ -160,14 +160,14 @@ ACTIONS: Final = {
         "{result} purged.",
         _to_queue,
     ),
-    "delete": Action(
+    "delete": PageAction(
         "Delete queue",
         "Delete the queue {queue} with all its messages and bindings?",
         lambda client, form: client.delete_queue(form["queue"], if_exists=True),
         "Queue {queue} deleted.",
         lambda form: "/queues",
     ),
-    "policy": Action(
+    "policy": PageAction(
         "Change policy",
         "Change the policy of {queue}?",
         lambda client, form: client.set_queue(form["queue"], **_policy(form)),
@@ -175,14 +175,14 @@ ACTIONS: Final = {
         _to_queue,
         lambda form: requests.set_queue(form["queue"], _policy(form)),
     ),
-    "move": Action(
+    "move": PageAction(
         "Move",
         "Move {which} of {queue} to {to}?",
         lambda client, form: client.move(form["queue"], form["to"], **_choice(form)),
         "{result} moved to {to}.",
         _to_queue,
     ),
-    "redrive": Action(
+    "redrive": PageAction(
         "Retry",
         "Move {which} of {queue} back to where they died?",
         lambda client, form: client.redrive(form["queue"], **_choice(form)),
@@ -190,7 +190,7 @@ ACTIONS: Final = {
         _to_queue,
         kind="dead",
     ),
-    "promote": Action(
+    "promote": PageAction(
         "Deliver now",
         "Make {which} of {queue} ready now?",
         lambda client, form: client.promote(form["queue"], form.get("id") or None),
@@ -198,7 +198,7 @@ ACTIONS: Final = {
         _to_queue,
         kind="scheduled",
     ),
-    "cancel": Action(
+    "cancel": PageAction(
         "Cancel",
         "Delete {which} of {queue}?",
         lambda client, form: client.cancel(form["queue"], form.get("id") or None),
@@ -206,35 +206,35 @@ ACTIONS: Final = {
         _to_queue,
         kind="scheduled",
     ),
-    "close": Action(
+    "close": PageAction(
         "Close connection",
         "Close connection {connection}? Its unacked messages return to their queues.",
         _close,
         "{result}",
         lambda form: "/connections",
     ),
-    "pause": Action(
+    "pause": PageAction(
         "Pause",
         "Pause the schedule {schedule}?",
         lambda client, form: client.pause_schedule(form["schedule"]),
         "Paused.",
         _to_schedule,
     ),
-    "resume": Action(
+    "resume": PageAction(
         "Resume",
         "Resume the schedule {schedule}?",
         lambda client, form: client.resume_schedule(form["schedule"]),
         "Resumed.",
         _to_schedule,
     ),
-    "run": Action(
+    "run": PageAction(
         "Run now",
         "Publish the message of the schedule {schedule} now?",
         lambda client, form: client.run_schedule(form["schedule"]),
         "Published.",
         _to_schedule,
     ),
-    "unschedule": Action(
+    "unschedule": PageAction(
         "Remove schedule",
         "Remove the schedule {schedule}? What it has published stays.",
         lambda client, form: client.unschedule(form["schedule"]),

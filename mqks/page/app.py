@@ -38,9 +38,9 @@ from mqks.page import tables
 from mqks.page.actions import ACTIONS, policy_values
 from mqks.page.headers import SECURITY
 from mqks.page.limits import NEEDS, rows
-from mqks.page.live import ERRORS_MAX, ROWS_MAX, Derived, Live, key_of, rows_of
-from mqks.page.overview import GROUPS, History, attention, mark, numbers
-from mqks.page.sessions import COOKIE, Opener, Session, Sessions, refusal
+from mqks.page.live import ERRORS_MAX, ROWS_MAX, Derived, LivePage, key_of, rows_of
+from mqks.page.overview import GROUPS, RateHistory, attention, mark, numbers
+from mqks.page.sessions import COOKIE, Opener, PageSession, Sessions, refusal
 from mqks.protocol.requests import POLICY
 
 STATIC: Final = {
@@ -82,7 +82,7 @@ BROKER_SERIES: Final = (
 scale of those with one of their own."""
 
 
-Handler = Callable[[Request, Session], Awaitable[Response]]
+Handler = Callable[[Request, PageSession], Awaitable[Response]]
 
 
 class _Events(StreamingResponse):
@@ -104,7 +104,7 @@ class Page:
         *,
         users: Callable[[], Sequence[tables.Row]] | None,
         limits: Mapping[str, Any],
-        history: History,
+        history: RateHistory,
         may_act: bool,
     ) -> None:
         self._history = history
@@ -122,7 +122,7 @@ class Page:
             if (users or key != "users") and key != "attention"
         }
         watching = partial(self._sessions.client, trusted=True)
-        self.live = Live(watching, derived, partial(mark, history))
+        self.live = LivePage(watching, derived, partial(mark, history))
         self._environment = Environment(
             loader=PackageLoader("mqks.page"),
             autoescape=select_autoescape(default=True),
@@ -227,7 +227,7 @@ class Page:
 
     # -- views
 
-    async def _overview(self, request: Request, session: Session) -> Response:
+    async def _overview(self, request: Request, session: PageSession) -> Response:
         sample = await self.live.sample(session.client, {"attention"})
         return await self._shown(
             "overview.html",
@@ -264,7 +264,7 @@ class Page:
         }
 
     def _table_of(self, table: tables.Table) -> Handler:
-        async def handler(request: Request, session: Session) -> Response:
+        async def handler(request: Request, session: PageSession) -> Response:
             view = tables.view_of(table, request.query_params)
             after = _parameter(request, "after")
             sample = await self.live.sample(session.client, {table.key}, after)
@@ -293,7 +293,7 @@ class Page:
 
         return handler
 
-    async def _queue(self, request: Request, session: Session) -> Response:
+    async def _queue(self, request: Request, session: PageSession) -> Response:
         # Bytes that are not UTF-8 come back as they went into the link.
         name = _parameter(request, "name")
         row = await session.client.stats("queue", name, f"--limit={NAMES}")
@@ -353,7 +353,7 @@ class Page:
             looked=looked,
         )
 
-    async def _connection(self, request: Request, session: Session) -> Response:
+    async def _connection(self, request: Request, session: PageSession) -> Response:
         number = _whole_number(request, "number")
         words = "connections", f"--after={number - 1}", "--limit=1"
         found = await session.client.stats(*words) if number else []
@@ -373,7 +373,7 @@ class Page:
             links=_links(request, here, "consumers", ids, NAMES),
         )
 
-    async def _schedule(self, request: Request, session: Session) -> Response:
+    async def _schedule(self, request: Request, session: PageSession) -> Response:
         name = _parameter(request, "name")
         for row in await rows_of(session.client, "schedules"):
             if row["name"] == name:
@@ -381,13 +381,13 @@ class Page:
                 return await self._shown("schedule.html", session, schedule=row, columns=columns)
         return await self._failed(404, f"There is no schedule {printable(name)}.", session)
 
-    async def _publish(self, request: Request, session: Session) -> Response:
+    async def _publish(self, request: Request, session: PageSession) -> Response:
         typed, session.typed = session.typed, {}
         keys = ("event", "data", "meta", "delay_s", "ttl_s", "priority", "key", "mandatory")
         wanted = {key: typed.get(key) or _parameter(request, key) for key in keys}
         return await self._shown("publish.html", session, here="publish", wanted=wanted)
 
-    async def _act(self, request: Request, session: Session) -> Response:
+    async def _act(self, request: Request, session: PageSession) -> Response:
         """Ask, and when the answer is yes, do it."""
         form = await _form(request)
         action = ACTIONS.get(key := request.path_params["action"])
@@ -408,7 +408,7 @@ class Page:
             session.wrong, session.typed = f"{failure}.", {**form}
         return RedirectResponse(action.back(form), status_code=303)
 
-    async def _events(self, request: Request, session: Session) -> Response:
+    async def _events(self, request: Request, session: PageSession) -> Response:
         if self.live.is_full:
             return await self._failed(503, "Too many pages are open.")
         known = self._tables | {"attention": tables.ATTENTION}
@@ -450,7 +450,7 @@ class Page:
     async def _shown(
         self,
         template: str,
-        session: Session | None,
+        session: PageSession | None,
         status: int = 200,
         *,
         here: str = "",
@@ -483,7 +483,9 @@ class Page:
         text = "".join(texts).encode("utf-8", "backslashreplace")
         return _secured(HTMLResponse(text, status))
 
-    async def _failed(self, status: int, reason: str, session: Session | None = None) -> Response:
+    async def _failed(
+        self, status: int, reason: str, session: PageSession | None = None
+    ) -> Response:
         return await self._shown("failed.html", session, status, reason=reason)
 
 

@@ -21,7 +21,7 @@ from mqks.client.errors import ClientError
 from mqks.inspection.sample import add_rates
 from mqks.inspection.source import Row
 from mqks.page.overview import numbers
-from mqks.page.tables import TABLES, Ordered, View, cell
+from mqks.page.tables import TABLES, Ordered, TableView, cell
 
 INTERVAL_S: Final = 2.0
 SHARE: Final = 100
@@ -48,7 +48,7 @@ ERRORS_MAX: Final = requests.PAGE_ROWS
 class Watcher:
     """One open page. `view` is its table, if it has one."""
 
-    view: View | None
+    view: TableView | None
     changed: anyio.Event = field(default_factory=anyio.Event)
     message: bytes = b""
     is_new: bool = True
@@ -62,7 +62,7 @@ class Derived(NamedTuple):
     rows: Callable[[Row], Sequence[Mapping[str, Any]]]
 
 
-class Live:
+class LivePage:
     """`open_client` connects to the broker, with every permission. `derived` has the tables that
     are no lists of `stats`; `mark` tells about a queue what its row does not."""
 
@@ -87,7 +87,7 @@ class Live:
     def is_full(self) -> bool:
         return len(self._watchers) >= WATCHERS_MAX
 
-    async def watch(self, view: View | None) -> AsyncGenerator[bytes]:
+    async def watch(self, view: TableView | None) -> AsyncGenerator[bytes]:
         """Server-sent events: one for each sample, the newest only when the reader is slow."""
         watcher = Watcher(view)
         self._watchers.add(watcher)
@@ -143,7 +143,7 @@ class Live:
         sample = await self._take(client, wanted)
         has_rates = self._add_rates(sample)
         self._remember(sample)
-        messages, served = Messages(sample), 0
+        messages, served = PageMessages(sample), 0
         for watcher in [*self._watchers]:
             view = watcher.view
             # The table of somebody who has come meanwhile may not be in this sample.
@@ -213,7 +213,7 @@ async def rows_of(client: AsyncClient, key: str, after: str = "") -> list[Row]:
         behind = page[-1]
 
 
-class Messages:
+class PageMessages:
     """The server-sent events of a sample. What several views have in common is formatted once."""
 
     def __init__(self, sample: Row) -> None:
@@ -227,16 +227,16 @@ class Messages:
         self._tables: dict[str, Ordered] = {}
         self._rows: dict[int, str] = {}
         """Identity of a row → its cells."""
-        self._messages: dict[View | None, bytes] = {}
+        self._messages: dict[TableView | None, bytes] = {}
 
-    def of(self, view: View | None) -> bytes:
+    def of(self, view: TableView | None) -> bytes:
         message = self._messages.get(view)
         if message is None:
             end = "}" if view is None else self._table(view)
             message = self._messages[view] = f"data: {self._head}{end}\n\n".encode()
         return message
 
-    def _table(self, view: View) -> str:
+    def _table(self, view: TableView) -> str:
         key = view.table
         ordered = self._tables.get(key)
         if ordered is None:

@@ -15,7 +15,7 @@ ERRORS_S: Final = 2.0
 """The points of the history are rates of so many seconds."""
 
 
-class History(Protocol):
+class RateHistory(Protocol):
     """Rates that the server keeps: of each time, in seconds since the epoch, those of the series;
     None for a queue that has none."""
 
@@ -78,7 +78,7 @@ def numbers(sample: Row) -> dict[str, str]:
     }
 
 
-def attention(settings: Mapping[str, Any], history: History, sample: Row) -> list[Row]:
+def attention(settings: Mapping[str, Any], history: RateHistory, sample: Row) -> list[Row]:
     """What needs a person: rows of the table `ATTENTION`."""
     return [
         {"rank": rank, "what": what, "queue": queue, "told": told}
@@ -87,7 +87,7 @@ def attention(settings: Mapping[str, Any], history: History, sample: Row) -> lis
 
 
 def _needs(
-    settings: Mapping[str, Any], history: History, sample: Row
+    settings: Mapping[str, Any], history: RateHistory, sample: Row
 ) -> Iterator[tuple[str, str | None, str]]:
     if why := sample["journal"].get("unwritable"):
         yield "Publishes are refused", None, str(why)
@@ -131,7 +131,7 @@ def _needs(
             yield "Messages wait for long", name, f"the oldest of {ready:,} for {duration(age_s)}"
 
 
-def mark(history: History, queue: Row) -> str:
+def mark(history: RateHistory, queue: Row) -> str:
     """What a person should know of a queue in a list."""
     if history.is_dead_letter_queue(requests.name(queue["name"])):
         return "dead letters"

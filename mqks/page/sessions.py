@@ -35,7 +35,7 @@ Opener = Callable[[str, bool], Awaitable[socket.socket]]
 
 
 @dataclass(eq=False)
-class Session:
+class PageSession:
     client: AsyncClient
     has_login: bool
     """Somebody has logged in; false without users."""
@@ -69,7 +69,7 @@ class Sessions:
     def __init__(self, open_stream: Opener, *, with_users: bool) -> None:
         self._open_stream = open_stream
         self.with_users = with_users
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, PageSession] = {}
         self._tasks: TaskGroup | None = None
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -88,18 +88,18 @@ class Sessions:
 
         return AsyncClient(Address("page", 0, credentials=credentials, opener=opener), OPTIONS)
 
-    def get(self, token: str | None) -> Session | None:
+    def get(self, token: str | None) -> PageSession | None:
         session = self._sessions.get(token or "")
         if session is None or session.client.is_closed:
             return None
         session.used_s, session.used_again = monotonic(), True
         return session
 
-    async def begin(self, credentials: tuple[str, ...] = ()) -> Session:
+    async def begin(self, credentials: tuple[str, ...] = ()) -> PageSession:
         """Begin a session. Raises ClientError: RequestFailed for
         a user who may not look, InvalidRequest when all sessions have open pages."""
         assert self._tasks is not None
-        began: Session | ClientError = await self._tasks.start(self._live, credentials)
+        began: PageSession | ClientError = await self._tasks.start(self._live, credentials)
         if isinstance(began, ClientError):
             raise began
         if len(self._sessions) >= SESSIONS_MAX and not self._make_room():
@@ -119,7 +119,7 @@ class Sessions:
         return bool(idle)
 
     async def watched(
-        self, session: Session, events: AsyncGenerator[bytes]
+        self, session: PageSession, events: AsyncGenerator[bytes]
     ) -> AsyncGenerator[bytes]:
         """The same events until its user may no longer look; meanwhile it counts as a session with
         an open page."""
@@ -133,7 +133,7 @@ class Sessions:
         finally:
             session.watching -= 1
 
-    async def _may_look(self, session: Session) -> bool:
+    async def _may_look(self, session: PageSession) -> bool:
         now_s = monotonic()
         session.used_s = now_s
         if self.with_users and now_s - session.checked_s > CHECK_S:
@@ -149,13 +149,13 @@ class Sessions:
             session.end.set()
 
     async def _live(
-        self, credentials: tuple[str, ...], *, task_status: TaskStatus[Session | ClientError]
+        self, credentials: tuple[str, ...], *, task_status: TaskStatus[PageSession | ClientError]
     ) -> None:
         try:
             async with self.client(credentials, trusted=not self.with_users) as client:
                 await client.stats()
                 user = credentials[0] if len(credentials) == 2 else ""
-                session = Session(client, self.with_users, user)
+                session = PageSession(client, self.with_users, user)
                 task_status.started(session)
                 await session.end.wait()
         except ClientError as failure:

@@ -48,7 +48,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TableView:
     """What one reader wants to see of a table. Equal views are shown the same."""
 
     table: str
@@ -161,7 +161,7 @@ def cell(column: Column, row: Row) -> Cell:
     return Cell(FORMATS[column.kind](value), link(value))
 
 
-def view_of(table: Table, wanted: Mapping[str, str]) -> View:
+def view_of(table: Table, wanted: Mapping[str, str]) -> TableView:
     """What a request's parameters ask for; what makes no sense is as if it were not there."""
     columns = {each.key: each for each in table.columns}
     sort = wanted.get("sort", "")
@@ -170,7 +170,7 @@ def view_of(table: Table, wanted: Mapping[str, str]) -> View:
     is_number = sort in columns and columns[sort].is_number
     order = wanted.get("order") or ("desc" if is_number else "asc")
     first = wanted.get("first", "")
-    return View(
+    return TableView(
         table.key,
         sort,
         order == "asc",
@@ -186,7 +186,7 @@ class Ordered:
         self._rows = [(str(row[table.filter]).lower(), row) for row in rows]
         self._orders: dict[tuple[str, bool], list[tuple[str, Row]]] = {}
 
-    def part(self, view: View) -> Shown:
+    def part(self, view: TableView) -> Shown:
         wanted = view.filter.lower()
         found = [row for name, row in self._order(view.sort, view.ascending) if wanted in name]
         first = min(view.first, max(0, (len(found) - 1) // PAGE_ROWS * PAGE_ROWS))

@@ -30,8 +30,8 @@ from mqks.pipeline.job import reasons
 from mqks.pipeline.lake import WRITTEN, File, Lake, Staging, stage
 from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts
 from mqks.pipeline.session import yields
-from mqks.pipeline.table import Table
-from mqks.pipeline.wire import Connection, Server
+from mqks.pipeline.table import LakeTable
+from mqks.pipeline.wire import QueueConnection, ServerAddress
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -142,7 +142,7 @@ class Archive:
 
     queue: str
     """A name, or a mask: `*` matches any characters except dots, `**` any characters."""
-    server: Server
+    server: ServerAddress
     once: bool = False
     """End when everything that the queue held at the start is archived."""
     batch_messages: int = BATCH_MESSAGES
@@ -160,7 +160,7 @@ class Archive:
     fail_on_data_loss: bool = True
     """End with DataLost if messages are missing from the queue that the lake does not have."""
 
-    def run(self, spark: "SparkContext", lake: Lake | Table, stop: Event) -> Iterator[Progress]:
+    def run(self, spark: "SparkContext", lake: Lake | LakeTable, stop: Event) -> Iterator[Progress]:
         """Archive until stopped, or with `once` until what existed at the start is in the lake.
 
         `lake` must be entered. Raises RequestFailed (no such queue), OSError (no server), DataLost
@@ -170,7 +170,7 @@ class Archive:
         runs = dict[str, _Run]()
         find_s = expire_s = told_s = -math.inf
 
-        with closing(Connection(self.server)) as connection:
+        with closing(QueueConnection(self.server)) as connection:
             while not stop.is_set():
                 if self.keep_s is not None and time.monotonic() >= expire_s:
                     lake.expire((datetime.now(UTC) - timedelta(seconds=self.keep_s)).date())
@@ -223,7 +223,7 @@ class _Run:
 
     job: Archive
     spark: "SparkContext"
-    lake: Lake | Table
+    lake: Lake | LakeTable
     queue: str
     reader: QueueReader
     goal: int | None = None

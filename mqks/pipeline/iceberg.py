@@ -41,7 +41,7 @@ from mqks.pipeline.objects import (
     SyncedFile,
     make_directory,
 )
-from mqks.pipeline.table import COMPACTION, Table
+from mqks.pipeline.table import COMPACTION, LakeTable
 
 try:
     from pyiceberg.catalog import AVAILABLE_CATALOGS, CatalogType, load_catalog
@@ -66,7 +66,7 @@ _TRANSFORMS = {"date": ("timestamp", "day"), "hour": ("timestamp", "hour")}
 _TRANSFORMS["event"] = "topic", "identity"
 
 
-class IcebergTable(Table):
+class IcebergTable(LakeTable):
     """The place is a name in a catalog, and the files are where the catalog says."""
 
     _catalog: Any = None
@@ -220,11 +220,11 @@ def _rest(name: str, conf: Mapping[str, Any]) -> Any:
     import requests
     from pyiceberg.catalog import rest
 
-    class Session(requests.Session):
+    class CatalogSession(requests.Session):
         def request(self, *args: Any, **told: Any) -> requests.Response:
             return super().request(*args, **{"timeout": (CONNECT_S, REQUEST_S)} | told)
 
-    vars(rest)["Session"], vars(rest.auth)["requests"] = Session, Session()
+    vars(rest)["CatalogSession"], vars(rest.auth)["requests"] = CatalogSession, CatalogSession()
     return rest.RestCatalog(name, **conf)
 
 

@@ -15,7 +15,7 @@ from mqks.errors import ConfigurationError
 from mqks.limits import READ_ROWS_MAX
 from mqks.pipeline.errors import BadOption
 from mqks.pipeline.reader import FETCH_ROWS
-from mqks.pipeline.wire import Server
+from mqks.pipeline.wire import ServerAddress
 
 OFFSETS_PER_TRIGGER = 200_000
 EARLIEST, LATEST = "earliest", "latest"
@@ -38,7 +38,7 @@ Offset = str | int
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReadPlace:
     """A start or an end."""
 
     offset: Offset
@@ -48,11 +48,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    server: Server = field(repr=False)
+    server: ServerAddress = field(repr=False)
     queue: str
-    start: Place | None = None
+    start: ReadPlace | None = None
     """None: `earliest` for a batch, `latest` for a stream, as with Kafka."""
-    end: Place | None = None
+    end: ReadPlace | None = None
     start_time_us: int | None = None
     end_time_us: int | None = None
     offsets_per_trigger: int = OFFSETS_PER_TRIGGER
@@ -64,7 +64,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    server: Server = field(repr=False)
+    server: ServerAddress = field(repr=False)
     topic: str | None = None
 
 
@@ -125,10 +125,10 @@ def _given(
     return given
 
 
-def _server(given: Mapping[str, str]) -> Server:
+def _server(given: Mapping[str, str]) -> ServerAddress:
     timeout_ms = _number(given, "connectTimeoutMs", 1, 3_600_000)
     retries = _number(given, "numRetries", 0, 1_000_000)
-    server = Server(url=_url(given), ca=given.get("ca"))
+    server = ServerAddress(url=_url(given), ca=given.get("ca"))
     if timeout_ms is not None:
         server = replace(server, connect_timeout_s=timeout_ms / 1000)
     return server if retries is None else replace(server, retries=retries)
@@ -163,26 +163,26 @@ def _url(given: Mapping[str, str]) -> str:
     return url
 
 
-def _place(given: Mapping[str, str], name: str, queue: str) -> Place | None:
+def _place(given: Mapping[str, str], name: str, queue: str) -> ReadPlace | None:
     """A place from `earliest`, `latest`, a number, Kafka's {"queue": {"0": number}} with -2 for
     earliest and -1 for latest, or an offset as in the progress of a query."""
     text = given.get(name)
     if text is None:
         return None
     if text.lower() in (EARLIEST, LATEST):
-        return Place(text.lower())
+        return ReadPlace(text.lower())
     try:
         match json.loads(text):
             case bool():
                 pass
             case int() as number if number >= 0:
-                return Place(number)
+                return ReadPlace(number)
             case {"epoch": str() as epoch, "offset": int() as number} if number >= 0:
-                return Place(number, epoch)
+                return ReadPlace(number, epoch)
             case dict() as queues if list(queues) == [queue] and list(queues[queue]) == ["0"]:
                 number = queues[queue]["0"]
                 if type(number) is int and number >= -2:
-                    return Place({-2: EARLIEST, -1: LATEST}.get(number, number))
+                    return ReadPlace({-2: EARLIEST, -1: LATEST}.get(number, number))
     except (ValueError, TypeError):
         pass
     raise BadOption(

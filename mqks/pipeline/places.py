@@ -16,7 +16,7 @@ from mqks.pipeline import objects
 from mqks.pipeline.errors import LakeUnfit
 from mqks.pipeline.lake import COLUMNS, Lake
 from mqks.pipeline.objects import DELETED, ICEBERG, Place, asked
-from mqks.pipeline.table import DeltaTable, Table, delta
+from mqks.pipeline.table import DeltaTable, LakeTable, delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,7 +26,7 @@ _ROWS = COLUMNS.append(pa.field("date", pa.date32()))
 
 def lake_at(
     place: Place, format: str | None = None, by: tuple[str, ...] | None = None
-) -> "Lake | Table":
+) -> "Lake | LakeTable":
     """The lake at a place, to be entered; in a directory plain files unless the format is given.
     Raises LakeUnfit."""
     if isinstance(place, Path) and format in (None, "parquet"):

@@ -21,7 +21,7 @@ from mqks.client.errors import ProtocolViolation
 from mqks.client.wire import Wire, rows
 from mqks.pipeline.columns import SCHEMA, Ints, record_batch
 from mqks.pipeline.errors import DataLost
-from mqks.pipeline.wire import Connected, Connection, Server
+from mqks.pipeline.wire import Connected, QueueConnection, ServerAddress
 
 FETCH_ROWS = 100_000
 RUN_BYTES = 32
@@ -64,13 +64,13 @@ class QueueReader(Connected):
         url: str | None,
         queue: str,
         *,
-        server: Server | None = None,
+        server: ServerAddress | None = None,
         schema: pa.Schema = SCHEMA,
         fetch_rows: int = FETCH_ROWS,
         meta: bool = False,
-        connection: Connection | None = None,
+        connection: QueueConnection | None = None,
     ) -> None:
-        super().__init__(connection or Connection(server or Server(url=url)))
+        super().__init__(connection or QueueConnection(server or ServerAddress(url=url)))
         self._name = queue
         self._queue = requests.name(queue)
         self._schema = schema
@@ -209,7 +209,7 @@ def is_mask(queue: str) -> bool:
     return "*" in queue
 
 
-def matching(connection: Connection, mask: str) -> list[str]:
+def matching(connection: QueueConnection, mask: str) -> list[str]:
     """The names of the queues that match a mask; a name without a star is that of one queue."""
     if not is_mask(mask):
         return [mask]

@@ -36,7 +36,7 @@ from mqks.pipeline.places import home_of, messages
 from mqks.pipeline.reader import QueueReader, pattern
 from mqks.pipeline.report import between
 from mqks.pipeline.sink import Publisher
-from mqks.pipeline.wire import Server
+from mqks.pipeline.wire import ServerAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,7 +50,7 @@ _ORDER = ("timestamp", "queue", "epoch", "offset")
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReplayProgress:
     messages: int
     """Replayed by all runs together. After a kill, up to one second of messages count twice."""
     total: int
@@ -62,7 +62,7 @@ class Progress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     lake: objects.Place
-    server: Server
+    server: ServerAddress
     name: str = "replay"
     """The name of this replay. Another name gives other ids: everything is replayed again."""
     start: datetime | None = None
@@ -94,7 +94,7 @@ class Replay:
                     found.append(queue)
         return found
 
-    def run(self, spark: "SparkSession", stop: Event) -> Iterator[Progress]:
+    def run(self, spark: "SparkSession", stop: Event) -> Iterator[ReplayProgress]:
         """Replay the remaining messages in the order of arrival, until done or stopped.
 
         Raises BadOption and the errors of `Publisher.publish`.
@@ -114,9 +114,9 @@ class Replay:
                 if done - saved >= SAVE_MESSAGES or now_s - saved_s >= SAVE_S:
                     self._save(home, done, last)
                     saved, saved_s = done, now_s
-                    yield Progress(done, total, round(pace.behind_s, 3))
+                    yield ReplayProgress(done, total, round(pace.behind_s, 3))
         self._save(home, done, last)
-        yield Progress(done, total, round(pace.behind_s, 3))
+        yield ReplayProgress(done, total, round(pace.behind_s, 3))
 
     @property
     def _state(self) -> str:

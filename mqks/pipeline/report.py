@@ -37,7 +37,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ReportedEvent:
     """All messages of one event."""
 
     event: str
@@ -76,7 +76,7 @@ class Report:
     delay_of: str
     """The two ends of the delays."""
     windows: list[Window]
-    events: list[Event]
+    events: list[ReportedEvent]
     """Most messages first."""
     delays: list[Delay]
 
@@ -85,7 +85,7 @@ class Report:
         return _floor(self.end, self.window_s)
 
     @property
-    def silent(self) -> list[Event]:
+    def silent(self) -> list[ReportedEvent]:
         """Events with messages before the last window and none in it."""
         return [event for event in self.events if event.last < self.last_window]
 
@@ -141,7 +141,7 @@ def report(
     ]
     times = [F.unix_micros(F.min("timestamp")), F.unix_micros(F.max("timestamp"))]
     events = [
-        Event(event, messages, size, ids, _time(first), _time(last))
+        ReportedEvent(event, messages, size, ids, _time(first), _time(last))
         for event, messages, size, ids, first, last in (
             rows.groupBy("topic").agg(*counts, *times).collect()
         )

@@ -28,7 +28,7 @@ from mqks.client.wire import Wire
 from mqks.pipeline.columns import FIELDS
 from mqks.pipeline.errors import BadOption, BadRow, PipelineError
 from mqks.pipeline.options import WriteOptions, unknown
-from mqks.pipeline.wire import Connected, Connection, Server
+from mqks.pipeline.wire import Connected, QueueConnection, ServerAddress
 from mqks.protocol.escapes import escape
 
 WINDOW_ROWS, WINDOW_BYTES = 10_000, 1024 * 1024
@@ -41,8 +41,8 @@ _BAD_IN_NAME = r"^$|^--|[\x00-\x20\x7f]"
 class Publisher(Connected):
     """Publishes columns of messages, each id exactly once."""
 
-    def __init__(self, server: Server) -> None:
-        super().__init__(Connection(server))
+    def __init__(self, server: ServerAddress) -> None:
+        super().__init__(QueueConnection(server))
 
     def publish(self, ids: Any, events: Any, values: Any, metas: Any = None) -> None:
         """Publish binary arrays of ids, events and data, and of attributes as they are sent;

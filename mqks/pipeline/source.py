@@ -38,14 +38,14 @@ from mqks.pipeline.errors import BadOption, PipelineError
 from mqks.pipeline.options import (
     EARLIEST,
     LATEST,
-    Place,
+    ReadPlace,
     read_options,
     unknown,
     write_options,
 )
 from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts
 from mqks.pipeline.sink import BatchWriter, StreamWriter
-from mqks.pipeline.wire import Connection
+from mqks.pipeline.wire import QueueConnection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,7 +111,7 @@ class _Query:
                 if place is not None and place.offset not in (EARLIEST, LATEST):
                     raise BadOption("offsets of several queues can only be earliest or latest")
 
-    def _log(self, queue: str, connection: Connection | None = None) -> QueueReader:
+    def _log(self, queue: str, connection: QueueConnection | None = None) -> QueueReader:
         options = self.options
         return QueueReader(
             None,
@@ -156,7 +156,7 @@ class _Query:
         """The number that the options say to begin with."""
         if self.options.start_time_us is not None:
             return log.next if log.at is None else log.at
-        return _resolved("startingOffsets", self.options.start or Place(otherwise), log)
+        return _resolved("startingOffsets", self.options.start or ReadPlace(otherwise), log)
 
 
 class BatchReader(_Query, DataSourceReader):
@@ -164,13 +164,13 @@ class BatchReader(_Query, DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema)
-        if self.options.start == Place(LATEST):
+        if self.options.start == ReadPlace(LATEST):
             raise BadOption(
                 "startingOffsets is latest, but a batch ends there: use earliest or a number"
             )
 
     def partitions(self) -> Sequence[InputPartition]:
-        with closing(Connection(self.options.server)) as connection:
+        with closing(QueueConnection(self.options.server)) as connection:
             return [
                 each
                 for queue in matching(connection, self.options.queue)
@@ -183,7 +183,7 @@ class BatchReader(_Query, DataSourceReader):
         until = reader.range(options.end_time_us)
         start = self._start(log, EARLIEST)
         if options.end_time_us is None:
-            end = _resolved("endingOffsets", options.end or Place(LATEST), log)
+            end = _resolved("endingOffsets", options.end or ReadPlace(LATEST), log)
         else:
             end = log.next if until.at is None else min(until.at, log.next)
         if start >= end:
@@ -212,14 +212,14 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise BadOption(f"{name} cannot be used for a stream, which has no end")
         self._targets: dict[str, LogRange] | None = None
         # Kept, since a batch is planned every second; it gives up soon, as Spark asks again.
-        self._connection = Connection(replace(self.options.server, retries=1))
+        self._connection = QueueConnection(replace(self.options.server, retries=1))
 
     def initialOffset(self) -> Offset:
         # Spark keeps this nowhere, and asks again when the query starts anew before its first
         # batch is done: `latest` would be another number by then, and rows would be lost. So it
         # names no number. The first batch is empty and ends where the stream begins, and that end
         # is in the checkpoint.
-        with closing(Connection(self.options.server)) as connection:
+        with closing(QueueConnection(self.options.server)) as connection:
             for log in self._look(connection).values():
                 self._start(log, LATEST)  # What is mistyped ends the query here, at its start.
         return self._packed(None)
@@ -228,7 +228,7 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self.options.offsets_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        with closing(Connection(self.options.server)) as connection:
+        with closing(QueueConnection(self.options.server)) as connection:
             self._targets = self._look(connection)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
@@ -277,7 +277,7 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         self._connection.close()
 
-    def _look(self, connection: Connection) -> dict[str, LogRange]:
+    def _look(self, connection: QueueConnection) -> dict[str, LogRange]:
         """The logs as they are now."""
         return {
             queue: self._log(queue, connection).range(self.options.start_time_us)
@@ -346,7 +346,7 @@ def _position(offset: Offset) -> tuple[str, int]:
     return offset["epoch"], offset["offset"]
 
 
-def _resolved(option: str, place: Place, log: LogRange) -> int:
+def _resolved(option: str, place: ReadPlace, log: LogRange) -> int:
     if place.offset == EARLIEST:
         return log.first
     if place.offset == LATEST:

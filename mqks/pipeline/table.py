@@ -47,7 +47,7 @@ _ALIKE = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal
 _log = logging.getLogger("mqks.pipeline")
 
 
-class Table:
+class LakeTable:
     """A table, open for writing. A store that is away when it is opened is asked again later."""
 
     by: tuple[str, ...]
@@ -217,7 +217,7 @@ class Table:
         raise NotImplementedError
 
 
-class DeltaTable(Table):
+class DeltaTable(LakeTable):
     """An entry of its log is the commit; application transactions in it are the records."""
 
     def _open(self) -> Any:

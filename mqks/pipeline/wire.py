@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class ServerAddress:
     """The address of the server, timeouts and retries; pickles, so that tasks can have it."""
 
     url: str | None = field(default=None, repr=False)
@@ -43,10 +43,10 @@ class Server:
         object.__setattr__(self, "url", self.url or urls.default())
 
 
-class Connection:
+class QueueConnection:
     """Opens a wire when it is needed, and again when it is lost; pickles without it."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerAddress) -> None:
         self.server = server
         self.ahead: object = None
         """The request that was sent ahead, and whose reply was not read yet."""
@@ -91,7 +91,7 @@ class Connection:
 class Connected:
     """What has a connection, which the end of a `with` closes; a later call opens it again."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: QueueConnection) -> None:
         self._connection = connection
 
     def __enter__(self) -> Self:
@@ -104,7 +104,7 @@ class Connected:
         self._connection.close()
 
 
-def connected(server: Server) -> Wire:
+def connected(server: ServerAddress) -> Wire:
     """A connected and authenticated wire."""
     options = Options(
         timeout_s=server.connect_timeout_s,

@@ -52,7 +52,7 @@ class Pieces(Protocol):
         ...
 
 
-class Owner(Protocol):
+class ClientOwner(Protocol):
     """Who is told what comes from clients."""
 
     stopping: bool
@@ -80,7 +80,7 @@ class Client(Resting, asyncio.BufferedProtocol):
     connection: Connection
     transport: asyncio.Transport
 
-    def __init__(self, owner: Owner, unread_bytes_max: int, peer: Peer) -> None:
+    def __init__(self, owner: ClientOwner, unread_bytes_max: int, peer: Peer) -> None:
         super().__init__()
         self._owner = owner
         self._unread_bytes_max = unread_bytes_max

@@ -193,7 +193,7 @@ class Metrics(Collector):
         yield build
 
 
-class Standby(Collector):
+class StandbyMetrics(Collector):
     """The metrics of a standby."""
 
     def collect(self) -> Iterator[Family]:

@@ -21,7 +21,7 @@ from mqks.journal.journal import Journal
 from mqks.page.app import Page
 from mqks.server import http, log
 from mqks.server.history import History
-from mqks.server.metrics import Metrics, Standby, queue_lines, registry_of
+from mqks.server.metrics import Metrics, StandbyMetrics, queue_lines, registry_of
 from mqks.server.steps import done
 from mqks.server.tls import Context
 from mqks.settings import Settings
@@ -132,7 +132,7 @@ def _standby_app(why: Callable[[], str]) -> Starlette:
 
 
 async def _standby_metrics(request: Request) -> Response:
-    return Response(generate_latest(registry_of(Standby())), media_type=TEXT)
+    return Response(generate_latest(registry_of(StandbyMetrics())), media_type=TEXT)
 
 
 async def _healthz(request: Request) -> Response:

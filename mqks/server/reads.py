@@ -46,7 +46,7 @@ SELECTED_FROM: Final = 10_000
 """Messages that a peek with a selection looks at for one answer."""
 
 
-class Line:
+class ReadLine:
     """Connections that wait for answers of one kind. Next is the one that has taken least time."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Reads:
         self._broker = broker
         self._journal = journal
         self._flush = flush
-        self._waiting = Line(), Line(), Line()
+        self._waiting = ReadLine(), ReadLine(), ReadLine()
         """For answers from memory, answers of one page, and those that take a search."""
         self._asking: set[Connection] = set()
         """Those that are in a line, or get an answer."""
@@ -114,7 +114,7 @@ class Reads:
         for line in self._waiting:
             tasks.start_soon(self._serve, line)
 
-    async def _serve(self, line: Line) -> None:
+    async def _serve(self, line: ReadLine) -> None:
         while True:
             connection = await line.next()
             self._asking.discard(connection)

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Final, Protocol, cast
 
 from mqks.limits import TLS_EMPTY_RECORDS_MAX, TLS_EMPTY_RECORDS_S, TLS_HANDSHAKE_RECORDS_MAX
-from mqks.server.client import Client, Owner
+from mqks.server.client import Client, ClientOwner
 from mqks.server.gate import Peer
 
 HEADER: Final = Struct(">BBxH")
@@ -41,7 +41,7 @@ class TlsClient(Client):
         self,
         door: Doorkeeper,
         context: ssl.SSLContext,
-        owner: Owner,
+        owner: ClientOwner,
         unread_bytes_max: int,
         peer: Peer,
     ) -> None:

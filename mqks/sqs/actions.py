@@ -22,8 +22,8 @@ from mqks.client.errors import ClientError, RequestFailed
 from mqks.client.requests import encoded
 from mqks.sqs import messages, policies, queues
 from mqks.sqs.errors import SqsError, invalid, missing, wrong
-from mqks.sqs.known import DEDUPLICATION_S, Known
-from mqks.sqs.queues import OWN, RANGES, Queue
+from mqks.sqs.known import DEDUPLICATION_S, KnownQueues
+from mqks.sqs.queues import OWN, RANGES, SqsQueue
 from mqks.sqs.tasks import source_of
 from mqks.users import Permissions
 
@@ -45,7 +45,7 @@ class Actions:
     base: str
     """The begin of URLs of queues."""
     region: str
-    known: Known
+    known: KnownQueues
     open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]]
     permissions: Permissions
     user: str
@@ -206,7 +206,7 @@ class Actions:
         rate = number(self.given, "MaxNumberOfMessagesPerSecond", 1, 500)
         others = replace(self, given={"QueueUrl": queues.url("", source.name), "MaxResults": 1})
         if not (await others.list_dead_letter_source_queues()):
-            raise wrong("Source queue must be configured as a Dead Letter Queue.")
+            raise wrong("Source queue must be configured as a Dead Letter SqsQueue.")
         told = {
             "SourceArn": arn,
             "DestinationArn": to,
@@ -248,16 +248,16 @@ class Actions:
             raise missing(name)
         return value
 
-    async def _queue(self, *, is_fresh: bool = False) -> Queue:
+    async def _queue(self, *, is_fresh: bool = False) -> SqsQueue:
         """The queue of the request, by default as it was a second ago at most. Raises SqsError."""
         return await self._known(queues.of_url(self.given.get("QueueUrl")), is_fresh=is_fresh)
 
-    async def _seen(self, name: str = "") -> Queue:
+    async def _seen(self, name: str = "") -> SqsQueue:
         """A queue, by default that of the request, as it is, if the user may read it."""
         name = name or queues.of_url(self.given.get("QueueUrl"))
         return await self._known(name, is_fresh=True)
 
-    async def _known(self, name: str, *, is_fresh: bool) -> Queue:
+    async def _known(self, name: str, *, is_fresh: bool) -> SqsQueue:
         """A queue, if the user may read it: else nobody says whether it exists. Raises SqsError."""
         self._check_readable(name)
         return await self.known.queue(name, is_fresh=is_fresh)
@@ -266,7 +266,7 @@ class Actions:
         if not self.permissions.may_read(encoded(name)):
             raise SqsError("AccessDenied", f"no permission to read {name}", 403)
 
-    async def _of_arn(self, parameter: str, arn: object) -> Queue:
+    async def _of_arn(self, parameter: str, arn: object) -> SqsQueue:
         try:
             return await self._seen(queues.of_arn(arn, parameter))
         except (SqsError, ClientError) as failure:
@@ -280,7 +280,9 @@ class Actions:
             await client.set_queue(name, **policy)
         self.known.forget(name)
 
-    async def _relabel(self, change: Callable[[Queue], Mapping[str, str]], name: str = "") -> None:
+    async def _relabel(
+        self, change: Callable[[SqsQueue], Mapping[str, str]], name: str = ""
+    ) -> None:
         """Set the labels of a queue, by default that of the request."""
         async with self.known.changes:
             name = name or queues.of_url(self.given.get("QueueUrl"))
@@ -320,7 +322,7 @@ class Actions:
             told["NextToken"] = urlsafe_b64encode(encoded(some[-1])).decode()
         return told
 
-    async def _send(self, queue: Queue, given: Mapping[str, Any]) -> Told:
+    async def _send(self, queue: SqsQueue, given: Mapping[str, Any]) -> Told:
         message = messages.outgoing(queue, given, number(given, "DelaySeconds", 0, 900))
         if not queue.is_fifo:
             if message.group and "fair" not in queue.policy:
@@ -340,7 +342,7 @@ class Actions:
         async with self.open_client() as client:
             await client.publish(queue, message.body, confirm=True, **terms)
 
-    async def _delete(self, queue: Queue, given: Mapping[str, Any]) -> None:
+    async def _delete(self, queue: SqsQueue, given: Mapping[str, Any]) -> None:
         lease = _lease(queue, given)
         how = ["--ack", *(["--held"] if queue.is_fifo else [])]
         async with self.open_client() as client:
@@ -352,7 +354,7 @@ class Actions:
                 reason = "The receipt handle has expired."
                 raise invalid("ReceiptHandle", given["ReceiptHandle"], reason) from None
 
-    async def _change(self, queue: Queue, given: Mapping[str, Any]) -> None:
+    async def _change(self, queue: SqsQueue, given: Mapping[str, Any]) -> None:
         for_s = number(given, "VisibilityTimeout", 0, RANGES["VisibilityTimeout"][1])
         if for_s is None:
             raise missing("VisibilityTimeout")
@@ -362,10 +364,10 @@ class Actions:
                 reason = "Message does not exist or is not available for visibility timeout change."
                 raise invalid("ReceiptHandle", given["ReceiptHandle"], reason)
 
-    async def _one(self, do: Callable[[Queue, Told], Awaitable[Told | None]]) -> Told | None:
+    async def _one(self, do: Callable[[SqsQueue, Told], Awaitable[Told | None]]) -> Told | None:
         return await do(await self._queue(), self.given)
 
-    async def _each(self, do: Callable[[Queue, Told], Awaitable[Told | None]]) -> Told:
+    async def _each(self, do: Callable[[SqsQueue, Told], Awaitable[Told | None]]) -> Told:
         """All entries of a batch at the same time; those of one message group in their order."""
         queue, told = await self._queue(), {"Successful": list[Told](), "Failed": list[Told]()}
         entries: list[Told] = self.given.get("Entries", [])
@@ -444,7 +446,7 @@ def _of_entry(error: SqsError) -> SqsError:
     return wrong(error.message) if error.code == "MissingParameter" else error
 
 
-def _lease(queue: Queue, given: Mapping[str, Any]) -> str:
+def _lease(queue: SqsQueue, given: Mapping[str, Any]) -> str:
     handle = str(given.get("ReceiptHandle") or "")
     if not handle:
         raise missing("ReceiptHandle")

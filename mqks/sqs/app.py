@@ -20,14 +20,14 @@ from starlette.routing import Route
 
 from mqks import users
 from mqks.api.bodies import Bodies
-from mqks.api.clients import Clients, Credentials
+from mqks.api.clients import Credentials, UserClients
 from mqks.client.errors import ClientError
 from mqks.limits import SQS_CONNECTIONS_MAX, SQS_LINE_BYTES_MAX, SQS_REQUEST_BYTES_MAX
 from mqks.sqs.actions import ACTIONS, Actions
 from mqks.sqs.errors import SqsError
-from mqks.sqs.known import Known
+from mqks.sqs.known import KnownQueues
 from mqks.sqs.signatures import verified
-from mqks.sqs.wire import Call, answered, failed
+from mqks.sqs.wire import SqsCall, answered, failed
 
 LARGE_BYTES: Final = 64 * 1024
 """A longer body is read in a thread."""
@@ -62,11 +62,11 @@ class Sqs:
             return await open_inside(name, True, "".join(credentials), line_bytes_max)
 
         most = SQS_CONNECTIONS_MAX
-        self._clients = Clients(open_as, line_bytes_max, "sqs", logs_in=False, waits_max=most)
+        self._clients = UserClients(open_as, line_bytes_max, "sqs", logs_in=False, waits_max=most)
         self._bodies = Bodies(SQS_REQUEST_BYTES_MAX, "The request is longer than 4 MiB.")
         self._one_large = anyio.CapacityLimiter(1)
         """Reading a form of 4 MiB may take 150 MB for a moment."""
-        self._known = Known(partial(self._clients.of, ()))
+        self._known = KnownQueues(partial(self._clients.of, ()))
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         async with anyio.create_task_group() as self._known.tasks.group:
@@ -92,7 +92,7 @@ class Sqs:
         content, kind = answered(call, told, request_id)
         return Response(content, 200, headers, kind)
 
-    async def _told(self, request: Request) -> tuple[Call, dict[str, Any] | None]:
+    async def _told(self, request: Request) -> tuple[SqsCall, dict[str, Any] | None]:
         async with self._bodies.read(request) as body:
             read = partial(self._read, request, body)
             is_large = len(body) > LARGE_BYTES
@@ -119,7 +119,7 @@ class Sqs:
                 return call, await action(actions)
         return call, await action(actions)  # It may wait, and has no body any more.
 
-    def _read(self, request: Request, body: bytes) -> tuple[users.Known, Call]:
+    def _read(self, request: Request, body: bytes) -> tuple[users.Known, SqsCall]:
         """Who sent a request, and what it asks for. Raises SqsError."""
         query = request.scope["query_string"].decode("latin-1")
         path = request.scope["raw_path"].decode("latin-1")
@@ -128,10 +128,10 @@ class Sqs:
             place, now = (request.method, path, query), datetime.now(UTC)
             find = self._known_users().by_access_key
             user = verified(place, request.headers.items(), body, find, now)
-        return user, Call.of(request.headers.get("x-amz-target", ""), query, body, path)
+        return user, SqsCall.of(request.headers.get("x-amz-target", ""), query, body, path)
 
 
-def _is_possible(request: Request, call: Call) -> bool:
+def _is_possible(request: Request, call: SqsCall) -> bool:
     """Whether AWS offers the action at this URL, with this method: a link may not do anything."""
     if call.is_json:
         return True

@@ -16,7 +16,7 @@ from mqks.client.errors import ClientError
 from mqks.client.requests import decoded, encoded
 from mqks.limits import SQS_QUEUES_MAX, SQS_RECENT_MAX
 from mqks.sqs.errors import SqsError, no_queue
-from mqks.sqs.queues import Queue
+from mqks.sqs.queues import SqsQueue
 from mqks.sqs.tasks import MoveTasks
 
 DEDUPLICATION_S: Final = 300.0
@@ -29,12 +29,12 @@ Message = tuple[str, str]
 """The user who sent it, and its id."""
 
 
-class Known:
+class KnownQueues:
     """`open_client` gives a client of the broker that may do everything."""
 
     def __init__(self, open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]]) -> None:
         self._open_client = open_client
-        self._queues: OrderedDict[str, tuple[float, Queue]] = OrderedDict()
+        self._queues: OrderedDict[str, tuple[float, SqsQueue]] = OrderedDict()
         """Until when an answer of the broker counts, and the answer."""
         self._first: OrderedDict[str, float] = OrderedDict()
         self._sent: OrderedDict[Message, tuple[float, str]] = OrderedDict()
@@ -47,7 +47,7 @@ class Known:
         """Of attributes and tags, which are read before they are set."""
         self.tasks = MoveTasks()
 
-    async def queue(self, name: str, *, is_fresh: bool = False) -> Queue:
+    async def queue(self, name: str, *, is_fresh: bool = False) -> SqsQueue:
         """What the broker tells about a queue, also to whoever may not ask. Raises SqsError."""
         until_s, queue = self._queues.get(name, (0.0, None))
         if queue is None or is_fresh or monotonic() >= until_s:
@@ -55,7 +55,7 @@ class Known:
             if name.startswith("--") or name.split() != [name]:  # No name at all.
                 raise no_queue()
             async with self._open_client() as client:
-                queue = Queue.of(await client.stats("queue", name, "--limit=1"))
+                queue = SqsQueue.of(await client.stats("queue", name, "--limit=1"))
             _keep(self._queues, name, (monotonic() + KNOWN_S, queue), SQS_QUEUES_MAX)
         return queue
 
@@ -116,7 +116,7 @@ class Known:
             sent.set()
 
     @asynccontextmanager
-    async def purge(self, queue: Queue) -> AsyncIterator[None]:
+    async def purge(self, queue: SqsQueue) -> AsyncIterator[None]:
         """The one purge of a queue in its time, unless it fails. Raises SqsError."""
         which = queue.name, queue.created
         if monotonic() < self._purged.get(which, 0.0):

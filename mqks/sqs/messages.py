@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 from mqks.client.messages import PeekedMessage
 from mqks.protocol.meta import LETTER
 from mqks.sqs.errors import SqsError, invalid, missing, wrong
-from mqks.sqs.queues import ACCOUNT, OWN, Queue, arn
+from mqks.sqs.queues import ACCOUNT, OWN, SqsQueue, arn
 from mqks.sqs.wire import NO_XML
 
 ATTRIBUTES_MAX: Final = 10
@@ -46,7 +46,7 @@ class Outgoing(NamedTuple):
     told: dict[str, Any]
 
 
-def check_fifo(queue: Queue, given: Mapping[str, Any]) -> None:
+def check_fifo(queue: SqsQueue, given: Mapping[str, Any]) -> None:
     """Check what a FIFO queue needs. Raises SqsError."""
     if not given.get("MessageGroupId"):
         raise missing("MessageGroupId")
@@ -68,7 +68,7 @@ def size_of(given: Mapping[str, Any]) -> int:
     return size + sum(len(text.encode("utf-8", "replace")) for text in texts)
 
 
-def outgoing(queue: Queue, given: Mapping[str, Any], delay_s: int | None) -> Outgoing:
+def outgoing(queue: SqsQueue, given: Mapping[str, Any], delay_s: int | None) -> Outgoing:
     """Check a message. Raises SqsError."""
     body = given.get("MessageBody")
     if not isinstance(body, str) or not body:

@@ -54,7 +54,7 @@ ENCODED_MAX: Final = 64 * 1024
 """Longest name in a URL or token that is decoded; that takes 6 ms."""
 
 
-class Queue(NamedTuple):
+class SqsQueue(NamedTuple):
     name: str
     policy: Mapping[str, Any]
     labels: Mapping[str, str]
@@ -62,7 +62,7 @@ class Queue(NamedTuple):
     """As `stats queue` tells it."""
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> "Queue":
+    def of(cls, row: Mapping[str, Any]) -> "SqsQueue":
         policy = {name: told["value"] for name, told in row["policy"].items()}
         pairs = parse_qsl(policy.pop("labels", ""), True, errors="surrogateescape")
         return cls(row["name"], policy, dict(pairs), row)

@@ -48,13 +48,13 @@ _MAPS: Final = {
 UNKNOWN: Final = "UnknownOperationException"
 
 
-class Call(NamedTuple):
+class SqsCall(NamedTuple):
     action: str
     given: dict[str, Any]
     is_json: bool
 
     @classmethod
-    def of(cls, target: str, query: str, body: bytes, path: str) -> "Call":
+    def of(cls, target: str, query: str, body: bytes, path: str) -> "SqsCall":
         """The call of a request with this header `X-Amz-Target`. Raises SqsError."""
         try:
             if target:
@@ -155,7 +155,7 @@ def _listed(name: str, value: Any) -> tuple[str, Any]:
     return f"{name}s", pairs
 
 
-def answered(call: Call, told: Mapping[str, Any] | None, request_id: str) -> tuple[bytes, str]:
+def answered(call: SqsCall, told: Mapping[str, Any] | None, request_id: str) -> tuple[bytes, str]:
     """The body of an answer, and its type; `told` is None if the action has no result."""
     if call.is_json:
         return _json(told or {})

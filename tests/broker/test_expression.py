@@ -29,7 +29,7 @@ from mqks.broker.features.evaluate.expression import (
     Limits,
     render,
 )
-from mqks.broker.features.evaluate.views import Flag, Items
+from mqks.broker.features.evaluate.views import BooleanView, Items
 from mqks.broker.spine.base.turns import finish
 from mqks.errors import BadRequest
 
@@ -71,8 +71,8 @@ class State:
         return Items(3)
 
     @property
-    def used(self) -> Flag:
-        return Flag(False)
+    def used(self) -> BooleanView:
+        return BooleanView(False)
 
     @property
     def uptime_s(self) -> float:
@@ -541,7 +541,7 @@ def endless() -> Iterator[int]:
         ({"a": 1}.items(), b'[["a", 1]]'),
         (range(3), b"[0, 1, 2]"),
         ({"q": Items(10**15)}, b'{"q": 1000000000000000}'),
-        ([Flag(True), Flag(False)], b"[true, false]"),
+        ([BooleanView(True), BooleanView(False)], b"[true, false]"),
         (zip("ab", [1, 2], strict=True), b'[["a", 1], ["b", 2]]'),
         (enumerate("a"), b'[[0, "a"]]'),
         ((x for x in "ab"), b'["a", "b"]'),

@@ -20,7 +20,7 @@ import pytest
 
 from mqks import App, InvalidRequest, Options, blocking, connect
 from mqks.client.options import default_name
-from mqks.pipeline.wire import Server, connected
+from mqks.pipeline.wire import ServerAddress, connected
 from tests.client.programs import environment
 from tests.kit import forks
 from tests.kit.line_client import LineClient
@@ -106,7 +106,7 @@ def test_a_blocking_client_has_a_name(server: ServerProcess, how: str) -> None:
 
 
 def test_a_connection_of_spark_has_the_name_of_its_url(server: ServerProcess) -> None:
-    wire = connected(Server(url=f"{server.url}?name=lake-1"))
+    wire = connected(ServerAddress(url=f"{server.url}?name=lake-1"))
     try:
         until(lambda: names(server) == {"lake-1"})
     finally:

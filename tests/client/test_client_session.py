@@ -32,7 +32,7 @@ from mqks import (
     RequestFailed,
 )
 from mqks.client import requests
-from mqks.client.session import Call, ConsumerSession, Session, State
+from mqks.client.session import Call, ConsumerSession, Session, SessionState
 from tests.kit.bare import BareWorld
 
 ERROR_ID = "65f0c0de65f0c0de65f0c0de"
@@ -57,7 +57,7 @@ def up(subject: Session, now_s: float = 0.0) -> None:
     subject.connected(now_s)
     greeting = subject.take()
     subject.receive(greeting.split(b" ")[0] + b" ok hello\n", now_s)
-    assert subject.state is State.UP
+    assert subject.state is SessionState.UP
 
 
 def running(**options: Any) -> Session:

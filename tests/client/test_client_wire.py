@@ -13,7 +13,7 @@ import pytest
 from mqks import ConnectionLost, Options, ProtocolViolation, ReplyTimeout, RequestFailed
 from mqks.client.wire import Wire
 from mqks.pipeline.reader import QueueReader
-from mqks.pipeline.wire import HEADER_BYTES_MAX, Server
+from mqks.pipeline.wire import HEADER_BYTES_MAX, ServerAddress
 from tests.kit.waiting import WAIT_S
 
 
@@ -80,7 +80,7 @@ def test_too_long_a_header_of_a_read_is_told_as_such() -> None:
     with a_peer() as (listener, url):
         answering = Thread(target=answer)
         answering.start()
-        reader = QueueReader(None, "q", server=Server(url=url, retries=0))
+        reader = QueueReader(None, "q", server=ServerAddress(url=url, retries=0))
         with reader, pytest.raises(ProtocolViolation, match="longer than"):
             reader.range()
         answering.join(WAIT_S)

@@ -287,7 +287,7 @@ def test_a_form_of_escapes_takes_little_more_memory_than_it_has() -> None:
     form = b"Action=SendMessage&MessageBody=" + b"%41" * (MIB // 3)
     tracemalloc.start()
     try:
-        call = wire.Call.of("", "", form, "/q")
+        call = wire.SqsCall.of("", "", form, "/q")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

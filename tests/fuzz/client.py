@@ -14,7 +14,7 @@ from typing import Final
 from mqks.client import requests
 from mqks.client.errors import ClientError, ProtocolViolation
 from mqks.client.options import Options
-from mqks.client.session import Call, ConsumerSession, Session, State
+from mqks.client.session import Call, ConsumerSession, Session, SessionState
 from tests.fuzz.invariants import require
 from tests.fuzz.mutations import Mutator
 from tests.fuzz.steps import Step, Steps
@@ -86,7 +86,7 @@ class ClientWorld:
     def look(self) -> None:
         """Raise Finding for what is counted wrongly, or has no bound."""
         session = self.session
-        if session.state is not State.CLOSED:
+        if session.state is not SessionState.CLOSED:
             flights = sum(len(line) for line, _ in session._in_flight.values())
             require(session._in_flight_bytes == flights, "in_flight_bytes")
             require(session._outbox_bytes == sum(map(len, session._outbox)), "outbox_bytes")
@@ -100,7 +100,7 @@ class ClientWorld:
 
     def _on_receive(self, data: bytes = b"") -> None:
         session = self.session
-        if session.is_full or session.state in (State.DOWN, State.CLOSED):
+        if session.is_full or session.state in (SessionState.DOWN, SessionState.CLOSED):
             return
         flight = next(iter(session._in_flight), b"none")
         data = data.replace(b"{i}", flight).replace(b"{g}", self.greeting_id)

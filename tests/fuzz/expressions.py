@@ -12,7 +12,7 @@ from mqks.broker.features.evaluate.expression import (
     evaluate,
     render,
 )
-from mqks.broker.requests.state import State
+from mqks.broker.requests.state import EvalState
 from mqks.broker.spine.base.turns import finish
 from tests.fuzz import Finding
 from tests.fuzz.mutations import EXPRESSIONS, mutated_expression
@@ -55,7 +55,7 @@ class Expressions:
             ):
                 world.run(send("a", line))
         self._names = {
-            "state": State(world.broker, lambda steps: None),
+            "state": EvalState(world.broker, lambda steps: None),
             "request": {"id": "x", "action": "_eval"},
             "WORKERS": 1,
             "config": world.broker.settings.public(),

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from mqks.broker.requests.state import State
+from mqks.broker.requests.state import EvalState
 from mqks.protocol.requests import ACTIONS
 from tests.fuzz.sizes import ARGUMENTS_MAX, NAME_BYTES_MAX, STARS_MAX
 from tests.fuzz.steps import CONNECTIONS, CORPUS, Step, Steps, lines_of, load, send
@@ -61,7 +61,7 @@ EXPRESSIONS: Final = [
         "1 if [] else 2",
     ),
     *("{(1, 'a'): b'x'}", "'a'.replace('', 'bb')", "any(x > 1 for x in (1, 2)) and all([])"),
-    *(f"state.{name}" for name, value in vars(State).items() if isinstance(value, property)),
+    *(f"state.{name}" for name, value in vars(EvalState).items() if isinstance(value, property)),
 ]
 _TOKEN = re.compile(r"\w+|\W")
 _LONG_WORD = re.compile(rb"[^ \n]{%d,}" % (NAME_BYTES_MAX + 1))

@@ -28,7 +28,7 @@ from mqks.pipeline.lake import COLUMNS, stage
 from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.table import COMPACTION
-from mqks.pipeline.wire import Server
+from mqks.pipeline.wire import ServerAddress
 from mqks.testing import Broker
 from tests import pipeline_kills as kills
 from tests.kit.ports import free_port
@@ -277,7 +277,7 @@ def test_from_the_queue_to_readers_and_back(
 
     assert sorted(row["key"].decode() for row in messages(spark, URL).collect()) == ids
     for _ in range(2):
-        list(Replay(lake=URL, server=Server(url=mqks_broker.url)).run(spark, Event()))
+        list(Replay(lake=URL, server=ServerAddress(url=mqks_broker.url)).run(spark, Event()))
         assert [row[1:] for row in waits(mqks_broker)] == [row[1:] for row in rows]
 
 

@@ -42,7 +42,7 @@ from mqks.pipeline.replay import Replay
 from mqks.pipeline.report import between, report, waiting
 from mqks.pipeline.sink import Publisher
 from mqks.pipeline.table import delta
-from mqks.pipeline.wire import Server
+from mqks.pipeline.wire import ServerAddress
 from mqks.testing import Broker, BrokerProcess
 from tests import pipeline_kills as kills
 from tests.kit.clock_library import Clock
@@ -66,7 +66,7 @@ def subscribe(broker: Served, queue: str = "clicks", events: list[str] = EVENTS)
 def publish(broker: Served, rows: Iterable[tuple[str, str, str]]) -> None:
     """Ids, events and data."""
     columns = zip(*((i.encode(), e.encode(), d.encode()) for i, e, d in rows), strict=True)
-    with Publisher(Server(url=broker.url)) as publisher:
+    with Publisher(ServerAddress(url=broker.url)) as publisher:
         publisher.publish(*(pa.array(column, pa.binary()) for column in columns))
 
 
@@ -82,7 +82,10 @@ def run(
     **options: Any,
 ) -> list[archives.Progress]:
     job = archives.Archive(
-        queue=options.pop("queue", "clicks"), server=Server(url=broker.url), once=True, **options
+        queue=options.pop("queue", "clicks"),
+        server=ServerAddress(url=broker.url),
+        once=True,
+        **options,
     )
     with lake_at(lake, format) as opened:
         return list(job.run(spark.sparkContext, opened, Event()))
@@ -187,7 +190,9 @@ def test_archive_goes_on_until_it_is_stopped(
 ) -> None:
     subscribe(mqks_broker)
     stop, found = Event(), []
-    job = archives.Archive(queue="clicks", server=Server(url=mqks_broker.url), interval_s=0.05)
+    job = archives.Archive(
+        queue="clicks", server=ServerAddress(url=mqks_broker.url), interval_s=0.05
+    )
     publish(mqks_broker, some(0, 3))
     with Lake(lake) as opened:
         for progress in job.run(spark.sparkContext, opened, stop):
@@ -474,7 +479,7 @@ def test_replay_publishes_each_message_once_and_in_order(
     publish(mqks_broker, some(0, 30) + some(30, 10, "order.new"))
     run(spark, mqks_broker, lake, batch_messages=7)
     subscribe(mqks_broker, "copy")
-    options: dict[str, Any] = {"lake": lake, "server": Server(url=mqks_broker.url)}
+    options: dict[str, Any] = {"lake": lake, "server": ServerAddress(url=mqks_broker.url)}
     some_of_it = Replay(**options, events="order.*", name="some")
     assert some_of_it.counts(spark) == [("order.new", 10)]
     masks = {"**": 40, "*.*": 40, "order.**": 10, "ord**w": 10, "*": 0, "order.ne?": 0}
@@ -525,7 +530,7 @@ def test_a_replay_that_an_older_version_began(
     tmp_path: Path, before: str, now: str, goes_on: bool
 ) -> None:
     """In its masks a star stood for any characters."""
-    job = Replay(lake=tmp_path, server=Server(url="mqks://here"), events=now)
+    job = Replay(lake=tmp_path, server=ServerAddress(url="mqks://here"), events=now)
     job._save(tmp_path, 17, {"offset": 3})
     state = json.loads((tmp_path / job._state).read_bytes())
     del state["job"]["mask"]
@@ -565,7 +570,7 @@ def test_a_replay_that_would_be_archived_again_needs_a_yes(
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 5))
     run(spark, mqks_broker, lake)
-    job_of_it = Replay(lake=lake, server=Server(url=mqks_broker.url))
+    job_of_it = Replay(lake=lake, server=ServerAddress(url=mqks_broker.url))
     assert job_of_it.archived_here(spark) == ["clicks"]
 
     at = [str(lake), "--url", mqks_broker.url]
@@ -600,7 +605,7 @@ def test_an_archive_leaves_out_what_a_replay_published(
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 30))
     run(spark, mqks_broker, lake, format)
-    options: dict[str, Any] = {"lake": lake, "server": Server(url=mqks_broker.url)}
+    options: dict[str, Any] = {"lake": lake, "server": ServerAddress(url=mqks_broker.url)}
     *_, last = Replay(**options).run(spark, Event())
     assert last.messages == 30
     [all_of_it] = run(spark, mqks_broker, lake, format)
@@ -649,7 +654,7 @@ def test_a_replay_of_many_parts_keeps_the_order(
 
     monkeypatch.setattr("mqks.pipeline.replay.PART_BYTES", 8_000)
     monkeypatch.setattr(Publisher, "publish", publish_some)
-    list(Replay(lake=lake, server=Server(url=mqks_broker.url)).run(spark, Event()))
+    list(Replay(lake=lake, server=ServerAddress(url=mqks_broker.url)).run(spark, Event()))
 
     assert [row[2] for row in waits(mqks_broker, "copy")] == [f"{n}{data}" for n in range(40)]
     assert max(sent_at_once) < 40
@@ -664,7 +669,7 @@ def test_a_replay_that_forgot_where_it_was_doubles_nothing(
     run(spark, mqks_broker, lake)
     subscribe(mqks_broker, "copy")
     for _ in range(2):
-        list(Replay(lake=lake, server=Server(url=mqks_broker.url)).run(spark, Event()))
+        list(Replay(lake=lake, server=ServerAddress(url=mqks_broker.url)).run(spark, Event()))
         [state] = (lake / "_mqks" / "replays").iterdir()
         state.unlink()
 
@@ -698,7 +703,9 @@ def test_replay_in_the_pace_it_had(
     run(spark, mqks_broker, lake)
     monkeypatch.setattr("mqks.pipeline.replay.time", SimpleNamespace(monotonic=lambda: now_s))
     monkeypatch.setattr(Publisher, "publish", publish_some)
-    list(Replay(lake=lake, server=Server(url=mqks_broker.url), speed=2.0).run(spark, Waits()))
+    list(
+        Replay(lake=lake, server=ServerAddress(url=mqks_broker.url), speed=2.0).run(spark, Waits())
+    )
 
     passed_s = [(at - came[0]).total_seconds() for at in came]
     assert passed_s == sorted(set(passed_s)), "they came one after the other"
@@ -969,7 +976,7 @@ def test_the_broker_is_killed_under_a_replay(
     monkeypatch.setattr(Publisher, "publish", publish_some)
     with other:
         subscribe(other, "copy")
-        list(Replay(lake=lake, server=Server(url=other.url)).run(spark, Event()))
+        list(Replay(lake=lake, server=ServerAddress(url=other.url)).run(spark, Event()))
         assert [row[1:] for row in waits(other, "copy")] == [row[1:] for row in rows]
 
     assert next(parts) > 2, "all went before the kill"
@@ -1007,7 +1014,9 @@ def test_queues_by_a_mask_into_one_table(
         run(spark, mqks_broker, lake, "delta", queue="none.*")
 
     stop, told = Event(), []
-    job = archives.Archive(queue="orders.*", server=Server(url=mqks_broker.url), interval_s=0)
+    job = archives.Archive(
+        queue="orders.*", server=ServerAddress(url=mqks_broker.url), interval_s=0
+    )
     with lake_at(lake, "delta") as opened:
         published(mqks_broker, "orders.eu", 50, 3)
         for progress in job.run(spark.sparkContext, opened, stop):
@@ -1038,7 +1047,7 @@ def test_the_server_shows_how_far_an_archive_is(
     publish(mqks_broker, some(0, 10))
     assert (row()["archived_seq"], row()["archive_lag"]) == (None, None)
     with lake_at(lake) as opened:
-        job = archives.Archive(queue="clicks", server=Server(url=mqks_broker.url), once=True)
+        job = archives.Archive(queue="clicks", server=ServerAddress(url=mqks_broker.url), once=True)
         steps = replace(job, batch_messages=4).run(spark.sparkContext, opened, Event())
         assert (next(steps).lag, row()["archived_seq"], row()["archive_lag"]) == (6, 5, 6)
         list(steps)

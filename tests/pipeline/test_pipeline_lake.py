@@ -28,7 +28,7 @@ from mqks.pipeline.lake import (
     stage,
 )
 from mqks.pipeline.objects import SyncedFile
-from mqks.pipeline.table import COMPACTION, DeltaTable, Table, delta
+from mqks.pipeline.table import COMPACTION, DeltaTable, LakeTable, delta
 
 BY_EVENT = ("date", "event")
 
@@ -59,7 +59,7 @@ def files_of(lake: Lake | DeltaTable) -> Path:
     return place
 
 
-def put(lake: Lake | Table, rows: range | pa.RecordBatch, event: str = "e1") -> list[File]:
+def put(lake: Lake | LakeTable, rows: range | pa.RecordBatch, event: str = "e1") -> list[File]:
     given = batch(rows, event) if isinstance(rows, range) else rows
     names = given.schema.names
     lake.prepared(given.schema.field("data").type if "data" in names else None)

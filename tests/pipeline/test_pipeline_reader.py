@@ -20,7 +20,7 @@ from mqks.pipeline import wire
 from mqks.pipeline.columns import FIELDS, SCHEMA, record_batch, subset
 from mqks.pipeline.errors import DataLost
 from mqks.pipeline.reader import LogRange, QueueReader
-from mqks.pipeline.wire import Server
+from mqks.pipeline.wire import ServerAddress
 from mqks.testing import Broker, BrokerProcess
 from tests.kit.log_peer import LogPeer
 from tests.kit.proxy import Proxy
@@ -42,7 +42,7 @@ def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reader(peer: LogPeer, *, retries: int = 3) -> QueueReader:
-    return QueueReader(None, "q", server=Server(url=peer.url, retries=retries))
+    return QueueReader(None, "q", server=ServerAddress(url=peer.url, retries=retries))
 
 
 # ----------------------------------------------------------------------------------- columns
@@ -174,7 +174,7 @@ def test_a_reader_pickles_without_its_connection() -> None:
 
 def test_the_default_server_is_that_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MQKS_URL", "mqks://driver:1")
-    pickled = pickle.dumps(Server())
+    pickled = pickle.dumps(ServerAddress())
     monkeypatch.setenv("MQKS_URL", "mqks://worker:1")
 
     assert pickle.loads(pickled).url == "mqks://driver:1"
@@ -274,10 +274,12 @@ def test_behind_tls(mqks_broker: Broker, tmp_path: Path) -> None:
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     with Proxy(mqks_broker.port, tls=context) as proxy:
         url = f"mqkss://localhost:{proxy.port}"
-        with QueueReader(None, "q", server=Server(url=url, ca=str(tmp_path / "ca.pem"))) as log:
+        with QueueReader(
+            None, "q", server=ServerAddress(url=url, ca=str(tmp_path / "ca.pem"))
+        ) as log:
             assert offsets(log.read(1, 501)) == list(range(1, 501))
         with (
-            QueueReader(None, "q", server=Server(url=url, retries=0)) as log,
+            QueueReader(None, "q", server=ServerAddress(url=url, retries=0)) as log,
             pytest.raises(ConnectionLost, match="is not trusted"),
         ):
             log.range()
@@ -287,7 +289,7 @@ def test_any_number_of_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "RETRY_MAX_S", 0)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # And does not listen.
-        server = Server(url=f"mqks://127.0.0.1:{nobody.getsockname()[1]}", retries=1100)
+        server = ServerAddress(url=f"mqks://127.0.0.1:{nobody.getsockname()[1]}", retries=1100)
         with QueueReader(None, "q", server=server) as log, pytest.raises(ConnectionLost):
             log.range()
 

@@ -32,7 +32,7 @@ from mqks.pipeline.job import schema_of
 from mqks.pipeline.lake import partitions
 from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.table import DeltaTable, delta
-from mqks.pipeline.wire import Server
+from mqks.pipeline.wire import ServerAddress
 from mqks.testing import Broker
 from tests.kit.ports import free_port
 from tests.pipeline import test_pipeline_store as stores
@@ -131,7 +131,7 @@ def test_every_reader_finds_each_row_once(
         readers = _iceberg(lake)
     subscribe(mqks_broker)
     publish(mqks_broker, ROWS + BAD)
-    server, schema = Server(url=mqks_broker.url), schema_of("n bigint")
+    server, schema = ServerAddress(url=mqks_broker.url), schema_of("n bigint")
     job = Archive(queue="clicks", server=server, once=True, batch_messages=25, schema=schema)
     with lake_at(lake, "delta" if kind == "delta" else None, partitions("event")) as opened:
         assert sum(p.unparsed for p in job.run(spark.sparkContext, opened, Event())) == 1

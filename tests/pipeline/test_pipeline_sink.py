@@ -115,7 +115,7 @@ def test_long_ids_do_not_fill_both_directions(tmp_path: Path) -> None:
     rows += [pa.array([word] * 10_000, pa.binary()) for word in (b"e", b"")]
     with Broker(tmp_path / "mqks.db", name_bytes_max=5_000) as broker:
         subscribe(broker)
-        server = wire.Server(url=broker.url, reply_timeout_s=WAIT_S, retries=0)
+        server = wire.ServerAddress(url=broker.url, reply_timeout_s=WAIT_S, retries=0)
         with sink.Publisher(server) as publisher:
             publisher.publish(*rows)
 

@@ -27,7 +27,7 @@ import mqks
 from mqks.client import urls
 from mqks.pipeline import columns, wire
 from mqks.pipeline.errors import BadOption, DataLost
-from mqks.pipeline.options import EARLIEST, Place, read_options, write_options
+from mqks.pipeline.options import EARLIEST, ReadPlace, read_options, write_options
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.source import (
     ROWS_PER_PARTITION,
@@ -264,16 +264,16 @@ def test_credentials_do_not_show() -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("Earliest", Place("earliest")),
-        ("latest", Place("latest")),
-        ("7", Place(7)),
-        ('{"q": {"0": 7}}', Place(7)),
-        ('{"q": {"0": -1}}', Place("latest")),
-        ('{"q": {"0": -2}}', Place("earliest")),
-        ('{"epoch": "one", "offset": 7}', Place(7, "one")),
+        ("Earliest", ReadPlace("earliest")),
+        ("latest", ReadPlace("latest")),
+        ("7", ReadPlace(7)),
+        ('{"q": {"0": 7}}', ReadPlace(7)),
+        ('{"q": {"0": -1}}', ReadPlace("latest")),
+        ('{"q": {"0": -2}}', ReadPlace("earliest")),
+        ('{"epoch": "one", "offset": 7}', ReadPlace(7, "one")),
     ],
 )
-def test_places(text: str, place: Place) -> None:
+def test_places(text: str, place: ReadPlace) -> None:
     assert read_options({"queue": "q", "startingoffsets": text}).start == place
 
 

@@ -32,7 +32,7 @@ from mqks.pipeline.objects import asked
 from mqks.pipeline.places import messages
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.table import COMPACTION, DeltaTable, delta
-from mqks.pipeline.wire import Server
+from mqks.pipeline.wire import ServerAddress
 from mqks.testing import Broker
 from tests import pipeline_kills as kills
 from tests.kit import swift
@@ -309,7 +309,9 @@ def test_what_is_wrong_is_no_absence(url: str) -> None:
 def archived(
     spark: "SparkSession", broker: Broker, url: str, stop: Event, once: bool = True
 ) -> Iterator[Progress]:
-    job = Archive(queue="clicks", server=Server(url=broker.url), once=once, batch_messages=40)
+    job = Archive(
+        queue="clicks", server=ServerAddress(url=broker.url), once=once, batch_messages=40
+    )
     with DeltaTable(url) as lake:
         yield from job.run(spark.sparkContext, lake, stop)
 
@@ -332,7 +334,7 @@ def test_from_the_queue_to_every_reader_and_back(
     assert sorted(key.decode() for key in polars.read_delta(url)["key"].to_list()) == ids
     assert set(found.to_pandas()["topic"]) == {"page.view", "order.new"}
     for _ in range(2):  # The second continues the first, which was complete.
-        list(Replay(lake=url, server=Server(url=mqks_broker.url)).run(spark, Event()))
+        list(Replay(lake=url, server=ServerAddress(url=mqks_broker.url)).run(spark, Event()))
         assert [row[1:] for row in waits(mqks_broker)] == [row[1:] for row in rows]
 
 

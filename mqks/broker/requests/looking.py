@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mqks.broker.broker import Broker
-from mqks.broker.features.tails.tail import Tail
+from mqks.broker.features.tails.tail import MessageTail
 from mqks.broker.requests import stats
 from mqks.broker.requests.checks import check_epoch, existing
 from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, slices
@@ -39,7 +39,7 @@ def tail(broker: Broker, connection: Connection, request: Request, wanted: Wante
     broker.metadata.check_names("event", wanted.events)
     if (before := broker.tails.of(connection).get(request.id)) is not None:
         broker.end_these_tails([before])
-    broker.tails.add(connection, Tail(request.id, connection, *wanted), queue)
+    broker.tails.add(connection, MessageTail(request.id, connection, *wanted), queue)
 
 
 def read(broker: Broker, connection: Connection, request: Request, wanted: Log) -> None:

@@ -2,7 +2,7 @@
 
 from mqks.broker.broker import Broker
 from mqks.broker.features.evaluate import expression
-from mqks.broker.requests.state import State
+from mqks.broker.requests.state import EvalState
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.outbox import Slow
@@ -59,7 +59,7 @@ def evaluate(broker: Broker, connection: Connection, request: Request, source: s
     if not isinstance(steps, expression.Allowance):
         steps = connection.eval_steps = expression.Allowance()
     names = {
-        "state": State(broker, steps.spend),
+        "state": EvalState(broker, steps.spend),
         "request": {
             "id": request.id.decode("utf-8", "surrogateescape"),
             "action": "_eval",

@@ -10,7 +10,7 @@ from itertools import chain, repeat
 from typing import Any, TypeVar
 
 from mqks.broker.broker import Broker
-from mqks.broker.features.evaluate.views import Flag, Items
+from mqks.broker.features.evaluate.views import BooleanView, Items
 from mqks.broker.spine.base.turns import GOES_ON, Work, ordered, slices
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.limits import STEP_NAMES
@@ -58,7 +58,7 @@ class View(Mapping[Any, V]):
         return value
 
 
-class State:
+class EvalState:
     """Its attributes are those of `ATTRIBUTES`."""
 
     __slots__ = ("_broker", "_pay")
@@ -151,7 +151,7 @@ ATTRIBUTES: dict[str, Callable[[Broker, Pay], Any]] = {
     "commands_got": lambda broker, pay: 0,
     "commands_to_workers": lambda broker, pay: {},
     "queues": _of_queues(lambda queue: Items(queue.ready)),
-    "queues_used": _of_queues(lambda queue: Flag(bool(queue.consumers))),
+    "queues_used": _of_queues(lambda queue: BooleanView(bool(queue.consumers))),
     "queues_to_delete_when_unused": _rules,
     "queues_by_events": _queues_by_events,
     "events_by_queues": _viewed(

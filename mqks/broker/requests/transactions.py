@@ -15,7 +15,7 @@ from mqks.broker.requests.messages import check_publish, reject, release
 from mqks.broker.requests.plans import Plan, check_copies
 from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, finish
 from mqks.broker.spine.clients.connection import Connection, Transaction
-from mqks.broker.spine.queue.queue import Terms
+from mqks.broker.spine.queue.queue import PublishTerms
 from mqks.broker.spine.routing.masks import Queues
 from mqks.broker.spine.routing.publishing import Single
 from mqks.errors import BadRequest, NotAllowed, Unwritable
@@ -154,7 +154,7 @@ def _do(
     broker.pending.in_one_piece |= bool(kept)
 
 
-def _kind(terms: Terms | None) -> int:
+def _kind(terms: PublishTerms | None) -> int:
     """Messages whose terms are of one kind are published together."""
     if terms is None:
         return 0

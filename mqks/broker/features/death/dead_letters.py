@@ -14,7 +14,7 @@ from mqks.protocol.meta import split_dead_letter
 from mqks.protocol.replies import Parts, parts
 
 
-class DeadLetter(NamedTuple):
+class DeadMessage(NamedTuple):
     """The broker's data of a dead letter. `reason`: rejects, losses, deliveries, ttl, overflow or
     dead; `queue`: where it died; `tries`: how often it was delivered there. Times in microseconds
     since 1970."""
@@ -72,7 +72,7 @@ def restored(own: bytes, letter: bytes) -> tuple[bytes, bytes]:
     return b"&".join(filter(None, (own, letter))), published.replace(b".", b"") + b"000"
 
 
-def dead_letter_of(message: bytes) -> DeadLetter | None:
+def dead_letter_of(message: bytes) -> DeadMessage | None:
     """The broker's data of a dead letter; None if the message is not one."""
     text, meta, published, traits = parts(message)
     own, values = split_dead_letter(meta)
@@ -82,4 +82,4 @@ def dead_letter_of(message: bytes) -> DeadLetter | None:
     seconds, _, thousandths = died.partition(b".")
     died_us = (int(seconds) * 1000 + int(thousandths)) * 1000
     name, original = unquote_to_bytes(queue), Parts(text, own, published, traits).joined()
-    return DeadLetter(reason.decode(), name, int(tries), int(published), died_us, original)
+    return DeadMessage(reason.decode(), name, int(tries), int(published), died_us, original)

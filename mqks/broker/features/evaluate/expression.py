@@ -19,7 +19,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from mqks.broker.features.evaluate.views import Flag, Items
+from mqks.broker.features.evaluate.views import BooleanView, Items
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.errors import BadRequest
 
@@ -482,7 +482,7 @@ _METHODS = (
     (str | bytes, "find count isdigit isalpha title partition decode"),
     (Mapping, "get keys values items iterkeys itervalues iteritems"),
     (Items, "qsize"),
-    (Flag, "is_set"),
+    (BooleanView, "is_set"),
     (list | tuple, "count index"),
     (set | frozenset, "union intersection difference issubset issuperset"),
 )
@@ -541,7 +541,7 @@ def _plain(value: Any, budget: Allowance) -> Any:
             yield _plain(item, budget)
 
     match value:
-        case Flag():
+        case BooleanView():
             return bool(value)
         case None | int() | float():
             return value

@@ -15,7 +15,7 @@ class Items(int):
         return int(self)
 
 
-class Flag(int):
+class BooleanView(int):
     """A boolean."""
 
     def __repr__(self) -> str:

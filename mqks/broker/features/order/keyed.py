@@ -1,7 +1,7 @@
 """The order of a queue whose messages are ordered by key, or whose keys take turns.
 
-The one rule: a known key with ready messages is in `free` once, or has a `Hold`, or is being read
-from disk. Messages below `frontier` are known. A number that has left the queue meanwhile is
+The one rule: a known key with ready messages is in `free` once, or has a `HeldKey`, or is being
+read from disk. Messages below `frontier` are known. A number that has left the queue meanwhile is
 skipped when its turn comes.
 
 A delivery must find the next message that somebody may have without looking at those that nobody
@@ -55,7 +55,7 @@ def ascending(numbers: list[int]) -> Iterator[list[int]]:
     return (numbers[start:end] for start, end in pairwise([0, *falls, len(numbers)]))
 
 
-class Hold:
+class HeldKey:
     """A key with messages that are delivered, by one consumer, or put off."""
 
     __slots__ = ("count", "is_offered", "key", "put_off", "taker")
@@ -97,10 +97,10 @@ class Keyed(Order):
         """Keys of which messages are being read."""
         self._unread = 0
         """Reads of messages that were put off before the keys were known."""
-        self._holds: dict[bytes, Hold] = {}
-        self._held: dict[int, Hold] = {}
+        self._holds: dict[bytes, HeldKey] = {}
+        self._held: dict[int, HeldKey] = {}
         self._put_off: set[int] = set()
-        self._offers: dict[Taker, deque[Hold]] = {}
+        self._offers: dict[Taker, deque[HeldKey]] = {}
         """Keys that a consumer holds, of which it may get the next message."""
         self._able: dict[Taker, None] = {}
         """Consumers with offers that may have room for them."""
@@ -171,7 +171,7 @@ class Keyed(Order):
         else:
             self._offer(hold)
 
-    def _offer(self, hold: Hold) -> None:
+    def _offer(self, hold: HeldKey) -> None:
         taker = hold.taker
         if taker is None or taker.rests & Rest.ENDED or hold.put_off or hold.is_offered:
             return
@@ -333,7 +333,7 @@ class Keyed(Order):
         if key and self.is_ordered and taker.manual_ack:
             hold = self._holds.get(key)
             if hold is None:
-                hold = self._holds[key] = Hold(key, taker)
+                hold = self._holds[key] = HeldKey(key, taker)
             hold.count += 1
             self._held[number] = hold
         if key in self._ready:
@@ -391,7 +391,7 @@ class Keyed(Order):
             if number in self._held:
                 continue
             if (key := key_of(line)) and mark is not None and mark.due_us:
-                hold = self._holds.setdefault(key, Hold(key, None))
+                hold = self._holds.setdefault(key, HeldKey(key, None))
                 hold.count += 1
                 hold.put_off += 1
                 self._held[number] = hold

@@ -15,7 +15,7 @@ EVENTS_KEPT: Final = 4096
 """Of so many events a tail knows whether it shows them."""
 
 
-class Tail:
+class MessageTail:
     """`queue`: its messages alone; None for all that are published."""
 
     __slots__ = ("connection", "dropped", "ended", "events", "id", "known", "masks", "queue")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from mqks.broker.features.tails.tail import Tail
+from mqks.broker.features.tails.tail import MessageTail
 from mqks.broker.spine.base.budget import Budget
 from mqks.broker.spine.base.schedule import Schedule
 from mqks.broker.spine.base.turns import GOES_ON, Turns, Work, slices
@@ -34,13 +34,13 @@ class Tails:
         self._turns = turns
         self._schedule = schedule
         self._outboxes = outboxes
-        self._every: dict[Tail, Connection] = {}
+        self._every: dict[MessageTail, Connection] = {}
         """With their connections."""
-        self._by_connection: dict[Connection, dict[bytes, Tail]] = {}
-        self.of_events: tuple[Tail, ...] = ()
+        self._by_connection: dict[Connection, dict[bytes, MessageTail]] = {}
+        self.of_events: tuple[MessageTail, ...] = ()
         """Those of all that is published."""
-        self._of_queues: dict[bytes, tuple[Tail, ...]] = {}
-        self._backlog: deque[tuple[tuple[Tail, ...], list[bytes]]] = deque()
+        self._of_queues: dict[bytes, tuple[MessageTail, ...]] = {}
+        self._backlog: deque[tuple[tuple[MessageTail, ...], list[bytes]]] = deque()
         """Messages that are still to be shown, and to whom."""
         self._backlog_messages = self._backlog_bytes = 0
         self._is_working = False
@@ -57,7 +57,7 @@ class Tails:
 
     # -- they come and go
 
-    def of(self, connection: Connection) -> dict[bytes, Tail]:
+    def of(self, connection: Connection) -> dict[bytes, MessageTail]:
         """Those of a connection, by id."""
         return self._by_connection.get(connection, {})
 
@@ -73,13 +73,13 @@ class Tails:
         if len(self._every) >= self._settings.tails_max:
             raise LimitExceeded("tails_max", f"there are {len(self._every)} tails already")
 
-    def add(self, connection: Connection, tail: Tail, queue: Queue | None) -> None:
+    def add(self, connection: Connection, tail: MessageTail, queue: Queue | None) -> None:
         """`queue` is the one that it is of."""
         self._by_connection.setdefault(connection, {})[tail.id] = tail
         self._every[tail] = connection
         self._index(tail.queue, queue)
 
-    def end(self, tails: Iterable[Tail], *queues: Queue | None) -> None:
+    def end(self, tails: Iterable[MessageTail], *queues: Queue | None) -> None:
         """`queues` are those of the broker that they may be of."""
         for tail in [*tails]:
             tail.ended = True
@@ -103,7 +103,7 @@ class Tails:
 
     # -- they are shown messages
 
-    def show(self, tails: tuple[Tail, ...], lines: list[bytes]) -> None:
+    def show(self, tails: tuple[MessageTail, ...], lines: list[bytes]) -> None:
         """These messages have come: begin to show them, and go on in later turns."""
         size = sum(map(len, lines))
         if self._backlog and (
@@ -133,14 +133,14 @@ class Tails:
             self._backlog_bytes -= sum(map(len, lines))
         self._is_working = False
 
-    def _room(self, tail: Tail) -> int:
+    def _room(self, tail: MessageTail) -> int:
         """How many bytes more it may be told."""
         connection = tail.connection
         if connection.rests or self._outboxes.room <= 0:
             return 0
         return self._settings.tail_buffer_bytes_max - connection.outbox_bytes
 
-    def _write(self, tail: Tail, lines: Sequence[bytes]) -> None:
+    def _write(self, tail: MessageTail, lines: Sequence[bytes]) -> None:
         if tail.ended or not lines:
             return
         told, room, prefix = list[bytes](), self._room(tail), tail.id + b" ok "
@@ -155,13 +155,13 @@ class Tails:
         if len(told) < len(lines):
             self._drop(tail, len(lines) - len(told))
 
-    def _drop(self, tail: Tail, count: int) -> None:
+    def _drop(self, tail: MessageTail, count: int) -> None:
         tail.dropped += count
         if not self.is_telling:
             self.is_telling = True
             self._schedule.after(DROPPED_S, self._tell_all)
 
-    def _tell_dropped(self, tail: Tail) -> None:
+    def _tell_dropped(self, tail: MessageTail) -> None:
         if tail.dropped:
             tail.connection.write(replies.ok(tail.id, b"--dropped %d" % tail.dropped))
             tail.dropped = 0

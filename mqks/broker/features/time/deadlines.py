@@ -20,7 +20,7 @@ STALE_MIN: Final = 4096
 NEVER_US: Final = 1 << 62
 
 
-class Batch(NamedTuple):
+class DueBatch(NamedTuple):
     due_us: int
     order: int
     """Order of batches that are due at the same time."""
@@ -39,11 +39,11 @@ class Deadlines:
         self._turns = turns
         self._alarm = Alarm(schedule, self._check_due, dated=False, what="ack timeouts")
         self._holder = holder
-        self._batches: list[Batch] = []
+        self._batches: list[DueBatch] = []
         """A heap."""
-        self._unlooked: list[Batch] = []
+        self._unlooked: list[DueBatch] = []
         """Those that are not tidied yet."""
-        self._all: deque[Batch] = deque()
+        self._all: deque[DueBatch] = deque()
         self._all_us = NEVER_US
         """Batches whose deliveries are due at this time instead, in no order."""
         self._tidying = False
@@ -59,7 +59,7 @@ class Deadlines:
         never due."""
         due_us = NEVER_US if timeout_us is None else self._schedule.clock_us() + timeout_us
         self._order += 1
-        self._push(Batch(due_us, self._order, delivered))
+        self._push(DueBatch(due_us, self._order, delivered))
         if delivered[0][1] <= self._last:  # It may be in an earlier batch, too.
             self._again.update((number, self._order) for _, number in delivered)
         self._last = max(self._last, delivered[-1][1])
@@ -69,7 +69,7 @@ class Deadlines:
             self._turns.later(self._tidy())
         self._set_alarm()
 
-    def _push(self, batch: Batch) -> None:
+    def _push(self, batch: DueBatch) -> None:
         self._count += len(batch.delivered)
         heapq.heappush(self._batches, batch)
 
@@ -115,7 +115,7 @@ class Deadlines:
             self._holder.too_late([(message_id, number) for number, message_id in late.items()])
         return room < STEP_MESSAGES
 
-    def _held(self, batch: Batch) -> list[tuple[bytes, int]]:
+    def _held(self, batch: DueBatch) -> list[tuple[bytes, int]]:
         """Those deliveries of a batch that are unacked, and in no later one."""
         counts, order = self._again, batch.order
         held = list[tuple[bytes, int]]()

@@ -22,7 +22,7 @@ from mqks.broker.spine.base.ranges import (
 from mqks.broker.spine.base.turns import GOES_ON, Work, emptied
 from mqks.broker.spine.log.pending import NO_MARK, LaneChange, Mark, Pending, Run
 from mqks.broker.spine.queue.blocks import Blocks
-from mqks.broker.spine.queue.timers import Expiry
+from mqks.broker.spine.queue.timers import Expiring
 from mqks.errors import MqksError
 from mqks.limits import (
     SCARCE_BYTES,
@@ -37,7 +37,7 @@ Delivery = tuple[int, bytes]
 """Sequence number and message."""
 
 
-class Owner(Protocol):
+class LaneOwner(Protocol):
     """The owner of a lane: a queue."""
 
     name: bytes
@@ -59,7 +59,7 @@ class Owner(Protocol):
         """Messages with attributes will be ready."""
 
 
-class Watcher(Protocol):
+class LaneWatcher(Protocol):
     """The order of its messages, if that is not the one of their numbers."""
 
     def joined(self, first: int, lines: list[bytes]) -> None:
@@ -86,7 +86,7 @@ class Lane:
         *("unwritten", "unwritten_first", "unwritten_runs", "watcher"),
     )
 
-    def __init__(self, lane_id: int, owner: Owner, memory: Budget, pending: Pending) -> None:
+    def __init__(self, lane_id: int, owner: LaneOwner, memory: Budget, pending: Pending) -> None:
         self.id = lane_id
         self.owner = owner
         self.memory = memory
@@ -100,8 +100,8 @@ class Lane:
         """How many of them are below the cursor."""
         self.paging = False
         """A page was requested and has not arrived yet."""
-        self.watcher: Watcher | None = None
-        self.expiry: Expiry | None = None
+        self.watcher: LaneWatcher | None = None
+        self.expiry: Expiring | None = None
         """When messages expire, if any do."""
         self.has_attributes = False
         """Some of its messages may have attributes after their text, see `replies.ATTRIBUTES`."""

@@ -41,7 +41,7 @@ class Order:
     __slots__ = ("_lane",)
 
     watches: ClassVar[bool] = True
-    """It must know which messages join, return and leave, see `lane.Watcher`."""
+    """It must know which messages join, return and leave, see `lane.LaneWatcher`."""
     passes_new: ClassVar[bool] = True
     """A new message is the next one if no other is ready."""
 
@@ -51,13 +51,13 @@ class Order:
     # -- what happens to messages and consumers
 
     def joined(self, first: int, lines: Sequence[bytes]) -> None:
-        """See `lane.Watcher`."""
+        """See `lane.LaneWatcher`."""
 
     def returned(self, number: int, line: bytes) -> None:
-        """See `lane.Watcher`."""
+        """See `lane.LaneWatcher`."""
 
     def left(self, numbers: Sequence[int]) -> None:
-        """See `lane.Watcher`."""
+        """See `lane.LaneWatcher`."""
 
     def put_off(self, number: int) -> None:
         """A message that was delivered is scheduled, and keeps its place."""
@@ -115,7 +115,7 @@ class Order:
         return None
 
     def from_last(self) -> Iterator[Sequence[int]] | None:
-        """See `lane.Watcher`."""
+        """See `lane.LaneWatcher`."""
         return None
 
 

@@ -34,7 +34,7 @@ from mqks.protocol.replies import ATTRIBUTES
 from mqks.protocol.requests import shown
 
 
-class Terms(NamedTuple):
+class PublishTerms(NamedTuple):
     """The flags of a publish; times in microseconds since 1970, 0 for none."""
 
     due_us: int = 0
@@ -257,7 +257,11 @@ class Queue:
         return self.times is not None or self.capacity.is_watched
 
     def publish_on(
-        self, ids: Sequence[bytes], lines: list[bytes], terms: Terms, each: Sequence[Terms] = ()
+        self,
+        ids: Sequence[bytes],
+        lines: list[bytes],
+        terms: PublishTerms,
+        each: Sequence[PublishTerms] = (),
     ) -> None:
         """The same for messages that have attributes, are scheduled, or have a TTL; all or none of
         them if `each` has its own terms."""
@@ -272,7 +276,9 @@ class Queue:
         else:
             self.publish(ids, lines)
 
-    def _schedule(self, ids: Sequence[bytes], lines: list[bytes], each: Sequence[Terms]) -> None:
+    def _schedule(
+        self, ids: Sequence[bytes], lines: list[bytes], each: Sequence[PublishTerms]
+    ) -> None:
         marks = [terms.mark(message_id) for terms, message_id in zip(each, ids, strict=True)]
         first = self.lane.append_aside(lines, marks)
         self.lane.marks.update(

@@ -11,7 +11,7 @@ from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.log.pending import Mark
 
 
-class Expiry(Protocol):
+class Expiring(Protocol):
     """When ready messages expire. False: none can."""
 
     ttl_us: int | None
@@ -52,7 +52,7 @@ class Expiry(Protocol):
         """When it joined, by the wall clock; 0 if that is not known."""
 
 
-class Scheduled(Sized, Protocol):
+class Delayed(Sized, Protocol):
     """Messages that are not ready before a time."""
 
     bytes: int
@@ -74,10 +74,10 @@ class Timers(Protocol):
     """Messages of one queue that wait for a time. They are left a second after the last one."""
 
     @property
-    def expiry(self) -> Expiry: ...
+    def expiry(self) -> Expiring: ...
 
     @property
-    def delays(self) -> Scheduled: ...
+    def delays(self) -> Delayed: ...
 
     def add(
         self, first: int, lines: Sequence[bytes], marks: Sequence[Mark], due_us: Sequence[int]

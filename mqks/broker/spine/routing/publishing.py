@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from mqks.broker.spine.base.turns import WAITS, Work, slices
 from mqks.broker.spine.clients.connection import Connection
-from mqks.broker.spine.queue.queue import Queue, Terms
+from mqks.broker.spine.queue.queue import PublishTerms, Queue
 from mqks.broker.spine.queue.shared import Shared
 from mqks.broker.spine.routing.bindings import Bindings
 from mqks.broker.spine.routing.gathering import NO_GROUP, Gathering, Group, is_nowhere
@@ -35,7 +35,7 @@ _GATHERED: Final = b"--ttl=", b"--delay=", b"--at=", b"--mandatory "
 """Flags that many messages have with the same value, so that they share their terms."""
 _TRAITS: Final = b"--escaped", b"--priority=", b"--key=", b"--meta="
 """Flags of single messages, which gather with those of their event that have none."""
-_TRAITED: Final = Terms()
+_TRAITED: Final = PublishTerms()
 
 
 class Single(NamedTuple):
@@ -44,7 +44,7 @@ class Single(NamedTuple):
     id: bytes
     event: bytes
     body: bytes
-    terms: Terms | None
+    terms: PublishTerms | None
     once_s: float
     """Publish it only if its user has not published this id with `--once` before."""
 
@@ -164,7 +164,11 @@ class Publishing:
         self._publish(queues, ids, bodies, terms)
 
     def _publish(
-        self, queues: Queues, ids: list[bytes], bodies: list[bytes], terms: Terms | None = None
+        self,
+        queues: Queues,
+        ids: list[bytes],
+        bodies: list[bytes],
+        terms: PublishTerms | None = None,
     ) -> None:
         """Give all these messages to each queue; very many of them in later turns, but before
         later messages of the connection. `terms` apply to all of them."""
@@ -186,7 +190,7 @@ class Publishing:
         counters.queued += count * len(queues)
 
     def _route(
-        self, queues: Queues, ids: list[bytes], bodies: list[bytes], terms: Terms | None
+        self, queues: Queues, ids: list[bytes], bodies: list[bytes], terms: PublishTerms | None
     ) -> Work[None]:
         """In queues that may become full the messages have their places from now on."""
         tight = self._tight(queues)
@@ -201,7 +205,7 @@ class Publishing:
         tight: set[Queue],
         ids: list[bytes],
         bodies: list[bytes],
-        terms: Terms | None,
+        terms: PublishTerms | None,
     ) -> Work[None]:
         records_max = self._settings.batch_records_max + COPIES_MAX
         size = sum(map(len, bodies)) if tight else 0
@@ -225,7 +229,7 @@ class Publishing:
         body = replies.body(message_id, event, data) + attributes
         return Single(message_id, event, body, terms, once_s)
 
-    def _terms(self, wanted: Publish, now: Now | None = None) -> tuple[Terms | None, bytes]:
+    def _terms(self, wanted: Publish, now: Now | None = None) -> tuple[PublishTerms | None, bytes]:
         """The terms of a message, and the bytes after its text."""
         traits = wanted.traits
         meta, letter = wanted.meta, wanted.letter
@@ -240,7 +244,7 @@ class Publishing:
             meta, published = self._shared.features.letters.restored(meta, letter)
         expires_us = (due_us or now_us) + wanted.ttl_us if wanted.ttl_us else 0
         due_clock_us = clock_us + wanted.delay_us if wanted.delay_us else 0
-        terms = Terms(due_us, wanted.at_us > 0, expires_us, due_clock_us)
+        terms = PublishTerms(due_us, wanted.at_us > 0, expires_us, due_clock_us)
         return terms, replies.Parts(b"", meta, published, traits).joined()
 
     def publish(self, connection: Connection, message: Single, queues: Queues) -> None:
@@ -266,8 +270,8 @@ class Publishing:
         queues: Queues,
         ids: list[bytes],
         bodies: list[bytes],
-        terms: Terms | None,
-        each: Sequence[Terms] = (),
+        terms: PublishTerms | None,
+        each: Sequence[PublishTerms] = (),
     ) -> None:
         """Give all these messages to each of a few queues at once; `each` may have its own terms,
         as in `Queue.publish_on`."""
@@ -393,8 +397,8 @@ def _append(
     queue: Queue,
     ids: list[bytes],
     bodies: list[bytes],
-    terms: Terms | None,
-    each: Sequence[Terms] = (),
+    terms: PublishTerms | None,
+    each: Sequence[PublishTerms] = (),
 ) -> None:
     if terms is None:
         queue.publish(ids, bodies)
