@@ -109,7 +109,7 @@ class DiskFull(Unwritable):
 
 
 class LowDiskSpace(DiskFull):
-    """The same: the disk has less free space than `disk_free_bytes_min`."""
+    """The disk has less free space than `disk_free_bytes_min`."""
 
     state = "low disk space"
 

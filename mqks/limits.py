@@ -57,7 +57,7 @@ TRANSACTION_BYTES_MAX: Final = 4 * 1024 * 1024
 """Length of these requests, which are kept for each connection until `commit`."""
 
 TRANSACTIONS_BYTES_MAX: Final = 64 * 1024 * 1024
-"""The same of all connections together."""
+"""Length of the requests of all connections that wait for `commit`."""
 
 TRANSACTION_COPIES_MAX: Final = 4096
 """Messages among them, times the queues of each, and messages that are trimmed."""
@@ -125,8 +125,7 @@ keys: how far it looks behind messages whose keys are held. About 50 bytes each,
 key."""
 
 STEP_RULED: Final = 128
-"""The same of messages in a queue with rules, and of those delivered by key: each takes some 20 µs.
-"""
+"""Messages in one step, in a queue with rules or delivered by key: each takes some 20 µs."""
 
 STEP_ERRORS: Final = 64
 """Requests refused together before the time is looked at: a millisecond."""
@@ -147,7 +146,7 @@ BATCH_QUEUES_MAX: Final = 1024
 """Queues in one commit. A batch of more is written in several, its confirms go with the last."""
 
 BATCH_COPIES_MAX: Final = 128 * 1024
-"""The same of messages in the queues of one commit, of which one queue may have more."""
+"""Messages in the queues of one commit, of which one queue may have more."""
 
 PAGE_BYTES: Final = 2 * 1024 * 1024
 """One read of a queue's waiting messages from disk, about."""
@@ -203,7 +202,7 @@ READ_BYTES: Final = 4 * 1024 * 1024
 """One reply to read or peek, at most twice as much."""
 
 READ_BYTES_MIN: Final = 64 * 1024
-"""The same while many replies wait for clients that do not take them."""
+"""One reply to read or peek, while many replies wait for clients that do not take them."""
 
 READ_DISK_BYTES: Final = 64 * 1024 * 1024
 """What one reply to read or peek takes from the disk, about: messages that lie between many of
@@ -332,7 +331,7 @@ LOGIN_PAUSE_S_MAX: Final = 4.0
 """Longest pause, for one user name from one address."""
 
 LOGIN_PAUSE_ADDRESS_S_MAX: Final = 0.25
-"""The same for all user names from one address: many users may share it."""
+"""Longest pause, for all user names from one address: many users may share it."""
 
 LOGIN_PAUSES_MAX: Final = 4096
 """Addresses, and user names from them, whose wrong passwords are counted."""
@@ -348,16 +347,16 @@ PIECE_BYTES_MAX: Final = 256 * 1024
 """What is read from a connection at once, at most."""
 
 PIECE_BYTES_MIN: Final = 1024
-"""The same when there is no room for what is not handled."""
+"""What is read at once when there is no room for what is not handled."""
 
 PIECE_LATE_BYTES_MAX: Final = 16 * 1024
-"""The same when the turn of the event loop is over."""
+"""What is read at once when the turn of the event loop is over."""
 
 TLS_PIECE_BYTES_MAX: Final = 128 * 1024
 """What is read from a connection with TLS at once: in records of one byte that takes 12 ms."""
 
 TLS_PIECE_LATE_BYTES_MAX: Final = 2 * 1024
-"""The same when the turn of the event loop is over."""
+"""What is decrypted at once when the turn of the event loop is over."""
 
 TLS_HANDSHAKE_RECORDS_MAX: Final = 64
 """TLS records from a connection until its handshake is done."""

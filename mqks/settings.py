@@ -555,8 +555,8 @@ def collect(
     environ: Mapping[str, str],
     config: Path | None = None,
 ) -> tuple[Settings, dict[str, str], list[str]]:
-    """The same, with the places of those that are not defaults, and with all mistakes: an invalid
-    setting has its default."""
+    """Load all settings, with the places of those that are not defaults, and with all mistakes:
+    an invalid setting has its default."""
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     mistakes: list[str] = []

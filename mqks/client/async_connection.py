@@ -47,7 +47,7 @@ Lock = nullcontext[None]
 
 
 def guard(lock: Lock, settle: Settle) -> Settle:
-    """The same function, called with the lock held."""
+    """`settle`, called with the lock held."""
     return settle
 
 

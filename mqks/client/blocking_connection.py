@@ -45,7 +45,7 @@ Lock = threading.RLock
 
 
 def guard(lock: Lock, settle: Settle) -> Settle:
-    """The same function, called with the lock held."""
+    """`settle`, called with the lock held."""
 
     def guarded(message: Message, action: bytes) -> None:
         with lock:
@@ -196,7 +196,7 @@ class Connection(Generic[S]):
                     self._waiting.discard(event)
 
     def until(self, predicate: Callable[[], object], timeout_s: float) -> bool:
-        """The same with the lock held, which is released meanwhile."""
+        """Wait until it is true, with the lock held, which is released meanwhile."""
         deadline_s = time.monotonic() + timeout_s
         while not predicate():
             self.lock.release()

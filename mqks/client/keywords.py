@@ -83,7 +83,7 @@ def _has_options(function: object) -> bool:
 
 
 def checking(function: F) -> F:
-    """The same function, which checks its keywords."""
+    """A function that checks its keywords."""
 
     @wraps(function)
     def checked(*args: Any, **given: Any) -> Any:

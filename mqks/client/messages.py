@@ -269,7 +269,7 @@ def key_of(traits: bytes) -> str | None:
 
 
 def reading(kind: type[Message], loads: Callable[[bytes], Any] | None) -> type[Message]:
-    """The same messages, which read JSON with this function; None: with `json.loads`."""
+    """Messages of this kind which read JSON with this function; None: with `json.loads`."""
     if loads is None:
         return kind
     return type(kind.__name__, (kind,), {"__slots__": (), "_loads": staticmethod(loads)})

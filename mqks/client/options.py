@@ -34,7 +34,7 @@ class Options:
     in_flight_max: int = 10_000
     """Requests without a reply; above it, callers wait."""
     in_flight_bytes_max: int = 16 * MIB
-    """The same in bytes, including what is not sent yet."""
+    """Their bytes, including what is not sent yet."""
     outbox_bytes_max: int = MIB // 4
     """Bytes collected for the next write; above it, publishers wait."""
     buffer_bytes_max: int = MIB
@@ -58,7 +58,7 @@ class Options:
 
 
 def named(options: Options, client_name: str | None) -> Options:
-    """The same options with a name of the client, if there is one."""
+    """These options with a name of the client, if there is one."""
     return replace(options, client_name=client_name) if client_name else options
 
 

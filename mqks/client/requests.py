@@ -427,7 +427,7 @@ def consume(queue: str, events: Iterable[str] = (), **options: Unpack[Consuming]
 
 
 def with_prefetch(arguments: bytes, prefetch: int) -> bytes:
-    """The same consume with another prefetch."""
+    """A consume with another prefetch."""
     words = [word for word in arguments.split(b" ") if not word.startswith(b"--prefetch=")]
     return b" ".join([*words, *flags("consume", {"prefetch": prefetch or None})])
 

@@ -570,7 +570,7 @@ class ConsumerSession(Session):
             self._put(requests.line(b"a", action, self.consumer_id, message._id), is_prompt)
 
     def settle_told(self, message: Message, action: bytes, call: Call) -> None:
-        """The same; `call` gets what the server tells of it, or nothing."""
+        """Settle a message; `call` gets what the server tells of it, or nothing."""
         if message.consumer_id is self.consumer_id and self.state is SessionState.UP:
             verb, _, flags = action.partition(b" ")
             words = verb, b"--confirm --fate", *flags.split(), self.consumer_id, message._id

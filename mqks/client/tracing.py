@@ -96,7 +96,7 @@ class PublishSpan:
     def counted(
         self, messages: Iterable[tuple[str, requests.Data]]
     ) -> Iterable[tuple[str, requests.Data]]:
-        """The same messages, which are counted as they are taken. What is wrong with them is not
+        """These messages, which are counted as they are taken. What is wrong with them is not
         noticed here."""
         return messages if isinstance(messages, str | bytes | Mapping) else self._counted(messages)
 

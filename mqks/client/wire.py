@@ -114,7 +114,7 @@ class Wire:
             return self.answer(ID)
 
     def ask_lines(self, body: bytes) -> tuple[list[bytes], bytes]:
-        """The same for a reply of several lines: those before the last one, and that, `--end`."""
+        """Ask for a reply of several lines: those before the last one, and that, `--end`."""
         lines = []
         with self._telling():
             self.send(b"%b %b\r\n" % (ID, body))

@@ -100,7 +100,7 @@ def connected(url: str | None, options: "Options") -> Iterator["BlockingClient"]
 
 
 def explained(error: Exception, url: str | None) -> Exception:
-    """The same, with the server's reason if it has refused something and the reason is missing."""
+    """An error, with the server's reason if it has refused something and the reason is missing."""
     from mqks.client.errors import ClientError, RequestFailed  # here, as above
 
     if isinstance(error, RequestFailed) and error.reason is None:

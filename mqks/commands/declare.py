@@ -92,8 +92,8 @@ def _fields(many: Any) -> Iterator[Parameter]:
 
 
 def _read(parameter: Parameter) -> Parameter:
-    """The same with an Option or an Argument of Typer, if texts stand for it. Options in seconds
-    are durations."""
+    """A parameter with an Option or an Argument of Typer, if texts stand for it. Options in
+    seconds are durations."""
     if get_origin(parameter.annotation) is not Annotated:
         return parameter
     kind, *texts = get_args(parameter.annotation)

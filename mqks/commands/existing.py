@@ -30,7 +30,7 @@ def check_queue(client: "BlockingClient", name: str, otherwise: str = "") -> Non
 
 
 def check(client: "BlockingClient", what: str, key: str, wanted: str) -> None:
-    """The same for a consumer, or what else has a list in `stats`, and this `key` there."""
+    """Check that there is a consumer, or what else has a list in `stats`, and this `key` there."""
     found = listed(client, what, key)
     if found is not None and wanted not in found:
         raise InspectionFailed(f"there is no {what} {wanted}{did_you_mean(wanted, found)}")

@@ -185,7 +185,7 @@ for each thread. A client that is not connected yet may be made twice: one is ke
 
 
 def as_json(value: Any) -> Any:
-    """The same in JSON's types. Raises TypeError and ValueError for what JSON does not have, and
+    """A value in JSON's types. Raises TypeError and ValueError for what JSON does not have, and
     for what is too large."""
     value = normalize_json(value)
     if (size := len(json.dumps(value, allow_nan=False))) > VALUE_BYTES_MAX:

@@ -13,7 +13,7 @@ def time_text(time_us: int) -> str:
 
 
 def moment(time: int | str) -> str:
-    """The same for people: to the second. Also takes what `time_text` returns."""
+    """A time for people: to the second. Also takes what `time_text` returns."""
     return (time if isinstance(time, str) else time_text(time))[:19].replace("T", " ")
 
 

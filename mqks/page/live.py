@@ -27,7 +27,7 @@ INTERVAL_S: Final = 2.0
 SHARE: Final = 100
 """A sample that takes a second is followed by this many seconds without one."""
 SHARE_NEW: Final = 10
-"""The same for pages that were just opened."""
+"""So many seconds without one, for pages that were just opened."""
 INTERVAL_S_MAX: Final = 60.0
 FIRST_S: Final = 1.0
 """The first rates of a page are those of this time at least, after it was opened."""

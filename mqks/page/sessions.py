@@ -121,8 +121,8 @@ class Sessions:
     async def watched(
         self, session: PageSession, events: AsyncGenerator[bytes]
     ) -> AsyncGenerator[bytes]:
-        """The same events until its user may no longer look; meanwhile it counts as a session with
-        an open page."""
+        """Yield these events until its user may no longer look; meanwhile it counts as a session
+        with an open page."""
         session.watching += 1
         try:
             async with aclosing(events):

@@ -97,7 +97,7 @@ def setting(value: object) -> str:
 
 
 def short(value: object) -> str:
-    """The same in a cell."""
+    """What a cell shows of a value: its beginning, if it is long."""
     told = printable(str(value)[: CELL_CHARACTERS + 1])
     return told if len(told) <= CELL_CHARACTERS else told[:CELL_CHARACTERS] + "…"
 

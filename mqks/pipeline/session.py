@@ -37,7 +37,7 @@ SETTINGS = {
 LOGGING = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 """For `spark.driver.defaultJavaOptions`."""
 BRIEF = f"{LOGGING} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""The same where no message passes through Java: what it compiles further would never pay."""
+"""For jobs where no message passes through Java: what it compiles further would never pay."""
 
 
 NICE = "MQKS_WORKERS_NICE"

@@ -12,7 +12,7 @@ PIECE_OVERHEAD_BYTES: Final = 48
 
 
 def split(data: bytes) -> list[bytes]:
-    r"""The same as `data.split(b"\n")`, faster where lines are long."""
+    r"""Like `data.split(b"\n")`, faster where lines are long."""
     lines: list[bytes] = []
     start = 0
     while (end := data.find(b"\n", start)) - start >= LONG_LINE_BYTES:

@@ -266,7 +266,7 @@ class Scheduling(NamedTuple):
     cron: str = ""
     publish: Publish | None = None
     line: bytes = b""
-    """The same as it came: flags, event and data."""
+    """That publish as it came: flags, event and data."""
     zone: str = "UTC"
     every_us: int = 0
     missed: str = "skip"

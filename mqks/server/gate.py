@@ -24,7 +24,7 @@ class Peer(NamedTuple):
 
     @property
     def source(self) -> bytes:
-        """The same for logins. All of a Unix socket count as one, and all of the page."""
+        """Whose logins count together. All of a Unix socket are one, and all of the page."""
         return self.network or self.address.partition(":")[0].encode()
 
 

@@ -115,7 +115,7 @@ async def serve(
 
 
 async def serve_standby(sock: socket.socket, why: Callable[[], str], connections_max: int) -> None:
-    """The same for a broker that waits for the journal; `why` says what for."""
+    """Serve health and metrics of a broker that waits for the journal; `why` says what for."""
     await http.answer(sock, _standby_app(why), connections_max)
 
 

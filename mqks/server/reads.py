@@ -55,7 +55,7 @@ class ReadLine:
         self._taken_s: dict[int, float] = {}
         """Id of a connection → what it has taken, while others wait."""
         self._now_s = 0.0
-        """The same of the one whose turn was last: who comes later starts there."""
+        """What the one has taken whose turn was last: who comes later starts there."""
         self._wanted = anyio.Event()
 
     def add(self, connection: Connection) -> None:

@@ -55,7 +55,7 @@ class Standby:
         self._told = ""
         """What it waits for, as it was logged."""
         self.http_address = ""
-        """The same of its HTTP port."""
+        """Where its HTTP port is."""
 
     def why(self) -> str:
         """Why publishes are not confirmed."""

@@ -21,7 +21,7 @@ from mqks.server.unhandled import Unhandled
 LOOK_S = 1.0
 """Sent bytes count as unsent until the next check: this long, unless they are many."""
 LOOK_AGAIN_S = 0.1
-"""The same while many bytes are unsent."""
+"""Until the next check, while many bytes are unsent."""
 
 
 class Unsent:

@@ -166,7 +166,7 @@ def answered(call: SqsCall, told: Mapping[str, Any] | None, request_id: str) -> 
 
 
 def failed(failure: SqsError, is_json: bool, request_id: str) -> tuple[bytes, str]:
-    """The same for an error."""
+    """Body and content type of an error."""
     if is_json:
         return _json(
             {"__type": f"com.amazonaws.sqs#{failure.json_type}", "message": failure.message}

@@ -195,7 +195,7 @@ class Import:
         self._batch_bytes = 0
         self._counts = Counter(queues=0, messages=0, bindings=0)
         self._left_out = Counter[str]()
-        """The same for lines that were skipped."""
+        """How many lines of each kind were skipped."""
 
     def run(self, lines: Iterable[Line]) -> dict[str, int]:
         """Import everything; return the counts."""

@@ -1,4 +1,4 @@
-"""One name for one thing: a class name stands once in the package."""
+"""One name for one thing, and one text: a docstring says by itself what is meant."""
 
 import ast
 from collections import Counter
@@ -19,3 +19,8 @@ def test_each_class_name_stands_once() -> None:
         if isinstance(node, ast.ClassDef)
     )
     assert {name for name, count in names.items() if count > 1} == PUBLIC | PAIRS
+
+
+def test_no_docstring_needs_the_one_before_it() -> None:
+    wrong = [str(path) for path in MODULES if '"""The same' in path.read_text()]
+    assert wrong == []

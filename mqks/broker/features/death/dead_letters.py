@@ -29,7 +29,7 @@ class DeadMessage(NamedTuple):
 
 
 def with_published(message: bytes, time_us: int) -> bytes:
-    """The same message with the time of its first publishing, to keep it under a new number."""
+    """A message with the time of its first publishing, to keep it under a new number."""
     told = parts(message)
     return message if told.published else told._replace(published=b"%d" % time_us).joined()
 

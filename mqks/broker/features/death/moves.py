@@ -111,7 +111,7 @@ def ready_numbers(source: Place, end: int, chosen: Chosen | None) -> Iterator[Se
 def chosen_bodies(
     source: Place, numbers: Sequence[int], chosen: Chosen | None
 ) -> Work[tuple[dict[int, bytes], Sequence[int]]]:
-    """The same as `some_bodies`, of ready messages, without those that are not chosen."""
+    """Like `some_bodies`, of ready messages, without those that are not chosen."""
     lines, left = yield from some_bodies(source, numbers, source.lane.body)
     if chosen is not None:
         lines = yield from chosen.by_body(sorted(lines.items()))

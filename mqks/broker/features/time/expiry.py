@@ -73,7 +73,7 @@ class Expiry:
         self._in(bucket).update(numbers)
 
     def add_each(self, numbers: range, each_us: Sequence[int]) -> None:
-        """The same for messages that expire at different times."""
+        """Add new messages that expire at different times."""
         ahead_us = self._ahead_us()
         for number, expires_us in zip(numbers, each_us, strict=True):
             bucket = self._own[number] = _bucket(expires_us + ahead_us)

@@ -120,7 +120,7 @@ class Schedule:
         return self.at(round((self._clock() + delay_s) * 1_000_000), act, key, dated=False)
 
     def at(self, time_us: int, act: Act, key: int = 0, *, dated: bool = True) -> int:
-        """The same at a time of the wall clock, or of the monotonic clock."""
+        """Call `act` at a time of the wall clock, or of the monotonic clock."""
         if dated:
             return self._points.add(time_us, act, key) << 1 | 1
         return self._delays.add(time_us, act, key) << 1

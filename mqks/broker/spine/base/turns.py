@@ -71,7 +71,7 @@ class Turns:
             self._works.append(work)
 
     def later(self, work: Work[None]) -> None:
-        """The same, but start it in a later turn: such a work may add the next one."""
+        """Start a work in a later turn: such a work may add the next one."""
         self._works.append(work)
 
     def go_on(self) -> bool:

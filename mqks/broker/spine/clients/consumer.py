@@ -230,7 +230,7 @@ class Consumer(Taker):
         return deliveries
 
     def take_back(self, message_ids: Iterable[bytes]) -> list[Delivery]:
-        """The same for messages that return to the queue, which delivers nothing before that:
+        """Take messages that return to the queue, which delivers nothing before that:
         otherwise later messages would take their place at the consumer."""
         self.queue.returning += 1
         deliveries = self.settle(message_ids)

@@ -312,7 +312,7 @@ class Blocks:
             self._blocks[-1].insert(first, [None] * count)
 
     def append_numbers(self, numbers: Sequence[int]) -> None:
-        """The same for any numbers, in order."""
+        """Append messages on disk with any numbers, in order."""
         if numbers[-1] - numbers[0] == len(numbers) - 1:
             self.append_on_disk(numbers[0], len(numbers))
             return
@@ -554,8 +554,8 @@ class Blocks:
         return at + (start > 0)
 
     def _open_beside(self, at: int, number: int) -> tuple[int, int]:
-        """The same around one message, which others may follow: not each of them leaves a range of
-        its own. Return the place of the message, too."""
+        """Open a range around one message, which others may follow: not each of them leaves a range
+        of its own. Return the place of the message, too."""
         at = self._open(at, number - BLOCK // 2, number + BLOCK // 2 + 1)
         return at, self._blocks[at].place(number)
 

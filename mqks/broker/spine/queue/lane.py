@@ -427,7 +427,7 @@ class Lane:
         self.tell_mark(number, mark)
 
     def tell_mark(self, number: int, mark: Mark) -> None:
-        """The same for a mark that is only needed after a restart."""
+        """Write a mark that is only needed after a restart."""
         self.tell_marks({number: mark})
 
     def tell_marks(self, marks: Mapping[int, Mark]) -> None:

@@ -263,8 +263,8 @@ class Queue:
         terms: PublishTerms,
         each: Sequence[PublishTerms] = (),
     ) -> None:
-        """The same for messages that have attributes, are scheduled, or have a TTL; all or none of
-        them if `each` has its own terms."""
+        """Publish messages that have attributes, are scheduled, or have a TTL; all or none of them
+        if `each` has its own terms."""
         if self.deleted:
             return
         lane = self.lane

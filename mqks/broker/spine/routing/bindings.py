@@ -105,7 +105,8 @@ class Bindings:
         return None
 
     def find(self, event: bytes) -> Work[Queues]:
-        """The same in steps. Until the caller's next step the result is also in the cache."""
+        """The queues of an event, in steps. Until the caller's next step they are also in the
+        cache."""
         queues = self.route(event)
         if queues is None:
             place = yield from self._walks.take()

@@ -109,7 +109,7 @@ class Publishing:
     def flagged_group(
         self, permissions: Permissions | None, flag: bytes, rest: bytes
     ) -> tuple[Group, bytes]:
-        """The same for a message with a flag; return the message's data, too."""
+        """The group of a message with a flag; and the message's data."""
         if flag.startswith(_TRAITS) and (found := _traited(flag, rest)) is not None:
             event, data = found
             group = self.gathering.groups.get(event) or self.group(permissions, event)
@@ -256,7 +256,7 @@ class Publishing:
         self._publish(queues, [message.id], [message.body], message.terms)
 
     def publish_to(self, connection: Connection, message: Single, queues: Queues) -> None:
-        """The same in any turn, at once for each of a few queues: nothing is left to the end of a
+        """Publish in any turn, at once for each of a few queues: nothing is left to the end of a
         chunk, which may be another connection's."""
         kept = self._kept(connection, message, queues)
         if kept is None:
@@ -297,7 +297,7 @@ class Publishing:
             yield WAITS
 
     def publish_later(self, connection: Connection, message: Single, queues: Queues) -> Work[None]:
-        """The same as `publish` in turns."""
+        """Like `publish`, in turns."""
         kept = self._kept(connection, message, queues)
         if kept is None:
             return
