@@ -20,6 +20,7 @@ from mqks.broker.spine.queue.admission import Admission, Admissions, Held
 from mqks.broker.spine.queue.lane import Delivery, Lane
 from mqks.broker.spine.queue.order import Order
 from mqks.broker.spine.queue.timers import AckHolder, AckTimers, Timers
+from mqks.limits import STEP_MESSAGES
 from mqks.settings import Settings
 
 
@@ -146,7 +147,9 @@ class Deaths(Protocol):
     def kill_ready(self, queue: Place, numbers: Iterable[int], reason: Event) -> None:
         """Kill ready messages; those that are only on disk move when they have been read."""
 
-    def kill_oldest(self, queue: Place, end: int, reason: Event, count: int = ...) -> None:
+    def kill_oldest(
+        self, queue: Place, end: int, reason: Event, count: int = STEP_MESSAGES
+    ) -> None:
         """Kill at most `count` ready messages with numbers below `end`, the oldest first."""
 
 
