@@ -1,5 +1,6 @@
 """A queue that has no message of a kind any more does what one does that never had any."""
 
+import gc
 import sys
 from collections import Counter
 from types import FrameType
@@ -57,6 +58,8 @@ def calls_of(before: list[bytes]) -> tuple[Counter[str], list[bytes]]:
         if event == "call":
             calls[frame.f_code.co_qualname] += 1
 
+    gc.collect()  # What it ends of other tests is not called here.
+    gc.disable()
     sys.setprofile(note)
     try:
         for lines in (
@@ -67,6 +70,7 @@ def calls_of(before: list[bytes]) -> tuple[Counter[str], list[bytes]]:
             lab.send("a", *lines)
     finally:
         sys.setprofile(None)
+        gc.enable()
     [queue] = lab.broker.queues.values()
     assert queue.unacked == queue.ready == 0
     return calls, lab.replies
