@@ -224,7 +224,7 @@ def _rest(name: str, conf: Mapping[str, Any]) -> Any:
         def request(self, *args: Any, **told: Any) -> requests.Response:
             return super().request(*args, **{"timeout": (CONNECT_S, REQUEST_S)} | told)
 
-    vars(rest)["CatalogSession"], vars(rest.auth)["requests"] = CatalogSession, CatalogSession()
+    vars(rest)["Session"], vars(rest.auth)["requests"] = CatalogSession, CatalogSession()
     return rest.RestCatalog(name, **conf)
 
 

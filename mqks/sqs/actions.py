@@ -206,7 +206,7 @@ class Actions:
         rate = number(self.given, "MaxNumberOfMessagesPerSecond", 1, 500)
         others = replace(self, given={"QueueUrl": queues.url("", source.name), "MaxResults": 1})
         if not (await others.list_dead_letter_source_queues()):
-            raise wrong("Source queue must be configured as a Dead Letter SqsQueue.")
+            raise wrong("Source queue must be configured as a Dead Letter Queue.")
         told = {
             "SourceArn": arn,
             "DestinationArn": to,
