@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -32,13 +33,15 @@ def test_good(): pass
 A, B = (f"def test_{name}(): fails_once('{name}')\n" for name in "ab")
 
 
-def run(directory: Path, file: str = "test_x.py", text: str = A) -> tuple[int, str, list[str]]:
+def run(
+    directory: Path, file: str = "test_x.py", text: str = A, plugins: Sequence[str] = ()
+) -> tuple[int, str, list[str]]:
     """Status, output, and the names of the tests that passed only by themselves."""
     (directory / "conftest.py").write_text(CONFTEST)
     (directory / file).write_text(ONCE + text)
     named = directory / "named"
     done = subprocess.run(
-        [sys.executable, PROGRAM, named, PYTEST, "-q", file],
+        [sys.executable, PROGRAM, named, PYTEST, "-q", *plugins, file],
         cwd=directory,
         env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
@@ -58,6 +61,14 @@ def test_a_test_that_passes_only_by_itself_is_named(tmp_path: Path) -> None:
 def test_a_second_one_fails_the_run_also_a_later_run(tmp_path: Path) -> None:
     assert [run(tmp_path, text=each)[0] for each in (A, B)] == [0, 1]
     assert run(tmp_path)[2] == ["test_x.py::test_a", "test_x.py::test_b"]
+
+
+def test_a_file_that_is_not_read_fails_the_run(tmp_path: Path) -> None:
+    """Processes that find different tests run none, and end as if tests had failed."""
+    text = "import os\nassert os.environ.get('PYTEST_XDIST_WORKER') != 'gw1'\n"
+    status, output, named = run(tmp_path, text=text + A, plugins=["-p", "xdist", "-n2"])
+    assert (status, named) == (1, [])
+    assert "once more" not in output
 
 
 def test_none_that_looks_for_losses_may(tmp_path: Path) -> None:
