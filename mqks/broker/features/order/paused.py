@@ -9,20 +9,19 @@ from typing import ClassVar
 
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.log.pending import Run
-from mqks.broker.spine.queue.lane import free
 from mqks.broker.spine.queue.order import Fifo, Order, Ring, Share
 from mqks.broker.spine.queue.shared import Place
 from mqks.broker.spine.queue.taker import Taker
 
 
 class Paused(Order):
-    __slots__ = ("_queue", "order")
+    __slots__ = ("_turns", "order")
 
     passes_new: ClassVar[bool] = False
 
     def __init__(self, queue: Place, order: Order) -> None:
         super().__init__(queue.lane)
-        self._queue = queue
+        self._turns = queue.shared.turns
         self.order = order
 
     def next(self, ring: Ring) -> Iterable[Share] | None:
@@ -38,8 +37,7 @@ class Paused(Order):
         """Messages will have another order when the pause ends."""
         old, self.order = self.order, order
         if order is not old:
-            self._queue.shared.turns.later(free(order.replace(old)))
-            order.started()
+            order.follow(old, self._turns)
 
     def ended(self) -> Order:
         """The pause is over: the order that messages have now. This one forgets it."""

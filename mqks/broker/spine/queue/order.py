@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import ClassVar, Final, TypeAlias
 
-from mqks.broker.spine.base.turns import Work
+from mqks.broker.spine.base.turns import Turns, Work
 from mqks.broker.spine.log.pending import Run
-from mqks.broker.spine.queue.lane import Lane
+from mqks.broker.spine.queue.lane import Lane, free
 from mqks.broker.spine.queue.taker import Taker
 from mqks.limits import READ_AHEAD_BYTES, SCARCE_BYTES, SEQ_MAX, TAKERS_MAX
 
@@ -71,8 +71,14 @@ class Order:
     def started(self) -> None:
         """It is the order of its queue from now on, or the server has started."""
 
+    def follow(self, old: "Order", turns: Turns) -> None:
+        """Be the order in place of the old one. What that knew is forgotten, in later turns."""
+        if old.watches:
+            turns.later(free(self.replace(old)))
+        self.started()
+
     def replace(self, old: "Order") -> Iterator[object]:
-        """It is the order of its queue in place of the old one: what that knew is forgotten."""
+        """What the old one forgets, see `turns.emptied`."""
         return old.delete()
 
     def delete(self) -> Iterator[object]:

@@ -164,9 +164,7 @@ class Queue:
             self.order = order
             self.lane.watcher = order if order.watches else None
             self.has_forgotten = old.watches and not order.watches
-            if old.watches:
-                self.shared.turns.later(free(order.replace(old)))
-            order.started()
+            order.follow(old, self.shared.turns)
 
     def see_attributes(self, lines: list[bytes]) -> None:
         """Messages with attributes will be ready."""
