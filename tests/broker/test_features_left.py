@@ -1,12 +1,10 @@
 """A queue that has no message of a kind any more does what one does that never had any."""
 
-import gc
-import sys
 from collections import Counter
-from types import FrameType
 
 import pytest
 
+from tests.kit.called import counted_calls
 from tests.kit.compiled import patches_modules
 from tests.kit.lab import Lab
 
@@ -52,25 +50,13 @@ def calls_of(before: list[bytes]) -> tuple[Counter[str], list[bytes]]:
     lab.do("a", b"y publish e z", b"r reject c y", b"a ack c y")
     lab.wait(LINGERS_S)
     lab.replies.clear()
-    calls = Counter[str]()
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call":
-            calls[frame.f_code.co_qualname] += 1
-
-    gc.collect()  # What it ends of other tests is not called here.
-    gc.disable()
-    sys.setprofile(note)
-    try:
+    with counted_calls() as calls:
         for lines in (
             [b"m%d publish e x" % number for number in range(10)],
             [b"r reject c m%d" % number for number in range(10)],
             [b"a ack c m%d" % number for number in range(10)],
         ):
             lab.send("a", *lines)
-    finally:
-        sys.setprofile(None)
-        gc.enable()
     [queue] = lab.broker.queues.values()
     assert queue.unacked == queue.ready == 0
     return calls, lab.replies

@@ -3,10 +3,8 @@ steps."""
 
 import random
 import re
-import sys
 from collections import Counter
 from itertools import permutations
-from types import FrameType
 
 import pytest
 
@@ -14,6 +12,7 @@ from mqks.broker.features.order import ranked
 from mqks.broker.spine.queue.order import Fifo
 from mqks.protocol.replies import priority_of
 from tests.kit.bare import BareWorld, ask, bare
+from tests.kit.called import counted_calls
 from tests.kit.lab import Lab
 
 
@@ -171,21 +170,11 @@ def test_numbers_of_what_has_left_go() -> None:
 
 def calls(world: BareWorld, number: int) -> Counter[str]:
     """What was called to publish, deliver, and ack some messages, alone and from a backlog."""
-    called = Counter[str]()
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        if event == "call" and "/mqks/" in code.co_filename:
-            called[code.co_qualname] += 1
-
-    sys.setprofile(note)
-    try:
+    with counted_calls() as called:
         world.send("k", b"m%d publish e x\n" % number)
         world.send("c", b"a ack c m%d\nd delete_consumer c\n" % number)
         world.send("k", b"".join(b"n%d publish e x\n" % each for each in range(100)))
         world.send("c", b"c consume q --manual-ack\na ack c --all\n")
-    finally:
-        sys.setprofile(None)
     return called
 
 

@@ -3,7 +3,8 @@
 from typing import Final
 
 from mqks.broker.features.admission.capacity import Capacity
-from mqks.broker.features.death import dead_letters, deaths, fates
+from mqks.broker.features.death import deaths, fates
+from mqks.broker.features.death.dead_letters import restored
 from mqks.broker.features.order import orders
 from mqks.broker.features.time.deadlines import Deadlines
 from mqks.broker.features.time.times import Times
@@ -13,7 +14,7 @@ FEATURES: Final = Features(
     orders=orders,
     returns=fates,
     deaths=deaths,
-    letters=dead_letters,
+    restored_letter=restored,
     capacity=Capacity,
     timers=Times,
     ack_timers=Deadlines,

@@ -153,13 +153,6 @@ class Deaths(Protocol):
         """Kill at most `count` ready messages with numbers below `end`, the oldest first."""
 
 
-class Letters(Protocol):
-    """Messages that are published as dead letters."""
-
-    def restored(self, own: bytes, letter: bytes) -> tuple[bytes, bytes]:
-        """Attributes and time of the first publishing of one with these attributes of its own."""
-
-
 class Features(NamedTuple):
     """What hangs on the spine, which knows none of it by name. A new feature has a row in one of
     these, or one more of them."""
@@ -167,7 +160,9 @@ class Features(NamedTuple):
     orders: Orders
     returns: Returns
     deaths: Deaths
-    letters: Letters
+    restored_letter: Callable[[bytes, bytes], tuple[bytes, bytes]]
+    """Attributes, and time of the first publishing, of what is published as a dead letter: its own
+    attributes are the first argument."""
     capacity: Callable[[Held, int], Admission]
     timers: Callable[[Place], Timers]
     ack_timers: Callable[[Schedule, Turns, AckHolder], AckTimers]

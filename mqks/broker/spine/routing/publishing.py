@@ -241,7 +241,7 @@ class Publishing:
             due_us = 0
         published = b"%d" % now_us if due_us else b""
         if letter:
-            meta, published = self._shared.features.letters.restored(meta, letter)
+            meta, published = self._shared.features.restored_letter(meta, letter)
         expires_us = (due_us or now_us) + wanted.ttl_us if wanted.ttl_us else 0
         due_clock_us = clock_us + wanted.delay_us if wanted.delay_us else 0
         terms = PublishTerms(due_us, wanted.at_us > 0, expires_us, due_clock_us)
