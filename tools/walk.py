@@ -27,6 +27,8 @@ from unittest.mock import patch
 import mqks
 from mqks.compiled import is_compiled
 from mqks.server import writer
+from mqks.server.client import ServerClient
+from mqks.server.server import Server
 from mqks.testing import WAIT_S, Broker
 
 WARM: Final = 3
@@ -34,9 +36,9 @@ WALKS: Final = 7
 PAUSE_S: Final = 0.1
 """A backoff, and a time to live."""
 ROOT: Final = str(Path(mqks.__file__).parent)
-READ: Final = "Client.get_buffer"
-TIMER: Final = "Server._expire"
-WRITTEN: Final = "Client.send"
+READ: Final = ServerClient.get_buffer.__qualname__
+TIMER: Final = Server._expire.__qualname__
+WRITTEN: Final = ServerClient.send.__qualname__
 NO_CALLS: Final = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 """From Python 3.12 on, some of them are no functions."""
 HEADINGS: Final = "walk", "calls / functions / files", "changes of file", "lines run ÷ of the files"

@@ -24,7 +24,7 @@ from anyio import from_thread, to_thread
 
 from mqks.client import requests
 from mqks.client.async_client import AsyncClient, AsyncConsumer, connect
-from mqks.client.async_connection import Event
+from mqks.client.async_connection import OneTimeEvent
 from mqks.client.errors import ClientError, InvalidRequest, RequestFailed
 from mqks.client.keywords import strict
 from mqks.client.messages import Message, Settle, settled
@@ -306,7 +306,7 @@ class App:
         self, service: _Service, consumer: AsyncConsumer, message: Message, error: Exception
     ) -> str:
         """Reject it, and say if that was its last try."""
-        settle, answered = message._settle, Event()
+        settle, answered = message._settle, OneTimeEvent()
         if settle is None or settle is settled:
             return ""
         call, actions = Call(answered.set), list[bytes]()

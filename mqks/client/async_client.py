@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any, Self, Unpack
 
 from mqks.client import async_connection, requests, urls
-from mqks.client.async_connection import Connection, Connections, Event
-from mqks.client.common import Client, Consumer, Messages, Tail
+from mqks.client.async_connection import Connections, OneTimeEvent, SessionConnection
+from mqks.client.common import Client, ClientConsumer, Messages, Tail
 from mqks.client.errors import (
     ClientError,
     ConnectionLost,
@@ -52,8 +52,8 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
     """
 
     _skin = async_connection
-    _connection: Connection[Session]
-    _replies: Connection[ReplySession] | None
+    _connection: SessionConnection[Session]
+    _replies: SessionConnection[ReplySession] | None
 
     async def __aenter__(self) -> Self:
         if self._is_open:
@@ -89,7 +89,7 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
         if self._is_open:
             await self.__aexit__(None, None, None)
 
-    async def _start(self, connection: Connection[Any]) -> None:
+    async def _start(self, connection: SessionConnection[Any]) -> None:
         """Start a connection and wait until it is up. It is closed with the client."""
         session, limit_s = connection.session, self._options.connect_timeout_s
         self._connections.start(connection)
@@ -107,14 +107,14 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
 
     async def _send_rest(self) -> bool:
         """Wait until the server has read all messages published without a confirm."""
-        answered = Event()
+        answered = OneTimeEvent()
         with self._connection.lock:
             self._session.send_rest(Call(answered.set))
         return await answered.wait(self._options.close_timeout_s, shield=True)
 
-    async def _leave(self, connection: Connection[Any]) -> None:
+    async def _leave(self, connection: SessionConnection[Any]) -> None:
         """Delete the consumer of a connection, and close the connection."""
-        left = Event()
+        left = OneTimeEvent()
         with connection.lock:
             connection.session.leave(Call(left.set))
             connection.notify()  # Reading may have been held back.
@@ -141,7 +141,7 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
                         )
 
     async def _answer(self, send: Callable[[Call], bytes], timeout_s: float | None) -> bytes:
-        answered, deadline_s = Event(), self._deadline(timeout_s)
+        answered, deadline_s = OneTimeEvent(), self._deadline(timeout_s)
         call, connection, request_id = Call(answered.set), self._connection, None
         try:
             with connection.lock:
@@ -266,7 +266,11 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
 
         `timeout_s` starts anew with each batch. After a refused message no more batches are read.
         """
-        connection, answered, flags = self._connection, Event(), requests.publish_flags(terms)
+        connection, answered, flags = (
+            self._connection,
+            OneTimeEvent(),
+            requests.publish_flags(terms),
+        )
         prefix = None if id_prefix is None else requests.name(id_prefix)
         call, deadline_s = Call(answered.set), self._deadline(timeout_s)
         with nullcontext() if self._tracing is None else self._tracing.publish_many(terms) as span:
@@ -307,7 +311,7 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
         """
         deadline_s = self._deadline(timeout_s)
         connection = await self._reply_connection(deadline_s)
-        session, answered = connection.session, Event()
+        session, answered = connection.session, OneTimeEvent()
         call = Asked(answered.set)
         with connection.lock:
             correlation_id = session.expect(call)
@@ -345,7 +349,7 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
         with nullcontext() if self._tracing is None else self._tracing.replying(message):
             await self.publish(event, data, confirm=True, timeout_s=timeout_s, meta=meta)
 
-    async def _reply_connection(self, deadline_s: float) -> Connection[ReplySession]:
+    async def _reply_connection(self, deadline_s: float) -> SessionConnection[ReplySession]:
         """The connection for replies. It is created at the first call, and again if the server
         ended it."""
         with self._connection.lock:
@@ -391,7 +395,7 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
         *,
         reset: bool = False,
         timeout_s: float | None = None,
-        **policy: Unpack[requests.Policy],
+        **policy: Unpack[requests.PolicyKeywords],
     ) -> None:
         """Create the queue if it does not exist, and change its policy. None clears a field;
         `reset` clears all fields that are not given."""
@@ -486,7 +490,7 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
         data: requests.Data = None,
         *,
         timeout_s: float | None = None,
-        **options: Unpack[requests.Scheduled],
+        **options: Unpack[requests.ScheduleKeywords],
     ) -> None:
         """Add a schedule, or change the one of this name: it publishes a message at each tick of
         the `cron` expression in the time zone `tz`, or, if that is None, each `every_s` seconds.
@@ -526,7 +530,7 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
         limit: int = 100,
         scheduled: bool = False,
         timeout_s: float | None = None,
-        **selection: Unpack[requests.Selection],
+        **selection: Unpack[requests.SelectionKeywords],
     ) -> list[PeekedMessage]:
         """The first ready and unacked messages of the queue with sequence numbers above `after`;
         with `scheduled`, the scheduled ones instead. The selection is that of `move`. Nothing is
@@ -744,7 +748,7 @@ class AsyncTransaction(Step):
 
 
 @strict()
-class AsyncConsumer(Consumer, AsyncMessages):
+class AsyncConsumer(ClientConsumer, AsyncMessages):
     """A consumer. `consume` creates it."""
 
     async def rebind(

@@ -51,7 +51,7 @@ def guard(lock: Lock, settle: Settle) -> Settle:
     return settle
 
 
-class Event:
+class OneTimeEvent:
     """Something that happens once. One task waits for it."""
 
     __slots__ = ("_is_set", "_wake")
@@ -103,7 +103,7 @@ class Connections(Opened):
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
 
-    def start(self, connection: "Connection[Any]") -> None:
+    def start(self, connection: "SessionConnection[Any]") -> None:
         self.started(connection)
         self._tasks.start_soon(connection.run)
 
@@ -114,7 +114,7 @@ class Connections(Opened):
         await self._tasks.__aexit__(None, None, None)
 
 
-class Connection(Generic[S]):
+class SessionConnection(Generic[S]):
     """A session's connection, made again whenever it is lost."""
 
     def __init__(self, address: urls.Address, options: Options, session: S, lock: Lock) -> None:
@@ -125,7 +125,7 @@ class Connection(Generic[S]):
         self._wire: _Wire | None = None
         self._is_flushing = False
         """Whether the end of this turn writes."""
-        self._waiting: set[Event] = set()
+        self._waiting: set[OneTimeEvent] = set()
         self._room_turn = anyio.Lock()
         self._scope = anyio.CancelScope()
         session.on_output = self._output
@@ -162,7 +162,7 @@ class Connection(Generic[S]):
         while not predicate():
             if now_s >= deadline_s:
                 return False
-            event = Event()
+            event = OneTimeEvent()
             self._waiting.add(event)
             try:
                 await event.wait(deadline_s - now_s)
@@ -267,7 +267,7 @@ class _Wire(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, connection: Connection[Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, connection: SessionConnection[Any], loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.ended = anyio.Event()
         self.end = ""
@@ -322,7 +322,9 @@ class _Wire(asyncio.Protocol):
         self._connection._flush()
 
 
-async def _connected(address: urls.Address, options: Options, connection: Connection[Any]) -> _Wire:
+async def _connected(
+    address: urls.Address, options: Options, connection: SessionConnection[Any]
+) -> _Wire:
     loop = asyncio.get_running_loop()
     wire = _Wire(connection, loop)
     if address.opener is not None:

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, Self, Unpack
 
 from mqks.client import blocking_connection, requests, urls
-from mqks.client.blocking_connection import Connection, Connections, Event
-from mqks.client.common import Client, Consumer, Messages, Tail
+from mqks.client.blocking_connection import Connections, OneTimeEvent, SessionConnection
+from mqks.client.common import Client, ClientConsumer, Messages, Tail
 from mqks.client.errors import (
     ClientError,
     ConnectionLost,
@@ -50,8 +50,8 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
     """
 
     _skin = blocking_connection
-    _connection: Connection[Session]
-    _replies: Connection[ReplySession] | None
+    _connection: SessionConnection[Session]
+    _replies: SessionConnection[ReplySession] | None
 
     def __enter__(self) -> Self:
         if self._is_open:
@@ -87,7 +87,7 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         if self._is_open:
             self.__exit__(None, None, None)
 
-    def _start(self, connection: Connection[Any]) -> None:
+    def _start(self, connection: SessionConnection[Any]) -> None:
         """Start a connection and wait until it is up. It is closed with the client."""
         session, limit_s = connection.session, self._options.connect_timeout_s
         self._connections.start(connection)
@@ -105,14 +105,14 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
 
     def _send_rest(self) -> bool:
         """Wait until the server has read all messages published without a confirm."""
-        answered = Event()
+        answered = OneTimeEvent()
         with self._connection.lock:
             self._session.send_rest(Call(answered.set))
         return answered.wait(self._options.close_timeout_s, shield=True)
 
-    def _leave(self, connection: Connection[Any]) -> None:
+    def _leave(self, connection: SessionConnection[Any]) -> None:
         """Delete the consumer of a connection, and close the connection."""
-        left = Event()
+        left = OneTimeEvent()
         with connection.lock:
             connection.session.leave(Call(left.set))
             connection.notify()  # Reading may have been held back.
@@ -139,7 +139,7 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
                         )
 
     def _answer(self, send: Callable[[Call], bytes], timeout_s: float | None) -> bytes:
-        answered, deadline_s = Event(), self._deadline(timeout_s)
+        answered, deadline_s = OneTimeEvent(), self._deadline(timeout_s)
         call, connection, request_id = Call(answered.set), self._connection, None
         try:
             with connection.lock:
@@ -264,7 +264,11 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
 
         `timeout_s` starts anew with each batch. After a refused message no more batches are read.
         """
-        connection, answered, flags = self._connection, Event(), requests.publish_flags(terms)
+        connection, answered, flags = (
+            self._connection,
+            OneTimeEvent(),
+            requests.publish_flags(terms),
+        )
         prefix = None if id_prefix is None else requests.name(id_prefix)
         call, deadline_s = Call(answered.set), self._deadline(timeout_s)
         with nullcontext() if self._tracing is None else self._tracing.publish_many(terms) as span:
@@ -305,7 +309,7 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         """
         deadline_s = self._deadline(timeout_s)
         connection = self._reply_connection(deadline_s)
-        session, answered = connection.session, Event()
+        session, answered = connection.session, OneTimeEvent()
         call = Asked(answered.set)
         with connection.lock:
             correlation_id = session.expect(call)
@@ -343,7 +347,7 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         with nullcontext() if self._tracing is None else self._tracing.replying(message):
             self.publish(event, data, confirm=True, timeout_s=timeout_s, meta=meta)
 
-    def _reply_connection(self, deadline_s: float) -> Connection[ReplySession]:
+    def _reply_connection(self, deadline_s: float) -> SessionConnection[ReplySession]:
         """The connection for replies. It is created at the first call, and again if the server
         ended it."""
         with self._connection.lock:
@@ -389,7 +393,7 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         *,
         reset: bool = False,
         timeout_s: float | None = None,
-        **policy: Unpack[requests.Policy],
+        **policy: Unpack[requests.PolicyKeywords],
     ) -> None:
         """Create the queue if it does not exist, and change its policy. None clears a field;
         `reset` clears all fields that are not given."""
@@ -484,7 +488,7 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         data: requests.Data = None,
         *,
         timeout_s: float | None = None,
-        **options: Unpack[requests.Scheduled],
+        **options: Unpack[requests.ScheduleKeywords],
     ) -> None:
         """Add a schedule, or change the one of this name: it publishes a message at each tick of
         the `cron` expression in the time zone `tz`, or, if that is None, each `every_s` seconds.
@@ -524,7 +528,7 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         limit: int = 100,
         scheduled: bool = False,
         timeout_s: float | None = None,
-        **selection: Unpack[requests.Selection],
+        **selection: Unpack[requests.SelectionKeywords],
     ) -> list[PeekedMessage]:
         """The first ready and unacked messages of the queue with sequence numbers above `after`;
         with `scheduled`, the scheduled ones instead. The selection is that of `move`. Nothing is
@@ -740,7 +744,7 @@ class BlockingTransaction(Step):
 
 
 @strict()
-class BlockingConsumer(Consumer, BlockingMessages):
+class BlockingConsumer(ClientConsumer, BlockingMessages):
     """A consumer. `consume` creates it."""
 
     def rebind(

@@ -54,7 +54,7 @@ def guard(lock: Lock, settle: Settle) -> Settle:
     return guarded
 
 
-class Event:
+class OneTimeEvent:
     """Something that happens once. One thread waits for it."""
 
     __slots__ = ("_lock",)
@@ -95,7 +95,7 @@ class Connections(Opened):
     def open(self) -> None:
         """Nothing: each connection has its own thread."""
 
-    def start(self, connection: "Connection[Any]") -> None:
+    def start(self, connection: "SessionConnection[Any]") -> None:
         self.started(connection)
         connection.start()
 
@@ -105,7 +105,7 @@ class Connections(Opened):
             connection.close("the client is closed")
 
     def send_rest(self) -> None:
-        self._sent = Event()
+        self._sent = OneTimeEvent()
         with self.main.lock:
             self.main.session.send_rest(Call(self._rest_is_sent))
 
@@ -128,7 +128,7 @@ class Connections(Opened):
             connection.join(max(deadline_s - time.monotonic(), JOIN_S_MIN))
 
 
-class Connection(Generic[S]):
+class SessionConnection(Generic[S]):
     """A session's connection, made again whenever it is lost."""
 
     def __init__(self, address: urls.Address, options: Options, session: S, lock: Lock) -> None:
@@ -152,7 +152,7 @@ class Connection(Generic[S]):
         """Why the connection must end."""
         self._is_cut = False
         """Whether a write has failed."""
-        self._waiting: set[Event] = set()
+        self._waiting: set[OneTimeEvent] = set()
         """What wakes those that wait for a change of the session."""
         self._thread = threading.Thread(target=self._run, name=f"mqks {address}", daemon=True)
         self.start = self._thread.start
@@ -180,7 +180,7 @@ class Connection(Generic[S]):
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         # Not by a condition: its `wait` does not survive an exception of a signal handler.
         while True:
-            event = Event()
+            event = OneTimeEvent()
             try:
                 with self.lock:
                     # Before the look: a signal handler may change what it looks at.

@@ -89,7 +89,7 @@ class Client(Generic[ConsumerT, TailT, TransactionT]):
             session.reason = f"no answer to the TLS handshake; perhaps {failures.PLAIN}"
         if address.others:
             session.greeting_s = self._options.connect_timeout_s / len(address.each)
-        return self._skin.Connection(address, self._options, session, lock)
+        return self._skin.SessionConnection(address, self._options, session, lock)
 
     def _deadline(self, timeout_s: float | None) -> float:
         if timeout_s is None:
@@ -204,7 +204,7 @@ class Messages:
         return session.ready or session.updates or session.failure or self._is_stopping
 
 
-class Consumer(Messages):
+class ClientConsumer(Messages):
     on_update: Callable[[QueueUpdate], object] | None = None
     """Called from the iteration when the bindings or the delete rule of the queue change."""
 

@@ -475,7 +475,7 @@ def rebind(queue: str, changes: Changes) -> bytes:
     return b" ".join(words + (plain or []) + flags)
 
 
-class Policy(TypedDict, total=False):
+class PolicyKeywords(TypedDict, total=False):
     """The policy of a queue. None: the default of the server."""
 
     retries: int | None
@@ -499,12 +499,14 @@ class Policy(TypedDict, total=False):
 _POLICY_WORDS = {"dead_letters": "dead_letter_queue"}
 
 
-def policy(fields: Mapping[str, Any]) -> Policy:
+def policy(fields: Mapping[str, Any]) -> PolicyKeywords:
     """The keywords of `set_queue` for fields of a policy, as `stats` names them."""
-    return cast(Policy, {_POLICY_WORDS.get(each, each): value for each, value in fields.items()})
+    return cast(
+        PolicyKeywords, {_POLICY_WORDS.get(each, each): value for each, value in fields.items()}
+    )
 
 
-def set_queue(queue: str, policy: Policy, reset: bool = False) -> bytes:
+def set_queue(queue: str, policy: PolicyKeywords, reset: bool = False) -> bytes:
     words = [b"set_queue --confirm", name(queue), *([b"--reset"] if reset else [])]
     known = {_POLICY_WORDS.get(field, field): flag for flag, field in POLICY_FIELDS.items()}
     for field, value in policy.items():
@@ -563,7 +565,7 @@ class Timing(TypedDict, total=False):
     """Whether it is added paused."""
 
 
-class Scheduled(Timing, Repeatable, total=False):
+class ScheduleKeywords(Timing, Repeatable, total=False):
     mandatory: bool
     """Whether a tick is tried again until a queue is bound to the event."""
 
@@ -576,7 +578,7 @@ def timed(of: str, cron: str | None, timing: Mapping[str, Any]) -> bytes:
     return b" ".join([b"schedule --confirm", *words, *flags("schedule", timing), b"publish"])
 
 
-def schedule(of: str, cron: str | None, event: str, data: Data, options: Scheduled) -> bytes:
+def schedule(of: str, cron: str | None, event: str, data: Data, options: ScheduleKeywords) -> bytes:
     """Raises InvalidRequest."""
     if (cron is None) == (options.get("every_s") is None):
         raise InvalidRequest("a schedule needs either cron or every_s")
@@ -587,7 +589,7 @@ def schedule(of: str, cron: str | None, event: str, data: Data, options: Schedul
     return b" ".join(words)
 
 
-class Selection(TypedDict, total=False):
+class SelectionKeywords(TypedDict, total=False):
     """Selects the messages that meet all given conditions, see `move`."""
 
     event: str | None
@@ -598,12 +600,12 @@ class Selection(TypedDict, total=False):
     missing. In `why`, a `#` may stand for each number."""
 
 
-class Choice(Selection, total=False):
+class Choice(SelectionKeywords, total=False):
     limit: int | None
     """At most this number, the first ones."""
 
 
-class Selecting(Selection, total=False):
+class Selecting(SelectionKeywords, total=False):
     timeout_s: float | None
 
 
@@ -645,7 +647,9 @@ def tail(events: Iterable[str], queue: str | None) -> bytes:
     return b" ".join(words)
 
 
-def peek(queue: str, after: int, limit: int, scheduled: bool, selection: Selection) -> bytes:
+def peek(
+    queue: str, after: int, limit: int, scheduled: bool, selection: SelectionKeywords
+) -> bytes:
     rows = min(count("limit", limit, SEQ_MAX), PEEK_ROWS_MAX)
     values = {"after": after, "limit": rows, "scheduled": scheduled, **selection}
     return b" ".join([b"peek", name(queue), *flags("peek", values)])

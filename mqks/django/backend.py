@@ -18,7 +18,7 @@ from django.utils.module_loading import import_string
 from mqks.client import blocking
 from mqks.client.blocking import BlockingClient
 from mqks.client.errors import RequestFailed
-from mqks.client.requests import Policy, set_queue
+from mqks.client.requests import PolicyKeywords, set_queue
 from mqks.client.urls import parse
 from mqks.django.seam import (
     BaseTaskBackend,
@@ -167,7 +167,7 @@ class MqksBackend(BaseTaskBackend):
             limits = self.limits(queue_name)
             policy = {"dead_letter_queue": limits["dead_letters"], "backoff": limits["backoff"]}
             try:
-                set_queue(self.queue(queue_name), cast(Policy, policy))
+                set_queue(self.queue(queue_name), cast(PolicyKeywords, policy))
             except (MqksError, TypeError, ValueError) as error:
                 yield checks.Error(f"{at}: {error}", id="mqks.E003")
             for key in ("retries", "losses"):

@@ -106,7 +106,7 @@ class Live:
 
     def _peeked(self, queue: str, wanted: WantedRows, scheduled: bool) -> Iterator[Row]:
         """Read one complete page at a time, so that other requests can be sent in between."""
-        chosen = cast(requests.Selection, wanted.selection)
+        chosen = cast(requests.SelectionKeywords, wanted.selection)
         rows = min(wanted.limit or requests.PAGE_ROWS, requests.PAGE_ROWS)
         goes_on: int | None = wanted.after
         while goes_on is not None:

@@ -29,7 +29,7 @@ class WantedRows(NamedTuple):
     scheduled: bool | None = None
     """Only scheduled ones, only others, or both."""
     selection: Mapping[str, Any] = MappingProxyType({})
-    """Those that a `Selection` of the client selects."""
+    """Those that a selection of the client selects, see `SelectionKeywords`."""
 
 
 EVERY: Final = WantedRows()

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 from mqks.client import requests
 from mqks.client.async_client import AsyncClient
 from mqks.client.errors import InvalidRequest, RequestFailed
-from mqks.client.requests import Policy
+from mqks.client.requests import PolicyKeywords
 from mqks.inspection.text import printable
 from mqks.page.tables import queue_link, schedule_link, setting
 from mqks.protocol.requests import POLICY
@@ -112,7 +112,7 @@ def _choice(form: Form) -> dict[str, Any]:
     return {"where": where} if (where := _pairs(form, "where")) else {}
 
 
-def _policy(form: Form) -> Policy:
+def _policy(form: Form) -> PolicyKeywords:
     given = {each.name: _trimmed(form.get(each.name, "")) or None for each in POLICY}
     return requests.policy(given)
 

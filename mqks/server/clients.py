@@ -21,7 +21,7 @@ from mqks.broker.spine.clients.outbox import Slow
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import CHUNK_S
 from mqks.server import log
-from mqks.server.client import LINGER_S, Client, Hold
+from mqks.server.client import LINGER_S, Hold, ServerClient
 from mqks.server.clock import Patient
 from mqks.server.fair_turn import FairTurn
 from mqks.server.gate import Gate, Peer
@@ -57,11 +57,11 @@ class Clients:
         self._schedule_flush = schedule_flush
         self._loop = asyncio.get_running_loop()
         self._intake = Intake(broker)
-        self.by_id: dict[int, Client] = {}
+        self.by_id: dict[int, ServerClient] = {}
         """By the number of the connection."""
         self.unhandled = Unhandled(broker, self._drop)
         self._unsent = Unsent(broker, self.by_id, self.unhandled, self._drop, schedule_flush)
-        self._chunks: list[tuple[Client, bytes]] = []
+        self._chunks: list[tuple[ServerClient, bytes]] = []
         """What has come in since the last flush, and is not handled yet."""
         self._turn = FairTurn(broker.turns, lambda client: client.connection.party)
         self.turn_bytes = 0
@@ -75,7 +75,7 @@ class Clients:
         self.stopping = False
         """Nobody is read, and nothing is delivered."""
 
-    def add(self, client: Client) -> None:
+    def add(self, client: ServerClient) -> None:
         peer = client.peer
         client.connection = connection = self._broker.connect(
             peer.address, local=peer.local, source=peer.source
@@ -95,7 +95,7 @@ class Clients:
         self._schedule_flush()
         return reply
 
-    def remove(self, client: Client) -> None:
+    def remove(self, client: ServerClient) -> None:
         self.handle_chunks()
         connection = client.connection
         self.by_id.pop(connection.id, None)
@@ -114,7 +114,7 @@ class Clients:
         self._turn.leave(client)
         self._finish(client)
 
-    def _finish(self, client: Client) -> None:
+    def _finish(self, client: ServerClient) -> None:
         """A client has disconnected: its earlier requests are still carried out, in turns, and
         nothing more is delivered to it. Until then it counts at the gate."""
         connection = client.connection
@@ -138,7 +138,7 @@ class Clients:
             self._schedule_flush()
         self.unhandled.late(self._turn.is_late)
 
-    def receive(self, client: Client, data: bytes, read_bytes: int, *, is_cut: bool) -> None:
+    def receive(self, client: ServerClient, data: bytes, read_bytes: int, *, is_cut: bool) -> None:
         """Handle a chunk with all others of this turn; a large one, or very many, now. It was read
         as `read_bytes`; if that `is_cut`, for lack of room or time, more may have come."""
         self._chunks.append((client, data))
@@ -156,7 +156,7 @@ class Clients:
         self._turn.end()
         self.unhandled.late(False)
 
-    def wait_for_turn(self, client: Client) -> None:
+    def wait_for_turn(self, client: ServerClient) -> None:
         """Go on with its lines in a later turn."""
         client.rest(Hold.TURN)
         self._turn.go_on_with(client)
@@ -170,7 +170,7 @@ class Clients:
         chunks, self._chunks = self._chunks, []
         intake, pending = self._intake, self._broker.pending
         records, published_bytes = pending.records, 0
-        publishers: list[tuple[Client, int, bool]] = []
+        publishers: list[tuple[ServerClient, int, bool]] = []
         for client, data, waits in self._turn.take(chunks):
             connection = client.connection
             if not data and connection.closed:
@@ -212,7 +212,7 @@ class Clients:
             if confirms:
                 self._await(client, size)
 
-    def _go_on_later(self, client: Client, *, waits: bool) -> None:
+    def _go_on_later(self, client: ServerClient, *, waits: bool) -> None:
         """It is not read until its works are done, it had its turn, or others had theirs."""
         client.rest(Hold.TURN)
         connection = client.connection
@@ -225,7 +225,7 @@ class Clients:
         else:
             self._loop.call_soon(client.resume, Hold.TURN)
 
-    def _await(self, client: Client, size: int) -> None:
+    def _await(self, client: ServerClient, size: int) -> None:
         """What is confirmed, queues and bindings wait for the same commit. They have a bound of
         their own: an ack never waits because of publishers."""
         self._awaited.take(size)
@@ -233,7 +233,7 @@ class Clients:
             self._wait_for_journal(client, self._awaited)
 
     @staticmethod
-    def _wait_for_journal(client: Client, budget: Budget) -> None:
+    def _wait_for_journal(client: ServerClient, budget: Budget) -> None:
         """Pause reading until the next commit."""
         client.rest(Hold.JOURNAL)
         budget.wait(client, partial(client.resume, Hold.JOURNAL))
@@ -245,17 +245,17 @@ class Clients:
 
     # -- strangers
 
-    def _await_auth(self, client: Client) -> None:
+    def _await_auth(self, client: ServerClient) -> None:
         seconds = self._settings.auth_timeout_s
         client.auth_timer = Patient(seconds, partial(self._auth_timeout, client))
 
-    def refuse_tls(self, client: Client) -> None:
+    def refuse_tls(self, client: ServerClient) -> None:
         """Close at once: a client waits for its handshake as long as for anything."""
         reason = "this port does not speak TLS: connect with mqks://, or to tls_port"
         self._broker.refusals.expel(client.connection, reason)
         self._expelled(client)
 
-    def _auth_timeout(self, client: Client) -> None:
+    def _auth_timeout(self, client: ServerClient) -> None:
         if client.connection.waits:
             # Its password is being verified, or waits for that.
             self._await_auth(client)
@@ -265,14 +265,14 @@ class Clients:
         self._broker.refusals.expel(client.connection, reason)
         self._expelled(client)
 
-    def trust(self, client: Client, user: Known | None) -> None:
+    def trust(self, client: ServerClient, user: Known | None) -> None:
         """It may do everything, or what this user may."""
         self._forget_stranger(client)
         client.connection.permissions = None
         if user is not None:
             self._broker.access.authenticate(client.connection, user)
 
-    def _check_auth(self, client: Client) -> None:
+    def _check_auth(self, client: ServerClient) -> None:
         """An unauthenticated client has sent something, or a login must be verified first."""
         connection = client.connection
         if connection.expelled:
@@ -284,7 +284,7 @@ class Clients:
         elif connection.permissions is not STRANGER:
             self._forget_stranger(client)
 
-    def _forget_stranger(self, client: Client) -> None:
+    def _forget_stranger(self, client: ServerClient) -> None:
         client.stranger = False
         self._gate.remove_stranger(client)
         if client.auth_timer is not None:
@@ -316,28 +316,28 @@ class Clients:
                 self._broker.access.grant(client.connection, user.permissions)
         self._schedule_flush()
 
-    def _expelled(self, client: Client) -> None:
+    def _expelled(self, client: ServerClient) -> None:
         client.lingers = True
         self._end(client)
 
-    def _crowded_out(self, client: Client) -> None:
+    def _crowded_out(self, client: ServerClient) -> None:
         """Close an unauthenticated client to admit a newer one."""
         reason = "closed to admit a newer connection, because it had not authenticated"
         self._drop(client, LimitExceeded("unauthenticated_max", reason))
 
-    def _drop(self, client: Client, failure: BadRequest) -> None:
+    def _drop(self, client: ServerClient, failure: BadRequest) -> None:
         """Disconnect a client at once; its unread replies are lost."""
         if not client.ended:
             client.ended = True
             client.send(self.refusal(client.peer, failure))
         client.transport.abort()
 
-    def end_of_stream(self, client: Client) -> None:
+    def end_of_stream(self, client: ServerClient) -> None:
         """The client sends no more: its consumers end, its replies are still sent."""
         self._tell_tail(client.connection)
         self._end(client)
 
-    def _end(self, client: Client) -> None:
+    def _end(self, client: ServerClient) -> None:
         client.ended = True
         if client.auth_timer is not None:
             client.auth_timer.cancel()
@@ -346,7 +346,7 @@ class Clients:
         self._schedule_flush()
         self._loop.call_soon(self._close_if_done, client)
 
-    def _close_if_done(self, client: Client) -> None:
+    def _close_if_done(self, client: ServerClient) -> None:
         connection = client.connection
         if (
             connection.unconfirmed
@@ -375,7 +375,7 @@ class Clients:
         """Clients that have not read their replies are not read either."""
         return self._unsent.full
 
-    def caught_up(self, client: Client, why: int = 0) -> None:
+    def caught_up(self, client: ServerClient, why: int = 0) -> None:
         """A slow client has read its replies."""
         client.connection.outbox_bytes = 0
         client.connection.resume(Slow.OUTBOX | why)

@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 from mqks.broker.broker import CALM_S
 from mqks.errors import BadRequest
 from mqks.server import log
-from mqks.server.client import Client, ClientOwner
+from mqks.server.client import ClientOwner, ServerClient
 from mqks.server.clock import Patient
 from mqks.server.error_log import ErrorLog
 from mqks.server.gate import Gate, Peer, peer
@@ -124,9 +124,11 @@ class Door:
             except OSError:
                 return  # It has disconnected already.
 
-    async def let_in(self, sock: socket.socket, who: Peer, *, with_tls: bool = False) -> Client:
+    async def let_in(
+        self, sock: socket.socket, who: Peer, *, with_tls: bool = False
+    ) -> ServerClient:
         """A client that the gate has let in."""
-        make: Callable[[ClientOwner, int, Peer], Client] = Client
+        make: Callable[[ClientOwner, int, Peer], ServerClient] = ServerClient
         if with_tls and self.context:
             make = partial(TlsClient, self, self.context)
         client = make(self._owner, self._settings.output_buffer_bytes_max, who)

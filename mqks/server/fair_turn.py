@@ -10,22 +10,22 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import inf
 
 from mqks.broker.spine.base.turns import Rounds, Turns
-from mqks.server.client import Client
+from mqks.server.client import ServerClient
 
 
 class FairTurn:
     """`party_of`: whose a client is."""
 
-    def __init__(self, turns: Turns, party_of: Callable[[Client], Hashable]) -> None:
+    def __init__(self, turns: Turns, party_of: Callable[[ServerClient], Hashable]) -> None:
         self._turns = turns
         self._party_of = party_of
         self._begins = True
         """Nothing has been handled in it."""
         self._read_end_s = inf
         """The end of its time for reading."""
-        self._put_off = Rounds[Client]()
+        self._put_off = Rounds[ServerClient]()
         """Clients who have had no turn."""
-        self._overrun = Rounds[Client]()
+        self._overrun = Rounds[ServerClient]()
         """Clients who have had one and need more."""
         self._starved = False
         """None of them had one in the last turn."""
@@ -50,20 +50,22 @@ class FairTurn:
     def end(self) -> None:
         self._begins, self._read_end_s = True, inf
 
-    def put_off(self, client: Client) -> None:
+    def put_off(self, client: ServerClient) -> None:
         """Nothing was done of what has come from it."""
         self._put_off.add(client, self._party_of(client))
 
-    def go_on_with(self, client: Client) -> None:
+    def go_on_with(self, client: ServerClient) -> None:
         """It needs one more turn."""
         if client not in self._put_off:
             self._overrun.add(client, self._party_of(client))
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: ServerClient) -> None:
         for waiting in (self._put_off, self._overrun):
             waiting.discard(client)
 
-    def take(self, chunks: Sequence[tuple[Client, bytes]]) -> Iterator[tuple[Client, bytes, bool]]:
+    def take(
+        self, chunks: Sequence[tuple[ServerClient, bytes]]
+    ) -> Iterator[tuple[ServerClient, bytes, bool]]:
         """What is to be handled now: the chunks, and what earlier turns have left, without data;
         with each whether it has to wait because the turn is over."""
         turns, count = self._turns, len(self._overrun)

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Final, Protocol, cast
 
 from mqks.limits import TLS_EMPTY_RECORDS_MAX, TLS_EMPTY_RECORDS_S, TLS_HANDSHAKE_RECORDS_MAX
-from mqks.server.client import Client, ClientOwner
+from mqks.server.client import ClientOwner, ServerClient
 from mqks.server.gate import Peer
 
 HEADER: Final = Struct(">BBxH")
@@ -34,7 +34,7 @@ class Doorkeeper(Protocol):
     def leave(self, client: "TlsClient") -> None: ...
 
 
-class TlsClient(Client):
+class TlsClient(ServerClient):
     """Its owner learns of it when the handshake is done."""
 
     def __init__(

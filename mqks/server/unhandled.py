@@ -23,7 +23,7 @@ from mqks.limits import (
     TLS_PIECE_LATE_BYTES_MAX,
 )
 from mqks.server import log
-from mqks.server.client import Client, Hold
+from mqks.server.client import Hold, ServerClient
 from mqks.server.clock import Patient
 
 ROOM_PIECES: Final = 256
@@ -35,7 +35,7 @@ GOES_ON_BYTES: Final = 64 * 1024
 class Unhandled:
     """`drop` disconnects a client with a reason."""
 
-    def __init__(self, broker: Broker, drop: Callable[[Client, LimitExceeded], None]) -> None:
+    def __init__(self, broker: Broker, drop: Callable[[ServerClient, LimitExceeded], None]) -> None:
         self._broker = broker
         self._flow = broker.flow
         self._drop = drop
@@ -44,10 +44,10 @@ class Unhandled:
         self.whole = self._piece = memoryview(bytearray(PIECE_BYTES_MAX))
         self.tls_piece_bytes = TLS_PIECE_BYTES_MAX
         self._is_late = False
-        self._reading: dict[Client, Patient] = {}
+        self._reading: dict[ServerClient, Patient] = {}
         """Clients whose long lines are read though there is hardly room, and when that is checked.
         """
-        self._waiting: dict[Client, None] = {}
+        self._waiting: dict[ServerClient, None] = {}
         """Clients whose long lines wait for that, in the order they came."""
         self._full = False
         """It is logged."""
@@ -75,11 +75,11 @@ class Unhandled:
             self.tls_piece_bytes = TLS_PIECE_LATE_BYTES_MAX
         self._piece = self.whole[:size]
 
-    def buffer(self, client: Client) -> memoryview:
+    def buffer(self, client: ServerClient) -> memoryview:
         """A long line that is read at all is read whatever room there is."""
         return self.whole if client in self._reading else self._piece
 
-    def count(self, client: Client) -> None:
+    def count(self, client: ServerClient) -> None:
         """Count what is left of a client's lines."""
         connection, flow = client.connection, self._flow
         left = connection.left_bytes
@@ -102,14 +102,14 @@ class Unhandled:
         self._admit()
         self._tell()
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: ServerClient) -> None:
         """It has disconnected, and its lines are handled."""
         self._flow.unhandled_bytes -= client.unhandled_bytes
         client.unhandled_bytes = 0
         self._admit()
         self._tell()
 
-    def _forget(self, client: Client) -> None:
+    def _forget(self, client: ServerClient) -> None:
         if client in self._waiting:
             del self._waiting[client]
             self._loop.call_soon(client.resume, Hold.ROOM)
@@ -124,11 +124,11 @@ class Unhandled:
                 self._check_later(client)
             self._loop.call_soon(client.resume, Hold.ROOM)
 
-    def _check_later(self, client: Client) -> None:
+    def _check_later(self, client: ServerClient) -> None:
         size = client.connection.splitter.tail_bytes
         self._reading[client] = Patient(STUCK_S, partial(self._check, client, size))
 
-    def _check(self, client: Client, began_bytes: int) -> None:
+    def _check(self, client: ServerClient, began_bytes: int) -> None:
         """Whether it has gone on, if it could."""
         if client.ended:
             self._forget(client)

@@ -14,7 +14,7 @@ from mqks.broker.broker import Broker
 from mqks.errors import Limit, LimitExceeded
 from mqks.limits import STUCK_S
 from mqks.server import log
-from mqks.server.client import Client
+from mqks.server.client import ServerClient
 from mqks.server.clock import Patient
 from mqks.server.unhandled import Unhandled
 
@@ -30,9 +30,9 @@ class Unsent:
     def __init__(
         self,
         broker: Broker,
-        clients: Mapping[int, Client],
+        clients: Mapping[int, ServerClient],
         unhandled: Unhandled,
-        drop: Callable[[Client, LimitExceeded], None],
+        drop: Callable[[ServerClient, LimitExceeded], None],
         flush: Callable[[], None],
     ) -> None:
         self._broker = broker
@@ -94,8 +94,8 @@ class Unsent:
         self._flush()
 
     def _stuck(
-        self, size_of: Callable[[Client], int], wanted_bytes: int, now_s: float
-    ) -> Iterator[Client]:
+        self, size_of: Callable[[ServerClient], int], wanted_bytes: int, now_s: float
+    ) -> Iterator[ServerClient]:
         """Clients that have read nothing for long, the largest first, until they have so much."""
         for client in sorted(self._clients.values(), key=size_of, reverse=True):
             if wanted_bytes <= 0 or not size_of(client):
@@ -104,7 +104,7 @@ class Unsent:
                 wanted_bytes -= size_of(client)
                 yield client
 
-    def _drop_all(self, clients: Iterable[Client], limit: Limit) -> int:
+    def _drop_all(self, clients: Iterable[ServerClient], limit: Limit) -> int:
         """Disconnect them; return their unsent bytes."""
         freed_bytes = 0
         for client in clients:

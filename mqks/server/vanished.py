@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import anyio
 
-from mqks.server.client import Client
+from mqks.server.client import ServerClient
 
 SILENT_S = 60
 """Probes start after this time of silence; without an answer the client is gone after the same time
@@ -38,7 +38,7 @@ def ask_silent(listener: Any) -> None:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENT_S // AGAIN_S)
 
 
-async def end_unanswering(clients: Mapping[int, Client]) -> None:
+async def end_unanswering(clients: Mapping[int, ServerClient]) -> None:
     """Disconnect clients that have data in flight and do not acknowledge them."""
     while True:
         await anyio.sleep(LOOK_S)

@@ -666,7 +666,7 @@ def test_requests_are_written_as_the_protocol_says() -> None:
         b"delete_queue --confirm q --when-unused=0.5"
     )
     assert requests.delete_queue("q", when_unused=True) == b"delete_queue --confirm q --when-unused"
-    everything: requests.Policy = {
+    everything: requests.PolicyKeywords = {
         "retries": 0,
         "losses": 2,
         "backoff": (0.5, 60),

@@ -6,17 +6,17 @@ from typing import cast
 import pytest
 
 from mqks.broker.spine.base.turns import Turns
-from mqks.server.client import Client
+from mqks.server.client import ServerClient
 from mqks.server.fair_turn import FairTurn
 
-A, B, C, D, E = (cast(Client, name) for name in "abcde")
+A, B, C, D, E = (cast(ServerClient, name) for name in "abcde")
 TURN_S = 0.02
 
 
 class Played:
     """Everybody who is handled takes a whole turn, and needs one more."""
 
-    def __init__(self, parties: Mapping[Client, str] | None = None) -> None:
+    def __init__(self, parties: Mapping[ServerClient, str] | None = None) -> None:
         """Clients without a party are one each."""
         known = parties or {}
         self.now_s = 0.0
@@ -24,7 +24,7 @@ class Played:
         turns.chunk_s = TURN_S
         self.turn = FairTurn(turns, lambda client: known.get(client, client))
 
-    def handled(self, *came: Client) -> list[Client]:
+    def handled(self, *came: ServerClient) -> list[ServerClient]:
         """Who is handled in a turn in which something has come from these."""
         handled = []
         for client, _, waits in self.turn.take([(each, b"x") for each in came]):
