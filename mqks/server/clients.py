@@ -66,6 +66,8 @@ class Clients:
         self._turn = FairTurn(broker.turns, lambda client: client.connection.party)
         self.turn_bytes = 0
         """What has come in since the last flush."""
+        self.has_read = False
+        """Something has come in since this was set."""
         self._published = Budget(self._settings.batch_bytes_max, broker.turns)
         self._awaited = Budget(self._settings.batch_bytes_max, broker.turns)
         """For what has come in since the last commit and waits for the next one: publishes, and
@@ -143,6 +145,7 @@ class Clients:
         as `read_bytes`; if that `is_cut`, for lack of room or time, more may have come."""
         self._chunks.append((client, data))
         self.turn_bytes += read_bytes
+        self.has_read = True
         self._schedule_flush()
         if read_bytes >= LARGE_CHUNK_BYTES or self.turn_bytes >= TURN_BYTES:
             self._flush()
@@ -150,6 +153,11 @@ class Clients:
             # An event loop may read several pieces in a turn.
             client.rest(Hold.TURN)
             self._loop.call_soon(client.resume, Hold.TURN)
+
+    @property
+    def has_unhandled(self) -> bool:
+        """Somebody waits for a turn."""
+        return bool(self._turn)
 
     def end_turn(self) -> None:
         """A turn of the event loop ends; `handle_chunks` begins the next one."""

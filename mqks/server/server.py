@@ -40,9 +40,10 @@ from mqks.users import Users
 from mqks.users_file import read as read_users
 
 LATE_S = 0.05
-LATE_TURNS = 10
-LATE_TURN_S = 0.005
-"""A timer that is so late waits for so many turns, in each of which all sockets are read. They need
+LATE_TURNS = 5
+LATE_TURN_S = 0.002
+LATE_MAX_S = 2.0
+"""A timer that is so late waits until nothing was read in so many turns, so long at most. They need
 time: what does not fit into a socket's buffer comes when that was read, by the system's leave."""
 WAIT_S = 0.002
 """Interval at which work that waits for the journal is retried."""
@@ -188,19 +189,27 @@ class Server:
             self._loop.call_later(WAIT_S, self._go_on)
         self._flush()
 
-    def _expire(self, turns: int | None = None) -> None:
+    def _expire(self) -> None:
         """Do what is due. If the timer is late, what was sent in time may not have been read yet:
-        it is read first, in some more turns of the loop."""
-        if turns is None and self._loop.time() > self._late_from_s:
-            turns = LATE_TURNS
-        if turns:
-            self._timer_at_s = -inf
-            self._timer = self._loop.call_later(LATE_TURN_S, self._expire, turns - 1)
+        it is read first."""
+        now_s = self._loop.time()
+        if now_s > self._late_from_s:
+            self._late_from_s, self._timer_at_s = inf, -inf
+            self._catch_up(LATE_TURNS, now_s + LATE_MAX_S)
             return
         self._clients.handle_chunks()
         self._timer, self._timer_at_s = None, inf
         self._broker.expire()
         self._flush()
+
+    def _catch_up(self, turns: int, until_s: float) -> None:
+        """Let some turns pass in which nothing is read."""
+        clients = self._clients
+        if (clients.has_read or clients.has_unhandled) and self._loop.time() < until_s:
+            turns = LATE_TURNS
+        clients.has_read = False
+        again = partial(self._catch_up, turns - 1, until_s) if turns else self._expire
+        self._timer = self._loop.call_later(LATE_TURN_S, again)
 
     async def _forsake(self, why: str) -> None:
         """Close all clients and let nobody in, until `why` is empty."""

@@ -2,6 +2,7 @@
 the server stands still for a while."""
 
 import json
+import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -205,10 +206,33 @@ def test_an_ack_that_came_while_the_server_stood_still_was_in_time(db: Path) -> 
         client.send(b"m publish e x\nn publish e x\n")
         assert [client.line().split()[2] for _ in range(2)] == [b"m", b"n"]
         with server.paused():
-            client.send(b"x publish f %b\n" % (b"x" * 1000) * 30 + b"a ack c m\n")
+            client.send(b"x publish f %b\n" % (b"x" * 1000) * 1000 + b"a ack c m\n")
             time.sleep(2.5)
         # The other one has not been acked in time.
         assert client.line() == b"c ok n event=e,retry=1 x"
         assert client.ask(b"a ack --confirm c n") == b"a ok "
         assert client.stats()["redelivered"] == 1
+        assert server.terminate() == 0, server.log
+
+
+def test_a_late_timer_does_not_wait_for_those_who_never_stop(db: Path) -> None:
+    with served(db) as (server, client), LineClient(server.address) as other:
+        assert client.ask(b"c consume --confirm q e") == b"c ok "
+        has_come = threading.Event()
+
+        def talk() -> None:
+            while not has_come.is_set():
+                other.send(b"x publish f y\n" * 100)
+                time.sleep(0.0001)
+
+        client.ask(b"m publish --confirm --delay=1 e x")
+        talker = threading.Thread(target=talk)
+        with server.paused():
+            talker.start()
+            time.sleep(2)
+        try:
+            assert client.line().split()[2] == b"m"
+        finally:
+            has_come.set()
+            talker.join()
         assert server.terminate() == 0, server.log
