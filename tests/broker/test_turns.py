@@ -401,7 +401,7 @@ def test_a_publish_once_that_is_routed_in_several_turns_does_not_wait_for_its_ow
         world.intake.receive(connection, chunk)
         chunk = b""
 
-    assert (len(broker.turns), broker.publishing.once_unfinished) == (0, 0)
+    assert (len(broker.turns), broker.publishing.once.unfinished) == (0, 0)
     batch = broker.pending.take()
     assert batch.entry.once == [b"m1", b"m2"]
     assert broker.queues[b"q"].ready == 2

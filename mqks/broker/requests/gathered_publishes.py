@@ -111,7 +111,7 @@ class GatheredPublishes:
             if (
                 event is None
                 or not 0 < len(request_id) <= name_bytes_max
-                or (once and publishing.once_unfinished)
+                or (once and publishing.once.unfinished)
             ):
                 end -= 1
                 break

@@ -47,9 +47,9 @@ class Intake:
 
     __slots__ = (
         "_broker",
+        "_once",
         "_permissions",
         "_publishes",
-        "_publishing",
         "_refusals",
         "_settles",
         "_turns",
@@ -58,7 +58,7 @@ class Intake:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._publishing = broker.publishing
+        self._once = broker.publishing.once
         self._refusals = broker.refusals
         self._turns = broker.turns
         self._publishes = GatheredPublishes(broker)
@@ -223,7 +223,7 @@ class Intake:
                 elif request is not None and request.confirm and request.action in AT_ONCE:
                     # At once: a later commit may be a work, which is confirmed when it ends.
                     connection.unconfirmed += 1
-                    self._remember(connection, [], [request.id], [])
+                    self._remember(connection, [], [request.id])
             if connection.handled >= len(connection.lines):
                 connection.lines, connection.handled = [], 0
                 break
@@ -262,10 +262,7 @@ class Intake:
         """Handle a single line; return its request if it is to be confirmed with the chunk."""
         # What comes before this line is published. If its ids waited for the end of the chunk, a
         # publish --once that takes several turns would wait for them, and they for it.
-        publishing = self._publishing
-        if publishing.once_ids:
-            publishing.last_once(publishing.once_ids)
-            publishing.once_ids = []
+        self._once.write(self._once.gathered())
         queued = self._broker.shared.counters.queued
         request = self._request(connection, line) if line else None
         self.publishes |= self._broker.shared.counters.queued != queued
@@ -278,16 +275,17 @@ class Intake:
 
     def _end(self, connection: Connection, confirms: list[bytes], others: list[bytes]) -> None:
         """All lines are done or begun. Confirms wait until all are done."""
-        publishing, works = self._publishing, connection.works
+        works, once_ids = connection.works, self._once.gathered()
         connection.unconfirmed += len(confirms) + len(others)
-        once_ids, publishing.once_ids = publishing.once_ids, []
         if works and not self._proceed(connection):
             works.append(self._complete(connection, confirms, others, once_ids))
-            publishing.once_unfinished += once_ids != []
+            self._once.hold(once_ids)
             self._turns.add(self._proceed_later(connection))
             connection.overrun = not connection.expelled
-        elif confirms or others or once_ids:
-            self._remember(connection, confirms, others, once_ids)
+            return
+        self._once.write(once_ids)
+        if confirms or others:
+            self._remember(connection, confirms, others)
 
     def _complete(
         self,
@@ -298,31 +296,23 @@ class Intake:
     ) -> Work[None]:
         """Run after everything that a chunk has published: an id that is durable before its message
         would block the message permanently."""
-        self._publishing.once_unfinished -= once_ids != []
+        self._once.release(once_ids)
         if self._broker.unwritable:
             for message_id in confirms:
                 connection.unconfirmed -= 1
                 failure = Unwritable(f"{self._broker.unwritable}: the message is not durable")
                 self._refusals.tell(connection, message_id, b"publish", failure)
             confirms = []
-        self._remember(connection, confirms, others, once_ids)
+        if confirms or others:
+            self._remember(connection, confirms, others)
         yield GOES_ON
 
-    def _remember(
-        self,
-        connection: Connection,
-        confirms: list[bytes],
-        others: list[bytes],
-        once_ids: list[bytes],
-    ) -> None:
+    def _remember(self, connection: Connection, confirms: list[bytes], others: list[bytes]) -> None:
         """Send these confirms with the next commit, which is after `finish`; `confirms` are those
         of messages."""
-        if once_ids:
-            self._publishing.last_once(once_ids)
-        if confirms or others:
-            waiters = self._broker.pending.waiters
-            waiters.confirmed += len(confirms)
-            waiters.confirms.append((connection, confirms + others))
+        waiters = self._broker.pending.waiters
+        waiters.confirmed += len(confirms)
+        waiters.confirms.append((connection, confirms + others))
 
     def _proceed(self, connection: Connection) -> bool:
         """Continue the works of its lines; return whether all are done."""

@@ -26,7 +26,7 @@ def publish(broker: Broker, connection: Connection, request: Request, wanted: Pu
     if wanted.to is not None:
         return _publish_to(broker, connection, message, wanted, wanted.to)
     queues = broker.bindings.route(wanted.event)
-    if queues is None or (message.once_s and broker.publishing.once_unfinished):
+    if queues is None or (message.once_s and broker.publishing.once.unfinished):
         return _publish_later(broker, connection, message, wanted)
     check_publish(broker, connection, message, wanted, queues)
     broker.publishing.publish(connection, message, queues)
@@ -37,7 +37,7 @@ def _publish_to(
     broker: Broker, connection: Connection, message: Single, wanted: Publish, name: bytes
 ) -> Work[None]:
     """To one queue, whatever its event is bound to."""
-    while message.once_s and broker.publishing.once_unfinished:
+    while message.once_s and broker.publishing.once.unfinished:
         yield WAITS
     queue = existing(broker, "publish", name)
     only: Queues = {queue: None}
@@ -60,7 +60,7 @@ def check_publish(
 ) -> None:
     """Raise if it must not be published to these queues."""
     publishing = broker.publishing
-    is_known = bool(wanted.once_s) and publishing.is_known(connection, message.id)
+    is_known = bool(wanted.once_s) and publishing.once.knows(connection, message.id)
     publishing.check_room(message, queues, is_known=is_known)
     if wanted.mandatory and not is_known:
         publishing.check_route(wanted.event, queues)

@@ -68,7 +68,7 @@ def _known_routes(broker: Broker, kept: list[tuple[Request, Any]]) -> dict[bytes
     copies = 0
     for _, wanted in kept:
         if isinstance(wanted, Publish):
-            if wanted.once_s and broker.publishing.once_unfinished:
+            if wanted.once_s and broker.publishing.once.unfinished:
                 return None
             if wanted.to is None and wanted.event not in routes:
                 queues = broker.bindings.route(wanted.event)
@@ -105,7 +105,7 @@ def _commit(broker: Broker, connection: Connection, kept: list[tuple[Request, An
             copies += len(routes[event])
             yield GOES_ON
     plan = yield from _plan(broker, connection, kept, copies)
-    while broker.publishing.once_unfinished and any(wanted.once_s for wanted in published):
+    while broker.publishing.once.unfinished and any(wanted.once_s for wanted in published):
         yield WAITS
     _do(broker, connection, kept, routes, plan)
 

@@ -62,19 +62,39 @@ class Watchers(Protocol):
     def show(self, tails: tuple[Any, ...], lines: list[bytes]) -> None: ...
 
 
-class Once(Protocol):
+class OnceIds(Protocol):
     """Ids that were published with `--once`."""
 
-    def knows(self, message_id: bytes) -> bool: ...
+    unfinished: int
+    """Number of works with ids that are known but not written yet: a second publish of such an id
+    must not be confirmed before the first."""
 
-    def add(self, message_id: bytes, for_s: float = inf) -> bytes | None:
-        """Remember an id; return what the journal has of it, or None if it was known."""
+    def knows(self, connection: Connection, message_id: bytes) -> bool: ...
+
+    def take(
+        self, connection: Connection, message_id: bytes, for_s: float = inf
+    ) -> list[bytes] | None:
+        """Remember an id; return what is to be written of it, or None if it was known."""
+
+    def gather(self, new: list[bytes]) -> None:
+        """Write these when the chunk ends."""
+
+    def gathered(self) -> list[bytes]:
+        """Those of the chunk, which ends."""
+
+    def write(self, new: list[bytes]) -> None:
+        """Write these with the next commit."""
+
+    def hold(self, new: list[bytes]) -> None:
+        """Messages with these ids are published in turns: the ids are written when that ends."""
+
+    def release(self, held: list[bytes]) -> None: ...
 
 
 class Publishing:
     __slots__ = (
-        *("_bindings", "_once", "_settings", "_shared", "_tails"),
-        *("gathering", "lines", "once_ids", "once_unfinished", "works"),
+        *("_bindings", "_settings", "_shared", "_tails"),
+        *("gathering", "lines", "once", "works"),
     )
 
     def __init__(
@@ -83,23 +103,18 @@ class Publishing:
         shared: Shared,
         bindings: Bindings,
         tails: Watchers,
-        once: Once,
+        once: OnceIds,
     ) -> None:
         self._settings = settings
         self._shared = shared
         self._bindings = bindings
         self._tails = tails
-        self._once = once
+        self.once = once
         self.gathering = Gathering(self._publish_gathered)
         self.works: deque[Work[None]] = deque()
         """The works of the connection of the current chunk."""
         self.lines = 0
         """Lines of the current chunk: the maximum number of messages that can gather."""
-        self.once_ids: list[bytes] = []
-        """New `--once` ids of the current chunk."""
-        self.once_unfinished = 0
-        """Number of works with ids that are known but not in the entry yet: a second publish of
-        such an id must not be confirmed before the first."""
 
     def group(self, permissions: Permissions | None, event: bytes) -> Group:
         """Open a group for an event without one; none if each message must be checked singly."""
@@ -248,22 +263,18 @@ class Publishing:
         return terms, replies.Parts(b"", meta, published, traits).joined()
 
     def publish(self, connection: Connection, message: Single, queues: Queues) -> None:
-        kept = self._kept(connection, message, queues)
-        if kept is None:
-            return
-        if kept:
-            self.once_ids.append(kept)
-        self._publish(queues, [message.id], [message.body], message.terms)
+        new = self._take(connection, message, queues)
+        if new is not None:
+            self.once.gather(new)
+            self._publish(queues, [message.id], [message.body], message.terms)
 
     def publish_to(self, connection: Connection, message: Single, queues: Queues) -> None:
         """Publish in any turn, at once for each of a few queues: nothing is left to the end of a
         chunk, which may be another connection's."""
-        kept = self._kept(connection, message, queues)
-        if kept is None:
-            return
-        self.give(queues, [message.id], [message.body], message.terms)
-        if kept:
-            self.last_once([kept])
+        new = self._take(connection, message, queues)
+        if new is not None:
+            self.give(queues, [message.id], [message.body], message.terms)
+            self.once.write(new)
 
     def give(
         self,
@@ -292,53 +303,36 @@ class Publishing:
         """The queues of a message, when routing takes long, or after unfinished `--once` works."""
         while True:
             queues = yield from self._bindings.find(message.event)
-            if not (message.once_s and self.once_unfinished):
+            if not (message.once_s and self.once.unfinished):
                 return queues
             yield WAITS
 
     def publish_later(self, connection: Connection, message: Single, queues: Queues) -> Work[None]:
         """Like `publish`, in turns."""
-        kept = self._kept(connection, message, queues)
-        if kept is None:
-            return
-        self.once_unfinished += kept != b""
-        yield from self.publish_all(message, queues)
-        self.once_unfinished -= kept != b""
-        if kept:
-            self.last_once([kept])
-
-    def last_once(self, once_ids: list[bytes]) -> None:
-        """Write these ids with the next commit."""
-        pending = self._shared.pending
-        pending.entry.once += once_ids
-        pending.records += len(once_ids)
-
-    def is_known(self, connection: Connection, message_id: bytes) -> bool:
-        """Whether this id is known, so that the message is not published again."""
-        return self._once.knows(connection.once_id(message_id))
+        new = self._take(connection, message, queues)
+        if new is not None:
+            self.once.hold(new)
+            yield from self.publish_all(message, queues)
+            self.once.release(new)
 
     def is_new(self, connection: Connection, message_id: bytes, key: bytes) -> bool:
-        """Remember an id that may be published once, for the group with this key, unless no queue
-        gets the message; return whether it was not known."""
+        """Take an id that may be published once, for the group with this key, unless no queue gets
+        the message; return whether it was not known."""
         if key in self.gathering.nowhere:
-            return not self.is_known(connection, message_id)
-        kept = self._add(connection, message_id)
-        if kept is None:
-            return False
-        self.once_ids.append(kept)
-        return True
+            return not self.once.knows(connection, message_id)
+        new = self.once.take(connection, message_id)
+        if new is not None:
+            self.once.gather(new)
+        return new is not None
 
-    def _kept(self, connection: Connection, message: Single, queues: Queues) -> bytes | None:
+    def _take(self, connection: Connection, message: Single, queues: Queues) -> list[bytes] | None:
         """What is to be written of the id of a message, if anything; None if it is known, and the
         message dropped. The id of a message that no queue gets may come again."""
         if not message.once_s:
-            return b""
+            return []
         if is_nowhere(queues):
-            return None if self.is_known(connection, message.id) else b""
-        return self._add(connection, message.id, message.once_s)
-
-    def _add(self, connection: Connection, message_id: bytes, once_s: float = inf) -> bytes | None:
-        return self._once.add(connection.once_id(message_id), once_s)
+            return None if self.once.knows(connection, message.id) else []
+        return self.once.take(connection, message.id, message.once_s)
 
     def check_room(self, message: Single, queues: Queues, *, is_known: bool) -> None:
         """Raise if a message must not be published to these queues now; a known id is published
