@@ -61,9 +61,7 @@ def check_publish(
     """Raise if it must not be published to these queues."""
     publishing = broker.publishing
     is_known = bool(wanted.once_s) and publishing.once.knows(connection, message.id)
-    publishing.check_room(message, queues, is_known=is_known)
-    if wanted.mandatory and not is_known:
-        publishing.check_route(wanted.event, queues)
+    publishing.check(message, queues, mandatory=wanted.mandatory, is_known=is_known)
 
 
 def ack(broker: Broker, connection: Connection, request: Request, wanted: Settle) -> Doing:

@@ -15,7 +15,7 @@ from mqks.broker.requests.messages import check_publish, reject, release
 from mqks.broker.requests.plans import Plan, check_copies
 from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, finish
 from mqks.broker.spine.clients.connection import Connection, Transaction
-from mqks.broker.spine.queue.queue import PublishTerms
+from mqks.broker.spine.queue.new_messages import NewMessages, PublishTerms
 from mqks.broker.spine.routing.masks import Queues
 from mqks.broker.spine.routing.publishing import Single
 from mqks.errors import BadRequest, NotAllowed, Unwritable
@@ -165,7 +165,8 @@ def _give(broker: Broker, queues: Queues, step: list[Single]) -> None:
     ids, bodies = [each.id for each in step], [each.body for each in step]
     terms = [each.terms for each in step if each.terms is not None]
     differ = any(each != terms[0] for each in terms)
-    broker.publishing.give(queues, ids, bodies, step[0].terms, terms if differ else ())
+    new = NewMessages(ids, bodies, step[0].terms, terms if differ else ())
+    broker.publishing.put(queues, new)
 
 
 def _check(

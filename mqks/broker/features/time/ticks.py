@@ -269,13 +269,11 @@ class Schedules:
             queues = {only: None}
         else:
             raise BadRequest(f"schedule: there is no queue {shown(wanted.to)}")
-        publishing.check_room(message, queues, is_known=False)
-        if wanted.mandatory:
-            publishing.check_route(wanted.event, queues)
+        publishing.check(message, queues, mandatory=wanted.mandatory)
         if self.rows.get(name) is not row:
             return
         # What is in many queues takes several turns; the row is with the first of them.
         self._pending.in_one_piece = True
         self._store(name, new)
         self.last_queues[name] = sum(not queue.deleted for queue in queues)
-        yield from publishing.publish_all(message, queues)
+        yield from publishing.put_in_turns(queues, message.new)

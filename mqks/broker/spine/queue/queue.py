@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from typing import NamedTuple
-from zlib import crc32
 
 from mqks.broker.spine.base.ranges import Range, compress, union
 from mqks.broker.spine.base.turns import GOES_ON, Work
@@ -18,6 +16,7 @@ from mqks.broker.spine.log.pending import Mark, QueueState, Run
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import REJECT, Event
 from mqks.broker.spine.queue.lane import Delivery, Lane, free
+from mqks.broker.spine.queue.new_messages import NewMessages, PublishTerms
 from mqks.broker.spine.queue.order import Fifo, Order, Ring
 from mqks.broker.spine.queue.shared import Fetch, Place, Shared
 from mqks.broker.spine.queue.taker import Rest, Taker
@@ -32,25 +31,6 @@ from mqks.limits import (
 )
 from mqks.protocol.replies import ATTRIBUTES
 from mqks.protocol.requests import shown
-
-
-class PublishTerms(NamedTuple):
-    """The flags of a publish; times in microseconds since 1970, 0 for none."""
-
-    due_us: int = 0
-    is_dated: bool = False
-    """Due by the wall clock, even when the clock is set; otherwise after a delay."""
-    expires_us: int = 0
-    clock_us: int = 0
-    """When it is due after a delay, by the monotonic clock."""
-
-    def mark(self, message_id: bytes) -> Mark:
-        return Mark(
-            is_dated=self.is_dated,
-            due_us=self.due_us,
-            expires_us=self.expires_us,
-            id_crc=crc32(message_id),
-        )
 
 
 class Queue:
@@ -219,6 +199,20 @@ class Queue:
 
     # -- adding messages
 
+    def put(self, new: NewMessages) -> None:
+        """Publish these messages."""
+        terms = new.terms
+        if terms is None:
+            self.publish(new.ids, new.bodies)
+        elif not self.deleted:
+            self.lane.see(new.bodies)
+            if terms.due_us:
+                self._schedule(new, terms)
+            elif terms.expires_us:
+                self._publish_mortal(new, terms.expires_us)
+            else:
+                self.publish(new.ids, new.bodies)
+
     def publish(self, ids: Sequence[bytes] | None, lines: list[bytes]) -> None:
         """Append messages; if consumers wait, deliver them in this turn. `ids` are the message ids;
         None if the journal has the messages already."""
@@ -254,30 +248,9 @@ class Queue:
         """Whether ready messages need work even without consumers."""
         return self.times is not None or self.capacity.is_watched
 
-    def publish_on(
-        self,
-        ids: Sequence[bytes],
-        lines: list[bytes],
-        terms: PublishTerms,
-        each: Sequence[PublishTerms] = (),
-    ) -> None:
-        """Publish messages that have attributes, are scheduled, or have a TTL; all or none of them
-        if `each` has its own terms."""
-        if self.deleted:
-            return
-        lane = self.lane
-        lane.see(lines)
-        if terms.due_us:
-            self._schedule(ids, lines, each or [terms] * len(ids))
-        elif terms.expires_us:
-            self._publish_mortal(ids, lines, terms.expires_us, [own.expires_us for own in each])
-        else:
-            self.publish(ids, lines)
-
-    def _schedule(
-        self, ids: Sequence[bytes], lines: list[bytes], each: Sequence[PublishTerms]
-    ) -> None:
-        marks = [terms.mark(message_id) for terms, message_id in zip(each, ids, strict=True)]
+    def _schedule(self, new: NewMessages, terms: PublishTerms) -> None:
+        lines, each = new.bodies, new.each or [terms] * len(new.ids)
+        marks = [terms.mark(message_id) for terms, message_id in zip(each, new.ids, strict=True)]
         first = self.lane.append_aside(lines, marks)
         self.lane.marks.update(
             (number, mark) for number, mark in enumerate(marks, first) if mark.expires_us
@@ -288,31 +261,29 @@ class Queue:
         times.set_alarms()
         self._update_capacity()
 
-    def _publish_mortal(
-        self, ids: Sequence[bytes], lines: list[bytes], expires_us: int, each_us: list[int]
-    ) -> None:
+    def _publish_mortal(self, new: NewMessages, expires_us: int) -> None:
         """Publish messages with their own TTL."""
-        lane, times = self.lane, self.timed()
-        new = range(lane.next_seq, lane.next_seq + len(lines))
+        lane, times, each_us = self.lane, self.timed(), [own.expires_us for own in new.each]
+        seqs = range(lane.next_seq, lane.next_seq + len(new.ids))
         if each_us:
-            times.expiry.add_each(new, each_us)
+            times.expiry.add_each(seqs, each_us)
         else:
-            times.expiry.add_new(new, expires_us)
-        self.publish(ids, lines)
+            times.expiry.add_new(seqs, expires_us)
+        self.publish(new.ids, new.bodies)
         mark, written = Mark(expires_us=expires_us), 0
-        for numbers in lane.unwritten_numbers(new.start):
+        for numbers in lane.unwritten_numbers(seqs.start):
             if each_us:
-                some_us = each_us[numbers.start - new.start : numbers.stop - new.start]
+                some_us = each_us[numbers.start - seqs.start : numbers.stop - seqs.start]
                 marks = [Mark(expires_us=own_us) for own_us in some_us]
                 lane.tell_marks(dict(zip(numbers, marks, strict=True)))
             else:
                 lane.tell_marks(dict.fromkeys(numbers, mark))
             written += len(numbers)
         if not written:
-            times.expiry.discard(new)
-        elif written < len(new):
-            kept = {*chain.from_iterable(lane.unwritten_numbers(new.start))}
-            times.expiry.discard([number for number in new if number not in kept])
+            times.expiry.discard(seqs)
+        elif written < len(seqs):
+            kept = {*chain.from_iterable(lane.unwritten_numbers(seqs.start))}
+            times.expiry.discard([number for number in seqs if number not in kept])
         times.set_alarms()
 
     def take_in(self, lines: list[bytes], marks: Sequence[Mark] | None) -> None:

@@ -5,14 +5,14 @@ with `--once` only the first with an id.
 """
 
 from collections import deque
-from collections.abc import Sequence
 from functools import lru_cache
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol
 
 from mqks.broker.spine.base.turns import WAITS, Work, slices
 from mqks.broker.spine.clients.connection import Connection
-from mqks.broker.spine.queue.queue import PublishTerms, Queue
+from mqks.broker.spine.queue.new_messages import NewMessages, PublishTerms
+from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.shared import Shared
 from mqks.broker.spine.routing.bindings import Bindings
 from mqks.broker.spine.routing.gathering import NO_GROUP, Gathering, Group, is_nowhere
@@ -47,6 +47,10 @@ class Single(NamedTuple):
     terms: PublishTerms | None
     once_s: float
     """Publish it only if its user has not published this id with `--once` before."""
+
+    @property
+    def new(self) -> NewMessages:
+        return NewMessages([self.id], [self.body], self.terms)
 
 
 Now = tuple[int, int]
@@ -170,65 +174,55 @@ class Publishing:
     def _publish_gathered(
         self, queues: Queues, ids: list[bytes], bodies: list[bytes], wanted: Publish | None
     ) -> None:
-        if wanted is None:
-            self._publish(queues, ids, bodies, _TRAITED if self.gathering.has_traits else None)
-            return
-        terms, attributes = self._terms(wanted)
-        if attributes:
-            bodies = [body + attributes for body in bodies]
-        self._publish(queues, ids, bodies, terms)
+        terms = _TRAITED if self.gathering.has_traits else None
+        if wanted is not None:
+            terms, attributes = self._terms(wanted)
+            if attributes:
+                bodies = [body + attributes for body in bodies]
+        self.put(queues, NewMessages(ids, bodies, terms), self.works)
 
-    def _publish(
-        self,
-        queues: Queues,
-        ids: list[bytes],
-        bodies: list[bytes],
-        terms: PublishTerms | None = None,
-    ) -> None:
-        """Give all these messages to each queue; very many of them in later turns, but before
-        later messages of the connection. `terms` apply to all of them."""
-        self._count(queues, len(ids))
-        if tails := self._tails.of_events:
-            self._tails.show(tails, bodies)
-        if self.works or len(queues) >= GROUPS_QUEUES:
-            self.works.append(self._route(queues, ids, bodies, terms))
+    def put(self, queues: Queues, new: NewMessages, works: deque[Work[None]] | None = None) -> None:
+        """Give all these messages to each queue: at once, or, if there are `works` of the
+        connection, or very many queues, in a work after those. Without `works` always at once."""
+        self._note(queues, new)
+        if works is not None and (works or len(queues) >= GROUPS_QUEUES):
+            works.append(self._route(queues, new))
             return
         for queue in queues:
-            _append(queue, ids, bodies, terms)
+            queue.put(new)
 
-    def _count(self, queues: Queues, count: int) -> None:
-        """Count published messages."""
-        counters = self._shared.counters
+    def put_in_turns(self, queues: Queues, new: NewMessages) -> Work[None]:
+        """Give all these messages to each queue. The first `ROUTE_QUEUES` have them at once."""
+        self._note(queues, new)
+        yield from self._route(queues, new)
+
+    def _note(self, queues: Queues, new: NewMessages) -> None:
+        """Count what is published, and show it to those who watch."""
+        counters, count = self._shared.counters, len(new.ids)
         counters.published += count
         if not queues:
             counters.unroutable += count
         counters.queued += count * len(queues)
+        if tails := self._tails.of_events:
+            self._tails.show(tails, new.bodies)
 
-    def _route(
-        self, queues: Queues, ids: list[bytes], bodies: list[bytes], terms: PublishTerms | None
-    ) -> Work[None]:
+    def _route(self, queues: Queues, new: NewMessages) -> Work[None]:
         """In queues that may become full the messages have their places from now on."""
         tight = self._tight(queues)
-        size = sum(map(len, bodies)) if tight else 0
+        size = sum(map(len, new.bodies)) if tight else 0
         for queue in tight:
-            queue.capacity.reserve(len(ids), size)
-        return self._route_in_turns(list(queues), tight, ids, bodies, terms)
+            queue.capacity.reserve(len(new.ids), size)
+        return self._route_in_turns(list(queues), tight, new, size)
 
     def _route_in_turns(
-        self,
-        queues: list[Queue],
-        tight: set[Queue],
-        ids: list[bytes],
-        bodies: list[bytes],
-        terms: PublishTerms | None,
+        self, queues: list[Queue], tight: set[Queue], new: NewMessages, size: int
     ) -> Work[None]:
         records_max = self._settings.batch_records_max + COPIES_MAX
-        size = sum(map(len, bodies)) if tight else 0
-        for some in slices(queues, max(1, min(ROUTE_QUEUES, STEP_COPIES // len(ids)))):
+        for some in slices(queues, max(1, min(ROUTE_QUEUES, STEP_COPIES // len(new.ids)))):
             for queue in some:
                 if queue in tight:
-                    queue.capacity.reserve(-len(ids), -size)
-                _append(queue, ids, bodies, terms)
+                    queue.capacity.reserve(-len(new.ids), -size)
+                queue.put(new)
                 if queue.capacity.nearly_full:
                     # Consumers may have taken all: it is not full any more.
                     queue.deliver()
@@ -266,38 +260,15 @@ class Publishing:
         new = self._take(connection, message, queues)
         if new is not None:
             self.once.gather(new)
-            self._publish(queues, [message.id], [message.body], message.terms)
+            self.put(queues, message.new, self.works)
 
     def publish_to(self, connection: Connection, message: Single, queues: Queues) -> None:
         """Publish in any turn, at once for each of a few queues: nothing is left to the end of a
         chunk, which may be another connection's."""
         new = self._take(connection, message, queues)
         if new is not None:
-            self.give(queues, [message.id], [message.body], message.terms)
+            self.put(queues, message.new)
             self.once.write(new)
-
-    def give(
-        self,
-        queues: Queues,
-        ids: list[bytes],
-        bodies: list[bytes],
-        terms: PublishTerms | None,
-        each: Sequence[PublishTerms] = (),
-    ) -> None:
-        """Give all these messages to each of a few queues at once; `each` may have its own terms,
-        as in `Queue.publish_on`."""
-        self._count(queues, len(ids))
-        if tails := self._tails.of_events:
-            self._tails.show(tails, bodies)
-        for queue in queues:
-            _append(queue, ids, bodies, terms, each)
-
-    def publish_all(self, message: Single, queues: Queues) -> Work[None]:
-        """Publish a message in turns. The first `ROUTE_QUEUES` queues have it at once."""
-        self._count(queues, 1)
-        if tails := self._tails.of_events:
-            self._tails.show(tails, [message.body])
-        yield from self._route(queues, [message.id], [message.body], message.terms)
 
     def find(self, message: Single) -> Work[Queues]:
         """The queues of a message, when routing takes long, or after unfinished `--once` works."""
@@ -312,7 +283,7 @@ class Publishing:
         new = self._take(connection, message, queues)
         if new is not None:
             self.once.hold(new)
-            yield from self.publish_all(message, queues)
+            yield from self.put_in_turns(queues, message.new)
             self.once.release(new)
 
     def is_new(self, connection: Connection, message_id: bytes, key: bytes) -> bool:
@@ -334,7 +305,9 @@ class Publishing:
             return None if self.once.knows(connection, message.id) else []
         return self.once.take(connection, message.id, message.once_s)
 
-    def check_room(self, message: Single, queues: Queues, *, is_known: bool) -> None:
+    def check(
+        self, message: Single, queues: Queues, *, mandatory: bool, is_known: bool = False
+    ) -> None:
         """Raise if a message must not be published to these queues now; a known id is published
         to none."""
         unwritable = self._shared.pending.unwritable
@@ -346,17 +319,14 @@ class Publishing:
         where = f"in a queue bound to {shown(message.event)}"
         for queue in self._tight(queues):
             queue.capacity.check(len(message.body), where)
+        if mandatory and is_nowhere(queues):
+            raise BadRequest(f"publish: no queue is bound to {shown(message.event)}")
 
     def reserve(self, queues: Queues, size: int, count: int = 1) -> None:
         """Count a message of this size as on its way to those of these queues that it may fill; a
         `count` of -1 undoes it."""
         for queue in self._tight(queues):
             queue.capacity.reserve(count, count * size)
-
-    def check_route(self, event: bytes, queues: Queues) -> None:
-        """Raise if these queues of an event are none."""
-        if is_nowhere(queues):
-            raise BadRequest(f"publish: no queue is bound to {shown(event)}")
 
 
 def _traited(flag: bytes, rest: bytes) -> tuple[bytes, bytes] | None:
@@ -385,16 +355,3 @@ def _attributes(flags: bytes) -> bytes:
         ACTIONS[b"publish"].take(flag, found)
     wanted = Publish(b"", b"", **found)
     return replies.Parts(b"", wanted.meta, b"", wanted.traits).joined()
-
-
-def _append(
-    queue: Queue,
-    ids: list[bytes],
-    bodies: list[bytes],
-    terms: PublishTerms | None,
-    each: Sequence[PublishTerms] = (),
-) -> None:
-    if terms is None:
-        queue.publish(ids, bodies)
-    else:
-        queue.publish_on(ids, bodies, terms, each)
