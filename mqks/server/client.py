@@ -6,7 +6,7 @@ reply costs one turn, not three.
 """
 
 import asyncio
-from typing import Final, Protocol, cast
+from typing import Protocol, cast
 
 from mqks.broker.spine.base.resting import Resting
 from mqks.broker.spine.clients.connection import Connection
@@ -14,6 +14,7 @@ from mqks.broker.spine.clients.outbox import Slow
 from mqks.limits import LINGER_BYTES_MAX
 from mqks.server.clock import Patient
 from mqks.server.gate import Peer
+from mqks.server.reading import Hold, ReadBuffer
 
 LINGER_S = 2.0
 """How long a connection that broke the rules is still read and its data ignored."""
@@ -24,43 +25,12 @@ CLOSE_S = 10.0
 """How long a connection that sends no more may leave its last replies unread."""
 
 
-class Hold:
-    """Why reading from a client is paused."""
-
-    TURN: Final = 1
-    """It has sent a large or costly chunk: other clients get their turn."""
-    JOURNAL: Final = 2
-    """Too much waits for the journal."""
-    OUTBOX: Final = 4
-    """It does not read its replies."""
-    STOP: Final = 8
-    """The server stops."""
-    AUTH: Final = 16
-    """Its password is being verified."""
-    ROOM: Final = 32
-    """Its line is long, and there is hardly room for what is not handled."""
-
-
-class Pieces(Protocol):
-    """Where data come in, to be copied at once."""
-
-    whole: memoryview
-    tls_piece_bytes: int
-
-    def buffer(self, client: "ServerClient") -> memoryview:
-        """The part of `whole` for what is read next."""
-        ...
-
-
 class ClientOwner(Protocol):
     """Who is told what comes from clients."""
 
     stopping: bool
+    reading: ReadBuffer
 
-    @property
-    def unhandled(self) -> Pieces: ...
-    @property
-    def unsent_is_full(self) -> bool: ...
     def add(self, client: "ServerClient") -> None: ...
     def begin_reading(self) -> None: ...
     def receive(
@@ -106,6 +76,8 @@ class ServerClient(Resting, asyncio.BufferedProtocol):
         """Memory of what has come in and is not handled."""
         self.tail_bytes = 0
         """Of its incomplete line, when that was last counted."""
+        self.reads_long_line = False
+        """That line is read whatever room there is."""
         self.unsent_bytes = 0
         """Bytes sent since everything had been read: all of them may still be in memory."""
         self._taken_bytes = NOT_SEEN
@@ -124,10 +96,10 @@ class ServerClient(Resting, asyncio.BufferedProtocol):
         self._owner.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._owner.unhandled.buffer(self)
+        return self._owner.reading.buffer(self)
 
     def buffer_updated(self, nbytes: int) -> None:
-        data = bytes(self._owner.unhandled.whole[:nbytes])
+        data = bytes(self._owner.reading.whole[:nbytes])
         self._received(data, nbytes, is_cut=nbytes == len(self.get_buffer(nbytes)))
 
     def _received(self, data: bytes, read_bytes: int, *, is_cut: bool) -> None:
@@ -195,7 +167,7 @@ class ServerClient(Resting, asyncio.BufferedProtocol):
         self.unsent_bytes += len(data)
         self.transport.write(data)
         if self.paused and (
-            self._owner.unsent_is_full or self.waiting_bytes > self._unread_bytes_max
+            self._owner.reading.outboxes_full or self.waiting_bytes > self._unread_bytes_max
         ):
             self.rest(Hold.OUTBOX)
 

@@ -21,10 +21,11 @@ from mqks.broker.spine.clients.outbox import Slow
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import CHUNK_S
 from mqks.server import log
-from mqks.server.client import LINGER_S, Hold, ServerClient
+from mqks.server.client import LINGER_S, ServerClient
 from mqks.server.clock import Patient
 from mqks.server.fair_turn import FairTurn
 from mqks.server.gate import Gate, Peer
+from mqks.server.reading import Hold, ReadBuffer
 from mqks.server.unhandled import Unhandled
 from mqks.server.unsent import Unsent
 from mqks.users import STRANGER, Known, Users
@@ -59,8 +60,11 @@ class Clients:
         self._intake = Intake(broker)
         self.by_id: dict[int, ServerClient] = {}
         """By the number of the connection."""
-        self.unhandled = Unhandled(broker, self._drop)
-        self._unsent = Unsent(broker, self.by_id, self.unhandled, self._drop, schedule_flush)
+        self.reading = ReadBuffer()
+        self._unhandled = Unhandled(broker, self.reading, self._drop)
+        self._unsent = Unsent(
+            broker, self.by_id, self._unhandled, self.reading, self._drop, schedule_flush
+        )
         self._chunks: list[tuple[ServerClient, bytes]] = []
         """What has come in since the last flush, and is not handled yet."""
         self._turn = FairTurn(broker.turns, lambda client: client.connection.party)
@@ -120,7 +124,7 @@ class Clients:
         """A client has disconnected: its earlier requests are still carried out, in turns, and
         nothing more is delivered to it. Until then it counts at the gate."""
         connection = client.connection
-        self.unhandled.count(client)
+        self._unhandled.count(client)
         if not self.stopping:
             connection.rest(Slow.END)
             self._schedule_flush()
@@ -131,14 +135,14 @@ class Clients:
                 self._turn.go_on_with(client)
                 return
             self._broker.disconnect(connection)
-        self.unhandled.leave(client)
+        self._unhandled.leave(client)
         self._gate.leave(client.peer)
 
     def begin_reading(self) -> None:
         """Something is read that takes time before it can be handled."""
         if self._turn.begin_reading():
             self._schedule_flush()
-        self.unhandled.late(self._turn.is_late)
+        self.reading.late(self._turn.is_late)
 
     def receive(self, client: ServerClient, data: bytes, read_bytes: int, *, is_cut: bool) -> None:
         """Handle a chunk with all others of this turn; a large one, or very many, now. It was read
@@ -162,7 +166,7 @@ class Clients:
     def end_turn(self) -> None:
         """A turn of the event loop ends; `handle_chunks` begins the next one."""
         self._turn.end()
-        self.unhandled.late(False)
+        self.reading.late(False)
 
     def wait_for_turn(self, client: ServerClient) -> None:
         """Go on with its lines in a later turn."""
@@ -201,12 +205,12 @@ class Clients:
                 self._await(client, size)
             is_left = connection.lines or connection.chunks or connection.splitter.tail_bytes
             if is_left or client.unhandled_bytes:
-                self.unhandled.count(client)
+                self._unhandled.count(client)
             is_large = len(data) >= FAIR_CHUNK_BYTES or not data
             if connection.works or connection.overrun or is_large:
                 self._go_on_later(client, waits=waits)
         intake.finish()
-        self.unhandled.late(self._turn.is_late)
+        self.reading.late(self._turn.is_late)
         if self._turn:
             self._schedule_flush()
         if pending.records > records and not self._broker.unwritable:
@@ -377,11 +381,6 @@ class Clients:
                 reason="the client closed the connection before the end of the line",
                 line_bytes=connection.splitter.tail_bytes,
             )
-
-    @property
-    def unsent_is_full(self) -> bool:
-        """Clients that have not read their replies are not read either."""
-        return self._unsent.full
 
     def caught_up(self, client: ServerClient, why: int = 0) -> None:
         """A slow client has read its replies."""

@@ -62,10 +62,10 @@ class TlsClient(ServerClient):
         self._door.begin_handshake(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return super().get_buffer(sizehint)[: self._owner.unhandled.tls_piece_bytes]
+        return super().get_buffer(sizehint)[: self._owner.reading.tls_piece_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
-        received = self._tail + self._owner.unhandled.whole[:nbytes]
+        received = self._tail + self._owner.reading.whole[:nbytes]
         if self._over or self.ended:
             self._ignore(received)
             return

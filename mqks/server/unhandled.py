@@ -17,14 +17,12 @@ from mqks.limits import (
     LONG_LINES_READ,
     PIECE_BYTES_MAX,
     PIECE_BYTES_MIN,
-    PIECE_LATE_BYTES_MAX,
     STUCK_S,
-    TLS_PIECE_BYTES_MAX,
-    TLS_PIECE_LATE_BYTES_MAX,
 )
 from mqks.server import log
-from mqks.server.client import Hold, ServerClient
+from mqks.server.client import ServerClient
 from mqks.server.clock import Patient
+from mqks.server.reading import Hold, ReadBuffer
 
 ROOM_PIECES: Final = 256
 """A piece is at most this part of the room."""
@@ -35,16 +33,19 @@ GOES_ON_BYTES: Final = 64 * 1024
 class Unhandled:
     """`drop` disconnects a client with a reason."""
 
-    def __init__(self, broker: Broker, drop: Callable[[ServerClient, LimitExceeded], None]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        reading: ReadBuffer,
+        drop: Callable[[ServerClient, LimitExceeded], None],
+    ) -> None:
         self._broker = broker
         self._flow = broker.flow
         self._drop = drop
         self._loop = asyncio.get_running_loop()
         self._bytes_max = broker.settings.unhandled_bytes_max
-        self.whole = self._piece = memoryview(bytearray(PIECE_BYTES_MAX))
-        self.tls_piece_bytes = TLS_PIECE_BYTES_MAX
-        self._is_late = False
-        self._reading: dict[ServerClient, Patient] = {}
+        self._reading = reading
+        self._long: dict[ServerClient, Patient] = {}
         """Clients whose long lines are read though there is hardly room, and when that is checked.
         """
         self._waiting: dict[ServerClient, None] = {}
@@ -62,23 +63,6 @@ class Unhandled:
         """How much has to go, so that there is room for a while."""
         return self._flow.unhandled_bytes - self._bytes_max // 2
 
-    def late(self, is_late: bool) -> None:
-        """Whether the turn of the event loop is over: what can be read in it is less then."""
-        if is_late != self._is_late:
-            self._is_late = is_late
-            self._cut()
-
-    def _cut(self) -> None:
-        size, self.tls_piece_bytes = self._flow.piece_bytes, TLS_PIECE_BYTES_MAX
-        if self._is_late:
-            size = min(size, PIECE_LATE_BYTES_MAX)
-            self.tls_piece_bytes = TLS_PIECE_LATE_BYTES_MAX
-        self._piece = self.whole[:size]
-
-    def buffer(self, client: ServerClient) -> memoryview:
-        """A long line that is read at all is read whatever room there is."""
-        return self.whole if client in self._reading else self._piece
-
     def count(self, client: ServerClient) -> None:
         """Count what is left of a client's lines."""
         connection, flow = client.connection, self._flow
@@ -89,14 +73,14 @@ class Unhandled:
         size = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, room // ROOM_PIECES))
         if size != flow.piece_bytes:
             flow.piece_bytes = size
-            self._cut()
+            self._reading.limit(size)
         tail_bytes, before = connection.splitter.tail_bytes, client.tail_bytes
         client.tail_bytes = tail_bytes
-        if tail_bytes < before and client in self._reading:
+        if tail_bytes < before and client.reads_long_line:
             self._forget(client)  # Its line is complete; those who wait come before the next one.
         if tail_bytes < PIECE_BYTES_MIN or client.ended or connection.closed:
             self._forget(client)
-        elif client not in self._reading and self.is_short:
+        elif not client.reads_long_line and self.is_short:
             client.rest(Hold.ROOM)
             self._waiting[client] = None
         self._admit()
@@ -113,11 +97,12 @@ class Unhandled:
         if client in self._waiting:
             del self._waiting[client]
             self._loop.call_soon(client.resume, Hold.ROOM)
-        if timer := self._reading.pop(client, None):
+        client.reads_long_line = False
+        if timer := self._long.pop(client, None):
             timer.cancel()
 
     def _admit(self) -> None:
-        while self._waiting and (len(self._reading) < LONG_LINES_READ or not self.is_short):
+        while self._waiting and (len(self._long) < LONG_LINES_READ or not self.is_short):
             client = next(iter(self._waiting))
             del self._waiting[client]
             if self.is_short:
@@ -126,7 +111,8 @@ class Unhandled:
 
     def _check_later(self, client: ServerClient) -> None:
         size = client.connection.splitter.tail_bytes
-        self._reading[client] = Patient(STUCK_S, partial(self._check, client, size))
+        client.reads_long_line = True
+        self._long[client] = Patient(STUCK_S, partial(self._check, client, size))
 
     def _check(self, client: ServerClient, began_bytes: int) -> None:
         """Whether it has gone on, if it could."""

@@ -16,6 +16,7 @@ from mqks.limits import STUCK_S
 from mqks.server import log
 from mqks.server.client import ServerClient
 from mqks.server.clock import Patient
+from mqks.server.reading import ReadBuffer
 from mqks.server.unhandled import Unhandled
 
 LOOK_S = 1.0
@@ -32,6 +33,7 @@ class Unsent:
         broker: Broker,
         clients: Mapping[int, ServerClient],
         unhandled: Unhandled,
+        reading: ReadBuffer,
         drop: Callable[[ServerClient, LimitExceeded], None],
         flush: Callable[[], None],
     ) -> None:
@@ -39,13 +41,12 @@ class Unsent:
         self._outboxes = broker.shared.outboxes
         self._clients = clients
         self._unhandled = unhandled
+        self._reading = reading
         self._drop = drop
         self._flush = flush
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | Patient | None = None
         self._bytes_max = broker.settings.unsent_bytes_max
-        self.full = False
-        """Nearly full: clients with unsent replies are not read either."""
         self.high_water_bytes = broker.settings.delivery_pause_bytes
         """A client with more unsent bytes is slow; 1 while the total is large."""
         self._check_due_bytes: float = 0.0
@@ -70,7 +71,7 @@ class Unsent:
         now_s = self._loop.time()
         unsent_bytes = sum(client.unsent_now(now_s) for client in self._clients.values())
         self._tell(unsent_bytes)
-        if self.full:
+        if self._reading.outboxes_full:
             wanted_bytes = unsent_bytes - self._bytes_max * 3 // 4
             stuck = self._stuck(attrgetter("unsent_bytes"), wanted_bytes, now_s)
             unsent_bytes -= self._drop_all(stuck, "unsent_bytes_max")
@@ -118,11 +119,11 @@ class Unsent:
         return freed_bytes
 
     def _tell(self, unsent_bytes: int) -> None:
-        if not self.full and unsent_bytes > self._bytes_max * 7 // 8:
-            self.full = True
+        if not self._reading.outboxes_full and unsent_bytes > self._bytes_max * 7 // 8:
+            self._reading.outboxes_full = True
             log.warning("outboxes_full", unsent_bytes=unsent_bytes)
-        elif self.full and unsent_bytes <= self._bytes_max * 3 // 4:
-            self.full = False
+        elif self._reading.outboxes_full and unsent_bytes <= self._bytes_max * 3 // 4:
+            self._reading.outboxes_full = False
             log.event("outboxes_have_room", unsent_bytes=unsent_bytes)
 
     def _set_high_water(self, unsent_bytes: int) -> None:

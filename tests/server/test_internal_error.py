@@ -46,7 +46,7 @@ SqliteStore.close, anyio.run = close_and_stop, run_and_stop
 @pytest.mark.parametrize(
     ("module", "kind", "method"),
     [
-        ("broker.spine.routing.publishing", "Publishing", "_publish"),
+        ("broker.spine.routing.publishing", "Publishing", "put"),
         ("broker.broker", "Broker", "committed"),
         ("journal.journal", "Journal", "_written"),
     ],
@@ -62,7 +62,7 @@ def test_who_asks_it_to_stop_does_not_cut_the_end_short(tmp_path: Path) -> None:
     fault = {
         "module": "broker.spine.routing.publishing",
         "kind": "Publishing",
-        "method": "_publish",
+        "method": "put",
     }
     with ended(tmp_path, **fault, more=STOP_WHILE_IT_ENDS) as (code, log):
         assert code == MqksError.exit_code, log
