@@ -26,7 +26,7 @@ from mqks.client.errors import ConnectionLost, ProtocolViolation
 from mqks.client.messages import Settle
 from mqks.client.opened import Opened
 from mqks.client.options import Options
-from mqks.client.session import Session
+from mqks.client.session import CATCH_UP_S, LATE_S, Session
 
 _log = logging.getLogger("mqks.client")
 
@@ -67,7 +67,7 @@ class OneTimeEvent:
 
     async def wait(self, timeout_s: float, *, shield: bool = False) -> bool:
         """Wait until it has happened; False when the time is over. With `shield` a cancellation
-        does not end the wait."""
+        does not end the wait. After a pause of the process what came meanwhile is read first."""
         if shield:
             with anyio.CancelScope(shield=True):
                 return await self.wait(timeout_s)
@@ -82,7 +82,19 @@ class OneTimeEvent:
         self._wake = wake
         if self._is_set:
             wake()
-        timer = loop.call_later(max(timeout_s, 0.0), wake) if timeout_s < TIMER_S_MAX else None
+
+        timer: asyncio.TimerHandle | None = None
+        late_from_s = loop.time() + timeout_s + LATE_S
+
+        def end() -> None:
+            nonlocal timer
+            if loop.time() > late_from_s:
+                timer = loop.call_later(CATCH_UP_S, wake)
+            else:
+                wake()
+
+        if timeout_s < TIMER_S_MAX:
+            timer = loop.call_later(max(timeout_s, 0.0), end)
         try:
             await future
         finally:

@@ -24,7 +24,7 @@ from mqks.client.errors import ConnectionLost, ProtocolViolation
 from mqks.client.messages import Message, Settle
 from mqks.client.opened import STATE, Opened
 from mqks.client.options import Options
-from mqks.client.session import Call, Session
+from mqks.client.session import CATCH_UP_S, LATE_S, Call, Session
 from mqks.errors import reason
 
 CHUNK_BYTES = 256 * 1024
@@ -70,8 +70,11 @@ class OneTimeEvent:
 
     def wait(self, timeout_s: float, *, shield: bool = False) -> bool:
         """Wait until it has happened; False when the time is over. Nothing cancels a thread, so
-        `shield` changes nothing."""
-        return self._lock.acquire(timeout=min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
+        `shield` changes nothing. After a pause of the process what came meanwhile is read first."""
+        late_from_s = time.monotonic() + timeout_s + LATE_S
+        if self._lock.acquire(timeout=min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)):
+            return True
+        return time.monotonic() > late_from_s and self._lock.acquire(timeout=CATCH_UP_S)
 
 
 _beginning = threading.Lock()

@@ -41,6 +41,10 @@ _log = logging.getLogger("mqks.client")
 
 REPLIES_KEPT_S = 60.0
 """So long the queue of a client's replies stays when the client is away."""
+LATE_S = 0.05
+"""A wait that ends so late was stopped with its process."""
+CATCH_UP_S = 0.5
+"""After that, answers that have come get so long to be read."""
 ANSWER_STEPS = 10
 """Looks at the time while an answer is awaited. What has come is read between two of them."""
 

@@ -1,7 +1,7 @@
 """A blocking connection for one request at a time, for commands and the pipeline.
 
-It supports replies of many lines. It does not reconnect, since the state that it has read so far
-may have changed.
+It supports replies of many lines. It is no skin of the session, which exists to connect and send
+again: it does not reconnect, since the state that it has read so far may have changed.
 
 The one rule: after an error, a wire is not used again.
 """

@@ -221,6 +221,14 @@ async def test_a_loop_that_is_left_loses_nothing(client: Any) -> None:
     assert [message.data for message in left] == [b"%d" % n for n in range(1, 1000)]
 
 
+async def test_more_is_peeked_than_one_answer_has(client: Any) -> None:
+    await client.subscribe("q", ["e"])
+    await client.publish_many(("e", n) for n in range(2100))
+    for limit in (999, 1000, 1010, 2500):
+        found = await client.peek("q", limit=limit)
+        assert [message.data for message in found] == [b"%d" % n for n in range(min(limit, 2100))]
+
+
 async def test_manual_ack_is_the_contrary_of_auto_ack(connect: Any, client: Any) -> None:
     for given in (True, False):
         with pytest.warns(DeprecationWarning, match="auto_ack=True") as warned:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.client.programs import environment
 from tests.kit.proxy import Peer
-from tests.kit.waiting import until
+from tests.kit.waiting import WAIT_S, until
 
 KEEP_ALIVE_S = 1.0
 PROGRAMS = {
@@ -26,6 +26,14 @@ with mqks.blocking.connect(options=options):
     "asyncio": "asyncio.run(main())",
     "uvloop": "import uvloop; uvloop.run(main())",
 }
+PUBLISHES = {
+    "blocking": """
+with mqks.blocking.connect(options=options) as client:
+    client.publish("e", "x", confirm=True, timeout_s=1)
+""",
+    "asyncio": "asyncio.run(publish())",
+    "uvloop": "import uvloop; uvloop.run(publish())",
+}
 BEGIN = f"""
 import asyncio, sys
 import mqks
@@ -35,6 +43,10 @@ options = mqks.Options(keep_alive_s={KEEP_ALIVE_S}, close_timeout_s=0.1)
 async def main():
     async with mqks.connect(options=options):
         await asyncio.to_thread(sys.stdin.read)
+
+async def publish():
+    async with mqks.connect(options=options) as client:
+        await client.publish("e", "x", confirm=True, timeout_s=1)
 """
 
 
@@ -90,3 +102,22 @@ def test_a_pause_costs_no_connection_and_hides_no_dead_server(kind: str) -> None
         finally:
             process.kill()
             process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PUBLISHES)
+def test_an_answer_that_came_in_a_pause_was_in_time(kind: str) -> None:
+    answering = Answering()
+    with Peer(answering.serve) as peer:
+        process = subprocess.Popen(
+            [sys.executable, "-c", BEGIN + PUBLISHES[kind]], env=environment(peer.url)
+        )
+        try:
+            until(lambda: answering.pings)  # The publish, which waits for its answer.
+            process.send_signal(signal.SIGSTOP)
+            peer._portal.call(answering.may_answer.set)
+            stopped(process)
+            assert process.wait(WAIT_S) == 0
+        finally:
+            process.kill()
+            process.wait()

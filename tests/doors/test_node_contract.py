@@ -55,6 +55,7 @@ NOT_HERE = {
         "bad_names_are_refused",
         "bad_data_is_refused",
     ),
+    "its peek is one request": ("more_is_peeked_than_one_answer_has",),
     "it has other names": (
         "priority_and_key_are_told_with_meta",
         "set_queue",
