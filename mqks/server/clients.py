@@ -160,8 +160,9 @@ class Clients:
 
     @property
     def has_unhandled(self) -> bool:
-        """Somebody waits for a turn."""
-        return bool(self._turn)
+        """Whether the lines of some client wait: for its turn, its works or a commit."""
+        budgets = self._published.waiters or self._awaited.waiters
+        return bool(self._turn or self._working or budgets)
 
     def end_turn(self) -> None:
         """A turn of the event loop ends; `handle_chunks` begins the next one."""

@@ -40,11 +40,12 @@ from mqks.users import Users
 from mqks.users_file import read as read_users
 
 LATE_S = 0.05
-LATE_TURNS = 5
-LATE_TURN_S = 0.002
+LATE_TURNS = 10
+LATE_TURN_S = 0.005
 LATE_MAX_S = 2.0
-"""A timer that is so late waits until nothing was read in so many turns, so long at most. They need
-time: what does not fit into a socket's buffer comes when that was read, by the system's leave."""
+"""A timer that is so late waits until nothing was read in so many turns; at most for as long as it
+is late, and not longer than this. The turns need time: what does not fit into a socket's buffer
+comes when that was read, by the system's leave."""
 WAIT_S = 0.002
 """Interval at which work that waits for the journal is retried."""
 
@@ -79,7 +80,7 @@ class Server:
         self._flush_scheduled = False
         self._work_scheduled = False
         self._timer: asyncio.Handle | None = None
-        self._timer_at_s = self._late_from_s = inf
+        self._timer_at_s = self._due_from_s = inf
         self._gate = Gate(settings, broker.limits_reached)
         broker.connection_count = lambda: self._gate.connections
         self._clients = Clients(
@@ -156,8 +157,7 @@ class Server:
 
     def _flush(self) -> None:
         """Send the replies of this turn, and schedule the remaining work."""
-        broker = self._broker
-        clients = self._clients
+        broker, clients, began_s = self._broker, self._clients, self._loop.time()
         clients.handle_chunks()
         self._writer.wake(alone=clients.turn_bytes < LARGE_CHUNK_BYTES)
         clients.turn_bytes = 0
@@ -176,7 +176,9 @@ class Server:
             if self._timer:
                 self._timer.cancel()
             self._timer_at_s, self._timer = due_s, self._loop.call_at(due_s, self._expire)
-            self._late_from_s = max(due_s, self._loop.time()) + LATE_S
+            # Some are due before they are set: looks ahead, and what an earlier turn has left. But
+            # from when replies are sent on, clients may do what is in time.
+            self._due_from_s = max(due_s, began_s)
 
     def _go_on(self) -> None:
         """Continue the work of earlier turns."""
@@ -193,9 +195,10 @@ class Server:
         """Do what is due. If the timer is late, what was sent in time may not have been read yet:
         it is read first."""
         now_s = self._loop.time()
-        if now_s > self._late_from_s:
-            self._late_from_s, self._timer_at_s = inf, -inf
-            self._catch_up(LATE_TURNS, now_s + LATE_MAX_S)
+        late_s = now_s - self._due_from_s
+        if late_s > LATE_S:
+            self._due_from_s, self._timer_at_s = inf, -inf
+            self._catch_up(LATE_TURNS, now_s + min(late_s, LATE_MAX_S))
             return
         self._clients.handle_chunks()
         self._timer, self._timer_at_s = None, inf

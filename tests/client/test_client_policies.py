@@ -207,7 +207,7 @@ async def test_a_lease_of_one_message(client: Any) -> None:
         last.touch(for_s=0)
         with pytest.raises(TimeoutError):
             await consumer.receive(0.05)
-        assert await client.peek("q") == []
+        await until(lambda: client.peek("q"), [])
         with pytest.raises(InvalidRequest):
             message.touch(for_s=-1)
     for options in ({"ack_timeout_s": 2, "auto_ack": True}, {"ack_timeout_s": 0.0}):
