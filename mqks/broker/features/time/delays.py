@@ -75,7 +75,20 @@ class ByChecksum:
 
 
 class Delays:
-    """Scheduled messages; times are microseconds of the monotonic clock. `memory` counts bodies."""
+    """Scheduled messages; times are microseconds of the monotonic clock. `memory` counts bodies.
+
+    Entries wait in `_far`, a heap. Two seconds before it is due an entry goes to `_near`, another
+    heap, and its body is read if it is only on disk; so bodies are in memory for what is due soon,
+    and a message is never late because of the disk. As many go there as fit into NEAR_MAX and
+    NEAR_BYTES_MAX, but always the first one, or nothing would go on. A message joins the queue when
+    nothing in `_far` is due before it: then all join in the order of their times.
+    A heap can't lose an entry in its middle. What is taken out stays in its heap, is counted in
+    `_gone`, and is dropped when it comes to the top; when most entries are such, the heap is made
+    anew. A message that was taken out and comes again has a second entry, and `_anew` says which of
+    them counts. All entries change when the clock is set or all are made due: a million of them,
+    so it is done in steps. The heaps are put aside, each step moves some into a new one, and what
+    is due meanwhile waits only for those aside that may be due before it.
+    """
 
     __slots__ = (
         *("_anew", "_aside", "_by_checksum", "_early", "_far", "_fresh", "_gone", "_gone_count"),
