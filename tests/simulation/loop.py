@@ -1,0 +1,216 @@
+"""An event loop whose time, threads and network are made from a seed.
+
+The one rule: nothing happens by itself. What comes from outside, bytes, connections, ends of what
+runs in a thread, is an event with a time; where the loop would wait, the clock jumps to the next
+one. Events of one time come in an order that the seed decides; callbacks keep their order, as
+every loop promises that.
+"""
+
+import asyncio
+import contextvars
+import heapq
+import random
+from asyncio.base_events import BaseEventLoop
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from itertools import count
+from typing import Any, Final
+
+THREAD_S = 0.002
+"""A step in a thread takes up to so long."""
+TURNS_MAX = 20_000
+"""Turns in one second of which no more than this many are work."""
+
+
+class Process:
+    """What is killed or stopped at once: whatever it began does not go on."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dead = False
+        self._waiting: list[Callable[[], object]] | None = None
+        """What is to be done when it goes on, while it is stopped."""
+        self.context = contextvars.copy_context()
+        self.context.run(PROCESS.set, self)
+
+    def run(self, callback: Callable[..., object], *args: Any) -> None:
+        if self._waiting is not None:
+            self._waiting.append(partial(callback, *args))
+        elif not self.dead:
+            callback(*args)
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        if self._waiting is None:
+            self._waiting = []
+
+    def go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """SIGCONT."""
+        waiting, self._waiting = self._waiting or [], None
+        for each in waiting:
+            loop.call_soon(each, context=self.context)
+
+
+PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
+NOBODY: Final = contextvars.Context()
+"""Of what goes on whoever ends: bytes on their way."""
+
+
+class Stuck(AssertionError):
+    """Nothing will ever happen again, or the same without end."""
+
+
+class Clock:
+    """Monotonic and wall clock of a world, in seconds."""
+
+    def __init__(self, wall_s: float) -> None:
+        self.monotonic_s = 1000.0
+        self._ahead_s = self._right_s = wall_s - self.monotonic_s
+
+    def monotonic(self) -> float:
+        return self.monotonic_s
+
+    def set(self, wrong_s: float) -> None:
+        """Set the wall clock, to be wrong by so much."""
+        self._ahead_s = self._right_s + wrong_s
+
+    def wall(self) -> float:
+        return self.monotonic_s + self._ahead_s
+
+
+class _Selector:
+    """Where the loop waits."""
+
+    def __init__(self, loop: "SimulatedLoop") -> None:
+        self._loop = loop
+
+    def select(self, timeout_s: float | None) -> Sequence[object]:
+        self._loop.pass_time(timeout_s)
+        return ()
+
+    def close(self) -> None:
+        pass
+
+
+class SimulatedLoop(BaseEventLoop):
+    def __init__(self, clock: Clock, seed: int) -> None:
+        super().__init__()
+        self.clock = clock
+        self.rng = random.Random(seed)
+        self.steps = 0
+        """Turns of the loop."""
+        self._second_s, self._second_turns = 0.0, 0
+        self._selector = _Selector(self)
+        self._events: list[tuple[float, float, int, Callable[[], object], contextvars.Context]] = []
+        self._number = count()
+        self.readers: dict[object, Callable[[], object]] = {}
+        self._clock_resolution = 1e-9
+
+    # -- time
+
+    def time(self) -> float:
+        return self.clock.monotonic_s
+
+    def pass_time(self, timeout_s: float | None) -> None:
+        """Wait for so long, or until the next event; without an end, None."""
+        self.steps += 1
+        events, clock = self._events, self.clock
+        end_s = clock.monotonic_s + timeout_s if timeout_s is not None else None
+        if events and (end_s is None or events[0][0] <= end_s):
+            end_s = max(events[0][0], clock.monotonic_s)
+        if end_s is None:
+            raise Stuck("nothing is left to happen")
+        clock.monotonic_s = end_s
+        if end_s >= self._second_s + 1:
+            self._second_s, self._second_turns = end_s, self.steps
+        elif self.steps - self._second_turns > TURNS_MAX:
+            raise Stuck(f"more than {TURNS_MAX} turns in a second: something spins")
+        while events and events[0][0] <= end_s:
+            *_, what, context = heapq.heappop(events)
+            self.call_soon(what, context=context)
+
+    def happen(
+        self,
+        after_s: float,
+        what: Callable[[], object],
+        context: contextvars.Context | None = None,
+    ) -> None:
+        """An event from outside, for the process that asked for it, or the one of the context."""
+        due_s = self.clock.monotonic_s + after_s
+        event = due_s, self.rng.random(), next(self._number), what
+        heapq.heappush(self._events, (*event, context or contextvars.copy_context()))
+
+    # -- processes
+
+    def call_soon(  # type: ignore[override]
+        self,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        context = context or contextvars.copy_context()
+        process = context.get(PROCESS)
+        if process is not None:
+            callback, args = process.run, (callback, *args)
+        return super().call_soon(callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        context = context or contextvars.copy_context()
+        process = context.get(PROCESS)
+        if process is not None:
+            callback, args = process.run, (callback, *args)
+        return super().call_at(when, callback, *args, context=context)
+
+    # -- threads
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, call: Callable[..., Any], *args: Any
+    ) -> Any:
+        """Runs in one step at a moment that the seed decides."""
+        future = self.create_future()
+
+        def run() -> None:
+            try:
+                result = call(*args)
+            except BaseException as error:
+                if not future.cancelled():
+                    future.set_exception(error)
+            else:
+                if not future.cancelled():
+                    future.set_result(result)
+
+        self.happen(self.rng.uniform(0, THREAD_S), run)
+        return future
+
+    # -- what a loop with a selector has
+
+    def _process_events(self, events: Sequence[object]) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+    def add_reader(  # type: ignore[override]
+        self, fd: Any, callback: Callable[..., object], *args: Any
+    ) -> None:
+        self.readers[fd] = partial(callback, *args)
+        fd.on_reader(self)
+
+    def remove_reader(self, fd: Any) -> bool:
+        return self.readers.pop(fd, None) is not None
+
+
+def in_world(
+    main: Callable[[], Coroutine[Any, Any, None]], clock: Clock, seed: int
+) -> SimulatedLoop:
+    """Run it; the loop is left as it is, with tasks that will never go on."""
+    loop = SimulatedLoop(clock, seed)
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(main())
+    return loop
