@@ -79,12 +79,12 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
             self._leave(self._replies)
         self._connection.close("the client is closed")
         self._connections.close()
-        if kind is None and not is_sent:
+        if kind is None and not is_sent and self._session.has_unconfirmed:
             raise ConnectionLost("the client was closed before all published messages were sent")
 
     def close(self) -> None:
         """Close the client, as at the end of `with`. Published messages are sent first.
-        Raises ConnectionLost if they cannot be sent."""
+        Raises ConnectionLost if they cannot be sent, and were not all confirmed."""
         if self._is_open:
             self.__exit__(None, None, None)
 

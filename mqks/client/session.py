@@ -139,6 +139,8 @@ class Session:
         self.reason = "no answer yet"
         """Why it is down, or was when it was down last."""
         self.on_output: Callable[[bool], None] = lambda is_prompt: None
+        self.has_unconfirmed = False
+        """Whether something was published that nobody confirms."""
         self.outages = Outages(lambda: 0.0)
         """Of its client."""
         self.greeting_s = inf
@@ -250,6 +252,7 @@ class Session:
             self._ask(id_, line, call)
             return id_
         self._check(line)
+        self.has_unconfirmed = True
         self._put(line)
         return id_
 

@@ -193,9 +193,7 @@ class World:
     # -- players
 
     async def publish(self, number: int) -> None:
-        # A server may stand still for longer than the client waits for its last answer.
-        options = mqks().Options(close_timeout_s=QUIET_S)
-        async with mqks().connect(URL, options=options) as client:
+        async with mqks().connect(URL) as client:
             for each in range(self.messages):
                 name = f"{number}-{each}"
                 delay_s = self.rng.choice((None, None, 5.0, 600.0))
