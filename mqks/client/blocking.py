@@ -265,11 +265,8 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
 
         `timeout_s` starts anew with each batch. After a refused message no more batches are read.
         """
-        connection, answered, flags = (
-            self._connection,
-            OneTimeEvent(),
-            requests.publish_flags(terms),
-        )
+        connection, answered = self._connection, OneTimeEvent()
+        flags = requests.publish_flags(terms)
         prefix = None if id_prefix is None else requests.name(id_prefix)
         call, deadline_s = Call(answered.set), self._deadline(timeout_s)
         with nullcontext() if self._tracing is None else self._tracing.publish_many(terms) as span:

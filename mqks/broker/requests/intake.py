@@ -284,8 +284,7 @@ class Intake:
             connection.overrun = not connection.expelled
             return
         self._once.write(once_ids)
-        if confirms or others:
-            self._remember(connection, confirms, others)
+        self._remember(connection, confirms, others)
 
     def _complete(
         self,
@@ -303,16 +302,16 @@ class Intake:
                 failure = Unwritable(f"{self._broker.unwritable}: the message is not durable")
                 self._refusals.tell(connection, message_id, b"publish", failure)
             confirms = []
-        if confirms or others:
-            self._remember(connection, confirms, others)
+        self._remember(connection, confirms, others)
         yield GOES_ON
 
     def _remember(self, connection: Connection, confirms: list[bytes], others: list[bytes]) -> None:
         """Send these confirms with the next commit, which is after `finish`; `confirms` are those
         of messages."""
-        waiters = self._broker.pending.waiters
-        waiters.confirmed += len(confirms)
-        waiters.confirms.append((connection, confirms + others))
+        if confirms or others:
+            waiters = self._broker.pending.waiters
+            waiters.confirmed += len(confirms)
+            waiters.confirms.append((connection, confirms + others))
 
     def _proceed(self, connection: Connection) -> bool:
         """Continue the works of its lines; return whether all are done."""
