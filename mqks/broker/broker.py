@@ -12,7 +12,7 @@ from itertools import chain, count, islice
 from math import inf
 from typing import TypeVar, get_args
 
-from mqks.broker.features.admission.once import Once, OnceWindow
+from mqks.broker.features.admission.once import OnceWindow
 from mqks.broker.features.table import FEATURES
 from mqks.broker.features.tails.tail import MessageTail
 from mqks.broker.features.tails.tails import Tails
@@ -156,9 +156,7 @@ class Broker:
             self.end_consumers,
             self.end_tails,
         )
-        self.publishing = Publishing(
-            settings, self.shared, self.bindings, self.tails, Once(self.once, self.pending)
-        )
+        self.publishing = Publishing(settings, self.shared, self.bindings, self.tails, self.once)
         self.schedules = Schedules(self.shared, self.bindings, self.publishing, next_tick)
         self.policies = Policies(self.queues, self.turns, settings.queue_tables)
 

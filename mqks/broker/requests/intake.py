@@ -262,7 +262,7 @@ class Intake:
         """Handle a single line; return its request if it is to be confirmed with the chunk."""
         # What comes before this line is published. If its ids waited for the end of the chunk, a
         # publish --once that takes several turns would wait for them, and they for it.
-        self._once.write(self._once.gathered())
+        self._once.write(self._once.take_gathered())
         queued = self._broker.shared.counters.queued
         request = self._request(connection, line) if line else None
         self.publishes |= self._broker.shared.counters.queued != queued
@@ -275,7 +275,7 @@ class Intake:
 
     def _end(self, connection: Connection, confirms: list[bytes], others: list[bytes]) -> None:
         """All lines are done or begun. Confirms wait until all are done."""
-        works, once_ids = connection.works, self._once.gathered()
+        works, once_ids = connection.works, self._once.take_gathered()
         connection.unconfirmed += len(confirms) + len(others)
         if works and not self._proceed(connection):
             works.append(self._complete(connection, confirms, others, once_ids))

@@ -1,19 +1,15 @@
-"""The ids of messages published with `--once`, and which of them the journal has yet to get.
+"""The ids of messages published with `--once`.
 
-The one rule: an id is written with its message or after it, never before. The window holds a fixed
-number of the latest ids. What it keeps of an id is the id, or `{id}\\t{until}` for one that counts
-until a time of the monotonic clock. The journal has `{id}\\t{until}\\t{for}` instead: a time of the
-wall clock, and how long the id counts, so that a clock that was set back between two runs makes it
-no longer. Times are in microseconds.
+The one rule: the window holds a fixed number of the latest ids. What it keeps of an id is the id,
+or `{id}\\t{until}` for one that counts until a time of the monotonic clock. The journal has
+`{id}\\t{until}\\t{for}` instead: a time of the wall clock, and how long the id counts, so that a
+clock that was set back between two runs makes it no longer. Times are in microseconds.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable
 from math import inf
 from typing import Final
-
-from mqks.broker.spine.clients.connection import Connection
-from mqks.broker.spine.log.pending import Pending
 
 ONCE_BYTES: Final = 90
 """Memory of an id besides its length: an entry of a dict and one of a deque (measured)."""
@@ -82,51 +78,3 @@ class OnceWindow:
                 self._keep(message_id, b"%b\t%d" % (message_id, clock_us + left_us))
             else:
                 self._keep(message_id, message_id)
-
-
-class Once:
-    """Knows those of the window, and writes them."""
-
-    __slots__ = ("_gathered", "_pending", "_window", "unfinished")
-
-    def __init__(self, window: OnceWindow, pending: Pending) -> None:
-        self._window = window
-        self._pending = pending
-        self._gathered: list[bytes] = []
-        """Those of the messages that the current chunk gathers."""
-        self.unfinished = 0
-        """Number of works with ids that are known but not written yet: a second publish of such an
-        id must not be confirmed before the first."""
-
-    def knows(self, connection: Connection, message_id: bytes) -> bool:
-        return self._window.knows(connection.once_id(message_id))
-
-    def take(
-        self, connection: Connection, message_id: bytes, for_s: float = inf
-    ) -> list[bytes] | None:
-        """Remember an id; return what is to be written of it, or None if it was known."""
-        new = self._window.add(connection.once_id(message_id), for_s)
-        return None if new is None else [new]
-
-    def gather(self, new: list[bytes]) -> None:
-        """Write these when the chunk ends."""
-        self._gathered += new
-
-    def gathered(self) -> list[bytes]:
-        """Those of the chunk, which ends."""
-        gathered, self._gathered = self._gathered, []
-        return gathered
-
-    def write(self, new: list[bytes]) -> None:
-        """Write these with the next commit."""
-        if new:
-            self._pending.entry.once += new
-            self._pending.records += len(new)
-
-    def hold(self, new: list[bytes]) -> None:
-        """Messages with these ids are published in turns: the ids are written when that ends."""
-        self.unfinished += new != []
-
-    def release(self, held: list[bytes]) -> None:
-        self.unfinished -= held != []
-        self.write(held)

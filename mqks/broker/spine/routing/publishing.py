@@ -6,7 +6,6 @@ with `--once` only the first with an id.
 
 from collections import deque
 from functools import lru_cache
-from math import inf
 from typing import Any, Final, NamedTuple, Protocol
 
 from mqks.broker.spine.base.turns import WAITS, Work, slices
@@ -17,6 +16,7 @@ from mqks.broker.spine.queue.shared import Shared
 from mqks.broker.spine.routing.bindings import Bindings
 from mqks.broker.spine.routing.gathering import NO_GROUP, Gathering, Group, is_nowhere
 from mqks.broker.spine.routing.masks import Queues
+from mqks.broker.spine.routing.once import KnownIds, Once
 from mqks.errors import BadRequest, Unwritable
 from mqks.limits import (
     COPIES_MAX,
@@ -66,35 +66,6 @@ class Watchers(Protocol):
     def show(self, tails: tuple[Any, ...], lines: list[bytes]) -> None: ...
 
 
-class OnceIds(Protocol):
-    """Ids that were published with `--once`."""
-
-    unfinished: int
-    """Number of works with ids that are known but not written yet: a second publish of such an id
-    must not be confirmed before the first."""
-
-    def knows(self, connection: Connection, message_id: bytes) -> bool: ...
-
-    def take(
-        self, connection: Connection, message_id: bytes, for_s: float = inf
-    ) -> list[bytes] | None:
-        """Remember an id; return what is to be written of it, or None if it was known."""
-
-    def gather(self, new: list[bytes]) -> None:
-        """Write these when the chunk ends."""
-
-    def gathered(self) -> list[bytes]:
-        """Those of the chunk, which ends."""
-
-    def write(self, new: list[bytes]) -> None:
-        """Write these with the next commit."""
-
-    def hold(self, new: list[bytes]) -> None:
-        """Messages with these ids are published in turns: the ids are written when that ends."""
-
-    def release(self, held: list[bytes]) -> None: ...
-
-
 class Publishing:
     __slots__ = (
         *("_bindings", "_settings", "_shared", "_tails"),
@@ -107,13 +78,13 @@ class Publishing:
         shared: Shared,
         bindings: Bindings,
         tails: Watchers,
-        once: OnceIds,
+        known: KnownIds,
     ) -> None:
         self._settings = settings
         self._shared = shared
         self._bindings = bindings
         self._tails = tails
-        self.once = once
+        self.once = Once(known, shared.pending)
         self.gathering = Gathering(self._publish_gathered)
         self.works: deque[Work[None]] = deque()
         """The works of the connection of the current chunk."""
