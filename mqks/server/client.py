@@ -76,8 +76,6 @@ class ServerClient(Resting, asyncio.BufferedProtocol):
         """Memory of what has come in and is not handled."""
         self.tail_bytes = 0
         """Of its incomplete line, when that was last counted."""
-        self.reads_long_line = False
-        """That line is read whatever room there is."""
         self.unsent_bytes = 0
         """Bytes sent since everything had been read: all of them may still be in memory."""
         self._taken_bytes = NOT_SEEN

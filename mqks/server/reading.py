@@ -13,7 +13,8 @@ A client is read while it has no reason to rest, see `Resting`:
 The one rule: all clients are read into one buffer, and what is in it is copied at once.
 """
 
-from typing import Final, Protocol
+from collections.abc import Hashable
+from typing import Final
 
 from mqks.limits import (
     PIECE_BYTES_MAX,
@@ -21,6 +22,7 @@ from mqks.limits import (
     TLS_PIECE_BYTES_MAX,
     TLS_PIECE_LATE_BYTES_MAX,
 )
+from mqks.server.clock import Patient
 
 
 class Hold:
@@ -34,25 +36,26 @@ class Hold:
     ROOM: Final = 32
 
 
-class LineReader(Protocol):
-    reads_long_line: bool
-    """Its long line is read whatever room there is."""
-
-
 class ReadBuffer:
-    __slots__ = ("_is_late", "_piece", "_piece_bytes", "outboxes_full", "tls_piece_bytes", "whole")
+    __slots__ = (
+        *("_is_late", "_piece", "_piece_bytes"),
+        *("long_lines", "outboxes_full", "tls_piece_bytes", "whole"),
+    )
 
     def __init__(self) -> None:
         self.whole = self._piece = memoryview(bytearray(PIECE_BYTES_MAX))
         self._piece_bytes = PIECE_BYTES_MAX
         self.tls_piece_bytes = TLS_PIECE_BYTES_MAX
         self._is_late = False
+        self.long_lines: dict[Hashable, Patient] = {}
+        """Clients whose long lines are read though there is hardly room, and when that is checked.
+        """
         self.outboxes_full = False
         """Clients with unsent replies are not read: there is hardly room for more."""
 
-    def buffer(self, client: LineReader) -> memoryview:
+    def buffer(self, client: Hashable) -> memoryview:
         """The part of `whole` for what is read next."""
-        return self.whole if client.reads_long_line else self._piece
+        return self.whole if client in self.long_lines else self._piece
 
     def limit(self, piece_bytes: int) -> None:
         """Read at most so much at once, as there is room for lines."""

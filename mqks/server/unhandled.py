@@ -45,9 +45,7 @@ class Unhandled:
         self._loop = asyncio.get_running_loop()
         self._bytes_max = broker.settings.unhandled_bytes_max
         self._reading = reading
-        self._long: dict[ServerClient, Patient] = {}
-        """Clients whose long lines are read though there is hardly room, and when that is checked.
-        """
+        self._long = reading.long_lines
         self._waiting: dict[ServerClient, None] = {}
         """Clients whose long lines wait for that, in the order they came."""
         self._full = False
@@ -76,11 +74,11 @@ class Unhandled:
             self._reading.limit(size)
         tail_bytes, before = connection.splitter.tail_bytes, client.tail_bytes
         client.tail_bytes = tail_bytes
-        if tail_bytes < before and client.reads_long_line:
+        if tail_bytes < before and client in self._long:
             self._forget(client)  # Its line is complete; those who wait come before the next one.
         if tail_bytes < PIECE_BYTES_MIN or client.ended or connection.closed:
             self._forget(client)
-        elif not client.reads_long_line and self.is_short:
+        elif client not in self._long and self.is_short:
             client.rest(Hold.ROOM)
             self._waiting[client] = None
         self._admit()
@@ -97,7 +95,6 @@ class Unhandled:
         if client in self._waiting:
             del self._waiting[client]
             self._loop.call_soon(client.resume, Hold.ROOM)
-        client.reads_long_line = False
         if timer := self._long.pop(client, None):
             timer.cancel()
 
@@ -111,7 +108,6 @@ class Unhandled:
 
     def _check_later(self, client: ServerClient) -> None:
         size = client.connection.splitter.tail_bytes
-        client.reads_long_line = True
         self._long[client] = Patient(STUCK_S, partial(self._check, client, size))
 
     def _check(self, client: ServerClient, began_bytes: int) -> None:
