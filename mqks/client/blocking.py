@@ -30,7 +30,6 @@ from mqks.client.messages import Message, PeekedMessage
 from mqks.client.options import Options, named
 from mqks.client.session import Asked, Call, ReplySession, Session, SessionState
 from mqks.client.steps import Step
-from mqks.limits import PEEK_ROWS_MAX
 from mqks.protocol.requests import ALL
 
 TURN_MESSAGES = 256
@@ -537,10 +536,9 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
             left = limit - len(found)
             body, lines = requests.peek(queue, goes_on, left, scheduled, selection), list[bytes]()
             answer = self._ask(partial(self._ask_lines, body, lines), timeout_s)
-            found += map(PeekedMessage.parse, lines)
-            goes_on = requests.peek_goes_on(answer)
-            if goes_on is None and len(lines) == PEEK_ROWS_MAX:
-                goes_on = found[-1].seq
+            page = [*map(PeekedMessage.parse, lines)]
+            found += page
+            goes_on = requests.peek_goes_on(answer, [each.seq for each in page])
         if not found:
             self.check_queue(queue, timeout_s=timeout_s)
         return found

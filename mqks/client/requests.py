@@ -7,7 +7,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -660,10 +660,14 @@ def receive(queue: str, limit: int, lease_s: float | None, wait_s: float) -> byt
     return b" ".join([b"receive", name(queue), *flags("receive", values)])
 
 
-def peek_goes_on(answer: bytes) -> int | None:
-    """From the end of a reply to `peek`: the number after which there may be more messages."""
+def peek_goes_on(answer: bytes, numbers: Sequence[int]) -> int | None:
+    """From the end of a reply to `peek`, which has the messages with these numbers: the number
+    after which there may be more. Any reply may end early, and one without messages is the end,
+    unless it tells that number."""
     number = answer.removeprefix(PEEK_GOES_ON)
-    return int(number) if number != answer and is_number(number) else None
+    if number != answer and is_number(number):
+        return int(number)
+    return numbers[-1] if numbers else None
 
 
 def is_peek_end(text: bytes) -> bool:

@@ -114,7 +114,7 @@ class Live:
             lines, end = self._server.ask_lines(body)
             page = [message_row(**peeked(line)._asdict()) for line in lines]
             yield from page
-            goes_on = requests.peek_goes_on(end) or (page[-1]["seq"] if page else None)
+            goes_on = requests.peek_goes_on(end, [each["seq"] for each in page])
 
     def _rows(self, words: str, *keys: str) -> Iterator[Row]:
         return rows(self._server.stats, words, *keys)

@@ -227,6 +227,11 @@ async def test_more_is_peeked_than_one_answer_has(client: Any) -> None:
     for limit in (999, 1000, 1010, 2500):
         found = await client.peek("q", limit=limit)
         assert [message.data for message in found] == [b"%d" % n for n in range(min(limit, 2100))]
+    # An answer of some MiB ends early, too.
+    await client.subscribe("large", ["l"])
+    await client.publish_many(("l", f"{n:0100000}") for n in range(100))
+    found = await client.peek("large", limit=90)
+    assert [int(message.data[-9:]) for message in found] == [*range(90)]
 
 
 async def test_manual_ack_is_the_contrary_of_auto_ack(connect: Any, client: Any) -> None:
