@@ -56,6 +56,25 @@ NOBODY: Final = contextvars.Context()
 """Of what goes on whoever ends: bytes on their way."""
 
 
+def of_process(
+    context: contextvars.Context, callback: Callable[..., object]
+) -> Callable[..., object]:
+    process = context.get(PROCESS)
+    return callback if process is None else partial(process.run, callback)
+
+
+def run_into(future: asyncio.Future[Any] | None, call: Callable[[], Any]) -> None:
+    """Call it, as a thread does, and tell the future what became of it, if there is one."""
+    try:
+        result = call()
+    except BaseException as error:
+        if future is not None and not future.done():
+            future.set_exception(error)
+    else:
+        if future is not None and not future.done():
+            future.set_result(result)
+
+
 class Stuck(AssertionError):
     """Nothing will ever happen again, or the same without end."""
 
@@ -149,10 +168,7 @@ class SimulatedLoop(BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
         context = context or contextvars.copy_context()
-        process = context.get(PROCESS)
-        if process is not None:
-            callback, args = process.run, (callback, *args)
-        return super().call_soon(callback, *args, context=context)
+        return super().call_soon(of_process(context, callback), *args, context=context)
 
     def call_at(  # type: ignore[override]
         self,
@@ -162,10 +178,7 @@ class SimulatedLoop(BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         context = context or contextvars.copy_context()
-        process = context.get(PROCESS)
-        if process is not None:
-            callback, args = process.run, (callback, *args)
-        return super().call_at(when, callback, *args, context=context)
+        return super().call_at(when, of_process(context, callback), *args, context=context)
 
     # -- threads
 
@@ -174,18 +187,7 @@ class SimulatedLoop(BaseEventLoop):
     ) -> Any:
         """Runs in one step at a moment that the seed decides."""
         future = self.create_future()
-
-        def run() -> None:
-            try:
-                result = call(*args)
-            except BaseException as error:
-                if not future.cancelled():
-                    future.set_exception(error)
-            else:
-                if not future.cancelled():
-                    future.set_result(result)
-
-        self.happen(self.rng.uniform(0, THREAD_S), run)
+        self.happen(self.rng.uniform(0, THREAD_S), partial(run_into, future, partial(call, *args)))
         return future
 
     # -- what a loop with a selector has

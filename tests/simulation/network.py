@@ -239,9 +239,7 @@ class Transport(asyncio.Transport):
         """Its process was killed, or the connection is reset: the other side learns of it."""
         if not self._lost:
             self._lost = self._closing = True
-            if not self._ended:
-                self._ended = True
-                self._deliver(None)
+            self.write_eof()
             self._sock.close()
 
     def reset(self) -> None:
@@ -255,10 +253,6 @@ class Transport(asyncio.Transport):
     @property
     def process(self) -> Process | None:
         return self._context.get(PROCESS)
-
-    @property
-    def is_open(self) -> bool:
-        return not self._closing
 
     def _lose(self, error: Exception | None) -> None:
         if not self._lost:
@@ -297,7 +291,7 @@ class Network:
         self.tidy()
 
     def tidy(self) -> None:
-        self.transports = [each for each in self.transports if each.is_open]
+        self.transports = [each for each in self.transports if not each.is_closing()]
 
     def install(self, loop: SimulatedLoop) -> None:
         """Let a loop connect through it."""
@@ -325,13 +319,9 @@ class Network:
         async def create_connection(
             factory: Callable[[], Any], *, sock: socket.socket, **how: Any
         ) -> tuple[Any, Any]:
-            protocol = factory()
             mine = self._dialled.pop(id(sock))
             sock.close()
-            transport = Transport(loop, mine, protocol)
-            self.transports.append(transport)
-            await asyncio.sleep(0)
-            return transport, protocol
+            return await connect_accepted_socket(factory, mine)
 
         async def connect_accepted_socket(
             factory: Callable[[], Any], sock: SimulatedSocket

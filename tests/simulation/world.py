@@ -16,14 +16,17 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, cast
 
-from tests.simulation.loop import NOBODY, Clock, Process, SimulatedLoop, in_world
+from tests.simulation.loop import NOBODY, Clock, Process, SimulatedLoop, in_world, run_into
 from tests.simulation.network import Network
 
 WALL_S = 1_790_000_000.0
+CALL_S = 0.001
+"""A call of SQLite takes up to so long."""
 PORT = 25000
 URL = f"mqks://127.0.0.1:{PORT}"
 PUBLISHERS, CONSUMERS, MESSAGES = 16, 4, 60
@@ -44,24 +47,14 @@ class Violation(AssertionError):
 class Calls:
     """The queue of a thread of aiosqlite: what is put there happens at a moment of the seed."""
 
+    def __init__(self) -> None:
+        self._last_s = 0.0
+
     def put_nowait(self, item: tuple[Any, Callable[[], Any]]) -> None:
-        future, call = item
         loop = cast(SimulatedLoop, asyncio.get_running_loop())
-        self._last = (
-            max(getattr(self, "_last", 0.0), loop.time() + loop.rng.uniform(0, 0.001)) + 1e-9
-        )
-
-        def run() -> None:
-            try:
-                result = call()
-            except BaseException as error:
-                if future is not None and not future.done():
-                    future.set_exception(error)
-            else:
-                if future is not None and not future.done():
-                    future.set_result(result)
-
-        loop.happen(self._last - loop.time(), run)
+        now_s = loop.time()
+        self._last_s = max(self._last_s, now_s + loop.rng.uniform(0, CALL_S)) + 1e-9  # In order.
+        loop.happen(self._last_s - now_s, partial(run_into, *item))
 
 
 class NoThread:
@@ -158,7 +151,7 @@ class World:
         self.graves.append(task)
         return task
 
-    async def serve(self) -> Process:
+    async def serve(self) -> None:
         """Start a server on what the one before it left."""
         from mqks.server.running import serve
         from mqks.settings import Settings
@@ -184,7 +177,6 @@ class World:
                 raise self.failure
         self.note(process.name, "listens")
         self.process = process
-        return process
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -217,13 +209,13 @@ class World:
 
     # -- faults
 
-    async def kill_servers(self, process: Process) -> None:
+    async def kill_servers(self) -> None:
         while self.has_faults:
             await asyncio.sleep(self.rng.expovariate(1 / 90))
-            self.note("kill", process.name)
-            self.network.kill(process)
+            self.note("kill", self.process.name)
+            self.network.kill(self.process)
             await asyncio.sleep(self.rng.expovariate(1 / 2))
-            process = await self.serve()
+            await self.serve()
 
     async def cut_connections(self) -> None:
         while self.has_faults:
@@ -254,7 +246,7 @@ class World:
 
     async def main(self) -> None:
         self.network.install(cast(SimulatedLoop, asyncio.get_running_loop()))
-        process = await self.serve()
+        await self.serve()
         consumers = [Process(f"consumer {number}") for number in range(CONSUMERS)]
         publishers = [Process(f"publisher {number}") for number in range(PUBLISHERS)]
         for number, each in enumerate(consumers):
@@ -262,7 +254,7 @@ class World:
         await asyncio.sleep(5)
         working = [self.spawn(each, self.publish(n)) for n, each in enumerate(publishers)]
         faults = asyncio.gather(
-            self.kill_servers(process),
+            self.kill_servers(),
             self.cut_connections(),
             self.stop_processes([*consumers, *publishers]),
             self.set_clock(),
@@ -318,8 +310,6 @@ def run(seed: int, messages: int = MESSAGES) -> Result:
     with tempfile.TemporaryDirectory() as directory:
         world = World(seed, Path(directory), messages)
         install(world.clock, world.network, seed)
-        import anyio  # noqa: F401
-
         from mqks.server import log
 
         log.configure("text", "critical")
