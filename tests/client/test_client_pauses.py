@@ -75,6 +75,12 @@ def stopped(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGCONT)
 
 
+def answered_in_a_pause(process: subprocess.Popen[bytes], peer: Peer, answering: Answering) -> None:
+    process.send_signal(signal.SIGSTOP)
+    peer._portal.call(answering.may_answer.set)
+    stopped(process)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_a_pause_costs_no_connection_and_hides_no_dead_server(kind: str) -> None:
@@ -89,9 +95,7 @@ def test_a_pause_costs_no_connection_and_hides_no_dead_server(kind: str) -> None
             until(lambda: answering.greetings)
             stopped(process)
             until(lambda: answering.pings or peer.accepted > 1)
-            process.send_signal(signal.SIGSTOP)
-            peer._portal.call(answering.may_answer.set)
-            stopped(process)
+            answered_in_a_pause(process, peer, answering)
             until(lambda: answering.pings > 1 or peer.accepted > 1)
             assert (answering.greetings, peer.accepted) == (1, 1)
 
@@ -114,9 +118,7 @@ def test_an_answer_that_came_in_a_pause_was_in_time(kind: str) -> None:
         )
         try:
             until(lambda: answering.pings)  # The publish, which waits for its answer.
-            process.send_signal(signal.SIGSTOP)
-            peer._portal.call(answering.may_answer.set)
-            stopped(process)
+            answered_in_a_pause(process, peer, answering)
             assert process.wait(WAIT_S) == 0
         finally:
             process.kill()
