@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import random
 import shutil
 import sys
@@ -10,7 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.chaos.play import Chaos
+from tests.chaos.play import Chaos, Figures
+from tests.chaos.server import Processes
 
 
 def in_a_line(failure: BaseException) -> str:
@@ -28,23 +30,33 @@ def main(words: list[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     directory = Path(tempfile.mkdtemp(prefix="mqks-chaos-"))
     print(f"seed {arguments.seed}, in {directory}", flush=True)
-    chaos, begin, life = (
-        Chaos(directory, arguments.seed, texts=arguments.texts),
-        time.monotonic(),
-        0,
-    )
-    try:
-        for life in range(arguments.lives):
-            chaos.live(life)
-            _report(chaos, begin, life, arguments.lives)
-        chaos.end(arguments.lives)
-    except BaseException as failure:
-        print(in_a_line(failure))
-        print(f"seed {arguments.seed}, life {life}; kept: {directory}", flush=True)
-        raise
+    asyncio.run(lives(directory, arguments.seed, arguments.lives, texts=arguments.texts))
     print("all is drained", flush=True)
     shutil.rmtree(directory)
     return 0
+
+
+async def lives(
+    directory: Path, seed: int, count: int, *, seconds: float = 1e9, texts: bool = False
+) -> Figures:
+    """So many lives of real servers, or so long. Raises Violation."""
+    begin_s, life = time.monotonic(), 0
+    servers = Processes(directory / "mqks.db")
+    chaos = Chaos(directory, servers, seed, texts=texts)
+    try:
+        for life in range(count):
+            if time.monotonic() > begin_s + seconds:
+                break
+            await chaos.live(life)
+            _report(chaos, begin_s, life, count)
+        await chaos.end(count)
+    except BaseException as failure:
+        print(in_a_line(failure))
+        print(f"seed {seed}, life {life}; kept: {directory}", flush=True)
+        raise
+    finally:
+        servers.close()
+    return chaos.figures
 
 
 def _report(chaos: Chaos, begin_s: float, life: int, lives: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos import forge, renting
-from tests.chaos import server as servers
 from tests.chaos.checker import Checker, Found, Queue, Row, Violation
 from tests.chaos.crowd import (
     FIXED,
@@ -33,9 +31,9 @@ from tests.chaos.crowd import (
 )
 from tests.chaos.nuisance import Nuisance
 from tests.chaos.plan import LifePlan, plan
+from tests.chaos.server import Server, Servers
 from tests.chaos.ward import QUEUES, Ward
-from tests.chaos.wire import WAIT_S, Life, Wire
-from tests.kit.server_process import ServerProcess
+from tests.chaos.wire import Life, Wire
 
 _RANGE = re.compile(rb"epoch=(\S+) first=(\d+) next=(\d+)")
 
@@ -102,62 +100,65 @@ class Figures:
 
 
 class Chaos:
-    """`directory` gets the database and, when something is wrong, all that tells about it."""
+    """`directory` gets all that tells about it when something is wrong."""
 
-    def __init__(self, directory: Path, seed: int, *, texts: bool = False) -> None:
+    def __init__(
+        self, directory: Path, servers: Servers, seed: int, *, texts: bool = False
+    ) -> None:
         """`texts`: the texts of all segments are in files."""
         self.directory = directory
         self.seed = seed
+        self._servers = servers
         self._flags = {"text_file_bytes_min": 1} if texts else {}
         self.figures = Figures()
-        self._db = directory / "mqks.db"
         self._checker = Checker()
         self._ward = Ward()
         self._forge = forge.Forge()
         self._renting = renting.Renting()
         self._again: dict[str, dict[bytes, int]] = {}
         self._stopped = True
-        self._before: Life | None = None
+        self.latest: Life | None = None
+        """The one that ended last."""
+        self._tasks: list[asyncio.Task[None]] = []
         for name in [*FIXED, FLUX]:
             self._checker.queues[name] = Queue(name, [(None, self._checker.start)])
 
-    def live(self, number: int) -> None:
+    async def live(self, number: int) -> None:
         """One life. Raises Violation."""
-        self._live(plan(self.seed, number), self._play)
+        await self._live(plan(self.seed, number), self._play)
 
-    def end(self, number: int) -> None:
+    async def end(self, number: int) -> None:
         """Everything is drained, and stays so after a crash. Raises Violation."""
         for how, kill in ((self._drain, True), (self._is_drained, False)):
             calm = plan(self.seed, number)
             flags = {name: calm.flags[name] for name in ("ballast_bytes", "disk_free_bytes_min")}
-            self._live(replace(calm, flags=flags, full=False, limited=False, kill=kill), how)
+            await self._live(replace(calm, flags=flags, full=False, limited=False, kill=kill), how)
 
-    def _live(
+    async def _live(
         self,
         its_plan: LifePlan,
-        play: Callable[[Life, LifePlan, ServerProcess], Coroutine[Any, Any, None]],
+        play: Callable[[Life, LifePlan], Coroutine[Any, Any, None]],
     ) -> None:
-        code: int | None = None
-        life: Life | None = None
-        its_plan = replace(its_plan, flags=its_plan.flags | self._flags)
-        server = servers.start(self._db, its_plan)
+        server = await self._servers.start(its_plan, its_plan.flags | self._flags)
+        life = Life(server.address, self._checker, server.wait_s)
         try:
-            with server:
-                life = Life(server.address, self._checker)
-                try:
-                    asyncio.run(_closing(life, play(life, its_plan, server)))
-                except BaseException:
-                    if not (life.ending or server.is_running):
-                        code = server.wait()
-                    raise
+            try:
+                await play(life, its_plan)
+                life.ending = True
+                await server.end(kill=its_plan.kill)
+                await self._left(life)
+            finally:
+                await self._leave(life)
         except BaseException as failure:
-            if code is not None:
-                failure.add_note(f"the server had ended with {code}")
-            if life is not None and life.first not in (None, failure):
+            if not life.ending and (how := server.has_ended):
+                failure.add_note(f"the server had ended: {how}")
+            if life.first not in (None, failure):
                 failure.add_note(f"what was wrong first: {life.first!r}")
             self._keep(life, server, its_plan, failure)
             raise
-        self._before = life
+        # On a full disk what was received may have found no room.
+        self._stopped = not its_plan.kill and not its_plan.full
+        self.latest = life
         figures = self.figures
         figures.lives += 1
         figures.killed += its_plan.kill
@@ -167,12 +168,10 @@ class Chaos:
         figures.counts["transactions"] = self._forge.ledger.steps
         figures.counts["leases"] = self._renting.book.given_count
 
-    def _keep(
-        self, life: Life | None, server: ServerProcess, its_plan: LifePlan, failure: BaseException
-    ) -> None:
+    def _keep(self, life: Life, server: Server, its_plan: LifePlan, failure: BaseException) -> None:
         (self.directory / "plan.txt").write_text(f"{its_plan}\n\n{failure!r}\n")
         (self.directory / "server.log").write_text(server.log)
-        for name, each in (("transcript.txt", life), ("transcript-before.txt", self._before)):
+        for name, each in (("transcript.txt", life), ("transcript-before.txt", self.latest)):
             with (self.directory / name).open("wb") as file:
                 for who, data in each.transcript if each else ():
                     for line in data.split(b"\n"):
@@ -180,52 +179,44 @@ class Chaos:
 
     # -- a life
 
-    async def _play(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
+    async def _play(self, life: Life, its_plan: LifePlan) -> None:
         await self._restarted(life, its_plan)
         self._checker.exact = not its_plan.full
         self._checker.limited = its_plan.limited
         if its_plan.number == 0:
             await Owner(life, its_plan, "set-up").set_up()
-        players = self._players(life, its_plan)
-        tasks = [asyncio.ensure_future(each) for each in players]
-        try:
-            await self._until(life, its_plan.events, tasks)
-            life.ending = True
-            await asyncio.to_thread(servers.end, server, kill=its_plan.kill)
-            await asyncio.wait(tasks, timeout=WAIT_S)
-            for task in tasks:
-                if not task.done():
-                    raise Violation(f"a player does not end: {task}")
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        self._ended(its_plan)
+        self._tasks = [asyncio.ensure_future(each) for each in self._players(life, its_plan)]
+        await self._until(life, its_plan.events, self._tasks)
 
-    async def _drain(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
+    async def _left(self, life: Life) -> None:
+        """All players end with their server."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=life.wait_s)
+        for task in self._tasks:
+            if not task.done():
+                raise Violation(f"a player does not end: {task}")
+            task.result()
+
+    async def _leave(self, life: Life) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        await life.close()
+
+    async def _drain(self, life: Life, its_plan: LifePlan) -> None:
         await self._restarted(life, its_plan)
         self._checker.exact = True
         self._checker.limited = False
         queues = [each for each in self._checker.queues.values() if each.shapes[-1][0] is not None]
         for queue in queues:
             await Drainer(life, its_plan, queue).run()
-        life.ending = True
-        servers.end(server, kill=its_plan.kill)
-        self._ended(its_plan)
 
-    async def _is_drained(self, life: Life, its_plan: LifePlan, server: ServerProcess) -> None:
+    async def _is_drained(self, life: Life, its_plan: LifePlan) -> None:
         await self._restarted(life, its_plan)
         for queue in self._checker.queues.values():
             if queue.copies:
                 raise Violation(f"{queue.name!r} was drained, and has {list(queue.copies)}")
-        life.ending = True
-        servers.end(server, kill=its_plan.kill)
-        self._ended(its_plan)
-
-    def _ended(self, its_plan: LifePlan) -> None:
-        # On a full disk what was received may have found no room.
-        self._stopped = not its_plan.kill and not its_plan.full
 
     @staticmethod
     async def _until(life: Life, events: int, tasks: list[asyncio.Task[None]]) -> None:
@@ -234,7 +225,7 @@ class Chaos:
             life.progress.clear()
             look = asyncio.ensure_future(life.progress.wait())
             done, _ = await asyncio.wait(
-                [look, *tasks], timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED
+                [look, *tasks], timeout=life.wait_s, return_when=asyncio.FIRST_COMPLETED
             )
             look.cancel()
             if not done:
@@ -273,27 +264,3 @@ class Chaos:
             *([self._forge.run(life, p)] if p.forge else []),
             *([self._renting.run(life, p)] if p.renting else []),
         ]
-
-
-async def _closing(life: Life, play: Coroutine[Any, Any, None]) -> None:
-    try:
-        await play
-    finally:
-        await life.close()
-
-
-def chaos(
-    directory: Path, seed: int, lives: int, *, seconds: float = 1e9, texts: bool = False
-) -> Figures:
-    """So many lives, or so long. Raises Violation."""
-    play, end = Chaos(directory, seed, texts=texts), time.monotonic() + seconds
-    for number in range(lives):
-        if time.monotonic() > end:
-            break
-        try:
-            play.live(number)
-        except BaseException as failure:
-            failure.add_note(f"seed {seed}, life {number}; all that there is: {directory}")
-            raise
-    play.end(lives)
-    return play.figures

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from tests.chaos.checker import Checker, Link, Violation
 
 WAIT_S = 60.0
-"""Only a fault reaches it."""
 TRANSCRIPT_BYTES_MAX = 64 * 1024 * 1024
 _BODY = re.compile(rb"\S+ ok --read epoch=\S+ runs=\d+ rows=\d+ next=\d+ bytes=(\d+)")
 
@@ -35,6 +34,8 @@ class Life:
 
     address: tuple[str, int]
     checker: Checker
+    wait_s: float = WAIT_S
+    """Only a fault takes longer."""
     ending: bool = False
     """The server was told to end, or killed."""
     events: int = 0
@@ -42,7 +43,7 @@ class Life:
     transcript: list[tuple[str, bytes]] = field(default_factory=list)
     transcript_bytes: int = 0
     links: int = 0
-    open: set[Wire] = field(default_factory=set)
+    open: dict[str, Wire] = field(default_factory=dict)
     progress: asyncio.Event = field(default_factory=asyncio.Event)
     first: BaseException | None = None
     """What was wrong first; others may come of it."""
@@ -58,7 +59,7 @@ class Life:
 
     async def close(self) -> None:
         """Whatever a failure has left open."""
-        for wire in [*self.open]:
+        for wire in [*self.open.values()]:
             wire.break_off()
         await asyncio.sleep(0)
 
@@ -98,7 +99,7 @@ class Wire(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self.life.open.add(self)
+        self.life.open[self.name] = self
         raw = transport.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -152,7 +153,7 @@ class Wire(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        self.life.open.discard(self)
+        self.life.open.pop(self.name, None)
         self.life.note(f"{self.name} closed", repr(exc).encode())
         if not (self.leaving or self.life.ending) and self._failure is None:
             self._failure = Violation(f"the server closed {self.name}: {exc!r}")
@@ -227,7 +228,7 @@ class Wire(asyncio.Protocol):
 
     async def until(self, look: Callable[[], object]) -> None:
         """Gone when it is closed before that."""
-        limit = asyncio.get_running_loop().time() + WAIT_S
+        limit = asyncio.get_running_loop().time() + self.life.wait_s
         while True:
             if self._failure is not None:
                 raise self._failure

@@ -100,7 +100,7 @@ class Disk:
         for name, event in sorted(self.bindings):
             bound.setdefault(name, []).append(event)
         for name, events in bound.items():
-            broker.restore_bindings(name, events)
+            broker.bindings.restore(name, events)
         broker.once.restore(self.once)
         broker.schedules.restore(self.schedules)
         for queue_id, state in sorted(self.states.items()):

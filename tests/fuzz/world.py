@@ -359,7 +359,7 @@ class World(Played):
             if gone or connection.rests or not connection.reads:
                 continue
             read = connection.reads.popleft()
-            connection.write(read.request_id + b" ok --end\n")
+            broker.answer(connection, read, read.request_id + b" ok --end\n")
             if connection.reads and not connection.rests:
                 broker.reads_waiting.append(connection)
 

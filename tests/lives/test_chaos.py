@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Self
 import pytest
 
 from mqks.client.messages import DeadLetter, PeekedMessage
+from tests.chaos.__main__ import lives as lives_of
 from tests.chaos.__main__ import main as run_chaos
 from tests.chaos.checker import (
     Checker,
@@ -26,7 +28,7 @@ from tests.chaos.checker import (
 )
 from tests.chaos.forge import Ledger, Smith, result
 from tests.chaos.plan import plan
-from tests.chaos.play import Chaos, chaos
+from tests.chaos.play import Chaos
 from tests.chaos.renting import Leases
 from tests.chaos.server import check_log
 from tests.chaos.ward import QUEUE, Book, Holder
@@ -43,7 +45,8 @@ from tests.kit.seeds import printed_seed
     ids=["few", "many", "all texts in files"],
 )
 def test_lives_of_servers(tmp_path: Path, lives: int, texts: bool) -> None:
-    figures = chaos(tmp_path, printed_seed(), lives, seconds=20, texts=texts)
+    played = lives_of(tmp_path, printed_seed(), lives, seconds=20, texts=texts)
+    figures = asyncio.run(played)
     assert figures.counts["published"]
 
 
@@ -487,7 +490,7 @@ def test_a_fault_in_the_log_is_found(line: str) -> None:
 def test_a_violation_is_printed_as_a_line_before_its_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def live(self: Chaos, number: int) -> None:
+    async def live(self: Chaos, number: int) -> None:
         raise ExceptionGroup("tasks", [Violation("m17 is missing\nof 400 messages")])
 
     monkeypatch.setattr(Chaos, "live", live)

@@ -193,6 +193,32 @@ def test_a_torn_last_commit_is_told_and_keeps_nobody_out(
             server.kill()
 
 
+def test_a_frame_torn_in_its_header_is_the_last_commit(stopped: Path) -> None:
+    """It has its salts, and the checksum of what was there before: frames of the WAL's last turn
+    follow it by that."""
+    its_wal, last = stopped.with_name(f"{stopped.name}-wal"), 63
+    with closing(sqlite3.connect(stopped, isolation_level=None)) as connection:
+        ((version,),) = connection.execute("pragma user_version")
+
+        def commit(frames: int) -> bytes:
+            for _ in range(frames):
+                connection.execute(f"pragma user_version = {version}")
+            return its_wal.read_bytes()
+
+        commit(last + 20)
+        connection.execute("pragma wal_checkpoint(restart)")
+        before, after = commit(last - 1), commit(1)
+        database = stopped.read_bytes()
+    sector = HEADER + (last - 1) * FRAME + 16
+    assert sector % 512 == 0
+    assert before[:sector] != after[:sector]
+    stopped.write_bytes(database)
+    its_wal.write_bytes(after[:sector] + before[sector:])
+    found, log = bodies(stopped)
+    assert found == ALL
+    assert "event=wal_torn" in log
+
+
 def test_a_commit_that_was_not_finished_is_nothing_to_tell(killed: tuple[Path, Path]) -> None:
     db, its_wal = killed
     its_wal.write_bytes(its_wal.read_bytes()[:-FRAME])

@@ -1,28 +1,54 @@
 """A few seeds of the simulated world, and that it finds what it is meant to find."""
 
 import os
+import random
+import re
 import subprocess
 import sys
+from collections.abc import Generator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import mqks
+from mqks.broker.spine.base.turns import finish
+from mqks.errors import BadRequest
+from mqks.protocol.requests import ACTIONS, Action
 from tests.kit.compiled import patches_modules
+from tests.simulation import faults, vfs
+from tests.simulation.grammar import Usage
+
+
+def missing() -> str:
+    try:
+        vfs.library()
+    except (ImportError, OSError) as error:
+        return str(error)
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = Path(mqks.__file__).parent  # The wheel's, where that is tested.
+SEEDS = 4
+"""So many must be enough to find a fault."""
 WITH_A_FAULT = """
 import os
-from tests.simulation import world
+from tests.simulation.standby import WithStandby
+from tests.simulation.world import World, run
 
-install = world.install
-
-def with_a_fault(*args):
-    install(*args)
+def put_in():
 {fault}
 
-world.install = with_a_fault
+class Faulty({kind}):
+    def install(self):
+        super().install()
+        put_in()
+
 try:
-    world.run({seed}, 20)
+    run({seed}, 20, Faulty)
 except BaseException as error:
     print(type(error).__name__, error, flush=True)
     os._exit(3)
@@ -41,11 +67,80 @@ FAULTS = {
     from mqks.client.session import Session
     Session._send_again = lambda self: self._in_flight.clear()
 """,
+    "a thread that looks before it waits to be woken": """
+    from math import inf
+    from mqks.client.blocking_connection import OneTimeEvent, SessionConnection
+    def arrival(self, predicate, timeout_s):
+        while True:
+            with self.lock:
+                if predicate():
+                    return True
+            event = OneTimeEvent()
+            with self.lock:
+                self._waiting.add(event)
+            if not event.wait(inf if timeout_s is None else timeout_s):
+                return False
+    SessionConnection.arrival = arrival
+""",
+    "a thread that is not woken by acks": """
+    from mqks.client.blocking_connection import SessionConnection
+    def output(self, is_prompt):
+        if is_prompt and not self._out:
+            self._write()
+    SessionConnection._output = output
+""",
+    "commits that are not synced": """
+    from mqks.journal.sqlite.store import SqliteStore
+    prepare = SqliteStore._prepare
+    async def normal(db, settings):
+        version = await prepare(db, settings)
+        await db.execute_fetchall("pragma synchronous = normal")
+        return version
+    SqliteStore._prepare = normal
+""",
+    "a directory of texts that is not synced": """
+    from mqks.journal.sqlite.texts import Texts
+    sync = Texts._sync
+    def unsynced(self, descriptor, call=os.fsync):
+        if descriptor != self._descriptor:
+            sync(self, descriptor, call)
+    Texts._sync = unsynced
+""",
+    "a sync that is tried again": """
+    import sqlite3
+    from mqks.journal.sqlite import space
+    space.FULL_CODES.add(sqlite3.SQLITE_IOERR)
+""",
+    "a full disk that has no room again": """
+    from mqks.journal.sqlite.store import SqliteStore
+    async def never(self):
+        return False
+    SqliteStore.has_room = never
+""",
     "a timer that comes again at once": """
     from mqks.server.server import Server
     Server._catch_up = lambda self, turns, until_s: self._loop.call_soon(self._catch_up, 0, 0)
 """,
 }
+FAULTS_WITH_STANDBY = {
+    "commits that do not depend on who owns the journal": """
+    from tests.takeover.without import SAFEGUARDS
+    SAFEGUARDS["condition"]()
+""",
+    "a standby that does not wait until the owner is silent": """
+    from mqks.journal.postgres import claim
+    claim.LOOKS, claim.SUSPECT_S = 1, 0.0
+""",
+    "a commit that only the primary has, by a warning": """
+    from tests.takeover.without import SAFEGUARDS
+    SAFEGUARDS["warnings"]()
+""",
+    "a commit that only the primary has, after a lost reply": """
+    from tests.takeover.without import SAFEGUARDS
+    SAFEGUARDS["beat"]()
+""",
+}
+with_standby = pytest.mark.skipif(find_spec("psycopg") is None, reason="psycopg is not installed")
 
 
 def played(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -60,18 +155,71 @@ def played(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def seed_of(number: int, *messages: str) -> list[str]:
+def seed_of(number: int, *how: str) -> list[str]:
     """What is told of it, without how long it took."""
-    done = played("-m", "tests.simulation", str(number), *messages)
+    done = played("-m", "tests.simulation", str(number), *how)
     assert done.returncode == 0, done.stdout + done.stderr
     hash_and_time, _, counts = done.stdout.partition(" in ")
     return [hash_and_time, counts.partition("), ")[2]]
 
 
 @patches_modules
-def test_a_seed_replays_exactly() -> None:
-    first, again, other = seed_of(1, "8"), seed_of(1, "8"), seed_of(2, "8")
+@pytest.mark.parametrize("how", ["8", "2 --talk"])
+def test_a_seed_replays_exactly(how: str) -> None:
+    first, again, other = (seed_of(seed, *how.split()) for seed in (1, 1, 2))
     assert first == again != other
+
+
+@patches_modules
+@pytest.mark.parametrize("how", ["2 --lives", "3 --talk", "4 --year"])
+def test_a_world_holds(how: str) -> None:
+    seed_of(7, *how.split())
+
+
+@pytest.mark.slow
+@patches_modules
+@pytest.mark.parametrize("how", ["25 --lives", "8 --talk", "24 --year"])
+@pytest.mark.parametrize("seed", range(200, 203))
+def test_a_world_holds_at_length(seed: int, how: str) -> None:
+    seed_of(seed, *how.split())
+
+
+class Drawing:
+    """A `Chance`."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(5)
+        self.consumers = ["c1"]
+        self.messages: list[str] = []
+        self.leases: list[str] = []
+        self.epochs: list[str] = []
+
+
+def parsed(action: Action, rest: str) -> bool:
+    try:
+        wanted = action.parse(rest.encode(), 1000)
+        if isinstance(wanted, Generator):
+            finish(wanted)
+    except BadRequest:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=lambda action: action.name)
+def test_every_action_and_flag_is_drawn(action: Action) -> None:
+    """What has a new kind of value must be given some."""
+    drawing, usage = Drawing(), Usage(action.usage)
+    lines = [usage.draw(drawing) for _ in range(2000)]
+    assert any(parsed(action, line) for line in lines)
+    for flag in re.findall(r"--[a-z-]+", action.usage):
+        assert any(re.search(rf"{flag}\b", line) for line in lines), flag
+
+
+@with_standby
+@patches_modules
+def test_a_seed_with_a_standby_replays_exactly() -> None:
+    first, again = (seed_of(1, "8", "--standby") for _ in range(2))
+    assert first == again
 
 
 @pytest.mark.slow
@@ -82,13 +230,48 @@ def test_nothing_is_lost(seed: int) -> None:
 
 
 @pytest.mark.slow
+@with_standby
+@patches_modules
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_nothing_is_lost_in_take_overs(seed: int) -> None:
+    seed_of(seed, "--standby")
+
+
+@pytest.mark.slow
 @patches_modules
 @pytest.mark.parametrize("fault", FAULTS)
 def test_it_finds(fault: str) -> None:
-    for seed in range(3):
-        done = played("-c", WITH_A_FAULT.format(fault=FAULTS[fault], seed=seed))
+    assert is_found("World", FAULTS[fault])
+
+
+@pytest.mark.slow
+@with_standby
+@patches_modules
+@pytest.mark.parametrize("fault", FAULTS_WITH_STANDBY)
+def test_it_finds_with_a_standby(fault: str) -> None:
+    assert is_found("WithStandby", FAULTS_WITH_STANDBY[fault])
+
+
+def is_found(kind: str, fault: str) -> bool:
+    """By one of a few seeds."""
+    for seed in range(SEEDS):
+        done = played("-c", WITH_A_FAULT.format(kind=kind, fault=fault, seed=seed))
         if done.returncode == 3:
-            break
-    else:
-        pytest.fail(f"not found: {fault}")
-    assert done.stdout.splitlines()[-1].startswith(("Violation", "Stuck"))
+            assert done.stdout.splitlines()[-1].startswith(("Violation", "Stuck", "ConnectionLost"))
+            return True
+        assert done.returncode == 0, done.stderr
+    return False
+
+
+@pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_has_one_place(fault: faults.Fault) -> None:
+    """Whoever changes the place puts the fault into what is there now."""
+    assert fault.has_place(PACKAGE)
+
+
+@pytest.mark.slow
+@patches_modules
+@pytest.mark.parametrize("name", ["ack-not-written", "loss-not-counted", "crash-not-counted"])
+def test_it_finds_what_is_put_into_a_copy(name: str) -> None:
+    (fault,) = (each for each in faults.FAULTS if each.name == name)
+    assert fault.found() is not None

@@ -1,5 +1,6 @@
-"""Plays a seed: `python -m tests.simulation SEED [MESSAGES]`, so many of each publisher."""
+"""Plays a seed: `python -m tests.simulation SEED [COUNT]`, so many messages of each publisher."""
 
+import argparse
 import os
 import sys
 import time
@@ -8,17 +9,33 @@ if os.environ.get("PYTHONHASHSEED") != "0":
     os.environ["PYTHONHASHSEED"] = "0"
     os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
 
-from tests.simulation.world import run
+from tests.simulation.lives import Lives
+from tests.simulation.standby import WithStandby
+from tests.simulation.talk import Talk
+from tests.simulation.world import MESSAGES, World, run
+from tests.simulation.year import Year
 
+KINDS = {
+    "lives": (Lives, "so many lives of the chaos test"),
+    "talk": (Talk, "so many lives with whatever the table of requests allows"),
+    "year": (Year, "so many hours in which clocks are changed"),
+    "standby": (WithStandby, "two servers, and their journal in PostgreSQL"),
+}
+
+parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+parser.add_argument("seed", type=int)
+parser.add_argument("count", type=int, nargs="?", default=MESSAGES)
+for name, (kind, what) in KINDS.items():
+    parser.add_argument(f"--{name}", dest="kind", action="store_const", const=kind, help=what)
+arguments = parser.parse_args()
 now_s = time.perf_counter
 began_s = now_s()
-result = run(*map(int, sys.argv[1:3]))
+result = run(arguments.seed, arguments.count, arguments.kind or World)
 took_s = now_s() - began_s
 world = result.world
 print(
     f"seed {world.seed}: {result.events}, {result.passed_s:.0f} s in {took_s:.1f} s "
-    f"({result.passed_s / took_s:.0f} times), {result.turns} turns, {world.lives} lives, "
-    f"{world.cuts} cuts, {world.stops} stops, {world.sets} clocks set",
+    f"({result.passed_s / took_s:.0f} times), {result.turns} turns, {world}",
     flush=True,
 )
 os._exit(0)  # What was killed must not run its last lines.

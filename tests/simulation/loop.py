@@ -18,8 +18,12 @@ from typing import Any, Final
 
 THREAD_S = 0.002
 """A step in a thread takes up to so long."""
-TURNS_MAX = 20_000
+TURNS_MAX = 200_000
 """Turns in one second of which no more than this many are work."""
+
+
+GRAVES: Final[list[object]] = []
+"""Tasks of processes, which may be killed: what is collected would run their last lines."""
 
 
 class Process:
@@ -28,14 +32,19 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self.dead = False
-        self._waiting: list[Callable[[], object]] | None = None
+        self._waiting: list[tuple[contextvars.Context, Callable[[], object]]] | None = None
         """What is to be done when it goes on, while it is stopped."""
         self.context = contextvars.copy_context()
         self.context.run(PROCESS.set, self)
 
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, context=self.context)
+        GRAVES.append(task)
+        return task
+
     def run(self, callback: Callable[..., object], *args: Any) -> None:
         if self._waiting is not None:
-            self._waiting.append(partial(callback, *args))
+            self._waiting.append((contextvars.copy_context(), partial(callback, *args)))
         elif not self.dead:
             callback(*args)
 
@@ -47,13 +56,18 @@ class Process:
     def go_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """SIGCONT."""
         waiting, self._waiting = self._waiting or [], None
-        for each in waiting:
-            loop.call_soon(each, context=self.context)
+        for context, callback in waiting:
+            loop.call_soon(callback, context=context)
 
 
 PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
 NOBODY: Final = contextvars.Context()
 """Of what goes on whoever ends: bytes on their way."""
+
+
+def own(context: contextvars.Context | None) -> contextvars.Context:
+    """Of what is asked for now. An empty one is false, and is one all the same."""
+    return contextvars.copy_context() if context is None else context
 
 
 def of_process(
@@ -65,14 +79,31 @@ def of_process(
 
 def run_into(future: asyncio.Future[Any] | None, call: Callable[[], Any]) -> None:
     """Call it, as a thread does, and tell the future what became of it, if there is one."""
+    outcome_of(call)(future)
+
+
+def outcome_of(call: Callable[[], Any]) -> Callable[[asyncio.Future[Any] | None], None]:
+    """Call it; what is returned tells a future what became of it."""
+    failure: BaseException | None = None
+    result: Any = None
     try:
         result = call()
     except BaseException as error:
-        if future is not None and not future.done():
-            future.set_exception(error)
-    else:
-        if future is not None and not future.done():
+        failure = error
+
+    def tell(future: asyncio.Future[Any] | None) -> None:
+        if future is None or future.done():
+            return
+        if failure is None:
             future.set_result(result)
+        else:
+            future.set_exception(failure)
+
+    return tell
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
 
 
 class Stuck(AssertionError):
@@ -84,9 +115,12 @@ class Clock:
 
     def __init__(self, wall_s: float) -> None:
         self.monotonic_s = 1000.0
+        self.step_s = 0.0
+        """Passes whenever somebody looks, as if work took time: else no turn ends early."""
         self._ahead_s = self._right_s = wall_s - self.monotonic_s
 
     def monotonic(self) -> float:
+        self.monotonic_s += self.step_s
         return self.monotonic_s
 
     def set(self, wrong_s: float) -> None:
@@ -118,6 +152,10 @@ class SimulatedLoop(BaseEventLoop):
         self.rng = random.Random(seed)
         self.steps = 0
         """Turns of the loop."""
+        self.failure: BaseException | None = None
+        """What has ended a thread, and ends the run."""
+        self.spent_s: float | None = None
+        """What the present step of a thread takes."""
         self._second_s, self._second_turns = 0.0, 0
         self._selector = _Selector(self)
         self._events: list[tuple[float, float, int, Callable[[], object], contextvars.Context]] = []
@@ -132,6 +170,8 @@ class SimulatedLoop(BaseEventLoop):
 
     def pass_time(self, timeout_s: float | None) -> None:
         """Wait for so long, or until the next event; without an end, None."""
+        if self.failure is not None:
+            raise self.failure
         self.steps += 1
         events, clock = self._events, self.clock
         end_s = clock.monotonic_s + timeout_s if timeout_s is not None else None
@@ -148,6 +188,13 @@ class SimulatedLoop(BaseEventLoop):
             *_, what, context = heapq.heappop(events)
             self.call_soon(what, context=context)
 
+    def spend(self, time_s: float) -> None:
+        """What runs now takes so long: a thread, or else the loop, and with it everybody."""
+        if self.spent_s is None:
+            self.clock.monotonic_s += time_s
+        else:
+            self.spent_s += time_s
+
     def happen(
         self,
         after_s: float,
@@ -157,7 +204,7 @@ class SimulatedLoop(BaseEventLoop):
         """An event from outside, for the process that asked for it, or the one of the context."""
         due_s = self.clock.monotonic_s + after_s
         event = due_s, self.rng.random(), next(self._number), what
-        heapq.heappush(self._events, (*event, context or contextvars.copy_context()))
+        heapq.heappush(self._events, (*event, own(context)))
 
     # -- processes
 
@@ -167,7 +214,7 @@ class SimulatedLoop(BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
-        context = context or contextvars.copy_context()
+        context = own(context)
         return super().call_soon(of_process(context, callback), *args, context=context)
 
     def call_at(  # type: ignore[override]
@@ -177,17 +224,24 @@ class SimulatedLoop(BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        context = context or contextvars.copy_context()
+        context = own(context)
         return super().call_at(when, of_process(context, callback), *args, context=context)
 
     # -- threads
+
+    def step(self, future: asyncio.Future[Any] | None, call: Callable[[], Any]) -> None:
+        """One of a thread, which may say that it takes time: `spend`."""
+        self.spent_s = 0.0
+        tell = outcome_of(call)
+        took_s, self.spent_s = self.spent_s, None
+        self.happen(took_s, partial(tell, future)) if took_s else tell(future)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: object, call: Callable[..., Any], *args: Any
     ) -> Any:
         """Runs in one step at a moment that the seed decides."""
         future = self.create_future()
-        self.happen(self.rng.uniform(0, THREAD_S), partial(run_into, future, partial(call, *args)))
+        self.happen(self.rng.uniform(0, THREAD_S), partial(self.step, future, partial(call, *args)))
         return future
 
     # -- what a loop with a selector has

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tests.simulation.loop import NOBODY, PROCESS, Process, SimulatedLoop
+from tests.simulation.loop import NOBODY, PROCESS, Process, SimulatedLoop, run_into
 
 LATENCY_S = 0.001
 PIECE_BYTES = 64 * 1024
@@ -31,12 +31,14 @@ class SimulatedSocket:
         self.pending: deque[bytes | None] = deque()
         """What has arrived before it has one."""
         self.closed = False
+        self.resets = False
+        """What ends it without a close resets the connection: SO_LINGER of 0 seconds."""
 
     def setblocking(self, blocks: bool) -> None:
         pass
 
-    def setsockopt(self, *args: Any) -> None:
-        pass
+    def setsockopt(self, level: int, option: int, value: object) -> None:
+        self.resets |= (level, option) == (socket.SOL_SOCKET, socket.SO_LINGER)
 
     def getsockopt(self, level: int, option: int, size: int = 0) -> Any:
         return bytes(size) if size else 0
@@ -232,8 +234,18 @@ class Transport(asyncio.Transport):
 
     def abort(self) -> None:
         self._closing = True
-        self.write_eof()
+        if self._sock.resets:
+            self._ended = True
+            self._loop.happen(self._loop.rng.uniform(0, LATENCY_S), self._reset_other, NOBODY)
+        else:
+            self.write_eof()
         self._loop.call_soon(self._lose, None)
+
+    def _reset_other(self) -> None:
+        """What is still on its way is lost."""
+        other = self._sock.other.transport
+        if other is not None:
+            other.lose_by_reset()
 
     def cut(self) -> None:
         """Its process was killed, or the connection is reset: the other side learns of it."""
@@ -245,10 +257,14 @@ class Transport(asyncio.Transport):
     def reset(self) -> None:
         """Both sides lose the connection, and what is on its way."""
         for each in (self, self._sock.other.transport):
-            if each is not None and not each._lost:
-                each._closing = True
-                error = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
-                self._loop.happen(0, partial(each._lose, error), each._context)
+            if each is not None:
+                each.lose_by_reset()
+
+    def lose_by_reset(self) -> None:
+        if not self._lost:
+            self._closing = True
+            error = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+            self._loop.happen(0, partial(self._lose, error), self._context)
 
     @property
     def process(self) -> Process | None:
@@ -293,34 +309,48 @@ class Network:
     def tidy(self) -> None:
         self.transports = [each for each in self.transports if not each.is_closing()]
 
+    def dial(self, to: tuple[str, int]) -> SimulatedSocket:
+        listener = self.listeners.get(to[1])
+        if listener is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+        self._port += 1
+        mine, its = (
+            SimulatedSocket(("127.0.0.1", self._port), to),
+            SimulatedSocket(to, ("127.0.0.1", self._port)),
+        )
+        mine.other, its.other = its, mine
+        listener.backlog.append(its)
+        listener.ring()
+        return mine
+
     def install(self, loop: SimulatedLoop) -> None:
         """Let a loop connect through it."""
 
         async def getaddrinfo(host: str, port: int, **how: Any) -> list[Any]:
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
-        async def sock_connect(sock: socket.socket, to: tuple[str, int]) -> None:
+        async def dialled(to: tuple[str, int]) -> SimulatedSocket:
             arrived = loop.create_future()
-            loop.happen(loop.rng.uniform(0, LATENCY_S), lambda: arrived.set_result(None))
+            loop.happen(loop.rng.uniform(0, LATENCY_S), partial(run_into, arrived, lambda: None))
             await arrived
-            listener = self.listeners.get(to[1])
-            if listener is None:
-                raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
-            self._port += 1
-            mine, its = (
-                SimulatedSocket(("127.0.0.1", self._port), to),
-                SimulatedSocket(to, ("127.0.0.1", self._port)),
-            )
-            mine.other, its.other = its, mine
-            self._dialled[id(sock)] = mine
-            listener.backlog.append(its)
-            listener.ring()
+            return self.dial(to)
+
+        async def sock_connect(sock: socket.socket, to: tuple[str, int]) -> None:
+            self._dialled[id(sock)] = await dialled(to)
 
         async def create_connection(
-            factory: Callable[[], Any], *, sock: socket.socket, **how: Any
+            factory: Callable[[], Any],
+            host: str = "",
+            port: int = 0,
+            *,
+            sock: socket.socket | None = None,
+            **how: Any,
         ) -> tuple[Any, Any]:
-            mine = self._dialled.pop(id(sock))
-            sock.close()
+            if sock is None:
+                mine = await dialled((host, port))
+            else:
+                mine = self._dialled.pop(id(sock))
+                sock.close()
             return await connect_accepted_socket(factory, mine)
 
         async def connect_accepted_socket(

@@ -17,11 +17,22 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, cast
 
-from tests.simulation.loop import NOBODY, Clock, Process, SimulatedLoop, in_world, run_into
+from tests.simulation import blocking, services, threads
+from tests.simulation.disk import Disk
+from tests.simulation.host import Started
+from tests.simulation.loop import (
+    NOBODY,
+    Clock,
+    Process,
+    SimulatedLoop,
+    Violation,
+    in_world,
+)
 from tests.simulation.network import Network
 
 WALL_S = 1_790_000_000.0
@@ -29,19 +40,25 @@ CALL_S = 0.001
 """A call of SQLite takes up to so long."""
 PORT = 25000
 URL = f"mqks://127.0.0.1:{PORT}"
+BALLAST_BYTES = 2 * 1024 * 1024
 PUBLISHERS, CONSUMERS, MESSAGES = 16, 4, 60
+BLOCKING = range(12, PUBLISHERS), range(2, CONSUMERS)
+"""Those that block."""
 AWAY_S = 3600.0
 """By so much the wall clock is wrong at times."""
 QUIET_S = 2 * AWAY_S + 1200
 """When faults have stopped, everything is delivered in this time: delays are shorter, and after a
 restart they go by a wall clock that was set."""
+EVENTS = "e", "pushed"
+PUSHED = range(4)
+"""Those that publish the second."""
+QUEUES = "q", "s", "p"
+"""Of the consumers, the service, and `mqks push`."""
+CALM_S = 60.0
+"""What is done when nothing fails takes less."""
 CONTENTS = "ready", "unacked", "scheduled"
 LAST = 50
 """Events that a failure tells."""
-
-
-class Violation(AssertionError):
-    """A promise was broken."""
 
 
 class Calls:
@@ -54,7 +71,7 @@ class Calls:
         loop = cast(SimulatedLoop, asyncio.get_running_loop())
         now_s = loop.time()
         self._last_s = max(self._last_s, now_s + loop.rng.uniform(0, CALL_S)) + 1e-9  # In order.
-        loop.happen(self._last_s - now_s, partial(run_into, *item))
+        loop.happen(self._last_s - now_s, partial(loop.step, *item))
 
 
 class NoThread:
@@ -108,18 +125,11 @@ async def run_sync(call: Callable[..., Any], *args: Any, **how: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(None, call, *args)
 
 
-class Started:
-    """The task status of a server."""
-
-    def __init__(self) -> None:
-        self.event = asyncio.Event()
-
-    def started(self, value: object = None) -> None:
-        self.event.set()
-
-
 class World:
     """One run: `events` is a hash of all that was seen in it, `last` has the latest of that."""
+
+    url = URL
+    queues: Sequence[str] = QUEUES
 
     def __init__(self, seed: int, directory: Path, messages: int = MESSAGES) -> None:
         self.seed = seed
@@ -128,28 +138,34 @@ class World:
         self.directory = directory
         self.clock = Clock(WALL_S)
         self.network = Network()
+        self.names = EVENTS
+        self.disk = Disk(seed, directory)
         self.events = hashlib.sha256()
         self.last = deque[str](maxlen=LAST)
         self.lives = self.cuts = self.stops = self.sets = 0
-        self.graves: list[object] = []
-        """Tasks of processes that were killed: what is collected would run their last lines."""
         self.confirmed: set[str] = set()
-        self.acked: Counter[str] = Counter()
+        self.acked: dict[str, Counter[str]] = {queue: Counter() for queue in QUEUES}
         self.has_faults = True
         self.failure: BaseException | None = None
         """What has ended a server."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.lives} lives, {self.disk.power_cuts} power cuts, "
+            f"{self.disk.failed_syncs} failed syncs, {self.disk.full} times full, "
+            f"{self.cuts} cuts, {self.stops} stops, {self.sets} clocks set"
+        )
 
     def note(self, *what: object) -> None:
         told = f"{self.clock.monotonic_s:.9f} {' '.join(map(str, what))}"
         self.events.update(told.encode())
         self.last.append(told)
 
-    # -- processes
+    def install(self) -> None:
+        """Replace more, before the product is imported."""
+        self.disk.install()
 
-    def spawn(self, process: Process, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work, context=process.context)
-        self.graves.append(task)
-        return task
+    # -- processes
 
     async def serve(self) -> None:
         """Start a server on what the one before it left."""
@@ -157,47 +173,87 @@ class World:
         from mqks.settings import Settings
 
         self.lives += 1
-        old, new = (self.directory / f"life-{life}" for life in (self.lives - 1, self.lives))
-        if old.exists():
-            # A killed process leaves what it has written; its locks and its memory are gone.
-            shutil.copytree(old, new, ignore=shutil.ignore_patterns("*-shm", "*.lock"))
-        else:
-            new.mkdir()
-        settings = Settings(db=new / "mqks.db", port=PORT, page="off", loop_held_s=0)
         process, started = Process(f"server {self.lives}"), Started()
+        directory = self.disk.serve(partial(self.network.kill, process))
+        settings = Settings(
+            db=directory / "mqks.db",
+            port=PORT,
+            page="off",
+            loop_held_s=0,
+            ballast_bytes=BALLAST_BYTES,
+            disk_free_bytes_min=self.rng.choice((0, BALLAST_BYTES)),
+            text_file_bytes_min=self.rng.choice((0, 0, 1)),
+        )
 
         async def until(reload: object) -> None:
             await asyncio.Event().wait()
 
-        self.server = self.spawn(process, serve(settings, until, task_status=started))
+        self.server = process.spawn(serve(settings, until, task_status=started))
         self.server.add_done_callback(self._ended, context=NOBODY)
         while not started.event.is_set():
             await asyncio.sleep(0.01)
             if self.failure is not None:
                 raise self.failure
+            if process.dead or self.server.done():
+                self.disk.ended()
+                await asyncio.sleep(1)
+                await self.serve()
+                return
+        self.disk.begun()
         self.note(process.name, "listens")
         self.process = process
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self.failure = task.exception()
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self.is_of_disk(error):
+            self.failure = Violation(f"a server has ended: {error!r}")
+            self.failure.__cause__ = error
+
+    def is_of_disk(self, error: BaseException) -> bool:
+        """Whether it tells only of what was done to the disk."""
+        from mqks.errors import JournalFailed
+
+        others = BaseExceptionGroup("", [error]).split(JournalFailed)[1]
+        return others is None and self.disk.excuses
 
     # -- players
 
     async def publish(self, number: int) -> None:
-        async with mqks().connect(URL) as client:
+        if number in BLOCKING[0]:
+            await threads.in_thread(blocking.publish, self, number)
+            return
+        async with mqks().connect(self.url) as client:
             for each in range(self.messages):
                 name = f"{number}-{each}"
                 delay_s = self.rng.choice((None, None, 5.0, 600.0))
-                await client.publish(
-                    "e", name, id=name, confirm=True, once=True, delay_s=delay_s, timeout_s=1e6
-                )
-                self.confirmed.add(name)
-                self.note("confirmed", name)
+                while not await self.accepted(client, name, EVENTS[number in PUSHED], delay_s):
+                    await asyncio.sleep(self.rng.expovariate(1 / 2))
                 await asyncio.sleep(self.rng.expovariate(1 / 20))
 
+    async def accepted(
+        self, client: Any, name: str, event: str, delay_s: float | None = None
+    ) -> bool:
+        """Publish it; whether there was room."""
+        try:
+            await client.publish(
+                event, name, id=name, confirm=True, once=True, delay_s=delay_s, timeout_s=1e6
+            )
+        except mqks().RequestFailed:
+            self.note("refused", name)
+            return False
+        self.confirmed.add(name)
+        self.note("confirmed", name)
+        return True
+
     async def consume(self, number: int) -> None:
-        async with mqks().connect(URL) as client, client.consume("q", ["e"]) as messages:
+        if number in BLOCKING[1]:
+            threads.Thread(target=blocking.consume, args=(self, number)).start()
+            return
+        options = mqks().Options(connect_timeout_s=1e6)
+        async with (
+            mqks().connect(self.url, options) as client,
+            client.consume("q", EVENTS) as messages,
+        ):
             async for message in messages:
                 self.note("got", number, message.text, message.retry)
                 if self.rng.random() < 0.1:
@@ -205,17 +261,46 @@ class World:
                     continue
                 await asyncio.sleep(self.rng.expovariate(1 / 0.5))
                 message.ack()
-                self.acked[message.text] += 1
+                self.acked["q"][message.text] += 1
 
     # -- faults
+
+    def faults(
+        self, consumers: list[Process], *others: Sequence[Process]
+    ) -> list[Coroutine[Any, Any, None]]:
+        return [
+            self.kill_servers(),
+            self.kill_consumers(consumers),
+            self.fill_disk(),
+            self.cut_connections(),
+            self.stop_processes(consumers, *others),
+            self.set_clock(),
+        ]
 
     async def kill_servers(self) -> None:
         while self.has_faults:
             await asyncio.sleep(self.rng.expovariate(1 / 90))
-            self.note("kill", self.process.name)
-            self.network.kill(self.process)
+            await self.disk.end(self.server, self.note)
             await asyncio.sleep(self.rng.expovariate(1 / 2))
             await self.serve()
+
+    async def kill_consumers(self, consumers: list[Process]) -> None:
+        while self.has_faults:
+            await asyncio.sleep(self.rng.expovariate(1 / 120))
+            number = self.rng.randrange(len(consumers))
+            self.note("kill", consumers[number].name)
+            self.network.kill(consumers[number])
+            await asyncio.sleep(self.rng.expovariate(1 / 5))
+            consumers[number] = Process(consumers[number].name)
+            consumers[number].spawn(self.consume(number))
+
+    async def fill_disk(self) -> None:
+        while self.has_faults:
+            await asyncio.sleep(self.rng.expovariate(1 / 150))
+            self.note("the disk is full")
+            self.disk.fill()
+            await asyncio.sleep(self.rng.expovariate(1 / 20))
+            self.disk.empty()
 
     async def cut_connections(self) -> None:
         while self.has_faults:
@@ -226,15 +311,19 @@ class World:
                 self.note("cut")
                 self.rng.choice(self.network.transports).reset()
 
-    async def stop_processes(self, processes: Sequence[Process]) -> None:
+    async def stop_processes(self, *processes: Sequence[Process]) -> None:
         while self.has_faults:
             await asyncio.sleep(self.rng.expovariate(1 / 60))
-            process = self.rng.choice([*processes, *[self.process] * 4])
+            process = self.rng.choice([*chain(*processes), *self.servers()])
             self.stops += 1
             self.note("stop", process.name)
             process.stop()
             await asyncio.sleep(self.rng.expovariate(1 / 20))
             process.go_on(asyncio.get_running_loop())
+
+    def servers(self) -> list[Process]:
+        """To be chosen from."""
+        return [self.process] * 4
 
     async def set_clock(self) -> None:
         while self.has_faults:
@@ -245,29 +334,37 @@ class World:
     # -- the run
 
     async def main(self) -> None:
-        self.network.install(cast(SimulatedLoop, asyncio.get_running_loop()))
+        loop = cast(SimulatedLoop, asyncio.get_running_loop())
+        self.network.install(loop)
+        threads.install(loop, self.network)
         await self.serve()
         consumers = [Process(f"consumer {number}") for number in range(CONSUMERS)]
         publishers = [Process(f"publisher {number}") for number in range(PUBLISHERS)]
         for number, each in enumerate(consumers):
-            self.spawn(each, self.consume(number))
+            each.spawn(self.consume(number))
+        others = self.others()
         await asyncio.sleep(5)
-        working = [self.spawn(each, self.publish(n)) for n, each in enumerate(publishers)]
-        faults = asyncio.gather(
-            self.kill_servers(),
-            self.cut_connections(),
-            self.stop_processes([*consumers, *publishers]),
-            self.set_clock(),
-        )
+        working = [each.spawn(self.publish(n)) for n, each in enumerate(publishers)]
+        faults = asyncio.gather(*self.faults(consumers, publishers, others))
         try:
             await asyncio.wait_for(asyncio.gather(*working), 1000 + 80 * self.messages)
         except TimeoutError:
-            raise Violation("publishers do not come to an end") from None
+            if faults.done():
+                await faults
+            raise self.failure or Violation("publishers do not come to an end") from None
         self.has_faults = False
         await faults
+        await self.calm_down()
         self.clock.set(0.0)
         deadline_s = self.clock.monotonic_s + QUIET_S
-        while (missing := self.confirmed - self.acked.keys()) and self.failure is None:
+        await self.all_come(deadline_s)
+        for queue in self.queues:
+            await self.is_empty(queue, deadline_s)
+        await self.outlive_full_disk()
+        await self.is_calm()
+
+    async def all_come(self, deadline_s: float) -> None:
+        while (missing := self.missing()) and self.failure is None:
             if self.clock.monotonic_s > deadline_s:
                 raise Violation(
                     f"{len(missing)} were confirmed and do not come: {sorted(missing)[:9]}"
@@ -275,18 +372,61 @@ class World:
             await asyncio.sleep(10)
         if self.failure is not None:
             raise self.failure
-        await self.is_empty(deadline_s)
 
-    async def is_empty(self, deadline_s: float) -> None:
+    async def outlive_full_disk(self) -> None:
+        """Consumers go on, and with room again messages are accepted."""
+        names = (f"{PUBLISHERS}-{number}" for number in count())
+        self.disk.fill()
+        async with mqks().connect(self.url) as client:
+            while await self.accepted(client, next(names), "e"):
+                pass
+            await self.all_come(self.clock.monotonic_s + 60)
+            self.disk.empty()
+            deadline_s = self.clock.monotonic_s + 60
+            while not await self.accepted(client, next(names), "e"):
+                if self.clock.monotonic_s > deadline_s:
+                    raise Violation("the disk has room, and messages are refused")
+                await asyncio.sleep(1)
+
+    def others(self) -> list[Process]:
+        """Start whoever plays beside publishers and consumers."""
+        service, push = Process("service"), Process("push")
+        service.spawn(services.serve(self))
+        push.spawn(services.push(self))
+        services.listen(self)
+        return [service, push]
+
+    async def calm_down(self) -> None:
+        """Nothing happens to the server any more, and it runs."""
+        self.disk.rest()
+        if self.process.dead or self.server.done():
+            self.disk.ended()
+            await self.serve()
+            self.disk.rest()
+
+    async def is_calm(self) -> None:
+        calm = asyncio.create_task(threads.in_thread(blocking.calm, self))
+        await asyncio.wait({calm}, timeout=CALM_S)
+        if not calm.done():
+            raise Violation("nothing fails, and a blocking client waits without an end")
+        calm.result()
+
+    def missing(self) -> set[str]:
+        """What does not come to each of its queues."""
+        pushed = {each for each in self.confirmed if int(each.partition("-")[0]) in PUSHED}
+        wanted = {"q": self.confirmed, "s": self.confirmed, "p": pushed}
+        return set().union(*(wanted[each] - self.acked[each].keys() for each in self.queues))
+
+    async def is_empty(self, queue: str, deadline_s: float) -> None:
         """What was acked leaves nothing behind."""
-        async with mqks().connect(URL) as client:
+        async with mqks().connect(self.url) as client:
             while True:
-                told = await client.stats("queue", "q")
+                told = await client.stats("queue", queue)
                 left = {each: told[each] for each in CONTENTS}
                 if not any(left.values()):
                     return
                 if self.clock.monotonic_s > deadline_s:
-                    raise Violation(f"all is acked, and the queue has {left}")
+                    raise Violation(f"all is acked, and the queue {queue} has {left}")
                 await asyncio.sleep(10)
 
 
@@ -305,20 +445,22 @@ class Result(NamedTuple):
     world: World
 
 
-def run(seed: int, messages: int = MESSAGES) -> Result:
+def run(seed: int, messages: int = MESSAGES, kind: type[World] = World) -> Result:
     """Raises Violation, or what the product raised, after it has told the last events."""
-    with tempfile.TemporaryDirectory() as directory:
-        world = World(seed, Path(directory), messages)
-        install(world.clock, world.network, seed)
-        from mqks.server import log
+    directory = Path(tempfile.mkdtemp(prefix="mqks-simulation-"))
+    world = kind(seed, directory, messages)
+    install(world.clock, world.network, seed)
+    world.install()
+    from mqks import log
 
-        log.configure("text", "critical")
-        start_s = world.clock.monotonic_s
-        try:
-            loop = in_world(world.main, world.clock, seed)
-        except BaseException:
-            print("\n".join(world.last))
-            print(f"seed {seed} failed")
-            raise
+    log.configure("text", "critical")
+    start_s = world.clock.monotonic_s
+    try:
+        loop = in_world(world.main, world.clock, seed)
+    except BaseException:
+        print("\n".join(world.last))
+        print(f"seed {seed} failed; its files: {directory}")
+        raise
+    shutil.rmtree(directory)
     passed_s = world.clock.monotonic_s - start_s
     return Result(world.events.hexdigest()[:16], passed_s, loop.steps, world)

@@ -1,0 +1,421 @@
+"""Faults put into a copy of the product, and after how many seeds the simulated world finds them.
+
+    python -m tests.simulation.faults [NAME ...]
+
+The one rule: a fault is a text that is replaced in one file, so that a fault whose place has
+changed is noticed (`tests/lives/test_simulation.py`).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).parents[2]
+SEEDS: Final = 10
+SEED_S: Final = 300
+WORLD: Final = "20"
+LIVES: Final = "3 --lives"
+TALK: Final = "2 --talk"
+YEAR: Final = "12 --year"
+
+
+class Fault(NamedTuple):
+    """`file` is below mqks/, `plays` are the arguments of `python -m tests.simulation` after the
+    seed."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    plays: str
+    was: str = ""
+    """What the changelog says of it; without, it is a mutation."""
+
+    def has_place(self, package: Path) -> bool:
+        return (package / self.file).read_text().count(self.old) == 1
+
+    def put_into(self, package: Path) -> None:
+        if not self.has_place(package):
+            raise LookupError(f"{self.name}: {self.file} has no such place, or several")
+        path = package / self.file
+        path.write_text(path.read_text().replace(self.old, self.new))
+
+    def found(self) -> tuple[int, str] | None:
+        """The first seed that finds it, and how: an import that fails finds nothing."""
+        with tempfile.TemporaryDirectory() as made:
+            directory = Path(made)
+            for each in ("mqks", "tests", "migrations"):
+                shutil.copytree(ROOT / each, directory / each)
+            self.put_into(directory / "mqks")
+            for seed in range(1, SEEDS + 1):
+                try:
+                    done = subprocess.run(
+                        [sys.executable, "-m", "tests.simulation", str(seed), *self.plays.split()],
+                        cwd=directory,
+                        env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": made},
+                        capture_output=True,
+                        text=True,
+                        timeout=SEED_S,
+                        check=False,
+                    )
+                except subprocess.TimeoutExpired:
+                    return seed, f"no end in {SEED_S} s"
+                if done.returncode:
+                    return seed, (done.stderr.strip().splitlines() or ["?"])[-1]
+        return None
+
+
+FAULTS: Final = (
+    Fault(
+        "line-done-again",
+        "broker/requests/intake.py",
+        "        connection.handled = at\n        self._end(",
+        ("        connection.handled = at - (at > 0 and bool(works))\n        self._end("),
+        TALK,
+        "thousands of requests with flags at once were carried out twice",
+    ),
+    Fault(
+        "schedule-floods",
+        "server/cron.py",
+        "*(each_s for each_s in times if each_s > after_s)",
+        "*times",
+        YEAR,
+        "schedules of a fixed time flooded their queue in the hour that clocks repeat",
+    ),
+    Fault(
+        "ticks-left-out",
+        "server/cron.py",
+        "start = min(_shown(after, zone), _shown(after + DAY, zone) - DAY)",
+        "start = _shown(after, zone)",
+        YEAR,
+        "some ticks after a change by half an hour were left out",
+    ),
+    Fault(
+        "ticks-of-left-out-hours",
+        "server/cron.py",
+        "times = [_change_s(zone, last_s, first_s)] if is_fixed else []",
+        "times = []",
+        YEAR,
+        "some ticks after a change by half an hour were left out",
+    ),
+    Fault(
+        "half-a-line",
+        "client/session.py",
+        (
+            "        self._splitter = LineSplitter(self._options.reply_bytes_max, is_server=True)\n"
+            "        self._heard_s"
+        ),
+        "        self._heard_s",
+        WORLD,
+        "an exception in the middle of a write or a read left half a message",
+    ),
+    Fault(
+        "late-timer-never-fires",
+        "server/server.py",
+        " and self._loop.time() < until_s:",
+        ":",
+        LIVES,
+        "700c7765: late timers wait for as long as they are late",
+    ),
+    Fault(
+        "late-acks",
+        "server/server.py",
+        "if late_s > LATE_S:",
+        "if late_s > inf:",
+        LIVES,
+        "after a server stood still, acks that had been sent in time came too late",
+    ),
+    Fault(
+        "order-of-due",
+        "broker/features/time/delays.py",
+        "last = min(self._first_away, (now_us + 1) << _TIME_SHIFT)",
+        "last = (now_us + 1) << _TIME_SHIFT",
+        WORLD,
+        "messages with --at and with --delay join a queue in the order of their due times",
+    ),
+    Fault(
+        "client-stands-still",
+        "client/session.py",
+        "was_paused = late_s >= self._answer_s",
+        "was_paused = False",
+        WORLD,
+        "a process that was stopped for a while lost its connections",
+    ),
+    Fault(
+        "peek-stops",
+        "client/requests.py",
+        "    return numbers[-1] if numbers else None",
+        "    return None",
+        WORLD,
+        "peek gave 1,000 messages or some MiB",
+    ),
+    Fault(
+        "close-raises",
+        "client/blocking.py",
+        "if kind is None and not is_sent and self._session.has_unconfirmed:",
+        "if kind is None and not is_sent:",
+        WORLD,
+        "a client whose publishes are all confirmed is closed without an error",
+    ),
+    Fault(
+        "timers-stay",
+        "broker/features/time/times.py",
+        "return not self.expiry and self.delays.is_over and not len(self.searches)",
+        "return False",
+        TALK,
+        "a queue is as fast as before a second after its last message with a delay has left",
+    ),
+    Fault(
+        "range-confirmed-and-refused",
+        "broker/requests/intake.py",
+        "is_later = connection.awaits_login or connection.expelled or request.action in READING",
+        "is_later = connection.awaits_login or connection.expelled",
+        TALK,
+        "range and read were both confirmed and refused",
+    ),
+    Fault(
+        "half-closed-receive",
+        "server/clients.py",
+        ("            or connection.receivers\n            or connection.promised_bytes\n"),
+        "",
+        TALK,
+        "a client that closed its sending side got no answers of receive",
+    ),
+    Fault(
+        "once-too-early",
+        "broker/requests/gathered_publishes.py",
+        "                or (once and publishing.once.unfinished)\n",
+        "",
+        TALK,
+        "publish --once could be confirmed too early",
+    ),
+    Fault(
+        "moves-choose-the-same",
+        "broker/requests/plans.py",
+        "(n for n, line in lines.items() if n not in known and aim(line) is not None)",
+        "(n for n, line in lines.items() if aim(line) is not None)",
+        TALK,
+        "two moves of one transaction chose the same messages",
+    ),
+    Fault(
+        "delays-of-a-wrong-clock",
+        "broker/features/time/times.py",
+        "mark.due_us - self._ahead_us, is_dated=True)",
+        "mark.due_us - self._ahead_us, is_dated=mark.is_dated)",
+        WORLD,
+        "delays from before a restart with a wrong clock waited on after it was put right",
+    ),
+    Fault(
+        "acks-on-a-full-disk",
+        "server/writer.py",
+        "            await self._write(pending.take_settled())\n",
+        "",
+        LIVES,
+        "a full disk kept acks from being written",
+    ),
+    Fault(
+        "sent-before-the-end",
+        "server/clients.py",
+        ("        # What it has sent before it left.\n        self.handle_chunks()\n"),
+        "",
+        LIVES,
+        "publishes sent just before the connection was closed could be lost",
+    ),
+    Fault(
+        "returned-at-cursor",
+        "broker/spine/queue/lane.py",
+        ("        self.blocks.pop(number)\n        if number < self.cursor:"),
+        ("        self.blocks.pop(number)\n        if number <= self.cursor:"),
+        TALK,
+    ),
+    Fault(
+        "budget-without-wake",
+        "broker/spine/clients/consumer.py",
+        "self.budget.give_back(size)",
+        "self.budget.used -= size",
+        TALK,
+    ),
+    Fault(
+        "overhead-not-given-back",
+        "broker/spine/clients/consumer.py",
+        ("            size += UNACKED_OVERHEAD_BYTES * len(deliveries)\n"),
+        "",
+        TALK,
+    ),
+    Fault(
+        "budget-wakes-nobody",
+        "broker/spine/base/budget.py",
+        "                wake()\n",
+        "                pass\n",
+        TALK,
+    ),
+    Fault(
+        "release-to-the-tail",
+        "broker/features/death/fates.py",
+        "keeps_place = event not in APPENDS or rules.ordered is not None",
+        "keeps_place = event is Event.LOSS or rules.ordered is not None",
+        LIVES,
+    ),
+    Fault(
+        "loss-not-counted",
+        "broker/features/death/fates.py",
+        "Event.LOSS: Mark.lost,",
+        "Event.LOSS: Mark.released,",
+        LIVES,
+    ),
+    Fault(
+        "crash-not-counted",
+        "journal/recovery.py",
+        "marks.of_each(numbers(held), Mark(redelivered=True))",
+        "marks.of_each(numbers(held), NO_MARK)",
+        LIVES,
+    ),
+    Fault(
+        "ack-not-written",
+        "broker/spine/queue/lane.py",
+        ("        self.pending.records += len(numbers)\n        self._touch()"),
+        "        self.pending.records += len(numbers)",
+        LIVES,
+    ),
+    Fault(
+        "last-ack-not-written",
+        "broker/spine/queue/lane.py",
+        "acks, moved = below(acks, taken_end), below(moved, taken_end)",
+        "acks, moved = below(acks, taken_end - 1), below(moved, taken_end)",
+        LIVES,
+    ),
+    Fault(
+        "put-back-as-taken",
+        "broker/spine/queue/lane.py",
+        "        self.taken_end = min(self.taken_end, taken_end)\n",
+        "",
+        LIVES,
+    ),
+    Fault(
+        "older-marks-win",
+        "broker/spine/queue/lane.py",
+        "self.marked = change.marks | self.marked",
+        "self.marked = self.marked | change.marks",
+        LIVES,
+    ),
+    Fault(
+        "refused-commit-dropped",
+        "server/writer.py",
+        ("            if not is_written:\n                self._broker.pending.put_back(batch)\n"),
+        "            if not is_written:\n",
+        LIVES,
+    ),
+    Fault("commit-releases-nobody", "server/clients.py", "budget.set(0)", "budget.used = 0", LIVES),
+    Fault(
+        "put-off-once",
+        "server/writer.py",
+        "self._timer, self._broker.pending.is_urgent = None, bool(self._broker.pending)",
+        "self._broker.pending.is_urgent = bool(self._broker.pending)",
+        TALK,
+    ),
+    Fault(
+        "expiry-without-alarm",
+        "broker/features/time/times.py",
+        "for each in (next_us, expiry_us) if each is not None",
+        "for each in (next_us,) if each is not None",
+        TALK,
+    ),
+    Fault(
+        "touch-does-not-count",
+        "broker/features/time/deadlines.py",
+        ("        self._last = max(self._last, held[-1][1])\n        self.add(held"),
+        "        self.add(held",
+        TALK,
+    ),
+    Fault(
+        "gone-not-counted",
+        "broker/features/time/delays.py",
+        "        self._gone_count += 1\n",
+        "",
+        TALK,
+    ),
+    Fault(
+        "put-off-anew",
+        "broker/features/time/delays.py",
+        ("        if number in self._gone:\n            self._anew[number] = entry\n"),
+        "",
+        TALK,
+    ),
+    Fault(
+        "key-without-turn",
+        "broker/features/order/keyed.py",
+        (
+            "        if hold.key in self._ready and hold.key not in self._fetched:\n"
+            "            self._turn(hold.key)\n"
+            "        return True"
+        ),
+        "        return True",
+        TALK,
+    ),
+    Fault(
+        "acks-not-carried",
+        "journal/journal.py",
+        "for acked in stored.acks if index.still_settles(",
+        "for acked in stored.acks if not index.still_settles(",
+        LIVES,
+    ),
+    Fault(
+        "older-mark-carried",
+        "journal/journal.py",
+        "known[number] = max(mark, known.get(number, mark))",
+        "known[number] = min(mark, known.get(number, mark))",
+        LIVES,
+    ),
+    Fault(
+        "room-not-given-back",
+        "broker/spine/routing/publishing.py",
+        ("                    queue.capacity.reserve(-len(new.ids), -size)\n"),
+        "                    pass\n",
+        TALK,
+    ),
+    Fault(
+        "promise-not-resumed",
+        "broker/spine/clients/outbox.py",
+        ("        elif not self.promised_bytes:\n            self.resume(Slow.RECEIVES)\n"),
+        "",
+        TALK,
+    ),
+    Fault(
+        "once-unfinished",
+        "broker/spine/routing/publishing.py",
+        "        self.unfinished -= bool(held)\n",
+        "",
+        TALK,
+    ),
+    Fault(
+        "worked-not-resumed",
+        "server/server.py",
+        "        self._clients.resume_worked()\n",
+        "",
+        TALK,
+    ),
+    Fault(
+        "compaction-late", "journal/journal.py", "            index.withdraw(victims)\n", "", LIVES
+    ),
+)
+
+
+def main(names: list[str]) -> None:
+    for fault in FAULTS:
+        if not names or fault.name in names:
+            began_s = time.monotonic()
+            seed, how = fault.found() or ("no", "")
+            took_s = time.monotonic() - began_s
+            print(
+                f"| {fault.name} | `{fault.plays}` | {seed} | {took_s:.0f} s | {how[:200]} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,93 @@
+"""A machine of the simulated world: one server after the other on its database.
+
+The one rule: a killed process leaves what it has written; its locks and its memory are gone.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.loop import NOBODY, Process
+from tests.simulation.network import Network
+
+
+class Started:
+    """The task status of a server."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+    def started(self, value: object = None) -> None:
+        self.event.set()
+
+
+class Host:
+    def __init__(
+        self, network: Network, directory: Path, port: int, note: Callable[..., None]
+    ) -> None:
+        self._network, self._directory, self._note = network, directory, note
+        self.port = port
+        self.lives = 0
+        self.process: Process
+        """Of the latest server."""
+        self.failure: BaseException | None = None
+        """What has ended a server."""
+        self._stop: asyncio.Event
+        self._server: asyncio.Task[None]
+
+    @property
+    def db(self) -> Path:
+        """Of the latest server."""
+        return self._directory / f"life-{self.lives}" / "mqks.db"
+
+    async def serve(self, **settings: Any) -> None:
+        """Start a server on what the one before it left; it listens when this returns."""
+        from mqks.server.running import serve
+        from mqks.settings import Settings
+
+        old = self.db.parent
+        self.lives += 1
+        new = self.db.parent
+        if old.exists():
+            shutil.copytree(old, new, ignore=shutil.ignore_patterns("*-shm", "*.lock"))
+            shutil.rmtree(old)
+        else:
+            new.mkdir(parents=True)
+        how = Settings(db=self.db, port=self.port, page="off", loop_held_s=0, **settings)
+        process, started, stop = Process(f"server {self.lives}"), Started(), asyncio.Event()
+
+        async def until(reload: object) -> None:
+            await stop.wait()
+
+        self._server = process.spawn(serve(how, until, task_status=started))
+        self._server.add_done_callback(partial(self._ended, process), context=NOBODY)
+        while not started.event.is_set():
+            await asyncio.sleep(0.01)
+            if self.failure is not None:
+                raise self.failure
+        self._note(process.name, "listens")
+        self.process, self._stop = process, stop
+
+    def _ended(self, process: Process, task: asyncio.Task[None]) -> None:
+        self._network.kill(process)
+        if not task.cancelled() and task.exception() is not None:
+            self.failure = task.exception()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._server.done()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._note("kill", self.process.name)
+        self._network.kill(self.process)
+
+    async def stop(self) -> None:
+        """SIGTERM; returns when it has ended. Raises what ended it."""
+        self._note("stop", self.process.name)
+        self._stop.set()
+        await asyncio.wait([self._server])
+        self._server.result()

@@ -1,0 +1,132 @@
+"""The lives of `tests.chaos` in the simulated world.
+
+The one rule: what is played and who judges it is the same there and here; only time, threads,
+sockets and processes are made from the seed, and processes are stopped as well.
+"""
+
+import asyncio
+import io
+from collections.abc import Mapping
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from tests.simulation.host import Host
+from tests.simulation.loop import Process, SimulatedLoop
+from tests.simulation.world import PORT, World
+
+if TYPE_CHECKING:
+    from tests.chaos.plan import LifePlan
+    from tests.chaos.play import Chaos
+
+STOPS_S = 0.3
+"""Between two stops of a process, about."""
+STOPPED_S = 0.001, 0.1, 0.1, 10.0
+"""A process stands still for up to so long."""
+
+
+class SimulatedServer:
+    wait_s = 600.0
+
+    def __init__(self, host: Host, told: io.StringIO) -> None:
+        self._host, self._told = host, told
+        self.address = "127.0.0.1", host.port
+
+    @property
+    def log(self) -> str:
+        return self._told.getvalue()
+
+    @property
+    def has_ended(self) -> str:
+        return repr(self._host.failure) if self._host.has_ended else ""
+
+    async def end(self, *, kill: bool) -> None:
+        from tests.chaos.checker import Violation
+        from tests.chaos.server import check_log
+
+        if how := self.has_ended:
+            raise Violation(f"the server has ended: {how}")
+        if kill:
+            self._host.kill()
+        else:
+            await self._host.stop()
+        check_log(self.log)
+
+
+class SimulatedServers:
+    def __init__(self, world: World, directory: Path) -> None:
+        self._world = world
+        self.host = Host(world.network, directory, PORT, world.note)
+        self.listens = asyncio.Event()
+
+    async def start(
+        self, plan: "LifePlan", flags: Mapping[str, str | int | float]
+    ) -> SimulatedServer:
+        from mqks import log
+        from tests.chaos.server import size_of_database
+
+        settings: dict[str, object] = dict(flags)
+        settings.pop("uvloop", None)
+        if plan.full:
+            settings["db_bytes_max"] = size_of_database(self.host.db) + plan.room
+        told = io.StringIO()
+        with redirect_stderr(told):
+            log.configure("text", "info")
+        # Turns that are short end in the middle of whatever has come in.
+        self._world.clock.step_s = (
+            0.0001 if plan.hurried else self._world.rng.choice((0, 1e-6, 1e-5))
+        )
+        await self.host.serve(**settings)
+        self.listens.set()
+        return SimulatedServer(self.host, told)
+
+
+class Lives(World):
+    """`messages` is the number of lives."""
+
+    def __init__(self, seed: int, directory: Path, messages: int) -> None:
+        super().__init__(seed, directory, messages)
+        self.chaos: Chaos
+
+    def __str__(self) -> str:
+        figures = self.chaos.figures
+        counts = ", ".join(f"{number:,} {what}" for what, number in figures.counts.items())
+        return f"{figures.killed} killed, {figures.stopped} stopped, {self.stops} stops: {counts}"
+
+    async def main(self) -> None:
+        from tests.chaos.play import Chaos
+
+        self.network.install(cast(SimulatedLoop, asyncio.get_running_loop()))
+        servers = SimulatedServers(self, self.directory / "lives")
+        self.chaos = Chaos(self.directory, servers, self.seed)
+        clients = Process("clients")
+        playing = clients.spawn(self.play())
+        await servers.listens.wait()
+        stopping = asyncio.ensure_future(self.stop_and_go_on(servers.host, clients))
+        await asyncio.wait([playing, stopping], return_when=asyncio.FIRST_COMPLETED)
+        self.has_faults = False
+        playing.result()
+
+    async def play(self) -> None:
+        for number in range(self.messages):
+            await self.chaos.live(number)
+            self.remember()
+        await self.chaos.end(self.messages)
+        self.remember()
+
+    def remember(self) -> None:
+        """What passed in the latest life."""
+        assert self.chaos.latest is not None
+        for who, data in self.chaos.latest.transcript:
+            self.events.update(who.encode() + data)
+        self.note("life", self.chaos.figures.lives, dict(self.chaos.figures.counts))
+
+    async def stop_and_go_on(self, host: Host, clients: Process) -> None:
+        while True:
+            await asyncio.sleep(self.rng.expovariate(1 / STOPS_S))
+            process = self.rng.choice((host.process, clients))
+            self.stops += 1
+            self.note("stop", process.name)
+            process.stop()
+            await asyncio.sleep(self.rng.uniform(0, self.rng.choice(STOPPED_S)))
+            process.go_on(asyncio.get_running_loop())

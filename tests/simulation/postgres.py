@@ -1,0 +1,269 @@
+"""PostgreSQL in memory: a primary and its synchronous standby.
+
+What is simulated is what psycopg shows (`driver`): the product's own connections, claim and store
+run on it. The one rule: a commit that was answered with success and without a warning is on both
+servers. Whatever is lost otherwise, and when, the faults say.
+
+Each commit updates the owner's row, so one is made after the other: it is written to the log of the
+primary, sent to the standby, and can be seen and is answered when that has it. A primary that dies
+in between has it in its log, and shows it when it is started again; a standby that is promoted
+meanwhile has never heard of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import psycopg
+
+from tests.simulation.loop import NOBODY, PROCESS, Process, SimulatedLoop
+
+if TYPE_CHECKING:
+    from tests.simulation.driver import Connection
+    from tests.simulation.tables import Row, Tables
+
+WRITE_S = 0.002
+"""A commit needs up to so long to be on the disk of the primary, and again on the standby's."""
+LOCK_S = 0.05
+"""Interval of looks at a lock."""
+NAMES = "a", "b"
+Phase = Literal["arrives", "is written", "is replicated"]
+PHASES: tuple[Phase, ...] = "arrives", "is written", "is replicated"
+"""Of a commit: when it has come, is on the primary, and on both."""
+
+
+def the_loop() -> SimulatedLoop:
+    return cast(SimulatedLoop, asyncio.get_running_loop())
+
+
+@dataclass(slots=True, eq=False)
+class Commit:
+    """`backend` gets the answer."""
+
+    backend: Connection[Any]
+    statement: str
+    values: Any
+    seen_s: float = -inf
+    """Since when a primary shows it."""
+
+
+class Server:
+    """One of the two."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.name = name
+        self.is_up = True
+        self.is_primary = False
+        self.tables: Tables = cluster.tables()
+        """What can be seen."""
+        self.log: list[Commit] = []
+        """What is on the disk: the last one perhaps is not to be seen."""
+        self.seen = 0
+        """How many of the log can be seen."""
+        self.backends: list[Connection[Any]] = []
+        self._cluster = cluster
+        self.life = 0
+        self._waiting = deque[Commit]()
+        """For the lock of the owner's row."""
+        self._is_committing = False
+        self._lock: Connection[Any] | None = None
+        """Who has the advisory lock."""
+
+    @property
+    def other(self) -> Server:
+        return next(each for each in self._cluster.servers if each is not self)
+
+    @property
+    def standby(self) -> Server | None:
+        """That of this primary, if it has one."""
+        return None if self.other.is_primary or not self.other.is_up else self.other
+
+    # -- statements
+
+    def receive(self, backend: Connection[Any], statement: str, values: Any) -> None:
+        if not backend.is_cut:
+            try:
+                self._execute(backend, statement, values)
+            except Exception as error:  # One that the model does not know.
+                backend.answer(error)
+
+    def _execute(self, backend: Connection[Any], statement: str, values: Any) -> None:
+        backend.is_active = True
+        if statement.startswith(LOCK):
+            self._take_lock(backend, statement, values)
+        elif statement == self.tables.RUNS:
+            pid = values["pid"]
+            runs = any(each.pid == pid and each.is_active for each in self.backends)
+            backend.answer([(1,)] if runs else [])
+        elif statement == self.tables.LOOK:
+            backend.answer([self.settings(backend)])
+        elif statement.startswith(NOTHING):
+            backend.answer([])
+        elif statement.lstrip().startswith("select"):
+            backend.answer(self.tables.read(statement, values))
+        else:
+            self._waiting.append(Commit(backend, statement, values))
+            if not self._passes("arrives", backend):
+                self._commit()
+
+    def _take_lock(self, backend: Connection[Any], statement: str, values: Any) -> None:
+        if self._lock is None or self._lock.is_cut or self._lock.process.dead:
+            self._lock = backend
+            backend.answer([])
+        else:
+            again = partial(self.receive, backend, statement, values)
+            the_loop().happen(LOCK_S, again, NOBODY)
+
+    def unlock(self, backend: Connection[Any]) -> None:
+        if self._lock is backend:
+            self._lock = None
+
+    def settings(self, backend: Connection[Any]) -> Row:
+        on = "on", "on", "on"
+        return not self.is_primary, backend.pid, *on, "0", "0", "notice", "ANY 1 (a, b)"
+
+    # -- commits
+
+    def _passes(self, phase: Phase, backend: Connection[Any]) -> bool:
+        """Whether a fault that waited for a commit has ended this life of the server."""
+        life, trap = self.life, self._cluster.trap
+        if trap is not None and trap[0] == phase:
+            self._cluster.trap = None
+            trap[1](self, backend)
+        return life != self.life
+
+    def _after(self, most_s: float, what: Callable[[], object]) -> None:
+        life = self.life
+
+        def go_on() -> None:
+            if self.life == life:
+                what()
+
+        after_s = the_loop().rng.uniform(0, most_s) + self._cluster.slow_s()
+        the_loop().happen(after_s, go_on, NOBODY)
+
+    def _commit(self) -> None:
+        """The next one."""
+        if self._is_committing or not self._waiting:
+            return
+        commit = self._waiting.popleft()
+        try:
+            self._is_committing = self.tables.is_met(commit.statement, commit.values)
+        except psycopg.Error as error:
+            commit.backend.answer(error)
+        else:
+            if self._is_committing:
+                self._after(WRITE_S, partial(self._write, commit))
+            else:
+                commit.backend.answer([])
+        self._commit()
+
+    def _write(self, commit: Commit) -> None:
+        self.log.append(commit)
+        if not self._passes("is written", commit.backend):
+            self._after(WRITE_S, self.replicate)
+
+    def replicate(self) -> None:
+        """Send the standby what it has not got; without one, commits wait."""
+        if (standby := self.standby) is None:
+            return
+        standby.log += self.log[len(standby.log) :]
+        standby.show()
+        if self.waits and not self._passes("is replicated", self.log[-1].backend):
+            self.end_wait()
+
+    @property
+    def waits(self) -> bool:
+        """Whether a commit waits for the standby."""
+        return self._is_committing and self.seen < len(self.log)
+
+    def end_wait(self, *warnings: str) -> None:
+        """Answer the commit that waits; with a warning if an operator has ended the wait."""
+        self._is_committing = False
+        self.log[-1].backend.answer(self.show(), warnings)
+        self._commit()
+
+    def show(self) -> list[Row]:
+        """All of the log can be seen. Returns what the last one has returned."""
+        rows: list[Row] = []
+        for commit in self.log[self.seen :]:
+            if self.is_primary:
+                commit.seen_s = the_loop().time()
+                if self.tables.deposes(commit.statement):
+                    silent_s = commit.seen_s - self.log[self.seen - 1].seen_s
+                    self._cluster.shortest_s = min(self._cluster.shortest_s, silent_s)
+            self.seen += 1
+            settings = self.settings(commit.backend)
+            rows = self.tables.write(commit.statement, commit.values, settings)
+        return rows
+
+    # -- lives
+
+    def die(self) -> None:
+        self.is_up, self._is_committing, self._lock = False, False, None
+        self.life += 1
+        self._waiting.clear()
+        for each in [*self.backends]:
+            each.cut()
+
+    def start(self) -> None:
+        """Again, as what it was, with all that is in its log."""
+        if not self.is_up:
+            self.is_up = True
+            self.show()
+        for each in self._cluster.servers:
+            if each.is_primary:
+                each._after(WRITE_S, each.replicate)
+
+    def follow(self) -> None:
+        """Start as the standby of the other one, which may lack what this one had."""
+        self.is_primary = False
+        self.log, self.seen = self.other.log[: self.other.seen], self.other.seen
+        self.tables = copy.deepcopy(self.other.tables)
+        self.start()
+
+
+class Cluster:
+    """Both servers, and the faults that they have at present."""
+
+    def __init__(self, tables: type[Tables]) -> None:
+        self.tables = tables
+        self.trap: tuple[Phase, Callable[[Server, Connection[Any]], object]] | None = None
+        """What happens to the next commit that is there."""
+        self.slow_mean_s = 0.0
+        self.shortest_s = inf
+        """The shortest time without a commit after which an owner has lost its claim."""
+        self.cut_off: Process | None = None
+        """Who can connect to none of them."""
+        self.servers = [Server(self, name) for name in NAMES]
+        self.servers[0].is_primary = True
+        self.pids = 0
+
+    def slow_s(self) -> float:
+        return the_loop().rng.expovariate(1 / self.slow_mean_s) if self.slow_mean_s else 0.0
+
+    @property
+    def primary(self) -> Server:
+        """Where there is one."""
+        [primary] = (each for each in self.servers if each.is_primary)
+        return primary
+
+    def find(self, host: str, **how: Any) -> Server:
+        """Raises OperationalError. What psycopg does with the names of several hosts."""
+        for server in self.servers if PROCESS.get() is not self.cut_off else ():
+            is_wanted = server.is_primary or "target_session_attrs" not in how
+            if is_wanted and server.is_up and server.name in host.split(","):
+                return server
+        raise psycopg.OperationalError(f"connection to {host} failed")
+
+
+LOCK = "select pg_advisory_xact_lock("
+NOTHING = "create ", "--", "alter ", "begin", "commit"
+"""What has no effect here: all tables are there."""

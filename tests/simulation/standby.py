@@ -1,0 +1,369 @@
+"""Two servers, of which one stands by, and their journal in PostgreSQL, which has a standby, too.
+
+    python -m tests.simulation SEED --standby
+
+The one rule: what is judged is what clients see, by the claim of the server that they see it from.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from tests.simulation.host import Started
+from tests.simulation.loop import NOBODY, Process, Violation
+from tests.simulation.world import PORT, World, mqks, put
+
+SERVERS = 2
+SUSPECT_S = 3.0
+"""No claim is taken from an owner that has committed something in this time."""
+ANSWER_S = 300.0
+"""A publish is confirmed within this time, whatever happens meanwhile."""
+
+
+class Place:
+    """Where one server after the other runs."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lives = 0
+        self.process = Process("nobody")
+        self.stop = asyncio.Event()
+        self.is_started = False
+
+
+class WithStandby(World):
+    url = ",".join(f"mqks://127.0.0.1:{PORT + number}" for number in range(SERVERS))
+    queues = ("q",)
+
+    def install(self) -> None:
+        import psycopg
+
+        from tests.simulation.driver import Connection, ThreadConnection
+        from tests.simulation.postgres import Cluster
+
+        put({psycopg: {"AsyncConnection": Connection}})
+        from mqks.journal.postgres.connection import PostgresConnection
+        from tests.simulation.tables import Tables
+
+        # What libpq would do with its socket.
+        PostgresConnection.abort = Connection.abort  # type: ignore[assignment, method-assign]
+        self.cluster = Connection.cluster = Cluster(Tables)
+        put({psycopg: {"connect": partial(ThreadConnection, self.cluster)}})
+        self.places: list[Place] = []
+        self.stores: dict[Process, Any] = {}
+        self.ends = Counter[str]()
+        """How servers have ended, and what has happened to the database."""
+        self.newest = 0
+        """The highest claim that has served."""
+        self.settled: dict[str, int] = {}
+        """Messages whose ack was confirmed, and the claim of the server that did it."""
+        self.slowest_s = 0.0
+
+    def __str__(self) -> str:
+        ends = ", ".join(f"{count} {what}" for what, count in sorted(self.ends.items()))
+        return f"{super().__str__()}, {self.newest} claims, slowest {self.slowest_s:.0f} s, {ends}"
+
+    # -- servers
+
+    async def serve(self) -> None:
+        """Both at once."""
+        self.places = [Place(number) for number in range(SERVERS)]
+        for place in self.places:
+            self.start(place)
+        while not self.newest:
+            await asyncio.sleep(0.1)
+
+    def start(self, place: Place) -> None:
+        from mqks.journal.default_store import open_store
+        from mqks.server.running import serve
+        from mqks.settings import DatabaseUrl, Settings
+
+        self.lives += 1
+        place.lives += 1
+        process = place.process = Process(f"server {place.number}.{place.lives}")
+        place.stop, place.is_started = asyncio.Event(), False
+        settings = Settings(
+            db=DatabaseUrl("postgresql://mqks@a,b/mqks"),
+            port=PORT + place.number,
+            page="off",
+            loop_held_s=0,
+        )
+
+        async def until(reload: object) -> None:
+            await place.stop.wait()
+
+        async def opened(*how: Any) -> Any:
+            self.stores[process] = store = await open_store(*how)
+            return store
+
+        class Status(Started):
+            def started(_, value: object = None) -> None:
+                place.is_started = True
+                self.newest = max(self.newest, self.claim_of(process))
+                self.note(process.name, "serves", self.claim_of(process))
+                self.judge_claims()
+
+        task = process.spawn(serve(settings, until, open_store=opened, task_status=Status()))
+        task.add_done_callback(partial(self.ended, place, process), context=NOBODY)
+
+    def ended(self, place: Place, process: Process, task: asyncio.Task[None]) -> None:
+        """By itself: its supervisor starts it again, as systemd would."""
+        from mqks.errors import ClaimLost, DatabaseUnreachable, JournalFailed
+
+        if process.dead or task.cancelled():
+            return
+        error = task.exception()
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        self.note(process.name, "ends", type(error).__name__)
+        self.ends[f"ended by {type(error).__name__}"] += 1
+        expected = [ClaimLost, DatabaseUnreachable, type(None)]
+        if not place.is_started or place.stop.is_set():
+            expected.append(JournalFailed)  # It can't read, or not wait for its last commit.
+        if type(error) not in expected:
+            self.violated(f"{process.name} has ended: {error!r}")
+        self.again(place, process)
+
+    def again(self, place: Place, process: Process) -> None:
+        self.network.kill(process)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.rng.expovariate(1 / 2), self.start, place, context=NOBODY)
+
+    def servers(self) -> list[Process]:
+        return [place.process for place in self.places] * 4
+
+    # -- judges
+
+    def violated(self, what: str) -> None:
+        self.note("violated:", what)
+        self.failure = self.failure or Violation(what)
+
+    def claim_of(self, process: Process) -> int:
+        return int(self.stores[process].facts()["claim"])
+
+    def server_of(self, client: Any) -> int | None:
+        """The claim of the server that a client or consumer is connected to."""
+        wire = client._connection._wire
+        if wire is None:
+            return None
+        other = wire.transport.get_extra_info("socket").other.transport
+        return None if other is None else self.claim_of(other.process)
+
+    def judge_claims(self) -> None:
+        if (after_s := self.cluster.shortest_s) < SUSPECT_S:
+            self.violated(f"a claim was taken from an owner {after_s:.3f} s after its commit")
+
+    def judge_confirm(self, name: str, what: str, newest: int, claim: int | None) -> None:
+        """`newest` claim served before it was sent."""
+        if claim is not None and claim < newest:
+            self.violated(
+                f"{what} {name} is confirmed by claim {claim}, and {newest} served before"
+            )
+
+    def judge_delivery(self, name: str, claim: int | None) -> None:
+        settled = self.settled.get(name)
+        if settled is not None and claim is not None and claim >= settled:
+            self.violated(f"{name} comes from claim {claim}, and its ack was confirmed before")
+
+    # -- players
+
+    def others(self) -> list[Process]:
+        return []
+
+    async def outlive_full_disk(self) -> None:
+        """That of PostgreSQL is its own."""
+
+    async def calm_down(self) -> None:
+        """What has ended begins again by itself."""
+
+    async def is_calm(self) -> None:
+        """Blocking clients play with one server."""
+
+    async def publish(self, number: int) -> None:
+        async with mqks().connect(self.url) as client:
+            for each in range(self.messages):
+                name = f"{number}-{each}"
+                delay_s = self.rng.choice((None, None, 5.0, 600.0))
+                newest, began_s = self.newest, self.clock.monotonic_s
+                await client.publish(
+                    "e", name, id=name, confirm=True, once=True, delay_s=delay_s, timeout_s=1e6
+                )
+                took_s = self.clock.monotonic_s - began_s
+                self.slowest_s = max(self.slowest_s, took_s)
+                if took_s > ANSWER_S:
+                    self.violated(f"{name} was confirmed after {took_s:.0f} s")
+                self.judge_confirm(name, "publish of", newest, self.server_of(client))
+                self.confirmed.add(name)
+                self.note("confirmed", name)
+                await asyncio.sleep(self.rng.expovariate(1 / 20))
+
+    async def consume(self, number: int) -> None:
+        options = mqks().Options(connect_timeout_s=1e6)
+        async with (
+            mqks().connect(self.url, options) as client,
+            client.consume("q", ["e"]) as messages,
+        ):
+            async for message in messages:
+                self.note("got", number, message.text, message.retry)
+                self.judge_delivery(message.text, self.server_of(messages))
+                if self.rng.random() < 0.1:
+                    message.reject()
+                    continue
+                await asyncio.sleep(self.rng.expovariate(1 / 0.5))
+                await self.ack(messages, message)
+
+    async def ack(self, messages: Any, message: Any) -> None:
+        """Until it is confirmed, or the connection is lost."""
+        from mqks.client.session import Call
+
+        session, answered, newest = messages._session, asyncio.Event(), self.newest
+        consumer_id, name = message.consumer_id, message.text
+
+        def answer() -> None:
+            answered.set()
+            if session.consumer_id is consumer_id and not call.failed:
+                claim = self.server_of(messages)
+                self.judge_confirm(name, "ack of", newest, claim)
+                self.note("acked", name)
+                if name in self.settled:
+                    self.violated(f"{name} was there twice")
+                if claim is not None:
+                    self.settled[name] = claim
+
+        call = Call(answer)
+        if session.consumer_id is consumer_id and session.is_up:
+            self.acked["q"][name] += 1
+            session.request(b"ack --confirm %b %b" % (consumer_id, message._id), call)
+            await answered.wait()
+
+    # -- faults
+
+    async def fill_disk(self) -> None:
+        """That of PostgreSQL is its own."""
+
+    def faults(
+        self, consumers: list[Process], *others: Sequence[Process]
+    ) -> list[Coroutine[Any, Any, None]]:
+        return [*super().faults(consumers, *others), self.hand_over(), self.break_database()]
+
+    async def kill_servers(self) -> None:
+        while self.has_faults:
+            await asyncio.sleep(self.rng.expovariate(1 / 60))
+            place = self.rng.choice(self.places)
+            if not place.process.dead:
+                self.note("kill", place.process.name)
+                self.again(place, place.process)
+
+    async def hand_over(self) -> None:
+        while self.has_faults:
+            await asyncio.sleep(self.rng.expovariate(1 / 200))
+            place = self.rng.choice(self.places)
+            self.note("SIGTERM", place.process.name)
+            place.process.context.run(place.stop.set)
+
+    async def break_database(self) -> None:
+        kinds: list[Callable[[], Coroutine[Any, Any, None]]] = [
+            self.cut_commit,
+            self.cut_commit,
+            self.cut_commit,
+            self.crash,
+            self.crash,
+            self.split,
+            self.cut_off,
+            self.be_slow,
+            self.lose_standby,
+            self.lose_standby,
+        ]
+        while self.has_faults:
+            await asyncio.sleep(self.rng.expovariate(1 / 20))
+            kind = self.rng.choice(kinds)
+            self.note("database", kind.__name__)
+            self.ends[kind.__name__] += 1
+            await kind()
+
+    def pause_s(self, mean_s: float) -> float:
+        return self.rng.expovariate(1 / mean_s)
+
+    async def trapped(self, happens: Callable[[Any, Any], object]) -> None:
+        """It happens to the next commit, at some point of it."""
+        from tests.simulation.postgres import PHASES
+
+        phase = self.rng.choice(PHASES)
+        gone = asyncio.Event()
+
+        def happen(server: Any, backend: Any) -> None:
+            self.note("trap", phase)
+            happens(server, backend)
+            gone.set()
+
+        self.cluster.trap = phase, happen
+        await gone.wait()
+
+    async def cut_commit(self) -> None:
+        """Its connection; perhaps in silence, or only its wait for the standby ends."""
+        from tests.simulation.driver import LATENCY_S, VANISHED_S
+
+        noticed_s = self.rng.choice((LATENCY_S, LATENCY_S, VANISHED_S))
+        await self.trapped(lambda server, backend: backend.cut(noticed_s))
+
+    async def crash(self) -> None:
+        """The primary, which is started again, or is a standby afterwards."""
+        primary = self.cluster.primary
+        await self.trapped(lambda server, backend: server.die())
+        await asyncio.sleep(self.pause_s(8))
+        if self.rng.random() < 0.5:
+            primary.start()
+        else:
+            await self.fail_over()
+
+    async def fail_over(self) -> None:
+        primary = self.cluster.primary
+        primary.other.is_primary = True
+        await asyncio.sleep(self.pause_s(8))
+        primary.follow()
+
+    async def split(self) -> None:
+        """The standby is promoted, and the primary goes on for a while."""
+        primary = self.cluster.primary
+        primary.other.is_primary = True
+        await asyncio.sleep(self.pause_s(10))
+        primary.die()
+        await asyncio.sleep(self.pause_s(3))
+        primary.follow()
+
+    async def cut_off(self) -> None:
+        """One server from the database."""
+        process = self.cluster.cut_off = self.rng.choice(self.places).process
+        for server in self.cluster.servers:
+            for backend in [*server.backends]:
+                if backend.process is process:
+                    backend.cut()
+        await asyncio.sleep(self.pause_s(20))
+        self.cluster.cut_off = None
+
+    async def be_slow(self) -> None:
+        self.cluster.slow_mean_s = self.rng.choice((0.1, 1.0, 4.0))
+        await asyncio.sleep(self.pause_s(15))
+        self.cluster.slow_mean_s = 0.0
+
+    async def lose_standby(self) -> None:
+        """Nothing is durable meanwhile, though the primary may be started again and have more than
+        before, or an operator end the wait of a commit. All that is lost if it dies then."""
+        primary = self.cluster.primary
+        primary.other.die()
+        await asyncio.sleep(self.pause_s(10))
+        if self.rng.random() < 0.5:
+            primary.die()
+            await asyncio.sleep(self.pause_s(1))
+            primary.start()
+        elif primary.waits:
+            primary.end_wait("the wait was cancelled")
+        await asyncio.sleep(self.pause_s(3))
+        dies = self.rng.random() < 0.5
+        if dies:
+            primary.die()
+        primary.other.start()
+        if dies:
+            await self.fail_over()

@@ -1,0 +1,276 @@
+"""Talkers who send whatever the table of requests allows, one by one and in bursts, to a server of
+the simulated world that is killed, stopped and started again.
+
+The one rule: they want nothing. What is judged is what holds whatever is sent: each reply has an
+asker and each confirm comes once, the invariants of the broker hold between any two steps, nothing
+spins, and when all have left nothing is held any more.
+"""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from tests.simulation.grammar import Usage, usages
+from tests.simulation.host import Host
+from tests.simulation.loop import NOBODY, Process, SimulatedLoop, Violation
+from tests.simulation.world import PORT, URL, World, mqks
+
+if TYPE_CHECKING:
+    from mqks.broker.broker import Broker
+    from tests.fuzz.peer import Peer
+
+TALKERS: Final = 12
+RESTS_S: Final = 0.001, 0.1, 5.0, 600.0
+BURSTS: Final = 3, 50, 1000, 20_000
+LINE_BYTES: Final = 1024 * 1024
+LEFT_S: Final = 40 * 86400.0
+"""A receive waits for no longer, so that a connection whose client has no more to send ends."""
+IDLE_S: Final = 3600.0
+IDLE_TURNS_MAX: Final = 20_000
+"""A server that nobody asks for anything takes no more turns in this time."""
+LOOKS_S: Final = 3.0
+_BODY: Final = re.compile(rb"\S+ ok --read epoch=\S+ runs=\d+ rows=\d+ next=\d+ bytes=(\d+)")
+_LEARNED: Final = re.compile(rb"ok (?:--lease=)?(\d+-\d+)\b|epoch=(\S+)|ok (\S+) event=")
+
+
+class Wire(asyncio.Protocol):
+    """A connection that keeps books of what is due."""
+
+    def __init__(self, peer: "Peer", chance: "Talker") -> None:
+        self.peer = peer
+        self._chance = chance
+        self._data = b""
+        self.closed = asyncio.Event()
+        self.transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        data, start, lines = self._data + data, 0, list[bytes]()
+        while (end := data.find(b"\n", start)) >= 0:
+            line = data[start:end]
+            body = _BODY.fullmatch(line)
+            size = int(body[1]) if body else 0
+            if len(data) < end + 1 + size:
+                break
+            lines.append(line)
+            start = end + 1 + size
+        self._data = data[start:]
+        if lines:
+            self.peer.received(b"\n".join(lines) + b"\n")
+            self._chance.learn(lines)
+
+    def connection_lost(self, failure: Exception | None) -> None:
+        self.closed.set()
+
+
+class Talker:
+    def __init__(self, world: "Talk", name: str) -> None:
+        self.rng = world.rng
+        self._world, self._name = world, name
+        self.consumers = [f"c{number}-{name}" for number in range(3)]
+        self.messages: list[str] = []
+        self.leases: list[str] = []
+        self.epochs: list[str] = []
+        self._count = 0
+
+    def learn(self, lines: list[bytes]) -> None:
+        for line in lines[:20]:
+            if found := _LEARNED.search(line):
+                for known, seen in zip(
+                    (self.leases, self.epochs, self.messages), found.groups(), strict=True
+                ):
+                    if seen is not None:
+                        known.append(seen.decode("utf-8", "replace"))
+                        del known[:-30]
+
+    async def run(self) -> None:
+        while self._world.has_faults:
+            try:
+                await self._connect()
+            except OSError:
+                await asyncio.sleep(self.rng.uniform(0.1, 5))
+                continue
+            await self._talk()
+
+    async def _connect(self) -> None:
+        from tests.fuzz.peer import Peer
+
+        self.wire = Wire(Peer(cast(Any, None), keeps_books=True), self)
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: self.wire, "127.0.0.1", PORT)
+
+    async def _talk(self) -> None:
+        rng, wire = self.rng, self.wire
+        for _ in range(rng.randrange(2, 40)):
+            self._send(self._drawn())
+            if rng.random() < 0.05:
+                wire.transport.pause_reading()
+                await asyncio.sleep(rng.choice(RESTS_S[:3]))
+                wire.transport.resume_reading()
+            await asyncio.sleep(rng.expovariate(1 / rng.choice(RESTS_S)))
+            if wire.closed.is_set() or not self._world.has_faults:
+                break
+        what = rng.random()
+        if what < 0.2:
+            self._send(b"half a line")
+        if what < 0.5:
+            wire.transport.abort()
+        elif not wire.transport.is_closing():
+            server = self._world.host.process
+            wire.transport.write_eof()
+            await asyncio.wait_for(wire.closed.wait(), LEFT_S)
+            if not server.dead and not wire.peer.expelled:
+                self._world.settled += 1
+                wire.peer.settle()
+        self._world.talks += 1
+
+    def _drawn(self) -> bytes:
+        rng = self.rng
+        what = rng.random()
+        if what < 0.6:
+            return self._line()
+        if what < 0.9:
+            return b"".join(self._line() for _ in range(rng.randrange(2, 30)))
+        if what < 0.99:
+            usage = rng.choice([*self._world.usages.items()])
+            return b"".join(self._line(*usage) for _ in range(rng.choice(BURSTS)))
+        line, words = self._line()[:-1], b" ".join(self._line()[:-1] for _ in range(50))
+        return line + b" " + (words * (LINE_BYTES // len(words)))[: LINE_BYTES - len(line)] + b"\n"
+
+    def _line(self, action: str = "", usage: Usage | None = None) -> bytes:
+        rng = self.rng
+        if usage is None:
+            action, usage = rng.choice([*self._world.usages.items()])
+        self._count += 1
+        name = f"{self._name}{self._count}"
+        if action == "consume":
+            name = rng.choice(self.consumers)
+        words = [name, action]
+        if rng.random() < 0.6:
+            words.append("--confirm")
+        words.append(usage.draw(self))
+        return " ".join(words).encode() + b"\n"
+
+    def _send(self, data: bytes) -> None:
+        if not self.wire.transport.is_closing():
+            self.wire.peer.sent(data)
+            self.wire.transport.write(data)
+
+
+class Talk(World):
+    """`messages` is the number of lives."""
+
+    def __init__(self, seed: int, directory: Path, messages: int) -> None:
+        super().__init__(seed, directory, messages)
+        self.talks = self.settled = self.looks = 0
+        self.brokers: list[Broker] = []
+
+    def __str__(self) -> str:
+        return (
+            f"{self.host.lives} lives, {self.talks} talks, {self.settled} settled, "
+            f"{self.looks} looks, {self.sets} clocks set"
+        )
+
+    async def main(self) -> None:
+        from mqks.server import running
+
+        loop = cast(SimulatedLoop, asyncio.get_running_loop())
+        self.network.install(loop)
+        self.host = Host(self.network, self.directory / "talk", PORT, self.note)
+        self.usages = usages()
+        made = vars(running)["Broker"]
+
+        def remembered(*arguments: Any, **named: Any) -> "Broker":
+            self.brokers.append(made(*arguments, **named))
+            return self.brokers[-1]
+
+        vars(running)["Broker"] = remembered
+        await self.serve()
+        loop.happen(LOOKS_S, self.look, NOBODY)
+        processes = [Process(f"talker {number}") for number in range(TALKERS)]
+        talking = [
+            each.spawn(Talker(self, f"t{number}-").run()) for number, each in enumerate(processes)
+        ]
+        await asyncio.gather(self.live(), self.set_clock(), self.watch(), *talking)
+        await self.leave_nothing(loop)
+
+    async def serve(self) -> None:
+        rng = self.rng
+        self.clock.step_s = rng.choice((0, 1e-6, 1e-4))
+        await self.host.serve(
+            memory_bytes=rng.choice((0, 4096, 200_000, 2**29)),
+            batch_records_max=rng.choice((20, 1000, 16_384)),
+            unacked_bytes_max=rng.choice((2**20, 2**28)),
+            wal_checkpoint_pages=rng.choice((1, 250)),
+            errors_kept_max=rng.choice((0, 10, 1000)),
+            eval="on",
+        )
+
+    async def live(self) -> None:
+        """One life after the other, and whoever stands still in it."""
+        for _ in range(self.messages):
+            await asyncio.sleep(self.rng.expovariate(1 / self.rng.choice((1.0, 60.0, 4000.0))))
+            self.note("life", self.host.lives, self.talks, self.settled)
+            if self.rng.random() < 0.3:
+                self.stops += 1
+                self.host.process.stop()
+                await asyncio.sleep(self.rng.uniform(0, 60))
+                self.host.process.go_on(asyncio.get_running_loop())
+            elif self.rng.random() < 0.7:
+                self.host.kill()
+                await self.serve()
+            else:
+                await self.host.stop()
+                await self.serve()
+        self.has_faults = False
+
+    async def watch(self) -> None:
+        while self.has_faults:
+            if self.host.failure is not None:
+                raise self.host.failure
+            await asyncio.sleep(1)
+
+    def look(self) -> None:
+        """Between two steps of the loop, when none of the broker's methods runs."""
+        from tests.fuzz.invariants import check
+
+        broker = self.brokers[-1]
+        # What works have half done is not looked at.
+        if not (self.host.process.dead or broker.has_work):
+            self.looks += 1
+            try:
+                check(broker, set_clock=True)
+            except AssertionError as failure:
+                self.host.failure = failure
+        if self.has_faults:
+            loop = cast(SimulatedLoop, asyncio.get_running_loop())
+            loop.happen(self.rng.expovariate(1 / LOOKS_S), self.look, NOBODY)
+
+    async def leave_nothing(self, loop: SimulatedLoop) -> None:
+        """When all have left, nothing is held for them, and the server rests."""
+        async with mqks().connect(URL) as client:
+            for row in await client.schedules():
+                await client.unschedule(row["name"])
+            for row in await client.stats("queues"):
+                await client.delete_queue(row["name"])
+        await asyncio.sleep(IDLE_S)
+        broker = self.brokers[-1]
+        held = {
+            "connections": len(broker.connections),
+            "consumers": len(broker.consumers),
+            "unacked bytes": broker.flow.unacked.used,
+            "bytes in outboxes": broker.shared.outboxes.used,
+            "receives": broker.flow.receivers,
+            "bytes of messages": broker.shared.memory.used,
+            "schedules": len(broker.schedules._alarms),
+            "records to be written": broker.pending.records,
+        }
+        if any(held.values()):
+            raise Violation(f"all have left, and there are {held}")
+        turns = loop.steps
+        await asyncio.sleep(IDLE_S)
+        if loop.steps - turns > IDLE_TURNS_MAX:
+            raise Violation(f"{loop.steps - turns} turns in an hour without clients")
