@@ -151,7 +151,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="PATH",
-        help="also measure mqks run by this Python, which has its dependencies; may be repeated",
+        help="also measure mqks as this Python has it installed; may be repeated",
     )
     parser.add_argument("--tiny", action="store_true", help="one small run, for correctness alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
