@@ -10,12 +10,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, count, islice
 from math import inf
-from typing import TypeVar, get_args
+from typing import get_args
 
 from mqks.broker.features.admission.once import OnceWindow
 from mqks.broker.features.table import FEATURES
-from mqks.broker.features.tails.tail import MessageTail
-from mqks.broker.features.tails.tails import Tails
+from mqks.broker.features.tails.tails import MessageTail, Tails
 from mqks.broker.features.time.ticks import NextTick, Schedules, no_cron
 from mqks.broker.policies import Policies
 from mqks.broker.spine.base.facts import Facts
@@ -27,7 +26,6 @@ from mqks.broker.spine.base.turns import (
     Rounds,
     Work,
     finish,
-    ordered,
     slices,
 )
 from mqks.broker.spine.clients.access import Access
@@ -40,11 +38,10 @@ from mqks.broker.spine.log.pending import Batch, ErrorRecord, QueueState, Waiter
 from mqks.broker.spine.message.policy import Policy
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery
+from mqks.broker.spine.queue.order import Rest
 from mqks.broker.spine.queue.queue import Queue
-from mqks.broker.spine.queue.reads import Read
-from mqks.broker.spine.queue.selection import Chosen
+from mqks.broker.spine.queue.selection import Read
 from mqks.broker.spine.queue.shared import Place, Shared
-from mqks.broker.spine.queue.taker import Rest
 from mqks.broker.spine.routing.bindings import Bindings
 from mqks.broker.spine.routing.publishing import Publishing
 from mqks.errors import BadRequest, Limit, LimitExceeded, Unwritable
@@ -53,19 +50,15 @@ from mqks.limits import (
     EVALUATIONS_MAX,
     LISTS_MAX,
     READS_WAITING_MAX,
-    STEP_BODIES,
     STEP_ERRORS,
     STEP_MESSAGES,
 )
 from mqks.protocol import replies
 from mqks.protocol.masks import MASK
-from mqks.protocol.requests import ALL, DeleteRule, SetQueue, Settle, shown
+from mqks.protocol.requests import DeleteRule, SetQueue, shown
 from mqks.settings import Settings
 from mqks.users import Permissions
 
-T = TypeVar("T")
-GiveUp = Callable[[Queue, Sequence[Delivery]], object]
-"""What to do with deliveries that a consumer gives back."""
 CALM_S = 60.0
 """A repeated event is reported again only after it has not happened for this long."""
 
@@ -129,13 +122,13 @@ class Broker:
         self._unacked_full_s = -inf
         self.started_s = clock()
         self.tails = Tails(settings, self.turns, self.schedule, self.shared.outboxes)
-        self._work_places: dict[bytes, Places] = {}
+        self.work_places: dict[bytes, Places] = {}
         """Consumer id → for requests that choose from what it holds, each with a copy of that."""
         self.evaluations = Places(EVALUATIONS_MAX)
         """For expressions of `_eval`."""
         self.lists = Places(LISTS_MAX)
         """For lists of `stats`."""
-        self._told: tuple[Queue, bytes] | None = None
+        self._last_update: tuple[Queue, bytes] | None = None
         """The last queue whose consumers got an update, and its bindings."""
         self.reads_waiting: list[Connection] = []
         """Connections with read requests, which the server answers."""
@@ -277,12 +270,12 @@ class Broker:
         return count
 
     def dropped(self, name: bytes, work: Work[int | None], *, confirm: bool) -> Work[int | None]:
-        """Do what drops messages of this queue. With `confirm` it raises as `ack_surely`."""
+        """Do what drops messages of this queue. With `confirm` it raises as `ack`."""
         queue = self.queues.get(name)
         is_durable = queue is None or not queue.lane.has_unwritten_moves
         count = yield from work
         if confirm:
-            self._check_durable(is_durable)
+            self.check_durable(is_durable)
         return count
 
     def read(self, connection: Connection, read: Read) -> None:
@@ -301,10 +294,16 @@ class Broker:
         queue = self.queues.get(read.queue)
         return queue is not None and queue.id == read.queue_id
 
-    def read_failed(self, connection: Connection, read: Read) -> None:
-        """The queue was deleted before the reply was sent."""
-        reason = f"{read.form}: queue {shown(read.queue)} was deleted before the answer"
-        self.refusals.tell(connection, read.request_id, read.form.encode(), BadRequest(reason))
+    def answer(self, connection: Connection, read: Read, reply: bytes | None) -> None:
+        """Reply to a read request; None when its queue was deleted before."""
+        if reply is None:
+            reason = f"{read.form}: queue {shown(read.queue)} was deleted before the answer"
+            self.refusals.tell(connection, read.request_id, read.form.encode(), BadRequest(reason))
+            return
+        connection.write(reply)
+        if read.confirm:
+            connection.unconfirmed += 1
+            self.pending.waiters.confirms.append((connection, [read.request_id]))
 
     def end_tails(self, connection: Connection, permissions: Permissions | None = None) -> None:
         """All that it has, or those that a user with these permissions may not have."""
@@ -319,127 +318,26 @@ class Broker:
         self.tails.end(tails, *map(self.queues.get, names))
 
     def ack(
-        self, consumer_id: bytes, message_ids: Sequence[bytes], *, together: bool = False
+        self,
+        consumer_id: bytes,
+        message_ids: Sequence[bytes],
+        *,
+        together: bool = False,
+        confirm: bool = False,
     ) -> None:
-        """Settle these deliveries; unknown ids are ignored. `together`: see `Queue.settle`."""
+        """Settle these deliveries; unknown ids are ignored. `together`: see `Queue.settle`. With
+        `confirm` it raises Unwritable if that will not be durable: what was moved while nothing can
+        be written is still in its old place after a restart."""
         consumer = self.consumers.get(consumer_id)
-        if consumer is not None and (deliveries := consumer.settle(message_ids)):
-            consumer.queue.settle(deliveries, together=together)
+        if consumer is not None and (held := consumer.settle(message_ids)):
+            queue, numbers = consumer.queue, [number for number, _, _ in held]
+            queue.settle(numbers, together=together)
+            if confirm:
+                self.check_durable(max(numbers) < queue.lane.taken_end)
 
-    def ack_surely(self, consumer_id: bytes, message_id: bytes) -> None:
-        """Settle a delivery. Raises Unwritable if it will not be durable: what was moved while
-        nothing can be written is still in its old place after a restart."""
-        consumer = self.consumers.get(consumer_id)
-        if consumer is not None and (deliveries := consumer.settle([message_id])):
-            queue = consumer.queue
-            is_durable = deliveries[0][0] < queue.lane.taken_end
-            queue.settle(deliveries)
-            self._check_durable(is_durable)
-
-    def _check_durable(self, is_durable: bool) -> None:
+    def check_durable(self, is_durable: bool) -> None:
         if self.unwritable and not is_durable:
             raise Unwritable(f"{self.unwritable}: the place of a message is not durable")
-
-    def reject_gathered(self, consumer_id: bytes, message_ids: Sequence[bytes]) -> Work[None]:
-        """A consumer rejects these; unknown ids are ignored."""
-        consumer = self.consumers.get(consumer_id)
-        if consumer is None:
-            return
-        # A message that is named twice may have come back in between.
-        is_plain = len({*message_ids}) == len(message_ids)
-        for some in slices(message_ids, consumer.queue.returned_at_once if is_plain else 1):
-            if deliveries := consumer.take_back(some):
-                consumer.queue.give_back(deliveries, Event.REJECT)
-            yield GOES_ON
-
-    def give_up(self, wanted: Settle, how: GiveUp) -> Work[None] | None:
-        """A consumer gives back one or all of its messages."""
-        consumer = self.consumers.get(wanted.consumer)
-        if consumer is None:
-            return None
-        if wanted.message == ALL:
-            return self._give_up_all(consumer, how)
-        if deliveries := consumer.take_back([wanted.message]):
-            how(consumer.queue, deliveries)
-        return None
-
-    def touch(
-        self, consumer_id: bytes, message_id: bytes, for_us: int | None = None
-    ) -> Work[None] | None:
-        """A consumer still works on one or all of its messages: restart their ack timeout, or set
-        it to `for_us`."""
-        consumer = self.consumers.get(consumer_id)
-        if consumer is None:
-            return None
-        if message_id != ALL:
-            consumer.touch(message_id, for_us)
-        elif for_us is not None:
-            return self._one_at_a_time(consumer_id, consumer.touch_each(for_us))
-        else:
-            consumer.touch_all()
-        return None
-
-    def _one_at_a_time(self, consumer_id: bytes, work: Work[T]) -> Work[T]:
-        """Do a work that looks at all that a consumer holds, one at a time."""
-        places = self._work_places.setdefault(consumer_id, Places(1))
-        place = yield from places.take()
-        try:
-            return (yield from work)
-        finally:
-            places.leave(place)
-            if not places:
-                del self._work_places[consumer_id]
-
-    def ack_all(self, consumer_id: bytes, *, confirm: bool = False) -> Work[None]:
-        """Settle all messages of a consumer. With `confirm` it raises as `ack_surely`."""
-        consumer = self.consumers.get(consumer_id)
-        if consumer is None or not consumer.unacked:
-            return
-        queue, deliveries = consumer.queue, consumer.let_go()
-        is_durable = True
-        while some := list(islice(deliveries, STEP_MESSAGES)):
-            if not queue.deleted:
-                is_durable = is_durable and max(some)[0] < queue.lane.taken_end
-                queue.settle(some)
-            yield GOES_ON
-        if confirm:
-            self._check_durable(is_durable)
-
-    def _give_up_all(self, consumer: Consumer, how: GiveUp) -> Work[None]:
-        """Give back all messages in their order in the queue."""
-        queue, deliveries = consumer.queue, list[Delivery]()
-        queue.returning += 1
-        held = consumer.let_go()
-        while some := list(islice(held, STEP_BODIES)):
-            deliveries += some
-            yield GOES_ON
-        for step in slices((yield from ordered(deliveries)), queue.returned_at_once):
-            how(queue, step)
-            yield GOES_ON
-        queue.returning -= 1
-        queue.deliver()
-
-    def give_up_some(self, consumer_id: bytes, how: GiveUp, chosen: Chosen) -> Work[int]:
-        """Give back those that are chosen of all that a consumer holds; return how many."""
-        return self._one_at_a_time(consumer_id, self._give_up_some(consumer_id, how, chosen))
-
-    def _give_up_some(self, consumer_id: bytes, how: GiveUp, chosen: Chosen) -> Work[int]:
-        consumer, count = self.consumers.get(consumer_id), 0
-        if consumer is None:
-            return 0
-        queue = consumer.queue
-        for some in slices((yield from ordered(consumer.held())), queue.returned_at_once):
-            old = {*chosen.by_age(queue, [number for number, _ in some])}
-            lines = (delivery for delivery in some if delivery[0] in old)
-            found = yield from chosen.by_body(lines)
-            if queue.deleted:
-                break
-            deliveries = consumer.take_these([*found.items()])
-            count += len(deliveries)
-            if deliveries:
-                how(queue, deliveries)
-            yield GOES_ON
-        return count
 
     # -- queues and consumers
 
@@ -453,6 +351,7 @@ class Broker:
             return queue
         queue = self.new_queue(name)
         yield from self.bindings.queue_made(queue)
+        # That takes many turns if there are many bindings, and somebody may delete it meanwhile.
         return (yield from self.make_queue(name)) if queue.deleted else queue
 
     def new_queue(self, name: bytes) -> Queue:
@@ -464,7 +363,7 @@ class Broker:
         if orphaned is not None:
             for consumer in consumers_of(orphaned):
                 consumer.queue = queue
-                self._attach(queue, consumer)
+                queue.attach(consumer)
                 consumer.resume(Rest.NO_QUEUE)
         return queue
 
@@ -537,13 +436,13 @@ class Broker:
         self.check_queue(*names)
         if labels := wanted.changes.get("labels"):
             self.metadata.check_room(len(labels))
-        made = [self.new_queue(each) for each in names if each not in self.queues]
+        made = [self.new_queue(new) for new in names if new not in self.queues]
         queue = self.queues[name]
         policy = queue.policy.changed(wanted.changes, reset=wanted.reset)
         if policy != queue.policy:
             self.set_policy(queue, policy)
-        for each in made:
-            yield from self.bindings.queue_made(each)
+        for new_queue in made:
+            yield from self.bindings.queue_made(new_queue)
 
     def set_policy(self, queue: Queue, policy: Policy) -> None:
         self.metadata.bytes += policy.size_bytes - queue.policy.size_bytes
@@ -557,7 +456,8 @@ class Broker:
         if queue is None:
             return
         self._outdate(queue)
-        yield from self._tell(queue, [each for each in consumers_of(queue) if each is not but])
+        others = [consumer for consumer in consumers_of(queue) if consumer is not but]
+        yield from self._tell(queue, others)
 
     def tell_one(self, consumer: Consumer) -> Work[None]:
         """Send the bindings of its queue to a consumer of which a flag has changed."""
@@ -566,8 +466,8 @@ class Broker:
     def _outdate(self, queue: Queue) -> None:
         """The bindings or rule that its consumers know have changed."""
         queue.updates += 1
-        if self._told is not None and self._told[0] is queue:
-            self._told = None
+        if self._last_update is not None and self._last_update[0] is queue:
+            self._last_update = None
 
     def _tell(self, queue: Queue, consumers: list[Consumer]) -> Work[None]:
         """A slow client gets only the newest state, when it has caught up. The list is made once:
@@ -580,16 +480,16 @@ class Broker:
                 continue
             consumer.update_due = bool(consumer.connection.rests)
             if not consumer.update_due:
-                while self._told is None or self._told[0] is not queue:
+                while self._last_update is None or self._last_update[0] is not queue:
                     yield from self._list_events(queue)
-                consumer.connection.write(consumer.update(self._told[1]))
+                consumer.connection.write(consumer.update(self._last_update[1]))
             yield GOES_ON
 
     def _list_events(self, queue: Queue) -> Work[None]:
         updates, rule = queue.updates, queue.policy.delete_when_unused
         events, masks = yield from self.bindings.events(queue.name)
         if queue.updates == updates:
-            self._told = queue, replies.bound(queue.name, events, masks, rule)
+            self._last_update = queue, replies.bound(queue.name, events, masks, rule)
 
     def add_consumer(self, consumer: Consumer) -> Work[None]:
         """Attach a consumer; an earlier one with its id ends, its messages are returned, and its
@@ -598,7 +498,8 @@ class Broker:
         earlier = self.consumers.get(consumer.id)
         self.consumers[consumer.id] = consumer
         self._siblings(consumer)[consumer.id] = consumer
-        self._attach(consumer.queue, consumer)
+        consumer.queue.attach(consumer)
+        self._stop_timer(consumer.queue)
         if earlier is not None:
             if not (earlier.deleted or earlier.connection is consumer.connection):
                 reason = BadRequest(
@@ -631,10 +532,6 @@ class Broker:
         elif not consumer.deleted:
             self.end_consumers([consumer])
 
-    def _attach(self, queue: Queue, consumer: Consumer) -> None:
-        queue.attach(consumer)
-        self._stop_timer(queue)
-
     def end_consumers(self, consumers: list[Consumer], *, lost: bool = False) -> None:
         """They get no more messages; those that they hold are returned in turns."""
         for consumer in consumers:
@@ -645,6 +542,8 @@ class Broker:
     def delete_consumers(self, consumers: list[Consumer], *, lost: bool = False) -> Work[None]:
         """End consumers. All their messages return to their places before any of them is delivered
         to others. `lost`: the consumers did not end themselves."""
+        # First all end, then all is returned, then the queues deliver: otherwise messages would go
+        # to a consumer that is about to end, and be lost once more.
         event = Event.LOSS if lost else Event.END
         returned: list[tuple[Queue, Policy, Iterator[Delivery]]] = []
         for number, consumer in enumerate(consumers, 1):
@@ -696,7 +595,7 @@ class Broker:
             self.schedule.cancel(queue.timer)
             queue.timer = None
 
-    def _delete_unused(self, queue: Queue, _: int) -> None:
+    def _delete_unused(self, queue: Queue) -> None:
         queue.timer = None
         self.turns.add(self.delete_queue(queue.name))
 
@@ -710,6 +609,7 @@ class Broker:
             self.metadata.bytes -= queue.policy.size_bytes
             self.turns.add(queue.delete())
             self.pending.entry.queues[queue.id] = None
+            # Consumers are of a name: they get the messages of the next queue that has it.
             if queue.consumers:
                 self.orphans[name] = queue
             else:
@@ -747,6 +647,7 @@ class Broker:
         self._answer(self._refused(waiters, failure))
 
     def _answer(self, work: Work[None]) -> None:
+        # Commit by commit: what a client has asked for is confirmed in its order.
         if self._answers or not self.turns.run(work):
             self._answers.append(work)
             if len(self._answers) == 1:
@@ -758,6 +659,7 @@ class Broker:
             self._answers.popleft()
 
     def _written(self, batch: Batch) -> Work[None]:
+        # One write for all confirms of a chunk, whatever their number.
         waiters, weight = batch.waiters, 0
         for connection, ids in waiters.confirms:
             connection.unconfirmed -= len(ids)
@@ -768,10 +670,10 @@ class Broker:
                 weight = 0
                 yield GOES_ON
         for some in slices(waiters.counts, STEP_MESSAGES):
-            for connection, request_id, told in some:
+            for connection, request_id, result in some:
                 connection.unconfirmed -= 1
                 if not connection.closed:
-                    connection.write(replies.ok(request_id, told))
+                    connection.write(replies.ok(request_id, result))
             yield GOES_ON
         if waiters.held:
             self._let_go(waiters, is_written=True)
@@ -824,9 +726,6 @@ class Broker:
         self.metadata.bytes += policy.size_bytes
         queue.apply(policy)
         return queue
-
-    def restore_bindings(self, name: bytes, events: list[bytes]) -> None:
-        self.bindings.restore(name, events)
 
     def start_timers(self) -> None:
         """After recovery every delay starts again. A delete rule without a delay applies only after

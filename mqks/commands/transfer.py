@@ -88,8 +88,8 @@ def _alone(db: str) -> Iterator[str]:
     import anyio  # here, as above
     from anyio.from_thread import start_blocking_portal
 
-    from mqks.server.inherited import Inherited
-    from mqks.server.log import configure
+    from mqks.log import configure
+    from mqks.server.listeners import Inherited
     from mqks.server.running import serve
 
     settings = load({"db": db}, os.environ)

@@ -107,7 +107,7 @@ class Recovery:
         journal.next_segment = max(journal.next_segment, metadata.next_segment)
         broker.last_errors.extend(metadata.errors)
         for name, bound in groupby(sorted(metadata.bindings), key=itemgetter(0)):
-            broker.restore_bindings(name, [event for _, event in bound])
+            broker.bindings.restore(name, [event for _, event in bound])
         broker.once.restore(metadata.once)
         broker.schedules.restore(metadata.schedules)
         queues = [

@@ -11,8 +11,8 @@ from typing import Protocol, cast
 from mqks.broker.spine.base.resting import Resting
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.outbox import Slow
+from mqks.clock import Patient
 from mqks.limits import LINGER_BYTES_MAX
-from mqks.server.clock import Patient
 from mqks.server.gate import Peer
 from mqks.server.reading import Hold, ReadBuffer
 
@@ -125,7 +125,7 @@ class ServerClient(Resting, asyncio.BufferedProtocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if hasattr(self, "connection"):
+        if hasattr(self, "connection"):  # Otherwise the server stopped when it was accepted.
             self._owner.remove(self)
 
     def pause_writing(self) -> None:

@@ -12,17 +12,17 @@ from functools import partial
 
 import anyio
 
+from mqks import log
 from mqks.broker.broker import Broker
 from mqks.broker.requests.intake import Intake
 from mqks.broker.spine.base.budget import Budget
 from mqks.broker.spine.clients.access import Login
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.outbox import Slow
+from mqks.clock import Patient
 from mqks.errors import BadRequest, LimitExceeded, Unwritable
 from mqks.limits import CHUNK_S
-from mqks.server import log
 from mqks.server.client import LINGER_S, ServerClient
-from mqks.server.clock import Patient
 from mqks.server.fair_turn import FairTurn
 from mqks.server.gate import Gate, Peer
 from mqks.server.reading import Hold, ReadBuffer
@@ -102,6 +102,7 @@ class Clients:
         return reply
 
     def remove(self, client: ServerClient) -> None:
+        # What it has sent before it left.
         self.handle_chunks()
         connection = client.connection
         self.by_id.pop(connection.id, None)
@@ -190,6 +191,7 @@ class Clients:
                 intake.add(connection, data, waits=waits)
                 self._loop.call_soon(self._finish, client)
                 continue
+            # It must not go on, though it has a turn: when it may, it asks for another one.
             if client.ended or (not data and client.rests & ~(Hold.TURN | Hold.ROOM)):
                 self._loop.call_soon(client.resume, Hold.TURN)
                 continue
@@ -265,8 +267,7 @@ class Clients:
     def refuse_tls(self, client: ServerClient) -> None:
         """Close at once: a client waits for its handshake as long as for anything."""
         reason = "this port does not speak TLS: connect with mqks://, or to tls_port"
-        self._broker.refusals.expel(client.connection, reason)
-        self._expelled(client)
+        self._expel(client, reason)
 
     def _auth_timeout(self, client: ServerClient) -> None:
         if client.connection.waits:
@@ -275,8 +276,7 @@ class Clients:
             return
         seconds = self._settings.auth_timeout_s
         reason = f"the connection did not authenticate within {seconds:g} s (auth_timeout_s)"
-        self._broker.refusals.expel(client.connection, reason)
-        self._expelled(client)
+        self._expel(client, reason)
 
     def trust(self, client: ServerClient, user: Known | None) -> None:
         """It may do everything, or what this user may."""
@@ -307,6 +307,7 @@ class Clients:
         client = self.by_id.get(login.connection.id)
         if client is None or client.ended or self.stopping:
             return
+        # It may be closed for others again, until it turns out to be known.
         if client.stranger:
             self._gate.add_stranger(client, partial(self._crowded_out, client))
         self._broker.access.verified(login, user)
@@ -323,11 +324,14 @@ class Clients:
                 continue
             user = users.get(name)
             if user is None:
-                self._broker.refusals.expel(client.connection, "the user was removed")
-                self._expelled(client)
+                self._expel(client, "the user was removed")
             else:
                 self._broker.access.grant(client.connection, user.permissions)
         self._schedule_flush()
+
+    def _expel(self, client: ServerClient, reason: str) -> None:
+        self._broker.refusals.expel(client.connection, reason)
+        self._expelled(client)
 
     def _expelled(self, client: ServerClient) -> None:
         client.lingers = True
@@ -361,6 +365,7 @@ class Clients:
 
     def _close_if_done(self, client: ServerClient) -> None:
         connection = client.connection
+        # All that still brings it replies; `send` comes back here after each.
         if (
             connection.unconfirmed
             or connection.receivers
@@ -392,6 +397,7 @@ class Clients:
     async def refuse_all(self, failure: Unwritable) -> None:
         """Close all clients."""
         for client in list(self.by_id.values()):
+            # Who does not read would not learn why, and be waited for.
             if client.ended or client.paused:
                 self._drop(client, failure)
             else:

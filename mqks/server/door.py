@@ -14,11 +14,12 @@ from time import monotonic
 
 from anyio.abc import TaskGroup
 
+from mqks import log
 from mqks.broker.broker import CALM_S
+from mqks.clock import Patient
 from mqks.errors import BadRequest
-from mqks.server import log
 from mqks.server.client import ClientOwner, ServerClient
-from mqks.server.clock import Patient
+from mqks.server.clients import Clients
 from mqks.server.error_log import ErrorLog
 from mqks.server.gate import Gate, Peer, peer
 from mqks.server.tls import Context, reason_of
@@ -34,17 +35,13 @@ PAUSE_S = 0.1
 
 
 class Door:
-    """Clients are the `owner`'s; `refusal` gets a peer that the gate has not admitted, and returns
-    the reply."""
-
     def __init__(
         self,
         context: Context | None,
         settings: Settings,
         gate: Gate,
         errors: ErrorLog,
-        owner: ClientOwner,
-        refusal: Callable[[Peer, BadRequest], bytes],
+        clients: Clients,
     ) -> None:
         self.context = context
         """A handshake uses the current one, so a new certificate needs no new listener."""
@@ -53,8 +50,7 @@ class Door:
         self._settings = settings
         self._gate = gate
         self._errors = errors
-        self._owner = owner
-        self._refusal = refusal
+        self._clients = clients
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[socket.socket, Callable[[], None]] = {}
         self._handshakes: dict[TlsClient, Patient] = {}
@@ -117,10 +113,11 @@ class Door:
     ) -> None:
         with sock:
             if with_tls:
+                # Only a handshake would let it read a reply, at the cost that refusing it saves.
                 self._tell(who, failure)
                 return
             try:
-                sock.send(self._refusal(who, failure))
+                sock.send(self._clients.refusal(who, failure))
             except OSError:
                 return  # It has disconnected already.
 
@@ -131,7 +128,7 @@ class Door:
         make: Callable[[ClientOwner, int, Peer], ServerClient] = ServerClient
         if with_tls and self.context:
             make = partial(TlsClient, self, self.context)
-        client = make(self._owner, self._settings.output_buffer_bytes_max, who)
+        client = make(self._clients, self._settings.output_buffer_bytes_max, who)
         try:
             await self._loop.connect_accepted_socket(lambda: client, sock)
         except OSError as error:
@@ -145,7 +142,7 @@ class Door:
     # -- handshakes
 
     def begin_handshake(self, client: TlsClient) -> None:
-        if self._owner.stopping:  # Accepted while the listeners closed.
+        if self._clients.stopping:  # Accepted while the listeners closed.
             client.transport.abort()
             return
         self._gate.add_stranger(client, client.transport.abort)

@@ -1,13 +1,17 @@
-"""Failed requests in the log, limited per second.
+"""Failed requests: their ids, and their lines in the log.
 
-The one rule: omitted lines are counted, and the count is logged.
+The one rule: no more than a fixed number of lines a second; omitted ones are counted, and the count
+is logged.
 """
 
 import asyncio
+import secrets
+from contextlib import suppress
 
+from mqks import log
 from mqks.broker.spine.log.pending import ErrorRecord
+from mqks.clock import now_us
 from mqks.limits import ERRORS_PER_SECOND_MAX
-from mqks.server import log
 
 
 class ErrorLog:
@@ -43,3 +47,22 @@ class ErrorLog:
             reason=record.reason,
         )
         return True
+
+
+class ErrorIds:
+    """24 hexadecimal digits that sort by time. A later id of the same database is greater, also
+    within a microsecond and after the clock was set back."""
+
+    def __init__(self) -> None:
+        self._last_us = 0
+
+    def follow(self, error_id: str) -> None:
+        """Continue after this id."""
+        with suppress(ValueError):  # A damaged id must not prevent a start.
+            self._last_us = int(error_id[:14], 16)
+
+    def __call__(self) -> tuple[str, int]:
+        """Return a new id and the time in microseconds since 1970."""
+        time_us = now_us()
+        self._last_us = max(time_us, self._last_us + 1)
+        return f"{self._last_us:014x}{secrets.randbits(40):010x}", time_us

@@ -61,6 +61,7 @@ class Gate:
 
     def enter(self, peer: Peer) -> None:
         """Admit a connection; close an unauthenticated one for it. Raises LimitExceeded."""
+        # First, so that one address cannot make the gate close the connections of others.
         count = self._counts.get(peer.network, 0)
         if peer.network and count >= self._settings.connections_per_address_max:
             self._reached["connections_per_address_max"] += 1
@@ -84,6 +85,7 @@ class Gate:
         self.connections -= 1
         self._files -= peer.files
         self._counts[peer.network] -= 1
+        # Kept for those that are here, not for all that ever came.
         if not self._counts[peer.network]:
             del self._counts[peer.network]
 

@@ -1,4 +1,4 @@
-"""The HTTP API and SQS, each answered by a process of its own: `gateway_process`.
+"""The HTTP API and SQS, each answered by a process of its own: `mqks.web.gateway_process`.
 
 The one rule: thousands of HTTP requests may begin or end in one moment, and the broker's event loop
 sees none of them. A gateway is a client: it opens a connection to the broker for each of its users.
@@ -11,34 +11,20 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import anyio
 
-from mqks.server import log
-from mqks.server.loops import uses_uvloop
+from mqks import log
+from mqks.loops import uses_uvloop
 from mqks.settings import Settings
 from mqks.users import User
+from mqks.web.openings import Opening, receive
 
 AGAIN_S: Final = 1.0
 """A gateway that has ended is started again after this time."""
 STOP_S: Final = 3.0
 """How long a gateway may take to end, and its port is taken after the broker was killed."""
-OPENING_BYTES_MAX: Final = 128 * 1024
-"""Of a request for a connection: it has the name of a user, which a header of 64 KiB can hold."""
-
-
-class Opening(NamedTuple):
-    """A connection that a gateway opens: a `trusted` one may do everything, or what the named user
-    may, who is known to be one, and may send lines of this length."""
-
-    name: str
-    trusted: bool
-    user: str
-    line_bytes_max: int
-
-
-LetIn = Callable[[socket.socket, Opening], Awaitable[object]]
 
 
 class Gateway:
@@ -48,9 +34,9 @@ class Gateway:
     def __init__(
         self,
         kind: str,
-        place: tuple[str, int | None],
+        place: tuple[str, int],
         settings: Settings,
-        let_in: LetIn,
+        let_in: Callable[[socket.socket, Opening], Awaitable[object]],
         signing: Callable[[], Sequence[User]],
     ) -> None:
         self.kind = kind
@@ -83,11 +69,13 @@ class Gateway:
     async def _run(self, sock: socket.socket) -> int:
         """Start the process; return its exit status."""
         settings = self._settings
+        # In packets: a request is never in two parts, and its descriptor comes with it.
         openings, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with openings:
             with other:
                 self._process = process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-m", "mqks.server.gateway_process"),
+                    # -P: no file of the working directory is taken for a module.
+                    *(sys.executable, "-P", "-m", "mqks.web.gateway_process"),
                     "uvloop" if uses_uvloop(settings) else "asyncio",
                     stdin=asyncio.subprocess.PIPE,
                     pass_fds=(sock.fileno(), other.fileno()),
@@ -105,23 +93,12 @@ class Gateway:
                 self._tell(told)
             self.tell_users()
             try:
-                await self._serve_openings(openings)
+                await receive(openings, self._let_in)
                 return await process.wait()
             finally:
                 self._process = None
                 with anyio.CancelScope(shield=True):
                     await _end(process)
-
-    async def _serve_openings(self, openings: socket.socket) -> None:
-        openings.setblocking(False)
-        while True:
-            await anyio.wait_readable(openings)
-            told, descriptors, _, _ = socket.recv_fds(openings, OPENING_BYTES_MAX, 1)
-            if not told:
-                return
-            # Without a free descriptor there is none, and the gateway sees a lost connection.
-            for descriptor in descriptors:
-                await self._let_in(socket.socket(fileno=descriptor), Opening(*json.loads(told)))
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -14,12 +14,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
+from mqks import log
 from mqks.broker.broker import Broker
 from mqks.broker.requests import gathered_publishes, gathered_settles, intake
 from mqks.broker.spine.clients.connection import Connection
 from mqks.limits import LOOP_HELD_LINES_MAX
 from mqks.protocol.requests import ACTIONS
-from mqks.server import log
 
 ROOM: Final = str(Path(__file__).parents[1])
 INTAKE: Final = {intake.__file__, gathered_publishes.__file__, gathered_settles.__file__}
@@ -106,6 +106,7 @@ class HeldWatch:
     def _check(self, late_s: float, cpu_s: float) -> None:
         seen = self._seen
         if seen is None or seen.tick != self._ticks:
+            # The thread looks now and then, or was kept from it by what blocked the loop.
             seen = Seen(self._ticks, "", Handled(), on_time=False)
         is_held = cpu_s > self._held_s
         if is_held or seen.on_time:

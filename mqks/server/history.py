@@ -178,6 +178,7 @@ class History:
             if queue.deleted:
                 continue
             activity = (queue.lane.next_seq - came) * (1 - FADES)
+            # While there is room even idle ones are kept: small brokers have charts of every queue.
             if len(self._tracked) >= HISTORY_QUEUES_MAX:
                 if not activity:
                     continue

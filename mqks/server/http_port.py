@@ -13,8 +13,8 @@ from typing import Any
 import anyio
 from anyio.abc import TaskStatus
 
+from mqks import log
 from mqks.errors import AddressUnavailable
-from mqks.server import log
 from mqks.server.gate import shown
 from mqks.settings import PAGE_PORT
 
@@ -57,6 +57,7 @@ async def serve(
         if address != logged:
             log.event("listening", address=address)
         task_status.started(address)
+        # The first connection waits in the backlog while what answers it is loaded.
         await anyio.wait_readable(sock)
         await answer(sock)
 

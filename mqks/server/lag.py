@@ -9,9 +9,9 @@ from typing import Final
 
 import anyio
 
+from mqks import log
 from mqks.broker.broker import Broker
 from mqks.broker.spine.queue.queue import Queue
-from mqks.server import log
 
 LOOK_S: Final = 60.0
 SLICE_QUEUES: Final = 500

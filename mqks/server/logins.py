@@ -87,6 +87,7 @@ class Logins:
         for key, most_s in ((address, LOGIN_PAUSE_ADDRESS_S_MAX), (name, LOGIN_PAUSE_S_MAX)):
             count, until_s = self._wrong.pop(key, (0, now_s))
             count = 1 if now_s > until_s + LOGIN_FORGET_S else count + 1
+            # A power of many thousand would be no float.
             doublings = min(count, 99) - LOGINS_WRONG_MAX - 1
             pause_s = min(most_s, PAUSE_S * 2.0**doublings) if doublings >= 0 else 0.0
             self._wrong[key] = count, now_s + pause_s

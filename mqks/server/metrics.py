@@ -6,12 +6,17 @@ for each batch anyway, so monitoring costs nothing per message.
 
 import platform
 import re
-from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
@@ -22,7 +27,7 @@ from mqks.broker.requests import stats
 from mqks.broker.spine.queue.queue import Queue
 from mqks.journal.journal import Journal
 from mqks.server.tls import Context
-from mqks.settings import SETTINGS, Settings
+from mqks.settings import SETTINGS
 
 BUDGETS: Final = ("memory_bytes", "delivery_pause_bytes")
 """Settings that are limits and whose names do not end so."""
@@ -143,70 +148,72 @@ NAMES: Final[tuple[str, ...]] = (
 )
 
 
-@dataclass(eq=False)  # The registry has it as a key.
-class Metrics(Collector):
-    """The metrics of `/metrics`: all but those of single queues. `totals` returns the result of
-    `stats.totals`, which may take several turns."""
-
-    _settings: Settings
-    _broker: Broker
-    _journal: Journal
-    _why_not_ready: Callable[[], str]
-    _certificate: Callable[[], Context | None]
-    _totals: Callable[[], stats.Row]
-
-    def collect(self) -> Iterator[Family]:
-        for metrics, row in (TOTALS, self._totals()), (JOURNAL, stats.journal(self._broker)):
-            for name, about in metrics.items():
-                kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-                if (value := row.get(KEY.sub("", name).replace("seconds", "s"))) is not None:
-                    yield kind(name, about, float(value))
-        dead = CounterMetricFamily(*DEAD, labels=["reason"])
-        for reason, count in self._broker.shared.counters.dead.items():
-            dead.add_metric([reason], count)
-        yield dead
-        yield GaugeMetricFamily(*READY, not self._why_not_ready())
-        yield GaugeMetricFamily(*ACTIVE, 1)
-        yield GaugeMetricFamily(*SCHEDULES_FAILING, len(self._broker.schedules.errors))
-        if context := self._certificate():
-            yield GaugeMetricFamily(*CERTIFICATE, context.expires_s)
-        for name, about in HISTOGRAMS.items():
-            histogram = getattr(self._journal, name.removeprefix("mqks_journal_"))
-            ends = [*map(str, histogram.bounds), "+Inf"]
-            buckets = list(zip(ends, accumulate(histogram.counts), strict=True))
-            yield HistogramMetricFamily(name, about, buckets, histogram.sum)
-        limits = GaugeMetricFamily(*LIMIT, labels=["name"])
-        for name, value in _limits(self._settings):
-            limits.add_metric([name], value)
-        yield limits
-        reached = CounterMetricFamily(*LIMIT_REACHED, labels=["limit"])
-        for name, count in self._broker.limits_reached.items():
-            reached.add_metric([name], count)
-        yield reached
-        info = {
-            "version": __version__,
-            "python": platform.python_version(),
-            **self._journal.store.versions,
-        }
-        build = GaugeMetricFamily(*BUILD_INFO, labels=list(info))
-        build.add_metric(list(info.values()), 1)
-        yield build
+def of_broker(
+    broker: Broker,
+    journal: Journal,
+    totals: Mapping[str, Any],
+    why_not_ready: str,
+    certificate: Context | None,
+) -> Iterator[Family]:
+    """All but those of single queues; `totals` is the reply of `stats`."""
+    for metrics, row in (TOTALS, totals), (JOURNAL, stats.journal(broker)):
+        for name, about in metrics.items():
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            if (value := row.get(KEY.sub("", name).replace("seconds", "s"))) is not None:
+                yield kind(name, about, float(value))
+    dead = CounterMetricFamily(*DEAD, labels=["reason"])
+    for reason, count in broker.shared.counters.dead.items():
+        dead.add_metric([reason], count)
+    yield dead
+    yield GaugeMetricFamily(*READY, not why_not_ready)
+    yield role(is_active=True)
+    yield GaugeMetricFamily(*SCHEDULES_FAILING, len(broker.schedules.errors))
+    if certificate:
+        yield GaugeMetricFamily(*CERTIFICATE, certificate.expires_s)
+    for name, about in HISTOGRAMS.items():
+        histogram = getattr(journal, name.removeprefix("mqks_journal_"))
+        ends = [*map(str, histogram.bounds), "+Inf"]
+        buckets = list(zip(ends, accumulate(histogram.counts), strict=True))
+        yield HistogramMetricFamily(name, about, buckets, histogram.sum)
+    limits = GaugeMetricFamily(*LIMIT, labels=["name"])
+    for name in SETTINGS:
+        if name.endswith(("_max", "_min")) or name in BUDGETS:
+            limits.add_metric([name], getattr(broker.settings, name))
+    yield limits
+    reached = CounterMetricFamily(*LIMIT_REACHED, labels=["limit"])
+    for name, count in broker.limits_reached.items():
+        reached.add_metric([name], count)
+    yield reached
+    info = {
+        "version": __version__,
+        "python": platform.python_version(),
+        **journal.store.versions,
+    }
+    build = GaugeMetricFamily(*BUILD_INFO, labels=list(info))
+    build.add_metric(list(info.values()), 1)
+    yield build
 
 
-class StandbyMetrics(Collector):
-    """The metrics of a standby."""
-
-    def collect(self) -> Iterator[Family]:
-        yield GaugeMetricFamily(*ACTIVE, 0)
+def role(*, is_active: bool) -> Family:
+    """A standby has no other."""
+    return GaugeMetricFamily(*ACTIVE, is_active)
 
 
-def registry_of(collector: Collector) -> CollectorRegistry:
-    """Its metrics, and those of the process."""
+class _Collected(Collector):
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Family]:
+        return self._families
+
+
+def lines(families: Iterable[Family]) -> bytes:
+    """The text of these metrics, and of those of the process."""
     registry = CollectorRegistry()
     for kind in (ProcessCollector, PlatformCollector, GCCollector):
         kind(registry=registry)
-    registry.register(collector)
-    return registry
+    registry.register(_Collected(families))
+    return generate_latest(registry)
 
 
 def queue_lines(broker: Broker) -> Iterator[bytes]:
@@ -240,9 +247,3 @@ def _role(queue: Queue, dead: Container[bytes | None]) -> str:
 def _label(name: bytes) -> str:
     """Queues are named with bytes, labels with UTF-8."""
     return name.decode("utf-8", "backslashreplace").replace("\\", r"\\").replace('"', r"\"")
-
-
-def _limits(settings: Settings) -> Iterator[tuple[str, float]]:
-    for name in SETTINGS:
-        if name.endswith(("_max", "_min")) or name in BUDGETS:
-            yield name, getattr(settings, name)

@@ -4,49 +4,49 @@ The one rule: a request only reads.
 """
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import anyio
 from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
-from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from mqks import log
 from mqks.broker.broker import Broker
 from mqks.broker.requests import stats
 from mqks.journal.journal import Journal
 from mqks.page.app import Page
-from mqks.server import http, log
+from mqks.server import metrics
 from mqks.server.history import History
-from mqks.server.metrics import Metrics, StandbyMetrics, queue_lines, registry_of
 from mqks.server.steps import done
 from mqks.server.tls import Context
-from mqks.settings import Settings
+from mqks.web import serving
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """The text format that every version of Prometheus reads."""
 
 
-def _app(
-    settings: Settings,
+async def serve(
+    sock: socket.socket,
     broker: Broker,
     journal: Journal,
+    history: History,
     why_not_ready: Callable[[], str],
+    open_inside: Callable[[str, bool], Awaitable[socket.socket]],
     certificate: Callable[[], Context | None],
-    page: Page | None,
-) -> Starlette:
-    totals: stats.Row = {}
-    registry = registry_of(
-        Metrics(settings, broker, journal, why_not_ready, certificate, lambda: totals)
-    )
+    connections_max: int,
+) -> None:
+    """Answer on this socket until cancelled; `why_not_ready` returns a reason, or an empty string;
+    `open_inside` opens a connection to the broker; `history` has the rates for charts;
+    `certificate` returns the TLS context in use."""
 
-    async def metrics(request: Request) -> Response:
-        nonlocal totals
+    async def told(request: Request) -> Response:
         totals = await done(stats.totals(broker))
-        return Response(generate_latest(registry), media_type=TEXT)
+        found = metrics.of_broker(broker, journal, totals, why_not_ready(), certificate())
+        return Response(metrics.lines(found), media_type=TEXT)
 
     async def queues(request: Request) -> Response:
         return StreamingResponse(_slices(broker), media_type=TEXT)
@@ -55,16 +55,29 @@ def _app(
         reason = why_not_ready()
         return PlainTextResponse(f"{reason or 'ok'}\n", status_code=503 if reason else 200)
 
-    return Starlette(
-        routes=[
-            Route("/metrics", metrics),
-            Route("/metrics/queues", queues),
-            Route("/healthz", _healthz),
-            Route("/readyz", readyz),
-            *(page.routes if page else ()),
-        ],
-        exception_handlers={Exception: _failed},
-    )
+    routes = [
+        Route("/metrics", told),
+        Route("/metrics/queues", queues),
+        Route("/healthz", _healthz),
+        Route("/readyz", readyz),
+    ]
+    settings = broker.settings
+    async with anyio.create_task_group() as tasks:
+        if settings.page != "off":
+            page = Page(
+                open_inside,
+                may_act=settings.page == "full",
+                users=None if settings.users is None else lambda: broker.access.users.shown,
+                limits=settings.public(),
+                history=history,
+            )
+            routes += page.routes
+            await tasks.start(_keep_page, page)
+        app = Starlette(routes=routes, exception_handlers={Exception: _failed})
+        try:
+            await serving.answer(sock, app, connections_max)
+        finally:
+            tasks.cancel_scope.cancel()
 
 
 async def _failed(request: Request, failure: Exception) -> Response:
@@ -74,65 +87,27 @@ async def _failed(request: Request, failure: Exception) -> Response:
 
 async def _slices(broker: Broker) -> AsyncIterator[bytes]:
     """The broker gets its turn between slices."""
-    for lines in queue_lines(broker):
+    for lines in metrics.queue_lines(broker):
         if lines:
             yield lines
         await checkpoint()
 
 
-async def serve(
-    sock: socket.socket,
-    settings: Settings,
-    broker: Broker,
-    journal: Journal,
-    why_not_ready: Callable[[], str],
-    open_inside: Callable[[str, bool], Awaitable[socket.socket]],
-    users: Callable[[], Sequence[Mapping[str, object]]],
-    history: History,
-    certificate: Callable[[], Context | None],
-    connections_max: int,
-) -> None:
-    """Answer on this socket until cancelled; `why_not_ready` returns a reason, or an empty string;
-    `open_inside` opens a connection to the broker; `users` returns names and permissions;
-    `history` has the rates for charts; `certificate` returns the TLS context in use."""
-    page = None
-    if settings.page != "off":
-        page = Page(
-            open_inside,
-            may_act=settings.page == "full",
-            users=users if settings.users is not None else None,
-            limits=settings.public(),
-            history=history,
-        )
-    app = _app(settings, broker, journal, why_not_ready, certificate, page)
-    async with anyio.create_task_group() as tasks:
-        if page:
-            await tasks.start(_keep_page, page)
-        try:
-            await http.answer(sock, app, connections_max)
-        finally:
-            tasks.cancel_scope.cancel()
-
-
 async def serve_standby(sock: socket.socket, why: Callable[[], str], connections_max: int) -> None:
     """Serve health and metrics of a broker that waits for the journal; `why` says what for."""
-    await http.answer(sock, _standby_app(why), connections_max)
 
+    async def told(request: Request) -> Response:
+        return Response(metrics.lines([metrics.role(is_active=False)]), media_type=TEXT)
 
-def _standby_app(why: Callable[[], str]) -> Starlette:
     async def waits(request: Request) -> Response:
         return PlainTextResponse(f"{why()}\n", status_code=503)
 
     routes = [
-        Route("/metrics", _standby_metrics),
+        Route("/metrics", told),
         Route("/healthz", _healthz),
         Route("/{path:path}", waits),
     ]
-    return Starlette(routes=routes)
-
-
-async def _standby_metrics(request: Request) -> Response:
-    return Response(generate_latest(registry_of(StandbyMetrics())), media_type=TEXT)
+    await serving.answer(sock, Starlette(routes=routes), connections_max)
 
 
 async def _healthz(request: Request) -> Response:

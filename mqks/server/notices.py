@@ -9,9 +9,9 @@ import logging
 from collections import Counter
 from typing import Final
 
+from mqks import log
 from mqks.broker.spine.base.notices import Notices
 from mqks.limits import DROPPED_LINES_MAX
-from mqks.server import log
 from mqks.server.error_log import ErrorLog
 
 MINUTE_S: Final = 60.0

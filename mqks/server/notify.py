@@ -12,8 +12,8 @@ from time import monotonic, monotonic_ns
 
 import anyio
 
+from mqks import log
 from mqks.errors import ConfigurationError
-from mqks.server import log
 
 SEND_S = 1.0
 """Timeout for sending a datagram."""

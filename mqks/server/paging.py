@@ -57,6 +57,7 @@ class Paging:
         queue = fetch.queue
         lines = await self._journal.log.fetch(queue.id, fetch.numbers)
         if not (self.stopping or queue.deleted):
+            # What waited for the disk has a whole turn, not the rest of an old one.
             self._broker.turns.begin()
             fetch.then(lines)
             self._flush()

@@ -16,13 +16,13 @@ The one rule: all clients are read into one buffer, and what is in it is copied 
 from collections.abc import Hashable
 from typing import Final
 
+from mqks.clock import Patient
 from mqks.limits import (
     PIECE_BYTES_MAX,
     PIECE_LATE_BYTES_MAX,
     TLS_PIECE_BYTES_MAX,
     TLS_PIECE_LATE_BYTES_MAX,
 )
-from mqks.server.clock import Patient
 
 
 class Hold:

@@ -10,6 +10,7 @@ import re
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import count, filterfalse, islice
 from typing import Final
 
@@ -22,8 +23,7 @@ from mqks.broker.spine.base.ranges import numbers
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.log.pending import NO_MARK, Mark
 from mqks.broker.spine.queue.queue import Queue
-from mqks.broker.spine.queue.reads import Read
-from mqks.broker.spine.queue.selection import Chosen
+from mqks.broker.spine.queue.selection import Chosen, Read
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
 from mqks.journal.queue_log import LogPage, Piece
@@ -117,6 +117,7 @@ class Reads:
     async def _serve(self, line: ReadLine) -> None:
         while True:
             connection = await line.next()
+            # What it asks for from now on queues it again.
             self._asking.discard(connection)
             gone = connection.closed or connection.expelled
             if gone or connection.rests or not connection.reads:
@@ -131,10 +132,7 @@ class Reads:
             line.took(connection, time.monotonic() - start_s)
             connection.reads.popleft()
             if not (connection.closed or connection.expelled):
-                if answer is None:
-                    self._broker.read_failed(connection, read)
-                else:
-                    connection.write(answer)
+                self._broker.answer(connection, read, answer)
             if connection.reads and not connection.rests:
                 self._broker.reads_waiting.append(connection)
             self._flush()
@@ -230,7 +228,7 @@ class Reads:
 
     def _columns(self, read: Read, page: LogPage) -> bytes:
         texts = [piece.text for piece in page.pieces]
-        told = _told if read.has_meta else _plain
+        told = partial(_shown, has_meta=read.has_meta)
         texts = [told(text) if replies.ATTRIBUTES in text else text for text in texts]
         runs = [
             RUN.pack(piece.first, piece.total, piece.time_us, len(text))
@@ -271,15 +269,11 @@ class Reads:
         return b"".join(told)
 
 
-def _plain(text: bytes) -> bytes:
-    """Messages without their attributes, as they are delivered."""
+def _shown(text: bytes, *, has_meta: bool) -> bytes:
+    """Messages with their traits and attributes, or as they are delivered."""
     if TRAITS in text:
-        return b"".join([replies.plain(line) + b"\n" for line in split(text[:-1])])
+        told = replies.with_traits if has_meta else replies.plain
+        return b"".join([told(line) + b"\n" for line in split(text[:-1])])
+    if has_meta:
+        return ATTRIBUTES.sub(lambda found: found[1] and replies.ATTRIBUTES + found[1], text)
     return ATTRIBUTES.sub(b"", text)
-
-
-def _told(text: bytes) -> bytes:
-    """Messages with their traits and attributes."""
-    if TRAITS in text:
-        return b"".join([replies.with_traits(line) + b"\n" for line in split(text[:-1])])
-    return ATTRIBUTES.sub(lambda found: found[1] and replies.ATTRIBUTES + found[1], text)

@@ -18,24 +18,21 @@ from functools import partial
 import anyio
 from anyio.abc import TaskStatus
 
-from mqks import __version__
+from mqks import __version__, log
 from mqks.broker.broker import Broker
+from mqks.clock import now_us
 from mqks.errors import ConfigurationError, MqksError
 from mqks.journal.default_store import open_store
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
 from mqks.journal.store import OpenStore
 from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
-from mqks.server import log
-from mqks.server.clock import now_us
+from mqks.loops import rarely_collect, uses_uvloop
 from mqks.server.cron import next_tick
-from mqks.server.error_ids import ErrorIds
-from mqks.server.error_log import ErrorLog
+from mqks.server.error_log import ErrorIds, ErrorLog
 from mqks.server.facts import JournalFacts
 from mqks.server.held import HeldWatch
-from mqks.server.inherited import Inherited, take_sockets
-from mqks.server.listeners import TLS_NAME
-from mqks.server.loops import rarely_collect, uses_uvloop
+from mqks.server.listeners import TLS_NAME, Inherited, take_sockets
 from mqks.server.notices import LoggedNotices
 from mqks.server.notify import Notify
 from mqks.server.server import Server, Until, read_secrets
@@ -179,7 +176,6 @@ async def serve(
             log.warning("no_ballast", reason="the disk has no space for the ballast file")
         rarely_collect()  # Recovered objects stay.
         server = Server(
-            settings,
             broker,
             journal,
             notify,

@@ -14,20 +14,20 @@ from math import inf
 import anyio
 from anyio.abc import TaskStatus
 
+from mqks import log
 from mqks.broker.broker import Broker
 from mqks.errors import BadRequest, ConfigurationError, LimitExceeded, MqksError, Unwritable
 from mqks.journal.journal import Journal
 from mqks.limits import HTTP_CONNECTIONS_MAX
-from mqks.server import http_port, log, silence, tls
+from mqks.server import http_port, silence, tls
 from mqks.server.clients import LARGE_CHUNK_BYTES, Clients
 from mqks.server.door import Door
 from mqks.server.error_log import ErrorLog
 from mqks.server.gate import Gate, Peer
-from mqks.server.gateway import STOP_S, Gateway, Opening
+from mqks.server.gateway import STOP_S, Gateway
 from mqks.server.history import History
-from mqks.server.inherited import Inherited
 from mqks.server.lag import Lag
-from mqks.server.listeners import Listeners
+from mqks.server.listeners import Inherited, Listeners
 from mqks.server.logins import Logins
 from mqks.server.notify import Notify
 from mqks.server.paging import Paging
@@ -38,6 +38,7 @@ from mqks.server.writer import Writer
 from mqks.settings import DatabaseUrl, Settings, read_queue_tables
 from mqks.users import Users
 from mqks.users_file import read as read_users
+from mqks.web.openings import Opening
 
 LATE_S = 0.05
 LATE_TURNS = 10
@@ -59,7 +60,6 @@ class Server:
 
     def __init__(
         self,
-        settings: Settings,
         broker: Broker,
         journal: Journal,
         notify: Notify,
@@ -69,7 +69,7 @@ class Server:
         http_connections_max: int = HTTP_CONNECTIONS_MAX,
         http_logged: str = "",
     ) -> None:
-        self.settings = settings
+        self._settings = settings = broker.settings
         self._http_logged = http_logged
         self._http_connections_max = http_connections_max
         self._broker = broker
@@ -90,20 +90,18 @@ class Server:
         self._reads = Reads(broker, journal, self._flush)
         self._paging = Paging(broker, journal, self._flush)
         self._logins = Logins(broker, self._clients.verified)
-        clients = self._clients
-        self._door = Door(context, settings, self._gate, errors, clients, clients.refusal)
+        self._door = Door(context, settings, self._gate, errors, self._clients)
         self._listeners = Listeners(settings, inherited, self._door)
-        places = {
-            "api": (settings.api_host, settings.api_port),
-            "sqs": (settings.sqs_host, settings.sqs_port),
-        }
+        ports = (
+            ("api", settings.api_host, settings.api_port),
+            ("sqs", settings.sqs_host, settings.sqs_port),
+        )
         self._gateways = [
-            Gateway(kind, place, settings, self._let_in, lambda: broker.access.users.signing)
-            for kind, place in places.items()
-            if place[1] is not None
+            Gateway(kind, (host, port), settings, self._let_in, lambda: broker.access.users.signing)
+            for kind, host, port in ports
+            if port is not None
         ]
-        self._failure: Exception | None = None
-        self._failed = anyio.Event()
+        self._failed: asyncio.Future[Exception] = self._loop.create_future()
         self._loop.set_exception_handler(self._internal_error)
         self._writer = Writer(broker, journal, release=self._clients.release, flush=self._flush)
 
@@ -112,6 +110,7 @@ class Server:
 
         Raises OSError.
         """
+        # Both ends are descriptors of this process.
         who = Peer(name, trusted, b"", files=2)
         try:
             self._gate.enter(who)
@@ -131,6 +130,7 @@ class Server:
         user = self._broker.access.users.get(opening.user)
         sock.setblocking(False)
         try:
+            # The gateway may not know it yet.
             if opening.user and user is None:
                 raise BadRequest("the user was removed")
             self._gate.enter(who)
@@ -169,6 +169,7 @@ class Server:
         self._paging.wake()
         if broker.has_work and not self._work_scheduled:
             self._work_scheduled = True
+            # Not now: a step takes time, and who has sent something comes in between.
             self._loop.call_soon(self._go_on)
         due_s = broker.schedule.next_s()
         # A timer that comes too early finds nothing, and another one is set then.
@@ -231,12 +232,12 @@ class Server:
                 log.warning("connection_failed", reason=context.get("message"), error=failure)
             return
         log.error("internal_error", reason=context.get("message"), exception=failure)
-        self._failure = failure
-        self._failed.set()
+        if not self._failed.done():
+            self._failed.set_result(failure)
 
     async def _watch(self) -> None:
-        await self._failed.wait()
-        raise MqksError("the server ended because of the internal error above") from self._failure
+        failure = await self._failed
+        raise MqksError("the server ended because of the internal error above") from failure
 
     def why_not_ready(self) -> str:
         """Why publishes would not be confirmed now; empty if they would."""
@@ -252,13 +253,11 @@ class Server:
         monitoring = await http_port.monitoring()
         await monitoring.serve(
             sock,
-            self.settings,
             self._broker,
             self._journal,
+            self._history,
             self.why_not_ready,
             self.open_inside,
-            lambda: self._broker.access.users.shown,
-            self._history,
             lambda: self._door.context,
             self._http_connections_max,
         )
@@ -269,9 +268,9 @@ class Server:
         with self._notify.reloading():
             try:
                 users, context = read_secrets(
-                    self.settings, with_tls=self._door.context is not None
+                    self._settings, with_tls=self._door.context is not None
                 )
-                tables = read_queue_tables(self.settings)
+                tables = read_queue_tables(self._settings)
             except ConfigurationError as failure:
                 log.error("reload_failed", reason=failure)
                 return
@@ -303,6 +302,7 @@ class Server:
                 # Before clients can connect: a signal must find its handler.
                 tasks.start_soon(wait)
                 await anyio.lowlevel.checkpoint()
+                # Publishes are refused from the first one on, not from the first look of `watch`.
                 self._writer.check_free_space()
                 self._listeners.open(tasks)
                 tasks.start_soon(self._paging.run)
@@ -313,34 +313,33 @@ class Server:
                 tasks.start_soon(self._watch)
                 tasks.start_soon(Lag(self._broker).run)
                 tasks.start_soon(end_unanswering, self._clients.by_id)
-                if isinstance(self.settings.db, DatabaseUrl):
+                if isinstance(self._settings.db, DatabaseUrl):
                     watch = Silence(self._broker, self._journal.store, self._forsake)
                     tasks.start_soon(watch.run, self._schedule_flush)
                 self._schedule_flush()
                 tasks.start_soon(self._notify.feed_watchdog, self._writer.progress)
-                listeners = self._listeners
+                listeners, settings = self._listeners, self._settings
                 self._journal.store.announce(listeners.url, listeners.far_url)
-                for address in self._listeners.shown:
+                for address in listeners.shown:
                     log.event("listening", address=address)
-                if self.settings.has_http and self.settings.page != "off":
-                    tasks.start_soon(self._history.run)
-                if self.settings.has_http:
+                if settings.has_http:
+                    if settings.page != "off":
+                        tasks.start_soon(self._history.run)
                     serve_http = partial(http_port.serve, logged=self._http_logged)
-                    place = self.settings.http_host, self.settings.http_port
+                    place = settings.http_host, settings.http_port
                     await tasks.start(serve_http, *place, self._answer_http)
                 for gateway in self._gateways:
                     scheme = f"{gateway.kind}:http"
                     serve_gateway = partial(http_port.serve, scheme=scheme, taken_s=STOP_S)
                     await tasks.start(serve_gateway, *gateway.place, gateway.answer)
-                self._notify.tell(
-                    "READY=1", f"STATUS=listening on {', '.join(self._listeners.shown)}"
-                )
-                task_status.started(self._listeners.port)
+                self._notify.tell("READY=1", f"STATUS=listening on {', '.join(listeners.shown)}")
+                task_status.started(listeners.port)
                 await stop.wait()
                 self._notify.tell("STOPPING=1", "STATUS=writing what was received")
                 await self._drain()
                 tasks.cancel_scope.cancel()
         finally:
+            # Also after a failure: a Unix socket that nobody serves is deleted.
             self._listeners.close()
         log.event("stopped")
 
@@ -348,7 +347,7 @@ class Server:
         self._clients.stop()
         self._paging.stopping = True
         self._listeners.close()
-        with anyio.move_on_after(self.settings.drain_timeout_s) as draining:
+        with anyio.move_on_after(self._settings.drain_timeout_s) as draining:
             await self._finish_all()
             self._writer.stop()
             # On a full disk the rest stays pending, and is not waited for.
@@ -363,6 +362,7 @@ class Server:
                 await anyio.sleep(0.005)
         self._writer.stop()
         self._writer.check()
+        # Some commit still waits, perhaps for another machine: closing must not wait as well.
         if draining.cancelled_caught:
             self._journal.store.abandon()
         self._clients.close()

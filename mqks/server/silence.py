@@ -8,10 +8,10 @@ from typing import Final
 
 import anyio
 
+from mqks import log
 from mqks.broker.broker import Broker
 from mqks.journal.store import Store
 from mqks.limits import FORSAKEN_S, SILENT_S
-from mqks.server import log
 
 LOOK_S: Final = 0.25
 WHY: Final = "the journal does not answer, and another broker may own it"

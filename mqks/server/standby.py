@@ -12,8 +12,9 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 
+from mqks import log
 from mqks.journal.journal import Journal
-from mqks.server import http_port, log
+from mqks.server import http_port
 from mqks.server.notify import Notify
 from mqks.settings import Settings
 

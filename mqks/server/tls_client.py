@@ -131,6 +131,7 @@ class TlsClient(ServerClient):
 
     def _begin(self) -> None:
         self._shaken = True
+        # Only on the port without TLS the first bytes tell who has taken the wrong one.
         self._is_new, self._empty = False, 0
         self._door.end_handshake(self)
         super().connection_made(self.transport)

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from mqks import log
 from mqks.broker.broker import Broker
+from mqks.clock import Patient
 from mqks.errors import LimitExceeded
 from mqks.limits import (
     LONG_LINES_READ,
@@ -19,9 +21,7 @@ from mqks.limits import (
     PIECE_BYTES_MIN,
     STUCK_S,
 )
-from mqks.server import log
 from mqks.server.client import ServerClient
-from mqks.server.clock import Patient
 from mqks.server.reading import Hold, ReadBuffer
 
 ROOM_PIECES: Final = 256
@@ -130,6 +130,7 @@ class Unhandled:
 
     def _tell(self) -> None:
         size = self._flow.unhandled_bytes
+        # Two bounds, so that it is not logged for each line that comes and goes.
         if not self._full and self.is_short:
             self._full = True
             log.warning("unhandled_full", unhandled_bytes=size)

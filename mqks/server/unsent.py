@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from operator import attrgetter
 
+from mqks import log
 from mqks.broker.broker import Broker
+from mqks.clock import Patient
 from mqks.errors import Limit, LimitExceeded
 from mqks.limits import STUCK_S
-from mqks.server import log
 from mqks.server.client import ServerClient
-from mqks.server.clock import Patient
 from mqks.server.reading import ReadBuffer
 from mqks.server.unhandled import Unhandled
 
@@ -119,6 +119,7 @@ class Unsent:
         return freed_bytes
 
     def _tell(self, unsent_bytes: int) -> None:
+        # Two bounds: one client that reads and asks would cross a single one all the time.
         if not self._reading.outboxes_full and unsent_bytes > self._bytes_max * 7 // 8:
             self._reading.outboxes_full = True
             log.warning("outboxes_full", unsent_bytes=unsent_bytes)

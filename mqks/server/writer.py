@@ -9,15 +9,14 @@ back.
 import asyncio
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, NamedTuple
 
 import anyio
 
+from mqks import log
 from mqks.broker.broker import Broker
 from mqks.broker.spine.log.pending import Batch, Need
 from mqks.errors import DiskFull, LowDiskSpace, MqksError, Unwritable
 from mqks.journal.journal import Journal
-from mqks.server import log
 
 IDLE_S = 0.2
 """The journal tidies up after this time without writes."""
@@ -30,27 +29,12 @@ UNAWAITED_S = 0.01
 """Acks for which nobody waits are put off for so long, if there are not many. With a commit for
 each, the broker takes 1.2 to 4 times the CPU time (tasks of Celery that do nothing)."""
 SLOW_COMMIT_S = 0.002
+"""A commit on the event loop that takes longer shows a slow disk: nobody is served meanwhile."""
 RETRY_S = 0.5
 """Interval at which a full disk is looked at."""
 SLOW_PAUSE_FACTOR = 20
 """After a commit that took longer, all commits go to the task for this many times as long: a slow
 disk blocks the event loop for a twentieth of the time at most."""
-
-
-class Hindrance(NamedTuple):
-    """What prevents the normal work of the writer."""
-
-    disk_full: str = ""
-    """Why there is no room."""
-    gone: str = ""
-    """Why written data may not be found again."""
-    failure: MqksError | None = None
-    """An error of a commit on the event loop: the task ends the process with it."""
-
-    @property
-    def unwritable(self) -> str:
-        """Why nothing can be confirmed now."""
-        return self.gone or self.disk_full
 
 
 class Writer:
@@ -70,7 +54,12 @@ class Writer:
         self._release = release
         self._flush = flush
         self._wake = asyncio.Event()
-        self._state = Hindrance()
+        self.disk_full = ""
+        """Why there is no room."""
+        self._gone = ""
+        """Why written data may not be found again."""
+        self._failure: MqksError | None = None
+        """An error of a commit on the event loop: the task ends the process with it."""
         self._low: LowDiskSpace | None = None
         """Seen, and not yet acted upon by the task."""
         self.busy = False
@@ -85,13 +74,13 @@ class Writer:
         self._step_s = 0.0
         """When the last step ended, or the next one began after a pause."""
         self._at_once_from_s = 0.0
+        """Until then the disk counts as slow."""
         self._timer: asyncio.TimerHandle | None = None
         """Until what was put off is due."""
 
-    def become(self, **changes: Any) -> None:
-        """Change the state and inform the broker: the only place that does."""
-        self._state = self._state._replace(**changes)
-        self._broker.unwritable = self._state.unwritable
+    def _tell(self) -> None:
+        """Inform the broker why nothing can be confirmed now."""
+        self._broker.unwritable = self._gone or self.disk_full
 
     def refused(self) -> int:
         """How many requests were refused since nothing could be written. It ends here."""
@@ -99,18 +88,14 @@ class Writer:
         count, refusals.unwritable = refusals.unwritable, 0
         return count
 
-    @property
-    def disk_full(self) -> bool:
-        return bool(self._state.disk_full)
-
     def check_free_space(self) -> None:
         """Refuse publishes from now on if the disk has not enough free space."""
-        if not self._state.disk_full:
+        if not self.disk_full:
             try:
                 self._journal.store.check_free_space()
             except LowDiskSpace as low:
-                self._low = low
-                self.become(disk_full=low.state)
+                self._low, self.disk_full = low, low.state
+                self._tell()
                 self._wake.set()
 
     def wake(self, *, alone: bool) -> None:
@@ -120,15 +105,15 @@ class Writer:
         without other work, is committed at once: two changes of thread would take longer. When
         the disk turns out to be slow, that is left to the task for a while.
         """
-        pending, state = self._broker.pending, self._state
+        pending = self._broker.pending
         need = pending.need
         if self._ended or need is Need.NOTHING:
             return
-        if state.disk_full:
+        if self.disk_full:
             # It is known already that the messages cannot be written.
             if pending.waiters:
                 self._wake.set()
-        elif self.busy or state.failure or state.gone:
+        elif self.busy or self._failure or self._gone:
             self._wake.set()
         elif need is Need.CONFIRM:
             self.committed(pending.take())
@@ -169,7 +154,7 @@ class Writer:
                 is_written = False  # The task gets the same error and handles it.
             except MqksError as failure:
                 # A failed sync is never retried.
-                self.become(failure=failure)
+                self._failure = failure
                 self._wake.set()
                 return
             if not is_written:
@@ -180,6 +165,7 @@ class Writer:
         if took_s > SLOW_COMMIT_S:
             self._at_once_from_s = start_s + SLOW_PAUSE_FACTOR * took_s
         self.committed(batch)
+        # When all is tidy, the task waits without a limit: it must learn that this has ended.
         if self._journal.overdue or not self._untidy:
             self._untidy = True
             self._wake.set()
@@ -187,9 +173,9 @@ class Writer:
     def committed(self, batch: Batch) -> None:
         """A batch is durable: answer the clients that wait for it."""
         self.stepped()
-        if self._state.gone and batch.must_last:
+        if self._gone and batch.must_last:
             # It is in the open files, which may not be found after a restart.
-            self._broker.failed(batch, Unwritable(self._state.gone))
+            self._broker.failed(batch, Unwritable(self._gone))
         self._broker.committed(batch)
         self._release()
         if self._broker.pending:
@@ -207,6 +193,7 @@ class Writer:
     @property
     def stalls(self) -> bool:
         """Whether a journal step takes so long that nobody should wait for confirms."""
+        # An idle journal makes no steps either.
         return self.busy and monotonic() - self._step_s > STALL_S
 
     def stop(self) -> None:
@@ -224,6 +211,7 @@ class Writer:
     async def _run(self) -> None:
         while not self.stopping or self._broker.pending:
             self._wake.clear()
+            # The pause before was no stall.
             self.busy, self._step_s = True, monotonic()
             if self._low is not None:
                 await self._leave_full_disk(self._low)
@@ -233,6 +221,7 @@ class Writer:
                 await self._commit(self._broker.pending.take())
                 if self._journal.overdue:
                     await self._tidy(idle=False)
+                # Nobody waits for room any more: what is left stays unconfirmed.
                 if self.stopping and self.disk_full:
                     self.busy = False
                     return
@@ -250,8 +239,9 @@ class Writer:
             await anyio.sleep(LOOK_S)
             self.check_free_space()
             gone = store.check_files()
-            if gone != self._state.gone:
-                self.become(gone=gone)
+            if gone != self._gone:
+                self._gone = gone
+                self._tell()
                 self._wake.set()
                 if gone:
                     log.error("database_gone", reason=gone, path=store.name, todo=TODO)
@@ -271,8 +261,8 @@ class Writer:
 
     def check(self) -> None:
         """Raise the error of a commit at once, if there was one."""
-        if self._state.failure is not None:
-            raise self._state.failure
+        if self._failure is not None:
+            raise self._failure
 
     async def _rest(self) -> None:
         """Wait until something is pending; after a while, tidy up step by step."""
@@ -317,7 +307,8 @@ class Writer:
     async def _leave_full_disk(self, failure: DiskFull, unwritten: Batch | None = None) -> None:
         """Refuse publishes until there is space again or the writer stops."""
         log.error("disk_full", reason=failure)
-        self.become(disk_full=failure.state)
+        self.disk_full = failure.state
+        self._tell()
         await self._answer(failure, unwritten)
         pending, store = self._broker.pending, self._journal.store
         while not self.stopping:
@@ -326,7 +317,8 @@ class Writer:
             await self._write(pending.take_settled())
             await self._let_go()
             if await self._has_room() and await self._write(pending.take()):
-                self.become(disk_full="")
+                self.disk_full = ""
+                self._tell()
                 log.event("disk_has_room", refused=self.refused())
                 return
             self._wake.clear()

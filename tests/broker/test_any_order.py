@@ -10,13 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mqks.broker.features.death import deaths, moves
 from mqks.broker.features.order import keyed, ranked
-from mqks.broker.features.order.paused import Paused
 from mqks.broker.features.time import delays, expiry
 from mqks.broker.requests import scheduled
 from mqks.broker.spine.log import pending as pending_module
 from mqks.broker.spine.log.pending import NO_MARK
 from mqks.broker.spine.queue import blocks, lane, order, queue
-from mqks.broker.spine.queue.taker import Rest
+from mqks.broker.spine.queue.order import Rest
 from tests.fuzz.invariants import require, waiting
 from tests.kit.lab import Lab
 
@@ -363,7 +362,7 @@ def check_rest(lab: Lab, queue: Any) -> None:
     """There is nothing to do here now."""
     rules, name = queue.rules, queue.name
     takes = [each for each in queue.ring if each.room() > 0]
-    if not isinstance(queue.order, (keyed.Keyed, Paused)):
+    if not (rules.paused or isinstance(queue.order, keyed.Keyed)):
         require(not (queue.ready and takes), f"{name!r}: messages wait for a consumer with room")
     if rules.ttl_s is not None:
         known = lab.disk.queues[queue.id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from mqks.broker.features.time.deadlines import STALE_MIN, Deadlines
+from mqks.broker.requests.returning import touch
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.limits import STEP_MESSAGES
 from tests.kit.bare import BareWorld
@@ -31,7 +32,7 @@ def test_touching_all_costs_the_same_whatever_was_touched_before() -> None:
     world = holding(COUNT)
     world.advance(50)
     for number in range(COUNT):
-        world.broker.touch(b"c", b"m%d" % number)
+        touch(world.broker, b"c", b"m%d" % number)
         world.now_us += 100
     world.advance(60)
     least = min(cpu_ns(world, b"p ping x\n") for _ in range(20))

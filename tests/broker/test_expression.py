@@ -25,11 +25,12 @@ from mqks.broker.features.evaluate.expression import (
     LIMITS,
     PARSE_STEPS,
     Allowance,
+    BooleanView,
     ExpressionError,
+    Items,
     Limits,
     render,
 )
-from mqks.broker.features.evaluate.views import BooleanView, Items
 from mqks.broker.spine.base.turns import finish
 from mqks.errors import BadRequest
 

@@ -235,7 +235,7 @@ def test_messages_of_a_key_return_in_any_order() -> None:
     left = [*range(600)]
     while left:
         held = left[:prefetch]
-        assert {number for number, _ in world.broker.consumers[b"c"].held()} == {
+        assert {number for number, _, _ in world.broker.consumers[b"c"].held()} == {
             number + 1 for number in held
         }
         acked = chance.sample(held, min(len(held), 12))

@@ -31,7 +31,7 @@ def test_each_message_goes_to_one_of_those_that_wait() -> None:
     assert queue.scheduled == queue.leased == 50
     world.send("b", b"d publish --delay=100 e x\n")
     assert (queue.scheduled, queue.leased) == (51, 50)
-    assert queue.lane.oldest is None
+    assert queue.lane.blocks.first is None
     world.advance(61)
     assert [line[-5:] for line in world.received("a").splitlines()] == [b"--end"] * 50
     assert not queue.ring

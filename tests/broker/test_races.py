@@ -249,7 +249,16 @@ def test_an_answer_comes_when_its_queue_has_changed(
         assert found in (everything, list(left))
 
 
-@pytest.mark.parametrize("request_", [b"range q", b"range q --at=1", b"read q --from=1"])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"range q",
+        b"range q --at=1",
+        b"read q --from=1",
+        b"range --confirm q",
+        b"read --confirm q --from=1",
+    ],
+)
 @pytest.mark.parametrize("again", [[], [b"subscribe q e"]], ids=["deleted", "made again"])
 def test_nothing_is_told_of_a_queue_that_was_deleted_before_the_answer(
     db: Path, monkeypatch: pytest.MonkeyPatch, request_: bytes, again: list[bytes]

@@ -2,6 +2,7 @@
 
 import heapq
 import tracemalloc
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,7 @@ class Clocks:
             pass
         return self.done
 
-    def act(self, key: int) -> None:
+    def act(self, key: int = 0) -> None:
         self.done.append(key)
 
 
@@ -51,7 +52,7 @@ def test_as_a_heap_of_pairs(steps: list[tuple[str, int]]) -> None:
     entries: dict[int, int] = {}
     for key, (step, number) in enumerate(steps):
         if step == "after":
-            entries[key] = clocks.schedule.after(number, clocks.act, key)
+            entries[key] = clocks.schedule.after(number, partial(clocks.act, key))
             heapq.heappush(model, (clocks.s + number, key))
         elif step == "cancel" and number in entries:
             clocks.schedule.cancel(entries.pop(number))
@@ -72,7 +73,7 @@ def test_as_a_heap_of_pairs(steps: list[tuple[str, int]]) -> None:
 
 def test_a_point_of_time_is_met_by_the_wall_clock() -> None:
     clocks = Clocks()
-    clocks.schedule.at(clocks.us + 3600 * MILLION, clocks.act, 1)
+    clocks.schedule.at(clocks.us + 3600 * MILLION, partial(clocks.act, 1))
     clocks.s += 7200.0
     assert clocks.run() == []
     assert clocks.schedule.next_s() == clocks.s + WALL_LOOK_S
@@ -93,7 +94,7 @@ def test_what_entries_take_in_memory(count: int) -> None:
     tracemalloc.start()
     try:
         for number in range(count):
-            clocks.schedule.at(clocks.us + number * 7_919 % MILLION, act, MILLION + number)
+            clocks.schedule.at(clocks.us + number * 7_919 % MILLION, act)
         size, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -165,10 +166,10 @@ def test_who_is_woken_late_is_woken_in_a_later_turn() -> None:
 def test_many_that_were_cancelled_keep_nothing_from_being_done() -> None:
     clocks = Clocks()
     entries = [clocks.schedule.after(1.0 + number / 1e4, clocks.act) for number in range(5000)]
-    clocks.schedule.after(5.0, clocks.act, 7)
-    clocks.schedule.after(100.0, clocks.act, 8)
+    clocks.schedule.after(5.0, partial(clocks.act, 7))
+    clocks.schedule.after(100.0, partial(clocks.act, 8))
     for _ in range(5100):
-        clocks.schedule.after(200.0, clocks.act, 9)
+        clocks.schedule.after(200.0, partial(clocks.act, 9))
     for entry in entries:
         clocks.schedule.cancel(entry)
     clocks.s += 10.0

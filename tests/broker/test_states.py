@@ -5,10 +5,10 @@ from itertools import product
 import pytest
 
 from mqks.broker.features.death.fates import fate
-from mqks.broker.spine.base.counters import REASONS
 from mqks.broker.spine.log.pending import Mark
 from mqks.broker.spine.message.policy import Policy
 from mqks.broker.spine.message.states import AFTER, DEATHS, Event, State
+from mqks.broker.spine.queue.shared import REASONS
 from mqks.protocol.requests import Backoff
 from tools.states import PAGE, drawn
 

@@ -254,7 +254,7 @@ def test_a_message_for_very_many_queues_goes_out_in_turns_and_is_confirmed_after
     assert not world.broker.pending.waiters.confirms
     world.send("k", b"p ping\n")
     assert sorted(world.received("k").splitlines()) == [b"m1 ok ", b"p ok "]
-    assert {queue.lane.ready for queue in world.broker.queues.values()} == {2}
+    assert {queue.lane.blocks.count for queue in world.broker.queues.values()} == {2}
     assert {queue.lane.body(1) for queue in world.broker.queues.values()} == {b"m1 event=e a"}
 
 

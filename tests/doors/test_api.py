@@ -33,9 +33,9 @@ from mqks.limits import (
     META_BYTES_MAX,
     REASON_BYTES_MAX,
 )
-from mqks.server import http
 from mqks.settings import load
 from mqks.users import User, hash_password, hash_token
+from mqks.web import serving
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
 from tests.kit.typist import Typist
@@ -545,7 +545,7 @@ def test_streams_show_one_piece_in_a_turn(tmp_path: Path, monkeypatch: pytest.Mo
         ticks = loop.call_soon(tick)
         async with anyio.create_task_group() as tasks:
             await tasks.start(api.run)
-            tasks.start_soon(http.answer, sock, api.app(failed), 256)
+            tasks.start_soon(serving.answer, sock, api.app(failed), 256)
             with anyio.fail_after(WAIT_S):
                 async with anyio.create_task_group() as readers:
                     for _ in range(streams):

@@ -329,6 +329,40 @@ def fill(filler: Path) -> None:
         filler.write_bytes(bytes(shutil.disk_usage(filler.parent).free - KIB))
 
 
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_a_start_on_a_full_disk_takes_its_ballast(small_disk: Path, end: str) -> None:
+    db, filler = small_disk / "mqks.db", small_disk / "filler"
+    flags = ("--disk-free-bytes-min", "0", "--ballast-bytes", "2MiB")
+    with ServerProcess(db, *flags) as server, LineClient(server.address) as client:
+        subscribed(client, b"q", b"e")
+        assert published(client, b"m", b"e", b"x")
+        if end == "stopped":
+            client.close()
+            assert server.terminate() == 0
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4 * KIB))
+    with served(db, *flags) as (server, client):
+        client.send(b"c consume --confirm q --manual-ack\n")
+        assert client.line() == b"c ok "
+        assert client.line() == b"c ok m event=e x"
+        assert client.ask(b"a ack --confirm c m") == b"a ok "
+        filler.unlink()
+        until(lambda: published(client, b"n", b"other", b"x"))
+
+
+def test_a_start_on_a_full_disk_without_a_ballast_may_be_tried_again(small_disk: Path) -> None:
+    db, filler = small_disk / "mqks.db", small_disk / "filler"
+    flags = ("--ballast-bytes", "0")
+    with ServerProcess(db, *flags):
+        pass
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4 * KIB))
+    code, log = refusal(db, *flags)
+    assert code == EXIT_CANNOT_WRITE, log
+
+
 def test_on_a_full_disk_only_what_is_durable_is_confirmed(small_disk: Path) -> None:
     """A rejected message cannot be written in its new place; acked there, it is back in the old."""
     filler = small_disk / "filler"

@@ -19,7 +19,13 @@ import pytest
 
 from mqks import __version__, blocking
 from mqks.commands import main
-from mqks.errors import ClaimLost, DatabaseLocked, JournalFailed, JournalReverted
+from mqks.errors import (
+    ClaimLost,
+    DatabaseLocked,
+    DatabaseUnreachable,
+    JournalFailed,
+    JournalReverted,
+)
 from mqks.server import silence
 from mqks.settings import DatabaseUrl, Settings
 from mqks.testing import Broker
@@ -240,11 +246,12 @@ def standby(primary: Postgres) -> Iterator[Postgres]:
         yield server
 
 
-def waits(server: Postgres) -> list[int]:
-    """Processes of backends that wait for a standby."""
+def waits(server: Postgres, statement: str = "") -> list[int]:
+    """Processes of backends that wait for a standby, with this in their statement."""
+    found = f"{BACKEND} and wait_event = 'SyncRep' and position(%s in query) > 0"
     with server.connection() as operator:
         rows = operator.execute(
-            f"select pid from pg_stat_activity where {BACKEND} and wait_event = 'SyncRep'".encode()
+            f"select pid from pg_stat_activity where {found}".encode(), [statement]
         )
         return [pid for (pid,) in rows]
 
@@ -366,6 +373,35 @@ def test_a_standby_that_lacks_confirmed_messages_is_noticed(
         assert [message for message, _ in consumed(client, b"q", b"n")] == [b"n"]
 
 
+@pytest.mark.slow
+def test_a_claim_that_was_visible_and_never_durable_may_be_lost(
+    primary: Postgres, standby: Postgres
+) -> None:
+    """A broker that has seen it takes over what is left: all that was confirmed."""
+    url = both(primary, standby)
+    with served(url) as server, LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        assert client.ask(b"m publish --confirm e x") == b"m ok "
+        with waiting_broker(url) as one, waiting_broker(url) as two:
+            server.kill()
+            standby.kill()
+            until(lambda: waits(primary, "update owner set epoch"))
+            primary.kill()
+            primary.start()
+            claimed = until(lambda: owner(primary, url)[0] == 2 and owner(primary, url))
+            claimant, other = (one, two) if f"pid {one.pid} " in claimed[1] else (two, one)
+            claimant.kill()
+            seen = f"pid {claimant.pid} "
+            until(lambda: seen in other.log)
+            primary.kill()
+            standby.start()
+            with standby.connection() as operator:
+                operator.execute("select pg_promote()")
+            with LineClient(other.address) as taken_over:
+                assert [each for each, _ in consumed(taken_over, b"q", b"m")] == [b"m"]
+            assert other.stop() == 0
+
+
 def until_a_standby_looks(server: Postgres, beat: int) -> None:
     """When this beat is known to be durable."""
     with server.connection() as operator:
@@ -485,6 +521,19 @@ def test_journals_in_two_schemas_do_not_know_each_other(postgres: Postgres) -> N
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         assert client.ask(b"m publish --confirm --mandatory e x") == b"m ok "
         assert other.ask(b"m publish --confirm --mandatory e x").startswith(b"m error ")
+
+
+def test_a_database_that_fails_while_a_server_starts_is_no_mistake_of_its_settings(
+    postgres: Postgres, journal_url: DatabaseUrl
+) -> None:
+    """Its service manager starts it again."""
+    with postgres.connection() as operator:
+        operator.execute("select pg_advisory_lock(%s)", [migrations.LOCK])
+        server = served(journal_url)
+        waits = f"select pid from pg_stat_activity where {BACKEND} and wait_event = 'advisory'"
+        [(pid,)] = until(lambda: operator.execute(waits.encode()).fetchall())
+        operator.execute("select pg_terminate_backend(%s)", [pid])
+        assert server.wait() == DatabaseUnreachable.exit_code, server.log
 
 
 def test_a_newer_schema_is_refused(postgres: Postgres, journal_url: DatabaseUrl) -> None:

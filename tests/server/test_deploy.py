@@ -30,7 +30,7 @@ from mqks import errors
 from mqks.commands import main
 from mqks.errors import ConfigurationError
 from mqks.journal.sqlite.lock import server_of
-from mqks.server.inherited import take_sockets
+from mqks.server.listeners import take_sockets
 from mqks.server.notify import Notify
 from mqks.settings import DatabaseUrl, Settings
 from tests.kit.line_client import LineClient

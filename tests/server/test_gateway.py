@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -78,6 +80,18 @@ def test_it_does_not_outlive_a_broker_that_was_killed(tmp_path: Path) -> None:
             found += gateways(server)
     assert len(found) == 3
     until(lambda: not any(map(is_there, found)))
+
+
+def test_it_loads_no_broker() -> None:
+    """There are two of them, and they have no use for its memory."""
+    code = """if True:
+        import sys, mqks.web.gateway_process
+        rooms = {"mqks.broker", "mqks.journal", "mqks.server"}
+        print(*rooms.intersection(sys.modules))
+    """
+    command = sys.executable, "-c", code
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True)
+    assert done.stdout == "\n"
 
 
 def test_signals_are_for_the_broker(server: ServerProcess) -> None:

@@ -24,7 +24,7 @@ from mqks.limits import (
     HTTP_PIECE_LINES_MAX,
     HTTP_QUERY_FIELDS_MAX,
 )
-from mqks.server import http
+from mqks.web import serving
 from tests.kit.waiting import WAIT_S
 
 CHUNKED = b"POST %b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -72,7 +72,7 @@ class Seen:
                 self.ticks = loop.call_soon(tick)
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(http.answer, sock, app, HTTP_CONNECTIONS_MAX)
+                tasks.start_soon(serving.answer, sock, app, HTTP_CONNECTIONS_MAX)
                 tick()
                 with anyio.fail_after(WAIT_S):
                     answers = await asyncio.gather(

@@ -46,7 +46,7 @@ SqliteStore.close, anyio.run = close_and_stop, run_and_stop
 @pytest.mark.parametrize(
     ("module", "kind", "method"),
     [
-        ("broker.spine.routing.publishing", "Publishing", "put"),
+        ("broker.spine.queue.queue", "Queue", "put"),
         ("broker.broker", "Broker", "committed"),
         ("journal.journal", "Journal", "_written"),
     ],
@@ -60,8 +60,8 @@ def test_it_ends_the_server(tmp_path: Path, module: str, kind: str, method: str)
 @patches_modules
 def test_who_asks_it_to_stop_does_not_cut_the_end_short(tmp_path: Path) -> None:
     fault = {
-        "module": "broker.spine.routing.publishing",
-        "kind": "Publishing",
+        "module": "broker.spine.queue.queue",
+        "kind": "Queue",
         "method": "put",
     }
     with ended(tmp_path, **fault, more=STOP_WHILE_IT_ENDS) as (code, log):

@@ -6,7 +6,7 @@ import sys
 
 CODE = """
 import logging
-from mqks.server import log
+from mqks import log
 log.configure("json", "info")
 log.warning("queue_full", queue="orders", ready=3)
 logging.getLogger("mqks.client").warning("request %s failed, error %s", "r1", "e1")

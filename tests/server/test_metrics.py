@@ -29,8 +29,8 @@ from mqks.commands import main
 from mqks.errors import ConfigurationError, Limit
 from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.server import metrics
-from mqks.server.http_protocol import REQUEST_S
 from mqks.settings import load
+from mqks.web.connection import REQUEST_S
 from tests.kit.fixtures import served
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess, refusal

@@ -246,7 +246,7 @@ async def test_tls_with_a_port_that_never_answers(connect: Any) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    options = Options(connect_timeout_s=0.2)
+    options = Options(connect_timeout_s=1.0)
     told = "no answer to the TLS handshake; perhaps the port does not speak TLS"
     with Peer(serve) as peer, pytest.raises(ConnectionLost, match=told):
         async with connect(f"mqkss://127.0.0.1:{peer.port}", options):

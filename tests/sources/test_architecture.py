@@ -27,6 +27,9 @@ ARROWS = {
     "durable": set[str](),
     "files": set[str](),
     "limits": {"errors"},
+    "log": set[str](),
+    "clock": set[str](),
+    "loops": {"settings"},
     "version": set[str](),
     "settings": {"protocol", "errors", "limits"},
     "protocol": {"errors", "limits"},
@@ -36,8 +39,10 @@ ARROWS = {
     "journal": {"broker", "protocol", "durable", "files", "errors", "limits", "settings"},
     "server": {
         *("journal", "broker", "users_file", "users", "protocol", "files", "page"),
-        *("api", "sqs", "errors", "limits", "settings"),
+        *("web", "log", "clock", "loops", "errors", "limits", "settings"),
     },
+    # Neither broker nor journal: the process of a gateway loads none of them.
+    "web": {"api", "sqs", "page", "users", "log", "clock", "loops", "limits", "settings"},
     "client": {"protocol", "errors", "limits", "version"},
     "pipeline": {"client", "protocol", "durable", "errors", "limits"},
     "django": {"client", "errors"},
@@ -168,6 +173,11 @@ def faults(module: str, source: str, *, package: bool = False) -> list[str]:
     return [
         name for name in imports(module, source, package=package) if not is_allowed(module, name)
     ]
+
+
+def test_no_room_hides_a_module_of_the_standard_library() -> None:
+    # `spark-submit …/mqks/__main__.py` makes imports look in the package's directory first.
+    assert {room(dotted(path)) for path in MODULES} & sys.stdlib_module_names == set()
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)

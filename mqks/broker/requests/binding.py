@@ -9,7 +9,7 @@ from mqks.broker.spine.base.turns import GOES_ON, Work, slices
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.broker.spine.message.policy import DEFAULT, Policy
-from mqks.broker.spine.queue.taker import Rest
+from mqks.broker.spine.queue.order import Rest
 from mqks.errors import BadRequest, LimitExceeded
 from mqks.limits import STEP_NAMES
 from mqks.protocol.requests import Consume, Rebind, Request, SetPrefetch, Settle, shown

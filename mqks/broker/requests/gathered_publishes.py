@@ -8,7 +8,7 @@ from operator import length_hint
 
 from mqks.broker.broker import Broker
 from mqks.broker.spine.clients.connection import Connection
-from mqks.broker.spine.routing.gathering import NO_GROUP, Group
+from mqks.broker.spine.routing.publishing import NO_GROUP, Group
 from mqks.limits import GROUPS_COPIES_MAX, LINES_MAX
 from mqks.protocol.requests import CONFIRM, ONCE
 

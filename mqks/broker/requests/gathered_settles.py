@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from operator import length_hint
 
 from mqks.broker.broker import Broker
+from mqks.broker.requests.returning import reject_gathered
 from mqks.broker.spine.clients.connection import Connection
 from mqks.protocol.requests import CONFIRM
 
@@ -65,6 +66,7 @@ class GatheredSettles:
                 and rest >= PLAIN
                 and b" " not in rest
                 and 0 < len(request_id) <= name_bytes_max
+                # The confirm of one must say whether it is durable, see `Broker.ack`.
                 and not (confirm and broker.unwritable)
             ):
                 end -= 1
@@ -73,7 +75,10 @@ class GatheredSettles:
             if confirm:
                 confirms.append(request_id)
         if settled and consumer is not None:
-            self._do(connection, verb, consumer, settled)
+            if verb == b"ack":
+                broker.ack(consumer, settled)
+            elif not broker.turns.run(work := reject_gathered(broker, consumer, settled)):
+                connection.works.append(work)
         return end - length_hint(block)
 
     def _may_take(self, connection: Connection, verb: bytes, consumer: bytes) -> bool:
@@ -85,13 +90,3 @@ class GatheredSettles:
             and not (verb == b"reject" and self._broker.unwritable)
             and self._broker.access.may_ack(connection, consumer)
         )
-
-    def _do(
-        self, connection: Connection, verb: bytes, consumer: bytes, message_ids: list[bytes]
-    ) -> None:
-        if verb == b"ack":
-            self._broker.ack(consumer, message_ids)
-            return
-        work = self._broker.reject_gathered(consumer, message_ids)
-        if not self._broker.turns.run(work):
-            connection.works.append(work)

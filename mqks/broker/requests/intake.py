@@ -19,19 +19,14 @@ from mqks.broker.spine.base.turns import GOES_ON, Work, finish
 from mqks.broker.spine.clients.connection import Connection, Transaction
 from mqks.errors import BadRequest, LineTooLong, Unwritable
 from mqks.limits import LINES_MAX, STEP_MESSAGES, STRANGER_LINES_MAX
-from mqks.protocol.requests import (
-    ALL,
-    Publish,
-    Request,
-    Settle,
-    parse_request,
-    shown,
-)
+from mqks.protocol.requests import ALL, Publish, Request, Settle, parse_request, shown
 from mqks.users import STRANGER, Permissions
 
 BEGIN = b" begin"
 PLACING = frozenset((b"publish", b"reject", b"release", b"promote", b"move", b"redrive"))
 """Actions that give messages new places, which is not possible on a full disk."""
+READING = frozenset((b"peek", b"range", b"read"))
+"""Actions that are confirmed after their answer: they fail when their queue is deleted before."""
 
 
 def is_of_transaction(connection: Connection) -> bool:
@@ -46,13 +41,7 @@ class Intake:
     """Receives chunks from the server."""
 
     __slots__ = (
-        "_broker",
-        "_once",
-        "_permissions",
-        "_publishes",
-        "_refusals",
-        "_settles",
-        "_turns",
+        *("_broker", "_once", "_permissions", "_publishes", "_refusals", "_settles", "_turns"),
         "publishes",
     )
 
@@ -127,6 +116,7 @@ class Intake:
                 chunks.append(later)
             connection.stranger_lines += len(newline)
         elif len(data) > connection.flow.piece_bytes:
+            # Lines take more memory than their text: the rest is split when these are done.
             end = data.find(b"\n", connection.flow.piece_bytes) + 1
             if 0 < end < len(data):
                 chunks.append(data[end:])
@@ -221,7 +211,7 @@ class Intake:
                 if request is None and line and transaction is not None:
                     transaction.fail()
                 elif request is not None and request.confirm and request.action in AT_ONCE:
-                    # At once: a later commit may be a work, which is confirmed when it ends.
+                    # At once: a later commit is a work, which is confirmed when it ends.
                     connection.unconfirmed += 1
                     self._remember(connection, [], [request.id])
             if connection.handled >= len(connection.lines):
@@ -265,12 +255,12 @@ class Intake:
         self._once.write(self._once.take_gathered())
         queued = self._broker.shared.counters.queued
         request = self._request(connection, line) if line else None
-        self.publishes |= self._broker.shared.counters.queued != queued
         connection.overrun = not connection.waits and (
             not self._proceed(connection)
             or self._turns.over
             or connection.outbox_bytes > max(0, room)
         )
+        self.publishes |= self._broker.shared.counters.queued != queued
         return request
 
     def _end(self, connection: Connection, confirms: list[bytes], others: list[bytes]) -> None:
@@ -346,7 +336,8 @@ class Intake:
             connection.works.append(self._perform(connection, request, line, work))
             return None
         # A login that is not verified yet, or was refused, is not confirmed now.
-        return None if connection.awaits_login or connection.expelled else request
+        is_later = connection.awaits_login or connection.expelled or request.action in READING
+        return None if is_later else request
 
     def _begin(self, connection: Connection, request: Request) -> Doing:
         """Parse a request, check its permissions, and do it. Raises BadRequest."""
@@ -361,6 +352,7 @@ class Intake:
             raise BadRequest(f"{action.name}: it is not possible between begin and commit")
         wanted = action.parse(request.rest, broker.bindings.events_max)
         if kept is not None:
+            # A commit is one step, and nobody knows how many these will be.
             if getattr(wanted, "message", b"") == ALL:
                 raise BadRequest(f"{action.name}: --all is not possible between begin and commit")
             size = len(request.id) + len(request.rest)
@@ -392,6 +384,7 @@ class Intake:
         broker = self._broker
         try:
             told = yield from work
+            # On a disk that became full meanwhile, its messages have their new places in memory.
             if request.confirm and broker.unwritable and request.action in PLACING:
                 raise Unwritable(f"{broker.unwritable}: the request is not durable")
         except BadRequest as failure:

@@ -4,6 +4,8 @@ The one rule: a lease is named by its queue, and by the number and the deliverie
 is valid until the message is delivered again, or leaves.
 """
 
+from collections.abc import Callable
+
 from mqks.broker.broker import Broker
 from mqks.broker.features.death import fates
 from mqks.broker.features.death.moves import some_bodies
@@ -36,69 +38,53 @@ def receive(broker: Broker, connection: Connection, request: Request, wanted: Re
     if lease_us is None:
         timeout_us = queue.ack_timeout_us
         lease_us = round(LEASE_S * 1e6) if timeout_us is None else timeout_us
-
-    def left(receiver: Receiver) -> None:
-        broker.flow.receivers -= 1
-        connection.receivers.pop(receiver, None)
-        if receiver.timer is not None:
-            broker.schedule.cancel(receiver.timer)
-
-    receiver = Receiver(request.id, connection, queue, wanted.limit, lease_us, left)
-    broker.flow.receivers += 1
-    connection.receivers[receiver] = None
+    receiver = Receiver(request.id, connection, queue, wanted.limit, lease_us)
     queue.serve(receiver)
     queue.deliver()
-    if not receiver.has_taken:
-        wait_s = max(wanted.wait_us / 1e6, READ_WAIT_S if queue.is_held_up else 0)
-        if wait_s:
-            receiver.timer = broker.schedule.after(wait_s, receiver.waited)
-        else:
-            receiver.leave()
+    receiver.wait(max(wanted.wait_us / 1e6, READ_WAIT_S if queue.is_held_up else 0))
 
 
 def lease(broker: Broker, connection: Connection, request: Request, wanted: Lease) -> Doing:
     if wanted.ack:
-        return broker.dropped(wanted.queue, _ack(broker, wanted), confirm=request.confirm)
+        return broker.dropped(wanted.queue, _do(broker, wanted, _ack), confirm=request.confirm)
     check_writable(broker, request)
-    return _extend(broker, wanted) if wanted.for_us else _give_back(broker, wanted)
+    return _do(broker, wanted, _extend if wanted.for_us else _give_back)
 
 
-def _ack(broker: Broker, wanted: Lease) -> Work[int | None]:
+def _do(
+    broker: Broker, wanted: Lease, act: Callable[[Queue, Lease, int, Mark], Work[bool]]
+) -> Work[int]:
+    """Do this with the message of the lease; return whether it was possible."""
     queue = broker.queues.get(wanted.queue)
-    if queue is None or (found := _leased(queue, wanted.lease, held=wanted.held)) is None:
+    found = None if queue is None else _leased(queue, wanted.lease, held=wanted.held)
+    if queue is None or found is None or not (yield from act(queue, wanted, *found)):
         return 0
-    number, mark = found
+    yield from queue.tidy()
+    return 1
+
+
+def _ack(queue: Queue, wanted: Lease, number: int, mark: Mark) -> Work[bool]:
+    yield from ()
     if not take(queue, number, mark):
         if wanted.held:
             raise BadRequest(ENDED)
         if not queue.lane.is_ready(number):
-            return 0
+            return False
         queue.lane.take_out(number)
     queue.shared.counters.consumed += 1
     queue.lane.settle([number])
-    yield from _tidied(queue)
-    return 1
+    return True
 
 
-def _extend(broker: Broker, wanted: Lease) -> Work[int]:
-    queue = broker.queues.get(wanted.queue)
-    if queue is None or (found := _leased(queue, wanted.lease)) is None:
-        return 0
-    number, mark = found
+def _extend(queue: Queue, wanted: Lease, number: int, mark: Mark) -> Work[bool]:
     clocks, for_us = queue.shared.schedule, wanted.for_us or 0
     # Not one that was given back with a delay.
     if mark.keeps_place and queue.is_put_off(number):
         mark = mark.changed(due_us=clocks.wall_us() + for_us)
         queue.lane.mark(number, mark)
         timed(queue).delays.put_off(number, mark, clocks.clock_us() + for_us)
-    elif not (yield from _hidden(queue, number, wanted)):
-        return 0
-    yield from _tidied(queue)
-    return 1
-
-
-def _hidden(queue: Queue, number: int, wanted: Lease) -> Work[bool]:
-    """Whether a ready message has got its last lease again. In order, it would need its key."""
+        return True
+    # It is ready again: hide it as its last lease has. In order, it would need its key.
     if queue.rules.ordered or not (wanted.lease.endswith(b".0") and queue.lane.is_ready(number)):
         return False
     lines, _ = yield from some_bodies(queue, [number], queue.lane.body)
@@ -106,26 +92,21 @@ def _hidden(queue: Queue, number: int, wanted: Lease) -> Work[bool]:
         return False
     queue.lane.take_out(number)
     mark = queue.lane.mark_of(number)
-    fates.put_off(queue, number, lines[number], mark, wanted.for_us or 0, keeps_place=True)
+    fates.put_off(queue, number, lines[number], mark, for_us, keeps_place=True)
     return True
 
 
-def _give_back(broker: Broker, wanted: Lease) -> Work[int]:
-    queue = broker.queues.get(wanted.queue)
-    if queue is None or (found := _leased(queue, wanted.lease)) is None:
-        return 0
-    lines, _ = yield from some_bodies(queue, [found[0]], timed(queue).delays.bodies.get)
+def _give_back(queue: Queue, wanted: Lease, number: int, mark: Mark) -> Work[bool]:
+    lines, _ = yield from some_bodies(queue, [number], timed(queue).delays.bodies.get)
     # It may have ended meanwhile, or a body that was asked for may have come too late.
     found = None if queue.deleted else _leased(queue, wanted.lease)
-    if found is None or found[0] not in lines or not take(queue, *found):
-        return 0
-    number, mark = found
+    if found is None or number not in lines or not take(queue, *found):
+        return False
     event = Event.UNDELIVERED if wanted.undelivered else Event.END
     if wanted.reject:
         event = Event.KILL if wanted.dead else Event.REJECT
-    give_back(queue, number, lines[number], mark, event, wanted.delay_us, wanted.why)
-    yield from _tidied(queue)
-    return 1
+    give_back(queue, number, lines[number], found[1], event, wanted.delay_us, wanted.why)
+    return True
 
 
 def _leased(queue: Queue, lease: bytes, *, held: bool = False) -> tuple[int, Mark] | None:
@@ -143,8 +124,3 @@ def _leased(queue: Queue, lease: bytes, *, held: bool = False) -> tuple[int, Mar
     if mark and held:
         raise BadRequest(ENDED)
     return None
-
-
-def _tidied(queue: Queue) -> Work[None]:
-    queue.deliver()
-    yield from queue.tidy()

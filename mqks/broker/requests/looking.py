@@ -5,15 +5,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mqks.broker.broker import Broker
-from mqks.broker.features.tails.tail import MessageTail
+from mqks.broker.features.tails.tails import MessageTail
 from mqks.broker.requests import stats
 from mqks.broker.requests.checks import check_epoch, existing
 from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, slices
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.outbox import Slow
 from mqks.broker.spine.queue.queue import Queue
-from mqks.broker.spine.queue.reads import Read
-from mqks.broker.spine.queue.selection import Chosen
+from mqks.broker.spine.queue.selection import Chosen, Read
 from mqks.errors import BadRequest
 from mqks.limits import STATS_BYTES_MAX, STEP_NAMES
 from mqks.protocol import replies
@@ -28,9 +27,9 @@ def peek(broker: Broker, connection: Connection, request: Request, wanted: Peek)
     some = wanted.selection
     chosen = None if some is None else Chosen(some, broker.schedule.wall_us())
     first, limit = wanted.after + 1, wanted.limit
-    broker.read(
-        connection, Read(request.id, form, name, queue_id, first, limit=limit, chosen=chosen)
-    )
+    confirm = request.confirm
+    read = Read(request.id, form, name, queue_id, confirm, first, limit=limit, chosen=chosen)
+    broker.read(connection, read)
 
 
 def tail(broker: Broker, connection: Connection, request: Request, wanted: WantedTail) -> None:
@@ -39,7 +38,7 @@ def tail(broker: Broker, connection: Connection, request: Request, wanted: Wante
     broker.metadata.check_names("event", wanted.events)
     if (before := broker.tails.of(connection).get(request.id)) is not None:
         broker.end_these_tails([before])
-    broker.tails.add(connection, MessageTail(request.id, connection, *wanted), queue)
+    broker.tails.add(MessageTail(request.id, connection, *wanted), queue)
 
 
 def read(broker: Broker, connection: Connection, request: Request, wanted: Log) -> None:
@@ -48,7 +47,10 @@ def read(broker: Broker, connection: Connection, request: Request, wanted: Log) 
     check_epoch(broker, "read", queue, epoch)
     if epoch is not None:
         _check_history(broker, connection, queue, first)
-    page = Read(request.id, "read", queue.name, queue.id, first, end, limit, has_meta=has_meta)
+    page = Read(
+        *(request.id, "read", queue.name, queue.id, request.confirm, first, end, limit),
+        has_meta=has_meta,
+    )
     broker.read(connection, page)
 
 
@@ -69,7 +71,8 @@ def range_(broker: Broker, connection: Connection, request: Request, wanted: Ran
     queue = existing(broker, "range", wanted.queue)
     if wanted.archived is not None:
         queue.archived_seq = min(wanted.archived, queue.lane.next_seq)
-    broker.read(connection, Read(request.id, "range", queue.name, queue.id, at_us=wanted.at_us))
+    read = Read(request.id, "range", queue.name, queue.id, request.confirm, at_us=wanted.at_us)
+    broker.read(connection, read)
 
 
 def tell_stats(

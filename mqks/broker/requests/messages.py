@@ -1,4 +1,5 @@
-"""Requests about messages: to publish, ack, reject, release and touch them.
+"""Requests about messages: to publish them, now or by a schedule, ack, reject, release and touch
+them.
 
 The one rule: a request that raises has changed nothing.
 """
@@ -7,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from mqks.broker.broker import Broker
+from mqks.broker.requests import returning
 from mqks.broker.requests.checks import Doing, check_writable, existing
 from mqks.broker.spine.base.turns import WAITS, Work
 from mqks.broker.spine.clients.connection import Connection
@@ -17,15 +19,14 @@ from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.selection import Chosen
 from mqks.broker.spine.routing.masks import Queues
 from mqks.broker.spine.routing.publishing import Single
-from mqks.protocol.requests import ALL, Publish, Request, Settle
+from mqks.errors import Unwritable
+from mqks.protocol.requests import ALL, Publish, Request, Scheduling, Settle
 
 
 def publish(broker: Broker, connection: Connection, request: Request, wanted: Publish) -> Doing:
     broker.metadata.check_names("event", [wanted.event])
     message = broker.publishing.single(request.id, wanted)
-    if wanted.to is not None:
-        return _publish_to(broker, connection, message, wanted, wanted.to)
-    queues = broker.bindings.route(wanted.event)
+    queues = broker.bindings.route(wanted.event) if wanted.to is None else None
     if queues is None or (message.once_s and broker.publishing.once.unfinished):
         return _publish_later(broker, connection, message, wanted)
     check_publish(broker, connection, message, wanted, queues)
@@ -33,26 +34,23 @@ def publish(broker: Broker, connection: Connection, request: Request, wanted: Pu
     return None
 
 
-def _publish_to(
-    broker: Broker, connection: Connection, message: Single, wanted: Publish, name: bytes
-) -> Work[None]:
-    """To one queue, whatever its event is bound to."""
-    while message.once_s and broker.publishing.once.unfinished:
-        yield WAITS
-    queue = existing(broker, "publish", name)
-    only: Queues = {queue: None}
-    check_publish(broker, connection, message, wanted, only)
-    broker.publishing.publish_to(connection, message, only)
-
-
 def _publish_later(
     broker: Broker, connection: Connection, message: Single, wanted: Publish
 ) -> Work[None]:
-    """Publish a message when routing takes several turns, or after unfinished `--once` publishes.
-    No other work runs between the check and the reservation in its queues."""
-    queues = yield from broker.publishing.find(message)
+    """Publish a message when routing takes several turns, after unfinished `--once` publishes, or
+    to one queue, whatever its event is bound to. No other work runs between the check and the
+    reservation in its queues."""
+    if wanted.to is None:
+        queues = yield from broker.publishing.find(message)
+    else:
+        while message.once_s and broker.publishing.once.unfinished:
+            yield WAITS
+        queues = {existing(broker, "publish", wanted.to): None}
     check_publish(broker, connection, message, wanted, queues)
-    yield from broker.publishing.publish_later(connection, message, queues)
+    if wanted.to is None:
+        yield from broker.publishing.publish_later(connection, message, queues)
+    else:
+        broker.publishing.publish_to(connection, message, queues)
 
 
 def check_publish(
@@ -64,13 +62,34 @@ def check_publish(
     publishing.check(message, queues, mandatory=wanted.mandatory, is_known=is_known)
 
 
+def schedule(broker: Broker, connection: Connection, request: Request, wanted: Scheduling) -> Doing:
+    _check_schedulable(broker)
+    if wanted.publish is not None:
+        broker.metadata.check_names("schedule", [wanted.name])
+        broker.metadata.check_names("event", [wanted.publish.event])
+        broker.schedules.put(wanted)
+    elif not wanted.run:
+        broker.schedules.pause(wanted.name, paused=wanted.pause)
+    return broker.schedules.run(wanted.name) if wanted.run else None
+
+
+def unschedule(
+    broker: Broker, connection: Connection, request: Request, wanted: Scheduling
+) -> None:
+    _check_schedulable(broker)
+    broker.schedules.remove(wanted.name)
+
+
+def _check_schedulable(broker: Broker) -> None:
+    # Also without a confirm: nobody would hear later that a schedule was not durable.
+    if broker.unwritable:
+        raise Unwritable(f"{broker.unwritable}: schedules can't be changed")
+
+
 def ack(broker: Broker, connection: Connection, request: Request, wanted: Settle) -> Doing:
     if wanted.message == ALL:
-        return broker.ack_all(wanted.consumer, confirm=request.confirm)
-    if request.confirm:
-        broker.ack_surely(wanted.consumer, wanted.message)
-    else:
-        broker.ack(wanted.consumer, [wanted.message])
+        return returning.ack_all(broker, wanted.consumer, confirm=request.confirm)
+    broker.ack(wanted.consumer, [wanted.message], confirm=request.confirm)
     return None
 
 
@@ -89,10 +108,10 @@ def reject(broker: Broker, connection: Connection, request: Request, wanted: Set
     )
     if wanted.selection is not None:
         chosen = Chosen(wanted.selection, broker.schedule.wall_us())
-        return broker.give_up_some(wanted.consumer, how, chosen)
+        return returning.give_up_some(broker, wanted.consumer, how, chosen)
     if wanted.fate:
         return _reject_and_tell(broker, wanted, how)
-    return broker.give_up(wanted, how)
+    return returning.give_up(broker, wanted, how)
 
 
 def _reject_and_tell(
@@ -105,20 +124,20 @@ def _reject_and_tell(
             target = queue.rules.dead_letters
             fates.append(b" ".join([b"dead", reason.encode(), *([target] if target else [])]))
 
-    broker.give_up(wanted, rejected)
+    returning.give_up(broker, wanted, rejected)
     yield from ()
     return b"".join(fates)
 
 
 def release(broker: Broker, connection: Connection, request: Request, wanted: Settle) -> Doing:
     check_writable(broker, request)
-    return broker.give_up(
-        wanted, partial(Queue.give_back, event=Event.RELEASE, delay_us=wanted.delay_us)
+    return returning.give_up(
+        broker, wanted, partial(Queue.give_back, event=Event.RELEASE, delay_us=wanted.delay_us)
     )
 
 
 def touch(broker: Broker, connection: Connection, request: Request, wanted: Settle) -> Doing:
     if wanted.for_us != 0:
-        return broker.touch(wanted.consumer, wanted.message, wanted.for_us)
+        return returning.touch(broker, wanted.consumer, wanted.message, wanted.for_us)
     check_writable(broker, request)
-    return broker.give_up(wanted, partial(Queue.give_back, event=Event.END))
+    return returning.give_up(broker, wanted, partial(Queue.give_back, event=Event.END))

@@ -3,15 +3,13 @@
 The one rule: only connections with limited permissions are checked; a check changes nothing.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mqks.broker.broker import Broker
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.errors import NotAllowed
 from mqks.protocol.requests import Action, Consume, Request, Stats, WantedTail, shown
 from mqks.users import STRANGER, Permissions
-
-if TYPE_CHECKING:
-    from mqks.broker.broker import Broker
 
 
 def check_first(permissions: Permissions, action: Action) -> None:
@@ -24,7 +22,7 @@ def check_first(permissions: Permissions, action: Action) -> None:
 
 
 def check(
-    broker: "Broker", permissions: Permissions, action: Action, request: Request, wanted: Any
+    broker: Broker, permissions: Permissions, action: Action, request: Request, wanted: Any
 ) -> Work[None]:
     """Raises NotAllowed. What it allows in the last step is still so afterwards."""
     for field, permission in action.needs.items():
@@ -58,7 +56,7 @@ def check(
             _require(allowed, f"this needs the permission {permission}")
 
 
-def _binds_nothing(broker: "Broker", permissions: Permissions, wanted: Any) -> bool:
+def _binds_nothing(broker: Broker, permissions: Permissions, wanted: Any) -> bool:
     if isinstance(wanted, WantedTail):
         # Of a queue it shows what can be read there, otherwise what one bound like this would get.
         if wanted.queue is None:

@@ -4,17 +4,18 @@ The one rule: each of them sees what those before it have left, and what they ha
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Iterable
+from itertools import groupby, islice
 from typing import NamedTuple
 
 from mqks.broker.broker import Broker
-from mqks.broker.features.death.moves import chosen_bodies, move_out, ready_numbers
+from mqks.broker.features.death.moves import Ready, move_out
 from mqks.broker.requests import redrives
 from mqks.broker.requests.checks import check_epoch
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.selection import Chosen
 from mqks.broker.spine.queue.shared import Place
 from mqks.errors import LimitExceeded
 from mqks.limits import SEQ_MAX, TRANSACTION_BYTES_MAX, TRANSACTION_COPIES_MAX
@@ -39,24 +40,21 @@ class Plan:
         self._broker = broker
         self._taken: dict[tuple[Queue, int], Taken] = {}
         """In the order of the last step of each."""
-        self._targets: dict[bytes, None] = {}
+        self.targets: dict[bytes, None] = {}
         """Queues that are created if they do not exist."""
         self.copies = self.bytes = 0
         """Messages and their length, as often as they are taken."""
-
-    def makes(self, name: bytes) -> bool:
-        """Whether this queue is created."""
-        return name in self._targets
 
     def move(self, step: int, wanted: Move, aim: redrives.Aim, copies: int) -> Work[None]:
         """Take what a move takes. Besides, there are so many `copies` of other messages. Raises
         LimitExceeded."""
         broker, some = self._broker, list[Taken]()
         source, brought = broker.queues.get(wanted.source), self._brought(wanted.source)
-        if source is not None:
-            some = yield from self._ready(source, wanted, aim, copies)
-        lines = dict(enumerate(each.line for each in brought))
         chosen = redrives.chosen_by(broker, wanted)
+        if source is not None:
+            limit = min(wanted.limit or SEQ_MAX, self._room(copies) + 1)
+            some = yield from self._ready(source, chosen, aim, limit)
+        lines = dict(enumerate(each.line for each in brought))
         if brought and chosen is not None:
             is_old = chosen.is_old(broker.schedule.wall_us())
             lines = (yield from chosen.by_body(lines.items())) if is_old else {}
@@ -67,7 +65,7 @@ class Plan:
                 taken.append(each._replace(to=aimed[0], line=aimed[1]))
         self._take(step, taken, copies)
         if wanted.to is not None:
-            self._targets[wanted.to] = None
+            self.targets[wanted.to] = None
 
     def trim(self, step: int, wanted: Trim, copies: int) -> None:
         """Take what a trim drops. Raises BadRequest."""
@@ -83,25 +81,19 @@ class Plan:
         self._take(step, some, copies)
 
     def _ready(
-        self, source: Queue, wanted: Move, aim: redrives.Aim, copies: int
+        self, source: Queue, chosen: Chosen | None, aim: redrives.Aim, limit: int
     ) -> Work[list[Taken]]:
-        """What is ready, and not taken by an earlier step, as much as is possible and one more."""
-        chosen, known = redrives.chosen_by(self._broker, wanted), self._numbers(source)
-        some, size = list[Taken](), self.bytes
-        limit = min(wanted.limit or SEQ_MAX, self._room(copies) + 1)
-        for numbers in ready_numbers(source, source.lane.next_seq, chosen):
-            left: Sequence[int] = [number for number in numbers if number not in known]
-            while (
-                left and len(some) < limit and size <= TRANSACTION_BYTES_MAX and not source.deleted
-            ):
-                lines, left = yield from chosen_bodies(source, left, chosen)
-                fitting = ((n, lines[n]) for n in sorted(lines) if aim(lines[n]) is not None)
-                more = [Taken(source, *each) for each in fitting][: limit - len(some)]
-                some += more
-                size += sum(len(each.line) for each in more)
-                yield GOES_ON
-            if len(some) >= limit or size > TRANSACTION_BYTES_MAX or source.deleted:
+        """What is ready, and not taken by an earlier step, until it is too much for a commit."""
+        known, some, size = self._numbers(source), list[Taken](), self.bytes
+        ready = Ready(source, source.lane.next_seq, chosen)
+        while len(some) < limit and size <= TRANSACTION_BYTES_MAX:
+            lines = yield from ready.next()
+            if lines is None:
                 break
+            fitting = (n for n, line in lines.items() if n not in known and aim(line) is not None)
+            for number in islice(fitting, limit - len(some)):
+                some.append(Taken(source, number, lines[number]))
+                size += len(lines[number])
             yield GOES_ON
         return some
 
@@ -119,6 +111,7 @@ class Plan:
     def _take(self, step: int, some: Iterable[Taken], copies: int) -> None:
         for each in some:
             key = each.source, each.number
+            # Behind all others: a later step that takes it joins it there.
             self._taken.pop(key, None)
             self._taken[key] = each._replace(steps=(*each.steps, step))
             self.copies += 1
@@ -132,7 +125,7 @@ class Plan:
         """Do it, at once; return how many messages each step has taken. What is no longer ready is
         left alone."""
         broker, counts = self._broker, Counter[int]()
-        touched: dict[Place, None] = dict.fromkeys(map(broker.queue_for, self._targets))
+        touched: dict[Place, None] = dict.fromkeys(map(broker.queue_for, self.targets))
         for (_, source), some in groupby(
             self._taken.values(), lambda each: (each.steps[-1], each.source)
         ):

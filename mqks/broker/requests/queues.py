@@ -4,20 +4,17 @@ The one rule: a request that raises has changed nothing.
 """
 
 from mqks.broker.broker import Broker
-from mqks.broker.features.death.purges import purge_some
-from mqks.broker.requests import redrives, scheduled
-from mqks.broker.requests.checks import Doing, check_epoch, check_writable, existing
+from mqks.broker.features.death.moves import purge_some
+from mqks.broker.requests.checks import Doing, check_epoch
+from mqks.broker.requests.scheduled import cancel_all
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.queue.selection import Chosen
 from mqks.limits import SEQ_MAX
 from mqks.protocol.requests import (
-    ALL,
     DeleteQueue,
-    Move,
     Purge,
     Request,
-    Scheduled,
     Selection,
     SetQueue,
     Trim,
@@ -42,29 +39,6 @@ def delete_queue(
         yield from broker.unused(queue)
 
 
-def cancel(broker: Broker, connection: Connection, request: Request, wanted: Scheduled) -> Doing:
-    message_id = None if wanted.message == ALL else wanted.message
-    cancelled = scheduled.cancel(broker, wanted.queue, message_id)
-    return broker.dropped(wanted.queue, cancelled, confirm=request.confirm)
-
-
-def promote(broker: Broker, connection: Connection, request: Request, wanted: Scheduled) -> Doing:
-    check_writable(broker, request)
-    message_id = None if wanted.message == ALL else wanted.message
-    return scheduled.promote(broker, wanted.queue, message_id)
-
-
-def move(broker: Broker, connection: Connection, request: Request, wanted: Move) -> Doing:
-    check_writable(broker, request)
-    return redrives.move(broker, existing(broker, "move", wanted.source), wanted)
-
-
-def redrive(broker: Broker, connection: Connection, request: Request, wanted: Move) -> Doing:
-    check_writable(broker, request)
-    source = existing(broker, "redrive", wanted.source)
-    return redrives.redrive(broker, source, wanted, connection.permissions)
-
-
 def purge(broker: Broker, connection: Connection, request: Request, wanted: Purge) -> Doing:
     work: Work[int | None]
     if wanted.selection or wanted.limit:
@@ -77,8 +51,9 @@ def purge(broker: Broker, connection: Connection, request: Request, wanted: Purg
 
 def _purge_all(broker: Broker, name: bytes, *, is_scheduled: bool) -> Work[int | None]:
     count = yield from broker.trim(name, None)
-    if is_scheduled:
-        count = (count or 0) + (yield from scheduled.cancel(broker, name, None))
+    queue = broker.queues.get(name)
+    if is_scheduled and queue is not None:
+        count = (count or 0) + (yield from cancel_all(queue))
     return count
 
 

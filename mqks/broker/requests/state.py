@@ -7,18 +7,21 @@ one is read. `docs/protocol.md` describes the attributes.
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import chain, repeat
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from mqks.broker.broker import Broker
-from mqks.broker.features.evaluate.views import BooleanView, Items
+from mqks.broker.features.evaluate.expression import BooleanView, Items
 from mqks.broker.spine.base.turns import GOES_ON, Work, ordered, slices
-from mqks.broker.spine.clients.consumer import Consumer
 from mqks.limits import STEP_NAMES
 from mqks.protocol.masks import MASK
 
 Pay = Callable[[int], None]
 """Pays for steps, and raises if there are no more."""
 V = TypeVar("V")
+QUEUES = attrgetter("queues")
+CONSUMERS = attrgetter("consumers")
+CONNECTIONS = attrgetter("connections")
 
 
 def _text(name: bytes) -> str:
@@ -73,21 +76,9 @@ class EvalState:
 
 
 def _viewed(
-    things: Callable[[Broker], Mapping[Any, Any]], tell: Callable[[Any], V]
+    of: Callable[[Broker], Mapping[Any, Any]], tell: Callable[[Any], V]
 ) -> Callable[[Broker, Pay], View[V]]:
-    return lambda broker, pay: View(pay, things(broker), tell)
-
-
-def _of_queues(tell: Callable[[Any], V]) -> Callable[[Broker, Pay], View[V]]:
-    return _viewed(lambda broker: broker.queues, tell)
-
-
-def _of_consumers(tell: Callable[[Consumer], V]) -> Callable[[Broker, Pay], View[V]]:
-    return _viewed(lambda broker: broker.consumers, tell)
-
-
-def _of_connections(tell: Callable[[Any], V]) -> Callable[[Broker, Pay], View[V]]:
-    return _viewed(lambda broker: broker.connections, tell)
+    return lambda broker, pay: View(pay, of(broker), tell)
 
 
 def _rules(broker: Broker, pay: Pay) -> dict[str, float | None]:
@@ -150,22 +141,26 @@ ATTRIBUTES: dict[str, Callable[[Broker, Pay], Any]] = {
     "commands_put": lambda broker, pay: 0,
     "commands_got": lambda broker, pay: 0,
     "commands_to_workers": lambda broker, pay: {},
-    "queues": _of_queues(lambda queue: Items(queue.ready)),
-    "queues_used": _of_queues(lambda queue: BooleanView(bool(queue.consumers))),
+    "queues": _viewed(QUEUES, lambda queue: Items(queue.ready)),
+    "queues_used": _viewed(QUEUES, lambda queue: BooleanView(bool(queue.consumers))),
     "queues_to_delete_when_unused": _rules,
     "queues_by_events": _queues_by_events,
     "events_by_queues": _viewed(
-        lambda broker: broker.bindings.by_name, lambda events: sorted(map(_text, events))
+        attrgetter("bindings.by_name"), lambda events: sorted(map(_text, events))
     ),
     "masks_by_queues": _viewed(
-        lambda broker: broker.bindings.masks_by_name,
+        attrgetter("bindings.masks_by_name"),
         lambda masks: sorted(_text(mask.removeprefix(MASK)) for mask in masks),
     ),
-    "consumers_by_queues": _of_queues(lambda queue: _texts(each.id for each in queue.consumers)),
-    "queues_by_consumer_ids": _of_consumers(lambda consumer: _text(consumer.queue.name)),
-    "consumer_ids_by_clients": _of_connections(lambda connection: _texts(connection.consumers)),
-    "clients_by_consumer_ids": _of_consumers(lambda consumer: consumer.connection.id),
+    "consumers_by_queues": _viewed(
+        QUEUES, lambda queue: _texts(each.id for each in queue.consumers)
+    ),
+    "queues_by_consumer_ids": _viewed(CONSUMERS, lambda consumer: _text(consumer.queue.name)),
+    "consumer_ids_by_clients": _viewed(
+        CONNECTIONS, lambda connection: _texts(connection.consumers)
+    ),
+    "clients_by_consumer_ids": _viewed(CONSUMERS, lambda consumer: consumer.connection.id),
     "messages_by_consumer_ids": _unacked,
-    "responses_by_clients": _of_connections(lambda connection: Items(len(connection.outbox))),
-    "socks_by_clients": _of_connections(lambda connection: connection.address),
+    "responses_by_clients": _viewed(CONNECTIONS, lambda connection: Items(len(connection.outbox))),
+    "socks_by_clients": _viewed(CONNECTIONS, lambda connection: connection.address),
 }

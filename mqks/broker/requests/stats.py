@@ -16,7 +16,6 @@ from typing import Any, Final, TypeVar
 
 from mqks.broker.broker import Broker
 from mqks.broker.features.order.keyed import Keyed
-from mqks.broker.features.order.paused import Paused
 from mqks.broker.features.order.ranked import Ranked
 from mqks.broker.spine.base.turns import GOES_ON, Work, ordered, slices
 from mqks.broker.spine.clients.connection import Connection
@@ -24,13 +23,7 @@ from mqks.broker.spine.clients.consumer import Consumer, consumers_of
 from mqks.broker.spine.log.pending import NO_MARK, ErrorRecord
 from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import BadRequest
-from mqks.limits import (
-    STATS_BYTES_MAX,
-    STATS_ROWS_DEFAULT,
-    STEP_BODIES,
-    STEP_MASKS,
-    STEP_NAMES,
-)
+from mqks.limits import STATS_BYTES_MAX, STATS_ROWS_DEFAULT, STEP_BODIES, STEP_MASKS, STEP_NAMES
 from mqks.protocol.masks import MASK, bound_matches
 from mqks.protocol.requests import Stats, sequence_number, shown
 
@@ -94,7 +87,7 @@ def totals(broker: Broker) -> Work[Row]:
 
 
 def queues(broker: Broker, after: bytes, limit: int) -> Rows:
-    names = yield from _page(broker.queues, after, limit)
+    names = yield from _smallest(limit, [*broker.queues], after)
     yield from _rows(names, broker.queues, partial(queue_row, broker))
 
 
@@ -115,7 +108,7 @@ def queue_row(broker: Broker, queue: Queue) -> Row:
         "oldest_age_s": queue.oldest_age_s,
         "archived_seq": queue.archived_seq,
         "archive_lag": queue.archive_lag,
-        "memory_bytes": queue.lane.memory_bytes,
+        "memory_bytes": queue.lane.blocks.memory_bytes,
     }
 
 
@@ -135,11 +128,10 @@ def queue(broker: Broker, name: bytes, after: bytes, limit: int) -> Work[Row]:
         for some in slices(names[first:][:limit], STEP_NAMES):
             texts += map(_text, some)
             yield GOES_ON
-    order = found.order.order if isinstance(found.order, Paused) else found.order
-    if isinstance(order, Keyed):
-        row |= {"keys": order.known, "keys_held": order.held}
-    elif isinstance(order, Ranked):
-        row["priorities"] = order.counts()
+    if isinstance(found.order, Keyed):
+        row |= {"keys": found.order.known, "keys_held": found.order.held}
+    elif isinstance(found.order, Ranked):
+        row["priorities"] = found.order.counts()
     elif found.policy.has_priorities:  # It has forgotten them, as all that is ready has none.
         row["priorities"] = {0: found.ready} if found.ready else {}
     return row | lists
@@ -190,14 +182,14 @@ def consumers(broker: Broker, connection: bytes | None, after: bytes, limit: int
     if connection is not None:
         found = broker.connections.get(_number(connection))
         holders = {} if found is None else found.consumers
-    names = yield from _page(holders, after, limit)
+    names = yield from _smallest(limit, [*holders], after)
     now_us = broker.schedule.wall_us()
     some: list[Row] = []
     for name in names:
         if (consumer := holders.get(name)) is not None:
             some.append(_consumer_row(consumer, now_us))
         # A consumer with repeated message ids takes longer.
-        if len(some) == STEP_ROWS or (consumer is not None and consumer.since.out_of_order):
+        if len(some) == STEP_ROWS or (consumer is not None and consumer.out_of_order):
             yield some
             some, now_us = [], broker.schedule.wall_us()
     yield some
@@ -251,7 +243,7 @@ def _connection_row(connection: Connection) -> Row:
 
 
 def schedules(broker: Broker, after: bytes, limit: int) -> Rows:
-    names = yield from _page(broker.schedules.rows, after, limit)
+    names = yield from _smallest(limit, [*broker.schedules.rows], after)
     schedules = broker.schedules
     for name in names:
         if (found := schedules.rows.get(name)) is not None:
@@ -266,29 +258,25 @@ def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:
         for queue in [*broker.queues.values()]
         if (name is None or queue.name == name) and queue.name >= last
         for consumer in [*consumers_of(queue)]
-        for seq, line in [*consumer.held()]
+        for seq, line, _ in [*consumer.held()]
     )
-    rows: list[Row] = []
     found = yield from _smallest(limit, held, key, itemgetter(0))
-    for (queue_name, seq), consumer, line in found:
-        if len(rows) == STEP_ROWS:
-            yield rows
-            rows = []
-        message_id, event, data = line.split(b" ", 2)
-        since_us = consumer.held_since_us(message_id, seq)
-        rows.append(
-            {
-                "queue": _text(queue_name),
-                "consumer": _text(consumer.id),
-                "id": _text(message_id),
-                "event": _text(event.removeprefix(b"event=")),
-                "seq": seq,
-                "retry": consumer.queue.lane.marks.get(seq, NO_MARK).retry,
-                "data_bytes": len(data),
-                "delivered_us": since_us,
-            }
-        )
-    yield rows
+    for some in slices(found, STEP_ROWS):
+        yield [_unacked_row(consumer, seq, line) for (_, seq), consumer, line in some]
+
+
+def _unacked_row(consumer: Consumer, seq: int, line: bytes) -> Row:
+    message_id, event, data = line.split(b" ", 2)
+    return {
+        "queue": _text(consumer.queue.name),
+        "consumer": _text(consumer.id),
+        "id": _text(message_id),
+        "event": _text(event.removeprefix(b"event=")),
+        "seq": seq,
+        "retry": consumer.queue.lane.marks.get(seq, NO_MARK).retry,
+        "data_bytes": len(data),
+        "delivered_us": consumer.held_since_us(message_id, seq),
+    }
 
 
 def errors(
@@ -312,6 +300,7 @@ def errors(
     if after:
         yield [*map(_error_row, found[:limit])]
         return
+    # The newest ones if a reply cannot have all.
     last_ones, size = deque[Row](), 0
     for record in islice(reversed(found), limit):
         last_ones.appendleft(_error_row(record))
@@ -334,12 +323,6 @@ def _error_row(record: ErrorRecord) -> Row:
     }
 
 
-def _page(
-    names: Iterable[bytes], after: bytes, limit: int
-) -> Generator[list[Row], None, list[bytes]]:
-    return _smallest(limit, [*names], after)
-
-
 def _smallest(
     limit: int, items: Iterable[Any], after: Any, key: Callable[[Any], Any] | None = None
 ) -> Generator[list[Row], None, list[Any]]:
@@ -358,11 +341,6 @@ def _rows(keys: Sequence[K], things: Mapping[K, T], row: Callable[[T], Row]) -> 
     """Rows of the things that still exist."""
     for some in slices(keys, STEP_ROWS):
         yield [row(things[key]) for key in some if key in things]
-
-
-WHAT = (
-    "queues, queue NAME, bindings, consumers, connections, unacked, errors, schedules and journal"
-)
 
 
 def _number(key: bytes) -> int:
@@ -400,5 +378,6 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
         case [b"journal"]:
             return journal(broker)
     raise BadRequest(
-        f"stats: unknown statistics {shown(b' '.join(wanted.words))}; there are {WHAT}"
+        f"stats: unknown statistics {shown(b' '.join(wanted.words))}; there are queues, "
+        "queue NAME, bindings, consumers, connections, unacked, errors, schedules and journal"
     )

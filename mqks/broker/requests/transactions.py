@@ -15,7 +15,7 @@ from mqks.broker.requests.messages import check_publish, reject, release
 from mqks.broker.requests.plans import Plan, check_copies
 from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, finish
 from mqks.broker.spine.clients.connection import Connection, Transaction
-from mqks.broker.spine.queue.new_messages import NewMessages, PublishTerms
+from mqks.broker.spine.queue.queue import NewMessages, PublishTerms
 from mqks.broker.spine.routing.masks import Queues
 from mqks.broker.spine.routing.publishing import Single
 from mqks.errors import BadRequest, NotAllowed, Unwritable
@@ -46,68 +46,37 @@ def rollback(broker: Broker, connection: Connection, request: Request, wanted: N
     _ended(connection, "rollback").end()
 
 
-def commit(
-    broker: Broker, connection: Connection, request: Request, wanted: None
-) -> Work[None] | None:
+def commit(broker: Broker, connection: Connection, request: Request, wanted: None) -> Work[None]:
     transaction = _ended(connection, "commit")
     if transaction.failed:
         raise BadRequest("commit: nothing was done, because a request since begin was refused")
-    routes = _known_routes(broker, transaction.kept)
-    if routes is None:
-        return _commit_and_end(broker, connection, transaction)
+    return _commit(broker, connection, transaction)
+
+
+def _commit(broker: Broker, connection: Connection, transaction: Transaction) -> Work[None]:
+    kept = transaction.kept
     try:
-        _do(broker, connection, transaction.kept, routes, Plan(broker))
+        for at, (request, wanted) in enumerate(kept):
+            if isinstance(wanted, Generator):  # Long data are checked in turns.
+                try:
+                    kept[at] = request, (yield from wanted)
+                except BadRequest as failure:
+                    raise _refused(broker, connection, request, failure) from None
+        published = [wanted for _, wanted in kept if isinstance(wanted, Publish)]
+        routes: dict[bytes, Queues] = {}
+        copies = 0
+        for event in dict.fromkeys(wanted.event for wanted in published if wanted.to is None):
+            # More routes than copies are possible are not kept: each may be of very many queues.
+            if copies <= TRANSACTION_COPIES_MAX:
+                routes[event] = yield from broker.bindings.find(event)
+                copies += len(routes[event])
+                yield GOES_ON
+        plan = yield from _plan(broker, connection, kept, copies)
+        while broker.publishing.once.unfinished and any(wanted.once_s for wanted in published):
+            yield WAITS
+        _do(broker, connection, kept, routes, plan)
     finally:
         transaction.end()
-    return None
-
-
-def _known_routes(broker: Broker, kept: list[tuple[Request, Any]]) -> dict[bytes, Queues] | None:
-    """The queues of each event; None if the commit may take several turns."""
-    routes: dict[bytes, Queues] = {}
-    copies = 0
-    for _, wanted in kept:
-        if isinstance(wanted, Publish):
-            if wanted.once_s and broker.publishing.once.unfinished:
-                return None
-            if wanted.to is None and wanted.event not in routes:
-                queues = broker.bindings.route(wanted.event)
-                if queues is None or broker.turns.over or copies > TRANSACTION_COPIES_MAX:
-                    return None
-                routes[wanted.event] = queues
-                copies += len(queues)
-        elif not isinstance(wanted, Settle):
-            return None
-    return routes
-
-
-def _commit_and_end(broker: Broker, connection: Connection, transaction: Transaction) -> Work[None]:
-    try:
-        yield from _commit(broker, connection, transaction.kept)
-    finally:
-        transaction.end()
-
-
-def _commit(broker: Broker, connection: Connection, kept: list[tuple[Request, Any]]) -> Work[None]:
-    for at, (request, wanted) in enumerate(kept):
-        if isinstance(wanted, Generator):  # Long data are checked in turns.
-            try:
-                kept[at] = request, (yield from wanted)
-            except BadRequest as failure:
-                raise _refused(broker, connection, request, failure) from None
-    published = [wanted for _, wanted in kept if isinstance(wanted, Publish)]
-    routes: dict[bytes, Queues] = {}
-    copies = 0
-    for event in dict.fromkeys(wanted.event for wanted in published if wanted.to is None):
-        # More routes than copies are possible are not kept: each may be of very many queues.
-        if copies <= TRANSACTION_COPIES_MAX:
-            routes[event] = yield from broker.bindings.find(event)
-            copies += len(routes[event])
-            yield GOES_ON
-    plan = yield from _plan(broker, connection, kept, copies)
-    while broker.publishing.once.unfinished and any(wanted.once_s for wanted in published):
-        yield WAITS
-    _do(broker, connection, kept, routes, plan)
 
 
 def _do(
@@ -156,6 +125,7 @@ def _do(
 
 def _kind(terms: PublishTerms | None) -> int:
     """Messages whose terms are of one kind are published together."""
+    # As `Queue.put` distinguishes them.
     if terms is None:
         return 0
     return 3 if terms.due_us else 2 if terms.expires_us else 1
@@ -183,43 +153,38 @@ def _check(
     copies = plan.copies
     found: list[tuple[Single, Queues] | None] = []
     settled: Counter[tuple[bytes, bytes]] = Counter()
-    known: dict[bytes, Queues] = {}
     publishing = broker.publishing
     now = publishing.now()
+    # A queue may have been deleted since its messages were routed.
+    alive = {
+        event: {queue: None for queue in queues if not queue.deleted}
+        for event, queues in routes.items()
+    }
     try:
         for request, wanted in kept:
-            try:
-                if connection.permissions is not None:
-                    action = ACTIONS[request.action]
-                    finish(permits.check(broker, connection.permissions, action, request, wanted))
-                if isinstance(wanted, Publish):
-                    queues = known.get(wanted.event) if wanted.to is None else None
-                    if queues is None:
-                        queues = _queues(broker, wanted, routes)
-                        if wanted.to is None:
-                            known[wanted.event] = queues
-                    copies += len(queues)
-                    if wanted.to is None and wanted.event not in routes:
-                        copies = TRANSACTION_COPIES_MAX + 1
-                    check_copies(copies)
-                    message = publishing.single(request.id, wanted, now)
-                    check_publish(broker, connection, message, wanted, queues)
-                    publishing.reserve(queues, len(message.body))
-                    found.append((message, queues))
-                elif isinstance(wanted, Move):
-                    if not plan.makes(wanted.source):
-                        existing(broker, request.action.decode(), wanted.source)
-                    if wanted.to is not None:
-                        broker.check_queue(wanted.to)
-                    found.append(None)
-                elif isinstance(wanted, Trim):
-                    found.append(None)
-                else:
-                    settled[wanted.consumer, wanted.message] += 1
-                    _check_held(broker, request, wanted, settled)
-                    found.append(None)
-            except BadRequest as failure:
-                raise _refused(broker, connection, request, failure) from None
+            if connection.permissions is not None:
+                action = ACTIONS[request.action]
+                finish(permits.check(broker, connection.permissions, action, request, wanted))
+            found.append(None)
+            if isinstance(wanted, Publish):
+                queues = _queues(broker, wanted, alive)
+                copies += len(queues)
+                check_copies(copies)
+                message = publishing.single(request.id, wanted, now)
+                check_publish(broker, connection, message, wanted, queues)
+                # What follows in this transaction finds so much less room.
+                publishing.reserve(queues, len(message.body))
+                found[-1] = message, queues
+            elif isinstance(wanted, Move):
+                if wanted.source not in plan.targets:
+                    existing(broker, request.action.decode(), wanted.source)
+                if wanted.to is not None:
+                    broker.check_queue(wanted.to)
+            elif isinstance(wanted, Settle):
+                settled[wanted.consumer, wanted.message] += 1
+                _check_held(broker, request, wanted, settled)
+    except BadRequest as failure:
+        raise _refused(broker, connection, request, failure) from None
     finally:
         for each in found:
             if each is not None:
@@ -232,20 +197,19 @@ def _plan(
 ) -> Work[Plan]:
     """What moves and trims take: what is ready before the step that does it all."""
     plan, may = Plan(broker), connection.permissions
-    for step, (request, wanted) in enumerate(kept):
-        name = request.action.decode()
-        try:
+    try:
+        for step, (request, wanted) in enumerate(kept):
             if isinstance(wanted, Move):
-                if not plan.makes(wanted.source):
-                    existing(broker, name, wanted.source)
+                if wanted.source not in plan.targets:
+                    existing(broker, request.action.decode(), wanted.source)
                 if may is not None:
                     yield from permits.check(broker, may, ACTIONS[request.action], request, wanted)
-                aim = redrives.aim_of(wanted, may, is_redrive=name == "redrive")
+                aim = redrives.aim_of(request, wanted, may)
                 yield from plan.move(step, wanted, aim, copies)
             elif isinstance(wanted, Trim):
                 plan.trim(step, wanted, copies)
-        except BadRequest as failure:
-            raise _refused(broker, connection, request, failure) from None
+    except BadRequest as failure:
+        raise _refused(broker, connection, request, failure) from None
     return plan
 
 
@@ -261,8 +225,9 @@ def _queues(broker: Broker, wanted: Publish, routes: dict[bytes, Queues]) -> Que
     broker.metadata.check_names("event", [wanted.event])
     if wanted.to is not None:
         return {existing(broker, "publish", wanted.to): None}
-    # A queue may have been deleted meanwhile.
-    return {queue: None for queue in routes.get(wanted.event, ()) if not queue.deleted}
+    if wanted.event not in routes:  # There were too many copies without it.
+        check_copies(TRANSACTION_COPIES_MAX + 1)
+    return routes[wanted.event]
 
 
 def _check_held(

@@ -120,22 +120,33 @@ class Durable:
     """The beat that was durable, by all looks at the owner's row so far. A standby that remembers
     it does not take over a database that has lost it.
 
-    A later owner counts anew: it may have been started to continue without what is lost.
+    A later owner counts anew: it may have been started to continue without what is lost. It counts
+    when something that it committed after the first look is durable: until then its claim may be
+    lost itself.
     """
 
     def __init__(self) -> None:
         self._epoch, self._holder, self._beat = 0, "", 0
+        self._first = OwnerRow(0, None, 0, 0)
+        """What was found first of the owner that was seen last."""
 
     def note(self, found: OwnerRow, durable: int) -> None:
-        if found.epoch < self._epoch:
+        first = self._first
+        if found.epoch != first.epoch or found.holder not in (None, first.holder):
+            first = self._first = found
+        if found.epoch < self._epoch or durable < first.beat:
             return
-        if found.epoch > self._epoch or found.holder not in (None, self._holder):
-            self._epoch, self._holder, self._beat = found.epoch, found.holder or "", durable
+        if not self._is_known(first):
+            self._epoch, self._holder, self._beat = first.epoch, first.holder or "", durable
         self._beat = max(self._beat, durable)
+
+    def _is_known(self, found: OwnerRow) -> bool:
+        return found.epoch == self._epoch and found.holder in (None, self._holder)
 
     def check(self, found: OwnerRow, address: PostgresAddress) -> None:
         """Raises JournalReverted."""
-        if found.beat < self._beat or found.epoch < self._epoch:
+        lacks_commits = self._is_known(found) and found.beat < self._beat
+        if lacks_commits or found.epoch < self._epoch:
             raise _reverted(found, self._beat, self._epoch, address)
 
 

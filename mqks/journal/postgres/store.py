@@ -18,6 +18,7 @@ from mqks.broker.spine.log.pending import Entry, ErrorRecord
 from mqks.errors import (
     ClaimLost,
     ConfigurationError,
+    DatabaseUnreachable,
     DiskFull,
     InspectionFailed,
     JournalDamaged,
@@ -90,8 +91,8 @@ class PostgresStore(Store):
     ) -> "PostgresStore":
         """Connect, check the server's settings, and create the tables if there are none.
 
-        Raises SchemaTooNew, JournalDamaged, JournalFailed, ConfigurationError; InspectionFailed if
-        there is no journal and `must_exist`.
+        Raises SchemaTooNew, JournalDamaged, JournalFailed, ConfigurationError, DatabaseUnreachable;
+        InspectionFailed if there is no journal and `must_exist`.
         """
         assert isinstance(settings.db, DatabaseUrl)
         address = parse(settings.db)
@@ -106,7 +107,10 @@ class PostgresStore(Store):
             await migrations.version(connection, address)
         except psycopg.Error as error:
             await claim.release()
-            raise ConfigurationError(f"can't use {address.shown}: {line_of(error)}") from error
+            # A server that fails meanwhile may be back soon.
+            is_lost = isinstance(error, psycopg.OperationalError)
+            kind = DatabaseUnreachable if is_lost else ConfigurationError
+            raise kind(f"can't use {address.shown}: {line_of(error)}") from error
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await claim.release()

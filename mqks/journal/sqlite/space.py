@@ -135,8 +135,7 @@ class DatabaseSpace(Store):
         }
 
     def _disk_free_bytes(self) -> int:
-        disk = os.fstatvfs(self._lock.database)
-        return disk.f_bavail * disk.f_frsize
+        return free_bytes(self._lock.database)
 
     # -- maintenance
 
@@ -317,6 +316,12 @@ class DatabaseSpace(Store):
     async def _number(self, sql: str) -> int:
         ((number,),) = await self._db.execute_fetchall(sql)
         return int(number)
+
+
+def free_bytes(descriptor: int) -> int:
+    """Of the disk that has an open file. Raises OSError."""
+    disk = os.fstatvfs(descriptor)
+    return disk.f_bavail * disk.f_frsize
 
 
 def _size(path: Path) -> int:

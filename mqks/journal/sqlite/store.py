@@ -23,6 +23,7 @@ from mqks.errors import ConfigurationError, DiskFull, JournalDamaged, JournalFai
 from mqks.files import exists, identity, is_dir
 from mqks.journal.segment import NewSegment
 from mqks.journal.sqlite import opening
+from mqks.journal.sqlite.ballast import Ballast
 from mqks.journal.sqlite.database_file import is_damage, wal_path
 from mqks.journal.sqlite.lock import FileLock
 from mqks.journal.sqlite.migrations import NEWEST, migrate
@@ -37,7 +38,13 @@ from mqks.journal.sqlite.rows import (
     row_crc,
     segment_columns,
 )
-from mqks.journal.sqlite.space import BUSY_WAIT_MS, PAGE_SIZE, WAL_BYTES_KEPT, DatabaseSpace
+from mqks.journal.sqlite.space import (
+    BUSY_WAIT_MS,
+    PAGE_SIZE,
+    WAL_BYTES_KEPT,
+    DatabaseSpace,
+    free_bytes,
+)
 from mqks.journal.sqlite.structure import UNREADABLE
 from mqks.journal.sqlite.tables import INSERT_SEGMENT, PUT_META
 from mqks.journal.sqlite.texts import SegmentRow, Texts
@@ -50,8 +57,10 @@ the same page to the WAL several times, but a checkpoint copies it once. So 250 
 commits of one small message, and 4 MiB of WAL."""
 TEXT_BYTES_NOW: Final = 64 * 1024
 """Larger than any segment of `commit_now`."""
-DISK_FAILURES: Final = errno.EROFS, errno.EIO
-"""A disk that failed, or that the system has made read-only since: no setting is wrong."""
+DISK_FAILURES: Final = errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT
+"""A disk that failed, is full, or that the system has made read-only since: no setting is wrong."""
+START_BYTES: Final = 1024 * 1024
+"""A start writes less."""
 
 
 def _moved(path: Path, what: str, was: tuple[int, int]) -> str:
@@ -119,6 +128,9 @@ class SqliteStore(DatabaseSpace):
         try:
             async with AsyncExitStack() as undo:
                 undo.callback(lock.release)
+                if free_bytes(lock.database) < START_BYTES:
+                    # A server that was killed or stopped on a full disk may have left it.
+                    Ballast(path.resolve(), 0).give_up()
                 finding = await run_sync(opening.check, path, settings, report)
                 # Shared between aiosqlite's thread and `commit_now`, never at the same time.
                 raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -143,7 +155,9 @@ class SqliteStore(DatabaseSpace):
             # The schema has been checked, so a statement that fails means damage.
             if is_damage(error) or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR:
                 raise JournalDamaged(f"{path} is damaged, or is not a database: {error}") from error
-            raise ConfigurationError(f"can't open {path}: {error}") from error
+            is_full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+            kind = JournalFailed if is_full else ConfigurationError
+            raise kind(f"can't open {path}: {error}") from error
         return store
 
     @staticmethod

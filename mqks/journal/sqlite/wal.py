@@ -5,7 +5,8 @@ follows. (https://www.sqlite.org/fileformat2.html#the_write_ahead_log)
 
 Each checksum continues that of the frame before, so a frame after a damaged place can still be
 shown to follow its predecessor. With synchronous = full a commit is synced before the next one
-begins, so a power cut can tear only the last commit, and nothing follows it.
+begins, so a power cut can tear only the last commit, and nothing follows it but frames of before
+the WAL began again.
 
 The one rule: a WAL that a power cut may have left is reported, and never refused.
 """
@@ -27,6 +28,8 @@ _MAGIC: Final = 0x377F0682
 _AT_ONCE: Final = 256
 """Frames: 1 MiB."""
 PAGE_BYTES: Final = 4096
+TURNS_MAX: Final = 1_000_000
+"""So often a WAL has begun again, at most, since a frame was written that is still there."""
 
 
 class Finding(NamedTuple):
@@ -83,13 +86,21 @@ def _check(file: BinaryIO) -> Finding | None:
         if is_believed:
             continue
         salts = salts or frame.salts
-        if after_commit and frame.follows:
+        # What a frame has overwritten in part is followed by what followed that before.
+        follows = frame.follows and not _is_older(frame.salts, salts)
+        if after_commit and follows:
             is_torn = False
         # A checksum does not cover the salts: if only they are wrong, they are damaged.
-        is_ours = frame.salts == salts or (is_ours and frame.follows)
+        is_ours = frame.salts == salts or (is_ours and follows)
         after_commit = is_ours and frame.is_commit
         commits += after_commit
     return Finding(first, commits, is_torn) if commits else None
+
+
+def _is_older(salts: tuple[int, int], than: tuple[int, int]) -> bool:
+    """Whether a frame with them was there before the WAL began again: each time, 1 is added to the
+    first of its salts, and the second is random."""
+    return 0 < (than[0] - salts[0]) % (1 << 32) <= TURNS_MAX and salts[1] != than[1]
 
 
 def _frames(file: BinaryIO, sums: tuple[int, int], swapped: bool) -> Iterator[_Frame]:

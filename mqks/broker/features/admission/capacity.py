@@ -5,8 +5,8 @@ and scheduled messages, and those that are on their way to the queue.
 """
 
 from mqks.broker.spine.message.policy import DEFAULT, Policy
-from mqks.broker.spine.queue.admission import Held, Update
-from mqks.broker.spine.queue.taker import UNLIMITED
+from mqks.broker.spine.queue.order import UNLIMITED
+from mqks.broker.spine.queue.seams import Held, Update
 from mqks.errors import Limit, LimitExceeded
 from mqks.limits import GATHERED_MAX
 
@@ -63,7 +63,7 @@ class Capacity:
         """Whether so many messages of any length may join."""
         if self.drops:
             return True
-        if self.refuses_all or self.bytes_max < UNLIMITED:
+        if self.refuses_all or self.bytes_max < UNLIMITED:  # With bytes, each length counts.
             return False
         return self.backlog[0] + count <= self.messages_max
 
@@ -117,6 +117,7 @@ class Capacity:
         if self.drops:
             self.is_tight, next_at = False, limit + 1
         else:
+            # What gathers is not checked singly: there must be room for all of a chunk.
             self.is_tight = self.refuses_all or has_bytes_max or limit - messages < GATHERED_MAX
             next_at = min(next_at, limit - GATHERED_MAX + 1)
         self.is_watched = self.is_tight or self.nearly_full or has_bytes_max

@@ -64,6 +64,7 @@ class OnceWindow:
             oldest = self._ids.popleft()
             self._id_bytes -= len(oldest)
             oldest_id = oldest.partition(b"\t")[0]
+            # If its time was over, it may have come again: then its later entry counts.
             if self._known.get(oldest_id) == oldest:
                 del self._known[oldest_id]
 

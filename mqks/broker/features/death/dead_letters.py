@@ -7,25 +7,10 @@ follows meta is described at `replies.Parts`; clients never get it in this form.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from mqks.protocol.meta import split_dead_letter
 from mqks.protocol.replies import Parts, parts
-
-
-class DeadMessage(NamedTuple):
-    """The broker's data of a dead letter. `reason`: rejects, losses, deliveries, ttl, overflow or
-    dead; `queue`: where it died; `tries`: how often it was delivered there. Times in microseconds
-    since 1970."""
-
-    reason: str
-    queue: bytes
-    tries: int
-    published_us: int
-    died_us: int
-    original: bytes
-    """The message without the data of its death."""
 
 
 def with_published(message: bytes, time_us: int) -> bytes:
@@ -72,14 +57,12 @@ def restored(own: bytes, letter: bytes) -> tuple[bytes, bytes]:
     return b"&".join(filter(None, (own, letter))), published.replace(b".", b"") + b"000"
 
 
-def dead_letter_of(message: bytes) -> DeadMessage | None:
-    """The broker's data of a dead letter; None if the message is not one."""
-    text, meta, published, traits = parts(message)
-    own, values = split_dead_letter(meta)
+def revived(message: bytes) -> tuple[bytes, bytes] | None:
+    """The queue where a dead letter died, and the message without the data of its death; None if it
+    is not one."""
+    told = parts(message)
+    own, values = split_dead_letter(told.meta)
     if values is None:
         return None
-    reason, queue, tries, _, died, _ = values
-    seconds, _, thousandths = died.partition(b".")
-    died_us = (int(seconds) * 1000 + int(thousandths)) * 1000
-    name, original = unquote_to_bytes(queue), Parts(text, own, published, traits).joined()
-    return DeadMessage(reason.decode(), name, int(tries), int(published), died_us, original)
+    _, queue, *_ = values
+    return unquote_to_bytes(queue), told._replace(meta=own).joined()

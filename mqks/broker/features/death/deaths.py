@@ -85,5 +85,5 @@ def kill_oldest(queue: Place, end: int, reason: Event, count: int = STEP_MESSAGE
     if queue.dead_letter_queue(reason) is None:
         queue.count_dead(lane.trim_some(end, count), reason, dropped=True)
     else:
-        fitting = STEP_BYTES * lane.ready // (lane.ready_bytes + 1) + 1
+        fitting = STEP_BYTES * lane.blocks.count // (lane.ready_bytes + 1) + 1
         kill_ready(queue, lane.oldest_ready(end, min(count, fitting)), reason)

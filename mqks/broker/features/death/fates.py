@@ -1,7 +1,7 @@
 """What becomes of a message that a consumer returns, or that is due: it goes to its old place, to
 the tail, into the schedule, or dies.
 
-The one rule: `fate` decides, and `apply` does what was decided. The counts of a message (retry,
+The one rule: `fate` decides, and `_apply` does what was decided. The counts of a message (retry,
 rejects, losses) change only here, and for those that a consumer held at a crash in `Lane.restore`.
 """
 
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from mqks.broker.features.death.dead_letters import with_published
-from mqks.broker.features.death.deaths import Dead, kill
+from mqks.broker.features.death.deaths import Dead, kill, kill_ready
 from mqks.broker.features.death.moves import move
 from mqks.broker.spine.log.pending import Mark
 from mqks.broker.spine.message.policy import DEFAULT, Policy
@@ -59,39 +59,44 @@ def fate(
     """What becomes of a message, by the first of these that is true: it was killed, it has failed
     too often, its TTL is over, it has to wait. `now_us` is the wall clock, or when it was due."""
     if event is Event.DUE:
-        most = rules.deliveries
-        if mark.keeps_place and most is not None and mark.deliveries >= max(1, most):
+        if mark.keeps_place and _is_spent(mark.deliveries, rules.deliveries):
             return Fate(Event.DELIVERIES, mark)  # A lease has ended.
         if is_overdue and mark.version:  # Otherwise its TTL starts now.
             return Fate(Event.TTL, mark)
         joined = mark.due(now_us)
         return Fate(event, joined.changed() if mark.keeps_place else joined, mark.keeps_place)
     mark, failures = _COUNTED[event](mark), 0
-    if event is KILL:
+    if event is KILL:  # Its consumer wants that, whatever the rules allow.
         return Fate(event, mark)
     if event is REJECT:
         failures = mark.rejects
-        if rules.retries is not None and failures >= max(1, rules.retries):
+        if _is_spent(failures, rules.retries):
             return Fate(Event.REJECTS, mark)
     elif event is Event.LOSS:
         failures = mark.losses - 1  # A consumer may be lost without a fault of the message.
-        if rules.losses is not None and mark.losses >= max(1, rules.losses):
+        if _is_spent(mark.losses, rules.losses):
             return Fate(Event.LOSSES, mark)
-    if rules.deliveries is not None:
-        if event is Event.RELEASE:
-            mark = mark.release_counted()
-        if mark.deliveries >= max(1, rules.deliveries):
-            return Fate(Event.DELIVERIES, mark)
+    if event is Event.RELEASE and rules.deliveries is not None:
+        mark = mark.release_counted()
+    if _is_spent(mark.deliveries, rules.deliveries):
+        return Fate(Event.DELIVERIES, mark)
     if is_overdue:
         # Also a delivery that was released has been tried.
         is_uncounted = event is Event.RELEASE and rules.deliveries is None
         return Fate(Event.TTL, mark._replace(retry=mark.retry + is_uncounted))
+    # In order, one that has failed must come before those of its key that are behind it.
     keeps_place = event not in APPENDS or rules.ordered is not None
     if delay_us:
         return Fate(Event.DELAY, mark, keeps_place, delay_us)
     if wait_us := _backoff_us(rules.backoff, failures, line):
         return Fate(Event.BACKOFF, mark, keeps_place, wait_us)
     return Fate(event, mark, keeps_place)
+
+
+def _is_spent(count: int, most: int | None) -> bool:
+    """Whether a message has had as many tries, or failures, as a rule allows."""
+    # It has been tried already: 0 is no fewer than 1.
+    return most is not None and count >= max(1, most)
 
 
 def give_back(
@@ -107,6 +112,7 @@ def give_back(
     lane = queue.lane
     if event is REJECT or event is KILL:
         queue.shared.counters.rejected += len(deliveries)
+    # Most queues have no rule to ask: without fates a gathered reject takes half the time.
     if not (event is KILL or delay_us or queue.is_ruled or defaults is not DEFAULT):
         mark_of = lane.mark_of
         if event is REJECT:
@@ -120,10 +126,9 @@ def give_back(
     rules, now_us = queue.rules.over(defaults), queue.shared.schedule.wall_us()
     fates = list[Fate]()
     for number, line in deliveries:
-        late = is_overdue(queue, number)
-        mark = lane.mark_of(number)
+        late, mark = _is_overdue(queue, number), lane.mark_of(number)
         fates.append(fate(event, mark, rules, line, now_us, is_overdue=late, delay_us=delay_us))
-    apply(queue, State.UNACKED, deliveries, fates, why)
+    _apply(queue, State.UNACKED, deliveries, fates, why)
     return next((each.event for each in fates if each.event in DEATHS), None)
 
 
@@ -143,18 +148,26 @@ def join(queue: Place, due: Sequence[Delivery], since_us: Sequence[int] = ()) ->
     now_us = clocks.wall_us()
     ahead_us = now_us - clocks.clock_us()
     for (number, line), each_us in zip(due, since_us or [0] * len(due), strict=True):
-        late, mark = is_overdue(queue, number), lane.mark_of(number)
+        late, mark = _is_overdue(queue, number), lane.mark_of(number)
         joined_us = each_us + ahead_us if each_us else now_us
         fates.append(fate(Event.DUE, mark, rules, line, joined_us, is_overdue=late))
-    apply(queue, State.SCHEDULED, due, fates)
+    _apply(queue, State.SCHEDULED, due, fates)
 
 
-def is_overdue(queue: Place, number: int) -> bool:
+def started(queue: Place) -> None:
+    """The server has started: those that consumers held when it ended have been counted since."""
+    most, lane = queue.rules.deliveries, queue.lane
+    if most is not None:
+        spent = [n for n, mark in lane.marks.items() if _is_spent(mark.deliveries, most)]
+        kill_ready(queue, filter(lane.is_ready, sorted(spent)), Event.DELIVERIES)
+
+
+def _is_overdue(queue: Place, number: int) -> bool:
     expiry = queue.lane.expiry
     return expiry is not None and expiry.is_overdue(number, queue.lane.next_seq)
 
 
-def apply(
+def _apply(
     queue: Place,
     state: State,
     deliveries: Iterable[Delivery],
@@ -176,11 +189,14 @@ def apply(
         else:
             is_new = state is State.SCHEDULED and not mark.version
             if is_new:
+                # It was published with a delay, and is in its queue for the first time.
                 if queue.show is not None:
                     queue.show([line])
             elif lane.expiry is not None and not mark.joined_us:
+                # Its new number has joined now, but its TTL goes on.
                 mark = mark._replace(joined_us=lane.expiry.joined_us(number))
             if queue.rules.dead_letters is not None:
+                # Its dead letter will tell when it was published; its new number would not.
                 line = with_published(line, queue.arrived_us(number))
             tail.append((number, line))
             marks.append(mark)

@@ -19,9 +19,28 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from mqks.broker.features.evaluate.views import BooleanView, Items
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.errors import BadRequest
+
+
+class Items(int):
+    """A value with methods: a number of waiting things, without the things themselves."""
+
+    def __len__(self) -> int:
+        return int(self)
+
+    def qsize(self) -> int:
+        return int(self)
+
+
+class BooleanView(int):
+    """A value with a method: a boolean."""
+
+    def __repr__(self) -> str:
+        return str(bool(self))
+
+    def is_set(self) -> bool:
+        return bool(self)
 
 
 class ExpressionError(BadRequest):

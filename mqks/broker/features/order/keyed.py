@@ -32,9 +32,8 @@ from typing import Any, ClassVar, Final, TypeAlias
 from mqks.broker.features.death.deaths import step_parts
 from mqks.broker.spine.base.turns import emptied
 from mqks.broker.spine.queue.lane import Delivery, free
-from mqks.broker.spine.queue.order import PAGE, Order, Ring, Share
+from mqks.broker.spine.queue.order import PAGE, Order, Rest, Ring, Share, Taker
 from mqks.broker.spine.queue.shared import Place
-from mqks.broker.spine.queue.taker import Rest, Taker
 from mqks.limits import DELIVERY_BYTES, KEYED_MAX, STEP_MESSAGES, STEP_RULED
 from mqks.protocol.replies import key_of
 
@@ -125,7 +124,7 @@ class Keyed(Order):
         """Learn the keys of some more ready messages that are in memory; return whether there were
         any."""
         lane = self._lane
-        if self._count > 2 * lane.ready + STALE_MAX:
+        if self._count > 2 * lane.blocks.count + STALE_MAX:
             self._begin_anew()
         if self.frontier >= lane.next_seq or not self._wants_more:
             return False
@@ -293,6 +292,7 @@ class Keyed(Order):
                 yield some, self._lane.pick(some)[1], taker
 
     def consumer_ready(self, taker: Taker) -> None:
+        # It lost its turn when it was not in the ring, see `_taker`.
         if taker in self._offers:
             self._able[taker] = None
 
@@ -330,6 +330,7 @@ class Keyed(Order):
 
     def _hold(self, key: bytes, number: int, taker: Taker) -> None:
         """A message is delivered."""
+        # Without a key there is no order, and without manual ack nothing that could come back.
         if key and self.is_ordered and taker.manual_ack:
             hold = self._holds.get(key)
             if hold is None:
@@ -403,6 +404,7 @@ class Keyed(Order):
         gone = self._emptied(self._ready, self._free)
         self._ready, self._free, self._count, self.frontier = {}, deque(), 0, 0
         self._fetched.clear()
+        # An offer is of a key with ready messages: it is made again when those are learned.
         for hold in self._holds.values():
             hold.is_offered = False
         self._offers.clear()

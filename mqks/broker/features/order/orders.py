@@ -7,7 +7,6 @@ The one rule: an order that still suits stays, with what it knows.
 from collections.abc import Iterable
 
 from mqks.broker.features.order.keyed import Keyed
-from mqks.broker.features.order.paused import Paused
 from mqks.broker.features.order.ranked import Ranked
 from mqks.broker.spine.queue.order import Fifo, Order
 from mqks.broker.spine.queue.shared import Place
@@ -15,16 +14,8 @@ from mqks.protocol.replies import PRIORITY, priority_of
 
 
 def by_rules(queue: Place, old: Order) -> Order:
-    """The rules of a queue have changed."""
-    if not isinstance(old, Paused):
-        order = _by_keys(queue, old)
-        return Paused(queue, order) if queue.rules.paused else order
-    old.become(_by_keys(queue, old.order))
-    return old if queue.rules.paused else old.ended()
-
-
-def _by_keys(queue: Place, old: Order) -> Order:
-    """Messages that are ready when keys do not count any more have priority 0 until a restart."""
+    """The rules of a queue have changed. Messages that are ready when keys do not count any more
+    have priority 0 until a restart."""
     is_ordered = queue.rules.ordered is not None
     if is_ordered or queue.rules.fair is not None:
         suits = isinstance(old, Keyed) and old.is_ordered == is_ordered
@@ -36,9 +27,6 @@ def _by_keys(queue: Place, old: Order) -> Order:
 
 def by_messages(queue: Place, old: Order, lines: Iterable[bytes]) -> Order:
     """Messages with attributes will be ready."""
-    if isinstance(old, Paused):
-        old.become(by_messages(queue, old.order, lines))
-        return old
     if not any(PRIORITY in line and priority_of(line) for line in lines):
         return old
     queue.become_ranked()
@@ -50,9 +38,6 @@ def by_messages(queue: Place, old: Order, lines: Iterable[bytes]) -> Order:
 
 def restored(queue: Place, old: Order) -> Order:
     """The messages of a queue are known to the journal alone: so are their priorities."""
-    if isinstance(old, Paused):
-        old.become(restored(queue, old.order))
-        return old
     is_unknown = queue.policy.has_priorities and queue.ready > 0
     if is_unknown and not isinstance(old, Keyed):
         return Ranked(queue, unknown_end=queue.lane.next_seq)

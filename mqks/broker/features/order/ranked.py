@@ -151,6 +151,7 @@ class Ranked(Order):
         while self._order and not self.is_learning:
             priority = self._order[0]
             found = self._levels[priority].after(0, SEQ_MAX, most)
+            # Those that have left otherwise are noticed here; what lives stays where it is.
             living = [number for number in found if number in ready]
             if len(living) < len(found):
                 self._pop_first(priority, len(found))
@@ -178,7 +179,7 @@ class Ranked(Order):
             self._pop_first(priority, looked)
             if numbers:
                 return ((numbers, lines, None),)
-            if looked < len(found):
+            if looked < len(found):  # The next one is only on disk, and none may pass it.
                 return None
         return None if most else ()
 
@@ -188,6 +189,7 @@ class Ranked(Order):
 
     def left(self, numbers: Sequence[int]) -> None:
         count = self._ready.count
+        # While there are other priorities, levels are of use.
         if count and (self.is_learning or self._order != [0]):
             self._plain = 0
             return

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from mqks.broker.features.tails.tail import MessageTail
 from mqks.broker.spine.base.budget import Budget
 from mqks.broker.spine.base.schedule import Schedule
 from mqks.broker.spine.base.turns import GOES_ON, Turns, Work, slices
@@ -18,10 +17,76 @@ from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import LimitExceeded
 from mqks.limits import STEP_MESSAGES, TAIL_BACKLOG_BYTES, TAIL_BACKLOG_MESSAGES
 from mqks.protocol import replies
+from mqks.protocol.masks import name_masks
 from mqks.settings import Settings
+from mqks.users import Permissions
 
 DROPPED_S: Final = 1.0
 """So long after messages were dropped a tail is told at the latest, if it can take that."""
+
+COMPARED: Final = 64
+"""An event that is compared with a mask counts for so many messages."""
+EVENTS_KEPT: Final = 4096
+"""Of so many events a tail knows whether it shows them."""
+
+
+class MessageTail:
+    """`queue`: its messages alone; None for all that are published."""
+
+    __slots__ = ("connection", "dropped", "ended", "events", "id", "known", "masks", "queue")
+
+    def __init__(
+        self,
+        tail_id: bytes,
+        connection: Connection,
+        queue: bytes | None,
+        events: Iterable[bytes],
+        masks: Iterable[bytes],
+    ) -> None:
+        self.id = tail_id
+        self.connection = connection
+        self.queue = queue
+        self.events = frozenset(events)
+        self.masks = {mask: name_masks([mask]) for mask in masks}
+        self.known: dict[bytes, bool] = {}
+        self.dropped = 0
+        """Messages that were not shown and that it has not been told of."""
+        self.ended = False
+
+    def is_allowed(self, permissions: Permissions) -> bool:
+        """Whether a user may see what it shows: as if a queue was read, or bound like this."""
+        if self.queue is not None:
+            return permissions.may_read(self.queue)
+        return (
+            permissions.consumes
+            and all(map(permissions.may_bind, self.events))
+            and all(map(permissions.may_bind_mask, self.masks))
+        )
+
+    def choose(self, lines: Sequence[bytes]) -> Work[Sequence[bytes]]:
+        """Those of the messages that it shows."""
+        if not (self.events or self.masks):
+            return lines
+        found, weight, known = [], 0, self.known
+        for line in lines:
+            event = line.split(b" ", 2)[1].removeprefix(b"event=")
+            is_shown = known.get(event)
+            if is_shown is None:
+                is_shown = event in self.events
+                for matches in () if is_shown else self.masks.values():
+                    weight += COMPARED
+                    if weight >= STEP_MESSAGES:
+                        weight = 0
+                        yield GOES_ON
+                    if matches(event):
+                        is_shown = True
+                        break
+                if len(known) >= EVENTS_KEPT:
+                    known.clear()
+                known[event] = is_shown
+            if is_shown:
+                found.append(line)
+        return found
 
 
 class Tails:
@@ -34,8 +99,7 @@ class Tails:
         self._turns = turns
         self._schedule = schedule
         self._outboxes = outboxes
-        self._every: dict[MessageTail, Connection] = {}
-        """With their connections."""
+        self._every: dict[MessageTail, None] = {}
         self._by_connection: dict[Connection, dict[bytes, MessageTail]] = {}
         self.of_events: tuple[MessageTail, ...] = ()
         """Those of all that is published."""
@@ -73,20 +137,21 @@ class Tails:
         if len(self._every) >= self._settings.tails_max:
             raise LimitExceeded("tails_max", f"there are {len(self._every)} tails already")
 
-    def add(self, connection: Connection, tail: MessageTail, queue: Queue | None) -> None:
+    def add(self, tail: MessageTail, queue: Queue | None) -> None:
         """`queue` is the one that it is of."""
-        self._by_connection.setdefault(connection, {})[tail.id] = tail
-        self._every[tail] = connection
+        self._by_connection.setdefault(tail.connection, {})[tail.id] = tail
+        self._every[tail] = None
         self._index(tail.queue, queue)
 
     def end(self, tails: Iterable[MessageTail], *queues: Queue | None) -> None:
         """`queues` are those of the broker that they may be of."""
         for tail in [*tails]:
             tail.ended = True
-            connection = self._every.pop(tail)
-            del self._by_connection[connection][tail.id]
-            if not self._by_connection[connection]:
-                del self._by_connection[connection]
+            del self._every[tail]
+            theirs = self._by_connection[tail.connection]
+            del theirs[tail.id]
+            if not theirs:
+                del self._by_connection[tail.connection]
             found = (queue for queue in queues if queue is not None and queue.name == tail.queue)
             self._index(tail.queue, next(found, None))
 
@@ -106,6 +171,7 @@ class Tails:
     def show(self, tails: tuple[MessageTail, ...], lines: list[bytes]) -> None:
         """These messages have come: begin to show them, and go on in later turns."""
         size = sum(map(len, lines))
+        # Something of any size is taken when nothing waits, or it would never be shown.
         if self._backlog and (
             self._backlog_messages + len(lines) > TAIL_BACKLOG_MESSAGES
             or self._backlog_bytes + size > TAIL_BACKLOG_BYTES
@@ -166,11 +232,11 @@ class Tails:
             tail.connection.write(replies.ok(tail.id, b"--dropped %d" % tail.dropped))
             tail.dropped = 0
 
-    def _tell_all(self, _: int) -> None:
+    def _tell_all(self) -> None:
         """Who has been shown nothing since messages were dropped."""
         self.is_telling = False
         for tail in self._every:
             if self._room(tail) > 0:
                 self._tell_dropped(tail)
-            elif tail.dropped:
+            elif tail.dropped:  # It cannot take that now: look again later.
                 self._drop(tail, 0)

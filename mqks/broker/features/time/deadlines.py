@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from mqks.broker.spine.base.schedule import Alarm, Schedule
 from mqks.broker.spine.base.turns import GOES_ON, Turns, Work, emptied
 from mqks.broker.spine.queue.lane import free
-from mqks.broker.spine.queue.timers import AckHolder
+from mqks.broker.spine.queue.seams import AckHolder
 from mqks.limits import STEP_MESSAGES
 
 STALE_MIN: Final = 4096
@@ -80,6 +80,7 @@ class Deadlines:
 
     def touch_all(self, timeout_us: int) -> None:
         """Restart the timeout of all that were added."""
+        # Without an entry for each: whoever holds a million may touch them every second.
         self._all += self._batches
         self._all += self._unlooked
         self._batches, self._unlooked = [], []
@@ -104,6 +105,7 @@ class Deadlines:
             batch = self._all.pop() if is_of_all else heapq.heappop(self._batches)
             self._count -= len(batch.delivered)
             if rest := batch.delivered[room:]:
+                # More than one step looks at: the next step is due at once.
                 del batch.delivered[room:]
                 self._push(batch._replace(due_us=now_us, delivered=rest))
             room -= len(batch.delivered)

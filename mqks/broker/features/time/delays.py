@@ -191,6 +191,7 @@ class Delays:
             for entry in some:
                 if _number(entry) >= end:
                     self._fresh.append(entry)
+                # A body that is due soon would have to be read back at once.
                 elif entry >> _TIME_SHIFT > now_us + AHEAD_US and self._counts(entry):
                     self._drop(_number(entry))
             yield GOES_ON
@@ -200,6 +201,7 @@ class Delays:
     def next_us(self) -> int | None:
         """The time of the next work."""
         near, far = self._near, self._far
+        # The first one may wait for those before it that are not near yet, or for its body.
         waits = not near or near[0] > self._first_away or _number(near[0]) in self._reading
         due_us = None if waits else near[0] >> _TIME_SHIFT
         if not far or (len(near) >= NEAR_MAX and near[0] <= far[0]):
@@ -353,15 +355,13 @@ class Delays:
         """An entry was removed; return whether its message had been taken out before."""
         if self._counts(entry):
             return False
-        self._discount(_number(entry))
-        return True
-
-    def _discount(self, number: int) -> None:
+        number = _number(entry)
         self._gone_count -= 1
         self._gone[number] -= 1
         if not self._gone[number]:
             del self._gone[number]
             self._anew.pop(number, None)
+        return True
 
     # -- taking messages out
 
@@ -378,6 +378,7 @@ class Delays:
 
     def put_off(self, number: int, mark: Mark, due_us: int) -> None:
         """A scheduled message is due at another time."""
+        # Its old entry stays in its heap, and is one of those taken out.
         line, size = self.bodies.get(number), self.bytes // len(self)
         self.remove(number)
         if line is None:

@@ -4,15 +4,15 @@ The one rule: it holds nothing. What it takes is scheduled at once, and told aft
 says so; whoever has the lease, from whatever connection, acks it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from mqks.broker.features.death import fates
 from mqks.broker.features.time.times import timed
-from mqks.broker.spine.clients.outbox import Outbox
+from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.log.pending import Entry, Mark
 from mqks.broker.spine.message.states import Event
+from mqks.broker.spine.queue.order import Rest, Taker
 from mqks.broker.spine.queue.queue import Queue
-from mqks.broker.spine.queue.taker import Rest, Taker
 from mqks.errors import Unwritable
 from mqks.protocol import replies
 
@@ -43,39 +43,35 @@ def give_back(
 
 
 class Receiver(Taker):
-    """`leave` ends its wait; `on_left` is called once, when it takes no more."""
+    """`leave` ends its wait."""
 
     __slots__ = (
-        *("_entry", "_lease_us", "_limit", "_on_left", "_taken", "_taken_bytes"),
+        *("_entry", "_lease_us", "_limit", "_taken", "_taken_bytes"),
         *("connection", "queue", "timer"),
     )
 
     def __init__(
         self,
         request_id: bytes,
-        connection: Outbox,
+        connection: Connection,
         queue: Queue,
         limit: int,
         lease_us: int,
-        on_left: "Callable[[Receiver], None]",
     ) -> None:
         super().__init__(request_id, manual_ack=True, is_brief=True)
         self.connection = connection
+        connection.receivers[self] = None
+        connection.flow.receivers += 1
         self.queue = queue
         self.timer: int | None = None
         """The entry in the schedule that ends its wait."""
         self._limit = limit
         self._lease_us = lease_us
-        self._on_left = on_left
         self._taken: list[tuple[int, bytes, Mark]] = []
         self._taken_bytes = 0
         self._entry: Entry | None = None
         """What was pending when it took its first message: while it still is, it takes more, which
         is in the same commit."""
-
-    @property
-    def has_taken(self) -> bool:
-        return bool(self._taken)
 
     @property
     def unacked_count(self) -> int:
@@ -120,17 +116,28 @@ class Receiver(Taker):
 
     def leave(self) -> None:
         """It takes no more: it has got messages, has waited long enough, or its client is gone."""
-        if not self.rests & Rest.ENDED:
-            self.rest(Rest.ENDED)
-            self.queue.ring.pop(self, None)
-            self.queue.order.consumer_gone(self)
-            self._on_left(self)
-            if not (self._taken or self.connection.closed):
-                self.connection.write(replies.ok(self.id, b"--end"))
+        if self.rests & Rest.ENDED:
+            return
+        self.rest(Rest.ENDED)
+        self.queue.ring.pop(self, None)
+        self.queue.order.consumer_gone(self)
+        self.connection.flow.receivers -= 1
+        self.connection.receivers.pop(self, None)
+        if self.timer is not None:
+            self.queue.shared.schedule.cancel(self.timer)
+        if not (self._taken or self.connection.closed):
+            self.connection.write(replies.ok(self.id, b"--end"))
 
-    def waited(self, _: int) -> None:
-        """Its time is over."""
+    def wait(self, wait_s: float) -> None:
+        """For so long at most, if there was nothing to take at once."""
+        if not (self._taken or wait_s):
+            self.leave()
+        elif not self._taken:
+            self.timer = self.queue.shared.schedule.after(wait_s, self._waited)
+
+    def _waited(self) -> None:
         self.timer = None
+        # What it has taken is told after the commit, and it leaves then.
         if not self._taken:
             self.leave()
 

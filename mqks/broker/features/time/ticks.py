@@ -83,6 +83,7 @@ class ScheduleRow(NamedTuple):
 
     def is_same(self, other: "ScheduleRow") -> bool:
         """Whether it is defined in the same way."""
+        # Without what happens to it: a pause, its next tick and its last one.
         return self[:6] == other[:6]
 
 
@@ -118,7 +119,7 @@ class Schedules:
 
     # -- the clock
 
-    def _check_clock(self, key: int = 0) -> None:
+    def _check_clock(self) -> None:
         """Notice when the wall clock is set back, as long as there are schedules."""
         now_us = self._schedule.wall_us()
         if now_us < self._seen_us - TICK_MISSED_S * SECOND_US:

@@ -151,13 +151,15 @@ class Times:
         both_us = [each for each in (next_us, expiry_us) if each is not None]
         self._alarm.set(min(both_us, default=None))
         if next_us is not None:
+            # A little later than the other alarm: it is the first only if the wall clock was set
+            # forward, and the monotonic clock does not show that.
             follows = delays.dated and not delays.is_moving
             next_us = next_us + self._ahead_us + SET_US if follows else None
         self._dated_alarm.set(next_us)
 
     def _next_expiry_us(self) -> int | None:
         lane = self._queue.lane
-        oldest = lane.oldest
+        oldest = lane.blocks.first
         if not self.expiry or oldest is None:
             return None
         # One step may not kill all expired messages.
@@ -204,7 +206,7 @@ class Times:
         if numbers := [number for number in expired if lane.is_ready(number)]:
             kill_ready(self._queue, numbers, Event.TTL)
         end = self.expiry.end(lane.next_seq)
-        oldest = lane.oldest
+        oldest = lane.blocks.first
         if oldest is not None and oldest < end:
             kill_oldest(self._queue, end, Event.TTL)
             return True

@@ -60,6 +60,8 @@ class Budget:
         self._waiters.pop(who, None)
 
     def _wake(self) -> Work[None]:
+        # One after the other: the first may take all that is free. And in steps: there may be
+        # 100,000 of them.
         while self._waiters and self.used < self.limit:
             wake = self._waiters.pop(next(iter(self._waiters)))
             self._is_waking = True

@@ -1,8 +1,8 @@
 """Everything that is due at a time.
 
-The one rule: an entry is one integer, made of its time and its index in a table, so that a million
-of them take 100 MB and are compared without a call. What is set again and again is an `Alarm`,
-which cannot ring for ever for one moment.
+The one rule: an entry is one integer, made of its time and its number, so that a million of them
+take 130 MB and are compared without a call. Of one time, the one that was set first is first. What
+is set again and again is an `Alarm`, which cannot ring for ever for one moment.
 """
 
 import heapq
@@ -11,11 +11,10 @@ from typing import Final
 
 from mqks.broker.spine.base.notices import Notices
 
-Act = Callable[[int], None]
-"""Called with the key of the entry; many entries can share a function."""
+Act = Callable[[], None]
 
-_PLACE_BITS: Final = 40
-_PLACE: Final = (1 << _PLACE_BITS) - 1
+_NUMBER_BITS: Final = 60
+_NUMBER: Final = (1 << _NUMBER_BITS) - 1
 WALL_LOOK_S: Final = 1.0
 """How often the wall clock is read while an entry depends on it: it may be set."""
 RINGS_MAX: Final = 10
@@ -29,66 +28,44 @@ _STALE_STEP: Final = 1000
 class _Heap:
     """Entries of one clock, in microseconds."""
 
-    __slots__ = ("acts", "free", "heap", "keys", "stale")
+    __slots__ = ("acts", "heap", "last")
 
     def __init__(self) -> None:
         self.heap: list[int] = []
-        self.acts: list[Act | None] = []
-        self.keys: list[int] = []
-        self.free: list[int] = []
-        self.stale = 0
+        self.acts: dict[int, Act] = {}
+        """Of the entries that were not cancelled, by their numbers. A heap cannot lose an entry in
+        its middle: the others are left out when they come to the top, or most are such."""
+        self.last = 0
 
     def __len__(self) -> int:
-        return len(self.heap) - self.stale
+        return len(self.acts)
 
-    def add(self, time_us: int, act: Act, key: int) -> int:
-        if self.free:
-            place = self.free.pop()
-            self.acts[place], self.keys[place] = act, key
-        else:
-            place = len(self.acts)
-            self.acts.append(act)
-            self.keys.append(key)
-        heapq.heappush(self.heap, time_us << _PLACE_BITS | place)
-        return place
+    def add(self, time_us: int, act: Act) -> int:
+        self.last += 1
+        self.acts[self.last] = act
+        heapq.heappush(self.heap, time_us << _NUMBER_BITS | self.last)
+        return self.last
 
-    def cancel(self, place: int) -> None:
-        self.acts[place] = None
-        self.stale += 1
-        if self.stale > len(self) + _STALE_MIN:
-            kept: list[int] = []
-            gone: list[int] = []
-            for entry in self.heap:
-                (kept if self.acts[entry & _PLACE] else gone).append(entry)
-            self.free += (entry & _PLACE for entry in gone)
-            heapq.heapify(kept)
-            self.heap, self.stale = kept, 0
+    def cancel(self, number: int) -> None:
+        del self.acts[number]
+        if len(self.heap) > 2 * len(self.acts) + _STALE_MIN:
+            self.heap = [entry for entry in self.heap if entry & _NUMBER in self.acts]
+            heapq.heapify(self.heap)
 
     def next_us(self) -> int | None:
         """When the next entry is due, or earlier: only some cancelled entries are removed."""
-        heap = self.heap
-        if self.stale:
-            self._let_go()
-        return heap[0] >> _PLACE_BITS if heap else None
-
-    def _let_go(self) -> None:
-        heap = self.heap
+        heap, acts = self.heap, self.acts
         for _ in range(_STALE_STEP):
-            if not heap or self.acts[heap[0] & _PLACE] is not None:
+            if not heap or heap[0] & _NUMBER in acts:
                 break
-            self.free.append(heapq.heappop(heap) & _PLACE)
-            self.stale -= 1
+            heapq.heappop(heap)
+        return heap[0] >> _NUMBER_BITS if heap else None
 
     def pop(self) -> None:
-        """Run the next entry."""
-        place = heapq.heappop(self.heap) & _PLACE
-        act, key = self.acts[place], self.keys[place]
-        self.acts[place] = None
-        self.free.append(place)
-        if act is None:
-            self.stale -= 1
-        else:
-            act(key)
+        """Run the next entry, if it was not cancelled."""
+        act = self.acts.pop(heapq.heappop(self.heap) & _NUMBER, None)
+        if act is not None:
+            act()
 
 
 class Schedule:
@@ -115,15 +92,15 @@ class Schedule:
     def __len__(self) -> int:
         return len(self._delays) + len(self._points)
 
-    def after(self, delay_s: float, act: Act, key: int = 0) -> int:
-        """Call `act` with `key` after this many seconds; return the entry, for `cancel`."""
-        return self.at(round((self._clock() + delay_s) * 1_000_000), act, key, dated=False)
+    def after(self, delay_s: float, act: Act) -> int:
+        """Call `act` after this many seconds; return the entry, for `cancel`."""
+        return self.at(round((self._clock() + delay_s) * 1_000_000), act, dated=False)
 
-    def at(self, time_us: int, act: Act, key: int = 0, *, dated: bool = True) -> int:
+    def at(self, time_us: int, act: Act, *, dated: bool = True) -> int:
         """Call `act` at a time of the wall clock, or of the monotonic clock."""
         if dated:
-            return self._points.add(time_us, act, key) << 1 | 1
-        return self._delays.add(time_us, act, key) << 1
+            return self._points.add(time_us, act) << 1 | 1
+        return self._delays.add(time_us, act) << 1
 
     def clock_us(self) -> int:
         """The monotonic clock in microseconds."""
@@ -194,7 +171,7 @@ class Alarm:
             else:
                 self._entry = self._schedule.at(due_us, self._ring, dated=self._dated)
 
-    def _ring(self, _: int) -> None:
+    def _ring(self) -> None:
         self._entry = None
         if self._due_us > self._rung_us:
             self._rings = 0

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from mqks.limits import STEP_NAMES
 
 T = TypeVar("T")
-S = TypeVar("S", int, bytes, tuple[int, bytes])
+S = TypeVar("S", int, bytes, tuple[int, bytes], tuple[int, bytes, int])
 
 Work = Generator[bool, None, T]
 """Work in steps. Each step yields whether it must wait for other work: then it is useless to
@@ -34,8 +34,6 @@ class Interrupted(Protocol):
 
 class Turns:
     """`clock` must advance within a turn of the event loop; the clock of some loops does not."""
-
-    __slots__ = ("_works", "chunk_s", "clock", "due", "end_s")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -158,6 +156,19 @@ class Places:
         self._line.remove(ticket)
 
 
+def one_at_a_time(busy: dict[bytes, Places], name: bytes, work: Work[T]) -> Work[T]:
+    """Do a work after all earlier ones of this name; `busy` has the names of those that are not
+    done."""
+    places = busy.setdefault(name, Places(1))
+    place = yield from places.take()
+    try:
+        return (yield from work)
+    finally:
+        places.leave(place)
+        if not places:
+            del busy[name]
+
+
 def finish(work: Work[T]) -> T:
     """Do all of a work now, where nobody else waits."""
     while True:
@@ -175,6 +186,8 @@ def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 def ordered(items: Iterable[S]) -> Work[list[S]]:
     """All items, sorted, in steps."""
+    # Sorted at once, a million would hold the event loop for a second: so runs are sorted, and
+    # merged, which can be broken off.
     runs: list[list[S]] = []
     for some in slices(list(items), STEP_NAMES):
         runs.append(sorted(some))

@@ -12,11 +12,7 @@ from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.broker.spine.clients.refusals import Refusals
 from mqks.errors import BadRequest, Expelled, NotAllowed
-from mqks.limits import (
-    AUTH_FAILURES_MAX,
-    LOGINS_WAITING_MAX,
-    LOGINS_WAITING_PER_ADDRESS_MAX,
-)
+from mqks.limits import AUTH_FAILURES_MAX, LOGINS_WAITING_MAX, LOGINS_WAITING_PER_ADDRESS_MAX
 from mqks.protocol.requests import Request
 from mqks.users import STRANGER, Known, Permissions, Users
 
@@ -39,11 +35,6 @@ class Login:
 class Access:
     """`consumers` are all by id. `end_consumers` and `end_tails` end those that a user may not have
     any more."""
-
-    __slots__ = (
-        *("_consumers", "_end_consumers", "_end_tails", "_line_bytes_max", "_refusals"),
-        *("logins", "users"),
-    )
 
     def __init__(
         self,
@@ -68,7 +59,8 @@ class Access:
             self.authenticate(connection, user)
             return
         source = connection.source
-        near = sum(source == each.source != b"" for each in self.logins)
+        # One address must not keep all others from logging in.
+        near = sum(source == login.source != b"" for login in self.logins)
         if len(self.logins) < LOGINS_WAITING_MAX and near < LOGINS_WAITING_PER_ADDRESS_MAX:
             self.logins.append(Login(connection, request, name, secret))
             connection.awaits_login = True
@@ -101,6 +93,7 @@ class Access:
                     f"wrong credentials, {AUTH_FAILURES_MAX} times: the connection is closed"
                 )
             raise NotAllowed("wrong credentials")
+        # A stranger may send short lines only.
         connection.user = user.name
         connection.splitter.line_bytes_max = self._line_bytes_max
         self.grant(connection, user.permissions)
@@ -108,8 +101,11 @@ class Access:
     def grant(self, connection: Connection, permissions: Permissions) -> None:
         """Set the permissions; consumers and tails that they do not allow end."""
         connection.permissions = permissions
-        consumers = connection.consumers.values()
-        lost = [each for each in consumers if not permissions.may_consume(each.queue.name)]
+        lost = [
+            consumer
+            for consumer in connection.consumers.values()
+            if not permissions.may_consume(consumer.queue.name)
+        ]
         if lost:
             self._end_consumers(lost)
         self._end_tails(connection, permissions)

@@ -12,8 +12,8 @@ from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.broker.spine.clients.outbox import Flow, Outbox
 from mqks.broker.spine.log.pending import ErrorRecord
-from mqks.broker.spine.queue.reads import Read
-from mqks.broker.spine.queue.taker import Taker
+from mqks.broker.spine.queue.order import Taker
+from mqks.broker.spine.queue.selection import Read
 from mqks.errors import BadRequest, LimitExceeded
 from mqks.limits import (
     ONCE_ID_BYTES_MAX,
@@ -83,30 +83,10 @@ class Connection(Outbox):
     to a request with an error."""
 
     __slots__ = (
-        "auth_failures",
-        "awaits_login",
-        "chunks",
-        "consumers",
-        "eval_steps",
-        "expelled",
-        "first_error",
-        "handled",
-        "last_error_us",
-        "lines",
-        "local",
-        "on_failure",
-        "on_go_on",
-        "overrun",
-        "permissions",
-        "reads",
-        "receivers",
-        "split_bytes",
-        "splitter",
-        "stranger_errors",
-        "stranger_lines",
-        "transaction",
-        "user",
-        "works",
+        *("auth_failures", "awaits_login", "chunks", "consumers", "eval_steps", "expelled"),
+        *("first_error", "handled", "last_error_us", "lines", "local", "on_failure", "on_go_on"),
+        *("overrun", "permissions", "reads", "receivers", "split_bytes", "splitter"),
+        *("stranger_errors", "stranger_lines", "transaction", "user", "works"),
     )
 
     def __init__(

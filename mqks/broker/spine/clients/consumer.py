@@ -6,7 +6,8 @@ returned.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from functools import partial
+from itertools import chain, islice, repeat
 from typing import Final, cast
 
 from mqks.broker.spine.base.budget import Budget
@@ -15,11 +16,10 @@ from mqks.broker.spine.clients.outbox import Outbox
 from mqks.broker.spine.log.pending import NO_MARK
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import Event
-from mqks.broker.spine.queue.held_since import HeldSince
 from mqks.broker.spine.queue.lane import Delivery
+from mqks.broker.spine.queue.order import UNLIMITED, Rest, Taker
 from mqks.broker.spine.queue.queue import Queue
-from mqks.broker.spine.queue.taker import UNLIMITED, Rest, Taker
-from mqks.broker.spine.queue.timers import AckTimers
+from mqks.broker.spine.queue.seams import AckTimers
 from mqks.limits import STEP_MESSAGES
 from mqks.protocol import replies
 from mqks.protocol.requests import ACK_TIMEOUT, BACKOFF, policy_text
@@ -30,20 +30,15 @@ and a second copy of its id. Adding the lengths of ids would cost 3 % of an ack,
 than `name_bytes_max`."""
 
 
+Held = tuple[int, bytes, int]
+"""A delivery that is held: number, message, and when it was made, in microseconds since 1970."""
+
+
 class Consumer(Taker):
     __slots__ = (
-        *("budget", "connection", "prefix", "queue", "repeated"),
-        *(
-            "ack_timeout_us",
-            "deadlines",
-            "defaults",
-            "meta",
-            "prefetch",
-            "prefetch_max",
-            "separator",
-            "since",
-        ),
-        *("unacked", "unacked_bytes", "unacked_max", "update_due"),
+        *("ack_timeout_us", "budget", "connection", "deadlines", "defaults", "meta", "prefetch"),
+        *("prefetch_max", "prefix", "queue", "repeated", "separator", "unacked"),
+        *("out_of_order", "unacked_bytes", "unacked_max", "update_due", "wall_us"),
     )
 
     def __init__(
@@ -80,13 +75,14 @@ class Consumer(Taker):
         self.separator = b"\n" + self.prefix
         self.update_due = False
         """Its queue's bindings or rule have changed, and the update is not sent yet."""
-        self.unacked: dict[bytes, Delivery] = {}
+        self.unacked: dict[bytes, Held] = {}
         """Message id → its oldest unsettled delivery."""
-        self.repeated: dict[bytes, OrderedDict[int, bytes]] = {}
-        """Message id → later deliveries under the same id: number → message."""
+        self.repeated: dict[bytes, OrderedDict[int, Held]] = {}
+        """Message id → later deliveries under the same id, by number."""
         self.unacked_bytes = 0
-        self.since = HeldSince(queue.shared.schedule.wall_us)
-        """Since when it holds each of them."""
+        self.out_of_order = False
+        """An earlier delivery may be behind later ones in `unacked`."""
+        self.wall_us = queue.shared.schedule.wall_us
 
     @property
     def deleted(self) -> bool:
@@ -118,6 +114,9 @@ class Consumer(Taker):
             return 0 if self.unacked else 1
         return self.unacked_max - self.unacked_count
 
+    # What many consumers share, a connection or the budget, is looked at when it is their turn:
+    # whoever changes it need not know them. Only at the end of such a reason they are called.
+
     def rest_if_full(self) -> None:
         if self.connection.rests:
             self.rest(Rest.SLOW)
@@ -126,7 +125,7 @@ class Consumer(Taker):
                 self.rest(Rest.UNACKED)
             elif self.budget.is_short:
                 self.rest(Rest.ALL_UNACKED)
-                self.budget.wait(self, self._has_budget)
+                self.budget.wait(self, partial(self.resume, Rest.ALL_UNACKED))
 
     def set_prefetch(self, prefetch: int) -> None:
         """Hold at most so many unacked messages from now on; those that it has stay."""
@@ -137,64 +136,62 @@ class Consumer(Taker):
         else:
             self.rest(Rest.UNACKED)
 
-    def _has_budget(self) -> None:
-        self.resume(Rest.ALL_UNACKED)
-
     # -- unacked deliveries
 
     def take(
         self, numbers: Sequence[int], lines: Sequence[bytes], ids: Sequence[bytes] | None
     ) -> None:
-        told = lines
+        texts = lines
         lane = self.queue.lane
         if self.meta:
-            told = self._tell_meta(numbers, lines)
+            texts = self._with_meta(numbers, lines)
         elif lane.has_attributes:
-            told = replies.all_plain(lines)
+            texts = replies.all_plain(lines)
         if lane.marks and not lane.marks.keys().isdisjoint(numbers):
-            told = self._tell_marks(numbers, lines, told)
+            texts = self._with_retries(numbers, lines, texts)
         if self.manual_ack:
             if ids is None:
                 ids = [line[: line.index(b" ")] for line in lines]
-            is_long = self.since.add(numbers, len(self.unacked))
-            taken = dict(zip(ids, zip(numbers, lines, strict=True), strict=True))
-            # Python iterates over the shorter one of two views, but over all of a dict.
+            held = zip(numbers, lines, repeat(self.wall_us()), strict=False)
+            taken = dict(zip(ids, held, strict=True))
+            # Ids are most often different from each other, and from those that it holds: then no
+            # message is looked at. Python iterates over the shorter one of two views, but over all
+            # of a dict.
             if len(taken) == len(ids) and taken.keys().isdisjoint(self.unacked.keys()):
                 self.unacked.update(taken)
             else:
-                for message_id, number, line in zip(ids, numbers, lines, strict=True):
+                held = zip(numbers, lines, repeat(self.wall_us()), strict=False)
+                for message_id, one in zip(ids, held, strict=True):
                     if message_id in self.unacked:
-                        self.repeated.setdefault(message_id, OrderedDict())[number] = line
+                        self.repeated.setdefault(message_id, OrderedDict())[one[0]] = one
                     else:
-                        self.unacked[message_id] = (number, line)
-            if is_long:
-                self.since.keep([number for number, _ in self.held()])
+                        self.unacked[message_id] = one
             size = sum(map(len, lines)) + UNACKED_OVERHEAD_BYTES * len(lines)
             timeout_us = self.timeout_us
             if timeout_us is not None or self.deadlines is not None:
                 self._awaited().add([*zip(ids, numbers, strict=True)], timeout_us)
             self.unacked_bytes += size
             self.budget.used += size
-        self.connection.write(self.prefix + self.separator.join(told) + b"\n")
+        self.connection.write(self.prefix + self.separator.join(texts) + b"\n")
 
-    def _tell_marks(
-        self, numbers: Sequence[int], lines: Sequence[bytes], told: Sequence[bytes]
+    def _with_retries(
+        self, numbers: Sequence[int], lines: Sequence[bytes], texts: Sequence[bytes]
     ) -> list[bytes]:
         """Tell the retry of messages that have one, and mark them as delivered again."""
-        lane, told = self.queue.lane, [*told]
+        lane, texts = self.queue.lane, [*texts]
         for place, number in enumerate(numbers):
             mark = lane.marks.get(number)
             if mark is None:
                 continue
             if mark.retry:
                 if not self.meta:
-                    told[place] = replies.with_retry(lines[place], mark.retry)
+                    texts[place] = replies.with_retry(lines[place], mark.retry)
                 self.queue.shared.counters.redelivered += 1
             if self.manual_ack:
                 lane.mark(number, mark.delivered())
-        return told
+        return texts
 
-    def _tell_meta(self, numbers: Sequence[int], lines: Sequence[bytes]) -> list[bytes]:
+    def _with_meta(self, numbers: Sequence[int], lines: Sequence[bytes]) -> list[bytes]:
         marks = self.queue.lane.marks
         return [
             replies.with_meta(line, marks.get(number, NO_MARK).retry)
@@ -213,7 +210,7 @@ class Consumer(Taker):
             self.deadlines = shared.features.ack_timers(shared.schedule, shared.turns, self)
         return self.deadlines
 
-    def settle(self, message_ids: Iterable[bytes]) -> list[Delivery]:
+    def settle(self, message_ids: Iterable[bytes]) -> list[Held]:
         """Take the oldest delivery of each id from the unacked; unknown ids are ignored."""
         pop, repeated = self.unacked.pop, self.repeated
         deliveries = [
@@ -222,10 +219,11 @@ class Consumer(Taker):
             if (delivery := pop(message_id, None)) is not None
             and (not repeated or self._promote(message_id))
         ]
-        size = self.unacked_bytes
         if self.unacked:
-            size = sum([len(line) for _, line in deliveries])
+            size = sum([len(line) for _, line, _ in deliveries])
             size += UNACKED_OVERHEAD_BYTES * len(deliveries)
+        else:  # The sum is known.
+            size, self.out_of_order = self.unacked_bytes, False
         self._give_back(size)
         return deliveries
 
@@ -233,15 +231,16 @@ class Consumer(Taker):
         """Take messages that return to the queue, which delivers nothing before that:
         otherwise later messages would take their place at the consumer."""
         self.queue.returning += 1
-        deliveries = self.settle(message_ids)
+        held = self.settle(message_ids)
         self.queue.returning -= 1
-        return deliveries
+        return [(number, line) for number, line, _ in held]
 
     def _give_back(self, size: int) -> None:
         self.unacked_bytes -= size
         self.budget.give_back(size)
         if self.rests & Rest.UNACKED and self.unacked_count < self.unacked_max:
             self.resume(Rest.UNACKED)
+        # Without any it may hold one, however full the budget is: see `room`.
         if self.rests & Rest.ALL_UNACKED and not self.unacked:
             self.budget.leave(self)
             self.resume(Rest.ALL_UNACKED)
@@ -249,16 +248,16 @@ class Consumer(Taker):
     def _promote(self, message_id: bytes) -> bool:
         """Make the next delivery with a settled id its oldest. Always returns True."""
         if later := self.repeated.get(message_id):
-            self.since.out_of_order = True
-            self.unacked[message_id] = later.popitem(last=False)
+            self.out_of_order = True
+            self.unacked[message_id] = later.popitem(last=False)[1]
             if not later:
                 del self.repeated[message_id]
         return True
 
     def let_go(self) -> Iterator[Delivery]:
         unacked, repeated = self.unacked, self.repeated
-        self.unacked, self.repeated = {}, {}
-        self.since.clear()
+        # They are nobody's from now on: what comes meanwhile for one of these ids finds nothing.
+        self.unacked, self.repeated, self.out_of_order = {}, {}, False
         if self.deadlines is not None:
             self.deadlines.clear()
         self._give_back(self.unacked_bytes)
@@ -268,23 +267,21 @@ class Consumer(Taker):
 
     def held_since_us(self, message_id: bytes, number: int) -> int | None:
         """When this delivery was made, in microseconds since 1970; None if it is settled."""
-        return self.since.time_us(number) if self.holds(message_id, number) else None
+        held = self.unacked.get(message_id)
+        if held is not None and held[0] != number:
+            later = self.repeated.get(message_id)
+            held = None if later is None else later.get(number)
+        return None if held is None else held[2]
 
     def oldest_us(self) -> int | None:
         """When the oldest of its unacked deliveries was made, in microseconds since 1970."""
-        unacked = self.unacked
-        if not unacked:
-            return None
-        if self.since.out_of_order:
-            return self.since.first_us(number for number, _ in unacked.values())
-        return self.since.time_us(next(iter(unacked.values()))[0])
+        held = self.unacked.values()
+        some = held if self.out_of_order else islice(held, 1)
+        return min((since_us for _, _, since_us in some), default=None)
 
     def holds(self, message_id: bytes, number: int) -> bool:
         """Whether this delivery is unacked."""
-        held = self.unacked.get(message_id)
-        return held is not None and (
-            number == held[0] or number in self.repeated.get(message_id, ())
-        )
+        return self.held_since_us(message_id, number) is not None
 
     def touch(self, message_id: bytes, for_us: int | None) -> None:
         """Restart the ack timeout of this message, or set it to `for_us`."""
@@ -300,8 +297,8 @@ class Consumer(Taker):
     def touch_each(self, for_us: int) -> Work[None]:
         """Set the ack timeout of all that it holds now, whether or not they have one."""
         for some in slices((yield from ordered(self.held())), STEP_MESSAGES):
-            ids = ((line[: line.index(b" ")], number) for number, line in some)
-            if held := [each for each in ids if self.holds(*each)]:
+            ids = ((line[: line.index(b" ")], number) for number, line, _ in some)
+            if held := [delivery for delivery in ids if self.holds(*delivery)]:
                 self._awaited().touch(held, for_us)
             yield GOES_ON
 
@@ -309,16 +306,16 @@ class Consumer(Taker):
         """Return these to the queue, as if the consumer were lost."""
         self.queue.give_back(self._take_numbered(late), Event.LOSS, defaults=self.defaults)
 
-    def held(self) -> Iterator[Delivery]:
+    def held(self) -> Iterator[Held]:
         """All unacked deliveries, in no order."""
-        later = map(OrderedDict.items, self.repeated.values())
+        later = map(OrderedDict.values, self.repeated.values())
         return chain(self.unacked.values(), chain.from_iterable(later))
 
     def take_these(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Take back those of the deliveries that are still unacked."""
         ids = ((number, line[: line.index(b" ")]) for number, line in deliveries)
         held = ((message_id, number) for number, message_id in sorted(dict.fromkeys(ids)))
-        return self._take_numbered([each for each in held if self.holds(*each)])
+        return self._take_numbered([delivery for delivery in held if self.holds(*delivery)])
 
     def _take_numbered(self, late: list[tuple[bytes, int]]) -> list[Delivery]:
         by_id: dict[bytes, set[int]] = {}
@@ -330,11 +327,11 @@ class Consumer(Taker):
 
     def _put_first(self, message_id: bytes, numbers: Iterable[int]) -> None:
         """Make these the oldest deliveries with their id."""
-        later, (oldest, line) = self.repeated[message_id], self.unacked[message_id]
-        later[oldest] = line
-        for number in (oldest, *sorted(numbers, reverse=True)):
+        later, oldest = self.repeated[message_id], self.unacked[message_id]
+        later[oldest[0]] = oldest
+        for number in (oldest[0], *sorted(numbers, reverse=True)):
             later.move_to_end(number, last=False)
-        self.unacked[message_id] = later.popitem(last=False)
+        self.unacked[message_id] = later.popitem(last=False)[1]
 
     def update(self, about: bytes) -> bytes:
         """The line about the queue's bindings, `replies.bound`."""
@@ -356,10 +353,11 @@ def consumers_of(queue: Queue) -> Iterable[Consumer]:
 
 
 def _each(
-    unacked: dict[bytes, Delivery], repeated: dict[bytes, OrderedDict[int, bytes]]
+    unacked: dict[bytes, Held], repeated: dict[bytes, OrderedDict[int, Held]]
 ) -> Iterator[Delivery]:
     """Take the deliveries out one by one. Not generator expressions: compiled, those are lists."""
-    for _, delivery in emptied(unacked):
-        yield delivery
+    for _, (number, line, _) in emptied(unacked):
+        yield number, line
     for _, later in emptied(repeated):
-        yield from emptied(later)
+        for _, (number, line, _) in emptied(later):
+            yield number, line

@@ -31,19 +31,6 @@ class Flow:
     """What the connections of one broker share: how much they may be sent, and which have something
     to be sent. `outboxes` is for replies that were not taken."""
 
-    __slots__ = (
-        *(
-            "high_water_bytes",
-            "kept_bytes",
-            "outboxes",
-            "piece_bytes",
-            "promised_bytes",
-            "receivers",
-            "touched",
-        ),
-        *("unacked", "unhandled_bytes"),
-    )
-
     def __init__(
         self,
         settings: Settings,

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from mqks.broker.spine.base.counters import Counters
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.log.pending import ErrorRecord, Pending
+from mqks.broker.spine.queue.shared import Counters
 from mqks.errors import BadRequest, Expelled, Limit, LimitExceeded, Unwritable
 from mqks.limits import ERRORS_BURST_US, REASON_CHARACTERS_MAX, STRANGER_ERRORS_MAX
 from mqks.protocol import replies
@@ -28,11 +28,6 @@ HELP_HINT: Final = b"begin each line with an id of your choice: x help, or x hel
 class Refusals:
     """`new_error_id` returns a text and a time in microseconds. `on_error` logs a failed request,
     and returns whether it did: when there are many, it may omit some."""
-
-    __slots__ = (
-        *("_counters", "_last_errors", "_new_error_id", "_on_error"),
-        *("limits_reached", "pending", "unwritable"),
-    )
 
     def __init__(
         self,
@@ -91,16 +86,11 @@ class Refusals:
     def tell(
         self, connection: Connection, request_id: bytes, action: bytes, failure: BadRequest
     ) -> None:
+        # On a full disk each publish fails: the log says once that nothing can be written.
         self.unwritable += isinstance(failure, Unwritable)
+        is_logged = isinstance(failure, Unwritable) and self.unwritable > 1
         record = self._record(
-            connection.address,
-            request_id,
-            action,
-            str(failure),
-            stranger=connection.permissions is STRANGER,
-            user=connection.user,
-            client=connection.name,
-            is_logged=isinstance(failure, Unwritable) and self.unwritable > 1,
+            connection.address, request_id, action, str(failure), connection, is_logged=is_logged
         )
         pause_us = record.time_us - connection.last_error_us
         if connection.first_error is None or pause_us > ERRORS_BURST_US:
@@ -111,7 +101,7 @@ class Refusals:
 
     def reply(self, address: str, reason: str, *, told: bool) -> bytes:
         """Record an error without a connection, and return its reply; `told`: with its reason."""
-        record = self._record(address, b"-", b"", reason, stranger=True)
+        record = self._record(address, b"-", b"", reason)
         return replies.error(b"-", record.id, reason if told else "")
 
     def _record(
@@ -120,10 +110,8 @@ class Refusals:
         request_id: bytes,
         action: bytes,
         reason: str,
+        connection: Connection | None = None,
         *,
-        stranger: bool,
-        user: str | None = None,
-        client: str | None = None,
         is_logged: bool = False,
     ) -> ErrorRecord:
         """Record an error under a new id. Errors of unauthenticated connections that are not logged
@@ -137,11 +125,11 @@ class Refusals:
             request_id[:256],
             action[:64],
             reason[:REASON_CHARACTERS_MAX],
-            user,
-            client,
+            None if connection is None else connection.user,
+            None if connection is None else connection.name,
         )
-        told = is_logged or self._on_error(record)
-        if told or not stranger:
+        is_known = connection is not None and connection.permissions is not STRANGER
+        if is_logged or self._on_error(record) or is_known:
             self._last_errors.append(record)
             self.pending.add_error(record)
         return record

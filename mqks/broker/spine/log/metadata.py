@@ -23,8 +23,6 @@ among other bytes."""
 class MetadataBudget:
     """`bytes`: approximate memory of all together."""
 
-    __slots__ = ("bytes", "bytes_max", "name_bytes_max")
-
     def __init__(self, settings: Settings) -> None:
         self.bytes = 0
         self.bytes_max = settings.metadata_bytes_max

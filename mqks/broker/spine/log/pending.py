@@ -143,37 +143,28 @@ class LaneChange(NamedTuple):
 
 
 class Changed(Protocol):
-    """A lane, which collects its changes until they are taken."""
+    """A `Lane`, which collects its changes until they are taken. What it can do is told there."""
 
     deleted: bool
     taken_end: int
     unwritten: list[bytes]
 
     def take_change(self) -> LaneChange | None: ...
-
     def put_back(self, change: LaneChange, taken_end: int) -> None: ...
-
-    def committed(self, end: int) -> None:
-        """Numbers below `end` are on disk."""
-
-    def spill(self, committed: int) -> Work[None]:
-        """Forget bodies below this number, which are on disk."""
+    def committed(self, end: int) -> None: ...
+    def spill(self, committed: int) -> Work[None]: ...
 
 
 class Replier(Protocol):
-    """A connection, which has asked for confirms."""
+    """An `Outbox` that has asked for confirms."""
 
     unconfirmed: int
     closed: bool
 
     @property
-    def party(self) -> Hashable:
-        """Who takes turns with others."""
-
+    def party(self) -> Hashable: ...
     def write(self, data: bytes) -> None: ...
-
-    def fail(self, request_id: bytes, action: bytes, failure: BadRequest) -> None:
-        """Reply with an error."""
+    def fail(self, request_id: bytes, action: bytes, failure: BadRequest) -> None: ...
 
 
 class QueueState(NamedTuple):
@@ -219,18 +210,13 @@ class Entry:
     """Approximate number of messages, acks and marks in it."""
 
     @property
-    def must_last_metadata(self) -> bool:
-        """Whether there is metadata that confirms cover."""
-        return bool(self.queues or self.bindings or self.once or self.schedules)
-
-    @property
-    def has_metadata(self) -> bool:
-        return self.must_last_metadata or bool(self.errors)
-
-    @property
     def has_more(self) -> bool:
         """Whether there is more than messages, acks, marks and ids."""
         return bool(self.queues or self.bindings or self.schedules or self.errors)
+
+    @property
+    def has_metadata(self) -> bool:
+        return bool(self.once) or self.has_more
 
     @property
     def writes(self) -> bool:
@@ -240,7 +226,7 @@ class Entry:
     @property
     def must_last(self) -> bool:
         """Whether there is more than error details, which no confirm covers."""
-        return bool(self.changes) or self.must_last_metadata
+        return bool(self.changes or self.queues or self.bindings or self.once or self.schedules)
 
     def extend(self, later: "Entry", errors_max: int) -> None:
         """Add what came `later`; of two states of a queue, binding or schedule its one counts."""
@@ -381,11 +367,6 @@ class Pending:
     | put back | gathering again, before what gathered meanwhile | the same |
     | on a full disk | what frees space: taken; the others: put back | taken; ids put back |
     """
-
-    __slots__ = (
-        *("_errors_kept_max", "_now_us", "_rest"),
-        *("dirty", "entry", "in_one_piece", "is_urgent", "records", "unwritable", "waiters"),
-    )
 
     def __init__(self, errors_kept_max: int, now_us: Callable[[], int]) -> None:
         self._errors_kept_max = errors_kept_max

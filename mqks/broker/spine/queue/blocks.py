@@ -18,8 +18,6 @@ from mqks.limits import DELIVERY_BYTES
 BLOCK: Final = 1024
 SHORT: Final = 64
 """So many consecutive messages on disk are worth a block of their own."""
-FEW: Final = 8
-"""Below one in so many of a block, messages are looked up one by one."""
 MESSAGE_OVERHEAD_BYTES: Final = 64
 """Memory of a bytes object and its entry in a list, besides its length (measured: 33 + 8, rounded
 up by the allocator)."""
@@ -54,20 +52,8 @@ class Block:
             return min(max(0, number - numbers.start), len(numbers))
         return bisect_left(numbers, number)
 
-    def places(self, numbers: Sequence[int]) -> list[int]:
-        """Places of those of these increasing numbers, none above its last one, that are in it."""
-        its = self.numbers
-        if isinstance(its, range):
-            first = its.start
-            return [number - first for number in numbers if number >= first]
-        if len(numbers) * FEW < len(its):
-            found = [(bisect_left(its, number), number) for number in numbers]
-            return [place for place, number in found if its[place] == number]
-        wanted = {*numbers}
-        return [place for place, number in enumerate(its) if number in wanted]
-
     def take(
-        self, numbers: Sequence[int], most_bytes: int, found: list[int], bodies: list[bytes]
+        self, numbers: Sequence[int], most_bytes: int, taken: list[int], bodies: list[bytes]
     ) -> tuple[int | None, int]:
         """Take out those of these numbers that are in it, see `Blocks.pop_some`. Return the first
         one that stays though it is in it, and how many bytes are left. The caller counts them.
@@ -83,7 +69,7 @@ class Block:
             if len(some) == count and its[start] == numbers[0] and its[stop - 1] == numbers[-1]:
                 held, size = size_of(some)
                 if held == count and size <= most_bytes:
-                    found += numbers
+                    taken += numbers
                     bodies += cast(list[bytes], some)
                     self.remove(start, stop)
                     return None, most_bytes - size
@@ -97,7 +83,7 @@ class Block:
             if line is None or most_bytes <= 0:
                 return number, most_bytes
             del its[place], lines[place]
-            found.append(number)
+            taken.append(number)
             bodies.append(line)
             most_bytes -= len(line)
         return None, most_bytes
@@ -188,19 +174,11 @@ class Blocks:
     def get(self, number: int) -> bytes | None:
         """Body of a message; None if it is only on disk."""
         found = self._find(number)
-        lines = None if found is None else self._blocks[found[0]].lines
-        return lines[found[1]] if found is not None and lines is not None else None
-
-    def among(self, numbers: Sequence[int]) -> list[tuple[int, bytes | None]]:
-        """Those of these increasing numbers that are there, with their bodies in memory."""
-        found: list[tuple[int, bytes | None]] = []
-        for at, wanted in self._parts(numbers):
-            block = self._blocks[at]
-            its, lines = block.numbers, block.lines
-            found += [
-                (its[place], lines[place] if lines else None) for place in block.places(wanted)
-            ]
-        return found
+        if found is None:
+            return None
+        at, place = found
+        lines = self._blocks[at].lines
+        return None if lines is None else lines[place]
 
     def _parts(self, numbers: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
         """These increasing numbers by the block where they are, if they are there: its index."""
@@ -224,28 +202,28 @@ class Blocks:
 
     def after(self, first: int, end: int, count: int) -> list[int]:
         """The first numbers from `first` on and below `end`, at most so many."""
-        found: list[int] = []
+        numbers: list[int] = []
         for at in range(self._at(first), len(self._blocks)):
             block = self._blocks[at]
             start, stop = block.place(first), block.place(end)
-            found += block.numbers[start : min(stop, start + count - len(found))]
-            if len(found) == count or stop < len(block.numbers):
+            numbers += block.numbers[start : min(stop, start + count - len(numbers))]
+            if len(numbers) == count or stop < len(block.numbers):
                 break
-        return found
+        return numbers
 
     def held_from(self, first: int, count: int) -> tuple[list[tuple[int, bytes]], int | None]:
         """Messages from number `first` on, until one that is only on disk, at most about `count`;
         and the number to go on with, None at the end."""
-        found: list[tuple[int, bytes]] = []
+        messages: list[tuple[int, bytes]] = []
         for at in range(self._at(first), len(self._blocks)):
             block = self._blocks[at]
             numbers, lines = block.numbers, block.lines
             for place in range(block.place(first), len(numbers)):
                 line = None if lines is None else lines[place]
-                if line is None or len(found) >= count:
-                    return found, numbers[place]
-                found.append((numbers[place], line))
-        return found, None
+                if line is None or len(messages) >= count:
+                    return messages, numbers[place]
+                messages.append((numbers[place], line))
+        return messages, None
 
     def before(self, end: int) -> Sequence[int]:
         """The last numbers below `end`, some of them."""
@@ -277,11 +255,6 @@ class Blocks:
         self.size += size
         self.memory.used += size + MESSAGE_OVERHEAD_BYTES * held
 
-    def _forget_disk(self, count: int, on_disk: int) -> None:
-        """So many of the messages that were only on disk no longer are."""
-        if count:
-            self.disk_bytes -= self.disk_bytes * count // on_disk
-
     # -- adding
 
     def append(self, first: int, lines: list[bytes]) -> None:
@@ -298,6 +271,7 @@ class Blocks:
                 last.insert(first, lines)
             self._counted(last, count, sum(map(len, lines)))
             return
+        # One of many messages is cut: what is taken out of a block costs as much as is behind it.
         for start in range(0, count, BLOCK):
             self._insert(len(blocks), first + start, lines[start : start + BLOCK])
 
@@ -380,6 +354,7 @@ class Blocks:
         first = numbers[0]
         fitting = DELIVERY_BYTES * block.held // block.size
         count = max(1, min(most, len(lines), end - first, fitting))
+        # Most blocks have no gap: the last number says so, and no other is looked at.
         if numbers[count - 1] != first + count - 1:
             count = next(place for place in range(count) if numbers[place] != first + place)
         if block.held < len(lines) and None in (some := lines[:count]):
@@ -388,17 +363,14 @@ class Blocks:
         self._remove(0, 0, count)
         return first, taken
 
-    def pop(self, number: int) -> bytes | None:
-        """Take out this message; return its body, None if it was only on disk."""
+    def pop(self, number: int) -> None:
+        """Take out this message."""
         found = self._find(number)
         assert found is not None
         at, place = found
         if self._blocks[at].lines is None and 0 < place < len(self._blocks[at].numbers) - 1:
             at, place = self._open_beside(at, number)
-        lines = self._blocks[at].lines
-        line = None if lines is None else lines[place]
         self._remove(at, place, place + 1)
-        return line
 
     def pop_some(
         self, numbers: Sequence[int], most_bytes: int
@@ -406,20 +378,20 @@ class Blocks:
         """Take out those of these increasing numbers that are there, until one that is only on
         disk, or until they have so many bytes. Return them, their bodies, and how many of the
         numbers were looked at."""
-        found, bodies, stop = list[int](), list[bytes](), None
+        taken, bodies, stop = list[int](), list[bytes](), None
         emptied_ones = list[int]()
-        for at, wanted in self._parts(numbers):
-            block, before, left = self._blocks[at], len(found), most_bytes
-            stop, most_bytes = block.take(wanted, left, found, bodies)
-            self._counted(block, before - len(found), most_bytes - left)
+        for at, part in self._parts(numbers):
+            block, before, left = self._blocks[at], len(taken), most_bytes
+            stop, most_bytes = block.take(part, left, taken, bodies)
+            self._counted(block, before - len(taken), most_bytes - left)
             if not block.numbers:
                 emptied_ones.append(at)
             if stop is not None:
                 break
         for at in reversed(emptied_ones):
             del self._blocks[at]
-        self.count -= len(found)
-        return found, bodies, len(numbers) if stop is None else bisect_left(numbers, stop)
+        self.count -= len(taken)
+        return taken, bodies, len(numbers) if stop is None else bisect_left(numbers, stop)
 
     def pop_first(self, end: int, count: int) -> "range | array[int]":
         """Take out some of the first messages, below `end`, at most so many; return the numbers."""
@@ -433,15 +405,16 @@ class Blocks:
         """Remove the messages in these places of a block."""
         block, count, on_disk = self._blocks[at], stop - start, self.on_disk
         self.count -= count
+        held = 0
         if block.lines is not None:
             if block.held == len(block.lines) == count:
                 held, size = block.held, block.size
             else:
                 held, size = size_of(block.lines[start:stop])
             self._counted(block, -held, -size)
-            self._forget_disk(count - held, on_disk)
-        else:
-            self._forget_disk(count, on_disk)
+        if held < count:
+            # By the mean: the true length is in the journal only.
+            self.disk_bytes -= self.disk_bytes * (count - held) // on_disk
         if count == len(block.numbers):
             del self._blocks[at]
         else:
@@ -452,6 +425,7 @@ class Blocks:
     def spill(self, end: int, keep_bytes: int) -> bool:
         """Remove some bodies from memory, the last ones below `end`; the first ones stay, as many
         as `keep_bytes` take. Return whether there were any."""
+        # From the last block on: what is delivered first is read again last.
         before = self.memory_bytes
         for at in range(len(self._blocks) - 1, -1, -1):
             block = self._blocks[at]
@@ -550,7 +524,7 @@ class Blocks:
         parts = [block.numbers[:start], block.numbers[start:stop], block.numbers[stop:]]
         opened = Block(parts[1], [None] * (stop - start), 0, 0)
         new = [Block(parts[0], None, 0, 0), opened, Block(parts[2], None, 0, 0)]
-        self._blocks[at : at + 1] = [each for each in new if each.numbers]
+        self._blocks[at : at + 1] = [part for part in new if part.numbers]
         return at + (start > 0)
 
     def _open_beside(self, at: int, number: int) -> tuple[int, int]:
@@ -567,13 +541,13 @@ class Blocks:
         start, stop = block.place(run.first), block.place(run.first + len(run.lines))
         if not block.held and isinstance(numbers, range):
             place = numbers[start] - run.first
-            found = run.lines[place : place + stop - start]
-            size = sum(map(len, found))
-            if (total := size + MESSAGE_OVERHEAD_BYTES * len(found)) > room:
-                del found[max(1, room * len(found) // total) :]
-                size = sum(map(len, found))
-            lines[start : start + len(found)] = found
-            held = len(found)
+            bodies = run.lines[place : place + stop - start]
+            size = sum(map(len, bodies))
+            if (total := size + MESSAGE_OVERHEAD_BYTES * len(bodies)) > room:
+                del bodies[max(1, room * len(bodies) // total) :]
+                size = sum(map(len, bodies))
+            lines[start : start + len(bodies)] = bodies
+            held = len(bodies)
         else:
             held = size = 0
             for place in range(start, stop):

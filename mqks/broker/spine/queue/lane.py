@@ -11,25 +11,13 @@ from itertools import chain, islice
 from typing import Protocol
 
 from mqks.broker.spine.base.budget import Budget
-from mqks.broker.spine.base.ranges import (
-    Range,
-    below,
-    compress,
-    has_number,
-    subtract,
-    union,
-)
+from mqks.broker.spine.base.ranges import Range, below, compress, has_number, subtract, union
 from mqks.broker.spine.base.turns import GOES_ON, Work, emptied
 from mqks.broker.spine.log.pending import NO_MARK, LaneChange, Mark, Pending, Run
 from mqks.broker.spine.queue.blocks import Blocks
-from mqks.broker.spine.queue.timers import Expiring
+from mqks.broker.spine.queue.seams import Expiring
 from mqks.errors import MqksError
-from mqks.limits import (
-    SCARCE_BYTES,
-    SEQ_MAX,
-    STEP_BODIES,
-    STEP_MESSAGES,
-)
+from mqks.limits import SCARCE_BYTES, SEQ_MAX, STEP_BODIES, STEP_MESSAGES
 from mqks.protocol import replies
 from mqks.protocol.requests import shown
 
@@ -38,42 +26,26 @@ Delivery = tuple[int, bytes]
 
 
 class LaneOwner(Protocol):
-    """The owner of a lane: a queue."""
+    """The `Queue` of a lane. What it can do is told there."""
 
     name: bytes
 
     @property
-    def is_served(self) -> bool:
-        """Whether a consumer can take messages now."""
-
-    def committed(self, end: int) -> None:
-        """Numbers below `end` are on disk."""
-
-    def become_sparse(self) -> None:
-        """Numbers of its ready messages may be missing from now on."""
-
-    def none_expires(self) -> None:
-        """The last of its messages that could expire has left."""
-
-    def see_attributes(self, lines: list[bytes]) -> None:
-        """Messages with attributes will be ready."""
+    def is_served(self) -> bool: ...
+    def committed(self, end: int) -> None: ...
+    def become_sparse(self) -> None: ...
+    def none_expires(self) -> None: ...
+    def see_attributes(self, lines: list[bytes]) -> None: ...
 
 
 class LaneWatcher(Protocol):
-    """The order of its messages, if that is not the one of their numbers."""
+    """The `Order` of its messages, if that is not the one of their numbers. What it is told of is
+    described there."""
 
-    def joined(self, first: int, lines: list[bytes]) -> None:
-        """Messages with consecutive numbers above all others are ready."""
-
-    def returned(self, number: int, line: bytes) -> None:
-        """A message is ready again in its old place."""
-
-    def left(self, numbers: Sequence[int]) -> None:
-        """Messages have left the queue."""
-
-    def from_last(self) -> Iterator[Sequence[int]] | None:
-        """Numbers of ready messages, the last ones to be delivered first, some at a time; None: by
-        number."""
+    def joined(self, first: int, lines: list[bytes]) -> None: ...
+    def returned(self, number: int, line: bytes) -> None: ...
+    def left(self, numbers: Sequence[int]) -> None: ...
+    def from_last(self) -> Iterator[Sequence[int]] | None: ...
 
 
 class Lane:
@@ -133,19 +105,9 @@ class Lane:
     # -- contents
 
     @property
-    def ready(self) -> int:
-        """Number of ready messages."""
-        return self.blocks.count
-
-    @property
     def ready_bytes(self) -> int:
         """Approximate length of their lines: messages taken out on disk count with the mean."""
         return self.blocks.size + self.blocks.disk_bytes
-
-    @property
-    def memory_bytes(self) -> int:
-        """Approximate memory of ready messages."""
-        return self.blocks.memory_bytes
 
     @property
     def fresh(self) -> int:
@@ -184,6 +146,7 @@ class Lane:
         """Number messages that are not ready and must be written; return the first number."""
         first = self.next_seq
         self.next_seq = first + len(lines)
+        # If no ready message is before them, the cursor passes them; otherwise they are a gap.
         if self.cursor == first:
             self._advance()
         else:
@@ -192,26 +155,18 @@ class Lane:
         self.tell_marks(dict(enumerate(marks, first)))
         return first
 
-    def append_all(self, lines: list[bytes]) -> None:
-        """Append messages that have attributes and no mark."""
+    def append_all(self, lines: list[bytes], marks: Sequence[Mark] = ()) -> None:
+        """Number and append messages that may have attributes, and marks."""
         first = self.next_seq
         self.see(lines)
         self.next_seq = first + len(lines)
         if self.expiry is not None:
             self.expiry.joined(first)
+        for number, mark in enumerate(marks, first):
+            if mark != NO_MARK:
+                self.tell_marks({number: mark})
+                self._restore_mark(number, mark)
         self.append(first, lines)
-
-    def append_marked(self, line: bytes, mark: Mark) -> None:
-        """Append a message with its mark."""
-        self.see([line])
-        number = self.next_seq
-        self.next_seq = number + 1
-        if self.expiry is not None:
-            self.expiry.joined(number)
-        if mark != NO_MARK:
-            self.tell_mark(number, mark)
-            self._restore_mark(number, mark)
-        self.append(number, [line])
 
     def unwritten_numbers(self, first: int) -> Iterator[range]:
         """Numbers from `first` on of messages that are not written yet."""
@@ -243,6 +198,7 @@ class Lane:
         assert first is not None
         if not self.returned:
             return self.blocks.take(most, SEQ_MAX)
+        # Not across the cursor: those below it are counted in `returned`.
         _, lines = self.blocks.take(most, self.cursor)
         self.returned -= len(lines)
         return first, lines
@@ -271,7 +227,8 @@ class Lane:
         cursor = self.cursor
         if numbers and numbers[-1] >= cursor:
             self.owner.become_sparse()
-            # A start must see that they were delivered.
+            # From the cursor on a start takes each message for one that was never delivered, if no
+            # mark says otherwise.
             old = self.marks
             new = [number for number in held if number >= cursor and number not in old]
             if self.expiry is None:
@@ -289,8 +246,8 @@ class Lane:
     def ready_numbers(self, first: int, end: int) -> tuple[list[int], int]:
         """Numbers of ready messages from `first` on and below `end`, in order, as many as one step
         looks at; and the first number that was not looked at."""
-        found = self.blocks.after(first, end, STEP_MESSAGES)
-        return found, found[-1] + 1 if len(found) == STEP_MESSAGES else end
+        ready = self.blocks.after(first, end, STEP_MESSAGES)
+        return ready, ready[-1] + 1 if len(ready) == STEP_MESSAGES else end
 
     def body(self, number: int) -> bytes | None:
         """Body of a ready message; None if it is only on disk."""
@@ -299,14 +256,9 @@ class Lane:
     def oldest_ready(self, end: int, count: int) -> Iterator[int]:
         """Numbers below `end` of the oldest ready messages, at most `count`. The caller takes each
         one out before it asks for the next."""
-        while count and (oldest := self.oldest) is not None and oldest < end:
+        while count and (oldest := self.blocks.first) is not None and oldest < end:
             yield oldest
             count -= 1
-
-    @property
-    def oldest(self) -> int | None:
-        """Number of the oldest ready message."""
-        return self.blocks.first
 
     def take_out(self, number: int) -> None:
         """Take out a ready message; the caller settles or moves it."""
@@ -328,6 +280,7 @@ class Lane:
     def settle(self, numbers: Sequence[int]) -> None:
         """Settle these messages: the journal may delete them."""
         self._forget_marks(numbers)
+        # What is trimmed, or delivered without manual ack, mostly comes as a range, which is kept.
         if isinstance(numbers, range) and numbers.step == 1:
             self.acked_ranges.append((numbers.start, len(numbers)))
         else:
@@ -369,21 +322,13 @@ class Lane:
             mark = mark.shifted(set_us)
         return mark
 
-    def trim(self, end: int) -> Work[int]:
-        """Drop the ready messages with numbers below `end`; return how many."""
-        count = 0
-        while (some := self.trim_some(end)) and not self.deleted:
-            count += some
-            yield GOES_ON
-        return count
-
     def trim_some(self, end: int, count_max: int = SEQ_MAX) -> int:
         """Drop the oldest ready messages with numbers below `end`, as many as one step takes;
         return how many."""
-        oldest = self.oldest
+        oldest = self.blocks.first
         if oldest is None or oldest >= end:
             return 0
-        if oldest < self.cursor:
+        if oldest < self.cursor:  # In one step either those that were delivered before, or others.
             end = min(end, self.cursor)
         if self.marks or self.expiry:  # Each one may have a mark or an expiry to remove.
             count_max = min(count_max, STEP_BODIES)
@@ -424,13 +369,11 @@ class Lane:
     def mark(self, number: int, mark: Mark) -> None:
         """Set the mark of a living message, to be written."""
         self.marks[number] = mark
-        self.tell_mark(number, mark)
-
-    def tell_mark(self, number: int, mark: Mark) -> None:
-        """Write a mark that is only needed after a restart."""
         self.tell_marks({number: mark})
 
     def tell_marks(self, marks: Mapping[int, Mark]) -> None:
+        """Write marks with the next commit. Those that are only needed after a restart are not in
+        `marks`."""
         self.marked.update(marks)
         self.pending.records += len(marks)
         self._touch()
@@ -507,11 +450,12 @@ class Lane:
         self.next_seq = self.taken_end = next_seq
         self.cursor = cursor
         blocks = self.blocks
+        # Nothing is read: a start with a million messages learns their numbers only.
         for number, mark in returned:
             # A message below the cursor without a mark was delivered.
             if mark.redelivered or (not mark.version and mark != NO_MARK):
                 mark = mark.returned()
-                self.tell_mark(number, mark)
+                self.tell_marks({number: mark})
             self._restore_mark(number, mark)
             blocks.add(number, None)
         self.returned = len(blocks)
@@ -524,7 +468,7 @@ class Lane:
         for number, mark in marks:
             if mark.redelivered:
                 mark = mark.returned()
-                self.tell_mark(number, mark)
+                self.tell_marks({number: mark})
             self._restore_mark(number, mark)
 
     def _restore_mark(self, number: int, mark: Mark) -> None:
@@ -544,6 +488,7 @@ class Lane:
         A lane that is being consumed keeps its next page in memory.
         """
         keep_bytes = SCARCE_BYTES if self.owner.is_served else 0
+        # What is delivered last is read again last.
         by_order = None if self.watcher is None else self.watcher.from_last()
         if by_order is None:
             while self.blocks.spill(committed, keep_bytes):

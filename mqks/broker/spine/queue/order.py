@@ -1,4 +1,4 @@
-"""In which order the ready messages of a queue are delivered, and to whom.
+"""In which order the ready messages of a queue are delivered, and to whom: takers, in turns.
 
 The one rule: `Lane.blocks` alone says what is ready, and whether its body is in memory. An order
 knows numbers, and is asked and told once for a batch.
@@ -9,11 +9,74 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import ClassVar, Final, TypeAlias
 
+from mqks.broker.spine.base.resting import Resting
 from mqks.broker.spine.base.turns import Turns, Work
 from mqks.broker.spine.log.pending import Run
 from mqks.broker.spine.queue.lane import Lane, free
-from mqks.broker.spine.queue.taker import Taker
 from mqks.limits import READ_AHEAD_BYTES, SCARCE_BYTES, SEQ_MAX, TAKERS_MAX
+
+UNLIMITED: Final = 1 << 62
+
+
+class Rest:
+    """Why a consumer gets nothing."""
+
+    CONFIRM: Final = 1
+    """Its own consume is not confirmed yet."""
+    SLOW: Final = 2
+    """Its connection does not take its replies."""
+    UNACKED: Final = 4
+    """It holds as many messages as its prefetch allows."""
+    ALL_UNACKED: Final = 8
+    """All consumers together are at the limit of unacked bytes."""
+    NO_QUEUE: Final = 16
+    """Its queue was deleted."""
+    ENDED: Final = 32
+    """It takes no more messages."""
+    STANDBY: Final = 64
+    """Its queue has a single active consumer, which is another one."""
+
+
+class Taker(Resting):
+    """A consumer as its queue sees it. Not a Protocol: compiled, a base class costs less."""
+
+    __slots__ = ("id", "is_brief", "manual_ack")
+
+    def __init__(self, consumer_id: bytes, manual_ack: bool, *, is_brief: bool = False) -> None:
+        super().__init__()
+        self.id = consumer_id
+        self.manual_ack = manual_ack
+        self.is_brief = is_brief
+        """It takes messages of one commit only: of one key, before those of others."""
+
+    @property
+    def unacked_count(self) -> int:
+        """Deliveries that are not settled."""
+        raise NotImplementedError
+
+    def room(self) -> int:
+        """How many more messages it can take now."""
+        raise NotImplementedError
+
+    def rest_if_full(self) -> None:
+        """Called at its turn: rest if it can take no more messages."""
+        raise NotImplementedError
+
+    def take(
+        self, numbers: Sequence[int], lines: Sequence[bytes], ids: Sequence[bytes] | None
+    ) -> None:
+        """Deliver messages. `ids` are the message ids, if the caller has them."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Take no more: of a `receive`."""
+        raise NotImplementedError
+
+    def let_go(self) -> Iterator[object]:
+        """Take all unacked deliveries at once, and yield them one by one in no order, so that a
+        large number can be handled in turns."""
+        raise NotImplementedError
+
 
 Ring: TypeAlias = "OrderedDict[Taker, None]"
 """Consumers that can take messages, the next one first."""
@@ -41,7 +104,7 @@ class Order:
     __slots__ = ("_lane",)
 
     watches: ClassVar[bool] = True
-    """It must know which messages join, return and leave, see `lane.LaneWatcher`."""
+    """It must know which messages join, return and leave."""
     passes_new: ClassVar[bool] = True
     """A new message is the next one if no other is ready."""
 
@@ -51,13 +114,13 @@ class Order:
     # -- what happens to messages and consumers
 
     def joined(self, first: int, lines: Sequence[bytes]) -> None:
-        """See `lane.LaneWatcher`."""
+        """Messages with consecutive numbers above all others are ready."""
 
     def returned(self, number: int, line: bytes) -> None:
-        """See `lane.LaneWatcher`."""
+        """A message is ready again in its old place."""
 
     def left(self, numbers: Sequence[int]) -> None:
-        """See `lane.LaneWatcher`."""
+        """Messages have left the queue."""
 
     def put_off(self, number: int) -> None:
         """A message that was delivered is scheduled, and keeps its place."""
@@ -74,12 +137,8 @@ class Order:
     def follow(self, old: "Order", turns: Turns) -> None:
         """Be the order in place of the old one. What that knew is forgotten, in later turns."""
         if old.watches:
-            turns.later(free(self.replace(old)))
+            turns.later(free(old.delete()))
         self.started()
-
-    def replace(self, old: "Order") -> Iterator[object]:
-        """What the old one forgets, see `turns.emptied`."""
-        return old.delete()
 
     def delete(self) -> Iterator[object]:
         """Forget everything; yield it, see `turns.emptied`."""
@@ -121,7 +180,8 @@ class Order:
         return None
 
     def from_last(self) -> Iterator[Sequence[int]] | None:
-        """See `lane.LaneWatcher`."""
+        """Numbers of ready messages, the last ones to be delivered first, some at a time; None: by
+        number."""
         return None
 
 
@@ -148,5 +208,6 @@ class Fifo(Order):
         lane = self._lane
         if not lane.blocks.on_disk:
             return None
+        # Short of memory, it reads only when nothing else is left to deliver.
         enough = 1 if lane.memory.is_short else READ_AHEAD_BYTES
         return PAGE if lane.blocks.memory_ahead(enough) < enough else None

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
+from typing import NamedTuple
+from zlib import crc32
 
 from mqks.broker.spine.base.ranges import Range, compress, union
 from mqks.broker.spine.base.turns import GOES_ON, Work
@@ -16,40 +18,51 @@ from mqks.broker.spine.log.pending import Mark, QueueState, Run
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import REJECT, Event
 from mqks.broker.spine.queue.lane import Delivery, Lane, free
-from mqks.broker.spine.queue.new_messages import NewMessages, PublishTerms
-from mqks.broker.spine.queue.order import Fifo, Order, Ring
+from mqks.broker.spine.queue.order import Fifo, Order, Rest, Ring, Taker
+from mqks.broker.spine.queue.seams import Timers
 from mqks.broker.spine.queue.shared import Fetch, Place, Shared
-from mqks.broker.spine.queue.taker import Rest, Taker
-from mqks.broker.spine.queue.timers import Timers
 from mqks.errors import MqksError
-from mqks.limits import (
-    SEQ_MAX,
-    STEP_BYTES,
-    STEP_MESSAGES,
-    STEP_RULED,
-    TAKERS_MAX,
-)
+from mqks.limits import SEQ_MAX, STEP_BYTES, STEP_MESSAGES, STEP_RULED, TAKERS_MAX
 from mqks.protocol.replies import ATTRIBUTES
 from mqks.protocol.requests import shown
 
 
+class PublishTerms(NamedTuple):
+    """The flags of a publish; times in microseconds since 1970, 0 for none."""
+
+    due_us: int = 0
+    is_dated: bool = False
+    """Due by the wall clock, even when the clock is set; otherwise after a delay."""
+    expires_us: int = 0
+    clock_us: int = 0
+    """When it is due after a delay, by the monotonic clock."""
+
+    def mark(self, message_id: bytes) -> Mark:
+        return Mark(
+            is_dated=self.is_dated,
+            due_us=self.due_us,
+            expires_us=self.expires_us,
+            id_crc=crc32(message_id),
+        )
+
+
+class NewMessages(NamedTuple):
+    """What is published together, however it comes in: to the same queues, on terms of one kind."""
+
+    ids: list[bytes]
+    bodies: list[bytes]
+    """In their stored form."""
+    terms: PublishTerms | None = None
+    """Those of all; with none they have no attributes either."""
+    each: Sequence[PublishTerms] = ()
+    """The terms of each, if they differ: all are scheduled, all have a TTL, or none."""
+
+
 class Queue:
     __slots__ = (
-        *(
-            "ack_timeout_us",
-            "archived_seq",
-            "capacity",
-            "consumers",
-            "dead",
-            "deleted",
-            "has_forgotten",
-            "id",
-            "is_dropping",
-            "is_ruled",
-            "lane",
-        ),
-        *("name", "order", "policy", "returning", "ring", "rules", "shared", "show"),
-        *("timer", "times", "told_at", "updates"),
+        *("ack_timeout_us", "archived_seq", "capacity", "consumers", "dead", "deleted"),
+        *("has_forgotten", "id", "is_dropping", "is_ruled", "lane", "name", "order", "policy"),
+        *("returning", "ring", "rules", "shared", "show", "timer", "times", "told_at", "updates"),
     )
 
     def __init__(self, shared: Shared, queue_id: int, name: bytes) -> None:
@@ -95,7 +108,7 @@ class Queue:
     @property
     def ready(self) -> int:
         """Messages that wait for a consumer."""
-        return self.lane.ready
+        return self.lane.blocks.count
 
     @property
     def archive_lag(self) -> int | None:
@@ -104,6 +117,7 @@ class Queue:
 
     @property
     def is_served(self) -> bool:
+        """Whether a consumer can take messages now."""
         return bool(self.ring)
 
     @property
@@ -114,7 +128,7 @@ class Queue:
     @property
     def oldest_age_s(self) -> float | None:
         """Seconds, within ten, since the oldest ready message arrived; None without any."""
-        oldest = self.lane.oldest
+        oldest = self.lane.blocks.first
         return None if oldest is None else self.shared.facts.age_s(self.id, oldest)
 
     def apply(self, rules: Policy) -> None:
@@ -153,6 +167,7 @@ class Queue:
     def _set_ttl(self, ttl_us: int | None) -> None:
         expiry, lane = self.timed().expiry, self.lane
         if expiry.set_ttl(ttl_us):
+            # It counts from when a message arrived, which of old ones only the journal knows.
             for first, joined_us in self.shared.facts.arrivals(self.id):
                 expiry.joined_at(first, joined_us)
             expiry.joined(lane.taken_end)
@@ -161,6 +176,7 @@ class Queue:
                 expiry.add(number, mark.expires_us, mark.joined_us)
 
     def timed(self) -> Timers:
+        """Its timers, which it has from now on."""
         if self.times is None:
             self.times = self.shared.features.timers(self)
             self._choose_returns()
@@ -183,7 +199,9 @@ class Queue:
         return self.times is not None and number in self.times.delays.numbers
 
     def tidy(self) -> Work[None]:
-        """Scheduled messages were taken out: forget what is left of them, if it is much."""
+        """Scheduled messages were taken out: there may be room again, and what is left of them is
+        forgotten, if it is much."""
+        self.deliver()
         if self.times is not None:
             yield from self.times.tidy()
 
@@ -223,12 +241,15 @@ class Queue:
         lane = self.lane
         if lane.expiry is not None:
             lane.expiry.joined(lane.next_seq)
+        # If nothing is ready before them, and a consumer waits, they are delivered without having
+        # been ready themselves; what is acked before the next commit never needs the disk.
         first = lane.next_seq
         lane.next_seq = first + len(lines)
         if (
             self.ring
             and not lane.blocks.count
             and self.order.passes_new
+            and not self.rules.paused
             and (ids is not None or not self.shared.owner.withholds)
             and not self._must_wait
         ):
@@ -240,6 +261,7 @@ class Queue:
                 first += taken
                 lines = lines[taken:]
         lane.append(first, lines)
+        # Most queues have no consumer that waits: then a publish ends here.
         if self.ring or lane.blocks.count >= self.told_at or self.is_watched:
             self.deliver()
 
@@ -249,14 +271,14 @@ class Queue:
         return self.times is not None or self.capacity.is_watched
 
     def _schedule(self, new: NewMessages, terms: PublishTerms) -> None:
-        lines, each = new.bodies, new.each or [terms] * len(new.ids)
-        marks = [terms.mark(message_id) for terms, message_id in zip(each, new.ids, strict=True)]
+        lines, all_terms = new.bodies, new.each or [terms] * len(new.ids)
+        marks = [own.mark(message_id) for own, message_id in zip(all_terms, new.ids, strict=True)]
         first = self.lane.append_aside(lines, marks)
         self.lane.marks.update(
             (number, mark) for number, mark in enumerate(marks, first) if mark.expires_us
         )
         times = self.timed()
-        due_us = [terms.due_us if terms.is_dated else terms.clock_us for terms in each]
+        due_us = [own.due_us if own.is_dated else own.clock_us for own in all_terms]
         times.add(first, lines, marks, due_us)
         times.set_alarms()
         self._update_capacity()
@@ -291,34 +313,35 @@ class Queue:
         refuse them."""
         if self.show is not None:
             self.show(lines)
-        if marks is None:
-            self.lane.append_all(lines)
-            return
-        for line, mark in zip(lines, marks, strict=True):
-            if mark.expires_us:
-                self.timed()
-            self.lane.append_marked(line, mark)
+        if marks and any(mark.expires_us for mark in marks):
+            self.timed()
+        self.lane.append_all(lines, marks or ())
 
     @property
     def contents(self) -> tuple[int, int]:
         """Number and length of ready and scheduled messages."""
         lane, times = self.lane, self.times
         if times is None:
-            return lane.ready, lane.ready_bytes
-        return lane.ready + len(times.delays), lane.ready_bytes + times.delays.bytes
+            return lane.blocks.count, lane.ready_bytes
+        return lane.blocks.count + len(times.delays), lane.ready_bytes + times.delays.bytes
 
     # -- removing messages
 
-    def settle(self, deliveries: Sequence[Delivery], *, together: bool = False) -> None:
+    def settle(self, numbers: list[int], *, together: bool = False) -> None:
         """Settle messages that a consumer has acked. `together`: it must not be written without the
         rest of its entry."""
-        self.shared.counters.consumed += len(deliveries)
-        settle = self.lane.leave_together if together else self.lane.settle
-        settle([number for number, _ in deliveries])
+        self.shared.counters.consumed += len(numbers)
+        if together:
+            self.lane.leave_together(numbers)
+        else:
+            self.lane.settle(numbers)
 
     def trim(self, end: int) -> Work[int]:
         """Drop the ready messages with numbers below `end`; return how many."""
-        count = yield from self.lane.trim(end)
+        count = 0
+        while not self.deleted and (some := self.lane.trim_some(end)):
+            count += some
+            yield GOES_ON
         if self.capacity.is_watched and not self.deleted:
             self._update_capacity()
         return count
@@ -327,7 +350,8 @@ class Queue:
         """Kill messages above the limits, the oldest of the lowest priority first."""
         while (surplus := self._surplus()) and not self.deleted:
             most = min(surplus, STEP_MESSAGES)
-            fitting = STEP_BYTES * self.lane.ready // (self.lane.ready_bytes + 1) + 1
+            # Dead letters are copied: so many of the mean length as one step can take.
+            fitting = STEP_BYTES * self.ready // (self.lane.ready_bytes + 1) + 1
             lowest = self.order.lowest(min(most, fitting))
             if lowest is None:
                 self.shared.features.deaths.kill_oldest(self, SEQ_MAX, Event.OVERFLOW, most)
@@ -338,7 +362,7 @@ class Queue:
         self.deliver()
 
     def _surplus(self) -> int:
-        return self.capacity.surplus(self.lane.ready, self.lane.ready_bytes)
+        return self.capacity.surplus(self.ready, self.lane.ready_bytes)
 
     # -- returned messages
 
@@ -453,7 +477,7 @@ class Queue:
         """Whether ready messages may be delivered soon that could not be delivered now."""
         lane, turns = self.lane, self.shared.turns
         waits = lane.paging or bool(self.returning) or self in turns.due
-        return lane.ready > 0 and (waits or self.order.is_reading)
+        return self.ready > 0 and (waits or self.order.is_reading)
 
     def serve(self, consumer: Taker) -> None:
         """A consumer can take messages: it is the last one in the ring."""
@@ -514,6 +538,7 @@ class Queue:
         if self.deleted:
             return
         times = self.times
+        # While an expired message is left its alarm is due, which ends with a delivery.
         if not self._expires:
             while self._may_deliver:
                 if self._must_wait:
@@ -526,12 +551,13 @@ class Queue:
         lane = self.lane
         if self.capacity.is_watched or lane.blocks.count >= self.told_at:
             self._update_capacity()
-        if self.ring and not lane.paging and (wanted := self.order.wants()) is not None:
-            if wanted:
-                self.bring(wanted)
-            else:
-                lane.paging = True
-                self.shared.wanted.pages.append(self)
+        if not self.ring or lane.paging or self.rules.paused:
+            return
+        if wanted := self.order.wants():
+            self.bring(wanted)
+        elif wanted is not None:
+            lane.paging = True
+            self.shared.wanted.pages.append(self)
 
     # Paging: a queue reads one thing at a time, and `Lane.paging` is set until it has come. What to
     # read, and how far ahead, is the question of its order: the next page, which is all that lives
@@ -541,7 +567,8 @@ class Queue:
     # lost a message, and the server must end.
 
     def page_in(self, first: int | None, runs: list[Run]) -> None:
-        """See `Place.page_in`."""
+        """All living messages from `first` on have come, which was the `page_first` of its order
+        when the read began. Raises MqksError."""
         self.shared.turns.begin()
         lane, order = self.lane, self.order
         lane.paging = False
@@ -562,7 +589,9 @@ class Queue:
 
     @property
     def _may_deliver(self) -> bool:
-        return bool(self.ring and self.lane.blocks.count) and not self.shared.owner.withholds
+        # A pause is no reason to rest: a `receive` that rests is at its end, and waits no more.
+        withholds = self.rules.paused or self.shared.owner.withholds
+        return bool(self.ring and self.lane.blocks.count) and not withholds
 
     def _deliver_some(self) -> bool:
         """One step of a delivery; return whether another one may deliver more."""
@@ -575,7 +604,7 @@ class Queue:
             lane.delivered(numbers.start + taken)
             if taken < len(lines):
                 lane.put_front(numbers.start + taken, lines[taken:])
-            if not lane.fresh:
+            if not lane.fresh:  # Behind these are none but such as were scheduled, or have left.
                 lane.delivered(lane.next_seq)
         return shares is not None
 
@@ -619,8 +648,10 @@ class Queue:
         lane, ring, counters = self.lane, self.ring, self.shared.counters
         taken, total = 0, len(lines)
         while ring and taken < total:
-            wanted = total - taken
-            takers = list(islice(ring, min(wanted, TAKERS_MAX)))
+            left = total - taken
+            takers = list(islice(ring, min(left, TAKERS_MAX)))
+            # As many for each as the one with the least room can take: then a share is one slice,
+            # and that one rests in the next round.
             room = min(taker.room() for taker in takers)
             if room <= 0:
                 for taker in takers:
@@ -628,11 +659,12 @@ class Queue:
                 continue
             turns = len(takers)
             # Each consumer of a part of the ring takes one: then it is the others' turn.
-            count = min(wanted, room * turns) if turns == len(ring) else turns
+            count = min(left, room * turns) if turns == len(ring) else turns
             manual = any(taker.manual_ack for taker in takers)
             if manual and turns == len(ring) and any(taker.is_brief for taker in takers):
                 count = min(count, STEP_MESSAGES)  # Each lease takes 10 µs.
             start, end = taken, taken + count
+            # If all of them settle a message as they take it, it never needs the disk.
             if manual and not stored:
                 lane.remember(all_numbers[start], lines[start:end])
             for index, taker in enumerate(takers):
@@ -650,6 +682,7 @@ class Queue:
             if stored and manual and held is None and all_numbers[0] >= lane.cursor:
                 lane.tell_cursor()
             taken = end
+            # Those that got one more than the others are the last ones next time.
             for taker in takers[: count % len(ring)]:
                 ring.move_to_end(taker)
             if taken < total and self.shared.turns.over:
@@ -750,18 +783,14 @@ class Queue:
             ttl_us = self.times.expiry.ttl_us
             self._set_ttl(None)
             self._set_ttl(ttl_us)
-        if (most := self.rules.deliveries) is not None:
-            # Those that consumers held when the server ended have been counted since.
-            is_ready, marks = self.lane.is_ready, self.lane.marks.items()
-            spent = [number for number, mark in marks if mark.deliveries >= max(1, most)]
-            deaths = self.shared.features.deaths
-            deaths.kill_ready(self, filter(is_ready, sorted(spent)), Event.DELIVERIES)
+        self.shared.features.returns.started(self)
         self.order.started()
         self.deliver()
 
     def delete(self) -> Work[None]:
         """Forget all messages, also unacked ones, and the policy, at once. The memory is freed in
         turns."""
+        # A work that is under way sees `deleted` at its next step, and ends.
         self.deleted = True
         self.policy = self.rules = DEFAULT
         self.shared.capacities.tight.pop(self, None)

@@ -5,7 +5,7 @@ looked at in steps: to compare an event with a mask may take long.
 """
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.queue.shared import Place
@@ -52,7 +52,7 @@ class Chosen:
 
     def by_body(self, lines: Iterable[tuple[int, bytes]]) -> Work[dict[int, bytes]]:
         """Those of the numbered messages that have the event, the id and the attributes."""
-        found: dict[int, bytes] = {}
+        chosen: dict[int, bytes] = {}
         matches, known, prefix, weight = self._matches, self._known, self._prefix, 0
         for number, line in lines:
             weight += 1
@@ -73,9 +73,31 @@ class Chosen:
                     is_matched = known[event] = matches(event)
                 if not is_matched:
                     continue
-            found[number] = line
+            chosen[number] = line
             if weight >= STEP_MESSAGES:
                 weight = 0
                 yield GOES_ON
         yield GOES_ON
-        return found
+        return chosen
+
+
+class Read(NamedTuple):
+    """A request for the messages of a queue with numbers from `first` up to `end`.
+
+    `form` is the form of the reply: `peek` lines; `scheduled` lines of scheduled messages; `read`
+    columns, with attributes if `has_meta`; `range` only the first and last number, with `at_us` the
+    first message that arrived then or later. If something is `chosen`, only that is in the reply.
+    `confirm`: a confirm follows it.
+    """
+
+    request_id: bytes
+    form: str
+    queue: bytes
+    queue_id: int
+    confirm: bool
+    first: int = 1
+    end: int | None = None
+    limit: int = 1
+    at_us: int | None = None
+    has_meta: bool = False
+    chosen: Chosen | None = None

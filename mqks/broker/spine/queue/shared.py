@@ -5,10 +5,9 @@ queue only as a `Place`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from mqks.broker.spine.base.budget import Budget
-from mqks.broker.spine.base.counters import Counters
 from mqks.broker.spine.base.facts import Facts
 from mqks.broker.spine.base.notices import Notices
 from mqks.broker.spine.base.schedule import Schedule
@@ -16,24 +15,37 @@ from mqks.broker.spine.base.turns import Turns
 from mqks.broker.spine.log.pending import Mark, Pending, Run
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import Event
-from mqks.broker.spine.queue.admission import Admission, Admissions, Held
 from mqks.broker.spine.queue.lane import Delivery, Lane
 from mqks.broker.spine.queue.order import Order
-from mqks.broker.spine.queue.timers import AckHolder, AckTimers, Timers
+from mqks.broker.spine.queue.seams import AckHolder, AckTimers, Admission, Admissions, Held, Timers
 from mqks.limits import STEP_MESSAGES
 from mqks.settings import Settings
 
+REASONS: Final = ("rejects", "losses", "deliveries", "ttl", "overflow", "dead")
+"""Why a message is dead."""
+
+
+class Counters:
+    """Since the start; `docs/protocol.md` describes them under stats."""
+
+    def __init__(self) -> None:
+        self.published = self.queued = self.unroutable = self.errors = 0
+        self.delivered = self.redelivered = self.consumed = self.rejected = 0
+        self.dead = dict.fromkeys(REASONS, 0)
+        """By reason."""
+        self.dropped = 0
+        """Dead messages without a dead-letter queue."""
+
 
 class Place(Protocol):
-    """A queue, as those see it who put messages into it or take them out, and the server, which
-    reads its messages from disk."""
+    """A `Queue`, as those see it who put messages into it or take them out, and the server, which
+    reads its messages from disk. What it can do is told there."""
 
     id: int
     name: bytes
     capacity: Admission
     deleted: bool
     is_ruled: bool
-    """Whether what becomes of a message that is returned depends on its counts or on times."""
     lane: Lane
     order: Order
     policy: Policy
@@ -42,51 +54,21 @@ class Place(Protocol):
     show: Callable[[list[bytes]], None] | None
 
     @property
-    def ready(self) -> int:
-        """Messages that wait for a consumer."""
-
-    def set_order(self, order: Order) -> None:
-        """Deliver in this order from now on."""
-
-    def become_ranked(self) -> None:
-        """Record in the journal that its messages may have priorities from now on."""
-
-    def dead_letter_queue(self, reason: str) -> "Place | None":
-        """Where its messages go that die for this reason; it is created if needed."""
-
-    def arrived_us(self, number: int) -> int:
-        """Arrival of a message, as exactly as the journal knows."""
-
-    def take_in(self, lines: list[bytes], marks: Sequence[Mark] | None) -> None:
-        """Append messages from another queue. Limits do not refuse them."""
-
-    def timed(self) -> Timers:
-        """Its timers, which it has from now on."""
-
-    def untimed(self) -> None:
-        """None of its messages waits for a time any more."""
-
-    def put_off(self, number: int, line: bytes, mark: Mark, due_us: int) -> None:
-        """Schedule a message, by the clock of its mark."""
-
-    def join(self, due: Sequence[Delivery], since_us: Sequence[int] = ()) -> None:
-        """These scheduled messages are due."""
-
-    def fetch(self, numbers: list[int], then: Callable[[dict[int, bytes]], None]) -> None:
-        """Read living messages that are only on disk."""
-
-    def count_dead(self, count: int, reason: str, *, dropped: bool) -> None:
-        """So many messages have died here."""
-
-    def go_on(self) -> None:
-        """Continue a delivery in the next turn."""
-
-    def deliver(self) -> None:
-        """Deliver ready messages while there are messages and consumers that can take them."""
-
-    def page_in(self, first: int | None, runs: list[Run]) -> None:
-        """All living messages from `first` on have come, which was the `page_first` of its order
-        when the read began. Raises MqksError."""
+    def ready(self) -> int: ...
+    def set_order(self, order: Order) -> None: ...
+    def become_ranked(self) -> None: ...
+    def dead_letter_queue(self, reason: str) -> "Place | None": ...
+    def arrived_us(self, number: int) -> int: ...
+    def take_in(self, lines: list[bytes], marks: Sequence[Mark] | None) -> None: ...
+    def timed(self) -> Timers: ...
+    def untimed(self) -> None: ...
+    def put_off(self, number: int, line: bytes, mark: Mark, due_us: int) -> None: ...
+    def join(self, due: Sequence[Delivery], since_us: Sequence[int] = ()) -> None: ...
+    def fetch(self, numbers: list[int], then: Callable[[dict[int, bytes]], None]) -> None: ...
+    def count_dead(self, count: int, reason: str, *, dropped: bool) -> None: ...
+    def go_on(self) -> None: ...
+    def deliver(self) -> None: ...
+    def page_in(self, first: int | None, runs: list[Run]) -> None: ...
 
 
 class Fetch(NamedTuple):
@@ -100,8 +82,6 @@ class Fetch(NamedTuple):
 
 class Wanted:
     """What the server is to read from the journal for queues."""
-
-    __slots__ = "fetches", "pages"
 
     def __init__(self) -> None:
         self.pages: list[Place] = []
@@ -140,6 +120,9 @@ class Returns(Protocol):
     def join(self, queue: Place, due: Sequence[Delivery], since_us: Sequence[int] = ()) -> None:
         """These scheduled messages are due, since these times of the monotonic clock; 0 is now."""
 
+    def started(self, queue: Place) -> None:
+        """The server has started: some may have been delivered too often."""
+
 
 class Deaths(Protocol):
     """The end of messages that nobody acks."""
@@ -175,16 +158,10 @@ class Owner(Protocol):
     withholds: bool
     """Nothing is delivered that the journal holds, since another broker may deliver it."""
 
-    def dead_letter_queue(self, queue: Place, reason: str) -> Place | None:
-        """See `Place.dead_letter_queue`."""
+    def dead_letter_queue(self, queue: Place, reason: str) -> Place | None: ...
 
 
 class Shared:
-    __slots__ = (
-        *("capacities", "counters", "facts", "features", "memory", "outboxes"),
-        *("owner", "pending", "schedule", "turns", "wanted"),
-    )
-
     def __init__(
         self,
         settings: Settings,

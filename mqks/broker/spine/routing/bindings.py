@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Final
 
-from mqks.broker.spine.base.turns import GOES_ON, Places, Work, ordered, slices
+from mqks.broker.spine.base.turns import GOES_ON, Places, Work, one_at_a_time, ordered, slices
 from mqks.broker.spine.log.metadata import MetadataBudget, binding_bytes, mask_bytes
 from mqks.broker.spine.log.pending import Pending
 from mqks.broker.spine.queue.queue import Queue
@@ -32,22 +32,6 @@ COPY_BYTES: Final = 64
 
 class Bindings:
     """`queues` are the existing queues by name; `pending` gets the changes for the journal."""
-
-    __slots__ = (
-        "_busy",
-        "_known",
-        "_known_bytes",
-        "_leaving",
-        "_pending",
-        "_walks",
-        "by_name",
-        "events_max",
-        "masks",
-        "masks_by_name",
-        "metadata",
-        "queues",
-        "routes",
-    )
 
     def __init__(
         self,
@@ -90,6 +74,10 @@ class Bindings:
             yield GOES_ON
         return events, masks
 
+    # A publish comes past here, so what it needs is one look-up: in `routes`, or, while there are
+    # masks, in `_known`. What is not there is walked, as far as one step goes; a walk that takes
+    # longer is a work, and what the event leads to must not change before it has ended.
+
     def route(self, event: bytes) -> Queues | None:
         """The queues that get this event; None: call `find`."""
         if not self.masks.count:
@@ -100,8 +88,8 @@ class Bindings:
         try:
             next(self._find(event))
         except StopIteration as end:
-            found: Queues = end.value
-            return found
+            queues: Queues = end.value
+            return queues
         return None
 
     def find(self, event: bytes) -> Work[Queues]:
@@ -118,22 +106,24 @@ class Bindings:
 
     def _find(self, event: bytes) -> Work[Queues]:
         matched = yield from self.masks.walk(event)
-        if bound := self.routes.get(event):
-            matched.append(bound)
+        if plain := self.routes.get(event):
+            matched.append(plain)
         queues, size = NOWHERE, ROUTE_BYTES + len(event)
         if len(matched) == 1:
             [queues] = matched  # The object itself, not a copy: its changes do no harm.
         elif matched:
             queues = {}
             weight = 0
-            for each in matched:
-                weight += 1 + len(each)
-                for some in slices(list(each), STEP_NAMES) if len(each) > STEP_NAMES else [each]:
+            for bound in matched:
+                weight += 1 + len(bound)
+                for some in slices(list(bound), STEP_NAMES) if len(bound) > STEP_NAMES else [bound]:
                     queues.update(dict.fromkeys(some))
                     if weight > STEP_NAMES:
                         weight = 0
                         yield GOES_ON
             size += COPY_BYTES * len(queues)
+        # A client that invents events fills the cache: all of it goes, which costs the others one
+        # walk each, and needs no order of use.
         if self._known_bytes + size > ROUTES_BYTES_MAX:
             self._forget()
         self._known[event] = queues
@@ -152,27 +142,12 @@ class Bindings:
     def rebind(self, request: Rebind) -> Work[bool]:
         """Replace, then remove, then remove by mask, then add. Return whether bindings changed.
         Raises LimitExceeded before anything is changed."""
-        name = request.queue
-        place = yield from self._wait(name)
-        try:
-            for mask in request.add_masks:
-                check_bound(mask)
-                yield GOES_ON
-            return (yield from self._rebind(request))
-        finally:
-            self._done(name, place)
-
-    def _wait(self, name: bytes) -> Work[object]:
-        """Wait for earlier requests that change the bindings of this name."""
-        return (yield from self._busy.setdefault(name, Places(1)).take())
-
-    def _done(self, name: bytes, place: object) -> None:
-        places = self._busy[name]
-        places.leave(place)
-        if not places:
-            del self._busy[name]
+        return one_at_a_time(self._busy, request.queue, self._rebind(request))
 
     def _rebind(self, request: Rebind) -> Work[bool]:
+        for mask in request.add_masks:
+            check_bound(mask)
+            yield GOES_ON
         name, replace = request.queue, request.replace
         bound, masked = self.bound(name)
         matched = yield from _matched(request.remove_masks, bound if replace is None else replace)
@@ -194,6 +169,7 @@ class Bindings:
         gone_size = yield from _bytes_of(gone, gone_masks)
         if new or new_masks:
             self.metadata.check_room(len(name) + size)
+        # Nothing can fail any more.
         self.metadata.bytes += size
         with self._named(name):
             _put(self.by_name, name, new, gone)
@@ -232,6 +208,7 @@ class Bindings:
 
     def _settle(self, name: bytes, events: list[bytes]) -> Work[None]:
         """Update routes and journal for these events, or these masks."""
+        # Looked up anew in each step: between two of them the queue may be deleted, or made.
         table, route, step = self._kind(events)
         for some in slices(events, step):
             yield from self._settled()
@@ -305,33 +282,23 @@ class Bindings:
         there were any."""
         if queue is not None:
             self._leaving.setdefault(name, []).append(queue)
-        place = yield from self._wait(name)
+        return one_at_a_time(self._busy, name, self._remove_all(name, queue))
+
+    def _remove_all(self, name: bytes, queue: Queue | None) -> Work[bool]:
         events, masks = map(list, self.bound(name))
         with self._named(name):
             self.by_name.pop(name, None)
             self.masks_by_name.pop(name, None)
-        try:
-            if queue is not None:
-                yield from self._unroute(queue, events)
-                yield from self._unroute(queue, masks)
-                self._leaving[name].remove(queue)
-                if not self._leaving[name]:
-                    del self._leaving[name]
-            yield from self._settle(name, events)
-            yield from self._settle(name, masks)
-            size = yield from _bytes_of(events, masks)
-            self.metadata.bytes -= size
-            return bool(events or masks)
-        finally:
-            self._done(name, place)
-
-    def _unroute(self, queue: Queue, events: list[bytes]) -> Work[None]:
-        _, route, step = self._kind(events)
-        for some in slices(events, step):
-            yield from self._settled()
-            for event in some:
-                route(event, queue, False)
-            yield GOES_ON
+        # Which takes the queue, one of those that leave, out of their routes.
+        yield from self._settle(name, events)
+        yield from self._settle(name, masks)
+        if queue is not None:
+            self._leaving[name].remove(queue)
+            if not self._leaving[name]:
+                del self._leaving[name]
+        size = yield from _bytes_of(events, masks)
+        self.metadata.bytes -= size
+        return bool(events or masks)
 
 
 def _difference(

@@ -50,14 +50,14 @@ class Node:
         if part == ANY:
             return self.any
         if STAR in part:
-            found = self.starred.get(_gram(part)) if self.starred else None
-            return found[part][1] if found and part in found else None
+            parts = self.starred.get(_gram(part)) if self.starred else None
+            return parts[part][1] if parts and part in parts else None
         return self.plain.get(part) if self.plain else None
 
     def make(self, part: bytes) -> "Node":
-        found = self.get(part)
-        if found is not None:
-            return found
+        child = self.get(part)
+        if child is not None:
+            return child
         node = Node()
         if part == ANY:
             self.any = node
@@ -131,16 +131,16 @@ class Masks:
     def walk(self, event: bytes) -> Work[list[Queues]]:
         """The queues of each mask that matches. No mask may be bound or unbound meanwhile."""
         parts = event.split(b".", PARTS_MAX)
-        found: list[Queues] = []
+        matched: list[Queues] = []
         weight, nodes = 0, [self._root]
         for part in parts:
             following: list[Node] = []
             grams: set[bytes] | None = None
-            each = 1 + len(part) // 256
+            fit_weight = 1 + len(part) // 256
             for node in nodes:
                 weight += 1
                 if node.rests:
-                    found.append(node.rests)
+                    matched.append(node.rests)
                 if node.any is not None:
                     following.append(node.any)
                 if node.plain and (child := node.plain.get(part)) is not None:
@@ -156,15 +156,14 @@ class Masks:
                     for pieces, child in node.starred[gram].values():
                         if fits(pieces, part):
                             following.append(child)
-                        weight += each
+                        weight += fit_weight
                         if weight > STEP_MASKS:
                             weight = 0
                             yield GOES_ON
             nodes = following
             if not nodes:
                 break
-        found += [node.ends for node in nodes if node.ends]
-        return found
+        return matched + [node.ends for node in nodes if node.ends]
 
 
 def _gram(part: bytes) -> bytes:

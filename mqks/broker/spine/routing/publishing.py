@@ -1,26 +1,28 @@
-"""Publishes the messages of a chunk to the queues.
+"""Publishes the messages of a chunk to the queues: gathers them, until they are published in one
+step.
 
 The one rule: each queue gets the messages of a connection in their order, and of those published
 with `--once` only the first with an id.
 """
 
 from collections import deque
+from collections.abc import Callable, Collection
 from functools import lru_cache
+from math import inf
 from typing import Any, Final, NamedTuple, Protocol
 
 from mqks.broker.spine.base.turns import WAITS, Work, slices
 from mqks.broker.spine.clients.connection import Connection
-from mqks.broker.spine.queue.new_messages import NewMessages, PublishTerms
-from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.log.pending import Pending
+from mqks.broker.spine.queue.queue import NewMessages, PublishTerms, Queue
 from mqks.broker.spine.queue.shared import Shared
 from mqks.broker.spine.routing.bindings import Bindings
-from mqks.broker.spine.routing.gathering import NO_GROUP, Gathering, Group, is_nowhere
 from mqks.broker.spine.routing.masks import Queues
-from mqks.broker.spine.routing.once import KnownIds, Once
 from mqks.errors import BadRequest, Unwritable
 from mqks.limits import (
     COPIES_MAX,
     ESCAPED_STEP_BYTES,
+    GROUPS_COPIES_MAX,
     GROUPS_QUEUES,
     ROUTE_QUEUES,
     STEP_COPIES,
@@ -36,6 +38,140 @@ _GATHERED: Final = b"--ttl=", b"--delay=", b"--at=", b"--mandatory "
 _TRAITS: Final = b"--escaped", b"--priority=", b"--key=", b"--meta="
 """Flags of single messages, which gather with those of their event that have none."""
 _TRAITED: Final = PublishTerms()
+
+
+Group = tuple[bytes | None, bytes, list[bytes], list[bytes]]
+"""The key in `Gathering.groups`, the bytes between id and data, ids and bodies."""
+Gathered = tuple[Queues, list[bytes], list[bytes], Publish | None]
+"""The queues, the ids and bodies of all events that go there, and the flags of these messages."""
+NO_GROUP: Final[Group] = None, b"", [], []
+
+
+# Most chunks publish a few events again and again. Then a line costs one look-up of its event, and
+# the queues get lists. Messages for one queue must keep their order: so events with the same queues
+# share one list, and one that shares only some of them, or has other flags, ends the gathering.
+
+
+class Gathering:
+    """Messages of a chunk until they are published in one step. `publish` takes them then."""
+
+    def __init__(
+        self, publish: Callable[[Queues, list[bytes], list[bytes], Publish | None], None]
+    ) -> None:
+        self._publish = publish
+        self._groups: list[Gathered] = []
+        self.groups: dict[bytes, Group] = {}
+        """Current groups by event, preceded by the flags of the publish, if any."""
+        self.nowhere: set[bytes] = set()
+        """Keys of groups whose messages no queue gets."""
+        self._by_queue: dict[Queue, Gathered] = {}
+        self.width = 1
+        """One plus the number of queues of the groups."""
+        self.has_traits = False
+        """Whether some of the messages have traits."""
+
+    def open(
+        self, event: bytes, queues: Queues, key: bytes = b"", flags: Publish | None = None
+    ) -> Group:
+        """Open a group for an event with these queues. `key`: the event preceded by its flags, as
+        they were written."""
+        gathered = next(filter(None, map(self._by_queue.get, queues)), None)
+        if gathered is None or gathered[0] != queues or flags is not gathered[3]:
+            if gathered is not None or (self._groups and self.width + len(queues) > GROUPS_QUEUES):
+                self.flush()
+            gathered = queues, [], [], flags
+            self._groups.append(gathered)
+            self.width += len(queues)
+            self._by_queue.update(dict.fromkeys(queues, gathered))
+        key = key or event
+        if is_nowhere(queues):
+            self.nowhere.add(key)
+        group = self.groups[key] = key, b" event=%b " % event, gathered[1], gathered[2]
+        return group
+
+    def leads_to(self, queues: Collection[object]) -> bool:
+        """Whether anything is gathered for one of these queues."""
+        return bool(queues) and not self._by_queue.keys().isdisjoint(queues)
+
+    @property
+    def copies_max(self) -> int:
+        """Maximum of gathered messages times queues."""
+        return GROUPS_COPIES_MAX if self.width <= GROUPS_QUEUES else COPIES_MAX
+
+    def flush(self) -> None:
+        for queues, ids, bodies, flags in self._groups:
+            if ids:
+                self._publish(queues, ids, bodies, flags)
+        self._groups.clear()
+        self.groups.clear()
+        self.nowhere.clear()
+        self._by_queue.clear()
+        self.width, self.has_traits = 1, False
+
+
+def is_nowhere(queues: Queues) -> bool:
+    """Whether no queue that exists is among these of an event."""
+    return all(queue.deleted for queue in queues)
+
+
+class KnownIds(Protocol):
+    """Ids that were published with `--once`."""
+
+    def knows(self, message_id: bytes) -> bool: ...
+
+    def add(self, message_id: bytes, for_s: float = inf) -> bytes | None:
+        """Remember an id; return what the journal has of it, or None if it was known."""
+
+
+# An id is written with its message or after it, never before: an id that is durable without its
+# message would block the message permanently. It is remembered at once, so that of two messages in
+# one chunk only the first is published.
+
+
+class Once:
+    """Alone remembers ids, and alone writes them."""
+
+    def __init__(self, known: KnownIds, pending: Pending) -> None:
+        self._known = known
+        self._pending = pending
+        self._gathered: list[bytes] = []
+        """Those of the messages that the current chunk gathers."""
+        self.unfinished = 0
+        """Number of works with ids that are known but not written yet: a second publish of such an
+        id must not be confirmed before the first."""
+
+    def knows(self, connection: Connection, message_id: bytes) -> bool:
+        return self._known.knows(connection.once_id(message_id))
+
+    def take(
+        self, connection: Connection, message_id: bytes, for_s: float = inf
+    ) -> list[bytes] | None:
+        """Remember an id; return what is to be written of it, or None if it was known."""
+        new = self._known.add(connection.once_id(message_id), for_s)
+        return None if new is None else [new]
+
+    def gather(self, new: list[bytes]) -> None:
+        """These are of messages that the chunk gathers."""
+        self._gathered += new
+
+    def take_gathered(self) -> list[bytes]:
+        """Those of the chunk, which ends, or whose messages are published."""
+        gathered, self._gathered = self._gathered, []
+        return gathered
+
+    def write(self, new: list[bytes]) -> None:
+        """Write these with the next commit."""
+        if new:
+            self._pending.entry.once += new
+            self._pending.records += len(new)
+
+    def hold(self, new: list[bytes]) -> None:
+        """Messages with these ids are published in turns: the ids are written when that ends."""
+        self.unfinished += bool(new)
+
+    def release(self, held: list[bytes]) -> None:
+        self.unfinished -= bool(held)
+        self.write(held)
 
 
 class Single(NamedTuple):
@@ -67,11 +203,6 @@ class Watchers(Protocol):
 
 
 class Publishing:
-    __slots__ = (
-        *("_bindings", "_settings", "_shared", "_tails"),
-        *("gathering", "lines", "once", "works"),
-    )
-
     def __init__(
         self,
         settings: Settings,
@@ -100,8 +231,8 @@ class Publishing:
         self, permissions: Permissions | None, flag: bytes, rest: bytes
     ) -> tuple[Group, bytes]:
         """The group of a message with a flag; and the message's data."""
-        if flag.startswith(_TRAITS) and (found := _traited(flag, rest)) is not None:
-            event, data = found
+        if flag.startswith(_TRAITS) and (traited := _traited(flag, rest)) is not None:
+            event, data = traited
             group = self.gathering.groups.get(event) or self.group(permissions, event)
             self.gathering.has_traits = True
             return group, data
@@ -114,12 +245,12 @@ class Publishing:
         if queues is None:
             return NO_GROUP
         try:
-            wanted: Publish = ACTIONS[b"publish"].parse(key, 0)
+            flags: Publish = ACTIONS[b"publish"].parse(key, 0)
         except BadRequest:
+            return NO_GROUP  # The line is handled singly, and gets its error.
+        if flags.mandatory and is_nowhere(queues):
             return NO_GROUP
-        if wanted.mandatory and is_nowhere(queues):
-            return NO_GROUP
-        return self.gathering.open(event, queues, key, wanted)
+        return self.gathering.open(event, queues, key, flags)
 
     def _gathers(self, permissions: Permissions | None, event: bytes) -> Queues | None:
         """The queues of an event; None if each of its messages must be checked singly."""
@@ -143,11 +274,11 @@ class Publishing:
         return queues.keys() & tight.keys() if tight else set()
 
     def _publish_gathered(
-        self, queues: Queues, ids: list[bytes], bodies: list[bytes], wanted: Publish | None
+        self, queues: Queues, ids: list[bytes], bodies: list[bytes], flags: Publish | None
     ) -> None:
         terms = _TRAITED if self.gathering.has_traits else None
-        if wanted is not None:
-            terms, attributes = self._terms(wanted)
+        if flags is not None:
+            terms, attributes = self._terms(flags)
             if attributes:
                 bodies = [body + attributes for body in bodies]
         self.put(queues, NewMessages(ids, bodies, terms), self.works)
@@ -178,7 +309,8 @@ class Publishing:
             self._tails.show(tails, new.bodies)
 
     def _route(self, queues: Queues, new: NewMessages) -> Work[None]:
-        """In queues that may become full the messages have their places from now on."""
+        """In queues that may become full the messages have their places from now on: the next
+        publish must not be told that there is room for it, too."""
         tight = self._tight(queues)
         size = sum(map(len, new.bodies)) if tight else 0
         for queue in tight:
@@ -188,6 +320,8 @@ class Publishing:
     def _route_in_turns(
         self, queues: list[Queue], tight: set[Queue], new: NewMessages, size: int
     ) -> Work[None]:
+        # The writer takes a batch between two steps, so a message for 100,000 queues waits for it:
+        # otherwise all its copies would be in memory at once.
         records_max = self._settings.batch_records_max + COPIES_MAX
         for some in slices(queues, max(1, min(ROUTE_QUEUES, STEP_COPIES // len(new.ids)))):
             for queue in some:
@@ -202,29 +336,28 @@ class Publishing:
     def now(self) -> Now:
         return self._shared.schedule.wall_us(), self._shared.schedule.clock_us()
 
-    def single(self, message_id: bytes, wanted: Publish, now: Now | None = None) -> Single:
+    def single(self, message_id: bytes, publish: Publish, now: Now | None = None) -> Single:
         """The message in its stored form, with its terms, which begin `now`."""
-        event, data, once_s, *_ = wanted
-        terms, attributes = self._terms(wanted, now)
-        body = replies.body(message_id, event, data) + attributes
-        return Single(message_id, event, body, terms, once_s)
+        terms, attributes = self._terms(publish, now)
+        body = replies.body(message_id, publish.event, publish.data) + attributes
+        return Single(message_id, publish.event, body, terms, publish.once_s)
 
-    def _terms(self, wanted: Publish, now: Now | None = None) -> tuple[PublishTerms | None, bytes]:
+    def _terms(self, publish: Publish, now: Now | None = None) -> tuple[PublishTerms | None, bytes]:
         """The terms of a message, and the bytes after its text."""
-        traits = wanted.traits
-        meta, letter = wanted.meta, wanted.letter
-        if not (wanted.delay_us or wanted.at_us or wanted.ttl_us or meta or traits or letter):
+        traits, meta, letter = publish.traits, publish.meta, publish.letter
+        if not (publish.delay_us or publish.at_us or publish.ttl_us or meta or traits or letter):
             return None, b""
         now_us, clock_us = now or self.now()
-        due_us = now_us + wanted.delay_us if wanted.delay_us else wanted.at_us
+        due_us = now_us + publish.delay_us if publish.delay_us else publish.at_us
         if due_us <= now_us:
             due_us = 0
+        # When it is due it gets a new number, whose time is not that of the publish.
         published = b"%d" % now_us if due_us else b""
         if letter:
             meta, published = self._shared.features.restored_letter(meta, letter)
-        expires_us = (due_us or now_us) + wanted.ttl_us if wanted.ttl_us else 0
-        due_clock_us = clock_us + wanted.delay_us if wanted.delay_us else 0
-        terms = PublishTerms(due_us, wanted.at_us > 0, expires_us, due_clock_us)
+        expires_us = (due_us or now_us) + publish.ttl_us if publish.ttl_us else 0
+        due_clock_us = clock_us + publish.delay_us if publish.delay_us else 0
+        terms = PublishTerms(due_us, publish.at_us > 0, expires_us, due_clock_us)
         return terms, replies.Parts(b"", meta, published, traits).joined()
 
     def publish(self, connection: Connection, message: Single, queues: Queues) -> None:
@@ -321,8 +454,8 @@ def _traited(flag: bytes, rest: bytes) -> tuple[bytes, bytes] | None:
 @lru_cache(maxsize=1024)
 def _attributes(flags: bytes) -> bytes:
     """What these flags add to a message, see `replies.Parts`. Raises BadRequest."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for flag in flags.split(b" "):
-        ACTIONS[b"publish"].take(flag, found)
-    wanted = Publish(b"", b"", **found)
-    return replies.Parts(b"", wanted.meta, b"", wanted.traits).joined()
+        ACTIONS[b"publish"].take(flag, fields)
+    publish = Publish(b"", b"", **fields)
+    return replies.Parts(b"", publish.meta, b"", publish.traits).joined()

@@ -16,45 +16,19 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mqks import log
 from mqks.api.app import Api, answer
 from mqks.limits import HTTP_CONNECTIONS_MAX, SQS_CONNECTIONS_MAX
-from mqks.server import http, log
-from mqks.server.gateway import OPENING_BYTES_MAX, Opening
-from mqks.server.loops import rarely_collect
+from mqks.loops import rarely_collect
 from mqks.sqs.app import Sqs
 from mqks.users import User, Users
+from mqks.web import serving
+from mqks.web.openings import Openings
 
 CONNECTIONS_MAX: Final = {"api": HTTP_CONNECTIONS_MAX, "sqs": SQS_CONNECTIONS_MAX}
 """At most two thirds of the descriptors that the process may open."""
 TOLD_BYTES_MAX: Final = 1 << 30
 """Of a line of input, which has all users."""
-
-
-class _Openings:
-    """Opens connections to the broker."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._sending = anyio.Lock()
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, OPENING_BYTES_MAX)
-
-    async def open(
-        self, name: str, trusted: bool, user: str = "", line_bytes_max: int = 0
-    ) -> socket.socket:
-        """Raises OSError."""
-        opening = Opening(name, trusted, user, line_bytes_max)
-        mine, other = socket.socketpair()
-        with other:
-            try:
-                async with self._sending:
-                    await anyio.wait_writable(self._sock)
-                    socket.send_fds(self._sock, [json.dumps(opening).encode()], [other.fileno()])
-            except BaseException:
-                mine.close()
-                raise
-        mine.setblocking(False)
-        return mine
 
 
 async def _failed(request: Request, failure: Exception) -> Response:
@@ -65,7 +39,7 @@ async def _failed(request: Request, failure: Exception) -> Response:
 async def _serve(told: asyncio.StreamReader) -> None:
     what: dict[str, Any] = json.loads(await told.readline())
     log.configure(what["log_format"], what["log_level"])
-    openings = _Openings(socket.socket(fileno=what["openings"]))
+    openings = Openings(socket.socket(fileno=what["openings"]))
     users = Users((), b"")
     door: Api | Sqs
     limits = {key: what[key] for key in ("with_users", "line_bytes_max")}
@@ -81,7 +55,7 @@ async def _serve(told: asyncio.StreamReader) -> None:
     rarely_collect()
     async with anyio.create_task_group() as tasks:
         await tasks.start(door.run)
-        tasks.start_soon(http.answer, sock, door.app(_failed), most)
+        tasks.start_soon(serving.answer, sock, door.app(_failed), most)
         async for line in told:
             users = Users((User(**each) for each in json.loads(line)), b"")
         tasks.cancel_scope.cancel()

@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Final, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from mqks import log
+from mqks.clock import Patient
 from mqks.limits import (
     HTTP_HEAD_LINES_MAX,
     HTTP_LINGER_BYTES_MAX,
@@ -20,8 +22,6 @@ from mqks.limits import (
     HTTP_UNREAD_BYTES_MAX,
     HTTP_WAITING_BYTES_MAX,
 )
-from mqks.server import log
-from mqks.server.clock import Patient
 
 REQUEST_S: Final = 5.0
 """About how long a connection may take to send a request: silent ones must not block others."""

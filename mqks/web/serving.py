@@ -21,8 +21,8 @@ from uvicorn import Server as Uvicorn
 
 from mqks.limits import HTTP_QUERY_FIELDS_MAX
 from mqks.page.headers import SECURITY
-from mqks.server.http_protocol import HttpProtocol, Port
 from mqks.settings import is_loopback
+from mqks.web.connection import HttpProtocol, Port
 
 _HOST = re.compile(r"(?:([\w.~-]*)|\[([\da-fA-F:.]+)\])(?::\d{0,5})?", re.ASCII)
 _NO_HOST = PlainTextResponse("The header Host is a name, and perhaps a port.\n", 400)

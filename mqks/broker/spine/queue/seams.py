@@ -1,14 +1,16 @@
-"""What waits for a time, as the spine sees it: of a queue its messages, of a consumer its acks.
+"""What the spine asks of the features about time and about room, see "The seams" in
+docs/architecture.md.
 
-The one rule: a queue has timers only while one of its messages waits for a time, and a consumer
-only from its first ack timeout on. Nobody else asks what time it is.
+The one rule: it asks for a batch, and knows no feature by name. A queue has timers only while one
+of its messages waits for a time, and a consumer only from its first ack timeout on.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.log.pending import Mark
+from mqks.broker.spine.message.policy import Policy
 
 
 class Expiring(Protocol):
@@ -52,22 +54,20 @@ class Expiring(Protocol):
         """When it joined, by the wall clock; 0 if that is not known."""
 
 
+class Contained(Sized, Protocol):
+    def __contains__(self, number: int) -> bool: ...
+
+
 class Delayed(Sized, Protocol):
     """Messages that are not ready before a time."""
 
     bytes: int
 
     @property
-    def numbers(self) -> "Contained":
-        """Theirs."""
-
+    def numbers(self) -> Contained: ...
     @property
-    def placed(self) -> "Contained":
+    def placed(self) -> Contained:
         """Those of messages that will return to their old place."""
-
-
-class Contained(Sized, Protocol):
-    def __contains__(self, number: int) -> bool: ...
 
 
 class Timers(Protocol):
@@ -111,15 +111,12 @@ class Timers(Protocol):
 
 
 class AckHolder(Protocol):
-    """The owner of deliveries that must be acked in time: a consumer."""
+    """The owner of deliveries that must be acked in time: a `Consumer`."""
 
     @property
     def unacked_count(self) -> int: ...
-
     def holds(self, message_id: bytes, number: int) -> bool: ...
-
-    def too_late(self, late: list[tuple[bytes, int]]) -> None:
-        """These were not acked in time."""
+    def too_late(self, late: list[tuple[bytes, int]]) -> None: ...
 
 
 class AckTimers(Protocol):
@@ -136,3 +133,63 @@ class AckTimers(Protocol):
 
     def clear(self) -> None:
         """Forget them all."""
+
+
+class Held(Protocol):
+    """Whoever has limits: a queue."""
+
+    @property
+    def contents(self) -> tuple[int, int]:
+        """Number and length of ready and scheduled messages."""
+
+
+class Update(NamedTuple):
+    warns: bool
+    """It has become nearly full."""
+    has_turned: bool
+    """`Admission.refuses_all` has changed."""
+    room: int
+    """So many more messages may join before the next update."""
+
+
+class Admission(Protocol):
+    drops: bool
+    """The oldest make room for those that are too many."""
+    is_tight: bool
+    """The messages of one chunk may be too many: each is checked before it gathers."""
+    is_watched: bool
+    """To `update` after each change, not only at a number of messages."""
+    nearly_full: bool
+    refuses_all: bool
+
+    def apply(self, rules: Policy) -> None:
+        """Apply the limits of these rules; then call `update`."""
+
+    def reserve(self, count: int, size: int) -> None:
+        """Count messages on their way here, of `size` bytes together; negative when they arrive."""
+
+    def has_room(self, count: int) -> bool:
+        """Whether so many messages of any length may join."""
+
+    def check(self, size: int, where: str) -> None:
+        """Raise LimitExceeded if a message of this size may not join; `where` ends the reason."""
+
+    def surplus(self, ready: int, ready_bytes: int) -> int:
+        """Approximate number of ready messages to be dropped."""
+
+    def update(self) -> Update:
+        """What waits has changed."""
+
+    @property
+    def fullness(self) -> float | None:
+        """Used part of its limits, from 0 to 1; None if it refuses nothing."""
+
+
+class Admissions:
+    """What those of all queues share. `default_max` is the number of messages that settings allow
+    in each, 0 for any."""
+
+    def __init__(self, default_max: int) -> None:
+        self.default_max = default_max
+        self.tight: dict[Held, None] = {}
+        """Queues that the messages of one chunk may fill, see `Admission.is_tight`."""

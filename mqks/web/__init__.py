@@ -1,0 +1,1 @@
+"""Answers HTTP. See docs/architecture.md."""
