@@ -303,7 +303,7 @@ class Broker:
         connection.write(reply)
         if read.confirm:
             connection.unconfirmed += 1
-            self.pending.waiters.confirms.append((connection, [read.request_id]))
+            self.pending.waiters.confirms.append((connection, [], [read.request_id]))
 
     def end_tails(self, connection: Connection, permissions: Permissions | None = None) -> None:
         """All that it has, or those that a user with these permissions may not have."""
@@ -521,16 +521,16 @@ class Broker:
         self.pending.waiters.held.append((consumer.connection, partial(self._held, consumer)))
 
     def _held(self, consumer: Consumer, is_written: bool) -> None:
-        """It gets messages now, or ends if its consume could not be written."""
+        """It gets messages now, or waits for the next commit."""
+        if not is_written:
+            self.hold(consumer)
+            return
         reason = self._replaced.pop(consumer, None)
-        if is_written:
-            consumer.resume(Rest.CONFIRM)
-            connection = consumer.connection
-            if reason and not connection.closed and consumer.id not in self._siblings(consumer):
-                # Otherwise it has its id back, and has asked for that.
-                connection.fail(consumer.id, b"consume", reason)
-        elif not consumer.deleted:
-            self.end_consumers([consumer])
+        consumer.resume(Rest.CONFIRM)
+        connection = consumer.connection
+        if reason and not connection.closed and consumer.id not in self._siblings(consumer):
+            # Otherwise it has its id back, and has asked for that.
+            connection.fail(consumer.id, b"consume", reason)
 
     def end_consumers(self, consumers: list[Consumer], *, lost: bool = False) -> None:
         """They get no more messages; those that they hold are returned in turns."""
@@ -640,10 +640,13 @@ class Broker:
         self._answer(self._written(batch))
 
     def failed(self, batch: Batch, failure: BadRequest) -> None:
-        """This batch could not be written: those who wait for it get errors, and consumers that
-        waited for their confirm end."""
+        """This batch could not be written: what needs room for it is refused. The others wait on,
+        as acks, queues and bindings are written without room; so do consumers."""
         self.turns.begin()
         waiters, batch.waiters = batch.waiters, Waiters()
+        for connection, _, others in waiters.confirms:
+            if others:
+                batch.waiters.confirms.append((connection, [], others))
         self._answer(self._refused(waiters, failure))
 
     def _answer(self, work: Work[None]) -> None:
@@ -661,7 +664,8 @@ class Broker:
     def _written(self, batch: Batch) -> Work[None]:
         # One write for all confirms of a chunk, whatever their number.
         waiters, weight = batch.waiters, 0
-        for connection, ids in waiters.confirms:
+        for connection, placing, others in waiters.confirms:
+            ids = placing + others
             connection.unconfirmed -= len(ids)
             if not connection.closed:
                 connection.write(replies.confirms(ids))
@@ -687,9 +691,9 @@ class Broker:
             self.turns.add(self._spill(batch))
 
     def _refused(self, waiters: Waiters, failure: BadRequest) -> Work[None]:
-        counted = [(connection, [request_id]) for connection, request_id, _ in waiters.counts]
-        for connection, ids in waiters.confirms + counted:
-            for some in slices(ids, STEP_ERRORS):
+        counted = [(connection, [request_id], ()) for connection, request_id, _ in waiters.counts]
+        for connection, placing, _ in waiters.confirms + counted:
+            for some in slices(placing, STEP_ERRORS):
                 connection.unconfirmed -= len(some)
                 for request_id in some:
                     connection.fail(request_id, b"", failure)

@@ -219,7 +219,7 @@ def test_once_to_a_queue_after_others_is_stored_before_its_confirm(
     while broker.has_work or broker.pending:
         broker.go_on()
         batch = broker.pending.take()
-        confirmed += [each for _, ids in batch.waiters.confirms for each in ids]
+        confirmed += [each for _, ids, _ in batch.waiters.confirms for each in ids]
         once += batch.entry.once
         if b"o" in confirmed:
             assert broker.queues[b"alone"].ready == 1

@@ -405,7 +405,7 @@ def test_a_publish_once_that_is_routed_in_several_turns_does_not_wait_for_its_ow
     batch = broker.pending.take()
     assert batch.entry.once == [b"m1", b"m2"]
     assert broker.queues[b"q"].ready == 2
-    confirmed = [each for _, ids in batch.waiters.confirms for each in ids]
+    confirmed = [each for _, ids, _ in batch.waiters.confirms for each in ids]
     assert sorted(confirmed) == [b"m1", b"m1", b"m2"]
 
 

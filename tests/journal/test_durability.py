@@ -202,6 +202,24 @@ def test_a_full_database_lets_consumers_make_room(
     check_full_disk(place, data, *flags, *(TEXTS if kind == "texts" else ()))
 
 
+def test_a_consumer_of_the_commit_that_finds_the_disk_full_gets_messages_later(db: Path) -> None:
+    flags = ("--db-bytes-max", str(MIB), "--ballast-bytes", "0")
+    data = b"x" * 30 * KIB
+    with ServerProcess(db, *flags) as server, LineClient(server.address) as client:
+        subscribed(client, b"q", b"e")
+        for number in range(100):
+            client.send(b"m publish --confirm e %b\nc%d consume --confirm q2 e2\n" % (data, number))
+            replies = {client.line() for _ in range(2)}
+            assert b"c%d ok " % number in replies
+            if b"m ok " not in replies:
+                break
+            client.send(b"d delete_consumer c%d\n" % number)
+        assert client.ask(b"d delete_queue --confirm q") == b"d ok "
+        with LineClient(server.address) as publisher:
+            until(lambda: published(publisher, b"m2", b"e2", b"x"))
+        assert client.line() == b"c%d ok m2 event=e2 x" % number
+
+
 def test_a_schema_that_was_full_is_full_after_a_restart(journal_url: DatabaseUrl) -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     flags, data = ("--db-replication", "none", "--db-bytes-max", str(MIB)), b"x" * 30 * KIB

@@ -23,8 +23,10 @@ from mqks.protocol.requests import ALL, Publish, Request, Settle, parse_request,
 from mqks.users import STRANGER, Permissions
 
 BEGIN = b" begin"
-PLACING = frozenset((b"publish", b"reject", b"release", b"promote", b"move", b"redrive"))
-"""Actions that give messages new places, which is not possible on a full disk."""
+PLACING = frozenset(
+    (b"publish", b"reject", b"release", b"promote", b"move", b"redrive", b"schedule", b"unschedule")
+)
+"""Actions that give messages new places, or ticks, which is not possible on a full disk."""
 READING = frozenset((b"peek", b"range", b"read"))
 """Actions that are confirmed after their answer: they fail when their queue is deleted before."""
 
@@ -158,7 +160,7 @@ class Intake:
         lines, at = connection.lines, connection.handled
         room = min(broker.settings.output_buffer_bytes_max, broker.shared.outboxes.room)
         publishes.begin(connection, len(lines) - at)
-        others: list[bytes] = []
+        placed, others = list[bytes](), list[bytes]()
         while at < len(lines):
             start, line, is_full = at, lines[at], False
             verb = line.find(b" ") + 1
@@ -169,7 +171,8 @@ class Intake:
                 publishes.flush()
                 if line.startswith((b"ack ", b"reject "), verb):
                     end = min(len(lines), at + LINES_MAX)
-                    at = self._settles.take(connection, lines, at, end, others)
+                    ids = others if line.startswith(b"ack ", verb) else placed
+                    at = self._settles.take(connection, lines, at, end, ids)
                     is_full = at - start >= STEP_MESSAGES
             if at == start:
                 if not self._proceed(connection):
@@ -179,8 +182,10 @@ class Intake:
                 at += 1
                 request = self._line(connection, line, room)
                 if request is not None and request.confirm:
-                    is_publish = request.action == b"publish"
-                    (publishes.confirms if is_publish else others).append(request.id)
+                    if request.action == b"publish":
+                        publishes.confirms.append(request.id)
+                    else:
+                        (placed if request.action in PLACING else others).append(request.id)
                 if connection.waits or connection.transaction is not None:
                     break
             elif at < len(lines) and (works or is_full or publishes.is_full):
@@ -196,7 +201,7 @@ class Intake:
         if at == len(lines) or connection.expelled:
             connection.lines, at = [], 0
         connection.handled = at
-        self._end(connection, publishes.confirms, others)
+        self._end(connection, publishes.confirms, placed, others)
 
     def _keep(self, connection: Connection) -> None:
         """Keep the lines of transactions, and do them at the lines that end them."""
@@ -213,13 +218,13 @@ class Intake:
                 elif request is not None and request.confirm and request.action in AT_ONCE:
                     # At once: a later commit is a work, which is confirmed when it ends.
                     connection.unconfirmed += 1
-                    self._remember(connection, [], [request.id])
+                    self._remember(connection, [], [], [request.id])
             if connection.handled >= len(connection.lines):
                 connection.lines, connection.handled = [], 0
                 break
             if connection.transaction is None and self._outruns_journal:
                 connection.overrun = True
-        self._end(connection, [], [])
+        self._end(connection, [], [], [])
 
     def _keep_plain(self, transaction: Transaction, line: bytes) -> bool:
         """Keep a line if it is a publish or an ack without flags; return whether it was. This takes
@@ -263,23 +268,30 @@ class Intake:
         self.publishes |= self._broker.shared.counters.queued != queued
         return request
 
-    def _end(self, connection: Connection, confirms: list[bytes], others: list[bytes]) -> None:
+    def _end(
+        self,
+        connection: Connection,
+        confirms: list[bytes],
+        placed: list[bytes],
+        others: list[bytes],
+    ) -> None:
         """All lines are done or begun. Confirms wait until all are done."""
         works, once_ids = connection.works, self._once.take_gathered()
-        connection.unconfirmed += len(confirms) + len(others)
+        connection.unconfirmed += len(confirms) + len(placed) + len(others)
         if works and not self._proceed(connection):
-            works.append(self._complete(connection, confirms, others, once_ids))
+            works.append(self._complete(connection, confirms, placed, others, once_ids))
             self._once.hold(once_ids)
             self._turns.add(self._proceed_later(connection))
             connection.overrun = not connection.expelled
             return
         self._once.write(once_ids)
-        self._remember(connection, confirms, others)
+        self._remember(connection, confirms, placed, others)
 
     def _complete(
         self,
         connection: Connection,
         confirms: list[bytes],
+        placed: list[bytes],
         others: list[bytes],
         once_ids: list[bytes],
     ) -> Work[None]:
@@ -287,21 +299,28 @@ class Intake:
         would block the message permanently."""
         self._once.release(once_ids)
         if self._broker.unwritable:
-            for message_id in confirms:
-                connection.unconfirmed -= 1
-                failure = Unwritable(f"{self._broker.unwritable}: the message is not durable")
-                self._refusals.tell(connection, message_id, b"publish", failure)
-            confirms = []
-        self._remember(connection, confirms, others)
+            failure = Unwritable(f"{self._broker.unwritable}: the message is not durable")
+            for action, ids in ((b"publish", confirms), (b"reject", placed)):
+                connection.unconfirmed -= len(ids)
+                for request_id in ids:
+                    self._refusals.tell(connection, request_id, action, failure)
+            confirms, placed = [], []
+        self._remember(connection, confirms, placed, others)
         yield GOES_ON
 
-    def _remember(self, connection: Connection, confirms: list[bytes], others: list[bytes]) -> None:
-        """Send these confirms with the next commit, which is after `finish`; `confirms` are those
-        of messages."""
-        if confirms or others:
+    def _remember(
+        self,
+        connection: Connection,
+        confirms: list[bytes],
+        placed: list[bytes],
+        others: list[bytes],
+    ) -> None:
+        """Send these confirms with the next commit, which is after `finish`: those of messages, of
+        other requests that need a place in the journal, and of what a full disk takes."""
+        if confirms or placed or others:
             waiters = self._broker.pending.waiters
             waiters.confirmed += len(confirms)
-            waiters.confirms.append((connection, confirms + others))
+            waiters.confirms.append((connection, confirms + placed, others))
 
     def _proceed(self, connection: Connection) -> bool:
         """Continue the works of its lines; return whether all are done."""
@@ -394,7 +413,10 @@ class Intake:
         if not request.confirm:
             return
         if told is None:
-            broker.pending.waiters.confirms.append((connection, [request.id]))
+            ids = [request.id]
+            places = request.action in PLACING
+            confirms = (connection, ids, []) if places else (connection, [], ids)
+            broker.pending.waiters.confirms.append(confirms)
         else:
             text = told if isinstance(told, bytes) else b"%d" % told
             broker.pending.waiters.counts.append((connection, request.id, text))

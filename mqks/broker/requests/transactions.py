@@ -114,7 +114,7 @@ def _do(
             connection.unconfirmed += 1
             waiters.confirmed += message is not None
             if told is None:
-                waiters.confirms.append((connection, [request.id]))
+                waiters.confirms.append((connection, [request.id], []))
             else:
                 waiters.counts.append((connection, request.id, told))
     if step:

@@ -82,7 +82,7 @@ class Access:
         else:
             if request.confirm:
                 connection.unconfirmed += 1
-                self._refusals.pending.waiters.confirms.append((connection, [request.id]))
+                self._refusals.pending.waiters.confirms.append((connection, [], [request.id]))
 
     def authenticate(self, connection: Connection, user: Known | None) -> None:
         """Give a connection the permissions of a user; None means wrong credentials."""

@@ -242,7 +242,8 @@ class Entry:
 class Waiters:
     """Those who wait for a commit."""
 
-    confirms: list[tuple[Replier, list[bytes]]] = field(default_factory=list)
+    confirms: list[tuple[Replier, list[bytes], list[bytes]]] = field(default_factory=list)
+    """Ids of requests that place messages, which a full disk refuses, and of others."""
     confirmed: int = 0
     """Number of confirms of messages among them."""
     counts: list[tuple[Replier, bytes, bytes]] = field(default_factory=list)
