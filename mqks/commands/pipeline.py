@@ -309,10 +309,37 @@ def replay(
                 )
 
 
+def verify(lake: LakePlace, catalog: Catalog = None, as_json: AsJson = False) -> None:
+    """Compare the rows of a lake with what was archived into it.
+
+    Ends with 65 if rows were added, lost, doubled or changed since, and names them.
+    """
+    from mqks.pipeline import job  # here, so that --help need not load them
+
+    lake = _in_catalog(lake, catalog)
+    job.check_is_there(lake)
+    job.check_extra()
+    from mqks.pipeline.errors import LakeDiffers
+    from mqks.pipeline.places import existing
+    from mqks.pipeline.verify import Verification
+
+    with existing(lake) as opened:
+        found = Verification(opened).run()
+    if as_json:
+        tell(asdict(found), as_json)
+    elif not found.differences:
+        typer.echo(f"{found.messages:,} messages of {found.queues} queues: all as archived")
+    if found.unchecked:
+        note(f"{found.unchecked:,} rows are not checked: an older version has archived them")
+    if found.differences:
+        raise LakeDiffers(f"{lake}: " + "\n".join(map(str, found.differences)))
+
+
 COMMANDS: dict[Run, str] = {
     archive: "mqks pipeline archive clicks lake --once",
     report: "mqks pipeline report lake --window 3600 --html report.html",
     replay: "mqks pipeline replay lake --events 'order.*' --dry-run",
+    verify: "mqks pipeline verify lake",
 }
 for run, example in COMMANDS.items():
     declare(app, run, example)

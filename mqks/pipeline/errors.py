@@ -60,6 +60,10 @@ class LakeInUse(PipelineError, exit_code=69):
     """Another process writes to the lake; two archives would overwrite each other's state."""
 
 
+class LakeDiffers(PipelineError, exit_code=65):
+    """A lake has not exactly the rows that were archived into it; each line names a difference."""
+
+
 class ReplayDoubles(PipelineError, exit_code=65):
     """A replay into a queue that the lake was archived from."""
 

@@ -41,6 +41,7 @@ from mqks.pipeline.objects import (
     SyncedFile,
     make_directory,
 )
+from mqks.pipeline.sums import queues_of
 from mqks.pipeline.table import COMPACTION, LakeTable
 
 try:
@@ -120,6 +121,9 @@ class IcebergTable(LakeTable):
     def _columns(self) -> pa.Schema:
         return _plain(self._table.schema().as_arrow())
 
+    def queues(self) -> set[tuple[str, str]]:
+        return queues_of(self._opened().properties)
+
     def _record(self, name: str) -> int | None:
         told = self._table.properties.get(name)
         return None if told is None else int(told)
@@ -178,11 +182,19 @@ class IcebergTable(LakeTable):
                 change.append_data_file(file)
         self._is_open = False
 
-    def _delete(self, before: date) -> None:
-        old = f"timestamp < '{before}T00:00:00+00:00'"
-        if any(True for _ in self._opened().scan(old).plan_files()):
-            self._table.delete(old)
-            self._is_open = False
+    def _files(self, before: date | None = None) -> list[Place]:
+        where = [] if before is None else [_before(before)]
+        return _data_files(self._opened(), self.place, *where)
+
+    def _delete(self, before: date, records: dict[str, int]) -> None:
+        with self._table.transaction() as one:
+            one.delete(_before(before))
+            one.set_properties({name: str(number) for name, number in records.items()})
+        self._is_open = False
+
+
+def _before(day: date) -> str:
+    return f"timestamp < '{day}T00:00:00+00:00'"
 
 
 def _plain(schema: pa.Schema) -> pa.Schema:
@@ -243,10 +255,14 @@ def found(url: str) -> Any:
 
 def files(url: str) -> list[str]:
     """The data files of a table. Raises LakeUnfit."""
-    tasks = [*found(url).scan().plan_files()]
+    return [str(file) for file in _data_files(found(url), url)]
+
+
+def _data_files(table: Any, place: Place, *where: str) -> list[Place]:
+    tasks = [*table.scan(*where).plan_files()]
     if any(task.delete_files for task in tasks):
-        raise LakeUnfit(f"{url}: {DELETED}")
-    return [str(place_of(task.file.file_path)) for task in tasks]
+        raise LakeUnfit(f"{place}: {DELETED}")
+    return [place_of(task.file.file_path) for task in tasks]
 
 
 def place_of(location: str) -> Place:

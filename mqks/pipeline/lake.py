@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 from hashlib import sha256
@@ -40,6 +40,7 @@ from mqks.pipeline import objects
 from mqks.pipeline.columns import FIELDS, ORIGIN
 from mqks.pipeline.errors import BadOption, LakeInUse, LakeUnfit
 from mqks.pipeline.objects import Place, SyncedFile, make_directory, write_atomically
+from mqks.pipeline.sums import Sums, queues_of, records_of_commit, sums_of
 
 COLUMNS = pa.schema(
     [
@@ -113,6 +114,7 @@ class File:
     """Rows whose payload did not fit the schema."""
     left_out: int = 0
     """Replayed messages that are in no file; then there is no file, and the name is empty."""
+    sums: Sums = field(default_factory=dict)
 
 
 def partitions(by: str | None) -> tuple[str, ...] | None:
@@ -170,7 +172,8 @@ def _stage(staging: Staging, batches: list[pa.RecordBatch]) -> Iterator[File]:
         arrived_us = pc.max(part["timestamp"]).value
         unparsed = part["data"].null_count if "data" in part.column_names else 0
         place, name = directory(staging.by, values), _new_name(first, last)
-        file = File(name, place, values, part.num_rows, 0, first, last, arrived_us, unparsed)
+        counts = part.num_rows, 0, first, last, arrived_us, unparsed
+        file = File(name, place, values, *counts, sums=sums_of(part))
         schema = part.schema if staging.ids is None else numbered(part.schema, staging.ids)
         size = write_file(staging.place, staging.path(file), [part], schema)
         yield replace(file, bytes=size)
@@ -327,6 +330,7 @@ class Lake:
         self.control = self.path / CONTROL
         self._staging = self.control / "staging"
         self._state: dict[str, Any] = {"queues": {}, "arrived": {}, "waiting": [], "moves": []}
+        self._state["sums"] = {}
 
     @property
     def staging(self) -> Staging:
@@ -391,6 +395,9 @@ class Lake:
         arrived = self._state["arrived"] | ({} if came_us is None else {epoch: came_us})
         files = [file for file in files if file.rows]
         check_are_here(self.path, (self._staging / file.name for file in files))
+        sums = records_of_commit(
+            queue, epoch, self.next(queue, epoch), (file.sums for file in files), self.recorded
+        )
         queues = dict(self._state["queues"])
         queues[queue] = queues.get(queue, {}) | {epoch: number}
         moves, waiting, now_s = [], [*self._state["waiting"]], time.time()
@@ -399,7 +406,21 @@ class Lake:
                 waiting.append(Waiting(file.name, file.directory, file.rows, file.bytes, now_s))
             else:
                 moves.append((file.name, file.directory))
-        self._write(waiting, moves, queues=queues, arrived=arrived)
+        self._write(waiting, moves, queues=queues, arrived=arrived, sums=self._state["sums"] | sums)
+
+    def recorded(self, name: str) -> int | None:
+        """What was recorded under a name, see `sums`."""
+        number: int | None = self._state["sums"].get(name)
+        return number
+
+    def queues(self) -> set[tuple[str, str]]:
+        """Those of which sums are recorded, with their epochs."""
+        return queues_of(self._state["sums"])
+
+    def contents(self) -> list[Place]:
+        """The files of all its rows."""
+        shown = [path for path in self.path.rglob("*.parquet") if CONTROL not in path.parts]
+        return [*shown, *(self._staging / file.name for file in self._state["waiting"])]
 
     def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
         """The type of the column `data` in files, for payloads of this one."""

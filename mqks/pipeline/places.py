@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mqks.pipeline import objects
 from mqks.pipeline.errors import LakeUnfit
-from mqks.pipeline.lake import COLUMNS, Lake
-from mqks.pipeline.objects import DELETED, ICEBERG, Place, asked
-from mqks.pipeline.table import DeltaTable, LakeTable, delta
+from mqks.pipeline.lake import COLUMNS, CONTROL, Lake
+from mqks.pipeline.objects import ICEBERG, Place, asked
+from mqks.pipeline.table import DeltaTable, LakeTable, delta, delta_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,6 +41,20 @@ def lake_at(
     return DeltaTable(place, by=by)
 
 
+def existing(place: Place) -> "Lake | LakeTable":
+    """A lake that is there, to be entered. Raises LakeUnfit, and what the catalog does."""
+    home_of(place)  # An archive would make the table.
+    if isinstance(place, str) or _is_delta(place):
+        return lake_at(place, None if isinstance(place, str) else "delta")
+    if not (place / CONTROL / "state.json").exists():
+        raise LakeUnfit(f"{place} was not written by an archive")
+    return lake_at(place)
+
+
+def _is_delta(place: Path) -> bool:
+    return (place / "_delta_log").is_dir()
+
+
 def home_of(place: Place) -> Place:
     """Where what belongs to a lake can be stored. Raises what the catalog does."""
     if isinstance(place, str) and place.startswith(ICEBERG):
@@ -59,7 +72,7 @@ def messages(spark: "SparkSession", place: Place) -> "DataFrame":
     from pyspark.sql.pandas.types import from_arrow_schema
 
     schema = from_arrow_schema(_ROWS)
-    if isinstance(place, Path) and not (place / "_delta_log").is_dir():
+    if isinstance(place, Path) and not _is_delta(place):
         if not place.is_dir():
             raise LakeUnfit(f"there is no lake at {place}")
         return spark.read.schema(schema).parquet(str(place.absolute()))
@@ -79,10 +92,7 @@ def _files(place: Place) -> list[str]:
     found = delta(place)
     if found is None:
         raise LakeUnfit(f"there is no Delta table at {place}")
-    if any(len(batch) for batch in found.deletion_vectors()):
-        raise LakeUnfit(f"{place}: {DELETED}")
-    names = pa.table(found.get_add_actions())["path"].to_pylist()
-    return [f"{place}/{unquote(name)}" for name in names]
+    return [str(file) for file in delta_files(found, place)]
 
 
 def _rows(files: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

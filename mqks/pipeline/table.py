@@ -20,8 +20,10 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mqks.durable import sync
 from mqks.pipeline.errors import ExtraMissing, LakeInUse, LakeUnfit, PipelineError, StoreAway
@@ -36,10 +38,13 @@ from mqks.pipeline.lake import (
     kept_by,
     latest,
 )
-from mqks.pipeline.objects import OPTIONS, Place, asked, make_directory
+from mqks.pipeline.objects import DELETED, OPTIONS, Place, asked, make_directory
+from mqks.pipeline.sums import added, records, records_of_commit, sums_of_file
 
 COMPACTION = 16
 """A table is compacted each time after this number of versions."""
+TRIES = 3
+"""A commit may fail since another removes old days at the same time."""
 GROWTHS_MAX = 5
 """Others may make or change the table at the same time."""
 _ALIKE = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal
@@ -95,14 +100,15 @@ class LakeTable:
     def next(self, queue: str, epoch: str) -> int | None:
         """The first number of the queue that the table does not have; None before the first."""
         name = _application(queue, epoch)
-        self._told[name] = self._recorded(name)
+        self._told[name] = self.recorded(name)
         return self._told[name]
 
     def arrived_us(self, queue: str, epoch: str) -> int | None:
         """The arrival of the latest message of this queue in the table; None before the first."""
-        return self._recorded(_arrivals(queue, epoch))
+        return self.recorded(_arrivals(queue, epoch))
 
-    def _recorded(self, name: str) -> int | None:
+    def recorded(self, name: str) -> int | None:
+        """What a commit has recorded under a name, the last one; None before the first."""
         return None if self._opened() is None else self._record(name)
 
     def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
@@ -137,24 +143,30 @@ class LakeTable:
         if (came_us := latest(self.arrived_us(queue, epoch), files)) is not None:
             records[_arrivals(queue, epoch)] = came_us
         files = [file for file in files if file.rows]
+        sums = [file.sums for file in files]
         self._sync_files(self.staging.path(file) for file in files)
 
         def check() -> None:
             """What was committed since then would not conflict with this commit."""
-            if (now := self._recorded(name)) != before:
+            if (now := self.recorded(name)) != before:
                 raise self._in_use(queue, now)
 
-        try:
-            asked(self.place, partial(self._commit, files, records, check))
-        except (LakeInUse, LakeUnfit):
-            raise
-        except PipelineError:
-            self._is_open = False
-            now = self._recorded(name)
-            if now == before:
+        for left in reversed(range(TRIES)):
+            records |= records_of_commit(queue, epoch, before, sums, self.recorded)
+            try:
+                asked(self.place, partial(self._commit, files, records, check))
+                break
+            except (LakeInUse, LakeUnfit):
                 raise
-            if now != number:
-                raise self._in_use(queue, now) from None
+            except PipelineError:
+                self._is_open = False
+                now = self.recorded(name)
+                if now == number:
+                    break
+                if now != before:
+                    raise self._in_use(queue, now) from None
+                if not left:
+                    raise
         self._told[name] = number
 
     def _in_use(self, queue: str, number: int | None) -> LakeInUse:
@@ -181,7 +193,23 @@ class LakeTable:
         """Remove older days: from the table at once, and their files when no reader of an older
         version needs them."""
         if self._table is not None:
-            self._tried("old days are not removed", partial(self._delete, before))
+            self._tried("old days are not removed", partial(self._expire, before))
+
+    def _expire(self, before: date) -> None:
+        if files := self._files(before):
+            sums = added(map(sums_of_file, files))
+            self._delete(before, records(sums, self.recorded, -1))
+
+    def queues(self) -> set[tuple[str, str]]:
+        """Those of which sums are recorded, with their epochs; for a format that cannot list what
+        is recorded none."""
+        return set()
+
+    def contents(self) -> list[Place]:
+        """The files of all its rows. Raises LakeUnfit."""
+        if self._opened() is None:
+            raise LakeUnfit(f"there is no table at {self.place}")
+        return asked(self.place, self._files)
 
     def _tried(self, otherwise: str, work: Any) -> None:
         try:
@@ -213,7 +241,11 @@ class LakeTable:
     def _compact(self) -> None:
         raise NotImplementedError
 
-    def _delete(self, before: date) -> None:
+    def _files(self, before: date | None = None) -> list[Place]:
+        """Its files, or those of older days."""
+        raise NotImplementedError
+
+    def _delete(self, before: date, records: dict[str, int]) -> None:
         raise NotImplementedError
 
 
@@ -330,12 +362,18 @@ class DeltaTable(LakeTable):
                 self._table.optimize.compact(writer_properties=WriterProperties(compression="ZSTD"))
             self._vacuum()
 
-    def _delete(self, before: date) -> None:
-        days = (day["date"] for day in self._table.partitions())
-        if any(str(day) < str(before) for day in days):
-            with self._synced():
-                self._table.delete(f"date < '{before}'")
-            self._vacuum()
+    def _files(self, before: date | None = None) -> list[Place]:
+        return delta_files(self._table, self.place, before)
+
+    def _delete(self, before: date, records: dict[str, int]) -> None:
+        from deltalake import CommitProperties, Transaction
+
+        told = [Transaction(name, number) for name, number in records.items()]
+        with self._synced():
+            self._table.delete(
+                f"date < '{before}'", commit_properties=CommitProperties(app_transactions=told)
+            )
+        self._vacuum()
 
     def _vacuum(self) -> None:
         """Delete files that the table has not used for a week, and those of no commit."""
@@ -382,6 +420,17 @@ def delta(place: Place) -> Any:
     if not DeltaTable.is_deltatable(str(place), options):
         return None
     return DeltaTable(place, storage_options=options)
+
+
+def delta_files(table: Any, place: Place, before: date | None = None) -> list[Place]:
+    """The data files of a table, or those of older days. Raises LakeUnfit."""
+    if any(len(batch) for batch in table.deletion_vectors()):
+        raise LakeUnfit(f"{place}: {DELETED}")
+    actions = pa.table(table.get_add_actions())
+    if before is not None:
+        actions = actions.filter(pc.less(pc.struct_field(actions["partition"], "date"), before))
+    names = map(unquote, actions["path"].to_pylist())
+    return [place / name if isinstance(place, Path) else f"{place}/{name}" for name in names]
 
 
 def _application(queue: str, epoch: str) -> str:

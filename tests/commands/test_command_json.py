@@ -25,6 +25,7 @@ SPARK = {
     "mqks pipeline archive": "q lake --once --no-trim",
     "mqks pipeline report": "lake",
     "mqks pipeline replay": "lake --dry-run",
+    "mqks pipeline verify": "lake",
 }
 LIVE = {
     "mqks bench": "stream --count 20",

@@ -59,12 +59,15 @@ def files_of(lake: Lake | DeltaTable) -> Path:
     return place
 
 
-def put(lake: Lake | LakeTable, rows: range | pa.RecordBatch, event: str = "e1") -> list[File]:
+def put(
+    lake: Lake | LakeTable, rows: range | pa.RecordBatch, event: str = "e1", queue: str = "q"
+) -> list[File]:
     given = batch(rows, event) if isinstance(rows, range) else rows
+    given = given.set_column(5, "queue", pa.array([queue] * len(given)))
     names = given.schema.names
     lake.prepared(given.schema.field("data").type if "data" in names else None)
     files = list(stage(lake.staging, [given]))
-    lake.commit("q", "x-1", given["offset"][-1].as_py() + 1, files)
+    lake.commit(queue, "x-1", given["offset"][-1].as_py() + 1, files)
     return files
 
 

@@ -1,0 +1,218 @@
+"""`mqks pipeline verify`: rows that were added, lost, doubled or changed since are found.
+
+The one rule: what changes a lake here is another program, which knows nothing of its sums.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.utils.config import Config
+
+from mqks.commands import main
+from mqks.pipeline.lake import CONTROL, Lake, stage
+from mqks.pipeline.sums import ranges, sums_of
+from mqks.pipeline.table import COMPACTION, DeltaTable, LakeTable
+from mqks.pipeline.verify import Verification
+from tests.pipeline.test_pipeline_lake import DAY_US, NOON_US, batch, put
+
+SIZE = 1 << 20
+Opened = Callable[[Path], Lake | LakeTable]
+
+
+def iceberg(path: Path) -> LakeTable:
+    from mqks.pipeline.iceberg import IcebergTable
+
+    return IcebergTable("iceberg://sums/lake.events")
+
+
+@pytest.fixture(params=[Lake, DeltaTable, iceberg])
+def opened(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Opened:
+    monkeypatch.setenv("PYICEBERG_CATALOG__SUMS__TYPE", "sql")
+    monkeypatch.setenv("PYICEBERG_CATALOG__SUMS__URI", f"sqlite:///{tmp_path}/catalog.db")
+    monkeypatch.setenv("PYICEBERG_CATALOG__SUMS__WAREHOUSE", f"file://{tmp_path}/lake")
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # Else as at the import.
+    kind: Opened = request.param
+    return kind
+
+
+def verified(
+    lake: Lake | LakeTable, capsys: pytest.CaptureFixture[str], code: int = 0
+) -> list[str]:
+    """The lines that the command writes."""
+    capsys.readouterr()
+    assert main(["pipeline", "verify", str(place_of(lake))]) == code
+    told = capsys.readouterr()
+    return [*told.out.splitlines(), *told.err.splitlines()]
+
+
+def place_of(lake: Lake | LakeTable) -> object:
+    return lake.path if isinstance(lake, Lake) else lake.place
+
+
+def files(path: Path) -> list[Path]:
+    """Those with rows; of plain files also what is not visible yet."""
+    found = [*path.rglob("*.parquet"), *(path / CONTROL / "staging").glob("*")]
+    return sorted(found, key=lambda each: pq.read_table(each)["offset"][0].as_py())
+
+
+def rewrite(file: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    with pq.ParquetFile(file) as parquet:
+        rows = parquet.read()
+    pq.write_table(change(rows), file)
+
+
+def changed(name: str, value: object) -> Callable[[pa.Table], pa.Table]:
+    """The first row has another value in a column."""
+
+    def change(rows: pa.Table) -> pa.Table:
+        column = rows.schema.field(name)
+        values = [value, *rows[name].to_pylist()[1:]]
+        at = rows.schema.get_field_index(name)
+        return rows.set_column(at, column, pa.array(values, column.type))
+
+    return change
+
+
+CHANGES: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
+    "lost": (lambda rows: rows.slice(1), "99 rows, and 100 were archived"),
+    "added": (
+        lambda rows: pa.concat_tables([rows, changed("offset", 1000)(rows.slice(0, 1))]),
+        "101 rows, and 100 were archived",
+    ),
+    "doubled": (
+        lambda rows: pa.concat_tables([rows, rows.slice(3, 2)]),
+        "102 rows, and 100 were archived; several rows have the number 53, 54",
+    ),
+    "one for another": (
+        lambda rows: pa.concat_tables([rows.slice(1), rows.slice(3, 1)]),
+        "the 100 rows are not as they were archived; several rows have the number 53",
+    ),
+    "value": (changed("value", b"[]"), "the 100 rows are not as they were archived"),
+    "key": (changed("key", b"m"), "the 100 rows are not as they were archived"),
+    "topic": (changed("topic", "e2"), "the 100 rows are not as they were archived"),
+    "offset": (changed("offset", 999), "the 100 rows are not as they were archived"),
+    "timestamp": (changed("timestamp", NOON_US), "the 100 rows are not as they were archived"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_found_and_its_numbers_are_told(
+    opened: Opened, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with opened(tmp_path / "lake") as lake:
+        put(lake, range(50))
+        put(lake, batch(range(50, 100), time_us=NOON_US + 1))
+    assert verified(lake, capsys) == ["100 messages of 1 queues: all as archived"]
+
+    change, told = CHANGES[name]
+    rewrite(files(tmp_path / "lake")[1], change)
+
+    place = f"mqks: {place_of(lake)}: queue q, epoch x-1, numbers 0 to {SIZE - 1}: "
+    assert verified(lake, capsys, 65) == [place + told]
+
+
+def test_all_rows_of_a_queue_are_gone(
+    opened: Opened, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with opened(tmp_path / "lake") as lake:
+        put(lake, range(50))
+        lake.commit("q", "x-2", SIZE + 1, [])
+    rewrite(files(tmp_path / "lake")[0], lambda rows: rows.slice(0, 0))
+
+    if isinstance(lake, DeltaTable):  # It knows queues by their rows.
+        assert verified(lake, capsys) == ["0 messages of 0 queues: all as archived"]
+    else:
+        assert f"0 to {SIZE - 1}: 0 rows, and 50 were archived" in verified(lake, capsys, 65)[0]
+
+
+def test_what_a_lake_does_by_itself_is_no_difference(
+    opened: Opened, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with opened(tmp_path / "lake") as lake:
+        for day in range(COMPACTION + 1):
+            time_us = NOON_US + day // 6 * DAY_US
+            put(lake, batch(range(10 * day, 10 * day + 10), time_us=time_us))
+            lake.roll(1e9)
+        if not isinstance(lake, Lake):
+            lake.expire(date(2026, 11, 22))
+        lake.roll(0)
+    left = 170 if isinstance(lake, Lake) else 50
+    assert verified(lake, capsys) == [f"{left} messages of 1 queues: all as archived"]
+
+    assert main(["pipeline", "verify", str(place_of(lake)), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"messages": left, "queues": 1, "unchecked": 0, "differences": []}
+
+
+def test_what_another_archive_commits_and_removes_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "lake"
+    with DeltaTable(path) as lake, DeltaTable(path) as other:
+        put(lake, batch(range(10)))
+        rows = batch(range(10, 20), time_us=NOON_US + 3 * DAY_US)
+        lake.next("q", "x-1")
+        staged = [*stage(lake.staging, [rows])]
+        put(other, range(5), queue="q2")
+        other.expire(date(2026, 11, 22))
+        lake.commit("q", "x-1", 20, staged)
+    found = Verification(DeltaTable(path)).run()
+    assert (found.messages, found.queues, found.differences) == (10, 1, [])
+
+
+def test_rows_of_a_version_without_sums_are_not_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Lake(tmp_path / "lake") as lake:
+        put(lake, range(50))
+    state = tmp_path / "lake" / CONTROL / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"sums": {}}))
+    older = "50 rows are not checked: an older version has archived them"
+    assert older in "".join(verified(lake, capsys))
+
+    with lake:
+        put(lake, range(50, 100))
+    told = verified(lake, capsys)
+    assert told[0] == "50 messages of 1 queues: all as archived"
+    assert older in told[1]
+    rewrite(files(tmp_path / "lake")[1], changed("value", b"x"))
+    assert "the 50 rows are not as they were archived" in "".join(verified(lake, capsys, 65))
+
+
+def test_what_is_no_lake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "none").mkdir()
+    assert main(["pipeline", "verify", str(tmp_path / "none")]) == 65
+    assert re.search("was not written by an archive", capsys.readouterr().err)
+    assert not [*(tmp_path / "none").iterdir()]
+
+
+@given(st.lists(st.integers(0, 50)), st.integers(0, 50))
+def test_sums_have_no_order_and_are_of_parts(sizes: list[int], cut: int) -> None:
+    rows = pa.Table.from_batches([batch(range(100))])
+    values = [b"x" * size for size in sizes] + [b"y" * (70_000 * cut // 25)]
+    values += [b""] * (100 - len(values)) if len(values) < 100 else []
+    at = rows.schema.get_field_index("value")
+    rows = rows.set_column(at, "value", pa.array(values[:100], pa.binary()))
+    whole = sums_of(rows)
+    order = [*range(cut, 100), *range(cut)]
+    assert sums_of(rows.take(order)) == whole
+    (of, first), *_ = sums_of(rows.slice(0, cut + 1)).items()
+    rest = sums_of(rows.slice(cut + 1)) or {of: first.plus(first, -1)}
+    assert first.plus(rest[of]) == whole[of]
+
+
+def test_ranges_are_bounded_in_number() -> None:
+    assert [of.first for of in ranges("q", "e", 5, SIZE + 1)] == [0, SIZE]
+    assert sum(1 for _ in ranges("q", "e", 0, 1 << 40)) == 1024 + 10 * 512
+    last = 0
+    for of in ranges("q", "e", 0, 1 << 34):
+        assert of.first == last
+        last = of.last + 1
