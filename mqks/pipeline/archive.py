@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqks.client.errors import RequestFailed
-from mqks.pipeline.columns import FIELDS, ORIGIN, subset
+from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES, subset
 from mqks.pipeline.errors import BadOption, DataLost, StoreAway
 from mqks.pipeline.job import reasons
 from mqks.pipeline.lake import WRITTEN, File, Lake, Staging, stage
@@ -49,7 +49,8 @@ FIND_S, EXPIRE_S = 5.0, 600.0
 """Pauses before new queues are looked for that match a mask, and days that are too old."""
 FILES_MANY = 1000
 """Of one batch: each file and its directory cost a sync, and each reader opens each file."""
-_READ = subset(("key", "value", "topic", "offset", "timestamp")).append(ORIGIN)
+_OWN = subset(("key", "value", "topic", "offset", "timestamp"))
+_READ = pa.schema([*_OWN, ORIGIN, *PROPERTIES])
 _UNPARSED = "_mqks_unparsed"
 
 _log = logging.getLogger("mqks.pipeline")
@@ -103,7 +104,8 @@ class _Batch:
 
     def _complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A replayed message that the lake has already gets no topic."""
-        *columns, origin = batch.columns
+        columns = batch.columns[: len(_OWN)]
+        origin, *properties = batch.columns[len(_OWN) :]
         queue, epoch, offset = origin.flatten()
         if self.leaves_out and origin.null_count < len(origin):
             is_own = pc.and_(pc.equal(queue, self.queue), pc.equal(epoch, self.epoch))
@@ -112,7 +114,7 @@ class _Batch:
             columns[topic] = pc.if_else(pc.fill_null(is_here, False), None, columns[topic])
         archived = pa.scalar(self.archived_us, pa.int64()).cast(FIELDS["timestamp"])
         same = [pa.repeat(value, len(batch)) for value in (self.queue, self.epoch, archived)]
-        columns += [*same, queue, epoch, offset]
+        columns += [*same, queue, epoch, offset, *properties]
         return pa.RecordBatch.from_arrays(columns, schema=WRITTEN)
 
     def read_and_stage(self, ranges: Iterable[tuple[int, int]]) -> Iterator[File]:

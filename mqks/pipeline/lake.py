@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 
 from mqks.durable import sync
 from mqks.pipeline import objects
-from mqks.pipeline.columns import FIELDS, ORIGIN
+from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES
 from mqks.pipeline.errors import BadOption, LakeInUse, LakeUnfit
 from mqks.pipeline.objects import Place, SyncedFile, make_directory, write_atomically
 
@@ -50,7 +50,8 @@ COLUMNS = pa.schema(
     ]
 )
 """Of all lakes, also of older ones."""
-WRITTEN = pa.schema([*COLUMNS, *(pa.field(f"origin_{of.name}", of.type) for of in ORIGIN.type)])
+_ORIGINS = [pa.field(f"origin_{of.name}", of.type) for of in ORIGIN.type]
+WRITTEN = pa.schema([*COLUMNS, *_ORIGINS, *PROPERTIES])
 """Of a file; its partitions are its directories. A schema for payloads adds `data`."""
 PARTITIONS = {
     "date": pa.date32(),
@@ -68,6 +69,8 @@ SMALL_BYTES = 4 * 1024 * 1024
 CONTROL = "_mqks"
 """Spark and Arrow ignore names that begin with an underscore."""
 SHARED = "a lake is one directory that all machines of a cluster share"
+_REPEATED = ["topic", "queue", "epoch", "archived", "origin_queue", "origin_epoch"]
+_REPEATED += [*PROPERTIES.names[1:], "headers.key_value.key", "headers.key_value.value"]
 _ESCAPED = frozenset(map(chr, [*range(0x20), 0x7F])) | set("\"#%'*/:=?\\{[]^")
 """Characters that Spark escapes in directory names, and every reader unescapes."""
 _NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -250,7 +253,7 @@ def _write_parquet(sink: Any, tables: Iterable[pa.Table], schema: pa.Schema) -> 
         schema,
         compression="zstd",
         compression_level=1,
-        use_dictionary=["topic", "queue", "epoch", "archived", "origin_queue", "origin_epoch"],
+        use_dictionary=_REPEATED,
         write_statistics=["topic", "offset", "timestamp"],
     ) as writer:
         for table in tables:

@@ -44,9 +44,9 @@ class Publisher(Connected):
     def __init__(self, server: ServerAddress) -> None:
         super().__init__(QueueConnection(server))
 
-    def publish(self, ids: Any, events: Any, values: Any, metas: Any = None) -> None:
-        """Publish binary arrays of ids, events and data, and of attributes as they are sent;
-        returns when all are stored on disk.
+    def publish(self, ids: Any, events: Any, values: Any, flags: Any = None) -> None:
+        """Publish binary arrays of ids, events and data, and of flags, each after a space; returns
+        when all are stored on disk.
 
         After a lost connection, everything unconfirmed is sent again; the server drops duplicates.
         Raises BadRow, which counts rows from 0; RequestFailed, which names the id; OSError.
@@ -56,7 +56,7 @@ class Publisher(Connected):
         for first in range(0, len(values), rows):
             window = [
                 None if column is None else column.slice(first, rows)
-                for column in (ids, events, values, metas)
+                for column in (ids, events, values, flags)
             ]
             lines = _lines(first, *window)
             count = min(rows, len(values) - first)
@@ -76,14 +76,14 @@ def _exchange(lines: memoryview, count: int, wire: Wire) -> None:
 
 
 def _lines(
-    first: int, ids: Any, events: Any, values: Any, metas: Any, escaped: Any = b" "
+    first: int, ids: Any, events: Any, values: Any, flags: Any, escaped: Any = b" "
 ) -> memoryview:
     """The requests, one after the other, in Arrow's own memory. `escaped` is the flag of those
     whose values are escaped."""
     # One carriage return belongs to the end of a line: behind data that end in one, another goes.
     ends = pc.if_else(pc.ends_with(values, b"\r"), b"\r\n", b"\n")
-    told = [] if metas is None else [b" --meta=", metas]
-    words = [ids, b" publish --confirm --once", *told, escaped, events, b" ", values, ends, b""]
+    told = b"" if flags is None else flags
+    words = [ids, b" publish --confirm --once", told, escaped, events, b" ", values, ends, b""]
     lines = pc.binary_join_element_wise(
         *[pa.scalar(word, pa.binary()) if isinstance(word, bytes) else word for word in words]
     )
@@ -102,8 +102,8 @@ def _lines(
         raws = values.filter(is_escaped).to_pylist()
         some = pa.array(map(escape, raws), pa.binary())
         values = pc.replace_with_mask(values, is_escaped, some)
-        flags = pc.if_else(is_escaped, b" --escaped ", b" ")
-        return _lines(first, ids, events, values, metas, flags)
+        escaped = pc.if_else(is_escaped, b" --escaped ", b" ")
+        return _lines(first, ids, events, values, flags, escaped)
     return text
 
 
