@@ -305,6 +305,30 @@ def fitted(rows: Rows, schema: pa.Schema) -> Rows:
     return type(rows).from_arrays(columns, schema=schema)
 
 
+def names_of(columns: Iterable[pa.Field], within: str = "") -> Iterator[str]:
+    """The names of columns, and of the fields in them behind those of their columns."""
+    for field in columns:
+        kind, name = field.type, f"{within}{field.name}"
+        yield name
+        while pa.types.is_list(kind) or pa.types.is_map(kind):
+            kind = kind.item_type if pa.types.is_map(kind) else kind.value_type
+        if pa.types.is_struct(kind):
+            yield from names_of(kind, f"{name}.")
+
+
+def check_case(place: Place, known: Iterable[str], names: Iterable[str]) -> None:
+    """Raises LakeUnfit if one of these names differs from another, or from a known one, by no more
+    than case."""
+    there = {*known}
+    by_case = {name.lower(): name for name in there}
+    for name in sorted({*names} - there):
+        if (other := by_case.setdefault(name.lower(), name)) != name:
+            raise LakeUnfit(
+                f"{place}: {min(name, other)} and {max(name, other)} differ only by case, and Spark"
+                " and DuckDB cannot read both: change --schema"
+            )
+
+
 class Waiting(NamedTuple):
     """A file that is in the lake and not visible yet."""
 
@@ -405,8 +429,19 @@ class Lake:
         self._write(waiting, moves, queues=queues, arrived=arrived)
 
     def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
-        """The type of the column `data` in files, for payloads of this one."""
+        """The type of the column `data` in files, for payloads of this one. Raises LakeUnfit."""
+        if data is not None:
+            known = self._state.get("fields")
+            if known is None:  # It has no payloads, or of an older version.
+                known = {name for file in self._files() for name in names_of(pq.read_schema(file))}
+            names = [*names_of([pa.field("data", data)])]
+            check_case(self.path, known, names)
+            self._state["fields"] = sorted({*known, *names})  # The next commit stores it.
         return data
+
+    def _files(self) -> Iterator[Path]:
+        yield from self.path.glob("date=*/**/*.parquet")
+        yield from (self._staging / file.name for file in self._state["waiting"])
 
     def roll(self, age_s: float) -> int:
         """Merge staged files and make them visible, if those of a directory are large or old enough
