@@ -52,9 +52,7 @@ def home_of(place: Place) -> Place:
     return place
 
 
-def messages(
-    spark: "SparkSession", place: Place, *, properties: bool = False
-) -> "DataFrame":
+def messages(spark: "SparkSession", place: Place, *, properties: bool = False) -> "DataFrame":
     """The rows of a lake, for Spark: the columns of all lakes, with `properties` those of
     `PROPERTIES`, and `date`. Raises LakeUnfit.
 

@@ -19,7 +19,6 @@ from functools import partial
 from itertools import chain
 from threading import Event
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -30,13 +29,13 @@ from mqks.client import requests, urls
 from mqks.client.errors import RequestFailed
 from mqks.pipeline import objects
 from mqks.limits import META_BYTES_MAX
-from mqks.pipeline.columns import ORIGIN_WORDS, PROPERTIES, replaced
+from mqks.pipeline.columns import ORIGIN_WORDS, PROPERTIES
 from mqks.pipeline.errors import BadOption
 from mqks.pipeline.lake import CONTROL
 from mqks.pipeline.places import home_of, messages
 from mqks.pipeline.reader import QueueReader, pattern
 from mqks.pipeline.report import between
-from mqks.pipeline.sink import Publisher
+from mqks.pipeline.sink import Publisher, delivery_flags, quoted
 from mqks.pipeline.wire import ServerAddress
 from mqks.protocol.meta import LETTER
 
@@ -49,9 +48,6 @@ SAVE_MESSAGES, SAVE_S = 100_000, 1.0
 """The progress is saved after this number of messages or seconds. The number of messages in between
 must be far below the `once_ids_max` of the server."""
 _ORDER = ("timestamp", "queue", "epoch", "offset")
-_QUOTED = "[^!-~]|[%&=,]"
-"""Bytes that an attribute or a key cannot have as they are."""
-_SAFE = "".join({*map(chr, range(33, 127))} - {*"%&=,"})
 _SET = "&(?:origin_queue|origin_epoch|origin_offset|" + "|".join(LETTER) + ")=[^&]*"
 """Attributes that a replay or the server sets."""
 
@@ -221,7 +217,7 @@ def _pack(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
     for batch in batches:
         offset = batch["offset"].cast(pa.string())
         ids = pc.binary_join_element_wise(name, batch["epoch"], offset, ":")
-        told = zip(ORIGIN_WORDS, (_quoted(batch["queue"]), batch["epoch"], offset), strict=True)
+        told = zip(ORIGIN_WORDS, (quoted(batch["queue"]), batch["epoch"], offset), strict=True)
         columns = {
             "flags": _flags(pc.binary_join_element_wise(*chain(*told), ""), batch),
             "id": ids.cast(pa.binary()),
@@ -241,17 +237,10 @@ def _flags(origins: Any, batch: pa.RecordBatch) -> Any:
     """Of a publish, each after a space. Attributes for which there is no room behind those of the
     origin are left out."""
     headers, priorities, keys = (batch[name] for name in PROPERTIES.names)
-    pairs = pc.binary_join_element_wise("&", _quoted(headers.keys), "=", _quoted(headers.items), "")
+    pairs = pc.binary_join_element_wise("&", quoted(headers.keys), "=", quoted(headers.items), "")
     own = pc.binary_join(pa.ListArray.from_arrays(headers.offsets, pairs), "")
     own = pc.replace_substring_regex(own, _SET, "")
     fits = pc.less_equal(pc.add(pc.binary_length(origins), pc.binary_length(own)), META_BYTES_MAX)
     metas = pc.binary_join_element_wise(origins, pc.if_else(fits, own, ""), "")
-    priority = pc.binary_join_element_wise(" --priority=", priorities.cast(pa.string()), "")
-    priority = pc.if_else(pc.equal(priorities, 0), None, priority)
-    key = pc.binary_join_element_wise(" --key=", _quoted(keys), "")
-    words = " --meta=", metas, pc.fill_null(priority, ""), pc.fill_null(key, ""), ""
-    return pc.binary_join_element_wise(*words).cast(pa.binary())
-
-
-def _quoted(words: Any) -> Any:
-    return replaced(words, _QUOTED, partial(quote, safe=_SAFE))
+    flags = " --meta=", metas, delivery_flags(priorities, keys), ""
+    return pc.binary_join_element_wise(*flags).cast(pa.binary())
