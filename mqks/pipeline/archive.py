@@ -351,7 +351,7 @@ class _Run:
 
 
 def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
-    """Add `data`: the payload parsed with this schema, or null if it is not JSON or does not fit."""
+    """Add `data`: the payload parsed by this schema, or null if it is no JSON or does not fit."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, BooleanType, StringType, StructType
 

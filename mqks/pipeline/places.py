@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mqks.pipeline import objects
-from mqks.pipeline.errors import LakeUnfit
 from mqks.pipeline.columns import PROPERTIES
+from mqks.pipeline.errors import LakeUnfit
 from mqks.pipeline.lake import COLUMNS, Lake, fitted
 from mqks.pipeline.objects import DELETED, ICEBERG, Place, asked
 from mqks.pipeline.table import DeltaTable, LakeTable, delta

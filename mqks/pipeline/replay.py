@@ -27,8 +27,8 @@ from pyspark.sql import functions as F
 
 from mqks.client import requests, urls
 from mqks.client.errors import RequestFailed
-from mqks.pipeline import objects
 from mqks.limits import META_BYTES_MAX
+from mqks.pipeline import objects
 from mqks.pipeline.columns import ORIGIN_WORDS, PROPERTIES
 from mqks.pipeline.errors import BadOption
 from mqks.pipeline.lake import CONTROL

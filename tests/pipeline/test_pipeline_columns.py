@@ -58,7 +58,7 @@ def told(rows: list[dict[str, Any]]) -> list[Told]:
     for row in rows:
         row["value"] = bytes(row["value"]).decode()
         row["headers"] = None if row["headers"] is None else dict(row["headers"])
-    return sorted((tuple(row.values()) for row in rows), key=str)  # type: ignore[misc]
+    return sorted((tuple(row.values()) for row in rows), key=str)
 
 
 def waiting(broker: Broker, queue: str) -> list[dict[str, Any]]:

@@ -56,7 +56,9 @@ def said(url: str) -> list[tuple[str, bytes]]:
     return [(row["topic"], row["value"]) for row in published(url)]
 
 
-def batch_of(*rows: tuple[str | bytes | int | None, ...], names: str = "topic value") -> pa.RecordBatch:
+def batch_of(
+    *rows: tuple[str | bytes | int | None, ...], names: str = "topic value"
+) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([dict(zip(names.split(), row, strict=True)) for row in rows])
 
 
