@@ -12,11 +12,13 @@ The one rule: the queue is trimmed only up to the number that the lake has commi
 import logging
 import math
 import pickle
+import secrets
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, cast
 
@@ -24,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqks.client.errors import RequestFailed
-from mqks.pipeline.columns import FIELDS, ORIGIN, subset
+from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES, subset
 from mqks.pipeline.errors import BadOption, DataLost, StoreAway
 from mqks.pipeline.job import reasons
 from mqks.pipeline.lake import WRITTEN, File, Lake, Staging, stage
@@ -35,8 +37,8 @@ from mqks.pipeline.wire import QueueConnection, ServerAddress
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructType
 
 BATCH_MESSAGES = 1_000_000
 INTERVAL_S = 10.0
@@ -49,8 +51,9 @@ FIND_S, EXPIRE_S = 5.0, 600.0
 """Pauses before new queues are looked for that match a mask, and days that are too old."""
 FILES_MANY = 1000
 """Of one batch: each file and its directory cost a sync, and each reader opens each file."""
-_READ = subset(("key", "value", "topic", "offset", "timestamp")).append(ORIGIN)
-_UNPARSED = "_mqks_unparsed"
+_OWN = subset(("key", "value", "topic", "offset", "timestamp"))
+_READ = pa.schema([*_OWN, ORIGIN, *PROPERTIES])
+_UNPARSED, _MARK = "_mqks_unparsed", f"_{secrets.token_hex(5)}"
 
 _log = logging.getLogger("mqks.pipeline")
 
@@ -103,7 +106,8 @@ class _Batch:
 
     def _complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A replayed message that the lake has already gets no topic."""
-        *columns, origin = batch.columns
+        columns = batch.columns[: len(_OWN)]
+        origin, *properties = batch.columns[len(_OWN) :]
         queue, epoch, offset = origin.flatten()
         if self.leaves_out and origin.null_count < len(origin):
             is_own = pc.and_(pc.equal(queue, self.queue), pc.equal(epoch, self.epoch))
@@ -112,7 +116,7 @@ class _Batch:
             columns[topic] = pc.if_else(pc.fill_null(is_here, False), None, columns[topic])
         archived = pa.scalar(self.archived_us, pa.int64()).cast(FIELDS["timestamp"])
         same = [pa.repeat(value, len(batch)) for value in (self.queue, self.epoch, archived)]
-        columns += [*same, queue, epoch, offset]
+        columns += [*same, queue, epoch, offset, *properties]
         return pa.RecordBatch.from_arrays(columns, schema=WRITTEN)
 
     def read_and_stage(self, ranges: Iterable[tuple[int, int]]) -> Iterator[File]:
@@ -347,13 +351,43 @@ class _Run:
 
 
 def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
-    """Add `data`: the JSON payload parsed with this schema, or null if it does not fit."""
+    """Add `data`: the payload parsed by this schema, or null if it is no JSON or does not fit."""
     from pyspark.sql import functions as F
-    from pyspark.sql.types import StringType, StructType
+    from pyspark.sql.types import ArrayType, BooleanType, StringType, StructType
 
-    told = StructType([*schema.fields]).add(_UNPARSED, StringType())
+    # Spark passes over what is behind a value. So each payload is the first of two in an array,
+    # and the second one, whose name no payload can know, shows that it was one value.
+    value = StructType([*schema.fields]).add(_MARK, BooleanType())
+    told = StructType().add(_MARK, ArrayType(value)).add(_UNPARSED, StringType())
     text = F.col("value").cast("string")
-    data = F.from_json(text, told, {"columnNameOfCorruptRecord": _UNPARSED})
-    fits = data.isNotNull() & data[_UNPARSED].isNull()
-    whole = messages.withColumn("data", data)
-    return whole.withColumn("data", F.when(fits, F.col("data").dropFields(_UNPARSED)))
+    both = F.concat(F.lit(f'{{"{_MARK}":['), text, F.lit(f',{{"{_MARK}":true}}]}}'))
+    options = {
+        "columnNameOfCorruptRecord": _UNPARSED,
+        "allowSingleQuotes": "false",
+        "allowNonNumericNumbers": "false",
+    }
+    whole = messages.withColumn("data", F.from_json(both, told, options))
+    found = F.col("data")[_MARK]
+    data = F.get(found, F.lit(0))
+    fits = F.get(found, F.lit(1))[_MARK] & (F.size(found) == 2) & F.is_valid_utf8(text)
+    fits &= F.col("data")[_UNPARSED].isNull() & _is_unique(schema, data)
+    return whole.withColumn("data", F.when(fits, data.dropFields(_MARK)))
+
+
+def _is_unique(kind: "DataType", value: "Column") -> "Column":
+    """Whether no map in a value of this type has a key twice."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    is_unique = F.lit(True)
+    if isinstance(kind, StructType):
+        for field in kind:
+            if "map<" in field.dataType.simpleString():
+                is_unique &= _is_unique(field.dataType, value[field.name])
+    elif isinstance(kind, ArrayType):
+        is_unique = F.forall(value, partial(_is_unique, kind.elementType))
+    elif isinstance(kind, MapType):
+        is_unique = F.size(F.array_distinct(F.map_keys(value))) == F.size(value)
+        if "map<" in kind.valueType.simpleString():
+            is_unique &= F.forall(F.map_values(value), partial(_is_unique, kind.valueType))
+    return F.coalesce(is_unique, F.lit(True))

@@ -1,12 +1,12 @@
 """The columns of `format("mqks")`, and how the text of a `read` reply is split into them.
 
-The one rule: no Python code runs per message but for escaped ones; numpy finds the edges, Arrow
-copies.
+The one rule: no Python code runs per message but for escaped data and names; numpy finds the edges,
+Arrow copies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import unquote, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 import numpy.typing as npt
@@ -30,33 +30,52 @@ FIELDS = {
             "element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
         )
     ),
+    "priority": pa.int32(),
+    "ordering_key": pa.string(),
 }
-"""Kafka's columns: a message's id, its data, its event, 0, its number, arrival and attributes."""
+"""Kafka's columns: a message's id, its data, its event, 0, its number, arrival and attributes; and
+how it is delivered."""
 
 SCHEMA = pa.schema(list(FIELDS.items()))
 ORIGIN = pa.field(
     "origin", pa.struct([("queue", pa.string()), ("epoch", pa.string()), ("offset", pa.int64())])
 )
 """For readers of attributes: what a message repeats that a replay has published, otherwise null."""
+PROPERTIES = pa.schema(
+    [
+        ("headers", pa.map_(pa.string(), pa.string())),
+        *((name, FIELDS[name]) for name in ("priority", "ordering_key")),
+    ]
+)
+"""As a lake has them: the attributes are a map, and without those of an origin."""
 ORIGIN_WORDS = "origin_queue=", "&origin_epoch=", "&origin_offset="
 """What is before the quoted queue, the epoch and the number in these attributes."""
 
 _NEWLINE, _SPACE, _TAB = b"\n \t"
 _EVENT_BYTES = len(b"event=")
 _ESCAPED = replies.ESCAPED
-_ORIGIN = (r"^\t{}(?P<queue>[^&\n]+){}(?P<epoch>[^&\n]+){}(?P<offset>[0-9]{{1,18}})[&\n]").format(
+_ORIGIN = (r"^{}(?P<queue>[^&]+){}(?P<epoch>[^&]+){}(?P<offset>[0-9]{{1,18}})(?:&|$)").format(
     *ORIGIN_WORDS
 )
-_TRAITS = r"(,priority=-?[0-9]+)?(,key=[^, ]*)?$"
+_PAIR = r"^(?P<key>[^=]*)=(?P<value>.*)$"
+_TOLD = (
+    r"^(?P<meta>[^,]*)(?P<escaped>,escaped=1)?"
+    r"(?:,priority=(?P<priority>-?[0-9]{1,3}))?(?:,key=(?P<key>[^,]+))?"
+)
 
 
 def record_batch(
-    text: memoryview, runs: Ints, schema: pa.Schema = SCHEMA, *, has_meta: bool = False
+    text: memoryview,
+    runs: Ints,
+    schema: pa.Schema = SCHEMA,
+    *,
+    has_meta: bool = False,
+    has_headers: bool = True,
 ) -> pa.RecordBatch:
     r"""Messages `{id} event={event}[,escaped=1] {data}\n` as columns, with their original data.
 
-    `has_meta`: more traits follow the event, and attributes behind a tab the data; without it,
-    headers are null.
+    `has_meta`: nothing follows the event, and a tab, attributes and traits the data; without it,
+    the columns of these are null, and without `has_headers` that of attributes is.
 
     Each row of `runs` has the first number, the count and the arrival (microseconds since 1970) of
     consecutive messages. Raises ValueError if the text is something else.
@@ -68,9 +87,10 @@ def record_batch(
     pieces = _pieces(text, rows, has_meta)
     take = np.arange(0, 6 * rows, 6, dtype=np.int32)
     events = pieces.take(pa.array(take + 2))
-    if has_meta and pc.any(pc.match_substring(events, ",")).as_py():
-        events = pc.replace_substring_regex(events, _TRAITS, "")
-    escaped = pc.ends_with(events, _ESCAPED)
+    if has_meta:
+        meta, escaped, priorities, keys = _told(pieces.take(pa.array(take + 5)))
+    else:
+        escaped = pc.ends_with(events, _ESCAPED)
     has_escaped = pc.any(escaped).as_py()
     made: dict[str, Any] = {}
     for name in schema.names:
@@ -78,7 +98,7 @@ def record_batch(
             case "key":
                 column = pieces.take(pa.array(take))
             case "topic":
-                if has_escaped:
+                if has_escaped and not has_meta:
                     plain = pc.binary_slice(events, 0, -len(_ESCAPED))
                     events = pc.if_else(escaped, plain, events)
                 column = _text(events)
@@ -94,10 +114,14 @@ def record_batch(
                 column = pa.array(np.repeat(firsts - before, counts) + np.arange(rows))
             case "timestamp":
                 column = pa.array(np.repeat(times, counts)).view(FIELDS[name])
-            case "headers" if has_meta:
-                column = _headers(pieces.take(pa.array(take + 5)))
+            case "headers" if has_meta and has_headers:
+                column = _headers(meta, schema.field(name).type)
+            case "priority" if has_meta:
+                column = priorities
+            case "ordering_key" if has_meta:
+                column = keys
             case "origin":
-                column = _origins(pieces.take(pa.array(take + 5)))
+                column = _origins(meta)
             case _:
                 column = pa.nulls(rows, schema.field(name).type)
         made[name] = column
@@ -106,7 +130,7 @@ def record_batch(
 
 def _pieces(text: memoryview, rows: int, has_meta: bool) -> Any:
     """Six pieces of each message that touch: id, ` event=`, event, space, data, and the newline
-    with a tab and attributes before it.
+    with a tab, attributes and traits before it.
 
     They share the text and cost one offset each; every sixth of them is a column.
     """
@@ -135,35 +159,59 @@ def _pieces(text: memoryview, rows: int, has_meta: bool) -> Any:
     return pa.Array.from_buffers(pa.binary(), 6 * rows, buffers)
 
 
-def _headers(attributes: Any) -> Any:
-    r"""Of `\t{key}={value}&…\n`, each distinct one decoded once; null without any."""
-    coded = attributes.dictionary_encode()
-    told = [_pairs(text[1:-1]) for text in coded.dictionary.to_pylist()]
-    return pa.array(told, FIELDS["headers"]).take(coded.indices)
+def _told(tails: Any) -> tuple[Any, Any, Any, Any]:
+    r"""Of `[\t{meta}{traits}]\n`: attributes, whether data are escaped, the priority (0 without
+    one) and the key."""
+    told = pc.binary_slice(tails, 1, -1)
+    if not pc.any(pc.match_substring(told, ",")).as_py():
+        rows = len(told)
+        priorities = pa.array(np.zeros(rows, dtype=np.int32))
+        return told, pa.repeat(False, rows), priorities, pa.nulls(rows, pa.string())
+    meta, escaped, priorities, keys = pc.extract_regex(told, _TOLD).flatten()
+    priorities = pc.if_else(pc.equal(priorities, b""), b"0", priorities).cast(pa.string())
+    keys = pc.if_else(pc.equal(keys, b""), None, keys)
+    return meta, pc.not_equal(escaped, b""), priorities.cast(pa.int32()), _decoded(keys)
 
 
-def _origins(attributes: Any) -> Any:
-    if not pc.any(is_told := pc.match_substring_regex(attributes, _ORIGIN)).as_py():
-        return pa.nulls(len(attributes), ORIGIN.type)
-    told = pc.if_else(is_told, attributes, None).cast(pa.string())
+def _headers(meta: Any, kind: pa.DataType) -> Any:
+    """Of `{key}={value}&…`, for a lake those behind an origin; null without any."""
+    is_map = pa.types.is_map(kind)
+    if is_map and pc.any(pc.starts_with(meta, ORIGIN_WORDS[0])).as_py():
+        meta = pc.replace_substring_regex(meta, _ORIGIN, "")
+    pairs = pc.split_pattern(pc.if_else(pc.equal(meta, b""), None, meta), "&")
+    keys, values = pc.extract_regex(pairs.flatten(), _PAIR).flatten()
+    keys, offsets, none = _decoded(keys), pairs.offsets, pairs.is_null()
+    if is_map:
+        return pa.MapArray.from_arrays(offsets, keys, _decoded(values), kind, mask=none)
+    entries = pa.StructArray.from_arrays([keys, _unquoted(values)], fields=[*kind.value_type])
+    return pa.ListArray.from_arrays(offsets, entries, kind, mask=none)
+
+
+def _origins(meta: Any) -> Any:
+    if not pc.any(is_told := pc.match_substring_regex(meta, _ORIGIN)).as_py():
+        return pa.nulls(len(meta), ORIGIN.type)
+    told = pc.if_else(is_told, meta, None)
     queue, epoch, offset = pc.extract_regex(told, _ORIGIN).flatten()
-    coded = queue.dictionary_encode()
-    names = [unquote(name, errors="backslashreplace") for name in coded.dictionary.to_pylist()]
-    queues = pa.array(names, pa.string()).take(coded.indices)
-    return pa.StructArray.from_arrays(
-        [queues, epoch, offset.cast(pa.int64())], fields=[*ORIGIN.type], mask=pc.invert(is_told)
-    )
+    columns = [_decoded(queue), epoch.cast(pa.string()), offset.cast(pa.string()).cast(pa.int64())]
+    return pa.StructArray.from_arrays(columns, fields=[*ORIGIN.type], mask=pc.invert(is_told))
 
 
-def _pairs(text: bytes) -> list[dict[str, Any]] | None:
-    pairs = (pair.partition(b"=") for pair in text.split(b"&") if pair)
-    return [
-        {
-            "key": unquote_to_bytes(key).decode("utf-8", "backslashreplace"),
-            "value": unquote_to_bytes(value),
-        }
-        for key, _, value in pairs
-    ] or None
+def _decoded(words: Any) -> Any:
+    return _text(_unquoted(words))
+
+
+def _unquoted(words: Any) -> Any:
+    return replaced(words, "%", unquote_to_bytes)
+
+
+def replaced(words: Any, pattern: str, made: Callable[[Any], Any]) -> Any:
+    """With each distinct word that matches the pattern made anew once."""
+    matches = pc.match_substring_regex(words, pattern)
+    if not pc.any(matches).as_py():
+        return words
+    coded = words.filter(matches).dictionary_encode()
+    anew = pa.array(map(made, coded.dictionary.to_pylist()), words.type)
+    return pc.replace_with_mask(words, matches, anew.take(coded.indices))
 
 
 def _text(names: Any) -> Any:

@@ -114,6 +114,7 @@ def signals_wait() -> Iterator[None]:
             signal.raise_signal(came[0])
 
 
+_UNFIT = r"(?<=[:<,])(?:void|interval [^,>]+|(?:var)?char\(\d+\))(?=[,>])"
 _WORKERS_PYTHON = "PYSPARK_PYTHON, or --conf spark.pyspark.python=PATH, names theirs"
 _ADVICE = {
     r"\bNo module named '(\w+)": (
@@ -149,16 +150,18 @@ def failure(text: str) -> Exception:
 
 
 def _reason(text: str) -> str:
-    """The line of Spark's text with the error of the task, or else the first line."""
+    """The line of Spark's text with the error of the task, or its own, or else the first line."""
     raised = re.findall(
         r"^(?:: )?([\w.]+(?:Error|Exception|Lost|Failed|Violation|Unfit|Away): .+)$", text, re.M
     )
     lines = [line for line in raised if not line.startswith(("org.apache.", "java.", "py4j."))]
-    return (lines or raised or text.strip().splitlines() or ["Spark gave no reason"])[0]
+    told = re.findall(r"^\[[A-Z_.]+\] .+$", text, re.M)
+    return (lines or raised or told or text.strip().splitlines() or ["Spark gave no reason"])[0]
 
 
 def schema_of(text: str | None) -> "StructType | None":
-    """A Spark schema from DDL, or from a file with DDL or JSON. Raises BadOption."""
+    """A Spark schema from DDL, or from a file with DDL or JSON. Raises BadOption, and LakeUnfit for
+    types that no lake can hold."""
     if text is None:
         return None
     from pyspark.sql.types import StructType
@@ -166,14 +169,18 @@ def schema_of(text: str | None) -> "StructType | None":
     if len(text) < os.pathconf("/", "PC_PATH_MAX") and Path(text).is_file():
         text = Path(text).read_text()
     try:
-        if text.lstrip().startswith("{"):
-            return StructType.fromJson(json.loads(text))
-        schema = StructType.fromDDL(text)
+        is_json = text.lstrip().startswith("{")
+        schema = StructType.fromJson(json.loads(text)) if is_json else StructType.fromDDL(text)
     except Exception as error:
         raise BadOption(f"the schema cannot be read: {_reason(str(error))}") from None
     if not isinstance(schema, StructType):
         raise BadOption(
             f"the schema is not a list of columns such as 'user string, n bigint': {text[:80]!r}"
+        )
+    if found := re.search(_UNFIT, schema.simpleString()):
+        raise LakeUnfit(
+            f"no lake can hold the type {found[0]}: give the field another type in --schema, or"
+            " leave it out"
         )
     return schema
 

@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 
 from mqks.durable import sync
 from mqks.pipeline import objects
-from mqks.pipeline.columns import FIELDS, ORIGIN
+from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES
 from mqks.pipeline.errors import BadOption, LakeInUse, LakeUnfit
 from mqks.pipeline.objects import Place, SyncedFile, make_directory, write_atomically
 from mqks.pipeline.sums import Sums, queues_of, records_of_commit, sums_of
@@ -51,7 +51,8 @@ COLUMNS = pa.schema(
     ]
 )
 """Of all lakes, also of older ones."""
-WRITTEN = pa.schema([*COLUMNS, *(pa.field(f"origin_{of.name}", of.type) for of in ORIGIN.type)])
+_ORIGINS = [pa.field(f"origin_{of.name}", of.type) for of in ORIGIN.type]
+WRITTEN = pa.schema([*COLUMNS, *_ORIGINS, *PROPERTIES])
 """Of a file; its partitions are its directories. A schema for payloads adds `data`."""
 PARTITIONS = {
     "date": pa.date32(),
@@ -69,6 +70,8 @@ SMALL_BYTES = 4 * 1024 * 1024
 CONTROL = "_mqks"
 """Spark and Arrow ignore names that begin with an underscore."""
 SHARED = "a lake is one directory that all machines of a cluster share"
+_REPEATED = ["topic", "queue", "epoch", "archived", "origin_queue", "origin_epoch"]
+_REPEATED += [*PROPERTIES.names[1:], "headers.key_value.key", "headers.key_value.value"]
 _ESCAPED = frozenset(map(chr, [*range(0x20), 0x7F])) | set("\"#%'*/:=?\\{[]^")
 """Characters that Spark escapes in directory names, and every reader unescapes."""
 _NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -253,7 +256,7 @@ def _write_parquet(sink: Any, tables: Iterable[pa.Table], schema: pa.Schema) -> 
         schema,
         compression="zstd",
         compression_level=1,
-        use_dictionary=["topic", "queue", "epoch", "archived", "origin_queue", "origin_epoch"],
+        use_dictionary=_REPEATED,
         write_statistics=["topic", "offset", "timestamp"],
     ) as writer:
         for table in tables:
@@ -303,6 +306,30 @@ def fitted(rows: Rows, schema: pa.Schema) -> Rows:
         for field in schema
     ]
     return type(rows).from_arrays(columns, schema=schema)
+
+
+def names_of(columns: Iterable[pa.Field], within: str = "") -> Iterator[str]:
+    """The names of columns, and of the fields in them behind those of their columns."""
+    for each in columns:
+        kind, name = each.type, f"{within}{each.name}"
+        yield name
+        while pa.types.is_list(kind) or pa.types.is_map(kind):
+            kind = kind.item_type if pa.types.is_map(kind) else kind.value_type
+        if pa.types.is_struct(kind):
+            yield from names_of(kind, f"{name}.")
+
+
+def check_case(place: Place, known: Iterable[str], names: Iterable[str]) -> None:
+    """Raises LakeUnfit if one of these names differs from another, or from a known one, by no more
+    than case."""
+    there = {*known}
+    by_case = {name.lower(): name for name in there}
+    for name in sorted({*names} - there):
+        if (other := by_case.setdefault(name.lower(), name)) != name:
+            raise LakeUnfit(
+                f"{place}: {min(name, other)} and {max(name, other)} differ only by case, and Spark"
+                " and DuckDB cannot read both: change --schema"
+            )
 
 
 class Waiting(NamedTuple):
@@ -417,13 +444,22 @@ class Lake:
         """Those of which sums are recorded, with their epochs."""
         return queues_of(self._state["sums"])
 
-    def contents(self) -> list[Place]:
+    def contents(self) -> list[Path]:
         """The files of all its rows."""
-        shown = [path for path in self.path.rglob("*.parquet") if CONTROL not in path.parts]
+        shown = self.path.glob("date=*/**/*.parquet")
         return [*shown, *(self._staging / file.name for file in self._state["waiting"])]
 
     def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
-        """The type of the column `data` in files, for payloads of this one."""
+        """The type of the column `data` in files, for payloads of this one. Raises LakeUnfit."""
+        if data is not None:
+            known = self._state.get("fields")
+            if known is None:  # It has no payloads, or of an older version.
+                known = {
+                    name for file in self.contents() for name in names_of(pq.read_schema(file))
+                }
+            names = [*names_of([pa.field("data", data)])]
+            check_case(self.path, known, names)
+            self._state["fields"] = sorted({*known, *names})  # The next commit stores it.
         return data
 
     def roll(self, age_s: float) -> int:

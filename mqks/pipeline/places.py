@@ -12,15 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mqks.pipeline import objects
+from mqks.pipeline.columns import PROPERTIES
 from mqks.pipeline.errors import LakeUnfit
-from mqks.pipeline.lake import COLUMNS, CONTROL, Lake
+from mqks.pipeline.lake import COLUMNS, CONTROL, Lake, fitted
 from mqks.pipeline.objects import ICEBERG, Place, asked
 from mqks.pipeline.table import DeltaTable, LakeTable, delta, delta_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_ROWS = COLUMNS.append(pa.field("date", pa.date32()))
+_DATE = pa.field("date", pa.date32())
 
 
 def lake_at(
@@ -64,14 +65,16 @@ def home_of(place: Place) -> Place:
     return place
 
 
-def messages(spark: "SparkSession", place: Place) -> "DataFrame":
-    """The rows of a lake, for Spark: the columns of its files, and `date`. Raises LakeUnfit.
+def messages(spark: "SparkSession", place: Place, *, properties: bool = False) -> "DataFrame":
+    """The rows of a lake, for Spark: the columns of all lakes, with `properties` those of
+    `PROPERTIES`, and `date`. Raises LakeUnfit.
 
     The event is the column `topic`; the directory may have it cut.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    schema = from_arrow_schema(_ROWS)
+    columns = pa.schema([*COLUMNS, *PROPERTIES]) if properties else COLUMNS
+    schema = from_arrow_schema(columns.append(_DATE))
     if isinstance(place, Path) and not _is_delta(place):
         if not place.is_dir():
             raise LakeUnfit(f"there is no lake at {place}")
@@ -81,7 +84,7 @@ def messages(spark: "SparkSession", place: Place) -> "DataFrame":
         return spark.createDataFrame([], schema)
     tasks = min(len(files), spark.sparkContext.defaultParallelism)
     named = spark.createDataFrame(files, "file string").repartition(tasks)
-    return named.mapInArrow(_rows, schema)
+    return named.mapInArrow(partial(_rows, columns), schema)
 
 
 def _files(place: Place) -> list[str]:
@@ -95,10 +98,9 @@ def _files(place: Place) -> list[str]:
     return [str(file) for file in delta_files(found, place)]
 
 
-def _rows(files: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _rows(columns: pa.Schema, files: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for uri in (uri for batch in files for uri in batch["file"].to_pylist()):
         content = objects.read(uri if "://" in uri else Path(uri))
-        for batch in pq.ParquetFile(pa.BufferReader(content)).iter_batches(columns=COLUMNS.names):
-            columns = [batch[name] for name in COLUMNS.names]
-            columns.append(batch["timestamp"].cast(pa.date32()))
-            yield pa.RecordBatch.from_arrays(columns, schema=_ROWS)
+        for batch in pq.ParquetFile(pa.BufferReader(content)).iter_batches(columns=columns.names):
+            date = batch["timestamp"].cast(_DATE.type)
+            yield fitted(batch, columns).append_column(_DATE, date)

@@ -75,7 +75,8 @@ class QueueReader(Connected):
         self._queue = requests.name(queue)
         self._schema = schema
         self._fetch_rows = fetch_rows
-        self._meta = meta
+        self._has_headers = meta
+        self._meta = meta or bool({"priority", "ordering_key"} & {*schema.names})
         self._memory = memoryview(bytearray())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -159,7 +160,8 @@ class QueueReader(Connected):
 
     def _batch(self, page: _Page) -> pa.RecordBatch:
         try:
-            return record_batch(page.text, page.runs, self._schema, has_meta=self._meta)
+            told = {"has_meta": self._meta, "has_headers": self._has_headers}
+            return record_batch(page.text, page.runs, self._schema, **told)
         except ValueError as error:
             raise ProtocolViolation(f"a reply to a read is damaged: {error}") from None
 

@@ -19,7 +19,6 @@ from functools import partial
 from itertools import chain
 from threading import Event
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -28,15 +27,17 @@ from pyspark.sql import functions as F
 
 from mqks.client import requests, urls
 from mqks.client.errors import RequestFailed
+from mqks.limits import META_BYTES_MAX
 from mqks.pipeline import objects
-from mqks.pipeline.columns import ORIGIN_WORDS
+from mqks.pipeline.columns import ORIGIN_WORDS, PROPERTIES
 from mqks.pipeline.errors import BadOption
 from mqks.pipeline.lake import CONTROL
 from mqks.pipeline.places import home_of, messages
 from mqks.pipeline.reader import QueueReader, pattern
 from mqks.pipeline.report import between
-from mqks.pipeline.sink import Publisher
+from mqks.pipeline.sink import Publisher, delivery_flags, quoted
 from mqks.pipeline.wire import ServerAddress
+from mqks.protocol.meta import LETTER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,6 +48,8 @@ SAVE_MESSAGES, SAVE_S = 100_000, 1.0
 """The progress is saved after this number of messages or seconds. The number of messages in between
 must be far below the `once_ids_max` of the server."""
 _ORDER = ("timestamp", "queue", "epoch", "offset")
+_SET = "&(?:origin_queue|origin_epoch|origin_offset|" + "|".join(LETTER) + ")=[^&]*"
+"""Attributes that a replay or the server sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class Replay:
 
     def rows(self, spark: "SparkSession") -> "DataFrame":
         """All messages to replay."""
-        found = between(messages(spark, self.lake), self.start, self.end)
+        found = between(messages(spark, self.lake, properties=True), self.start, self.end)
         if self.events == "**":
             return found
         return found.where(found.topic.rlike(pattern(self.events)))
@@ -107,7 +110,7 @@ class Replay:
         pace = _Pace(self.speed, stop)
         with Publisher(self.server) as publisher:
             for part in pace.due(_in_order(left, self.name, parts)):
-                publisher.publish(part["id"], part["event"], part["value"], part["meta"])
+                publisher.publish(part["id"], part["event"], part["value"], part["flags"])
                 done += len(part)
                 last = {name: part[name][-1].as_py() for name in _ORDER}
                 now_s = time.monotonic()
@@ -202,7 +205,8 @@ def _size(rows: "DataFrame") -> tuple[int, int]:
 
 def _in_order(rows: "DataFrame", name: str, parts: int) -> Iterator[pa.RecordBatch]:
     """The rows in order, sorted by Spark and collected part by part as record batches."""
-    ordered = rows.select("topic", "value", *_ORDER).repartitionByRange(parts, *_ORDER)
+    told = rows.select("topic", "value", *_ORDER, *PROPERTIES.names)
+    ordered = told.repartitionByRange(parts, *_ORDER)
     packed = ordered.sortWithinPartitions(*_ORDER).mapInArrow(partial(_pack, name), "batch binary")
     for row in packed.toLocalIterator(prefetchPartitions=True):
         with pa.ipc.open_stream(bytes(row.batch)) as stream:
@@ -213,12 +217,9 @@ def _pack(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
     for batch in batches:
         offset = batch["offset"].cast(pa.string())
         ids = pc.binary_join_element_wise(name, batch["epoch"], offset, ":")
-        coded = batch["queue"].dictionary_encode()
-        quoted = [quote(queue, safe="") for queue in coded.dictionary.to_pylist()]
-        queues = pa.array(quoted, pa.string()).take(coded.indices)
-        told = zip(ORIGIN_WORDS, (queues, batch["epoch"], offset), strict=True)
+        told = zip(ORIGIN_WORDS, (quoted(batch["queue"]), batch["epoch"], offset), strict=True)
         columns = {
-            "meta": pc.binary_join_element_wise(*chain(*told), "").cast(pa.binary()),
+            "flags": _flags(pc.binary_join_element_wise(*chain(*told), ""), batch),
             "id": ids.cast(pa.binary()),
             "event": batch["topic"].cast(pa.binary()),
             "value": batch["value"],
@@ -230,3 +231,16 @@ def _pack(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
         with pa.ipc.new_stream(sink, whole.schema) as stream:
             stream.write_batch(whole)
         yield pa.RecordBatch.from_pydict({"batch": pa.array([sink.getvalue().to_pybytes()])})
+
+
+def _flags(origins: Any, batch: pa.RecordBatch) -> Any:
+    """Of a publish, each after a space. Attributes for which there is no room behind those of the
+    origin are left out."""
+    headers, priorities, keys = (batch[name] for name in PROPERTIES.names)
+    pairs = pc.binary_join_element_wise("&", quoted(headers.keys), "=", quoted(headers.items), "")
+    own = pc.binary_join(pa.ListArray.from_arrays(headers.offsets, pairs), "")
+    own = pc.replace_substring_regex(own, _SET, "")
+    fits = pc.less_equal(pc.add(pc.binary_length(origins), pc.binary_length(own)), META_BYTES_MAX)
+    metas = pc.binary_join_element_wise(origins, pc.if_else(fits, own, ""), "")
+    flags = " --meta=", metas, delivery_flags(priorities, keys), ""
+    return pc.binary_join_element_wise(*flags).cast(pa.binary())

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from hashlib import blake2b
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +21,12 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
 
 from mqks.client import requests
 from mqks.client.errors import RequestFailed
 from mqks.client.wire import Wire
-from mqks.pipeline.columns import FIELDS
+from mqks.pipeline.columns import FIELDS, replaced
 from mqks.pipeline.errors import BadOption, BadRow, PipelineError
 from mqks.pipeline.options import WriteOptions, unknown
 from mqks.pipeline.wire import Connected, QueueConnection, ServerAddress
@@ -35,6 +36,10 @@ WINDOW_ROWS, WINDOW_BYTES = 10_000, 1024 * 1024
 """Sent before their confirms are read. The confirms fit into what the server buffers for a slow
 reader, so that the two sides never wait for each other."""
 
+_QUOTED = "[^!-~]|[%&=,]"
+"""Characters that an attribute or an ordering key cannot have as they are."""
+_SAFE = "".join({*map(chr, range(33, 127))} - {*"%&=,"})
+_TYPES = {"priority": IntegerType, "ordering_key": StringType}
 _BAD_IN_NAME = r"^$|^--|[\x00-\x20\x7f]"
 
 
@@ -44,9 +49,9 @@ class Publisher(Connected):
     def __init__(self, server: ServerAddress) -> None:
         super().__init__(QueueConnection(server))
 
-    def publish(self, ids: Any, events: Any, values: Any, metas: Any = None) -> None:
-        """Publish binary arrays of ids, events and data, and of attributes as they are sent;
-        returns when all are stored on disk.
+    def publish(self, ids: Any, events: Any, values: Any, flags: Any = None) -> None:
+        """Publish binary arrays of ids, events and data, and of flags, each after a space; returns
+        when all are stored on disk.
 
         After a lost connection, everything unconfirmed is sent again; the server drops duplicates.
         Raises BadRow, which counts rows from 0; RequestFailed, which names the id; OSError.
@@ -56,7 +61,7 @@ class Publisher(Connected):
         for first in range(0, len(values), rows):
             window = [
                 None if column is None else column.slice(first, rows)
-                for column in (ids, events, values, metas)
+                for column in (ids, events, values, flags)
             ]
             lines = _lines(first, *window)
             count = min(rows, len(values) - first)
@@ -76,14 +81,14 @@ def _exchange(lines: memoryview, count: int, wire: Wire) -> None:
 
 
 def _lines(
-    first: int, ids: Any, events: Any, values: Any, metas: Any, escaped: Any = b" "
+    first: int, ids: Any, events: Any, values: Any, flags: Any, escaped: Any = b" "
 ) -> memoryview:
     """The requests, one after the other, in Arrow's own memory. `escaped` is the flag of those
     whose values are escaped."""
     # One carriage return belongs to the end of a line: behind data that end in one, another goes.
     ends = pc.if_else(pc.ends_with(values, b"\r"), b"\r\n", b"\n")
-    told = [] if metas is None else [b" --meta=", metas]
-    words = [ids, b" publish --confirm --once", *told, escaped, events, b" ", values, ends, b""]
+    told = b"" if flags is None else flags
+    words = [ids, b" publish --confirm --once", told, escaped, events, b" ", values, ends, b""]
     lines = pc.binary_join_element_wise(
         *[pa.scalar(word, pa.binary()) if isinstance(word, bytes) else word for word in words]
     )
@@ -102,9 +107,24 @@ def _lines(
         raws = values.filter(is_escaped).to_pylist()
         some = pa.array(map(escape, raws), pa.binary())
         values = pc.replace_with_mask(values, is_escaped, some)
-        flags = pc.if_else(is_escaped, b" --escaped ", b" ")
-        return _lines(first, ids, events, values, metas, flags)
+        escaped = pc.if_else(is_escaped, b" --escaped ", b" ")
+        return _lines(first, ids, events, values, flags, escaped)
     return text
+
+
+def delivery_flags(priorities: Any, keys: Any) -> Any:
+    """The flags for priorities and ordering keys, each after a space; without null, 0 and ""."""
+    texts = pc.if_else(pc.equal(priorities, 0), None, priorities).cast(pa.string())
+    priority = pc.binary_join_element_wise(" --priority=", texts, "")
+    key = pc.binary_join_element_wise(
+        " --key=", quoted(pc.if_else(pc.equal(keys, ""), None, keys)), ""
+    )
+    return pc.binary_join_element_wise(pc.fill_null(priority, ""), pc.fill_null(key, ""), "")
+
+
+def quoted(words: Any) -> Any:
+    """Percent-encoded, as attributes and ordering keys are sent."""
+    return replaced(words, _QUOTED, partial(quote, safe=_SAFE))
 
 
 def _check(column: Any, name: str, first: int) -> None:
@@ -137,6 +157,8 @@ class _Writer:
                 field.dataType, (BinaryType, StringType)
             ):
                 raise BadOption(f"the column {field.name} is neither binary nor string")
+            if (own := _TYPES.get(field.name)) and not isinstance(field.dataType, own):
+                raise BadOption(f"the column {field.name} is not {FIELDS[field.name]}")
         if "value" not in names:
             raise BadOption("the column value is missing: the data of each message")
         if "topic" not in names and options.topic is None:
@@ -158,7 +180,7 @@ class _Writer:
                     values = batch["value"].cast(pa.binary())
                     events = self._events(batch)
                     ids = _ids(batch, events, values, salt, seen)
-                    publisher.publish(ids, events, values)
+                    publisher.publish(ids, events, values, _flags(batch))
                 except BadRow as bad:
                     raise BadRow(
                         f"partition {partition}, after its first {rows} rows: {bad}"
@@ -193,6 +215,17 @@ def _ids(batch: pa.RecordBatch, events: Any, values: Any, salt: bytes, seen: Cou
         made.append(f"{content.hexdigest()}-{again}" if again else content.hexdigest())
     ids = pa.array(made, pa.binary())
     return ids if keys is None else pc.coalesce(keys, ids)
+
+
+def _flags(batch: pa.RecordBatch) -> Any:
+    """How the messages are delivered, of the columns that are there."""
+    if not {*_TYPES} & {*batch.schema.names}:
+        return None
+    told = [
+        batch[name] if name in batch.schema.names else pa.nulls(len(batch), FIELDS[name])
+        for name in _TYPES
+    ]
+    return delivery_flags(*told).cast(pa.binary())
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):

@@ -1,7 +1,8 @@
 """What a lake holds, as sums beside the numbers up to which its queues are archived.
 
 For each range of a queue's numbers: how many messages, and the sum of their hashes modulo 2**64,
-which has no order. A hash is of number, arrival, id, event and data.
+which has no order. A hash is of number, arrival, id, event, data, attributes, priority and ordering
+key.
 
     mqks-rows/0/EPOCH/QUEUE         a queue's messages with the numbers from 0 to 1,048,575
     mqks-hash/0/EPOCH/QUEUE         and the sum of their hashes
@@ -22,10 +23,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mqks.pipeline import objects
+from mqks.pipeline.columns import PROPERTIES
 from mqks.pipeline.objects import Place
 
-HASHED = ["key", "value", "topic", "offset", "timestamp", "queue", "epoch"]
-"""The columns that sums are of, and those that say which queue it is."""
+HASHED = [*("key", "value", "topic", "offset", "timestamp", "queue", "epoch"), *PROPERTIES.names]
+"""The columns that sums are of, and those that say which queue it is; older files lack the last
+ones."""
 RANGE_BITS, RANGES_BITS = 20, 9
 """A range has 2**20 numbers; from 2**30 on there are 2**9 ranges for twice the numbers, so that
 their count is bounded."""
@@ -77,6 +80,11 @@ def sums_of(rows: pa.Table | pa.RecordBatch) -> Sums:
     times = np.asarray(rows["timestamp"].cast(pa.int64())).astype(np.uint64)
     numbered = numbers.astype(np.uint64) * np.uint64(_BASE) + times
     hashes = _mixed(_hashes(texts) ^ _mixed(numbered))
+    for number, name in enumerate(PROPERTIES.names, 2):
+        # What is null is as if it were not there: columns come with new versions.
+        if name in rows.schema.names and rows[name].null_count < len(rows):
+            told = _mixed(hashes + number * _hashes(_texts(rows[name])))
+            hashes = np.where(np.asarray(rows[name].is_valid()), told, hashes)
     columns = {"first": numbers >> bits << bits, "hash": hashes}
     grouped = pa.table({**columns, "queue": rows["queue"], "epoch": rows["epoch"]})
     found = grouped.group_by(["queue", "epoch", "first"]).aggregate(
@@ -85,6 +93,17 @@ def sums_of(rows: pa.Table | pa.RecordBatch) -> Sums:
     names = ("queue", "epoch", "first", "hash_count", "hash_sum")
     told_rows = zip(*(found[name].to_pylist() for name in names), strict=True)
     return {SummedRange(*of): Sum(count, total) for *of, count, total in told_rows}
+
+
+def _texts(column: Any) -> Any:
+    """A column of `PROPERTIES` as texts, which are empty for null."""
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([_texts(chunk) for chunk in column.chunks], pa.binary())
+    if pa.types.is_map(column.type):
+        both = (each.cast(pa.binary()) for each in (column.keys, column.items))
+        pairs = pc.binary_join_element_wise(*both, b"\t")  # Neither has tabs as such.
+        column = pc.binary_join(pa.ListArray.from_arrays(column.offsets, pairs), b"\n")
+    return pc.fill_null(column.cast(pa.string()).cast(pa.binary()), b"")
 
 
 def _hashes(texts: Any) -> Any:
@@ -144,7 +163,8 @@ def batches_of(file: Place, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """The rows of a Parquet file."""
     source = file if isinstance(file, Path) else pa.BufferReader(objects.read(file))
     with pq.ParquetFile(source) as opened:
-        yield from opened.iter_batches(columns=columns)
+        there = [name for name in columns if name in opened.schema_arrow.names]
+        yield from opened.iter_batches(columns=there)
 
 
 Recorded = Callable[[str], int | None]

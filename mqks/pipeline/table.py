@@ -34,9 +34,11 @@ from mqks.pipeline.lake import (
     File,
     Staging,
     check_are_here,
+    check_case,
     fitted,
     kept_by,
     latest,
+    names_of,
 )
 from mqks.pipeline.objects import DELETED, OPTIONS, Place, asked, make_directory
 from mqks.pipeline.sums import added, records, records_of_commit, sums_of_file
@@ -120,10 +122,11 @@ class LakeTable:
         schema = WRITTEN if data is None else WRITTEN.append(pa.field("data", data))
         try:
             for _ in range(GROWTHS_MAX):
-                if self._opened() is None:
+                own = None if self._opened() is None else self._columns()
+                check_case(self.place, names_of(own or ()), names_of(schema))
+                if own is None:
                     self._grow(None, schema)
                     continue
-                own = self._columns()
                 whole = pa.schema([*unified(pa.struct([*own]), pa.struct([*schema]))])
                 if whole == own:
                     return data and unified(own.field("data").type, data, whole=False)

@@ -18,8 +18,8 @@ from mqks.pipeline.lake import Lake
 from mqks.pipeline.objects import Place
 from mqks.pipeline.sums import (
     HASHED,
-    SummedRange,
     Sum,
+    SummedRange,
     Sums,
     added,
     batches_of,
@@ -82,7 +82,7 @@ class Verification:
         self._unchecked: list[int] = []
 
     @cached_property
-    def _files(self) -> list[Place]:
+    def _files(self) -> Sequence[Place]:
         return self.lake.contents()
 
     def run(self) -> Verified:

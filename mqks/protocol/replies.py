@@ -119,13 +119,6 @@ def with_retry(message: bytes, retry: int) -> bytes:
     return _with(text, b",retry=%d%b" % (retry, ESCAPED if ESCAPED in behind else b""))
 
 
-def with_traits(message: bytes) -> bytes:
-    """The message with its traits behind its event, and a tab and its attributes behind its data,
-    where it has any."""
-    text, meta, _, traits = parts(message)
-    return Parts(_with(text, traits) if traits else text, meta).joined()
-
-
 def shown(request_id: bytes, message: bytes, retry: int, told: bytes) -> bytes:
     """The message as one that is looked at: with retry, traits and attributes, where it has any,
     and what else is `told`."""

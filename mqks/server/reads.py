@@ -36,8 +36,8 @@ RUN = struct.Struct("<4q")
 """First number, count, time of arrival in microseconds, bytes of text."""
 
 LINES: Final = {"peek", "scheduled"}
-ATTRIBUTES: Final = re.compile(rb"\t([^\t\n]*)(?:\t[^\n]*)?")
-"""Attributes of a message, followed by internal fields."""
+ATTRIBUTES: Final = re.compile(rb"\t([^\t\n]*)(?:\t[^\t\n]*(?:\t([^\n]*))?)?")
+"""Attributes of a message, an internal field, and its traits."""
 TRAITS: Final = b"\t,"
 """Some message has traits: attributes begin with no comma."""
 LOOKED_AT_ONCE: Final = 2048
@@ -270,10 +270,14 @@ class Reads:
 
 
 def _shown(text: bytes, *, has_meta: bool) -> bytes:
-    """Messages with their traits and attributes, or as they are delivered."""
-    if TRAITS in text:
-        told = replies.with_traits if has_meta else replies.plain
-        return b"".join([told(line) + b"\n" for line in split(text[:-1])])
+    """Messages with their attributes and traits behind their data, or as they are delivered."""
     if has_meta:
-        return ATTRIBUTES.sub(lambda found: found[1] and replies.ATTRIBUTES + found[1], text)
+        return ATTRIBUTES.sub(_told, text)
+    if TRAITS in text:
+        return b"".join([replies.plain(line) + b"\n" for line in split(text[:-1])])
     return ATTRIBUTES.sub(b"", text)
+
+
+def _told(found: re.Match[bytes]) -> bytes:
+    told = found[1] + (found[2] or b"")
+    return told and replies.ATTRIBUTES + told

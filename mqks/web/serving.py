@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn import Server as Uvicorn
+from uvicorn.lifespan import off as off  # Else when it serves: then a crowd may have all files.
 
 from mqks.limits import HTTP_QUERY_FIELDS_MAX
 from mqks.page.headers import SECURITY

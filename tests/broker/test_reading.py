@@ -117,6 +117,20 @@ def test_a_log_is_read_in_pages_of_any_size(server: ServerProcess) -> None:
         assert reader.range("q", "--at=0")["at"] == "1"
 
 
+def test_attributes_and_traits_are_behind_the_data(server: ServerProcess) -> None:
+    """Where an event's name could have them they would be told apart by nobody."""
+    with Reader(server.address) as reader:
+        reader.ask("subscribe --confirm q a,priority=3")
+        for flags in ("--escaped --priority=5 --key=k --meta=a=b&c=d", "--key=k", "--meta=a=b", ""):
+            reader.ask(f"publish --confirm {flags} a,priority=3 x".replace("  ", " "))
+        told = [line for _, _, line in reader.read("q", 1, "--meta")]
+        plain = [line for _, _, line in reader.read("q", 1)]
+    line = "x event=a,priority=3 x"
+    behind = ["\ta=b&c=d,escaped=1,priority=5,key=k", "\t,key=k", "\ta=b", ""]
+    assert told == [line + each for each in behind]
+    assert plain == ["x event=a,priority=3,escaped=1 x", line, line, line]
+
+
 def test_a_new_queue_or_database_has_another_epoch(tmp_path: Path) -> None:
     epochs = []
     for name in ("one.db", "two.db"):

@@ -11,6 +11,7 @@ import pytest
 from mqks import blocking
 from tests.client.programs import ended
 from tests.kit.server_process import ServerProcess
+from tests.kit.waiting import until
 
 MADE = """
 import asyncio, multiprocessing, os, sys, time
@@ -70,7 +71,9 @@ def test_what_was_published_is_sent(tmp_path: Path, url: str, program: str, code
     assert done.returncode == code
     assert "lost" not in done.stderr
     assert "Warning" not in done.stderr
-    assert published(url) == [str(n) for n in range(10)]
+    told = [str(n) for n in range(10)]
+    # It is sent, and handled a moment later.
+    assert until(lambda: published(url) == told)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,8 @@ def test_some_columns_in_any_order() -> None:
             "value": b"some data 7",
         }
     ]
-    assert set(FIELDS) == {"key", "value", "topic", "partition", "offset", "timestamp", "headers"}
+    kafkas = {"key", "value", "topic", "partition", "offset", "timestamp", "headers"}
+    assert {*FIELDS} == kafkas | {"priority", "ordering_key"}
 
 
 # ----------------------------------------------------------------------------------- reading

@@ -56,7 +56,9 @@ def said(url: str) -> list[tuple[str, bytes]]:
     return [(row["topic"], row["value"]) for row in published(url)]
 
 
-def batch_of(*rows: tuple[str | bytes | None, ...], names: str = "topic value") -> pa.RecordBatch:
+def batch_of(
+    *rows: tuple[str | bytes | int | None, ...], names: str = "topic value"
+) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([dict(zip(names.split(), row, strict=True)) for row in rows])
 
 
@@ -91,6 +93,17 @@ def test_strings_and_an_event_for_all(broker: Broker) -> None:
     assert [(row["key"], row["topic"], row["value"]) for row in published(broker.url)] == [
         (b"m1", "e", "grün".encode())
     ]
+
+
+def test_a_priority_and_an_ordering_key(broker: Broker) -> None:
+    rows = [(5, "a b,ü"), (-128, None), (None, ""), (0, "k%&=")]
+    columns = [("e", b"x", *row) for row in rows]
+    batch = batch_of(*columns, names="topic value priority ordering_key")
+    batch = batch.set_column(2, "priority", batch["priority"].cast(pa.int32()))
+    write(writer(broker.url, batch), batch, batch)
+
+    found = [(row["priority"], row["ordering_key"]) for row in published(broker.url)]
+    assert found == [(5, "a b,ü"), (-128, None), (0, None), (0, "k%&=")] * 2
 
 
 def test_a_write_goes_through_windows(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +269,11 @@ def test_a_message_that_the_server_refuses_is_named(tmp_path: Path) -> None:
         (StructType().add("value", StringType()), {}, "the event of each message is missing"),
         (StructType().add("value", IntegerType()), {"topic": "e"}, "neither binary nor string"),
         (StructType().add("valeu", StringType()), {"topic": "e"}, "did you mean value?"),
+        (
+            StructType().add("value", StringType()).add("priority", StringType()),
+            {"topic": "e"},
+            "the column priority is not int32",
+        ),
         (StructType().add("value", StringType()), {"topic": "a b"}, "topic:"),
         (StructType().add("value", StringType()), {"topik": "e"}, "did you mean topic?"),
         (StructType().add("value", StringType()), {"queue": "e"}, "no option queue"),

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from pyiceberg.utils.config import Config
 
 from mqks.commands import main
-from mqks.pipeline.lake import CONTROL, Lake, stage
+from mqks.pipeline.columns import PROPERTIES
+from mqks.pipeline.lake import CONTROL, WRITTEN, Lake, stage
 from mqks.pipeline.sums import ranges, sums_of
 from mqks.pipeline.table import COMPACTION, DeltaTable, LakeTable
 from mqks.pipeline.verify import Verification
@@ -75,7 +76,9 @@ def changed(name: str, value: object) -> Callable[[pa.Table], pa.Table]:
     """The first row has another value in a column."""
 
     def change(rows: pa.Table) -> pa.Table:
-        column = rows.schema.field(name)
+        column = WRITTEN.field(name)
+        if name not in rows.schema.names:
+            rows = rows.append_column(column, pa.nulls(len(rows), column.type))
         values = [value, *rows[name].to_pylist()[1:]]
         at = rows.schema.get_field_index(name)
         return rows.set_column(at, column, pa.array(values, column.type))
@@ -101,6 +104,9 @@ CHANGES: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
     "key": (changed("key", b"m"), "the 100 rows are not as they were archived"),
     "topic": (changed("topic", "e2"), "the 100 rows are not as they were archived"),
     "offset": (changed("offset", 999), "the 100 rows are not as they were archived"),
+    "headers": (changed("headers", {"a": "b"}), "the 100 rows are not as they were archived"),
+    "priority": (changed("priority", 0), "the 100 rows are not as they were archived"),
+    "ordering_key": (changed("ordering_key", ""), "the 100 rows are not as they were archived"),
     "timestamp": (changed("timestamp", NOON_US), "the 100 rows are not as they were archived"),
 }
 
@@ -201,6 +207,11 @@ def test_sums_have_no_order_and_are_of_parts(sizes: list[int], cut: int) -> None
     values += [b""] * (100 - len(values)) if len(values) < 100 else []
     at = rows.schema.get_field_index("value")
     rows = rows.set_column(at, "value", pa.array(values[:100], pa.binary()))
+    headers = [None, [], [("a", "b")], [("a", ""), ("b", "é")]] * 25
+    rows = rows.append_column("headers", pa.array(headers, PROPERTIES.field("headers").type))
+    for name in ("priority", "ordering_key"):
+        column = pa.array([None, "0", None, "-7"] * 25).cast(PROPERTIES.field(name).type)
+        rows = rows.append_column(name, column)
     whole = sums_of(rows)
     order = [*range(cut, 100), *range(cut)]
     assert sums_of(rows.take(order)) == whole
