@@ -95,7 +95,8 @@ def test_a_warning_says_where_it_was_made(
     number = 1 + [each.startswith(line) for each in program.splitlines()].index(True)
     told = f"the client made at {tmp_path}/program.py:{number} was not closed"
     assert done.stderr.count(f"ResourceWarning: {told}") == 1
-    assert published(url) == [str(n) for n in range(10)]
+    told = [str(n) for n in range(10)]
+    assert until(lambda: published(url) == told)
 
 
 def test_a_closed_client_is_quiet(tmp_path: Path, url: str) -> None:
