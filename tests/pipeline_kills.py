@@ -33,10 +33,11 @@ import pyarrow.dataset as ds
 from mqks.client.blocking import connect
 from mqks.pipeline.archive import Archive
 from mqks.pipeline.objects import Place, store
-from mqks.pipeline.places import lake_at, messages
+from mqks.pipeline.places import existing, lake_at, messages
 from mqks.pipeline.session import session
 from mqks.pipeline.sink import Publisher
 from mqks.pipeline.table import delta
+from mqks.pipeline.verify import Verification
 from mqks.pipeline.wire import ServerAddress
 from mqks.testing import BrokerProcess
 from tests.conftest import SPARK_SETTINGS
@@ -289,12 +290,15 @@ def replay(
 
 
 def counted(lake: Place) -> Counts:
-    """As pyarrow sees it."""
+    """As pyarrow sees it; it is as it was archived."""
+    with existing(lake) as opened:
+        verified = Verification(opened).run()
     if isinstance(lake, str):
         rows = delta(lake).to_pyarrow_dataset()
     else:
         rows = ds.dataset(lake, partitioning="hive")
     table = rows.to_table(columns=["key", "offset"])
+    assert (verified.messages, verified.differences) == (table.num_rows, []), verified
     distinct = [pc.count_distinct(table[name]).as_py() for name in ("key", "offset")]
     return Counts(table.num_rows, *distinct)
 
