@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -134,6 +134,11 @@ def archive(
         "--fail-on-data-loss/--no-fail-on-data-loss",
         "End with 65 if messages are gone that were not archived.",
     ] = True,
+    openlineage: Annotated[
+        str | None,
+        "URL|FILE",
+        "Send events of OpenLineage there: what was read and written, by each batch.",
+    ] = None,
     as_json: AsJson = False,
     **spark: Unpack[Spark],
 ) -> None:
@@ -152,7 +157,13 @@ def archive(
 
         messages = 0
         # Before Spark: what is wrong with the lake need not wait for Java.
-        with lake_at(lake, format, partitions(by)) as opened:
+        with lake_at(lake, format, partitions(by)) as opened, ExitStack() as stack:
+            lineage = None
+            if openlineage:
+                from mqks.pipeline.lineage import Lineage
+
+                server = ServerAddress(url=url).url or ""
+                lineage = stack.enter_context(Lineage(openlineage, server, queue, lake))
             running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
             job = Archive(
                 queue=queue,
@@ -169,6 +180,8 @@ def archive(
             )
             for progress in job.run(running, opened, stop_on_signal()):
                 messages += progress.messages
+                if lineage:
+                    lineage.batch(progress)
                 if as_json:
                     tell(asdict(progress), as_json)
                 else:

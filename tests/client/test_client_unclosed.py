@@ -52,6 +52,11 @@ def published(url: str) -> list[str]:
         return [message.text for message in client.peek("q")]
 
 
+def assert_published(url: str) -> None:
+    """All ten; what was sent is handled a moment later."""
+    until(lambda: published(url) == [str(n) for n in range(10)])
+
+
 @pytest.mark.parametrize(
     ("program", "code"),
     [
@@ -71,9 +76,7 @@ def test_what_was_published_is_sent(tmp_path: Path, url: str, program: str, code
     assert done.returncode == code
     assert "lost" not in done.stderr
     assert "Warning" not in done.stderr
-    told = [str(n) for n in range(10)]
-    # It is sent, and handled a moment later.
-    assert until(lambda: published(url) == told)
+    assert_published(url)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +98,7 @@ def test_a_warning_says_where_it_was_made(
     number = 1 + [each.startswith(line) for each in program.splitlines()].index(True)
     told = f"the client made at {tmp_path}/program.py:{number} was not closed"
     assert done.stderr.count(f"ResourceWarning: {told}") == 1
-    told = [str(n) for n in range(10)]
-    assert until(lambda: published(url) == told)
+    assert_published(url)
 
 
 def test_a_closed_client_is_quiet(tmp_path: Path, url: str) -> None:
