@@ -57,7 +57,6 @@ _ESCAPED = replies.ESCAPED
 _ORIGIN = (r"^{}(?P<queue>[^&]+){}(?P<epoch>[^&]+){}(?P<offset>[0-9]{{1,18}})(?:&|$)").format(
     *ORIGIN_WORDS
 )
-_PAIR = r"^(?P<key>[^=]*)=(?P<value>.*)$"
 _TOLD = (
     r"^(?P<meta>[^,]*)(?P<escaped>,escaped=1)?"
     r"(?:,priority=(?P<priority>-?[0-9]{1,3}))?(?:,key=(?P<key>[^,]+))?"
@@ -179,7 +178,8 @@ def _headers(meta: Any, kind: pa.DataType) -> Any:
     if is_map and pc.any(pc.starts_with(meta, ORIGIN_WORDS[0])).as_py():
         meta = pc.replace_substring_regex(meta, _ORIGIN, "")
     pairs = pc.split_pattern(pc.if_else(pc.equal(meta, b""), None, meta), "&")
-    keys, values = pc.extract_regex(pairs.flatten(), _PAIR).flatten()
+    words = pc.split_pattern(pairs.flatten(), "=", max_splits=1).flatten()
+    keys, values = map(words.take, map(pa.array, np.arange(len(words)).reshape(-1, 2).T))
     keys, offsets, none = _decoded(keys), pairs.offsets, pairs.is_null()
     if is_map:
         return pa.MapArray.from_arrays(offsets, keys, _decoded(values), kind, mask=none)
