@@ -329,6 +329,25 @@ def test_what_is_trimmed_under_a_batch_is_noticed(
     assert len(waits(mqks_broker)) == 7
 
 
+def test_a_message_with_a_delay_is_archived_once_it_is_due(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    with connect(mqks_broker.url) as client:
+        for n in range(1000):
+            delay_s = 600.0 if n % 10 < 7 else None
+            client.publish("page.view", "{}", id=f"m{n}", delay_s=delay_s, confirm=n == 999)
+    [first] = run(spark, mqks_broker, lake)
+    assert (first.first, first.next, first.messages, first.lag) == (1, 301, 300, 0)
+    assert run(spark, mqks_broker, lake) == []  # Nothing has come, and nothing is missing.
+    with connect(mqks_broker.url) as client:
+        assert client.promote("clicks", None) == 700
+    [second] = run(spark, mqks_broker, lake)
+
+    assert (second.first, second.next, second.messages) == (301, 1001, 700)
+    assert keys(lake) == sorted(f"m{n}" for n in range(1000))
+
+
 def test_archive_of_no_queue(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
     with pytest.raises(RequestFailed):
         run(spark, mqks_broker, lake)
