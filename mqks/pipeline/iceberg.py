@@ -41,7 +41,7 @@ from mqks.pipeline.objects import (
     SyncedFile,
     make_directory,
 )
-from mqks.pipeline.table import COMPACTION, LakeTable
+from mqks.pipeline.table import COMPACTION, LAST, LakeTable
 
 try:
     from pyiceberg.catalog import AVAILABLE_CATALOGS, CatalogType, load_catalog
@@ -119,6 +119,12 @@ class IcebergTable(LakeTable):
 
     def _columns(self) -> pa.Schema:
         return _plain(self._table.schema().as_arrow())
+
+    def queues(self) -> list[str]:
+        table = self._opened()
+        names = [] if table is None else table.properties
+        queues = (name.removeprefix(LAST) for name in names if name.startswith(LAST))
+        return [queue for queue in queues if self.knows(queue)]
 
     def _record(self, name: str) -> int | None:
         told = self._table.properties.get(name)

@@ -377,6 +377,16 @@ class Lake:
         number: int | None = self._state["queues"].get(queue, {}).get(epoch)
         return number
 
+    def queues(self) -> list[str]:
+        """Those that the lake `knows`."""
+        return [queue for queue in self._state["queues"] if self.knows(queue)]
+
+    def knows(self, queue: str, epoch: str = "") -> bool:
+        """Whether the last commit of this queue was under another epoch, and is no loss of it,
+        which is a commit without an epoch."""
+        epochs = [*self._state["queues"].get(queue, {})]
+        return bool(epochs) and epochs[-1] not in ("", epoch)
+
     def arrived_us(self, queue: str, epoch: str) -> int | None:
         """The arrival of the latest message of this queue in the lake; None before the first."""
         time_us: int | None = self._state["arrived"].get(epoch)
@@ -392,7 +402,8 @@ class Lake:
         files = [file for file in files if file.rows]
         check_are_here(self.path, (self._staging / file.name for file in files))
         queues = dict(self._state["queues"])
-        queues[queue] = queues.get(queue, {}) | {epoch: number}
+        numbers = queues.get(queue, {})
+        queues[queue] = {e: numbers[e] for e in numbers if e != epoch} | {epoch: number}
         moves, waiting, now_s = [], [*self._state["waiting"]], time.time()
         for file in files:
             if file.bytes < SMALL_BYTES:

@@ -20,6 +20,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
+from zlib import crc32
 
 import pyarrow as pa
 
@@ -38,6 +39,8 @@ from mqks.pipeline.lake import (
 )
 from mqks.pipeline.objects import OPTIONS, Place, asked, make_directory
 
+LAST = "mqks-last/"
+"""Before a queue: the record of the epoch of its last commit."""
 COMPACTION = 16
 """A table is compacted each time after this number of versions."""
 GROWTHS_MAX = 5
@@ -98,6 +101,14 @@ class LakeTable:
         self._told[name] = self._recorded(name)
         return self._told[name]
 
+    def queues(self) -> list[str]:
+        """Those that the table `knows`; none where it cannot list them."""
+        return []
+
+    def knows(self, queue: str, epoch: str = "") -> bool:
+        """As of a `Lake`."""
+        return self._recorded(LAST + queue) not in (None, 0, _sum(epoch))
+
     def arrived_us(self, queue: str, epoch: str) -> int | None:
         """The arrival of the latest message of this queue in the table; None before the first."""
         return self._recorded(_arrivals(queue, epoch))
@@ -136,6 +147,8 @@ class LakeTable:
         before, records = self._told.get(name), {name: number}
         if (came_us := latest(self.arrived_us(queue, epoch), files)) is not None:
             records[_arrivals(queue, epoch)] = came_us
+        if self._recorded(LAST + queue) != _sum(epoch):
+            records[LAST + queue] = _sum(epoch)
         files = [file for file in files if file.rows]
         self._sync_files(self.staging.path(file) for file in files)
 
@@ -386,6 +399,11 @@ def delta(place: Place) -> Any:
 
 def _application(queue: str, epoch: str) -> str:
     return f"mqks/{queue}/{epoch}"
+
+
+def _sum(epoch: str) -> int:
+    """What is recorded of the last epoch of a queue; 0 for none."""
+    return crc32(epoch.encode()) | 1 << 32 if epoch else 0
 
 
 def _arrivals(queue: str, epoch: str) -> str:
