@@ -8,6 +8,10 @@ from typing import Final
 SEQ_MAX: Final = (1 << 63) - 1
 """The greatest number that a request may name: of a message, or a time in microseconds."""
 
+SCHEDULED_SEQ: Final = 1 << 52
+"""Numbers of messages that are published with a delay begin here. They are no part of the log, and
+exact as a number of JavaScript, too."""
+
 DELETE_DELAY_S_MAX: Final = 1e9
 """Longest delay of a delete rule."""
 

@@ -156,6 +156,21 @@ def archive(
         from mqks.pipeline.wire import ServerAddress
 
         messages = 0
+        job = Archive(
+            queue=queue,
+            server=ServerAddress(url=url),
+            once=once,
+            batch_messages=batch,
+            interval_s=interval,
+            schema=schema_of(schema),
+            roll_s=merge,
+            keep_s=keep,
+            trim=trim,
+            include_replays=include_replays,
+            fail_on_data_loss=fail_on_data_loss,
+        )
+        if isinstance(lake, Path) and not lake.exists():
+            job.check()
         # Before Spark: what is wrong with the lake need not wait for Java.
         with lake_at(lake, format, partitions(by)) as opened, ExitStack() as stack:
             lineage = None
@@ -165,19 +180,6 @@ def archive(
                 server = ServerAddress(url=url).url or ""
                 lineage = stack.enter_context(Lineage(openlineage, server, queue, lake))
             running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
-            job = Archive(
-                queue=queue,
-                server=ServerAddress(url=url),
-                once=once,
-                batch_messages=batch,
-                interval_s=interval,
-                schema=schema_of(schema),
-                roll_s=merge,
-                keep_s=keep,
-                trim=trim,
-                include_replays=include_replays,
-                fail_on_data_loss=fail_on_data_loss,
-            )
             for progress in job.run(running, opened, stop_on_signal()):
                 messages += progress.messages
                 if lineage:

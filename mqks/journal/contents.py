@@ -27,6 +27,7 @@ from mqks.journal.marks import NO_MARKS, Marks
 from mqks.journal.segment import SegmentDamaged, StoredRun, StoredSection, decode
 from mqks.journal.store import Damage, Head, QueueRow
 from mqks.journal.survey import Survey, guess, sections_of
+from mqks.limits import SEQ_MAX
 from mqks.protocol.replies import parts
 
 AT_ONCE: Final = 16
@@ -250,7 +251,7 @@ class Contents:
             if moved in self._segments:
                 raise JournalDamaged(f"{self.name}: segment {moved} {LISTED_ONLY}")
             index, marks = self._index.queues[queue_id], self._marks.get(queue_id, NO_MARKS)
-            for span in index.overlapping(after + 1, max(index.next_seq, after + 2)):
+            for span in index.overlapping(after + 1, SEQ_MAX):
                 with self._failures():
                     head = self._head(span.segment.id)
                 if head is None:

@@ -27,7 +27,7 @@ from typing import Final
 
 from mqks.broker.spine.base.ranges import Range, union
 from mqks.journal.store import LastWords
-from mqks.limits import SEGMENT_SMALL_BYTES
+from mqks.limits import SCHEDULED_SEQ, SEGMENT_SMALL_BYTES
 
 SPAN_TIME_US: Final = 10_000_000
 """Messages that arrived further apart are in separate spans, so that the age of each is known
@@ -130,7 +130,8 @@ class Span:
         """Whether messages from `first` on, with this many settled ranges, may be added."""
         gaps = (first > self.end) + ranges
         is_small = not gaps or len(self.settled) + gaps <= SETTLED_RANGES
-        return is_small and abs(time_us - self.time_us) < SPAN_TIME_US
+        is_log = first < SCHEDULED_SEQ or self.first >= SCHEDULED_SEQ
+        return is_log and is_small and abs(time_us - self.time_us) < SPAN_TIME_US
 
     def extend(self, first: int, end: int, count: int, size: int, latest_us: int) -> None:
         if first > self.end:
@@ -179,13 +180,19 @@ class Span:
 
 
 class QueueIndex:
-    """Spans of one queue in the order of their numbers, and its latest state."""
+    """Spans of one queue in the order of their numbers, and its latest state.
 
-    __slots__ = ("cursor", "firsts", "latest", "next_seq", "spans")
+    Messages with a delay have numbers behind all others, and behind `next_seq`: whoever reads up to
+    that does not meet them.
+    """
+
+    __slots__ = ("cursor", "firsts", "latest", "next_seq", "settled_end", "spans")
 
     def __init__(self, next_seq: int, cursor: int) -> None:
         self.next_seq = next_seq
         self.cursor = cursor
+        self.settled_end = 0
+        """After a start: the number behind all that any segment settles."""
         self.latest: Segment | None = None
         """The segment with the latest next_seq and cursor; None: they are in the queue's row."""
         self.firsts: list[int] = []
@@ -263,18 +270,20 @@ class QueueIndex:
             yield first, end - first
 
     def arrivals(self) -> Iterator[tuple[int, int]]:
-        """First number of each span with living messages, and the latest arrival in it. The index
-        may change meanwhile."""
+        """First number of each span with living messages, but those with a delay, and the latest
+        arrival in it. The index may change meanwhile."""
         first = -1
         while (position := bisect_right(self.firsts, first)) < len(self.firsts):
             span = self.spans[position]
             first = span.first
+            if first >= SCHEDULED_SEQ:
+                return
             if span.settled_count < span.end - span.first:
                 yield first, span.latest_us
 
     def first_living(self) -> int:
         """Number of the first message that is not settled; that of the next message if none."""
-        for span in self.spans:
+        for span in self.overlapping(0, self.next_seq):
             if span.settled_count < span.end - span.first:
                 return next(span.living_in(span.first, span.end))[0]
         return self.next_seq

@@ -62,6 +62,12 @@ class Marks:
             return mark_of(*RECORD.unpack_from(self._packed, records[place])[1:])
         return default
 
+    @property
+    def end(self) -> int:
+        """The number behind the last one."""
+        self._sort()
+        return self._number(len(self._packed) - RECORD.size) + 1 if self._packed else 0
+
     def among(self, ranges: Iterable[Range]) -> Iterator[tuple[int, Mark]]:
         """The marks of the numbers in these ranges."""
         items = self.items()

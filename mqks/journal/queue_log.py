@@ -129,7 +129,8 @@ class QueueLog:
         none."""
         while True:
             # Spans are not sorted by time: the clock may have been set back. 30 ns each.
-            span = next((span for span in queue.spans if span.latest_us >= time_us), None)
+            spans = queue.overlapping(0, queue.next_seq)
+            span = next((span for span in spans if span.latest_us >= time_us), None)
             if span is None or span.time_us >= time_us:
                 return span.first if span else queue.next_seq
             segment_id = span.segment.id

@@ -34,6 +34,7 @@ from mqks.journal.marks import NO_MARKS, Marks
 from mqks.journal.segment import SegmentDamaged
 from mqks.journal.store import Damage, Metadata, Report, refuse
 from mqks.journal.survey import Survey, guess, sections_of
+from mqks.limits import SCHEDULED_SEQ, SEQ_MAX
 
 
 class Recovery:
@@ -135,8 +136,18 @@ class Recovery:
             marks.of_each(numbers(held), Mark(redelivered=True)),
             marks.of_each(numbers(missed), NO_MARK),
         )
-        waiting = marks.among(index.living(cursor, index.next_seq))
+        # One that has lost its mark is due.
+        delayed = numbers(index.living(SCHEDULED_SEQ, SEQ_MAX))
+        waiting = chain(
+            marks.among(index.living(cursor, index.next_seq)),
+            marks.of_each(delayed, Mark(due_us=1)),
+        )
+        # No segment may settle or mark a number that is given out from now on.
+        known = [SCHEDULED_SEQ + index.next_seq, index.settled_end, marks.end]
+        next_aside = max(known + [span.end for span in index.spans[-1:]])
         holes = index.holes(cursor, index.next_seq)
-        queue.restore(index.next_seq, cursor, returned, waiting, holes, index.mean_bytes)
+        queue.restore(
+            index.next_seq, cursor, returned, waiting, holes, index.mean_bytes, next_aside
+        )
         if not whole:
             queue.lane.tell_cursor()

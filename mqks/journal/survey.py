@@ -61,6 +61,7 @@ class Survey:
                 if queue is None:
                     continue
                 self.index.settle(segment, queue, section.acks)
+                queue.settled_end = max(queue.settled_end, sum(max(section.acks, default=(0, 0))))
                 self._mark(segment, queue, section)
         for segment in self.index.segments.values():
             self.index.update_fate(segment)

@@ -12,10 +12,11 @@ The one rule: the queue is trimmed only up to the number that the lake has commi
 import logging
 import math
 import pickle
+import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -27,10 +28,10 @@ import pyarrow.compute as pc
 
 from mqks.client.errors import RequestFailed
 from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES, subset
-from mqks.pipeline.errors import BadOption, DataLost, StoreAway
+from mqks.pipeline.errors import DataLost, NoQueue, StoreAway
 from mqks.pipeline.job import reasons
 from mqks.pipeline.lake import WRITTEN, File, Lake, Staging, stage
-from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts
+from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts, pattern
 from mqks.pipeline.session import yields
 from mqks.pipeline.table import LakeTable
 from mqks.pipeline.wire import QueueConnection, ServerAddress
@@ -164,14 +165,23 @@ class Archive:
     fail_on_data_loss: bool = True
     """End with DataLost if messages are missing from the queue that the lake does not have."""
 
+    def check(self) -> None:
+        """Before a lake is made. Raises RequestFailed and NoQueue, as `run`."""
+        with closing(QueueConnection(self.server)) as connection:
+            names = matching(connection, self.queue)
+            if not is_mask(self.queue):
+                QueueReader(None, self.queue, connection=connection).range()
+            elif self.once and not names:
+                raise NoQueue(f"no queue matches {self.queue}")
+
     def run(self, spark: "SparkContext", lake: Lake | LakeTable, stop: Event) -> Iterator[Progress]:
         """Archive until stopped, or with `once` until what existed at the start is in the lake.
 
         `lake` must be entered. Raises RequestFailed (no such queue), OSError (no server), DataLost
-        (messages are missing, or an older state of the database was restored), BadOption (no queue
+        (messages are missing, or an older state of the database was restored), NoQueue (none
         matches the mask) and the reason of a Spark job that failed.
         """
-        runs = dict[str, _Run]()
+        runs, gone = dict[str, _Run](), set[str]()
         find_s = expire_s = told_s = -math.inf
 
         with closing(QueueConnection(self.server)) as connection:
@@ -180,16 +190,25 @@ class Archive:
                     lake.expire((datetime.now(UTC) - timedelta(seconds=self.keep_s)).date())
                     expire_s = time.monotonic() + EXPIRE_S
                 if time.monotonic() >= find_s:
-                    for name in matching(connection, self.queue):
+                    names = matching(connection, self.queue)
+                    is_mine = re.compile(pattern(self.queue)).search
+                    with suppress(StoreAway):
+                        known = {name for name in lake.queues() if is_mine(name)}
+                        gone |= known - {*names}
+                    for name in names:
                         if name not in runs:
                             reader = QueueReader(
                                 None, name, connection=connection, schema=_READ, meta=True
                             )
                             runs[name] = _Run(self, spark, lake, name, reader)
-                    if self.once and not runs:
-                        raise BadOption(f"no queue matches {self.queue}")
+                    if self.once and not (runs or gone):
+                        raise NoQueue(f"no queue matches {self.queue}")
                     once = self.once or not is_mask(self.queue)
                     find_s = math.inf if once else time.monotonic() + FIND_S
+                with suppress(StoreAway):
+                    while gone:
+                        self._lose(lake, min(gone), "deleted")
+                        gone.remove(min(gone))
                 is_idle = True
                 for name, run in [*runs.items()]:
                     try:
@@ -206,6 +225,8 @@ class Archive:
                             raise
                         run.is_done = True  # A queue of a mask, which was deleted.
                         progress = None
+                        if run.goal is not None:
+                            gone.add(name)
                     if run.is_done:
                         del runs[name]
                     if progress is not None:
@@ -213,12 +234,21 @@ class Archive:
                         yield progress
                     if stop.is_set():
                         break
-                if self.once and not runs:
+                if self.once and not (runs or gone):
                     break
                 if is_idle and not self.once:
                     stop.wait(min(1.0, max(IDLE_S, self.interval_s)))
                     lake.roll(self.roll_s)
         lake.roll(0)
+
+    def _lose(self, lake: Lake | LakeTable, queue: str, what: str) -> None:
+        """Messages of this queue may have gone with it that the lake does not have. Raises
+        DataLost, or warns, once."""
+        told = f"the queue {queue} was {what}: what was not archived of it is gone"
+        lost(told, self.fail_on_data_loss)
+        if lake.knows(queue):
+            lake.next(queue, "")
+            lake.commit(queue, "", 0, [])
 
 
 @dataclass(slots=True)
@@ -263,6 +293,8 @@ class _Run:
         done, came_us = (told(queue, log.epoch) for told in (self.lake.next, self.lake.arrived_us))
         log = self.reader.range(None if came_us is None else came_us + 1, done or log.first)
         if done is None:
+            if self.lake.knows(queue, log.epoch):
+                self.job._lose(self.lake, queue, "deleted and created again")
             return log, log.first
         other = log.next if log.at is None else log.at
         if other < done:

@@ -28,6 +28,10 @@ class DataLost(PipelineError, exit_code=65):
     """Messages between two offsets are gone; `failOnDataLoss=false` continues without them."""
 
 
+class NoQueue(PipelineError, exit_code=65):
+    """No queue matches the mask."""
+
+
 class BadOption(PipelineError, ValueError, exit_code=78):
     """An unknown option or column, or an invalid value."""
 

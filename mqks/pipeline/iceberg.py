@@ -42,7 +42,7 @@ from mqks.pipeline.objects import (
     make_directory,
 )
 from mqks.pipeline.sums import queues_of
-from mqks.pipeline.table import COMPACTION, LakeTable
+from mqks.pipeline.table import COMPACTION, LAST, LakeTable
 
 try:
     from pyiceberg.catalog import AVAILABLE_CATALOGS, CatalogType, load_catalog
@@ -121,8 +121,14 @@ class IcebergTable(LakeTable):
     def _columns(self) -> pa.Schema:
         return _plain(self._table.schema().as_arrow())
 
-    def queues(self) -> set[tuple[str, str]]:
+    def summed(self) -> set[tuple[str, str]]:
         return queues_of(self._opened().properties)
+
+    def queues(self) -> list[str]:
+        table = self._opened()
+        names = [] if table is None else table.properties
+        queues = (name.removeprefix(LAST) for name in names if name.startswith(LAST))
+        return [queue for queue in queues if self.knows(queue)]
 
     def _record(self, name: str) -> int | None:
         told = self._table.properties.get(name)

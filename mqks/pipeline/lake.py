@@ -408,6 +408,16 @@ class Lake:
         number: int | None = self._state["queues"].get(queue, {}).get(epoch)
         return number
 
+    def queues(self) -> list[str]:
+        """Those that the lake `knows`."""
+        return [queue for queue in self._state["queues"] if self.knows(queue)]
+
+    def knows(self, queue: str, epoch: str = "") -> bool:
+        """Whether the last commit of this queue was under another epoch, and is no loss of it,
+        which is a commit without an epoch."""
+        epochs = [*self._state["queues"].get(queue, {})]
+        return bool(epochs) and epochs[-1] not in ("", epoch)
+
     def arrived_us(self, queue: str, epoch: str) -> int | None:
         """The arrival of the latest message of this queue in the lake; None before the first."""
         time_us: int | None = self._state["arrived"].get(epoch)
@@ -426,7 +436,8 @@ class Lake:
             queue, epoch, self.next(queue, epoch), (file.sums for file in files), self.recorded
         )
         queues = dict(self._state["queues"])
-        queues[queue] = queues.get(queue, {}) | {epoch: number}
+        numbers = queues.get(queue, {})
+        queues[queue] = {e: numbers[e] for e in numbers if e != epoch} | {epoch: number}
         moves, waiting, now_s = [], [*self._state["waiting"]], time.time()
         for file in files:
             if file.bytes < SMALL_BYTES:
@@ -440,7 +451,7 @@ class Lake:
         number: int | None = self._state["sums"].get(name)
         return number
 
-    def queues(self) -> set[tuple[str, str]]:
+    def summed(self) -> set[tuple[str, str]]:
         """Those of which sums are recorded, with their epochs."""
         return queues_of(self._state["sums"])
 

@@ -5,6 +5,7 @@ The one rule: an option without effect is refused, and no error contains a crede
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from mqks.pipeline.reader import FETCH_ROWS
 from mqks.pipeline.wire import ServerAddress
 
 OFFSETS_PER_TRIGGER = 200_000
+TRIGGER_DELAY_S = 900.0
 EARLIEST, LATEST = "earliest", "latest"
 
 _SERVER = (
@@ -27,7 +29,8 @@ _SERVER = (
 READ_OPTIONS = (
     *_SERVER,
     *("queue", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
-    *("maxOffsetsPerTrigger", "minPartitions", "fetchSize", "failOnDataLoss", "includeHeaders"),
+    *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
+    *("minPartitions", "fetchSize", "failOnDataLoss", "includeHeaders"),
 )
 WRITE_OPTIONS = (*_SERVER, "topic")
 _SPARKS_OWN = ("checkpointLocation", "queryName")
@@ -56,6 +59,9 @@ class ReadOptions:
     start_time_us: int | None = None
     end_time_us: int | None = None
     offsets_per_trigger: int = OFFSETS_PER_TRIGGER
+    offsets_per_trigger_min: int = 0
+    trigger_delay_s: float = TRIGGER_DELAY_S
+    """The longest wait for so many."""
     partitions_min: int | None = None
     fetch_rows: int = FETCH_ROWS
     fail_on_data_loss: bool = True
@@ -79,6 +85,9 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         _number(given, f"{which}Timestamp", 0, 2**53) for which in ("starting", "ending")
     )
     most = _number(given, "maxOffsetsPerTrigger", 1, 2**53)
+    least = _number(given, "minOffsetsPerTrigger", 1, most or OFFSETS_PER_TRIGGER)
+    if least is None and "maxTriggerDelay" in given:
+        raise BadOption("maxTriggerDelay needs minOffsetsPerTrigger")
     fetch_rows = _number(given, "fetchSize", 1, READ_ROWS_MAX)
     return ReadOptions(
         server=_server(given),
@@ -88,6 +97,8 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         start_time_us=None if start_ms is None else start_ms * 1000,
         end_time_us=None if end_ms is None else end_ms * 1000,
         offsets_per_trigger=most or OFFSETS_PER_TRIGGER,
+        offsets_per_trigger_min=least or 0,
+        trigger_delay_s=_seconds(given, "maxTriggerDelay", TRIGGER_DELAY_S),
         partitions_min=_number(given, "minPartitions", 1, 100_000),
         fetch_rows=fetch_rows or FETCH_ROWS,
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
@@ -198,6 +209,17 @@ def _number(given: Mapping[str, str], name: str, least: int, most: int) -> int |
     if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
         raise BadOption(f"{name} is {text[:80]!r}, which is not a number from {least} to {most}")
     return int(text)
+
+
+def _seconds(given: Mapping[str, str], name: str, otherwise: float) -> float:
+    """Of a time as Spark writes it: 15m, 30s, 500ms; milliseconds without a unit."""
+    text = given.get(name)
+    if text is None:
+        return otherwise
+    if not (found := re.fullmatch(r"([0-9]{1,12})(ms|s|m|min|h|d|)", text)):
+        raise BadOption(f"{name} is {text[:80]!r}, which is not a time such as 15m, 30s or 500ms")
+    unit_s = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+    return int(found[1]) * unit_s.get(found[2], 0.001)
 
 
 def _flag(given: Mapping[str, str], name: str, otherwise: bool) -> bool:

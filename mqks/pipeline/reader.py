@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from mqks.client import requests
-from mqks.client.errors import ProtocolViolation
+from mqks.client.errors import ProtocolViolation, RequestFailed
 from mqks.client.wire import Wire, rows
 from mqks.pipeline.columns import SCHEMA, Ints, record_batch
 from mqks.pipeline.errors import DataLost
@@ -100,6 +100,18 @@ class QueueReader(Connected):
             int(fields["next"]),
             None if number is None else int(number),
         )
+
+    def range_if_there(self, at_us: int | None = None) -> LogRange | None:
+        """The range of the queue now, or None if there is no such queue."""
+        try:
+            return self.range(at_us)
+        except RequestFailed:
+            # This takes the same permission, and does not mind.
+            answer = self._ask(b"r peek %b --limit=1 \n" % self._queue, "peek")
+            self.close()  # A message may follow.
+            if answer == b"--end":
+                return None
+            raise
 
     def trim(self, seq: int, epoch: str | None = None) -> None:
         """Durably drop all ready messages below this number. With an `epoch`, raises RequestFailed

@@ -11,6 +11,8 @@ read it any number of times, in any process.
 """
 
 import logging
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -32,6 +34,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StringType, StructField, StructType
 
 from mqks.client.errors import ClientError
+from mqks.limits import SEQ_MAX
 from mqks.pipeline import columns
 from mqks.pipeline.columns import FIELDS
 from mqks.pipeline.errors import BadOption, PipelineError
@@ -144,10 +147,10 @@ class _Query:
     def _slices(self, queue: str, epoch: str, start: int, end: int, count: int) -> list[Slice]:
         return [Slice(queue, epoch, *part) for part in parts(start, end, count)]
 
-    def _check(self, queue: str, epoch: str, start: int, log: LogRange) -> None:
+    def _check(self, queue: str, epoch: str, start: int, log: LogRange | None) -> None:
         """Whether everything from this offset on is still there. Raises DataLost, or warns."""
         what = _broken(queue, epoch, start, log)
-        if not what and start < log.first:
+        if log is not None and not what and start < log.first:
             what = f"messages {start} to {log.first - 1} of the queue {queue} are gone"
         if what:
             lost(what, self.options.fail_on_data_loss)
@@ -156,7 +159,22 @@ class _Query:
         """The number that the options say to begin with."""
         if self.options.start_time_us is not None:
             return log.next if log.at is None else log.at
-        return _resolved("startingOffsets", self.options.start or ReadPlace(otherwise), log)
+        return self._resolved("startingOffsets", self.options.start or ReadPlace(otherwise), log)
+
+    def _resolved(self, option: str, place: ReadPlace, log: LogRange) -> int:
+        if place.offset == EARLIEST:
+            return log.first
+        if place.offset == LATEST:
+            return log.next
+        number = int(place.offset)
+        if place.epoch not in ("", log.epoch):
+            raise BadOption(f"{option} has an old epoch: the queue was deleted and created again")
+        if number > log.next:
+            what = f"{option} is {number}, but the queue ends at {log.next}"
+            if self.options.fail_on_data_loss:
+                raise BadOption(what)
+            lost(what, False)
+        return min(number, log.next)
 
 
 class BatchReader(_Query, DataSourceReader):
@@ -183,7 +201,7 @@ class BatchReader(_Query, DataSourceReader):
         until = reader.range(options.end_time_us)
         start = self._start(log, EARLIEST)
         if options.end_time_us is None:
-            end = _resolved("endingOffsets", options.end or ReadPlace(LATEST), log)
+            end = self._resolved("endingOffsets", options.end or ReadPlace(LATEST), log)
         else:
             end = log.next if until.at is None else min(until.at, log.next)
         if start >= end:
@@ -211,6 +229,7 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
             if given is not None:
                 raise BadOption(f"{name} cannot be used for a stream, which has no end")
         self._targets: dict[str, LogRange] | None = None
+        self._advanced_s = -math.inf
         # Kept, since a batch is planned every second; it gives up soon, as Spark asks again.
         self._connection = QueueConnection(replace(self.options.server, retries=1))
 
@@ -220,8 +239,9 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
         # names no number. The first batch is empty and ends where the stream begins, and that end
         # is in the checkpoint.
         with closing(QueueConnection(self.options.server)) as connection:
-            for log in self._look(connection).values():
-                self._start(log, LATEST)  # What is mistyped ends the query here, at its start.
+            for queue in matching(connection, self.options.queue):
+                # What is mistyped ends the query here, at its start.
+                self._start(self._log(queue, connection).range(), LATEST)
         return self._packed(None)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -239,14 +259,19 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
             # With targets nobody is asked: where the server is away, the stream must not look as
             # if it were at its end.
             logs = self._look(self._connection) if self._targets is None else self._targets
-            most = None
-            if isinstance(limit, ReadMaxRows):  # Each queue may have an equal part of the limit.
-                most = max(1, limit.max_rows // max(1, len(logs)))
-            for queue, log in logs.items():
-                if queue in told:
-                    told[queue] = self._latest(queue, told[queue], most, log)
+            most = self._most(told, logs, limit)
+            for queue, offset in (begun or {}).items():
+                if after := self._latest(queue, offset, most.get(queue, 0), logs.get(queue)):
+                    told[queue] = after
                 else:
-                    first = log.first if begun is not None else self._start(log, LATEST)
+                    del told[queue]
+            is_timed = self.options.start_time_us is not None
+            for queue, log in logs.items():
+                if begun is not None and queue in begun:
+                    continue
+                is_late = begun is not None and not is_timed
+                first = log.first if is_late else self._start(log, LATEST)
+                if not is_timed or first < log.next:  # What comes next may be of before that time.
                     told[queue] = _offset(log.epoch, first)
         except _PASSING as error:
             _log.warning("no new offset of the queue %s: %s", self.options.queue, error)
@@ -278,13 +303,36 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._connection.close()
 
     def _look(self, connection: QueueConnection) -> dict[str, LogRange]:
-        """The logs as they are now."""
-        return {
-            queue: self._log(queue, connection).range(self.options.start_time_us)
+        """The logs as they are now, of the queues that are there."""
+        looked = (
+            (queue, self._log(queue, connection).range_if_there(self.options.start_time_us))
             for queue in matching(connection, self.options.queue)
-        }
+        )
+        return {queue: log for queue, log in looked if log is not None}
 
-    def _latest(self, queue: str, start: Offset, most: int | None, log: LogRange) -> Offset:
+    def _most(
+        self, told: dict[str, Offset], logs: dict[str, LogRange], limit: ReadLimit
+    ) -> dict[str, int]:
+        """How many of its new numbers each queue may have now: an equal part of the limit, and of
+        what others leave."""
+        new = {
+            queue: max(0, log.next - max(log.first, _position(told[queue])[1]))
+            for queue, log in logs.items()
+            if queue in told
+        }
+        delay_s, now_s = self.options.trigger_delay_s, time.monotonic()
+        least = 0 if self._targets is not None else self.options.offsets_per_trigger_min
+        if sum(new.values()) < least and now_s - self._advanced_s < delay_s:
+            return dict.fromkeys(new, 0)
+        self._advanced_s = now_s
+        most, left = dict[str, int](), limit.max_rows if isinstance(limit, ReadMaxRows) else SEQ_MAX
+        for count, queue in enumerate(sorted(new, key=new.__getitem__)):
+            most[queue] = min(new[queue], max(1, left // (len(new) - count)))
+            left -= most[queue]
+        return most
+
+    def _latest(self, queue: str, start: Offset, most: int, log: LogRange | None) -> Offset:
+        """The end of the next batch; empty for a queue that is gone."""
         epoch, number = _position(start)
         if what := _broken(queue, epoch, number, log):
             # An offset of another life, or one that goes back, would be written into the checkpoint
@@ -293,30 +341,33 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self.options.fail_on_data_loss:
                 return _offset(epoch, number) | {"lost": what}
             lost(what, False)
+            if log is None:
+                return {} if self._is_mask else start
             return _offset(log.epoch, log.next if epoch == log.epoch else log.first)
-        end = log.next if most is None else min(log.next, max(number, log.first) + most)
-        return start if end <= number else _offset(epoch, end)
+        assert log is not None
+        end = max(number, log.first) + most
+        return start if end == number else _offset(epoch, end)
 
     def _planned(self, queue: str, start: Offset, end: Offset) -> list[Slice]:
         (epoch, first), (epoch_then, after) = _position(start), _position(end)
         if "lost" in end:
             with self._log(queue) as reader:
-                self._check(queue, epoch, first, reader.range())
+                self._check(queue, epoch, first, reader.range_if_there())
         if epoch != epoch_then or first >= after:
             return []  # It goes on with what is there.
         try:
-            log = self._log(queue, self._connection).range()
+            log = self._log(queue, self._connection).range_if_there()
         except _PASSING:
             pass  # The tasks wait for the server, and check what they get.
         else:
             self._check(queue, epoch, first, log)
+            if log is None:
+                return []
         return self._slices(queue, epoch, first, after, self.options.partitions_min or 1)
 
     def _packed(self, told: dict[str, Offset] | None) -> Offset:
         """The stream's offset, of those of its queues; None before the first batch."""
-        if self._is_mask:
-            return {"queues": told}
-        return _offset("", -1) if told is None else told[self.options.queue]
+        return {"queues": told} if self._is_mask else (told or {}).get(self.options.queue, _NOWHERE)
 
     def _unpacked(self, offset: Offset) -> dict[str, Offset] | None:
         if self._is_mask:
@@ -325,12 +376,16 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {self.options.queue: offset} if offset["epoch"] else None
 
 
+_NOWHERE: Offset = {"epoch": "", "offset": -1}
+"""Of a queue before its first batch."""
 _PASSING = (OSError, ClientError, PipelineError)
 """What may be over by the next time."""
 
 
-def _broken(queue: str, epoch: str, start: int, log: LogRange) -> str:
+def _broken(queue: str, epoch: str, start: int, log: LogRange | None) -> str:
     """Why the log cannot go on from this offset; empty where it can."""
+    if log is None:
+        return f"the queue {queue} was deleted after {start} was read"
     if epoch != log.epoch:
         return f"the queue {queue} was deleted and created again after {start} was read"
     if start > log.next:
@@ -344,19 +399,6 @@ def _offset(epoch: str, number: int) -> Offset:
 
 def _position(offset: Offset) -> tuple[str, int]:
     return offset["epoch"], offset["offset"]
-
-
-def _resolved(option: str, place: ReadPlace, log: LogRange) -> int:
-    if place.offset == EARLIEST:
-        return log.first
-    if place.offset == LATEST:
-        return log.next
-    number = int(place.offset)
-    if place.epoch not in ("", log.epoch):
-        raise BadOption(f"{option} has an old epoch: the queue was deleted and created again")
-    if number > log.next:
-        raise BadOption(f"{option} is {number}, but the queue ends at {log.next}")
-    return number
 
 
 def _arrow_schema(schema: StructType, is_mask: bool) -> pa.Schema:

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import unquote
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,6 +44,8 @@ from mqks.pipeline.lake import (
 from mqks.pipeline.objects import DELETED, OPTIONS, Place, asked, make_directory
 from mqks.pipeline.sums import added, records, records_of_commit, sums_of_file
 
+LAST = "mqks-last/"
+"""Before a queue: the record of the epoch of its last commit."""
 COMPACTION = 16
 """A table is compacted each time after this number of versions."""
 TRIES = 3
@@ -105,6 +108,14 @@ class LakeTable:
         self._told[name] = self.recorded(name)
         return self._told[name]
 
+    def queues(self) -> list[str]:
+        """Those that the table `knows`; none where it cannot list them."""
+        return []
+
+    def knows(self, queue: str, epoch: str = "") -> bool:
+        """As of a `Lake`."""
+        return self.recorded(LAST + queue) not in (None, 0, _sum(epoch))
+
     def arrived_us(self, queue: str, epoch: str) -> int | None:
         """The arrival of the latest message of this queue in the table; None before the first."""
         return self.recorded(_arrivals(queue, epoch))
@@ -145,6 +156,8 @@ class LakeTable:
         before, records = self._told.get(name), {name: number}
         if (came_us := latest(self.arrived_us(queue, epoch), files)) is not None:
             records[_arrivals(queue, epoch)] = came_us
+        if self.recorded(LAST + queue) != _sum(epoch):
+            records[LAST + queue] = _sum(epoch)
         files = [file for file in files if file.rows]
         sums = [file.sums for file in files]
         self._sync_files(self.staging.path(file) for file in files)
@@ -203,7 +216,7 @@ class LakeTable:
             sums = added(map(sums_of_file, files))
             self._delete(before, records(sums, self.recorded, -1))
 
-    def queues(self) -> set[tuple[str, str]]:
+    def summed(self) -> set[tuple[str, str]]:
         """Those of which sums are recorded, with their epochs; for a format that cannot list what
         is recorded none."""
         return set()
@@ -438,6 +451,11 @@ def delta_files(table: Any, place: Place, before: date | None = None) -> list[Pl
 
 def _application(queue: str, epoch: str) -> str:
     return f"mqks/{queue}/{epoch}"
+
+
+def _sum(epoch: str) -> int:
+    """What is recorded of the last epoch of a queue; 0 for none."""
+    return crc32(epoch.encode()) | 1 << 32 if epoch else 0
 
 
 def _arrivals(queue: str, epoch: str) -> str:

@@ -133,7 +133,7 @@ class Verification:
     def _ranges(self, found: Sums) -> set[SummedRange]:
         """Those that have rows, and those that should."""
         every = set(found)
-        for queue, epoch in {*self._starts, *self.lake.queues()}:
+        for queue, epoch in {*self._starts, *self.lake.summed()}:
             if (start := self._start(queue, epoch)) is not None:
                 every.update(ranges(queue, epoch, start, self.lake.next(queue, epoch) or 0))
         return every

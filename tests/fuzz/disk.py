@@ -11,7 +11,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.spine.base.facts import Facts
 from mqks.broker.spine.base.ranges import compress
 from mqks.broker.spine.log.pending import Entry, Mark, QueueState, Run
-from mqks.limits import PAGE_BYTES
+from mqks.limits import PAGE_BYTES, SCHEDULED_SEQ
 
 FAR_MORE = 1 << 40
 """Numbers of which not all can have been written."""
@@ -20,6 +20,7 @@ FAR_MORE = 1 << 40
 class QueueOnDisk:
     def __init__(self) -> None:
         self.next_seq = 1
+        self.next_aside = SCHEDULED_SEQ
         self.cursor = 1
         self.lines: dict[int, bytes] = {}
         self.times_us: dict[int, int] = {}
@@ -60,6 +61,8 @@ class Disk:
             for run in change.runs:
                 queue.lines.update(enumerate(run.lines, run.first))
                 arrived = range(run.first, run.first + len(run.lines))
+                if run.first >= SCHEDULED_SEQ:
+                    queue.next_aside = max(queue.next_aside, arrived.stop)
                 queue.times_us.update(dict.fromkeys(arrived, entry.time_us))
             for number, mark in change.marks.items():
                 queue.marks[number] = max(mark, queue.marks.get(number, mark))
@@ -117,7 +120,8 @@ class Disk:
             assert not missing or state.policy.is_sparse, (state.name, missing)
             holes = compress(missing)
             mean_bytes = sum(map(len, known.lines.values())) / max(1, len(known.lines))
-            queue.restore(known.next_seq, known.cursor, returned, waiting, holes, mean_bytes)
+            seqs = known.next_seq, known.cursor
+            queue.restore(*seqs, returned, waiting, holes, mean_bytes, known.next_aside)
         broker.next_queue_id = max(broker.next_queue_id, self.next_queue_id)
         broker.start_timers()
 

@@ -27,6 +27,7 @@ from mqks.broker.spine.queue.blocks import MESSAGE_OVERHEAD_BYTES
 from mqks.broker.spine.queue.order import Rest
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.shared import Fetch
+from mqks.limits import SCHEDULED_SEQ
 from mqks.protocol.masks import MASK, bound_matches
 from mqks.protocol.replies import key_of
 from tests.fuzz import Finding
@@ -106,6 +107,9 @@ def _check_queue(queue: Queue) -> None:
         require(lane.marks.keys() <= living, f"{name!r}: a retry of what is settled")
         require(NO_MARK not in lane.marks.values(), f"{name!r}: a mark of nothing")
     require(lane.taken_end <= lane.next_seq, f"{name!r}: taken_end")
+    require(lane.aside_end <= lane.next_aside, f"{name!r}: aside_end")
+    aside = [number for number in scheduled(queue) if number >= SCHEDULED_SEQ]
+    require(max(aside, default=0) < lane.next_aside, f"{name!r}: next_aside")
     consumers = [each for each in queue.ring if not isinstance(each, Receiver)]
     require({*consumers} <= {*queue.consumers}, f"{name!r}: a stranger in the ring")
     require(lane.dirty == (lane in lane.pending.dirty), f"{name!r}: dirty")

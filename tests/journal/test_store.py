@@ -44,6 +44,7 @@ from mqks.journal.recovery import Recovery
 from mqks.journal.segment import ArrivedRun, NewSegment, Section, cut, decode, encode
 from mqks.journal.sqlite.texts import texts_path
 from mqks.journal.store import LastWords, Metadata, QueueRow, Store
+from mqks.limits import SCHEDULED_SEQ
 from mqks.protocol.requests import DeleteRule
 from mqks.server.facts import JournalFacts
 from mqks.settings import DatabaseUrl
@@ -61,7 +62,7 @@ class Restored:
     """What a lane was given at a start."""
 
     def __init__(self) -> None:
-        self.next_seq = self.cursor = 0
+        self.next_seq = self.cursor = self.next_aside = 0
         self.returned: dict[int, Mark] = {}
         self.waiting: dict[int, Mark] = {}
         self.holes: list[Range] = []
@@ -196,8 +197,10 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Restored:
         waiting: Iterable[tuple[int, Mark]],
         holes: Iterable[Range],
         mean_bytes: float,
+        next_aside: int,
     ) -> None:
         restored.next_seq, restored.cursor = next_seq, cursor
+        restored.next_aside = next_aside
         restored.returned, restored.waiting = dict(returned), dict(waiting)
         restored.holes = [*holes]
 
@@ -344,6 +347,33 @@ async def test_scheduled_messages_are_alive_wherever_the_cursor_is(
             assert restored.holes == [(18, 1)]
             if not is_compacted:
                 await compact(journal)
+
+
+@pytest.mark.anyio
+async def test_messages_with_a_delay_are_behind_the_log_and_their_numbers_are_used_once(
+    disk: Disk, restored: Restored
+) -> None:
+    delayed = range(SCHEDULED_SEQ, SCHEDULED_SEQ + 10)
+    marks = {number: Mark(due_us=number) for number in delayed[1:]}
+    async with disk.open() as journal:
+        await journal.write(made(is_sparse=False))
+        await journal.write(entry(change(3, [1, 2, *delayed], marks=marks)))
+        assert await everything(journal) == [1, 2]
+    lost_its_mark = {delayed[0]: Mark(due_us=1)}
+    for gone in delayed[-1:], delayed[:-1]:
+        async with disk.open() as journal:
+            assert restored.waiting == lost_its_mark | marks
+            assert (restored.holes, restored.next_aside) == ([], delayed.stop)
+            assert await everything(journal) == [1, 2]
+            await journal.write(entry(change(3, acks=gone)))
+            marks = {number: mark for number, mark in marks.items() if number not in gone}
+    async with disk.open() as journal:
+        assert (restored.waiting, restored.next_aside) == ({}, delayed.stop)
+        await compact(journal)
+    async with disk.open() as journal:
+        # No segment knows them any more.
+        assert restored.next_aside == SCHEDULED_SEQ + 3
+        assert await everything(journal) == [1, 2]
 
 
 @pytest.mark.anyio

@@ -13,6 +13,8 @@ from mqks.broker.spine.message.states import AFTER, APPENDS, Event, State
 
 MASK = "\t"
 """Before a mask among the events that a name is bound to."""
+ASIDE = 1 << 52
+"""Places of what is published with a delay, until it joins."""
 
 
 @dataclass
@@ -128,9 +130,10 @@ class Model:
         return len(oldest)
 
     def messages(self, name: str) -> list[Message]:
-        """Everything that is not settled, in order."""
+        """The log: everything that is not settled, in order, but what a delay keeps out of it."""
         held = (message for each in self._consumers(name) for message in each.unacked)
-        later = (message for _, message in self.queues[name].scheduled)
+        scheduled = (message for _, message in self.queues[name].scheduled)
+        later = (message for message in scheduled if message.place < ASIDE)
         messages = [*self.queues[name].ready, *held, *later]
         return sorted(messages, key=lambda message: message.place)
 
@@ -219,7 +222,7 @@ class Model:
     ) -> None:
         for name in queues:
             self.places += 1
-            message = Message(self.places, message_id, event, data)
+            message = Message(ASIDE + self.places, message_id, event, data)
             self.queues[name].scheduled.append((self.now + delay, message))
 
     def give_up(self, consumer_id: str, message_id: str, how: str, delay: float) -> None:

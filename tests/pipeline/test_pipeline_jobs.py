@@ -6,6 +6,7 @@ The one rule: what is in a lake is counted by pyarrow and by Spark alike.
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from mqks.commands.connection import explained
 from mqks.errors import MqksError
 from mqks.pipeline import archive as archives
 from mqks.pipeline import job
-from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
+from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit, NoQueue
 from mqks.pipeline.lake import Lake, has_files_without_data
 from mqks.pipeline.page import page
 from mqks.pipeline.places import lake_at, messages
@@ -155,7 +156,7 @@ def test_a_queue_made_anew_is_archived_from_its_beginning(
     for first in (0, 10):
         subscribe(mqks_broker)
         publish(mqks_broker, some(first, 10))
-        run(spark, mqks_broker, lake)
+        run(spark, mqks_broker, lake, fail_on_data_loss=not first)
         with connect(mqks_broker.url) as client:
             client.delete_queue("clicks")
 
@@ -180,7 +181,7 @@ def test_a_queue_made_anew_before_the_trim_is_archived_whole(
         trim(reader, *told)
 
     monkeypatch.setattr(QueueReader, "trim", trim_too_late)
-    run(spark, mqks_broker, lake)
+    run(spark, mqks_broker, lake, fail_on_data_loss=False)
 
     assert keys(lake) == sorted(f"m{n}" for n in range(15))
 
@@ -329,9 +330,78 @@ def test_what_is_trimmed_under_a_batch_is_noticed(
     assert len(waits(mqks_broker)) == 7
 
 
+def test_a_message_with_a_delay_is_archived_once_it_is_due(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    subscribe(mqks_broker)
+    with connect(mqks_broker.url) as client:
+        for n in range(1000):
+            delay_s = 600.0 if n % 10 < 7 else None
+            client.publish("page.view", "{}", id=f"m{n}", delay_s=delay_s, confirm=n == 999)
+    [first] = run(spark, mqks_broker, lake)
+    assert (first.first, first.next, first.messages, first.lag) == (1, 301, 300, 0)
+    assert run(spark, mqks_broker, lake) == []  # Nothing has come, and nothing is missing.
+    with connect(mqks_broker.url) as client:
+        assert client.promote("clicks", None) == 700
+    [second] = run(spark, mqks_broker, lake)
+
+    assert (second.first, second.next, second.messages) == (301, 1001, 700)
+    assert keys(lake) == sorted(f"m{n}" for n in range(1000))
+
+
 def test_archive_of_no_queue(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
     with pytest.raises(RequestFailed):
         run(spark, mqks_broker, lake)
+    shutil.rmtree(lake)
+    for queue in ("clicks", "clicks.*"):
+        done = mqks("archive", queue, str(lake), "--once", MQKS_URL=mqks_broker.url)
+        assert (done.returncode, done.stdout, lake.exists()) == (65, "", False)
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta", "iceberg"])
+def test_a_queue_that_is_gone_is_a_loss(
+    spark: "SparkSession",
+    mqks_broker: Broker,
+    lake: Path,
+    format: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    place: Path | str = lake
+    if format == "iceberg":
+        lake.mkdir()
+        monkeypatch.setenv("PYICEBERG_CATALOG__PROD__URI", f"sqlite:///{lake}/catalog.db")
+        monkeypatch.setenv("PYICEBERG_CATALOG__PROD__WAREHOUSE", f"file://{lake}")
+        place = "iceberg://prod/db.events"
+
+    def archived(queue: str, **options: Any) -> dict[str, int]:
+        told = run(spark, mqks_broker, place, format, queue=queue, **options)
+        return {progress.queue: progress.messages for progress in told}
+
+    def delete() -> None:
+        published(mqks_broker, "o.eu", 20, 7)  # Not archived.
+        with connect(mqks_broker.url) as client:
+            client.delete_queue("o.eu")
+
+    for queue, first in (("o.eu", 0), ("o.us", 10)):
+        published(mqks_broker, queue, first, 5)
+    assert archived("o.*") == {"o.eu": 5, "o.us": 5}
+    delete()
+    if format != "delta":  # It does not tell the queues it has.
+        with pytest.raises(DataLost, match=r"the queue o\.eu was deleted: "):
+            archived("o.*")
+        assert archived("o.*", fail_on_data_loss=False) == {}
+        assert "the queue o.eu was deleted: " in caplog.text
+        assert archived("o.*") == {}  # It is said once.
+        published(mqks_broker, "o.eu", 30, 3)
+        assert archived("o.*") == {"o.eu": 3}
+        delete()
+    published(mqks_broker, "o.eu", 40, 4)
+    for queue in ("o.eu", "o.*"):
+        with pytest.raises(DataLost, match=r"the queue o\.eu was deleted and created again: "):
+            archived(queue)
+    assert archived("o.*", fail_on_data_loss=False) == {"o.eu": 4}
+    assert archived("o.*") == archived("o.eu") == {}
 
 
 # ------------------------------------------------------------------------------------- report
@@ -1010,12 +1080,15 @@ def test_queues_by_a_mask_into_one_table(
         *(("orders.eu", count) for count in (4, 6)),
         *(("orders.us", count) for count in (4, 6)),
     ]
-    with pytest.raises(BadOption, match=r"no queue matches none\.\*"):
+    with pytest.raises(NoQueue, match=r"no queue matches none\.\*"):
         run(spark, mqks_broker, lake, "delta", queue="none.*")
 
     stop, told = Event(), []
     job = archives.Archive(
-        queue="orders.*", server=ServerAddress(url=mqks_broker.url), interval_s=0
+        queue="orders.*",
+        server=ServerAddress(url=mqks_broker.url),
+        interval_s=0,
+        fail_on_data_loss=False,
     )
     with lake_at(lake, "delta") as opened:
         published(mqks_broker, "orders.eu", 50, 3)

@@ -159,12 +159,111 @@ def test_a_stream_of_several_queues_reads_later_ones_from_their_begin(mqks_broke
     publish_to(mqks_broker, "o.us", range(10))
     publish_to(mqks_broker, "o.eu", range(3, 6))
     drain_it()
+    assert told(found) == [*(("o.eu", n) for n in (3, 4, 5)), *(("o.us", n) for n in range(10))]
+    reader.stop()
+
+
+def test_a_lone_busy_queue_has_what_others_leave(mqks_broker: Broker) -> None:
+    for queue, count in (("o.a", 100), ("o.b", 1), ("o.c", 0), ("o.d", 30)):
+        publish_to(mqks_broker, queue, range(count))
+    made = source(mqks_broker.url, queue="o.*", startingOffsets="earliest")
+    reader = made.streamReader(made.schema())
+    assert isinstance(reader, SupportsTriggerAvailableNow)
+    offset, taken = reader.initialOffset(), []
+    while (end := reader.latestOffset(offset, ReadMaxRows(41))) != offset:
+        offset = end
+        taken.append([end["queues"][queue]["offset"] - 1 for queue in ("o.a", "o.b", "o.d")])
+
+    assert taken == [[0, 0, 0], [20, 1, 20], [51, 1, 30], [92, 1, 30], [100, 1, 30]]
+    reader.stop()
+
+
+def test_a_trigger_waits_for_many_messages(stream_reader: Make) -> None:
+    with log_of(range(1, 4)) as peer:
+        for delay, then in (("1h", 3), ("0ms", 4)):
+            reader = stream_reader(peer.url, minOffsetsPerTrigger=5, maxTriggerDelay=delay)
+            limit = reader.getDefaultReadLimit()
+            assert reader.latestOffset(at(1), limit) == at(4)  # Nothing was read before.
+            peer.next = 5
+            assert reader.latestOffset(at(4), limit) == at(then + 1)
+            peer.next = 9
+            assert reader.latestOffset(at(4), limit) == at(9)
+            assert reader.latestOffset(at(5), limit) == at(5 if delay == "1h" else 9)
+            peer.next = 4
+        reader = stream_reader(peer.url, minOffsetsPerTrigger=5)
+        reader.prepareForTriggerAvailableNow()
+        for number in (1, 3):  # All that is there.
+            assert reader.latestOffset(at(number), reader.getDefaultReadLimit()) == at(4)
+
+
+@pytest.mark.parametrize("queue", ["o.*", "o.eu"])
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_queue_that_is_gone_is_a_loss(
+    mqks_broker: Broker, queue: str, is_made_again: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def reader(**options: str) -> StreamReader:
+        made = source(mqks_broker.url, queue=queue, startingOffsets="earliest", **options)
+        found = made.streamReader(made.schema())
+        assert isinstance(found, StreamReader)
+        return found
+
+    def numbers(offset: dict[str, Any]) -> dict[str, int]:
+        told = offset["queues"] if queue == "o.*" else {queue: offset}
+        return {name: each["offset"] for name, each in told.items()}
+
+    limit = ReadMaxRows(1000)
+    for name in ("o.eu", "o.us"):
+        publish_to(mqks_broker, name, range(10))
+    strict, loose = reader(), reader(failOnDataLoss="false")
+    begin = strict.latestOffset(strict.initialOffset(), limit)
+    planned = strict.latestOffset(begin, limit)
+    publish_to(mqks_broker, "o.eu", range(70))
     with mqks.blocking.connect(mqks_broker.url) as client:
         client.delete_queue("o.eu")
-    publish_to(mqks_broker, "o.us", range(10, 12))
-    drain_it()
-    assert told(found) == [*(("o.eu", n) for n in (3, 4, 5)), *(("o.us", n) for n in range(12))]
-    reader.stop()
+    if is_made_again:
+        publish_to(mqks_broker, "o.eu", range(3))
+
+    # A batch that was planned before, as a start finds it; and the next one.
+    failed = strict.latestOffset(planned, limit)
+    for start, end in ((begin, planned), (planned, failed)):
+        with pytest.raises(DataLost, match=r"queue o\.eu was deleted"):
+            strict.partitions(start, end)
+    others = [("o.us", n) for n in range(10)] if queue == "o.*" else []
+    assert told(rows(loose, loose.partitions(begin, planned))) == others
+    assert loose.partitions(planned, failed) == []
+    for start in (planned, failed):
+        offset = loose.latestOffset(start, limit)
+        gone = {} if queue == "o.*" else {"o.eu": 11}
+        expected = ({"o.eu": 1} if is_made_again else gone) | dict.fromkeys(
+            [n for n, _ in others], 11
+        )
+        assert numbers(offset) == expected
+        assert loose.partitions(start, offset) == []
+    assert "the queue o.eu was deleted" in caplog.text
+    for each in (strict, loose):
+        each.stop()
+
+
+def test_a_time_that_is_still_to_come(stream_reader: Make) -> None:
+    with log_of(range(1, 4)) as peer:
+        reader = stream_reader(peer.url, startingTimestamp=TIME_US // 1000 + 1)
+        start = reader.initialOffset()
+        assert reader.latestOffset(start, ReadMaxRows(9)) == start
+        for number, after_us in ((4, 999), (5, 1000), (6, 1001)):
+            peer.messages[number] = TIME_US + after_us, b"m event=e data"
+        peer.next = 7
+        pinned = reader.latestOffset(start, ReadMaxRows(9))
+        assert pinned == at(5)
+        assert reader.latestOffset(pinned, ReadMaxRows(9)) == at(7)
+
+
+def test_offsets_beyond_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    with log_of(range(1, 4)) as peer:
+        options = {"startingOffsets": 3, "endingOffsets": 9, "failOnDataLoss": "false"}
+        reader = batch_reader(peer.url, **options)
+        assert offsets(reader, reader.partitions()) == [3]
+        assert batch_reader(peer.url, **options | {"startingOffsets": 8}).partitions() == []
+    assert "startingOffsets is 8, but the queue ends at 4" in caplog.text
 
 
 # ----------------------------------------------------------------------------------- options
@@ -198,6 +297,9 @@ def test_unknown_options_are_refused(options: dict[str, str], hint: str) -> None
         {"fetchSize": "0"},
         {"fetchSize": "1000001"},
         {"maxOffsetsPerTrigger": "-1"},
+        {"minOffsetsPerTrigger": "200001"},
+        {"maxTriggerDelay": "5m"},
+        {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "5 weeks"},
         {"minPartitions": "0"},
         {"startingTimestamp": "yesterday"},
         {"endingTimestamp": "tomorrow"},
@@ -530,9 +632,8 @@ def test_a_query_without_its_queue_ends_at_its_start(
     stream_reader: Make, mqks_broker: Broker
 ) -> None:
     reader = stream_reader(mqks_broker.url)
-    for begin in (reader.initialOffset, reader.prepareForTriggerAvailableNow):
-        with pytest.raises(mqks.RequestFailed, match="is there one"):
-            begin()
+    with pytest.raises(mqks.RequestFailed, match="is there one"):
+        reader.initialOffset()
     with pytest.raises(BadOption, match="cannot be used for a stream"):
         stream_reader(mqks_broker.url, endingOffsets=5)
     with pytest.raises(BadOption, match="endingTimestamp cannot be used for a stream"):
@@ -755,6 +856,36 @@ def test_a_crash_in_the_first_batch_loses_nothing(
     drain(load(spark, mqks_broker.url, startingOffsets="latest"), tmp_path, each=each)
 
     assert found == [11, 12, 13, 14, 15]
+
+
+@pytest.mark.slow
+def test_a_failed_batch_of_a_queue_that_is_gone(
+    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
+) -> None:
+    found: list[tuple[str, int]] = []
+    crashes = [True]
+
+    def each(frame: "DataFrame", batch: int) -> None:
+        rows = [row.asDict() for row in frame.collect()]
+        if rows and crashes and crashes.pop():
+            raise RuntimeError("crash")
+        found.extend(told(rows))
+
+    for queue, count in (("o.eu", 70), ("o.us", 10)):
+        publish_to(mqks_broker, queue, range(count))
+    with pytest.raises(PySparkException, match="crash"):
+        drain(load(spark, mqks_broker.url, queue="o.*"), tmp_path, each=each)
+    with mqks.blocking.connect(mqks_broker.url) as client:
+        client.delete_queue("o.eu")
+    with pytest.raises(PySparkException, match=r"the queue o\.eu was deleted after 1 was read"):
+        drain(load(spark, mqks_broker.url, queue="o.*"), tmp_path, each=each)
+    assert found == []
+    publish_to(mqks_broker, "o.us", range(10, 15))
+    for _ in range(2):
+        frame = load(spark, mqks_broker.url, queue="o.*", failOnDataLoss="false")
+        drain(frame, tmp_path, each=each)
+
+    assert found == [("o.us", n) for n in range(15)]
 
 
 @pytest.mark.slow

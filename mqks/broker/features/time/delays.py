@@ -22,6 +22,7 @@ from mqks.limits import (
     GONE_MIN,
     NEAR_BYTES_MAX,
     NEAR_MAX,
+    SCHEDULED_SEQ,
     SEQ_MAX,
     STEP_BODIES,
     STEP_BYTES,
@@ -184,16 +185,18 @@ class Delays:
             self._count(-len(line) - MESSAGE_OVERHEAD_BYTES)
         return line
 
-    def committed(self, end: int, now_us: int) -> Work[None]:
-        """Numbers below `end` are on disk: only bodies that are due soon stay in memory."""
+    def committed(self, end: int, aside_end: int, now_us: int) -> Work[None]:
+        """Numbers below `end` are on disk, and those of messages with a delay below `aside_end`:
+        only bodies that are due soon stay in memory."""
         fresh, self._fresh = self._fresh, []
         for some in slices(fresh, STEP_MESSAGES):
             for entry in some:
-                if _number(entry) >= end:
+                number = _number(entry)
+                if number >= (end if number < SCHEDULED_SEQ else aside_end):
                     self._fresh.append(entry)
                 # A body that is due soon would have to be read back at once.
                 elif entry >> _TIME_SHIFT > now_us + AHEAD_US and self._counts(entry):
-                    self._drop(_number(entry))
+                    self._drop(number)
             yield GOES_ON
 
     # -- what is due

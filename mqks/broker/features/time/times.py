@@ -75,9 +75,9 @@ class Times:
         """All scheduled messages are restored; `mean_bytes` is the approximate length of a line."""
         self.delays.bytes = round(mean_bytes * len(self.delays))
 
-    def committed(self, end: int) -> Work[None]:
-        """Numbers below `end` are on disk."""
-        yield from self.delays.committed(end, self._schedule.clock_us())
+    def committed(self, end: int, aside_end: int) -> Work[None]:
+        """Numbers below `end` are on disk, and those of messages with a delay below `aside_end`."""
+        yield from self.delays.committed(end, aside_end, self._schedule.clock_us())
 
     def delete(self) -> Iterator[object]:
         """Forget all messages; see `Lane.delete`."""

@@ -148,6 +148,7 @@ class Changed(Protocol):
     deleted: bool
     taken_end: int
     unwritten: list[bytes]
+    aside: list[bytes]
 
     def take_change(self) -> LaneChange | None: ...
     def put_back(self, change: LaneChange, taken_end: int) -> None: ...
@@ -325,7 +326,7 @@ def _lanes_of_piece(lanes: list[Changed]) -> int:
     """How many of these lanes, from the first on, are written in one commit."""
     copies = 0
     for number, lane in enumerate(lanes):
-        copies += len(lane.unwritten)
+        copies += len(lane.unwritten) + len(lane.aside)
         if number >= BATCH_QUEUES_MAX or (number and copies > BATCH_COPIES_MAX):
             return number
     return len(lanes)

@@ -2,7 +2,8 @@
 
 The one rule: below `cursor` every message has been delivered once, or has left. From the cursor on
 none was delivered but those that have a mark from then. What is not ready there is with a consumer,
-if its mark says so, scheduled, dying, or settled.
+if its mark says so, scheduled, dying, or settled. What is published with a delay has a number
+aside, from SCHEDULED_SEQ on, until it joins.
 """
 
 from bisect import bisect_left
@@ -11,13 +12,21 @@ from itertools import chain, islice
 from typing import Protocol
 
 from mqks.broker.spine.base.budget import Budget
-from mqks.broker.spine.base.ranges import Range, below, compress, has_number, subtract, union
+from mqks.broker.spine.base.ranges import (
+    Range,
+    below,
+    compress,
+    has_number,
+    subtract,
+    union,
+    within,
+)
 from mqks.broker.spine.base.turns import GOES_ON, Work, emptied
 from mqks.broker.spine.log.pending import NO_MARK, LaneChange, Mark, Pending, Run
 from mqks.broker.spine.queue.blocks import Blocks
 from mqks.broker.spine.queue.seams import Expiring
 from mqks.errors import MqksError
-from mqks.limits import SCARCE_BYTES, SEQ_MAX, STEP_BODIES, STEP_MESSAGES
+from mqks.limits import SCARCE_BYTES, SCHEDULED_SEQ, SEQ_MAX, STEP_BODIES, STEP_MESSAGES
 from mqks.protocol import replies
 from mqks.protocol.requests import shown
 
@@ -52,9 +61,9 @@ class Lane:
     """`memory` counts ready messages in memory, `pending` gets the changes to be written."""
 
     __slots__ = (
-        *("acked", "acked_ranges", "blocks", "taken_end", "cursor", "cursor_moved", "deleted"),
-        *("dirty", "expiry", "has_attributes", "id", "marked", "marks", "memory"),
-        *("moved", "next_seq", "owner", "paging", "pending", "returned"),
+        *("acked", "acked_ranges", "aside", "aside_end", "blocks", "taken_end", "cursor"),
+        *("cursor_moved", "deleted", "dirty", "expiry", "has_attributes", "id", "marked", "marks"),
+        *("memory", "moved", "next_aside", "next_seq", "owner", "paging", "pending", "returned"),
         *("unwritten", "unwritten_first", "unwritten_runs", "watcher"),
     )
 
@@ -65,6 +74,8 @@ class Lane:
         self.pending = pending
         self.deleted = False
         self.next_seq = 1
+        self.next_aside = SCHEDULED_SEQ
+        """The number of the next message with a delay."""
         self.cursor = 1
         self.blocks = Blocks(memory)
         """Ready messages."""
@@ -84,7 +95,11 @@ class Lane:
         self.dirty = False
         """There is something."""
         self.taken_end = 1
-        """Numbers below this one were taken by an earlier batch."""
+        """Numbers below this one were taken by an earlier batch,"""
+        self.aside_end = SCHEDULED_SEQ
+        """and of messages with a delay those below this one."""
+        self.aside: list[bytes] = []
+        """The last messages with a delay, not written yet."""
         self.unwritten: list[bytes] = []
         self.unwritten_first = 1
         """The number of the first of them."""
@@ -144,14 +159,11 @@ class Lane:
 
     def append_aside(self, lines: list[bytes], marks: list[Mark]) -> int:
         """Number messages that are not ready and must be written; return the first number."""
-        first = self.next_seq
-        self.next_seq = first + len(lines)
-        # If no ready message is before them, the cursor passes them; otherwise they are a gap.
-        if self.cursor == first:
-            self._advance()
-        else:
-            self.owner.become_sparse()
-        self.remember(first, lines)
+        first = self.next_aside
+        self.next_aside = first + len(lines)
+        self.aside += lines
+        self.pending.records += len(lines)
+        self.pending.is_urgent = True
         self.tell_marks(dict(enumerate(marks, first)))
         return first
 
@@ -173,7 +185,7 @@ class Lane:
         runs = [Run(self.unwritten_first, self.unwritten), *reversed(self.unwritten_runs)]
         for start, lines in runs:
             numbers = range(max(first, start), start + len(lines))
-            if not numbers:
+            if not numbers or start >= SCHEDULED_SEQ:
                 break
             yield numbers
 
@@ -399,6 +411,8 @@ class Lane:
         moved = union(self.moved) if self.moved else []
         if self.unwritten:
             runs.append(Run(self.unwritten_first, self.unwritten))
+        if self.aside:
+            runs.append(Run(self.next_aside - len(self.aside), self.aside))
         gone = union([*acks, *moved]) if moved else acks
         if gone and gone[-1][0] + gone[-1][1] > taken_end:
             runs = [
@@ -406,7 +420,10 @@ class Lane:
                 for run in runs
                 for start, count in subtract(run.first, run.first + len(run.lines), gone)
             ]
-            acks, moved = below(acks, taken_end), below(moved, taken_end)
+            acks, moved = (
+                [*below(left, taken_end), *within(left, SCHEDULED_SEQ, self.aside_end)]
+                for left in (acks, moved)
+            )
         if ranges and marks:
             marks = {number: mark for number, mark in marks.items() if not has_number(gone, number)}
         elif settled:
@@ -414,8 +431,8 @@ class Lane:
         cursor_moved = self.cursor_moved
         self.dirty = self.cursor_moved = False
         self.acked, self.acked_ranges, self.moved = [], [], []
-        self.unwritten, self.unwritten_runs, self.marked = [], [], {}
-        self.taken_end = self.next_seq
+        self.unwritten, self.unwritten_runs, self.marked, self.aside = [], [], {}, []
+        self.taken_end, self.aside_end = self.next_seq, self.next_aside
         if not (runs or acks or moved or marks or cursor_moved):
             return None
         return LaneChange(self.id, self.next_seq, self.cursor, runs, acks, moved, marks)
@@ -425,6 +442,8 @@ class Lane:
         # By that the next take cuts these messages by what was acked meanwhile. Runs come first, as
         # their numbers are lower; a mark only counts if there is no later one.
         self.taken_end = min(self.taken_end, taken_end)
+        aside = (run.first for run in change.runs if run.first >= SCHEDULED_SEQ)
+        self.aside_end = min(self.aside_end, *aside, SEQ_MAX)
         self.unwritten_runs[:0] = change.runs
         self.acked_ranges.extend(change.acks)
         self.moved.extend(change.moved)
@@ -440,6 +459,7 @@ class Lane:
         returned: Iterable[tuple[int, Mark]],
         holes: Sequence[Range],
         mean_bytes: float,
+        next_aside: int,
     ) -> None:
         """Start with the state of the journal: all messages are on disk, with lines of about
         `mean_bytes`, and from the cursor on all are ready but those in `holes`.
@@ -448,6 +468,7 @@ class Lane:
         that a consumer held at the crash count as returned once more.
         """
         self.next_seq = self.taken_end = next_seq
+        self.next_aside = self.aside_end = next_aside
         self.cursor = cursor
         blocks = self.blocks
         # Nothing is read: a start with a million messages learns their numbers only.
@@ -520,12 +541,12 @@ class Lane:
         gone += [
             emptied(items)
             for items in (
-                *(self.marks, self.marked, self.unwritten, self.unwritten_runs, self.acked),
-                *(self.acked_ranges, self.moved),
+                *(self.marks, self.marked, self.unwritten, self.unwritten_runs, self.aside),
+                *(self.acked, self.acked_ranges, self.moved),
             )
         ]
         self.marks, self.marked = {}, {}
-        self.unwritten, self.unwritten_runs = [], []
+        self.unwritten, self.unwritten_runs, self.aside = [], [], []
         self.acked, self.acked_ranges, self.moved = [], [], []
         return chain.from_iterable(gone)
 

@@ -22,7 +22,7 @@ from mqks.broker.spine.queue.order import Fifo, Order, Rest, Ring, Taker
 from mqks.broker.spine.queue.seams import Timers
 from mqks.broker.spine.queue.shared import Fetch, Place, Shared
 from mqks.errors import MqksError
-from mqks.limits import SEQ_MAX, STEP_BYTES, STEP_MESSAGES, STEP_RULED, TAKERS_MAX
+from mqks.limits import SCHEDULED_SEQ, SEQ_MAX, STEP_BYTES, STEP_MESSAGES, STEP_RULED, TAKERS_MAX
 from mqks.protocol.replies import ATTRIBUTES
 from mqks.protocol.requests import shown
 
@@ -444,7 +444,7 @@ class Queue:
     def committed(self, end: int) -> None:
         """Numbers below `end` are on disk."""
         if self.times is not None:  # There may be many queues.
-            self.shared.turns.later(self.times.committed(end))
+            self.shared.turns.later(self.times.committed(end, self.lane.aside_end))
 
     def become_sparse(self) -> None:
         """Record in the journal that numbers of its ready messages may be missing from now on."""
@@ -749,12 +749,15 @@ class Queue:
         from_cursor: Iterable[tuple[int, Mark]],
         holes: Iterable[Range] = (),
         mean_bytes: float = 0.0,
+        next_aside: int = SCHEDULED_SEQ,
     ) -> None:
-        """See `Lane.restore`; `from_cursor` are the marks of messages from the cursor on."""
+        """See `Lane.restore`; `from_cursor` are the marks of messages from the cursor on, and of
+        those with a delay."""
         lane, aside = self.lane, list[int]()
         lane.restore_marks(self._unscheduled(from_cursor, aside))
         holes = union([*holes, *compress(aside)])
-        lane.restore(next_seq, cursor, self._unscheduled(returned, aside), holes, mean_bytes)
+        returned = self._unscheduled(returned, aside)
+        lane.restore(next_seq, cursor, returned, holes, mean_bytes, next_aside)
         self.set_order(self.shared.features.orders.restored(self, self.order))
         if self.times is not None:
             self.times.restored(mean_bytes)

@@ -91,8 +91,8 @@ class Timers(Protocol):
     def restored(self, mean_bytes: float) -> None:
         """All scheduled messages are restored; `mean_bytes` is the approximate length of a line."""
 
-    def committed(self, end: int) -> Work[None]:
-        """Numbers below `end` are on disk."""
+    def committed(self, end: int, aside_end: int) -> Work[None]:
+        """Numbers below `end` are on disk, and those of messages with a delay below `aside_end`."""
 
     def expires(self) -> bool:
         """Whether an expired message is still in the queue."""
