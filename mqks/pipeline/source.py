@@ -162,6 +162,7 @@ class _Query:
         return self._resolved("startingOffsets", self.options.start or ReadPlace(otherwise), log)
 
     def _resolved(self, option: str, place: ReadPlace, log: LogRange) -> int:
+        """The number of a place. Raises BadOption."""
         if place.offset == EARLIEST:
             return log.first
         if place.offset == LATEST:
@@ -230,6 +231,7 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise BadOption(f"{name} cannot be used for a stream, which has no end")
         self._targets: dict[str, LogRange] | None = None
         self._advanced_s = -math.inf
+        """When a batch last did not wait for more messages, by the monotonic clock."""
         # Kept, since a batch is planned every second; it gives up soon, as Spark asks again.
         self._connection = QueueConnection(replace(self.options.server, retries=1))
 
@@ -266,11 +268,10 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
                 else:
                     del told[queue]
             is_timed = self.options.start_time_us is not None
-            for queue, log in logs.items():
-                if begun is not None and queue in begun:
-                    continue
-                is_late = begun is not None and not is_timed
-                first = log.first if is_late else self._start(log, LATEST)
+            for queue in [queue for queue in logs if queue not in (begun or {})]:
+                log = logs[queue]
+                is_start = begun is None or is_timed
+                first = self._start(log, LATEST) if is_start else log.first
                 if not is_timed or first < log.next:  # What comes next may be of before that time.
                     told[queue] = _offset(log.epoch, first)
         except _PASSING as error:
