@@ -7,6 +7,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyiceberg.utils.config import Config
@@ -16,8 +17,9 @@ from pyspark.sql.types import StructType
 from mqks.client.blocking import connect
 from mqks.pipeline import job
 from mqks.pipeline.archive import parsed
-from mqks.pipeline.columns import PROPERTIES
+from mqks.pipeline.columns import PROPERTIES, record_batch
 from mqks.pipeline.errors import BadOption, LakeUnfit
+from mqks.pipeline.iceberg import files as files_of
 from mqks.pipeline.iceberg import found
 from mqks.pipeline.lake import WRITTEN
 from mqks.pipeline.places import lake_at, messages
@@ -91,6 +93,21 @@ def test_they_are_told_apart_from_names(mqks_broker: Broker) -> None:
     assert rows["priority"].to_pylist() == [0, 0, -128, 0, 127]
 
 
+def test_attributes_of_any_bytes() -> None:
+    schema = pa.schema([*PROPERTIES])
+    tails = [b"", b"\ta=%FF&%C3%BC==", b"\tb=\\xff,key=%FE", b"", b"\tc="]
+    text = b"".join(b"m event=e x%b\n" % tail for tail in tails)
+    runs = np.array([[1, len(tails), 0, len(text)]], "<i8")
+    rows = record_batch(memoryview(text), runs, schema, has_meta=True)
+    rows.validate(full=True)
+    maps = [None, [("a", "\\xff"), ("ü", "=")], [("b", "\\xff")], None, [("c", "")]]
+    assert rows["headers"].to_pylist() == maps
+    assert rows["ordering_key"].to_pylist() == [None, None, "\\xfe", None, None]
+    damaged = text.replace(b"c=", b"cc")
+    with pytest.raises(ValueError, match="reshape"):
+        record_batch(memoryview(damaged), runs, schema, has_meta=True)
+
+
 @pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
 def test_from_the_broker_into_an_older_lake_and_back(
     spark: "SparkSession",
@@ -107,12 +124,19 @@ def test_from_the_broker_into_an_older_lake_and_back(
         with lake_at(lake, format) as opened:
             put(opened, batch(range(4)))
             opened.roll(0)
+    there = {*delta(lake).file_uris()} if kind == "delta" else set()
     publish(mqks_broker)
     assert sum(each.messages for each in run(spark, mqks_broker, lake, format)) == 5
-    publish(mqks_broker)  # By Java, too.
+    if kind == "delta":  # For new columns no file is written again.
+        assert there < {*delta(lake).file_uris()}
+    for module in ("iceberg", "table"):
+        monkeypatch.setattr(f"mqks.pipeline.{module}.COMPACTION", 1)
+    publish(mqks_broker)  # By Java, too; and all files are merged.
     [progress] = run(spark, mqks_broker, lake, format, schema=job.schema_of("n int"))
     assert (progress.messages, progress.unparsed) == (5, 5)
 
+    if kind != "files":  # One of each day.
+        assert len(delta(lake).file_uris() if kind == "delta" else files_of(lake)) == 2
     wanted = sorted(OLD + NEW + NEW, key=str)
     frame = messages(spark, lake, properties=True)
     assert told([row.asDict() for row in frame.collect()]) == wanted
