@@ -28,9 +28,9 @@ from mqks.pipeline.columns import FIELDS, ORIGIN, subset
 from mqks.pipeline.errors import BadOption, DataLost, StoreAway
 from mqks.pipeline.job import reasons
 from mqks.pipeline.lake import WRITTEN, File, Lake, Staging, stage
+from mqks.pipeline.objects import Patience
 from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts
 from mqks.pipeline.session import yields
-from mqks.pipeline.table import LakeTable
 from mqks.pipeline.wire import QueueConnection, ServerAddress
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ INTERVAL_S = 10.0
 IDLE_S = 0.05
 """The shortest pause between two checks of a queue with nothing new."""
 ROLL_S = 300.0
-AWAY_S, TELL_S = 5.0, 60.0
-"""Pause before a store is tried again; a store that is away is told so often."""
 FIND_S, EXPIRE_S = 5.0, 600.0
 """Pauses before new queues are looked for that match a mask, and days that are too old."""
 FILES_MANY = 1000
@@ -160,7 +158,7 @@ class Archive:
     fail_on_data_loss: bool = True
     """End with DataLost if messages are missing from the queue that the lake does not have."""
 
-    def run(self, spark: "SparkContext", lake: Lake | LakeTable, stop: Event) -> Iterator[Progress]:
+    def run(self, spark: "SparkContext", lake: Lake, stop: Event) -> Iterator[Progress]:
         """Archive until stopped, or with `once` until what existed at the start is in the lake.
 
         `lake` must be entered. Raises RequestFailed (no such queue), OSError (no server), DataLost
@@ -168,7 +166,8 @@ class Archive:
         matches the mask) and the reason of a Spark job that failed.
         """
         runs = dict[str, _Run]()
-        find_s = expire_s = told_s = -math.inf
+        find_s = expire_s = -math.inf
+        patience = Patience(stop)
 
         with closing(QueueConnection(self.server)) as connection:
             while not stop.is_set():
@@ -191,11 +190,8 @@ class Archive:
                     try:
                         progress = run.step()
                     except StoreAway as error:
-                        if time.monotonic() - told_s >= TELL_S:
-                            _log.warning("%s; the queue waits", error)
-                            told_s = time.monotonic()
                         is_idle = False
-                        stop.wait(AWAY_S)
+                        patience.wait(error)
                         break
                     except RequestFailed:
                         if name in matching(connection, self.queue):
@@ -205,7 +201,8 @@ class Archive:
                     if run.is_done:
                         del runs[name]
                     if progress is not None:
-                        is_idle, told_s = False, -math.inf
+                        is_idle = False
+                        patience = Patience(stop)
                         yield progress
                     if stop.is_set():
                         break
@@ -223,7 +220,7 @@ class _Run:
 
     job: Archive
     spark: "SparkContext"
-    lake: Lake | LakeTable
+    lake: Lake
     queue: str
     reader: QueueReader
     goal: int | None = None

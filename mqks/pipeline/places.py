@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from mqks.pipeline import objects
 from mqks.pipeline.errors import LakeUnfit
-from mqks.pipeline.lake import COLUMNS, Lake
+from mqks.pipeline.lake import COLUMNS, FileLake, Lake
 from mqks.pipeline.objects import DELETED, ICEBERG, Place, asked
-from mqks.pipeline.table import DeltaTable, LakeTable, delta
+from mqks.pipeline.table import DeltaTable, delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,13 +24,11 @@ if TYPE_CHECKING:
 _ROWS = COLUMNS.append(pa.field("date", pa.date32()))
 
 
-def lake_at(
-    place: Place, format: str | None = None, by: tuple[str, ...] | None = None
-) -> "Lake | LakeTable":
+def lake_at(place: Place, format: str | None = None, by: tuple[str, ...] | None = None) -> Lake:
     """The lake at a place, to be entered; in a directory plain files unless the format is given.
     Raises LakeUnfit."""
     if isinstance(place, Path) and format in (None, "parquet"):
-        return Lake(place, by=by)
+        return FileLake(place, by=by)
     if isinstance(place, str) and place.startswith(ICEBERG):
         from mqks.pipeline.iceberg import IcebergTable
 
@@ -47,7 +45,7 @@ def home_of(place: Place) -> Place:
     if isinstance(place, str) and place.startswith(ICEBERG):
         from mqks.pipeline import iceberg
 
-        return iceberg.place_of(iceberg.found(place).location())
+        return iceberg.place_of(asked(place, partial(iceberg.found, place)).location())
     return place
 
 
