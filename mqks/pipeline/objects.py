@@ -39,10 +39,10 @@ CREDENTIALS = {
     "gs": ("GOOGLE_APPLICATION_CREDENTIALS",),
 }
 _NO_CREDENTIALS = (
-    r"(?i)no credentials|credential provider was not enabled|169\.254\.169\.254"
-    r"|metadata\.google\.internal"
+    "(?i)no credentials|credential provider was not enabled"
+    "|/latest/(?:api/token|meta-data)|/computeMetadata/|/metadata/identity/"
 )
-"""The last two tell them to machines of a cloud only."""
+"""The last are what machines of a cloud are told credentials by, when none are given."""
 _STATUS = r"(?:HTTP status|status code)[ :]+"
 _REFUSED = (
     rf"(?i){_STATUS}40[13]|access.?denied|forbidden|no.?such.?bucket|invalid.?access.?key"

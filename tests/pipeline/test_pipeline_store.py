@@ -6,6 +6,7 @@ The one rule: what is in a table is counted by programs that know nothing of mqk
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -413,6 +414,30 @@ def test_an_archive_waits_for_its_store(
     assert len(offsets(url)) == len(set(offsets(url))) == 40
 
 
+@pytest.mark.parametrize("who", ["workers", "driver"])
+def test_who_has_no_credentials_is_told_what_to_set(
+    spark: "SparkSession",
+    mqks_broker: Broker,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    who: str,
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 20))
+    away = {"AWS_METADATA_ENDPOINT": f"http://127.0.0.1:{free_port()}"}  # As on most machines.
+    told = spark.sparkContext.environment if who == "workers" else os.environ
+    names = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
+    for name, value in away.items():
+        monkeypatch.setitem(told, name, value)
+    for name in names:
+        monkeypatch.delitem(told, name)
+    with pytest.raises(LakeUnfit) as unfit:
+        list(archived(spark, mqks_broker, f"{url}-{who}", Event()))
+    wanted = [*names, f"on the machine {socket.gethostname()}", "--conf spark.executorEnv"]
+    assert [word for word in wanted if word not in str(unfit.value)] == []
+    assert len(waits(mqks_broker)) == 20
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_an_archive_outlives_a_store_that_refuses_connections(
@@ -459,7 +484,7 @@ def test_an_archive_outlives_a_store_that_refuses_connections(
                 told = outage + 1
                 wait(lambda: caplog.text.count("the queue waits") >= told)  # noqa: B023
                 between.start()
-                wait(lambda: sum(p.messages for p in found) >= sent)
+                wait(lambda: sum(p.messages for p in found) >= sent)  # noqa: B023
         finally:
             stop.set()
             thread.join(LIMIT_S)
