@@ -150,7 +150,7 @@ def archive(
     with _job("archive", spark, url) as begin:
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.job import schema_of, stop_on_signal
-        from mqks.pipeline.lake import Lake, has_files_without_data, partitions
+        from mqks.pipeline.lake import partitions
         from mqks.pipeline.places import lake_at
         from mqks.pipeline.session import BRIEF, LOGGING, context
         from mqks.pipeline.wire import ServerAddress
@@ -198,7 +198,7 @@ def archive(
                     )
         if not as_json:
             typer.echo(f"{messages:,} messages archived", err=True)
-        if schema and messages and isinstance(opened, Lake) and has_files_without_data(lake):
+        if schema and messages and opened.lacks_data():
             note(
                 f"older files of {lake} have no column data: read the lake in Spark with the "
                 "option mergeSchema=true, in pyarrow with a schema= that has it, or that column "

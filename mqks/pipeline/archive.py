@@ -31,9 +31,9 @@ from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES, subset
 from mqks.pipeline.errors import DataLost, NoQueue, StoreAway
 from mqks.pipeline.job import reasons
 from mqks.pipeline.lake import WRITTEN, File, Lake, Staging, stage
+from mqks.pipeline.objects import Patience
 from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts, pattern
 from mqks.pipeline.session import yields
-from mqks.pipeline.table import LakeTable
 from mqks.pipeline.wire import QueueConnection, ServerAddress
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ INTERVAL_S = 10.0
 IDLE_S = 0.05
 """The shortest pause between two checks of a queue with nothing new."""
 ROLL_S = 300.0
-AWAY_S, TELL_S = 5.0, 60.0
-"""Pause before a store is tried again; a store that is away is told so often."""
 FIND_S, EXPIRE_S = 5.0, 600.0
 """Pauses before new queues are looked for that match a mask, and days that are too old."""
 FILES_MANY = 1000
@@ -174,7 +172,7 @@ class Archive:
             elif self.once and not names:
                 raise NoQueue(f"no queue matches {self.queue}")
 
-    def run(self, spark: "SparkContext", lake: Lake | LakeTable, stop: Event) -> Iterator[Progress]:
+    def run(self, spark: "SparkContext", lake: Lake, stop: Event) -> Iterator[Progress]:
         """Archive until stopped, or with `once` until what existed at the start is in the lake.
 
         `lake` must be entered. Raises RequestFailed (no such queue), OSError (no server), DataLost
@@ -182,7 +180,8 @@ class Archive:
         matches the mask) and the reason of a Spark job that failed.
         """
         runs, gone = dict[str, _Run](), set[str]()
-        find_s = expire_s = told_s = -math.inf
+        find_s = expire_s = -math.inf
+        patience = Patience(stop)
 
         with closing(QueueConnection(self.server)) as connection:
             while not stop.is_set():
@@ -205,20 +204,19 @@ class Archive:
                         raise NoQueue(f"no queue matches {self.queue}")
                     once = self.once or not is_mask(self.queue)
                     find_s = math.inf if once else time.monotonic() + FIND_S
-                with suppress(StoreAway):
+                try:
                     while gone:
                         self._lose(lake, min(gone), "deleted")
                         gone.remove(min(gone))
+                except StoreAway as error:
+                    patience.wait(error)
                 is_idle = True
                 for name, run in [*runs.items()]:
                     try:
                         progress = run.step()
                     except StoreAway as error:
-                        if time.monotonic() - told_s >= TELL_S:
-                            _log.warning("%s; the queue waits", error)
-                            told_s = time.monotonic()
                         is_idle = False
-                        stop.wait(AWAY_S)
+                        patience.wait(error)
                         break
                     except RequestFailed:
                         if name in matching(connection, self.queue):
@@ -230,7 +228,8 @@ class Archive:
                     if run.is_done:
                         del runs[name]
                     if progress is not None:
-                        is_idle, told_s = False, -math.inf
+                        is_idle = False
+                        patience = Patience(stop)
                         yield progress
                     if stop.is_set():
                         break
@@ -241,7 +240,7 @@ class Archive:
                     lake.roll(self.roll_s)
         lake.roll(0)
 
-    def _lose(self, lake: Lake | LakeTable, queue: str, what: str) -> None:
+    def _lose(self, lake: Lake, queue: str, what: str) -> None:
         """Messages of this queue may have gone with it that the lake does not have. Raises
         DataLost, or warns, once."""
         told = f"the queue {queue} was {what}: what was not archived of it is gone"
@@ -257,7 +256,7 @@ class _Run:
 
     job: Archive
     spark: "SparkContext"
-    lake: Lake | LakeTable
+    lake: Lake
     queue: str
     reader: QueueReader
     goal: int | None = None

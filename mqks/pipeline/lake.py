@@ -21,6 +21,7 @@ import re
 import socket
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -343,17 +344,90 @@ class Waiting(NamedTuple):
     """In seconds since 1970."""
 
 
-class Lake:
-    """A directory of Parquet files, open for writing; a context manager that holds its lock.
+class Lake(ABC):
+    """What messages are archived into: open for writing, as a context manager.
 
-    `by`: its partitions; None: as the lake was created, and for a new one by day. Entry finishes
-    what a crash has interrupted. Raises LakeInUse and LakeUnfit.
+    `by`: its partitions; None: as the lake was created, and for a new one by day. Entry, and all
+    that follows, raises LakeInUse, LakeUnfit and, if it is on a store, StoreAway.
     """
 
-    def __init__(self, path: Path, *, by: tuple[str, ...] | None = None) -> None:
-        self.path = path.absolute()
+    by: tuple[str, ...]
+
+    def __init__(self, place: Place, *, by: tuple[str, ...] | None = None) -> None:
+        self.place = place.absolute() if isinstance(place, Path) else place
         self.by = by or ("date",)
         self._by = by
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        return None
+
+    @property
+    @abstractmethod
+    def staging(self) -> Staging:
+        """Where tasks write."""
+
+    @abstractmethod
+    def next(self, queue: str, epoch: str) -> int | None:
+        """The first number of the queue that the lake does not have; None before the first."""
+
+    @abstractmethod
+    def arrived_us(self, queue: str, epoch: str) -> int | None:
+        """The arrival of the latest message of this queue in the lake; None before the first."""
+
+    def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
+        """Make the lake ready for files with payloads of this type, if with any; returns the type
+        in the files, whose fields are as wide as the lake has them."""
+        return data
+
+    @abstractmethod
+    def queues(self) -> list[str]:
+        """Those that the lake `knows`; none where it cannot list them."""
+
+    @abstractmethod
+    def knows(self, queue: str, epoch: str = "") -> bool:
+        """Whether the last commit of this queue was under another epoch, and is no loss of it,
+        which is a commit without an epoch."""
+
+    @abstractmethod
+    def recorded(self, name: str) -> int | None:
+        """What a commit has recorded under a name, the last one; None before the first."""
+
+    @abstractmethod
+    def summed(self) -> set[tuple[str, str]]:
+        """The queues of which sums are recorded, with their epochs; none where it cannot list
+        them."""
+
+    @abstractmethod
+    def contents(self) -> Sequence[Place]:
+        """The files of all its rows."""
+
+    @abstractmethod
+    def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
+        """Make staged files part of the lake: everything below `number` is in it then."""
+
+    @abstractmethod
+    def roll(self, age_s: float) -> int:
+        """Merge small files; returns the number of rows that are not visible yet."""
+
+    @abstractmethod
+    def expire(self, before: date) -> None:
+        """Remove older days."""
+
+    def lacks_data(self) -> bool:
+        """Whether readers that take the columns of the first file, as pyarrow does, miss `data`."""
+        return False
+
+
+class FileLake(Lake):
+    """A directory of Parquet files; it holds its lock. Entry finishes what a crash has
+    interrupted."""
+
+    def __init__(self, path: Path, *, by: tuple[str, ...] | None = None) -> None:
+        super().__init__(path, by=by)
+        self.path = path.absolute()
         self.control = self.path / CONTROL
         self._staging = self.control / "staging"
         self._state: dict[str, Any] = {"queues": {}, "arrived": {}, "waiting": [], "moves": []}
@@ -404,30 +478,22 @@ class Lake:
             (self._staging / name).unlink(missing_ok=True)
 
     def next(self, queue: str, epoch: str) -> int | None:
-        """The first number of the queue that the lake does not have; None before the first."""
         number: int | None = self._state["queues"].get(queue, {}).get(epoch)
         return number
 
     def queues(self) -> list[str]:
-        """Those that the lake `knows`."""
         return [queue for queue in self._state["queues"] if self.knows(queue)]
 
     def knows(self, queue: str, epoch: str = "") -> bool:
-        """Whether the last commit of this queue was under another epoch, and is no loss of it,
-        which is a commit without an epoch."""
         epochs = [*self._state["queues"].get(queue, {})]
         return bool(epochs) and epochs[-1] not in ("", epoch)
 
     def arrived_us(self, queue: str, epoch: str) -> int | None:
-        """The arrival of the latest message of this queue in the lake; None before the first."""
         time_us: int | None = self._state["arrived"].get(epoch)
         return time_us
 
     def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
-        """Make staged files part of the lake: everything below `number` is in it then.
-
-        Large files become visible at once, small files when `roll` merges them.
-        """
+        """Large files become visible at once, small files when `roll` merges them."""
         came_us = latest(self.arrived_us(queue, epoch), files)
         arrived = self._state["arrived"] | ({} if came_us is None else {epoch: came_us})
         files = [file for file in files if file.rows]
@@ -447,21 +513,17 @@ class Lake:
         self._write(waiting, moves, queues=queues, arrived=arrived, sums=self._state["sums"] | sums)
 
     def recorded(self, name: str) -> int | None:
-        """What was recorded under a name, see `sums`."""
         number: int | None = self._state["sums"].get(name)
         return number
 
     def summed(self) -> set[tuple[str, str]]:
-        """Those of which sums are recorded, with their epochs."""
         return queues_of(self._state["sums"])
 
     def contents(self) -> list[Path]:
-        """The files of all its rows."""
         shown = self.path.glob("date=*/**/*.parquet")
         return [*shown, *(self._staging / file.name for file in self._state["waiting"])]
 
     def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
-        """The type of the column `data` in files, for payloads of this one. Raises LakeUnfit."""
         if data is not None:
             known = self._state.get("fields")
             if known is None:  # It has no payloads, or of an older version.
@@ -501,7 +563,7 @@ class Lake:
         return sum(file.rows for file in self._state["waiting"])
 
     def expire(self, before: date) -> None:
-        """Remove older days. Raises LakeUnfit: readers of plain files rely on them to stay."""
+        """Raises LakeUnfit: readers of plain files rely on them to stay."""
         raise LakeUnfit(f"{self.path}: only tables forget old days: use --format delta")
 
     def _write(self, waiting: list[Waiting], moves: list[tuple[str, str]], **changes: Any) -> None:
@@ -527,6 +589,11 @@ class Lake:
         for around in parents:
             sync(around)
 
+    def lacks_data(self) -> bool:
+        import pyarrow.dataset as ds  # here, since it imports pandas, half of the time of a start
+
+        return "data" not in ds.dataset(self.path, partitioning="hive").schema.names
+
 
 def latest(came_us: int | None, files: Sequence[File]) -> int | None:
     """The arrival of the latest message of all: what was told before, and that of these files."""
@@ -547,10 +614,3 @@ def kept_by(place: Place, wanted: tuple[str, ...] | None, has: Iterable[str]) ->
         told = ",".join(by[1:]) or "day"
         raise LakeUnfit(f"{place} was created with --by {told}: use --by {told}")
     return by
-
-
-def has_files_without_data(path: Path) -> bool:
-    """Whether readers that take the columns of the first file, as pyarrow does, miss `data`."""
-    import pyarrow.dataset as ds  # here, since it imports pandas, half of the time of a start
-
-    return "data" not in ds.dataset(path, partitioning="hive").schema.names

@@ -9,11 +9,16 @@ The one rule: a store that is away is told apart from one that refuses, and from
 """
 
 import io
+import logging
+import math
 import os
 import re
+import socket
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any, TypeVar
 
 from mqks.durable import sync
@@ -28,6 +33,16 @@ OPTIONS = {
     "retry_timeout": f"{RETRIES_S}s",
     "allow_http": "true",  # For an endpoint that is given as http://.
 }
+CREDENTIALS = {
+    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+    "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"),
+    "gs": ("GOOGLE_APPLICATION_CREDENTIALS",),
+}
+_NO_CREDENTIALS = (
+    "(?i)no credentials|credential provider was not enabled"
+    "|/latest/(?:api/token|meta-data)|/computeMetadata/|/metadata/identity/"
+)
+"""The last are what machines of a cloud are told credentials by, when none are given."""
 _STATUS = r"(?:HTTP status|status code)[ :]+"
 _REFUSED = (
     rf"(?i){_STATUS}40[13]|access.?denied|forbidden|no.?such.?bucket|invalid.?access.?key"
@@ -36,7 +51,8 @@ _REFUSED = (
 )
 _AWAY = (
     rf"(?i){_STATUS}(?:5\d\d|408|429)|network.?connection|ConnectionError|error sending request"
-    "|connection re(?:set|fused)|timed? ?out|request.?timeout"
+    "|connection (?:re(?:set|fused)|closed|aborted)|timed? ?out|dns error|broken pipe"
+    "|could not (?:connect to|resolve host)|request.?timeout"
     "|service.?unavailable|ServerError|CommitStateUnknown|internal.?failure|slow.?down|throttling"
 )
 """Of texts: the libraries have no types for these."""
@@ -46,6 +62,27 @@ Place = Path | str
 ICEBERG = "iceberg://"
 DELETED = "files have rows that were deleted since: rewrite them by the tool that deleted the rows"
 Got = TypeVar("Got")
+PAUSES_S, TELL_S = (0.5, 15.0), 60.0
+"""The first and the longest pause before a store is asked again; it is told so often."""
+
+_log = logging.getLogger("mqks.pipeline")
+
+
+class Patience:
+    """Of one who waits for a store that is away, until `stop` is set: pauses grow, and it warns
+    once a minute."""
+
+    def __init__(self, stop: Event) -> None:
+        self._stop = stop
+        self._pause_s, self._longest_s = PAUSES_S
+        self._told_s = -math.inf
+
+    def wait(self, error: StoreAway) -> None:
+        if time.monotonic() - self._told_s >= TELL_S:
+            _log.warning("%s; the queue waits", error)
+            self._told_s = time.monotonic()
+        self._stop.wait(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, self._longest_s)
 
 
 def asked(place: Place, work: Callable[[], Got]) -> Got:
@@ -62,6 +99,13 @@ def asked(place: Place, work: Callable[[], Got]) -> Got:
         # Credentials may stand in a URL, before its host or in its query.
         told = re.sub(r"(?<=//)[^/\s]+@|(?<=[\w/])\?[\w%.~-]+=\S+", "", whole)
         told = told.partition("Debug source:")[0][:300]
+        if re.search(_NO_CREDENTIALS, whole):
+            names = " and ".join(CREDENTIALS.get(str(place).partition("://")[0], CREDENTIALS["s3"]))
+            raise LakeUnfit(
+                f"{place}: there are no credentials on the machine {socket.gethostname()}: set"
+                f" {names} in the environment of the command, and for the workers of a cluster"
+                f" with --conf spark.executorEnv.NAME=VALUE ({told})"
+            ) from None
         if re.search(_REFUSED, whole):
             raise LakeUnfit(f"{place}: the store refuses this: {told}") from None
         if isinstance(error, (ConnectionError, TimeoutError)) or re.search(_AWAY, whole):

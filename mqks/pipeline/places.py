@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from mqks.pipeline import objects
 from mqks.pipeline.columns import PROPERTIES
 from mqks.pipeline.errors import LakeUnfit
-from mqks.pipeline.lake import COLUMNS, CONTROL, Lake, fitted
+from mqks.pipeline.lake import COLUMNS, CONTROL, FileLake, Lake, fitted
 from mqks.pipeline.objects import ICEBERG, Place, asked
-from mqks.pipeline.table import DeltaTable, LakeTable, delta, delta_files
+from mqks.pipeline.table import DeltaTable, delta, delta_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,13 +24,11 @@ if TYPE_CHECKING:
 _DATE = pa.field("date", pa.date32())
 
 
-def lake_at(
-    place: Place, format: str | None = None, by: tuple[str, ...] | None = None
-) -> "Lake | LakeTable":
+def lake_at(place: Place, format: str | None = None, by: tuple[str, ...] | None = None) -> Lake:
     """The lake at a place, to be entered; in a directory plain files unless the format is given.
     Raises LakeUnfit."""
     if isinstance(place, Path) and format in (None, "parquet"):
-        return Lake(place, by=by)
+        return FileLake(place, by=by)
     if isinstance(place, str) and place.startswith(ICEBERG):
         from mqks.pipeline.iceberg import IcebergTable
 
@@ -42,7 +40,7 @@ def lake_at(
     return DeltaTable(place, by=by)
 
 
-def existing(place: Place) -> "Lake | LakeTable":
+def existing(place: Place) -> Lake:
     """A lake that is there, to be entered. Raises LakeUnfit, and what the catalog does."""
     home_of(place)  # An archive would make the table.
     if isinstance(place, str) or _is_delta(place):
@@ -61,7 +59,7 @@ def home_of(place: Place) -> Place:
     if isinstance(place, str) and place.startswith(ICEBERG):
         from mqks.pipeline import iceberg
 
-        return iceberg.place_of(iceberg.found(place).location())
+        return iceberg.place_of(asked(place, partial(iceberg.found, place)).location())
     return place
 
 

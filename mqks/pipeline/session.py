@@ -34,7 +34,8 @@ SETTINGS = {
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
 }
 
-LOGGING = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+_LOG4J = Path(__file__).absolute().with_name("log4j2.properties")  # A zip on workers is relative.
+LOGGING = f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}"
 """For `spark.driver.defaultJavaOptions`."""
 BRIEF = f"{LOGGING} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For jobs where no message passes through Java: what it compiles further would never pay."""

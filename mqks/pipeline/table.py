@@ -14,7 +14,8 @@ The one rule: a commit without an answer is looked up in the table, and never ju
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
 from functools import partial
@@ -33,6 +34,7 @@ from mqks.pipeline.lake import (
     PARTITIONS,
     WRITTEN,
     File,
+    Lake,
     Staging,
     check_are_here,
     check_case,
@@ -41,7 +43,7 @@ from mqks.pipeline.lake import (
     latest,
     names_of,
 )
-from mqks.pipeline.objects import DELETED, OPTIONS, Place, asked, make_directory
+from mqks.pipeline.objects import DELETED, OPTIONS, Got, Place, asked, make_directory
 from mqks.pipeline.sums import added, records, records_of_commit, sums_of_file
 
 LAST = "mqks-last/"
@@ -57,15 +59,11 @@ _ALIKE = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal
 _log = logging.getLogger("mqks.pipeline")
 
 
-class LakeTable:
-    """A table, open for writing. A store that is away when it is opened is asked again later."""
-
-    by: tuple[str, ...]
+class LakeTable(Lake):
+    """A table. A store that is away when it is opened is asked again later."""
 
     def __init__(self, place: Place, *, by: tuple[str, ...] | None = None) -> None:
-        self.place = place.absolute() if isinstance(place, Path) else place
-        self.by = by or ("date",)
-        self._by = by
+        super().__init__(place, by=by)
         self._table: Any = None
         self._is_open = False
         self._told: dict[str, int | None] = {}
@@ -78,13 +76,22 @@ class LakeTable:
             _log.warning("%s; it is asked again", error)
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        pass
+    def _asked(self, work: Callable[[], Got]) -> Got:
+        """What the store or the catalog answers. After an error the table is loaded again: what is
+        known of it may be old, or half changed."""
+        try:
+            return asked(self.place, work)
+        except Exception:
+            self._is_open = False
+            raise
 
     def _opened(self) -> Any:
         """The table, or None if there is none yet."""
+        return self._asked(self._loaded)
+
+    def _loaded(self) -> Any:
         if not self._is_open:
-            self._table = asked(self.place, self._open)
+            self._table = self._open()
             self._is_open = True
             if isinstance(self.files, Path):
                 make_directory(self.files)
@@ -103,31 +110,24 @@ class LakeTable:
         return Staging(self.files, self.by, is_final=True)
 
     def next(self, queue: str, epoch: str) -> int | None:
-        """The first number of the queue that the table does not have; None before the first."""
         name = _application(queue, epoch)
         self._told[name] = self.recorded(name)
         return self._told[name]
 
     def queues(self) -> list[str]:
-        """Those that the table `knows`; none where it cannot list them."""
         return []
 
     def knows(self, queue: str, epoch: str = "") -> bool:
-        """As of a `Lake`."""
         return self.recorded(LAST + queue) not in (None, 0, _sum(epoch))
 
     def arrived_us(self, queue: str, epoch: str) -> int | None:
-        """The arrival of the latest message of this queue in the table; None before the first."""
         return self.recorded(_arrivals(queue, epoch))
 
     def recorded(self, name: str) -> int | None:
-        """What a commit has recorded under a name, the last one; None before the first."""
-        return None if self._opened() is None else self._record(name)
+        return self._asked(lambda: None if self._loaded() is None else self._record(name))
 
     def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
-        """Make the table ready for files with payloads of this type, if with any; returns the type
-        in the files, whose fields are as wide as the table has them. Raises LakeUnfit."""
-        return asked(self.place, partial(self._prepared, data))
+        return self._asked(partial(self._prepared, data))
 
     def _prepared(self, data: pa.DataType | None) -> pa.DataType | None:
         schema = WRITTEN if data is None else WRITTEN.append(pa.field("data", data))
@@ -150,8 +150,7 @@ class LakeTable:
         raise LakeUnfit(f"{self.place}: the table does not take these columns: {whole}")
 
     def commit(self, queue: str, epoch: str, number: int, files: Sequence[File]) -> None:
-        """Make files part of the table: everything below `number` is in it then. Raises LakeInUse
-        if another has committed since `next`."""
+        """Raises LakeInUse if another has committed since `next`."""
         name = _application(queue, epoch)
         before, records = self._told.get(name), {name: number}
         if (came_us := latest(self.arrived_us(queue, epoch), files)) is not None:
@@ -170,7 +169,7 @@ class LakeTable:
         for left in reversed(range(TRIES)):
             records |= records_of_commit(queue, epoch, before, sums, self.recorded)
             try:
-                asked(self.place, partial(self._commit, files, records, check))
+                self._asked(partial(self._commit, files, records, check))
                 break
             except (LakeInUse, LakeUnfit):
                 raise
@@ -217,52 +216,50 @@ class LakeTable:
             self._delete(before, records(sums, self.recorded, -1))
 
     def summed(self) -> set[tuple[str, str]]:
-        """Those of which sums are recorded, with their epochs; for a format that cannot list what
-        is recorded none."""
         return set()
 
     def contents(self) -> list[Place]:
-        """The files of all its rows. Raises LakeUnfit."""
         if self._opened() is None:
             raise LakeUnfit(f"there is no table at {self.place}")
-        return asked(self.place, self._files)
+        return self._asked(self._files)
 
     def _tried(self, otherwise: str, work: Any) -> None:
         try:
-            asked(self.place, work)
+            self._opened()
+            self._asked(work)
         except PipelineError as error:
             _log.warning("%s: %s", otherwise, error)
 
     # What a format has of its own.
 
-    def _open(self) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _open(self) -> Any: ...
 
-    def _partitions(self) -> Iterable[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def _partitions(self) -> Iterable[str]: ...
 
-    def _columns(self) -> pa.Schema:
-        raise NotImplementedError
+    @abstractmethod
+    def _columns(self) -> pa.Schema: ...
 
+    @abstractmethod
     def _grow(self, own: pa.Schema | None, whole: pa.Schema) -> None:
         """Give the table, which has its own columns or is none yet, these."""
-        raise NotImplementedError
 
-    def _record(self, name: str) -> int | None:
-        raise NotImplementedError
+    @abstractmethod
+    def _record(self, name: str) -> int | None: ...
 
-    def _commit(self, files: Sequence[File], records: dict[str, int], check: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _commit(self, files: Sequence[File], records: dict[str, int], check: Any) -> None: ...
 
-    def _compact(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _compact(self) -> None: ...
 
+    @abstractmethod
     def _files(self, before: date | None = None) -> list[Place]:
         """Its files, or those of older days."""
-        raise NotImplementedError
 
-    def _delete(self, before: date, records: dict[str, int]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _delete(self, before: date, records: dict[str, int]) -> None: ...
 
 
 class DeltaTable(LakeTable):

@@ -28,7 +28,6 @@ from mqks.pipeline.sums import (
     since,
     sums_of,
 )
-from mqks.pipeline.table import LakeTable
 
 DOUBLED_MAX = 10
 """Numbers that are told of each difference."""
@@ -74,7 +73,7 @@ class Verified:
 class Verification:
     """Of a lake that is open, whose files are read by so many threads."""
 
-    lake: Lake | LakeTable
+    lake: Lake
     threads: int = os.cpu_count() or 1
 
     def __post_init__(self) -> None:

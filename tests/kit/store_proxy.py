@@ -1,6 +1,6 @@
 """A proxy before an object store whose next conditional put fails.
 
-    python -m tests.kit.store_proxy PORT-OF-THE-STORE     prints its own port
+    python -m tests.kit.store_proxy PORT-OF-THE-STORE OWN-PORT     prints its own port; 0: any
 
 `GET /_fault=FAULT` says which, and `GET /_fault=` ends it:
 
@@ -113,7 +113,8 @@ class Passing(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    proxy = Proxy(("127.0.0.1", 0), Passing)
-    proxy.store_port = int(sys.argv[1])
+    store_port, own_port = map(int, sys.argv[1:])
+    proxy = Proxy(("127.0.0.1", own_port), Passing)
+    proxy.store_port = store_port
     print(proxy.server_port, flush=True)
     proxy.serve_forever()

@@ -6,14 +6,18 @@ The one rule: each message is counted, and what was started here is gone when a 
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pyspark
 import pytest
@@ -213,6 +217,38 @@ def test_an_executor_is_killed_and_each_message_is_there_once(
         batches = reader.read(log_range.first, log_range.next)
         copied = [row for batch in batches for row in batch.select(["topic", "value"]).to_pylist()]
     assert copied == archived
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], ["--schema", "n bigint"]])
+def test_workers_get_the_package_as_a_zip(
+    cluster: Cluster,
+    mqks_broker_process: BrokerProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+) -> None:
+    """Their Python has no mqks, and of what it needs only pyarrow and numpy."""
+    url, lake = mqks_broker_process.url, tmp_path / "lake"
+    kills.subscribe(url, "clicks")
+    kills.publish(url, 100)
+    venv.create(tmp_path / "python", symlinks=True)
+    [packages] = (tmp_path / "python").glob("lib/*/site-packages")
+    for module in (pa, numpy):
+        here = Path(str(module.__file__)).parent
+        for each in here.parent.glob(f"{here.name}*"):  # Also the libraries beside it.
+            (packages / each.name).symlink_to(each)
+    package = Path(mqks.__main__.__file__).parent
+    shutil.make_archive(str(tmp_path / "mqks"), "zip", package.parent, package.name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "python" / "bin" / "python"))
+    job = kills.Job(
+        tmp_path / "log",
+        *["archive", "clicks", str(lake), "--url", url, "--once", *cluster.flags],
+        *["--conf", "spark.submit.pyFiles=mqks.zip", *flags],
+    )
+    job.succeed()
+    assert kills.counted(lake) == (100,) * 3
 
 
 def _messages(job: kills.Job) -> int:

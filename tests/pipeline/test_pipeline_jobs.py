@@ -35,7 +35,7 @@ from mqks.errors import MqksError
 from mqks.pipeline import archive as archives
 from mqks.pipeline import job
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit, NoQueue
-from mqks.pipeline.lake import Lake, has_files_without_data
+from mqks.pipeline.lake import FileLake
 from mqks.pipeline.page import page
 from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.reader import QueueReader
@@ -195,7 +195,7 @@ def test_archive_goes_on_until_it_is_stopped(
         queue="clicks", server=ServerAddress(url=mqks_broker.url), interval_s=0.05
     )
     publish(mqks_broker, some(0, 3))
-    with Lake(lake) as opened:
+    with FileLake(lake) as opened:
         for progress in job.run(spark.sparkContext, opened, stop):
             found.append(progress.messages)
             if len(found) == 3:
@@ -621,7 +621,7 @@ def test_a_lake_whose_older_files_have_no_data(
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 3))
     run(spark, mqks_broker, lake)
-    assert has_files_without_data(lake)
+    assert FileLake(lake).lacks_data()
     publish(mqks_broker, some(3, 2))
     run(spark, mqks_broker, lake, schema=job.schema_of("n bigint"), roll_s=1e9)
     docs = Path(__file__).parents[2] / "docs" / "pipeline.md"

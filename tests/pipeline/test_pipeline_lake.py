@@ -20,6 +20,7 @@ from mqks.pipeline.errors import BadOption, LakeInUse, LakeUnfit
 from mqks.pipeline.lake import (
     COLUMNS,
     File,
+    FileLake,
     Lake,
     Staging,
     directory,
@@ -28,7 +29,7 @@ from mqks.pipeline.lake import (
     stage,
 )
 from mqks.pipeline.objects import SyncedFile
-from mqks.pipeline.table import COMPACTION, DeltaTable, LakeTable, delta
+from mqks.pipeline.table import COMPACTION, DeltaTable, delta
 
 BY_EVENT = ("date", "event")
 
@@ -53,14 +54,14 @@ def batch(offsets: range, event: str = "e1", time_us: int = NOON_US) -> pa.Recor
     return pa.RecordBatch.from_pydict(columns, schema=COLUMNS)
 
 
-def files_of(lake: Lake | DeltaTable) -> Path:
+def files_of(lake: Lake) -> Path:
     place = lake.staging.place
     assert isinstance(place, Path)
     return place
 
 
 def put(
-    lake: Lake | LakeTable, rows: range | pa.RecordBatch, event: str = "e1", queue: str = "q"
+    lake: Lake, rows: range | pa.RecordBatch, event: str = "e1", queue: str = "q"
 ) -> list[File]:
     given = batch(rows, event) if isinstance(rows, range) else rows
     given = given.set_column(5, "queue", pa.array([queue] * len(given)))
@@ -81,7 +82,7 @@ def shown(path: Path) -> list[Path]:
 
 
 def test_files_by_day_and_event(tmp_path: Path) -> None:
-    with Lake(tmp_path, by=BY_EVENT) as lake:
+    with FileLake(tmp_path, by=BY_EVENT) as lake:
         staged = stage(
             lake.staging,
             [batch(range(3)), batch(range(3, 6), "e2"), batch(range(6, 8), "e1", NOON_US + DAY_US)],
@@ -96,11 +97,11 @@ def test_files_by_day_and_event(tmp_path: Path) -> None:
 
 
 def test_nothing_is_in_the_lake_before_its_commit(tmp_path: Path) -> None:
-    with Lake(tmp_path) as lake:
+    with FileLake(tmp_path) as lake:
         assert lake.next("q", "x-1") is None
         put(lake, range(1, 5))
         list(stage(lake.staging, [batch(range(5, 9))]))  # Its driver dies here.
-    with Lake(tmp_path) as lake:
+    with FileLake(tmp_path) as lake:
         assert lake.next("q", "x-1") == 5
         assert lake.next("q", "x-2") is None
         assert len(list(files_of(lake).iterdir())) == 1
@@ -112,7 +113,7 @@ def test_nothing_is_in_the_lake_before_its_commit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moved", [0, 1, 2])
 def test_a_commit_that_was_cut_short_is_finished(tmp_path: Path, moved: int) -> None:
-    with Lake(tmp_path, by=BY_EVENT) as lake:
+    with FileLake(tmp_path, by=BY_EVENT) as lake:
         put(lake, range(1, 5))
         lake.roll(0)
         files = [*stage(lake.staging, [batch(range(5, 7)), batch(range(7, 9), "e2")])]
@@ -124,15 +125,15 @@ def test_a_commit_that_was_cut_short_is_finished(tmp_path: Path, moved: int) -> 
             (tmp_path / file.directory).mkdir(parents=True, exist_ok=True)
             (files_of(lake) / file.name).rename(tmp_path / file.directory / f"{file.name}.parquet")
     for _ in range(2):
-        with Lake(tmp_path, by=BY_EVENT) as lake:
+        with FileLake(tmp_path, by=BY_EVENT) as lake:
             assert lake.next("q", "x-1") == 9
         assert offsets(tmp_path) == list(range(1, 9))
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    with Lake(tmp_path), pytest.raises(LakeInUse):
-        Lake(tmp_path).__enter__()
-    with Lake(tmp_path):
+    with FileLake(tmp_path), pytest.raises(LakeInUse):
+        FileLake(tmp_path).__enter__()
+    with FileLake(tmp_path):
         pass
 
 
@@ -142,7 +143,7 @@ ODD += ["null", "__HIVE_DEFAULT_PARTITION__", "_x"]
 
 @pytest.mark.parametrize("event", ODD)
 def test_any_event_has_a_directory(tmp_path: Path, event: str) -> None:
-    with Lake(tmp_path, by=BY_EVENT) as lake:
+    with FileLake(tmp_path, by=BY_EVENT) as lake:
         put(lake, range(1, 3), event)
         lake.roll(0)
     partitioning = ds.partitioning(
@@ -164,9 +165,9 @@ def test_long_events_stay_apart() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", [Lake, DeltaTable])
+@pytest.mark.parametrize("kind", [FileLake, DeltaTable])
 def test_a_lake_by_day_has_a_directory_for_each(
-    tmp_path: Path, kind: type[Lake | DeltaTable]
+    tmp_path: Path, kind: type[FileLake | DeltaTable]
 ) -> None:
     with kind(tmp_path) as lake:
         rows = [batch(range(n, n + 1), f"e{n}", NOON_US + n // 500 * DAY_US) for n in range(1000)]
@@ -188,7 +189,7 @@ def test_a_lake_by_day_has_a_directory_for_each(
 
 
 def test_what_waits_does_not_look_like_a_file_of_the_lake(tmp_path: Path) -> None:
-    with Lake(tmp_path) as lake:
+    with FileLake(tmp_path) as lake:
         put(lake, range(5))
         assert list(tmp_path.glob("**/*.parquet")) == []
         lake.roll(0)
@@ -197,13 +198,15 @@ def test_what_waits_does_not_look_like_a_file_of_the_lake(tmp_path: Path) -> Non
 
 
 def test_small_files_wait_to_be_merged(tmp_path: Path) -> None:
-    with Lake(tmp_path, by=BY_EVENT) as lake:
+    with FileLake(tmp_path, by=BY_EVENT) as lake:
         for n in range(5):
             put(lake, range(n * 10, n * 10 + 10))
         put(lake, range(50, 60), "e2")
         assert lake.roll(60) == 60
         assert shown(tmp_path) == []
-    with Lake(tmp_path, by=BY_EVENT) as lake:  # They are in the lake: a restart does not lose them.
+    with FileLake(
+        tmp_path, by=BY_EVENT
+    ) as lake:  # They are in the lake: a restart does not lose them.
         assert lake.roll(0) == 0
         assert list(files_of(lake).iterdir()) == []
 
@@ -215,7 +218,7 @@ def test_small_files_wait_to_be_merged(tmp_path: Path) -> None:
 def test_files_show_when_they_have_waited_or_are_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Lake(tmp_path) as lake:
+    with FileLake(tmp_path) as lake:
         [file] = put(lake, range(10))
         assert lake.roll(0.05) in (0, 10)
         while lake.roll(0.05):
@@ -237,7 +240,7 @@ def test_files_show_when_they_have_waited_or_are_large(
 def test_a_clock_that_is_put_back_keeps_nothing_from_showing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Lake(tmp_path) as lake:
+    with FileLake(tmp_path) as lake:
         for age_s in (0, 60):
             put(lake, range(10))
             before_s = time.time() - 3600
@@ -251,7 +254,7 @@ def test_the_names_of_a_new_lake_are_on_the_disk(
 ) -> None:
     synced: list[Path] = []
     monkeypatch.setattr("mqks.pipeline.objects.sync", synced.append)
-    with Lake(tmp_path / "a" / "lake"):
+    with FileLake(tmp_path / "a" / "lake"):
         assert {tmp_path, tmp_path / "a", tmp_path / "a" / "lake"} <= set(synced)
 
 
@@ -268,7 +271,7 @@ def test_a_file_of_which_the_disk_takes_a_part_is_no_file(tmp_path: Path) -> Non
 def test_a_roll_that_was_cut_short_is_as_if_it_had_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Lake(tmp_path) as lake:
+    with FileLake(tmp_path) as lake:
         for n in range(5):
             put(lake, range(n * 10, n * 10 + 10))
 
@@ -281,7 +284,7 @@ def test_a_roll_that_was_cut_short_is_as_if_it_had_not_begun(
             lake.roll(0)
         monkeypatch.undo()
     assert shown(tmp_path) == []
-    with Lake(tmp_path) as lake:
+    with FileLake(tmp_path) as lake:
         assert len(list(files_of(lake).iterdir())) == 5
         lake.roll(0)
 
@@ -289,7 +292,7 @@ def test_a_roll_that_was_cut_short_is_as_if_it_had_not_begun(
 
 
 def test_files_whose_columns_differ_are_not_merged(tmp_path: Path) -> None:
-    with Lake(tmp_path) as lake:
+    with FileLake(tmp_path) as lake:
         for first, value in ((0, 1), (2, "text")):
             data = pa.array([{"n": value}] * 2)
             other = batch(range(first, first + 2)).append_column("data", data)
@@ -302,7 +305,7 @@ def test_files_whose_columns_differ_are_not_merged(tmp_path: Path) -> None:
 
 def test_a_file_that_shows_never_changes_and_never_goes(tmp_path: Path) -> None:
     found: dict[Path, tuple[int, int]] = {}
-    with Lake(tmp_path) as lake:
+    with FileLake(tmp_path) as lake:
         for n in range(20):
             put(lake, range(n * 10, n * 10 + 10), f"e{n % 3}")
             if n % 4 == 3:
@@ -409,7 +412,7 @@ def test_what_delta_has_merged_is_on_the_disk(
 
 
 def test_a_lake_keeps_its_format(tmp_path: Path) -> None:
-    for first, second in ((Lake, DeltaTable), (DeltaTable, Lake)):
+    for first, second in ((FileLake, DeltaTable), (DeltaTable, FileLake)):
         path = tmp_path / first.__name__
         with first(path) as lake:
             put(lake, range(3))
@@ -417,9 +420,9 @@ def test_a_lake_keeps_its_format(tmp_path: Path) -> None:
             second(path).__enter__()
 
 
-@pytest.mark.parametrize("kind", [Lake, DeltaTable])
+@pytest.mark.parametrize("kind", [FileLake, DeltaTable])
 def test_what_a_worker_wrote_elsewhere_is_not_committed(
-    tmp_path: Path, kind: type[Lake | DeltaTable]
+    tmp_path: Path, kind: type[FileLake | DeltaTable]
 ) -> None:
     with kind(tmp_path / "lake") as lake:
         put(lake, range(1, 5))
@@ -444,14 +447,15 @@ def test_partitions_by_hour_and_by_what_was_parsed(tmp_path: Path) -> None:
     by = partitions("parsed,hour")
     assert by == ("date", "hour", "parsed")
     rows = payloads(range(4), pa.array([{"n": 1}, None, {"n": 3}, None]))
-    for kind in (Lake, DeltaTable):
+    for kind in (FileLake, DeltaTable):
         with kind(tmp_path / kind.__name__, by=by) as lake:
             put(lake, rows)
             put(lake, range(4, 6))
             lake.roll(0)
         with kind(tmp_path / kind.__name__) as lake:
             assert lake.by == by
-    places = {str(file.parent.relative_to(tmp_path / "Lake")) for file in shown(tmp_path / "Lake")}
+    files = tmp_path / "FileLake"
+    places = {str(file.parent.relative_to(files)) for file in shown(files)}
     assert places == {f"date=2026-11-20/hour=12/parsed={told}" for told in ("true", "false")}
     for apart in ("true", "false"):
         table = delta(tmp_path / "DeltaTable").to_pyarrow_table(
@@ -525,5 +529,6 @@ def test_old_days_leave_a_table_and_its_files_later(tmp_path: Path) -> None:
 
     assert told == [*range(20, 33)]
     assert before.to_pyarrow_table().num_rows == 30, "a reader of the older version goes on"
-    with Lake(tmp_path / "plain") as plain, pytest.raises(LakeUnfit, match="only tables forget"):
+    only_tables = pytest.raises(LakeUnfit, match="only tables forget")
+    with FileLake(tmp_path / "plain") as plain, only_tables:
         plain.expire(date(2026, 11, 22))

@@ -6,11 +6,12 @@ The one rule: what is in a table is counted by programs that know nothing of mqk
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.client import HTTPConnection
@@ -23,13 +24,14 @@ import polars
 import pyarrow as pa
 import pytest
 from pyarrow.fs import S3FileSystem
+from pyiceberg.utils.config import Config
 
 from mqks.commands import main
 from mqks.pipeline import objects
 from mqks.pipeline.archive import Archive, Progress
 from mqks.pipeline.errors import LakeInUse, LakeUnfit, PipelineError, StoreAway
 from mqks.pipeline.objects import asked
-from mqks.pipeline.places import messages
+from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.table import COMPACTION, DeltaTable, delta
 from mqks.pipeline.wire import ServerAddress
@@ -71,7 +73,13 @@ class Between:
     it waits."""
 
     def __init__(self, port: int) -> None:
-        command = [sys.executable, "-m", "tests.kit.store_proxy", str(port)]
+        self._store_port, self.port = port, 0
+        self.start()
+
+    def start(self) -> None:
+        """At the port that it had before, if it was stopped."""
+        ports = [str(self._store_port), str(self.port)]
+        command = [sys.executable, "-m", "tests.kit.store_proxy", *ports]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
@@ -376,7 +384,7 @@ def test_an_archive_waits_for_its_store(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mqks.pipeline.archive.AWAY_S", 0.05)
+    monkeypatch.setattr(objects, "PAUSES_S", (0.05, 0.05))
     monkeypatch.setitem(objects.OPTIONS, "max_retries", "0")
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 20))
@@ -404,6 +412,88 @@ def test_an_archive_waits_for_its_store(
     assert SECRET not in caplog.text
     assert waits(mqks_broker) == []
     assert len(offsets(url)) == len(set(offsets(url))) == 40
+
+
+@pytest.mark.parametrize("who", ["workers", "driver"])
+def test_who_has_no_credentials_is_told_what_to_set(
+    spark: "SparkSession",
+    mqks_broker: Broker,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    who: str,
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 20))
+    away = {"AWS_METADATA_ENDPOINT": f"http://127.0.0.1:{free_port()}"}  # As on most machines.
+    told = spark.sparkContext.environment if who == "workers" else os.environ
+    names = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
+    for name, value in away.items():
+        monkeypatch.setitem(told, name, value)
+    for name in names:
+        monkeypatch.delitem(told, name)
+    with pytest.raises(LakeUnfit) as unfit:
+        list(archived(spark, mqks_broker, f"{url}-{who}", Event()))
+    wanted = [*names, f"on the machine {socket.gethostname()}", "--conf spark.executorEnv"]
+    assert [word for word in wanted if word not in str(unfit.value)] == []
+    assert len(waits(mqks_broker)) == 20
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_an_archive_outlives_a_store_that_refuses_connections(
+    spark: "SparkSession",
+    mqks_broker: Broker,
+    url: str,
+    between: Between,
+    kind: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = f"{url}-{kind}"
+    if kind == "iceberg":
+        monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/catalog.db")
+        monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", url)
+        monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+        url = "iceberg://lake/db.events"
+    subscribe(mqks_broker)
+    stop, found, sent = Event(), list[Progress](), 0
+    job = Archive(
+        queue="clicks", server=ServerAddress(url=mqks_broker.url), batch_messages=40, interval_s=0
+    )
+
+    def archive() -> None:
+        with lake_at(url) as lake:
+            found.extend(job.run(spark.sparkContext, lake, stop))
+
+    def wait(is_so: Callable[[], bool]) -> None:
+        kills.wait_for("it", lambda: is_so() or not thread.is_alive())
+        assert thread.is_alive(), caplog.text
+
+    thread = threading.Thread(target=archive)
+    with caplog.at_level(logging.WARNING, "mqks.pipeline"):
+        thread.start()
+        try:
+            for outage in range(3):
+                publish(mqks_broker, some(sent, 60))
+                wait(lambda: sum(p.messages for p in found) > sent)  # noqa: B023
+                between.stop()
+                sent += 60
+                publish(mqks_broker, some(sent, 20))
+                sent += 20
+                told = outage + 1
+                wait(lambda: caplog.text.count("the queue waits") >= told)  # noqa: B023
+                between.start()
+                wait(lambda: sum(p.messages for p in found) >= sent)  # noqa: B023
+        finally:
+            stop.set()
+            thread.join(LIMIT_S)
+
+    assert sum(p.messages for p in found) == sent
+    assert caplog.text.count("the queue waits") == 3, "once for each, not for each try"
+    assert waits(mqks_broker) == []
+    rows = messages(spark, url).select("offset").collect()
+    assert sorted(row[0] for row in rows) == [*range(1, sent + 1)]
 
 
 @pytest.mark.slow

@@ -18,14 +18,14 @@ from pyiceberg.utils.config import Config
 
 from mqks.commands import main
 from mqks.pipeline.columns import PROPERTIES
-from mqks.pipeline.lake import CONTROL, WRITTEN, Lake, stage
+from mqks.pipeline.lake import CONTROL, WRITTEN, FileLake, Lake, stage
 from mqks.pipeline.sums import ranges, sums_of
 from mqks.pipeline.table import COMPACTION, DeltaTable, LakeTable
 from mqks.pipeline.verify import Verification
 from tests.pipeline.test_pipeline_lake import DAY_US, NOON_US, batch, put
 
 SIZE = 1 << 20
-Opened = Callable[[Path], Lake | LakeTable]
+Opened = Callable[[Path], Lake]
 
 
 def iceberg(path: Path) -> LakeTable:
@@ -34,7 +34,7 @@ def iceberg(path: Path) -> LakeTable:
     return IcebergTable("iceberg://sums/lake.events")
 
 
-@pytest.fixture(params=[Lake, DeltaTable, iceberg])
+@pytest.fixture(params=[FileLake, DeltaTable, iceberg])
 def opened(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Opened:
@@ -46,18 +46,12 @@ def opened(
     return kind
 
 
-def verified(
-    lake: Lake | LakeTable, capsys: pytest.CaptureFixture[str], code: int = 0
-) -> list[str]:
+def verified(lake: Lake, capsys: pytest.CaptureFixture[str], code: int = 0) -> list[str]:
     """The lines that the command writes."""
     capsys.readouterr()
-    assert main(["pipeline", "verify", str(place_of(lake))]) == code
+    assert main(["pipeline", "verify", str(lake.place)]) == code
     told = capsys.readouterr()
     return [*told.out.splitlines(), *told.err.splitlines()]
-
-
-def place_of(lake: Lake | LakeTable) -> object:
-    return lake.path if isinstance(lake, Lake) else lake.place
 
 
 def files(path: Path) -> list[Path]:
@@ -123,7 +117,7 @@ def test_a_change_is_found_and_its_numbers_are_told(
     change, told = CHANGES[name]
     rewrite(files(tmp_path / "lake")[1], change)
 
-    place = f"mqks: {place_of(lake)}: queue q, epoch x-1, numbers 0 to {SIZE - 1}: "
+    place = f"mqks: {lake.place}: queue q, epoch x-1, numbers 0 to {SIZE - 1}: "
     assert verified(lake, capsys, 65) == [place + told]
 
 
@@ -149,13 +143,13 @@ def test_what_a_lake_does_by_itself_is_no_difference(
             time_us = NOON_US + day // 6 * DAY_US
             put(lake, batch(range(10 * day, 10 * day + 10), time_us=time_us))
             lake.roll(1e9)
-        if not isinstance(lake, Lake):
+        if not isinstance(lake, FileLake):
             lake.expire(date(2026, 11, 22))
         lake.roll(0)
-    left = 170 if isinstance(lake, Lake) else 50
+    left = 170 if isinstance(lake, FileLake) else 50
     assert verified(lake, capsys) == [f"{left} messages of 1 queues: all as archived"]
 
-    assert main(["pipeline", "verify", str(place_of(lake)), "--json"]) == 0
+    assert main(["pipeline", "verify", str(lake.place), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"messages": left, "queues": 1, "unchecked": 0, "differences": []}
 
@@ -177,7 +171,7 @@ def test_what_another_archive_commits_and_removes_meanwhile(tmp_path: Path) -> N
 def test_rows_of_a_version_without_sums_are_not_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Lake(tmp_path / "lake") as lake:
+    with FileLake(tmp_path / "lake") as lake:
         put(lake, range(50))
     state = tmp_path / "lake" / CONTROL / "state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"sums": {}}))
