@@ -235,7 +235,7 @@ def test_workers_get_the_package_as_a_zip(
     venv.create(tmp_path / "python", symlinks=True)
     [packages] = (tmp_path / "python").glob("lib/*/site-packages")
     for module in (pa, numpy):
-        here = Path(module.__file__).parent
+        here = Path(str(module.__file__)).parent
         for each in here.parent.glob(f"{here.name}*"):  # Also the libraries beside it.
             (packages / each.name).symlink_to(each)
     package = Path(mqks.__main__.__file__).parent
