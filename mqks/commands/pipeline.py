@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -162,7 +162,6 @@ def archive(
             once=once,
             batch_messages=batch,
             interval_s=interval,
-            schema=schema_of(schema),
             roll_s=merge,
             keep_s=keep,
             trim=trim,
@@ -180,6 +179,7 @@ def archive(
                 server = ServerAddress(url=url).url or ""
                 lineage = stack.enter_context(Lineage(openlineage, server, queue, lake))
             running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
+            job = replace(job, schema=schema_of(schema))  # It asks Spark.
             for progress in job.run(running, opened, stop_on_signal()):
                 messages += progress.messages
                 if lineage:
@@ -343,7 +343,8 @@ def verify(lake: LakePlace, catalog: Catalog = None, as_json: AsJson = False) ->
     if as_json:
         tell(asdict(found), as_json)
     elif not found.differences:
-        typer.echo(f"{found.messages:,} messages of {found.queues} queues: all as archived")
+        queues = "1 queue" if found.queues == 1 else f"{found.queues} queues"
+        typer.echo(f"{found.messages:,} messages of {queues}: all as archived")
     if found.unchecked:
         note(f"{found.unchecked:,} rows are not checked: an older version has archived them")
     if found.differences:

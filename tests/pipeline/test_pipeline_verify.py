@@ -112,7 +112,7 @@ def test_a_change_is_found_and_its_numbers_are_told(
     with opened(tmp_path / "lake") as lake:
         put(lake, range(50))
         put(lake, batch(range(50, 100), time_us=NOON_US + 1))
-    assert verified(lake, capsys) == ["100 messages of 1 queues: all as archived"]
+    assert verified(lake, capsys) == ["100 messages of 1 queue: all as archived"]
 
     change, told = CHANGES[name]
     rewrite(files(tmp_path / "lake")[1], change)
@@ -147,7 +147,7 @@ def test_what_a_lake_does_by_itself_is_no_difference(
             lake.expire(date(2026, 11, 22))
         lake.roll(0)
     left = 170 if isinstance(lake, FileLake) else 50
-    assert verified(lake, capsys) == [f"{left} messages of 1 queues: all as archived"]
+    assert verified(lake, capsys) == [f"{left} messages of 1 queue: all as archived"]
 
     assert main(["pipeline", "verify", str(lake.place), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -181,7 +181,7 @@ def test_rows_of_a_version_without_sums_are_not_checked(
     with lake:
         put(lake, range(50, 100))
     told = verified(lake, capsys)
-    assert told[0] == "50 messages of 1 queues: all as archived"
+    assert told[0] == "50 messages of 1 queue: all as archived"
     assert older in told[1]
     rewrite(files(tmp_path / "lake")[1], changed("value", b"x"))
     assert "the 50 rows are not as they were archived" in "".join(verified(lake, capsys, 65))
