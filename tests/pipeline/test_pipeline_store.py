@@ -414,28 +414,24 @@ def test_an_archive_waits_for_its_store(
     assert len(offsets(url)) == len(set(offsets(url))) == 40
 
 
-@pytest.mark.parametrize("who", ["workers", "driver"])
 def test_who_has_no_credentials_is_told_what_to_set(
-    spark: "SparkSession",
-    mqks_broker: Broker,
-    url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    who: str,
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 20))
-    away = {"AWS_METADATA_ENDPOINT": f"http://127.0.0.1:{free_port()}"}  # As on most machines.
-    told = spark.sparkContext.environment if who == "workers" else os.environ
+    """A driver, which opens a table, and a worker, which writes its files."""
     names = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
-    for name, value in away.items():
-        monkeypatch.setitem(told, name, value)
     for name in names:
-        monkeypatch.delitem(told, name)
-    with pytest.raises(LakeUnfit) as unfit:
-        list(archived(spark, mqks_broker, f"{url}-{who}", Event()))
+        monkeypatch.delenv(name)
+    # As on most machines, which are none of a cloud.
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    works: list[Callable[[], object]] = [
+        lambda: DeltaTable(url).__enter__(),
+        lambda: objects.write(url, "file", b""),
+    ]
     wanted = [*names, f"on the machine {socket.gethostname()}", "--conf spark.executorEnv"]
-    assert [word for word in wanted if word not in str(unfit.value)] == []
-    assert len(waits(mqks_broker)) == 20
+    for work in works:
+        with pytest.raises(LakeUnfit) as unfit:
+            work()
+        assert [word for word in wanted if word not in str(unfit.value)] == []
 
 
 @pytest.mark.timeout(300)
