@@ -518,19 +518,20 @@ class Broker:
 
     def hold(self, consumer: Consumer) -> None:
         """Its own consume is not confirmed yet: it gets nothing before the next commit."""
-        self.pending.waiters.held.append((consumer.connection, partial(self._held, consumer)))
+        held = (consumer.connection, partial(self._held, consumer), False)
+        self.pending.waiters.held.append(held)
 
     def _held(self, consumer: Consumer, is_written: bool) -> None:
-        """It gets messages now, or waits for the next commit."""
-        if not is_written:
-            self.hold(consumer)
-            return
+        """It gets messages now, or ends if its consume could not be written."""
         reason = self._replaced.pop(consumer, None)
-        consumer.resume(Rest.CONFIRM)
-        connection = consumer.connection
-        if reason and not connection.closed and consumer.id not in self._siblings(consumer):
-            # Otherwise it has its id back, and has asked for that.
-            connection.fail(consumer.id, b"consume", reason)
+        if is_written:
+            consumer.resume(Rest.CONFIRM)
+            connection = consumer.connection
+            if reason and not connection.closed and consumer.id not in self._siblings(consumer):
+                # Otherwise it has its id back, and has asked for that.
+                connection.fail(consumer.id, b"consume", reason)
+        elif not consumer.deleted:
+            self.end_consumers([consumer])
 
     def end_consumers(self, consumers: list[Consumer], *, lost: bool = False) -> None:
         """They get no more messages; those that they hold are returned in turns."""
@@ -639,14 +640,14 @@ class Broker:
         self.confirmed += batch.waiters.confirmed
         self._answer(self._written(batch))
 
-    def failed(self, batch: Batch, failure: BadRequest) -> None:
-        """This batch could not be written: what needs room for it is refused. The others wait on,
-        as acks, queues and bindings are written without room; so do consumers."""
+    def failed(self, batch: Batch, failure: BadRequest, *, for_room: bool) -> None:
+        """This batch could not be written. Those who wait for it get errors, and consumers that
+        waited for their confirm end; `for_room`: only those who need room. The others wait on, as
+        acks, queues and bindings are written without."""
         self.turns.begin()
         waiters, batch.waiters = batch.waiters, Waiters()
-        for connection, _, others in waiters.confirms:
-            if others:
-                batch.waiters.confirms.append((connection, [], others))
+        if for_room:
+            waiters, batch.waiters = waiters.parted()
         self._answer(self._refused(waiters, failure))
 
     def _answer(self, work: Work[None]) -> None:
@@ -691,9 +692,10 @@ class Broker:
             self.turns.add(self._spill(batch))
 
     def _refused(self, waiters: Waiters, failure: BadRequest) -> Work[None]:
-        counted = [(connection, [request_id], ()) for connection, request_id, _ in waiters.counts]
-        for connection, placing, _ in waiters.confirms + counted:
-            for some in slices(placing, STEP_ERRORS):
+        waiting = [(connection, [request_id]) for connection, request_id, _ in waiters.counts]
+        waiting[:0] = [(replier, placing + ids) for replier, placing, ids in waiters.confirms]
+        for connection, ids in waiting:
+            for some in slices(ids, STEP_ERRORS):
                 connection.unconfirmed -= len(some)
                 for request_id in some:
                     connection.fail(request_id, b"", failure)
@@ -703,7 +705,7 @@ class Broker:
     def _let_go(self, waiters: Waiters, *, is_written: bool) -> None:
         """What was held back until a commit."""
         is_telling = bool(self._held_answers)
-        for connection, then in waiters.held:
+        for connection, then, _ in waiters.held:
             self._held_answers.add(partial(then, is_written), connection.party)
         if self._held_answers and not is_telling:
             self.turns.add(self._tell_held())

@@ -137,7 +137,8 @@ def archive(
     openlineage: Annotated[
         str | None,
         "URL|FILE",
-        "Send events of OpenLineage there: what was read and written, by each batch.",
+        "Send events of OpenLineage there: what was read and written, by each batch."
+        " \\[default: none]",
     ] = None,
     as_json: AsJson = False,
     **spark: Unpack[Spark],

@@ -175,7 +175,7 @@ class Writer:
         self.stepped()
         if self._gone and batch.must_last:
             # It is in the open files, which may not be found after a restart.
-            self._broker.failed(batch, Unwritable(self._gone))
+            self._broker.failed(batch, Unwritable(self._gone), for_room=False)
         self._broker.committed(batch)
         self._release()
         if self._broker.pending:
@@ -338,7 +338,7 @@ class Writer:
         if not (await self._has_room() and await self._write(pending.take(whole=True))):
             batch = pending.take(whole=True)
             if batch.has_messages:  # Otherwise it is settled, and `_leave_full_disk` writes it.
-                self._broker.failed(batch, failure)
+                self._broker.failed(batch, failure, for_room=True)
             pending.put_back(batch)
             self._release()
             self._flush()

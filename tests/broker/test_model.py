@@ -407,7 +407,7 @@ class Machine(RuleBasedStateMachine):
             # What a failure tells to those who wait is the disk-full tests' to check.
             self.broker.pending.put_back(batch)
             return
-        self.broker.failed(batch, DiskFull("full"))
+        self.broker.failed(batch, DiskFull("full"), for_room=True)
         self.broker.pending.put_back(batch)
 
     @rule(idle=st.booleans())

@@ -668,7 +668,7 @@ def test_what_waits_for_one_commit_is_answered_in_turns_and_parties_take_turns(
     if is_written:
         broker.committed(batch)
     else:
-        broker.failed(batch, BadRequest("the disk is full"))
+        broker.failed(batch, BadRequest("the disk is full"), for_room=True)
     turns = 0
     while not last.outbox:
         assert broker.is_answering

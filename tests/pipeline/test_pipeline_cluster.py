@@ -219,7 +219,14 @@ def test_an_executor_is_killed_and_each_message_is_there_once(
     assert copied == archived
 
 
+@pytest.fixture
+def _whole_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its archive of Python files, which workers without pyspark get."""
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_whole_spark")
 @pytest.mark.parametrize("flags", [[], ["--schema", "n bigint"]])
 def test_workers_get_the_package_as_a_zip(
     cluster: Cluster,

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.utils.config import Config
 
 from mqks.client.blocking import connect
 from mqks.client.errors import RequestFailed
@@ -372,6 +373,7 @@ def test_a_queue_that_is_gone_is_a_loss(
         lake.mkdir()
         monkeypatch.setenv("PYICEBERG_CATALOG__PROD__URI", f"sqlite:///{lake}/catalog.db")
         monkeypatch.setenv("PYICEBERG_CATALOG__PROD__WAREHOUSE", f"file://{lake}")
+        monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # Else as at the import.
         place = "iceberg://prod/db.events"
 
     def archived(queue: str, **options: Any) -> dict[str, int]:

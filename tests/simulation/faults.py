@@ -285,8 +285,8 @@ FAULTS: Final = (
     Fault(
         "last-ack-not-written",
         "broker/spine/queue/lane.py",
-        "acks, moved = below(acks, taken_end), below(moved, taken_end)",
-        "acks, moved = below(acks, taken_end - 1), below(moved, taken_end)",
+        "[*below(left, taken_end), *within",
+        "[*below(left, taken_end - 1), *within",
         LIVES,
     ),
     Fault(

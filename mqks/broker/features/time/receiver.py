@@ -112,7 +112,7 @@ class Receiver(Taker):
         if self._entry is None:
             pending = queue.shared.pending
             self._entry = pending.entry
-            pending.waiters.held.append((self.connection, self._written))
+            pending.waiters.held.append((self.connection, self._written, True))
 
     def leave(self) -> None:
         """It takes no more: it has got messages, has waited long enough, or its client is gone."""

@@ -249,15 +249,26 @@ class Waiters:
     """Number of confirms of messages among them."""
     counts: list[tuple[Replier, bytes, bytes]] = field(default_factory=list)
     """Confirms with a number or text: separate, so that all others are joined in one step."""
-    held: list[tuple[Replier, Callable[[bool], None]]] = field(default_factory=list)
+    held: list[tuple[Replier, Callable[[bool], None], bool]] = field(default_factory=list)
     """Called when the commit is done, with whether it was written: consumers get no messages before
-    their confirm."""
+    their confirm. The last says whether it needs room."""
 
     for_pieces: bool = False
     """Also for earlier pieces of the batch, which are written."""
 
     def __bool__(self) -> bool:
         return bool(self.confirms or self.counts or self.held)
+
+    def parted(self) -> "tuple[Waiters, Waiters]":
+        """Those who need room, and the others."""
+        room, others = Waiters(counts=self.counts), Waiters()
+        for replier, placing, ids in self.confirms:
+            room.confirms.append((replier, placing, []))
+            if ids:
+                others.confirms.append((replier, [], ids))
+        for each in self.held:
+            (room if each[2] else others).held.append(each)
+        return room, others
 
     def extend(self, later: "Waiters") -> None:
         """Append those of `later`."""
