@@ -6,6 +6,7 @@ nothing else.
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -124,7 +125,7 @@ class Played:
         self.in_flight = []
         broker.unwritable = str(full)
         for batch in batches:
-            self.timed(broker.failed, batch, full)
+            self.timed(partial(broker.failed, for_room=True), batch, full)
             broker.pending.put_back(batch)
 
     def make_room(self) -> None:
