@@ -97,13 +97,12 @@ async def test_of_messages_on_disk(tmp_path: Path) -> None:
             seen = set[str]()
             while some := await client.receive("q", limit=100, lease_s=600):
                 seen |= {each.text.split()[0] for each in some}
-                first, second, *rest = some
+                first, *others = some  # As many as were read so far: perhaps one.
                 assert first.lease
-                assert second.lease
                 assert await client.reject_lease("q", first.lease, delay_s=600)
                 assert not await client.ack_lease("q", first.lease)
-                assert await client.extend_lease("q", second.lease, 900)
-                for each in (second, *rest):
+                for each in others:
+                    assert await client.extend_lease("q", each.lease or "", 900)
                     assert await client.ack_lease("q", each.lease or "")
             assert len(seen) == 3000
             told = await client.stats("queue", "q")
