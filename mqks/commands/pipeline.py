@@ -177,8 +177,7 @@ def archive(
             if openlineage:
                 from mqks.pipeline.lineage import Lineage
 
-                server = ServerAddress(url=url).url or ""
-                lineage = stack.enter_context(Lineage(openlineage, server, queue, lake))
+                lineage = stack.enter_context(Lineage(openlineage, job.server.url, queue, lake))
             running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
             job = replace(job, schema=schema_of(schema))  # It asks Spark.
             for progress in job.run(running, opened, stop_on_signal()):

@@ -45,7 +45,7 @@ class Lineage:
     by default.
     """
 
-    def __init__(self, to: str, server: str, queue: str, lake: Place) -> None:
+    def __init__(self, to: str, server: str | None, queue: str, lake: Place) -> None:
         """`queue` may be a mask; `server` is an URL as in `mqks.client.urls`."""
         told: dict[str, Any] = {"type": "file", "log_file_path": to, "append": True}
         if to.startswith(("http://", "https://")):

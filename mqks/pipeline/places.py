@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from mqks.pipeline import objects
 from mqks.pipeline.columns import PROPERTIES
 from mqks.pipeline.errors import LakeUnfit
 from mqks.pipeline.lake import COLUMNS, CONTROL, FileLake, Lake, fitted
 from mqks.pipeline.objects import ICEBERG, Place, asked
+from mqks.pipeline.sums import batches_of
 from mqks.pipeline.table import DeltaTable, delta, delta_files
 
 if TYPE_CHECKING:
@@ -98,7 +97,6 @@ def _files(place: Place) -> list[str]:
 
 def _rows(columns: pa.Schema, files: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for uri in (uri for batch in files for uri in batch["file"].to_pylist()):
-        content = objects.read(uri if "://" in uri else Path(uri))
-        for batch in pq.ParquetFile(pa.BufferReader(content)).iter_batches(columns=columns.names):
+        for batch in batches_of(uri if "://" in uri else Path(uri), columns.names):
             date = batch["timestamp"].cast(_DATE.type)
             yield fitted(batch, columns).append_column(_DATE, date)

@@ -174,7 +174,6 @@ class LakeTable(Lake):
             except (LakeInUse, LakeUnfit):
                 raise
             except PipelineError:
-                self._is_open = False
                 now = self.recorded(name)
                 if now == number:
                     break
