@@ -13,16 +13,16 @@ import logging
 import math
 import pickle
 import re
-import secrets
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from itertools import pairwise
 from threading import Event
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -32,14 +32,14 @@ from mqks.pipeline.errors import DataLost, NoQueue, StoreAway
 from mqks.pipeline.job import reasons
 from mqks.pipeline.lake import WRITTEN, File, Lake, Staging, stage
 from mqks.pipeline.objects import Patience
+from mqks.pipeline.payloads import parsed, parsed_here, read_as
 from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts, pattern
 from mqks.pipeline.session import yields
 from mqks.pipeline.wire import QueueConnection, ServerAddress
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructType
 
 BATCH_MESSAGES = 1_000_000
 INTERVAL_S = 10.0
@@ -52,7 +52,8 @@ FILES_MANY = 1000
 """Of one batch: each file and its directory cost a sync, and each reader opens each file."""
 _OWN = subset(("key", "value", "topic", "offset", "timestamp"))
 _READ = pa.schema([*_OWN, ORIGIN, *PROPERTIES])
-_UNPARSED, _MARK = "_mqks_unparsed", f"_{secrets.token_hex(5)}"
+_PARSED_ROWS, _LEFT_ROWS = 4096, 256
+"""So many payloads are parsed at once, and halves of them, down to so many, if one does not fit."""
 
 _log = logging.getLogger("mqks.pipeline")
 
@@ -80,6 +81,10 @@ class Progress:
     """How many numbers the lake is behind the end of the queue."""
 
 
+_Numbers = tuple[int, int]
+"""From the first to, not including, the second."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Batch:
     """What the tasks of a batch need; pickles."""
@@ -87,14 +92,17 @@ class _Batch:
     reader: QueueReader
     queue: str
     epoch: str
-    ranges: list[tuple[int, int]]
+    start: int
+    ranges: list[_Numbers]
     archived_us: int
     staging: Staging
     fail_on_data_loss: bool
     leaves_out: bool
     """Whether replayed messages that the lake has are left out."""
+    data: pa.DataType | None = None
+    """As what payloads are parsed."""
 
-    def read(self, ranges: Iterable[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+    def read(self, ranges: Iterable[_Numbers]) -> Iterator[pa.RecordBatch]:
         """The messages of a task, with the columns of a file."""
         yields()
         with self.reader as reader:
@@ -110,7 +118,7 @@ class _Batch:
         queue, epoch, offset = origin.flatten()
         if self.leaves_out and origin.null_count < len(origin):
             is_own = pc.and_(pc.equal(queue, self.queue), pc.equal(epoch, self.epoch))
-            is_here = pc.and_(is_own, pc.less(offset, self.ranges[0][0]))
+            is_here = pc.and_(is_own, pc.less(offset, self.start))
             topic = batch.schema.get_field_index("topic")
             columns[topic] = pc.if_else(pc.fill_null(is_here, False), None, columns[topic])
         archived = pa.scalar(self.archived_us, pa.int64()).cast(FIELDS["timestamp"])
@@ -118,25 +126,61 @@ class _Batch:
         columns += [*same, queue, epoch, offset, *properties]
         return pa.RecordBatch.from_arrays(columns, schema=WRITTEN)
 
-    def read_and_stage(self, ranges: Iterable[tuple[int, int]]) -> Iterator[File]:
-        """From the broker to the files within one process: no message passes through the JVM."""
-        return stage(self.staging, self.read(ranges))
+    def read_and_stage(self, ranges: Iterable[_Numbers]) -> Iterator[File | _Numbers]:
+        """From the broker to the files within one process: no message passes through the JVM.
+        Gives the files, and the numbers of those whose payloads are Spark's to parse."""
+        left: list[_Numbers] = []
+        yield from stage(self.staging, self._with_data(self.read(ranges), left))
+        yield from left
 
-    # The same two steps for Spark's expressions to stand between, as record batches.
+    def _with_data(
+        self, batches: Iterable[pa.RecordBatch], left: list[_Numbers]
+    ) -> Iterator[pa.RecordBatch]:
+        if self.data is None:
+            yield from batches
+            return
+        for batch in batches:
+            pieces = [batch.slice(at, _PARSED_ROWS) for at in range(0, len(batch), _PARSED_ROWS)]
+            while pieces:
+                rows = pieces.pop(0)
+                half = len(rows) // 2
+                data = parsed_here(rows["value"], self.data)
+                if data is not None:
+                    yield rows.append_column("data", data)
+                elif half >= _LEFT_ROWS:
+                    pieces[:0] = rows.slice(0, half), rows.slice(half)
+                else:
+                    left.append((rows["offset"][0].as_py(), rows["offset"][-1].as_py() + 1))
+
+    # Two steps for Spark's expressions to stand between: of the messages only the payloads pass
+    # through Java as rows, beside the first of which is the whole batch.
 
     def read_rows(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ranges = (self.ranges[number] for task in tasks for number in task["id"].to_pylist())
-        return self.read(ranges)
+        for batch in self.read(ranges):
+            whole = [batch.serialize().to_pybytes(), *[None] * (len(batch) - 1)]
+            yield pa.RecordBatch.from_pydict({"value": batch["value"], "batch": whole})
 
-    def stage_rows(self, messages: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def stage_rows(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yields()
-        for file in stage(self.staging, (_as_written(batch) for batch in messages)):
+        for file in stage(self.staging, _joined(rows)):
             yield pa.RecordBatch.from_pydict({"file": [pickle.dumps(file)]})
 
 
-def _as_written(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """With the types of a file again: Spark gives timestamps in the zone of its session."""
-    return batch.cast(pa.schema([*WRITTEN, batch.schema.field("data")]))
+def _joined(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each `batch` with the `data` of its rows and of those behind it."""
+    batch, data = None, list[Any]()
+    for some in rows:
+        starts = np.flatnonzero(some["batch"].is_valid()).tolist()
+        for start, end in pairwise(sorted({0, *starts, len(some)})):
+            if start in starts:
+                if batch is not None:
+                    yield batch.append_column("data", pa.concat_arrays(data))
+                batch = pa.ipc.read_record_batch(some["batch"][start].as_py(), WRITTEN)
+                data = []
+            data.append(some["data"].slice(start, end - start))
+    if batch is not None:
+        yield batch.append_column("data", pa.concat_arrays(data))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,39 +382,50 @@ class _Run:
         )
 
     def _stage(self, epoch: str, start: int, end: int) -> list[File]:
-        """Run one batch as a Spark job; returns the staged files."""
-        schema = self._schema()
+        """Run one batch as Spark jobs; returns the staged files."""
+        schema, data = self._schema()
+        tasks = self.spark.defaultParallelism
         batch = _Batch(
             reader=self.reader,
             queue=self.queue,
             epoch=epoch,
-            ranges=parts(start, end, self.spark.defaultParallelism),
+            start=start,
+            ranges=parts(start, end, tasks),
             archived_us=time.time_ns() // 1000,
             staging=self.lake.staging,
             fail_on_data_loss=self.job.fail_on_data_loss,
             leaves_out=not self.job.include_replays,
+            data=data,
         )
-        tasks = len(batch.ranges)
         with reasons():
-            if schema is None:
-                ranges = self.spark.parallelize(batch.ranges, tasks)
-                return ranges.mapPartitions(batch.read_and_stage).collect()
+            files = list[File]()
+            if data is None or read_as(data) is not None:
+                ranges = self.spark.parallelize(batch.ranges, len(batch.ranges))
+                made = ranges.mapPartitions(batch.read_and_stage).collect()
+                files = [each for each in made if isinstance(each, File)]
+                batch = replace(batch, ranges=[each for each in made if not isinstance(each, File)])
+            if schema is None or not batch.ranges:
+                return files
             from pyspark.sql import SparkSession
-            from pyspark.sql.pandas.types import from_arrow_schema
 
-            started = SparkSession.builder.getOrCreate().range(0, tasks, 1, tasks)
-            messages = started.mapInArrow(batch.read_rows, from_arrow_schema(WRITTEN))
-            staged = parsed(messages, schema).mapInArrow(batch.stage_rows, "file binary")
-            return [pickle.loads(row.file) for row in staged.collect()]
+            count = len(batch.ranges)
+            started = SparkSession.builder.getOrCreate().range(0, count, 1, min(tasks, count))
+            messages = started.mapInArrow(batch.read_rows, "value binary, batch binary")
+            rows = parsed(messages, schema).select("batch", "data")
+            staged = rows.mapInArrow(batch.stage_rows, "file binary")
+            return files + [pickle.loads(row.file) for row in staged.collect()]
 
-    def _schema(self) -> "StructType | None":
-        """Of payloads, with types as wide as the lake has them. Raises LakeUnfit."""
+    def _schema(self) -> "tuple[StructType, pa.DataType] | tuple[None, None]":
+        """Of payloads, with types as wide as the lake has them, for Spark and for Arrow. Raises
+        LakeUnfit."""
         from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
         given = self.job.schema
         own = None if given is None else to_arrow_type(given, timezone="UTC")
         fitted = self.lake.prepared(own)
-        return given if fitted == own else cast("StructType", from_arrow_type(fitted))
+        if given is None or fitted is None:
+            return None, None
+        return given if fitted == own else cast("StructType", from_arrow_type(fitted)), fitted
 
     def _trim(self, epoch: str, number: int) -> None:
         """Trim the queue, unless it was created again: then other messages have these numbers."""
@@ -379,46 +434,3 @@ class _Run:
         except RequestFailed:
             if self.reader.range().epoch == epoch:
                 raise
-
-
-def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
-    """Add `data`: the payload parsed by this schema, or null if it is no JSON or does not fit."""
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import ArrayType, BooleanType, StringType, StructType
-
-    # Spark passes over what is behind a value. So each payload is the first of two in an array,
-    # and the second one, whose name no payload can know, shows that it was one value.
-    value = StructType([*schema.fields]).add(_MARK, BooleanType())
-    told = StructType().add(_MARK, ArrayType(value)).add(_UNPARSED, StringType())
-    text = F.col("value").cast("string")
-    both = F.concat(F.lit(f'{{"{_MARK}":['), text, F.lit(f',{{"{_MARK}":true}}]}}'))
-    options = {
-        "columnNameOfCorruptRecord": _UNPARSED,
-        "allowSingleQuotes": "false",
-        "allowNonNumericNumbers": "false",
-    }
-    whole = messages.withColumn("data", F.from_json(both, told, options))
-    found = F.col("data")[_MARK]
-    data = F.get(found, F.lit(0))
-    fits = F.get(found, F.lit(1))[_MARK] & (F.size(found) == 2) & F.is_valid_utf8(text)
-    fits &= F.col("data")[_UNPARSED].isNull() & _is_unique(schema, data)
-    return whole.withColumn("data", F.when(fits, data.dropFields(_MARK)))
-
-
-def _is_unique(kind: "DataType", value: "Column") -> "Column":
-    """Whether no map in a value of this type has a key twice."""
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import ArrayType, MapType, StructType
-
-    is_unique = F.lit(True)
-    if isinstance(kind, StructType):
-        for field in kind:
-            if "map<" in field.dataType.simpleString():
-                is_unique &= _is_unique(field.dataType, value[field.name])
-    elif isinstance(kind, ArrayType):
-        is_unique = F.forall(value, partial(_is_unique, kind.elementType))
-    elif isinstance(kind, MapType):
-        is_unique = F.size(F.array_distinct(F.map_keys(value))) == F.size(value)
-        if "map<" in kind.valueType.simpleString():
-            is_unique &= F.forall(F.map_values(value), partial(_is_unique, kind.valueType))
-    return F.coalesce(is_unique, F.lit(True))

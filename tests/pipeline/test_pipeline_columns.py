@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from mqks.client.blocking import connect
 from mqks.pipeline import job
-from mqks.pipeline.archive import parsed
+from mqks.pipeline.payloads import parsed
 from mqks.pipeline.columns import PROPERTIES, record_batch
 from mqks.pipeline.errors import BadOption, LakeUnfit
 from mqks.pipeline.iceberg import files as files_of

@@ -38,12 +38,13 @@ from mqks.pipeline import job
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit, NoQueue
 from mqks.pipeline.lake import FileLake
 from mqks.pipeline.page import page
-from mqks.pipeline.places import lake_at, messages
+from mqks.pipeline.places import existing, lake_at, messages
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.report import between, report, waiting
 from mqks.pipeline.sink import Publisher
 from mqks.pipeline.table import delta
+from mqks.pipeline.verify import Verification, Verified
 from mqks.pipeline.wire import ServerAddress
 from mqks.testing import Broker, BrokerProcess
 from tests import pipeline_kills as kills
@@ -249,6 +250,30 @@ def test_payloads_by_a_schema(
         {"n": None, "user": None},
         None,
     ]
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_payloads_of_one_batch_by_arrow_and_by_spark(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, format: str
+) -> None:
+    from pyspark.sql.types import StructType
+
+    subscribe(mqks_broker)
+    bad = {0: "{", 3999: '{"n": "x"}', 4000: "", 4001: '{"n": 1}{"n": 2}', 9_999: '{"n": 1e3}'}
+    texts = [bad.get(n, json.dumps({"n": n, "at": "2026-11-20T00:00:00Z"})) for n in range(10_000)]
+    publish(mqks_broker, [(f"m{n}", "rare", text) for n, text in enumerate(texts)])
+    schema = StructType.fromDDL("n bigint, at timestamp")
+    progress = run(spark, mqks_broker, lake, format, schema=schema, batch_messages=6_000)
+    files = [str(file) for file in lake.glob("date=*/*.parquet")]
+    rows = pa.concat_tables([pq.read_table(file) for file in files]).sort_by("offset").to_pylist()
+
+    assert [each.unparsed for each in progress] == [4, 1]
+    assert [row["value"].decode() for row in rows] == texts
+    at = datetime(2026, 11, 20, tzinfo=UTC)
+    wanted = [None if n in bad else {"n": n, "at": at} for n in range(10_000)]
+    assert [row["data"] for row in rows] == wanted
+    with existing(lake) as opened:
+        assert Verification(opened).run() == Verified(10_000, 1, 0, [])
 
 
 @pytest.mark.parametrize("format", ["parquet", "delta"])

@@ -1,0 +1,92 @@
+"""Payloads that Arrow parses, against what Spark makes of them: the same, or nothing."""
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import StructType
+
+from mqks.pipeline.payloads import parsed, parsed_here
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NUMBERS = "0 -0 7 -128 128 40000 2147483648 9223372036854775807 9223372036854775808 1.0 1e3 1E-7"
+NUMBERS += " 0.1 1e400 -1e400 5e-324 1.7976931348623157e308 123456789012345678901234567890 01 .5 1."
+NUMBERS += " +1 1e NaN -NaN Infinity -Infinity Inf inf true false null {} [] [1] 0x10"
+TEXTS = [
+    *("", "a", "é", "\\u00e9", "\\u0000", "\\ud83d\\ude00", "\\ud83d", "\\n", "\\x", "\\/", "a\tb"),
+    *("NaN", "Infinity", "1", "true", "2026-11-20", "2026-02-29", "2024-02-29", "1500-02-29"),
+    *("2026-11-20T10:00:00Z", "2026-11-20T10:00:00.5+01:00", "2026-11-20T10:00:00.123456-11:30"),
+    *("2026-11-20T10:00:00.1234567Z", "2026-11-20T24:00:00Z", "2026-11-20T10:00:60Z"),
+    *(
+        "2026-11-20T10:00:00",
+        "2026-11-20 10:00:00Z",
+        "2026-11-20T10:00Z",
+        "2026-11-20T10:00:00+18:30",
+    ),
+    *(
+        "2026-11-20T10:00:00+0100",
+        "2026-13-01T00:00:00Z",
+        "1583-01-01T00:00:00Z",
+        "0001-01-01T00:00:00Z",
+    ),
+    *("1900-01-01T00:00:00.000001Z", "2999-12-31T23:59:59.999999+17:59", " 2026-11-20T10:00:00Z"),
+]
+TYPES = ["boolean", "tinyint", "smallint", "int", "bigint", "double", "string", "timestamp", "date"]
+WHOLE = [
+    *("", "{}", "null", "[]", "3", '"a"', "[{}]", ' {"v":1} ', '\n{"v":\n1}\n', '{"v":1}{"v":2}'),
+    *(
+        '{"v":1},{"v":2}',
+        '{"v":1}]}',
+        '{"v":1}],"w":[1',
+        '{"v":1,}',
+        '{"v":1 2}',
+        '{"v":1',
+        "{'v':1}",
+    ),
+    *('{"v":1,"v":2}', '{"V":1}', '{"w":{"v":[1,{"a":null}]},"v":1}', '{"w":NaN}', '{"w":01}'),
+    *('{"w":"\\ud83d"}', '{"v":1}/**/', '{"v":1}#', '﻿{"v":1}', '{"v":1}\0', '{"w":1,"w":"a"}'),
+    '{"w":' + "[" * 900 + "]" * 900 + "}",
+]
+
+
+def outcomes(spark: "SparkSession", ddl: str, texts: list[bytes]) -> list[tuple[Any, Any]]:
+    """What Arrow and Spark make of each."""
+    schema = StructType.fromDDL(ddl)
+    kind = to_arrow_type(schema, timezone="UTC")
+    rows = spark.createDataFrame([(text,) for text in texts], "value binary")
+    theirs = parsed(rows, schema).select("data").toArrow()["data"].combine_chunks()
+    assert theirs.type == kind
+    ours = [parsed_here(pa.array([text], pa.binary()), kind) for text in texts]
+    assert {each.type for each in ours if each is not None} <= {kind}
+    return [*zip(ours, ([each] for each in theirs.to_pylist()), strict=True)]
+
+
+def equal(ours: object, theirs: object) -> bool:
+    """With `NaN`, and with types: 1 is not True; Arrow reads `-0` as -0.0."""
+    return repr(ours).replace("-0.0,", "0.0,").replace("-0.0}", "0.0}") == repr(theirs)
+
+
+FORMS = {
+    "{}": "%s",
+    "array<{}>": "[%s, null]",
+    "struct<x: {}>": '{"x": %s}',
+    "struct<l: array<struct<x: {}>>>": '{"l": [{"x": %s}, {}, null]}',
+}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_arrow_gives_what_spark_gives(spark: "SparkSession", kind: str) -> None:
+    values = [*NUMBERS.split(), *(f'"{text}"' for text in TEXTS)]
+    held = 0
+    for ddl, form in FORMS.items():
+        texts = [('{"v":%s}' % (form % value)).encode() for value in values]
+        texts += [whole.encode() for whole in WHOLE] + [b'{"v":"\xff"}', b'{"w":"\xc3"}']
+        found = outcomes(spark, f"v {ddl.format(kind)}", texts)
+        for text, (ours, theirs) in zip(texts, found, strict=True):
+            if ours is not None:
+                held += 1
+                assert equal(ours.to_pylist(), theirs), (ddl, text)
+    assert held > 20
