@@ -16,12 +16,12 @@ from pyspark.sql.types import StructType
 
 from mqks.client.blocking import connect
 from mqks.pipeline import job
-from mqks.pipeline.payloads import parsed
 from mqks.pipeline.columns import PROPERTIES, record_batch
 from mqks.pipeline.errors import BadOption, LakeUnfit
 from mqks.pipeline.iceberg import files as files_of
 from mqks.pipeline.iceberg import found
 from mqks.pipeline.lake import WRITTEN
+from mqks.pipeline.payloads import parsed
 from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.replay import Replay
