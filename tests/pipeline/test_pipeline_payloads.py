@@ -55,6 +55,7 @@ WHOLE = [
 def outcomes(spark: "SparkSession", ddl: str, texts: list[bytes]) -> list[tuple[Any, Any]]:
     """What Arrow and Spark make of each."""
     schema = StructType.fromDDL(ddl)
+    assert isinstance(schema, StructType)
     kind = to_arrow_type(schema, timezone="UTC")
     rows = spark.createDataFrame([(text,) for text in texts], "value binary")
     theirs = parsed(rows, schema).select("data").toArrow()["data"].combine_chunks()
