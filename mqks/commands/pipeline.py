@@ -111,6 +111,12 @@ def archive(
         "Parse JSON payloads into the column data: 'user string, n bigint', or a file with DDL or"
         " Spark's JSON schema.",
     ] = None,
+    bad_rows: Annotated[
+        str | None,
+        "LAKE",
+        "Archive messages there whose payload does not fit the schema, with the reason."
+        " \\[default: with the others, without data]",
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="The most messages of a batch.")] = 1_000_000,
     interval: Annotated[
         float, typer.Option(min=0, help="Seconds after which a smaller batch is written.")
@@ -150,12 +156,15 @@ def archive(
     lake = _in_catalog(lake, catalog)
     with _job("archive", spark, url) as begin:
         from mqks.pipeline.archive import Archive
+        from mqks.pipeline.errors import BadOption
         from mqks.pipeline.job import schema_of, stop_on_signal
         from mqks.pipeline.lake import partitions
         from mqks.pipeline.places import lake_at
         from mqks.pipeline.session import BRIEF, LOGGING, context
         from mqks.pipeline.wire import ServerAddress
 
+        if bad_rows and not schema:
+            raise BadOption("--bad-rows needs --schema")
         messages = 0
         job = Archive(
             queue=queue,
@@ -178,9 +187,13 @@ def archive(
                 from mqks.pipeline.lineage import Lineage
 
                 lineage = stack.enter_context(Lineage(openlineage, job.server.url, queue, lake))
+            bad = None
+            if bad_rows:
+                other = _in_catalog(bad_rows, catalog) if catalog else _place(bad_rows)
+                bad = stack.enter_context(lake_at(other, format, partitions(by)))
             running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
             job = replace(job, schema=schema_of(schema))  # It asks Spark.
-            for progress in job.run(running, opened, stop_on_signal()):
+            for progress in job.run(running, opened, stop_on_signal(), bad):
                 messages += progress.messages
                 if lineage:
                     lineage.batch(progress)
@@ -226,6 +239,7 @@ def report(
     sent_field: Annotated[
         str | None, "FIELD", "Field of the payload with the time it was sent, for delays."
     ] = None,
+    bad: Annotated[bool, "LAKE has bad rows: count their reasons, too."] = False,
     html: Annotated[Path | None, "FILE", "Write an HTML page with charts."] = None,
     parquet: Annotated[Path | None, "FILE", "Write the windows to a Parquet file."] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of events to show.")] = 20,
@@ -245,7 +259,10 @@ def report(
         from mqks.pipeline import report as reports
         from mqks.pipeline.places import messages
 
-        rows = messages(session, lake) if lake else reports.waiting(session, queue or "", url)
+        if lake:
+            rows = messages(session, lake, bad=bad)
+        else:
+            rows = reports.waiting(session, queue or "", url)
         found = reports.report(
             reports.between(rows, start, end),
             title=f"Lake {lake.name if isinstance(lake, Path) else lake}"
@@ -278,6 +295,11 @@ def replay(
     name: Annotated[
         str, "Name of this replay. The same name continues it; another one starts again."
     ] = "replay",
+    bad: Annotated[
+        bool,
+        "LAKE has bad rows, which are in no other lake: publish them as they were, without the"
+        " attributes of a replay.",
+    ] = False,
     dry_run: Annotated[bool, "Count messages, and publish nothing."] = False,
     yes: Annotated[bool, "Also into queues that the lake was archived from."] = False,
     as_json: AsJson = False,
@@ -305,11 +327,12 @@ def replay(
             end=end,
             events=events,
             speed=times,
+            bad=bad,
         )
         if dry_run:
             counts = [{"event": event, "messages": count} for event, count in job.counts(session)]
             table(counts, ["event", "messages"], as_json=as_json)
-        if not yes and (queues := job.archived_here(session)):
+        if not (yes or bad) and (queues := job.archived_here(session)):
             _warn_of_doubles(lake, queues, dry_run=dry_run)
         if dry_run:
             return
@@ -400,6 +423,7 @@ def _show(report: "Report", top: int) -> None:
             shown(start=start, messages=count) for start, count in sorted(counts.items())
         ],
         f"Seconds from {report.delay_of}": [shown(**asdict(delay)) for delay in report.delays],
+        "Bad rows": [shown(**asdict(reason)) for reason in report.reasons],
         f"Silent since {last}": [
             shown(event=event.event, last=event.last, messages=event.messages)
             for event in report.silent

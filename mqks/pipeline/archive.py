@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from threading import Event
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
@@ -30,9 +30,9 @@ from mqks.client.errors import RequestFailed
 from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES, subset
 from mqks.pipeline.errors import DataLost, NoQueue, StoreAway
 from mqks.pipeline.job import reasons
-from mqks.pipeline.lake import WRITTEN, File, Lake, Staging, stage
+from mqks.pipeline.lake import PIECE_BYTES, WRITTEN, File, Lake, Staging, stage
 from mqks.pipeline.objects import Patience
-from mqks.pipeline.payloads import parsed, parsed_here, read_as
+from mqks.pipeline.payloads import BAD, parsed, parsed_here, read_as
 from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts, pattern
 from mqks.pipeline.session import yields
 from mqks.pipeline.wire import QueueConnection, ServerAddress
@@ -101,6 +101,10 @@ class _Batch:
     """Whether replayed messages that the lake has are left out."""
     data: pa.DataType | None = None
     """As what payloads are parsed."""
+    bad: Staging | None = None
+    """Where those go that do not fit, if not with the others."""
+    bad_start: int = 0
+    """Those with lower numbers are there."""
 
     def read(self, ranges: Iterable[_Numbers]) -> Iterator[pa.RecordBatch]:
         """The messages of a task, with the columns of a file."""
@@ -163,24 +167,54 @@ class _Batch:
 
     def stage_rows(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yields()
-        for file in stage(self.staging, _joined(rows)):
-            yield pa.RecordBatch.from_pydict({"file": [pickle.dumps(file)]})
+        bad_files: list[File] = []
+        good = stage(self.staging, self._good(_joined(rows), bad_files))
+        for is_bad, file in chain(zip(repeat(False), good), zip(repeat(True), bad_files)):
+            yield pa.RecordBatch.from_pydict({"file": [pickle.dumps((is_bad, file))]})
+
+    def _good(
+        self, batches: Iterable[pa.RecordBatch], bad_files: list[File]
+    ) -> Iterator[pa.RecordBatch]:
+        """What is not bad; the bad rows are staged. Everything, if these have no place."""
+        if self.bad is None:
+            yield from batches
+            return
+        bad, size = list[pa.RecordBatch](), 0
+        for batch in batches:
+            *columns, data, why = batch.columns
+            is_bad = pc.and_(why.is_valid(), batch["topic"].is_valid())
+            names = batch.schema.names[:-1]
+            yield pa.RecordBatch.from_arrays([*columns, data], names).filter(pc.invert(is_bad))
+            is_new = pc.and_(is_bad, pc.greater_equal(batch["offset"], self.bad_start))
+            bad.append(pa.RecordBatch.from_arrays([*columns, why], names).filter(is_new))
+            size += bad[-1].nbytes
+            if size >= PIECE_BYTES:
+                bad_files += stage(self.bad, bad)
+                bad, size = [], 0
+        if size:
+            bad_files += stage(self.bad, bad)
 
 
 def _joined(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each `batch` with the `data` of its rows and of those behind it."""
-    batch, data = None, list[Any]()
+    """Each `batch` with the other columns of its rows and of those behind it."""
+    batch, told = None, list[pa.RecordBatch]()
     for some in rows:
         starts = np.flatnonzero(some["batch"].is_valid()).tolist()
         for start, end in pairwise(sorted({0, *starts, len(some)})):
             if start in starts:
                 if batch is not None:
-                    yield batch.append_column("data", pa.concat_arrays(data))
+                    yield _beside(batch, told)
                 batch = pa.ipc.read_record_batch(some["batch"][start].as_py(), WRITTEN)
-                data = []
-            data.append(some["data"].slice(start, end - start))
+                told = []
+            told.append(some.slice(start, end - start).drop_columns(["batch"]))
     if batch is not None:
-        yield batch.append_column("data", pa.concat_arrays(data))
+        yield _beside(batch, told)
+
+
+def _beside(batch: pa.RecordBatch, told: list[pa.RecordBatch]) -> pa.RecordBatch:
+    whole = pa.concat_batches(told)
+    schema = pa.schema([*batch.schema, *whole.schema])
+    return pa.RecordBatch.from_arrays([*batch.columns, *whole.columns], schema=schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,21 +250,27 @@ class Archive:
             elif self.once and not names:
                 raise NoQueue(f"no queue matches {self.queue}")
 
-    def run(self, spark: "SparkContext", lake: Lake, stop: Event) -> Iterator[Progress]:
+    def run(
+        self, spark: "SparkContext", lake: Lake, stop: Event, bad: Lake | None = None
+    ) -> Iterator[Progress]:
         """Archive until stopped, or with `once` until what existed at the start is in the lake.
 
-        `lake` must be entered. Raises RequestFailed (no such queue), OSError (no server), DataLost
+        `lake` must be entered, and so `bad`, where payloads go that do not fit the schema.
+
+        Raises RequestFailed (no such queue), OSError (no server), DataLost
         (messages are missing, or an older state of the database was restored), NoQueue (none
         matches the mask) and the reason of a Spark job that failed.
         """
         runs, gone = dict[str, _Run](), set[str]()
+        lakes = [lake] if bad is None else [lake, bad]
         find_s = expire_s = -math.inf
         patience = Patience(stop)
 
         with closing(QueueConnection(self.server)) as connection:
             while not stop.is_set():
                 if self.keep_s is not None and time.monotonic() >= expire_s:
-                    lake.expire((datetime.now(UTC) - timedelta(seconds=self.keep_s)).date())
+                    for each in lakes:
+                        each.expire((datetime.now(UTC) - timedelta(seconds=self.keep_s)).date())
                     expire_s = time.monotonic() + EXPIRE_S
                 if time.monotonic() >= find_s:
                     names = matching(connection, self.queue)
@@ -243,7 +283,7 @@ class Archive:
                             reader = QueueReader(
                                 None, name, connection=connection, schema=_READ, meta=True
                             )
-                            runs[name] = _Run(self, spark, lake, name, reader)
+                            runs[name] = _Run(self, spark, lake, bad, name, reader)
                     if self.once and not (runs or gone):
                         raise NoQueue(f"no queue matches {self.queue}")
                     once = self.once or not is_mask(self.queue)
@@ -281,8 +321,10 @@ class Archive:
                     break
                 if is_idle and not self.once:
                     stop.wait(min(1.0, max(IDLE_S, self.interval_s)))
-                    lake.roll(self.roll_s)
-        lake.roll(0)
+                    for each in lakes:
+                        each.roll(self.roll_s)
+        for each in lakes:
+            each.roll(0)
 
     def _lose(self, lake: Lake, queue: str, what: str) -> None:
         """Messages of this queue may have gone with it that the lake does not have. Raises
@@ -301,6 +343,7 @@ class _Run:
     job: Archive
     spark: "SparkContext"
     lake: Lake
+    bad: Lake | None
     queue: str
     reader: QueueReader
     goal: int | None = None
@@ -359,7 +402,13 @@ class _Run:
     def _archive(self, epoch: str, start: int, end: int) -> Progress:
         """One batch, from the queue into the lake."""
         queue, began = self.queue, time.perf_counter()
-        files = self._stage(epoch, start, end)
+        bad_start = (self.bad and self.bad.next(queue, epoch)) or 0
+        files, bad_files = self._stage(epoch, start, end, bad_start)
+        if self.bad is not None:
+            # First: what is in this lake and not in the other one is not added again.
+            if bad_files:
+                self.bad.commit(queue, epoch, max(end, bad_start), bad_files)
+            self.bad.roll(self.job.roll_s)
         self.lake.commit(queue, epoch, end, files)
         if len(self.lake.by) > 1 and len(files) > FILES_MANY:
             _log.warning("%d files in one batch: --by day writes one for each day", len(files))
@@ -371,8 +420,8 @@ class _Run:
             epoch=epoch,
             first=start,
             next=end,
-            messages=sum(file.rows for file in files),
-            unparsed=sum(file.unparsed for file in files),
+            messages=sum(file.rows for file in [*files, *bad_files]),
+            unparsed=sum(file.unparsed for file in files) + sum(file.rows for file in bad_files),
             left_out=sum(file.left_out for file in files),
             files=sum(bool(file.rows) for file in files),
             bytes=sum(file.bytes for file in files),
@@ -381,8 +430,10 @@ class _Run:
             lag=after.next - (end if after.epoch == epoch else after.first),
         )
 
-    def _stage(self, epoch: str, start: int, end: int) -> list[File]:
-        """Run one batch as Spark jobs; returns the staged files."""
+    def _stage(
+        self, epoch: str, start: int, end: int, bad_start: int
+    ) -> tuple[list[File], list[File]]:
+        """Run one batch as Spark jobs; returns the staged files, and those of bad rows."""
         schema, data = self._schema()
         tasks = self.spark.defaultParallelism
         batch = _Batch(
@@ -396,6 +447,8 @@ class _Run:
             fail_on_data_loss=self.job.fail_on_data_loss,
             leaves_out=not self.job.include_replays,
             data=data,
+            bad=None if self.bad is None else self.bad.staging,
+            bad_start=bad_start,
         )
         with reasons():
             files = list[File]()
@@ -405,15 +458,18 @@ class _Run:
                 files = [each for each in made if isinstance(each, File)]
                 batch = replace(batch, ranges=[each for each in made if not isinstance(each, File)])
             if schema is None or not batch.ranges:
-                return files
+                return files, []
             from pyspark.sql import SparkSession
 
             count = len(batch.ranges)
             started = SparkSession.builder.getOrCreate().range(0, count, 1, min(tasks, count))
             messages = started.mapInArrow(batch.read_rows, "value binary, batch binary")
-            rows = parsed(messages, schema).select("batch", "data")
+            names = ("batch", "data", "bad")[: 2 if self.bad is None else 3]
+            rows = parsed(messages, schema).select(*names)
             staged = rows.mapInArrow(batch.stage_rows, "file binary")
-            return files + [pickle.loads(row.file) for row in staged.collect()]
+            told = [pickle.loads(row.file) for row in staged.collect()]
+            files += [file for is_bad, file in told if not is_bad]
+            return files, [file for is_bad, file in told if is_bad]
 
     def _schema(self) -> "tuple[StructType, pa.DataType] | tuple[None, None]":
         """Of payloads, with types as wide as the lake has them, for Spark and for Arrow. Raises
@@ -425,6 +481,8 @@ class _Run:
         fitted = self.lake.prepared(own)
         if given is None or fitted is None:
             return None, None
+        if self.bad is not None:
+            self.bad.prepared(BAD)
         return given if fitted == own else cast("StructType", from_arrow_type(fitted)), fitted
 
     def _trim(self, epoch: str, number: int) -> None:

@@ -49,6 +49,7 @@ def page(report: Report) -> str:
         chart=_over_time(report),
         **_top(report),
         **_delays(report),
+        bad_rows=[(e.reason, e.field or "", f"{e.messages:,}") for e in report.reasons],
         silent_rows=[(e.event, _instant(e.last), f"{e.messages:,}") for e in report.silent],
     )
 

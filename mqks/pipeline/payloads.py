@@ -17,7 +17,7 @@ import pyarrow.json as pj
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 _UNPARSED, _MARK = "_mqks_unparsed", f"_{secrets.token_hex(5)}"
 # What is behind a value would pass unseen. So each payload is the first of two values in an array,
@@ -29,6 +29,10 @@ _DATE = r"[12]\d{3}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
 _TIME = r"T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?(?:Z|[+-](?:0\d|1[0-7]):[0-5]\d)"
 _FORMS = {pa.date32(): f"^{_DATE}$", pa.timestamp("us", tz="UTC"): f"^{_DATE}{_TIME}$"}
 """Of the texts of such types that both read as the same."""
+
+BAD = pa.struct([("reason", pa.string()), ("field", pa.string()), ("data", pa.string())])
+"""Why a payload does not fit, the first field of the schema that it is, if it is one, and the
+others as JSON, which later schemas cannot contradict."""
 
 
 def read_as(kind: pa.DataType) -> pa.DataType | None:
@@ -97,7 +101,8 @@ def _made(column: Any, kind: pa.DataType) -> Any:
 
 
 def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
-    """Add `data`: the payload parsed by this schema, or null if it is no JSON or does not fit."""
+    """Add `data`, the payload parsed by this schema, or null if it is no JSON or does not fit; and
+    `bad`, for these alone, as `BAD`."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, BooleanType, StringType, StructType
 
@@ -113,9 +118,34 @@ def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
     whole = messages.withColumn("data", F.from_json(both, told, options))
     found = F.col("data")[_MARK]
     data = F.get(found, F.lit(0))
-    fits = F.get(found, F.lit(1))[_MARK] & (F.size(found) == 2) & F.is_valid_utf8(text)
-    fits &= F.col("data")[_UNPARSED].isNull() & _is_unique(schema, data)
-    return whole.withColumn("data", F.when(fits, data.dropFields(_MARK)))
+    payload = data.dropFields(_MARK)
+    is_text = F.is_valid_utf8(text)
+    is_one = F.get(found, F.lit(1))[_MARK] & (F.size(found) == 2) & data.isNotNull() & is_text
+    has_types, is_unique = F.col("data")[_UNPARSED].isNull(), _is_unique(schema, data)
+    fits = F.coalesce(is_one & has_types & is_unique, F.lit(False))
+    fields = (F.when(_is_bad(text, field, options), F.lit(field.name)) for field in schema)
+    reason = (
+        F.when(~is_text, "not UTF-8")
+        .when(F.coalesce(~is_one, F.lit(True)), "not one JSON object")
+        .when(~has_types, "another type")
+        .otherwise("a key twice")
+    )
+    field = F.when(is_one, F.coalesce(*fields))
+    bad = F.struct(
+        reason.alias("reason"),
+        field.alias("field"),
+        F.when(is_one, F.to_json(payload)).alias("data"),
+    )
+    return whole.withColumns({"data": F.when(fits, payload), "bad": F.when(~fits, bad)})
+
+
+def _is_bad(text: "Column", field: "StructField", options: dict[str, str]) -> "Column":
+    """Whether this field alone makes a payload one that does not fit."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StringType, StructType
+
+    alone = F.from_json(text, StructType([field]).add(_UNPARSED, StringType()), options)
+    return alone[_UNPARSED].isNotNull() | ~_is_unique(field.dataType, alone[field.name])
 
 
 def _is_unique(kind: "DataType", value: "Column") -> "Column":

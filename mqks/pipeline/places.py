@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from mqks.pipeline.columns import PROPERTIES
 from mqks.pipeline.errors import LakeUnfit
-from mqks.pipeline.lake import COLUMNS, CONTROL, FileLake, Lake, fitted
+from mqks.pipeline.lake import COLUMNS, CONTROL, FileLake, Lake, fitted, names_of
 from mqks.pipeline.objects import ICEBERG, Place, asked
+from mqks.pipeline.payloads import BAD
 from mqks.pipeline.sums import batches_of
 from mqks.pipeline.table import DeltaTable, delta, delta_files
 
@@ -62,15 +63,19 @@ def home_of(place: Place) -> Place:
     return place
 
 
-def messages(spark: "SparkSession", place: Place, *, properties: bool = False) -> "DataFrame":
+def messages(
+    spark: "SparkSession", place: Place, *, properties: bool = False, bad: bool = False
+) -> "DataFrame":
     """The rows of a lake, for Spark: the columns of all lakes, with `properties` those of
-    `PROPERTIES`, and `date`. Raises LakeUnfit.
+    `PROPERTIES`, with `bad` reason and field of bad rows, and `date`. Raises LakeUnfit.
 
     The event is the column `topic`; the directory may have it cut.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
     columns = pa.schema([*COLUMNS, *PROPERTIES]) if properties else COLUMNS
+    if bad:
+        columns = columns.append(pa.field("data", BAD))
     schema = from_arrow_schema(columns.append(_DATE))
     if isinstance(place, Path) and not _is_delta(place):
         if not place.is_dir():
@@ -96,7 +101,9 @@ def _files(place: Place) -> list[str]:
 
 
 def _rows(columns: pa.Schema, files: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    # A column with fields is read with its own, and no others.
+    names = [name for name in names_of(columns) if name != "data"]
     for uri in (uri for batch in files for uri in batch["file"].to_pylist()):
-        for batch in batches_of(uri if "://" in uri else Path(uri), columns.names):
+        for batch in batches_of(uri if "://" in uri else Path(uri), names):
             date = batch["timestamp"].cast(_DATE.type)
             yield fitted(batch, columns).append_column(_DATE, date)

@@ -74,6 +74,8 @@ class Replay:
     """A mask: `*` matches any characters except dots, `**` any characters."""
     speed: float = math.inf
     """The speed relative to the original one: 2 is twice as fast."""
+    bad: bool = False
+    """Whether these are no copies of what another lake has: they get no attributes of an origin."""
 
     def rows(self, spark: "SparkSession") -> "DataFrame":
         """All messages to replay."""
@@ -109,7 +111,7 @@ class Replay:
         saved, saved_s = done, time.monotonic()
         pace = _Pace(self.speed, stop)
         with Publisher(self.server) as publisher:
-            for part in pace.due(_in_order(left, self.name, parts)):
+            for part in pace.due(_in_order(left, self.name, parts, self.bad)):
                 publisher.publish(part["id"], part["event"], part["value"], part["flags"])
                 done += len(part)
                 last = {name: part[name][-1].as_py() for name in _ORDER}
@@ -203,23 +205,25 @@ def _size(rows: "DataFrame") -> tuple[int, int]:
     return count, max(1, -(-count // PART_MESSAGES), -(-size // PART_BYTES))
 
 
-def _in_order(rows: "DataFrame", name: str, parts: int) -> Iterator[pa.RecordBatch]:
+def _in_order(rows: "DataFrame", name: str, parts: int, bad: bool) -> Iterator[pa.RecordBatch]:
     """The rows in order, sorted by Spark and collected part by part as record batches."""
     told = rows.select("topic", "value", *_ORDER, *PROPERTIES.names)
     ordered = told.repartitionByRange(parts, *_ORDER)
-    packed = ordered.sortWithinPartitions(*_ORDER).mapInArrow(partial(_pack, name), "batch binary")
+    packed = ordered.sortWithinPartitions(*_ORDER).mapInArrow(
+        partial(_pack, name, bad), "batch binary"
+    )
     for row in packed.toLocalIterator(prefetchPartitions=True):
         with pa.ipc.open_stream(bytes(row.batch)) as stream:
             yield from stream
 
 
-def _pack(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _pack(name: str, bad: bool, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         offset = batch["offset"].cast(pa.string())
         ids = pc.binary_join_element_wise(name, batch["epoch"], offset, ":")
         told = zip(ORIGIN_WORDS, (quoted(batch["queue"]), batch["epoch"], offset), strict=True)
         columns = {
-            "flags": _flags(pc.binary_join_element_wise(*chain(*told), ""), batch),
+            "flags": _flags("" if bad else pc.binary_join_element_wise(*chain(*told), ""), batch),
             "id": ids.cast(pa.binary()),
             "event": batch["topic"].cast(pa.binary()),
             "value": batch["value"],
@@ -242,5 +246,7 @@ def _flags(origins: Any, batch: pa.RecordBatch) -> Any:
     own = pc.replace_substring_regex(own, _SET, "")
     fits = pc.less_equal(pc.add(pc.binary_length(origins), pc.binary_length(own)), META_BYTES_MAX)
     metas = pc.binary_join_element_wise(origins, pc.if_else(fits, own, ""), "")
-    flags = " --meta=", metas, delivery_flags(priorities, keys), ""
+    metas = pc.utf8_ltrim(metas, "&")
+    words = pc.if_else(pc.equal(metas, ""), "", pc.binary_join_element_wise(" --meta=", metas, ""))
+    flags = words, delivery_flags(priorities, keys), ""
     return pc.binary_join_element_wise(*flags).cast(pa.binary())

@@ -68,6 +68,16 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True)
+class BadReason:
+    """Bad rows of one reason."""
+
+    reason: str
+    field: str | None
+    """Of the schema; None if it is the whole payload."""
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     title: str
     start: datetime
@@ -79,6 +89,8 @@ class Report:
     events: list[ReportedEvent]
     """Most messages first."""
     delays: list[Delay]
+    reasons: list[BadReason]
+    """Of rows with `data.reason`, most messages first."""
 
     @property
     def last_window(self) -> datetime:
@@ -169,7 +181,14 @@ def report(
         windows=sorted(windows, key=lambda each: (each.start, each.queue, each.event)),
         events=sorted(events, key=lambda event: (-event.messages, event.event)),
         delays=_delays(rows, sent_field),
+        reasons=_reasons(rows) if "data" in rows.columns else [],
     )
+
+
+def _reasons(rows: "DataFrame") -> list[BadReason]:
+    found = rows.groupBy("data.reason", "data.field").count().collect()
+    reasons = [BadReason(*row) for row in found if row.reason]
+    return sorted(reasons, key=lambda each: (-each.messages, each.reason, each.field or ""))
 
 
 def _delays(rows: "DataFrame", sent_field: str | None) -> list[Delay]:

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from mqks.pipeline.page import page
-from mqks.pipeline.report import Delay, Report, ReportedEvent, Window
+from mqks.pipeline.report import BadReason, Delay, Report, ReportedEvent, Window
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOSTILE = "</title></style></svg><script>alert(1)</script>\"'><img src=x> {{ 7 * 7 }} {% if"
@@ -41,6 +41,7 @@ def a_report(name: str, events: int = 9) -> Report:
         windows=[Window(NOON, name, each, 3, 30, 2) for each in names],
         events=[ReportedEvent(each, 3, 1_500, 2, NOON, NOON) for each in names],
         delays=[Delay(name, 3, 0.0, 0.5, 1.0, 100.0)] if events else [],
+        reasons=[BadReason(name, name, 3)] if events else [],
     )
 
 
