@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
@@ -347,6 +348,37 @@ def replay(
                 )
 
 
+def schema(
+    queue: Annotated[str, queue_argument("The queue.")],
+    url: Url = None,
+    messages: Annotated[int, typer.Option(min=1, help="The first so many are read.")] = 10_000,
+    as_json: AsJson = False,
+    **spark: Unpack[Spark],
+) -> None:
+    """Propose a schema for the JSON payloads of a queue, for archive --schema.
+
+    Nothing is consumed. Look at it before you use it: later messages may have other fields.
+    """
+    with _job("schema", spark, url) as begin:
+        from mqks.pipeline.errors import BadOption
+        from mqks.pipeline.payloads import proposed
+        from mqks.pipeline.reader import QueueReader
+
+        with QueueReader(url, queue) as reader:
+            log = reader.range()
+            batches = (each["value"].to_pylist() for each in reader.read(log.first, log.next))
+            payloads = [*islice(chain.from_iterable(batches), messages)]
+        found, fit = proposed(begin(), payloads) if payloads else (None, 0)
+        if not found:
+            raise BadOption(f"the queue {queue} has no JSON objects to tell a schema from")
+        if as_json:
+            tell({"schema": found.toDDL(), "messages": len(payloads), "fit": fit}, as_json)
+            return
+        typer.echo(found.toDDL())
+        advice = "; archive the others with --bad-rows" if fit < len(payloads) else ""
+        typer.echo(f"{fit:,} of {len(payloads):,} messages fit{advice}", err=True)
+
+
 def verify(lake: LakePlace, catalog: Catalog = None, as_json: AsJson = False) -> None:
     """Compare the rows of a lake with what was archived into it.
 
@@ -378,6 +410,7 @@ COMMANDS: dict[Run, str] = {
     archive: "mqks pipeline archive clicks lake --once",
     report: "mqks pipeline report lake --window 3600 --html report.html",
     replay: "mqks pipeline replay lake --events 'order.*' --dry-run",
+    schema: "mqks pipeline schema clicks",
     verify: "mqks pipeline verify lake",
 }
 for run, example in COMMANDS.items():

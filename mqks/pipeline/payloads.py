@@ -8,6 +8,7 @@ The one rule: what Arrow gives is what Spark would give; if that is not sure, it
 
 import secrets
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructField, StructType
 
 _UNPARSED, _MARK = "_mqks_unparsed", f"_{secrets.token_hex(5)}"
@@ -137,6 +138,21 @@ def parsed(messages: "DataFrame", schema: "StructType") -> "DataFrame":
         F.when(is_one, F.to_json(payload)).alias("data"),
     )
     return whole.withColumns({"data": F.when(fits, payload), "bad": F.when(~fits, bad)})
+
+
+def proposed(spark: "SparkSession", payloads: list[bytes]) -> tuple["StructType", int]:
+    """A schema for these payloads, and how many of them fit it. Times with a zone are timestamps;
+    a field with several types is a string."""
+    rows = spark.createDataFrame([(payload,) for payload in payloads], "value binary")
+    texts = rows.selectExpr("cast(value as string)").where("is_valid_utf8(value)")
+    options = {
+        "mode": "DROPMALFORMED",
+        "inferTimestamp": "true",
+        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]XXX",
+    }
+    schema = spark.read.options(**options).json(texts.rdd.map(itemgetter(0))).schema
+    fits = parsed(rows, schema).where("data is not null").count() if schema.fields else 0
+    return schema, fits
 
 
 def _is_bad(text: "Column", field: "StructField", options: dict[str, str]) -> "Column":

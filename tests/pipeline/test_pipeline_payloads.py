@@ -7,7 +7,10 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
-from mqks.pipeline.payloads import parsed, parsed_here
+from mqks.client.blocking import connect
+from mqks.commands import main
+from mqks.pipeline.payloads import parsed, parsed_here, proposed
+from mqks.testing import Broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,3 +94,24 @@ def test_arrow_gives_what_spark_gives(spark: "SparkSession", kind: str) -> None:
                 held += 1
                 assert equal(ours.to_pylist(), theirs), (ddl, text)
     assert held > 20
+
+
+def test_a_schema_is_proposed(spark: "SparkSession") -> None:
+    payloads = [
+        b'{"n": 1, "at": "2026-11-20T10:00:00Z", "a b": [{"x": 1.5}], "day": "2026-11-20"}',
+        b'{"n": "x", "at": "2026-11-20T10:00:00.123+01:00", "none": null}',
+        *(b"text", b"[1]", b'{"\xff": 1}', b'{"n": 1'),
+    ]
+    ddl = "`a b` ARRAY<STRUCT<x: DOUBLE>>,at TIMESTAMP,day STRING,n STRING,none STRING"
+    assert proposed(spark, payloads) == (StructType.fromDDL(ddl), 2)
+    assert proposed(spark, [b"text"]) == (StructType(), 0)
+
+
+def test_no_schema_without_messages(
+    mqks_broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with connect(mqks_broker.url) as client:
+        client.subscribe("visits", ["visit"])
+    assert main(["pipeline", "schema", "visits", "--url", mqks_broker.url]) == 78
+    assert "visits has no JSON objects to tell a schema from" in capsys.readouterr().err
+    assert main(["pipeline", "schema", "other", "--url", mqks_broker.url]) == 65
