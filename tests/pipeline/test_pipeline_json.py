@@ -15,6 +15,7 @@ QUICK = "--master local[1] --conf spark.sql.shuffle.partitions=1"
 def test_jobs_are_told_as_json(tmp_path: Path) -> None:
     world = World(tmp_path)
     with world.server, world.client:
+        assert world.client.ask(b'j publish --confirm e {"n": 1}') == b"j ok "
         for name, words in SPARK.items():
             on_spark = "" if name.endswith("verify") else QUICK
             objects = printed(world, name, f"{words} {on_spark}")
