@@ -374,11 +374,44 @@ def verify(lake: LakePlace, catalog: Catalog = None, as_json: AsJson = False) ->
         raise LakeDiffers(f"{lake}: " + "\n".join(map(str, found.differences)))
 
 
+def vacuum(
+    lake: LakePlace,
+    catalog: Catalog = None,
+    older_than: Annotated[
+        float | None, "SECONDS", "Only files older than this, at least 1d. \\[default: 7d]"
+    ] = None,
+    dry_run: Annotated[bool, "Print the files, and delete nothing."] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete files of a table that no commit names: those of expired snapshots, and those that an
+    archive has left that was killed.
+
+    An archive of a Delta table does so by itself. Running archives and readers are not disturbed.
+    """
+    from mqks.pipeline import job  # here, so that --help need not load them
+
+    age_s = 604_800.0 if older_than is None else older_than
+    if age_s < 86_400:
+        raise typer.BadParameter(
+            "--older-than is at least 1d: archives and readers use what is new"
+        )
+    lake = _in_catalog(lake, catalog)
+    job.check_is_there(lake)
+    job.check_extra()
+    from mqks.pipeline.places import existing
+
+    with existing(lake) as opened:
+        found = opened.vacuum(age_s, dry_run=dry_run)
+    told = f"{len(found):,} files {'to delete' if dry_run else 'deleted'}"
+    tell({"files": found, "dry_run": dry_run}, as_json, "\n".join([*found * dry_run, told]))
+
+
 COMMANDS: dict[Run, str] = {
     archive: "mqks pipeline archive clicks lake --once",
     report: "mqks pipeline report lake --window 3600 --html report.html",
     replay: "mqks pipeline replay lake --events 'order.*' --dry-run",
     verify: "mqks pipeline verify lake",
+    vacuum: "mqks pipeline vacuum lake --dry-run",
 }
 for run, example in COMMANDS.items():
     declare(app, run, example)

@@ -26,6 +26,7 @@ SPARK = {
     "mqks pipeline report": "lake",
     "mqks pipeline replay": "lake --dry-run",
     "mqks pipeline verify": "lake",
+    "mqks pipeline vacuum": "lake",
 }
 LIVE = {
     "mqks bench": "stream --count 20",
