@@ -347,11 +347,22 @@ def replay(
                 )
 
 
-def verify(lake: LakePlace, catalog: Catalog = None, as_json: AsJson = False) -> None:
+def verify(
+    lake: LakePlace,
+    catalog: Catalog = None,
+    url: Annotated[
+        str | None,
+        "URL",
+        "Compare also with what this server has in the queues of the lake. \\[default: none]",
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Compare the rows of a lake with what was archived into it.
 
-    Ends with 65 if rows were added, lost, doubled or changed since, and names them.
+    Ends with 65 if rows were added, lost, doubled or changed since, and names them; with --url also
+    if the server has other messages, or has dropped some that were not archived.
     """
+    from mqks.client.errors import RequestFailed  # here, so that --help need not load them
     from mqks.pipeline import job  # here, so that --help need not load them
 
     lake = _in_catalog(lake, catalog)
@@ -360,18 +371,30 @@ def verify(lake: LakePlace, catalog: Catalog = None, as_json: AsJson = False) ->
     from mqks.pipeline.errors import LakeDiffers
     from mqks.pipeline.places import existing
     from mqks.pipeline.verify import Verification
+    from mqks.pipeline.wire import ServerAddress
 
     with existing(lake) as opened:
-        found = Verification(opened).run()
+        verification = Verification(opened)
+        found = verification.run()
+    if url:
+        try:
+            verification.compare(found, ServerAddress(url=url))
+        except RequestFailed as error:
+            raise explained(error, url) from None
     if as_json:
         tell(asdict(found), as_json)
     elif not found.differences:
         queues = "1 queue" if found.queues == 1 else f"{found.queues} queues"
         typer.echo(f"{found.messages:,} messages of {queues}: all as archived")
+        if url:
+            typer.echo(f"{found.compared:,} messages that the server still has: all in the lake")
     if found.unchecked:
         note(f"{found.unchecked:,} rows are not checked: an older version has archived them")
     if found.differences:
-        raise LakeDiffers(f"{lake}: " + "\n".join(map(str, found.differences)))
+        *others, last = found.differences
+        for difference in others:
+            note(f"{lake}: {difference}")
+        raise LakeDiffers(f"{lake}: {last}")
 
 
 def vacuum(
