@@ -406,10 +406,10 @@ def vacuum(
     dry_run: Annotated[bool, "Print the files, and delete nothing."] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete files of a table that no commit names: those of expired snapshots, and those that an
-    archive has left that was killed.
+    """Delete files of a table that none of its versions needs.
 
-    An archive of a Delta table does so by itself. Running archives and readers are not disturbed.
+    They are of expired snapshots, or of an archive that was killed. Archives of Delta tables do so
+    by themselves. Running archives and readers are not disturbed.
     """
     from mqks.pipeline import job  # here, so that --help need not load them
 
