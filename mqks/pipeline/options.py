@@ -100,6 +100,8 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     strategy = given.get(_STRATEGY, "").lower()
     if _STRATEGY in given and strategy not in (ERROR, LATEST):
         raise BadOption(f"{_STRATEGY} is {strategy[:80]!r}, which is neither error nor latest")
+    if strategy and not {"startingTimestamp", "startingOffsetsByTimestamp"} & given.keys():
+        raise BadOption(f"{_STRATEGY} needs startingTimestamp or startingOffsetsByTimestamp")
     most = _number(given, "maxOffsetsPerTrigger", 1, 2**53)
     least = _number(given, "minOffsetsPerTrigger", 1, most or OFFSETS_PER_TRIGGER)
     if least is None and "maxTriggerDelay" in given:
