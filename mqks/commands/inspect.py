@@ -62,6 +62,11 @@ SCHEDULE = (
     *("name", "when", "event", "paused", "next", "last", "last_queues", "missed", "error"),
     "publish",
 )
+ARCHIVE = ("queue", "state", "lag", "archived_seq", "told", "commit")
+ARCHIVE_OF = (
+    *("archive_state", "archived_seq", "next_seq", "archive_lag", "archive_told_age_s"),
+    "archive_commit_age_s",
+)
 CAUSE = "queue", "reason", "why"
 ERROR_WIDTHS = ("request_id", 24), ("action", 16), ("reason", 100)
 ERROR = ("id", "time", "connection", "request_id", "action", "reason")
@@ -182,6 +187,23 @@ def unacked(
     listed(rows, UNACKED, as_json)
 
 
+def archives(source: "Source", as_json: AsJson = False) -> None:
+    """List the archives of queues: how far they are, when they told so, and their last commit.
+
+    An archive that has told nothing for a minute is silent: it has ended, hangs, or waits for its
+    store.
+    """
+    rows = (row for row in source.queues() if row["archived_seq"] is not None)
+    found = ({"queue": row["name"]} | {name: row[name] for name in ARCHIVE_OF} for row in rows)
+    table(found if as_json else map(_archive, found), ARCHIVE, as_json=as_json)
+
+
+def _archive(row: Row) -> Row:
+    told, commit = row["archive_told_age_s"], row["archive_commit_age_s"]
+    cells = {"state": row["archive_state"], "lag": row["archive_lag"]}
+    return row | cells | {"told": _duration(told), "commit": _duration(commit)}
+
+
 def schedules(source: "Source", as_json: AsJson = False) -> None:
     """List the schedules, with the next and the last time of each, in UTC."""
     show_schedules(source.schedules(), as_json)
@@ -244,6 +266,7 @@ COMMANDS: dict[Run, str] = {
     letters: "mqks inspect letters mail",
     unacked: "mqks inspect unacked mail",
     schedules: "mqks inspect schedules --db mqks.db",
+    archives: "mqks inspect archives",
     journal: "mqks inspect journal --json",
     stats: "mqks inspect stats --json",
     error: "mqks inspect error 6741f3c2a90be4d5c8123456 --db mqks.db",

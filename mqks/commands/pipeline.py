@@ -379,11 +379,22 @@ def schema(
         typer.echo(f"{fit:,} of {len(payloads):,} messages fit{advice}", err=True)
 
 
-def verify(lake: LakePlace, catalog: Catalog = None, as_json: AsJson = False) -> None:
+def verify(
+    lake: LakePlace,
+    catalog: Catalog = None,
+    url: Annotated[
+        str | None,
+        "URL",
+        "Compare also with what this server has in the queues of the lake. \\[default: none]",
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Compare the rows of a lake with what was archived into it.
 
-    Ends with 65 if rows were added, lost, doubled or changed since, and names them.
+    Ends with 65 if rows were added, lost, doubled or changed since, and names them; with --url also
+    if the server has other messages, or has dropped some that were not archived.
     """
+    from mqks.client.errors import RequestFailed  # here, so that --help need not load them
     from mqks.pipeline import job  # here, so that --help need not load them
 
     lake = _in_catalog(lake, catalog)
@@ -392,18 +403,62 @@ def verify(lake: LakePlace, catalog: Catalog = None, as_json: AsJson = False) ->
     from mqks.pipeline.errors import LakeDiffers
     from mqks.pipeline.places import existing
     from mqks.pipeline.verify import Verification
+    from mqks.pipeline.wire import ServerAddress
 
     with existing(lake) as opened:
-        found = Verification(opened).run()
+        verification = Verification(opened)
+        found = verification.run()
+    if url:
+        try:
+            verification.compare(found, ServerAddress(url=url))
+        except RequestFailed as error:
+            raise explained(error, url) from None
     if as_json:
         tell(asdict(found), as_json)
     elif not found.differences:
         queues = "1 queue" if found.queues == 1 else f"{found.queues} queues"
         typer.echo(f"{found.messages:,} messages of {queues}: all as archived")
+        if url:
+            typer.echo(f"{found.compared:,} messages that the server still has: all in the lake")
     if found.unchecked:
         note(f"{found.unchecked:,} rows are not checked: an older version has archived them")
     if found.differences:
-        raise LakeDiffers(f"{lake}: " + "\n".join(map(str, found.differences)))
+        *others, last = found.differences
+        for difference in others:
+            note(f"{lake}: {difference}")
+        raise LakeDiffers(f"{lake}: {last}")
+
+
+def vacuum(
+    lake: LakePlace,
+    catalog: Catalog = None,
+    older_than: Annotated[
+        float | None, "SECONDS", "Only files older than this, at least 1d. \\[default: 7d]"
+    ] = None,
+    dry_run: Annotated[bool, "Print the files, and delete nothing."] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete files of a table that none of its versions needs.
+
+    They are of expired snapshots, or of an archive that was killed. Archives of Delta tables do so
+    by themselves. Running archives and readers are not disturbed.
+    """
+    from mqks.pipeline import job  # here, so that --help need not load them
+
+    age_s = 604_800.0 if older_than is None else older_than
+    if age_s < 86_400:
+        raise typer.BadParameter(
+            "--older-than is at least 1d: archives and readers use what is new"
+        )
+    lake = _in_catalog(lake, catalog)
+    job.check_is_there(lake)
+    job.check_extra()
+    from mqks.pipeline.places import existing
+
+    with existing(lake) as opened:
+        found = opened.vacuum(age_s, dry_run=dry_run)
+    told = f"{len(found):,} files {'to delete' if dry_run else 'deleted'}"
+    tell({"files": found, "dry_run": dry_run}, as_json, "\n".join([*found * dry_run, told]))
 
 
 COMMANDS: dict[Run, str] = {
@@ -412,6 +467,7 @@ COMMANDS: dict[Run, str] = {
     replay: "mqks pipeline replay lake --events 'order.*' --dry-run",
     schema: "mqks pipeline schema clicks",
     verify: "mqks pipeline verify lake",
+    vacuum: "mqks pipeline vacuum lake --dry-run",
 }
 for run, example in COMMANDS.items():
     declare(app, run, example)

@@ -31,6 +31,11 @@ _ONLY_OF_A_SERVER = (
     *("loop_held", "loop_late", "reverts_seen", "timer_repeats"),
 )
 """Totals that only a server knows."""
+_ARCHIVE = (
+    *("archive_state", "archived_seq", "archive_lag", "archive_told_age_s"),
+    "archive_commit_age_s",
+)
+"""What archives have told a server."""
 
 
 def source_of(
@@ -140,8 +145,7 @@ class StoppedSource:
                 "dead": None,
                 "next_seq": queue.next_seq,
                 "oldest_age_s": _age_s(queue.oldest_us),
-                "archived_seq": None,
-                "archive_lag": None,
+                **dict.fromkeys(_ARCHIVE),
                 "memory_bytes": None,
             }
 

@@ -39,7 +39,7 @@ from mqks.page.actions import ACTIONS, policy_values
 from mqks.page.headers import SECURITY
 from mqks.page.limits import NEEDS, rows
 from mqks.page.live import ERRORS_MAX, ROWS_MAX, Derived, LivePage, key_of, rows_of
-from mqks.page.overview import GROUPS, RateHistory, attention, mark, numbers
+from mqks.page.overview import GROUPS, RateHistory, archives, attention, mark, numbers
 from mqks.page.sessions import COOKIE, Opener, PageSession, Sessions, refusal
 from mqks.protocol.requests import POLICY
 
@@ -112,6 +112,7 @@ class Page:
         self._sessions = Sessions(open_stream, with_users=users is not None)
         derived = {
             "limits": Derived(NEEDS, partial(rows, limits)),
+            "archives": Derived(frozenset({"queues"}), archives),
             "attention": Derived(NEEDS | {"schedules"}, partial(attention, limits, history)),
         }
         if users is not None:

@@ -131,6 +131,11 @@ def _needs(
             yield "Messages wait for long", name, f"the oldest of {ready:,} for {duration(age_s)}"
 
 
+def archives(sample: Row) -> list[Row]:
+    """The queues that an archive has told of: rows of the table `ARCHIVES`."""
+    return [queue for queue in sample["queues"] if queue["archived_seq"] is not None]
+
+
 def mark(history: RateHistory, queue: Row) -> str:
     """What a person should know of a queue in a list."""
     if history.is_dead_letter_queue(requests.name(queue["name"])):

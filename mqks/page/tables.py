@@ -262,6 +262,21 @@ CONNECTIONS: Final = Table(
     "id",
     "address",
 )
+ARCHIVES: Final = Table(
+    "archives",
+    "Archives",
+    (
+        Column("name", "Queue", "queue"),
+        Column("archive_state", "State", "text"),
+        Column("archive_lag", "Lag", "count"),
+        Column("archived_per_s", "Archived/s", "rate"),
+        Column("archived_seq", "Archived up to", "count"),
+        Column("archive_told_age_s", "Last told", "age"),
+        Column("archive_commit_age_s", "Last commit", "age"),
+    ),
+    "archive_lag",
+    "name",
+)
 SCHEDULES: Final = Table(
     "schedules",
     "Schedules",
@@ -341,5 +356,8 @@ ATTENTION: Final = Table(
 """Shown by the overview."""
 TABLES: Final = {
     each.key: each
-    for each in (ATTENTION, QUEUES, CONSUMERS, CONNECTIONS, SCHEDULES, ERRORS, LIMITS, USERS)
+    for each in (
+        *(ATTENTION, QUEUES, CONSUMERS, CONNECTIONS, ARCHIVES),
+        *(SCHEDULES, ERRORS, LIMITS, USERS),
+    )
 }

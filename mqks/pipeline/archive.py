@@ -51,7 +51,7 @@ FIND_S, EXPIRE_S = 5.0, 600.0
 FILES_MANY = 1000
 """Of one batch: each file and its directory cost a sync, and each reader opens each file."""
 _OWN = subset(("key", "value", "topic", "offset", "timestamp"))
-_READ = pa.schema([*_OWN, ORIGIN, *PROPERTIES])
+READ = pa.schema([*_OWN, ORIGIN, *PROPERTIES])
 _PARSED_ROWS, _LEFT_ROWS = 4096, 256
 """So many payloads are parsed at once, and halves of them, down to so many, if one does not fit."""
 
@@ -281,7 +281,7 @@ class Archive:
                     for name in names:
                         if name not in runs:
                             reader = QueueReader(
-                                None, name, connection=connection, schema=_READ, meta=True
+                                None, name, connection=connection, schema=READ, meta=True
                             )
                             runs[name] = _Run(self, spark, lake, bad, name, reader)
                     if self.once and not (runs or gone):

@@ -65,7 +65,7 @@ class LakeInUse(PipelineError, exit_code=69):
 
 
 class LakeDiffers(PipelineError, exit_code=65):
-    """A lake has not exactly the rows that were archived into it; each line names a difference."""
+    """A lake has not exactly the rows that were archived into it; it names a difference."""
 
 
 class ReplayDoubles(PipelineError, exit_code=65):

@@ -11,14 +11,18 @@ one commit of the catalog, which fails if any other came before it.
 import logging
 import os
 import re
+import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
+from pyarrow.fs import FileSelector, FileSystem
 
 from mqks.durable import sync
 from mqks.pipeline.errors import ExtraMissing, LakeUnfit
@@ -58,7 +62,10 @@ MERGED_MAX = 32
 # It warns about each column without statistics.
 logging.getLogger("pyiceberg.io.pyarrow").setLevel(logging.ERROR)
 SNAPSHOTS_S = 86_400
-"""Older ones leave the metadata when files are merged; else it would grow with each commit."""
+"""Those that others have replaced for longer leave the metadata when files are merged; else it
+would grow with each commit."""
+DELETES = 16
+"""Files that are read or deleted at a time."""
 _PROPERTIES = {
     "commit.manifest-merge.enabled": "true",
     "write.metadata.delete-after-commit.enabled": "true",
@@ -169,9 +176,13 @@ class IcebergTable(LakeTable):
         for directory, files in small.items():
             if len(files) > 1:
                 self._merge(directory, files[:MERGED_MAX])
-        before = datetime.now(UTC) - timedelta(seconds=SNAPSHOTS_S)
-        if self._opened().snapshots()[0].timestamp_ms < before.timestamp() * 1000:
-            self._table.maintenance.expire_snapshots().older_than(before).commit()
+        table, before_ms = self._opened(), (time.time() - SNAPSHOTS_S) * 1000
+        # Readers begin with a snapshot until another takes its place.
+        told = table.snapshots()
+        old = {each.parent_snapshot_id for each in told if each.timestamp_ms < before_ms}
+        old &= {each.snapshot_id for each in told}
+        if old := old - {each.snapshot_id for each in table.refs().values()}:
+            table.maintenance.expire_snapshots().by_ids([*old]).commit()
             self._is_open = False
 
     def _merge(self, directory: str, files: Sequence[Any]) -> None:
@@ -197,6 +208,51 @@ class IcebergTable(LakeTable):
             one.delete(_before(before))
             one.set_properties({name: str(number) for name, number in records.items()})
         self._is_open = False
+
+    def _vacuum(self, age_s: float, dry_run: bool) -> list[str]:
+        """Files of the table's two directories that no snapshot names."""
+        io, before = self._opened().io, datetime.now(UTC) - timedelta(seconds=age_s)
+        needed = {self._table.metadata_location, *map(str, self._files())}
+        listed = []
+        for part in ("data", "metadata"):
+            scheme, host, path = io.parse_location(f"{self._table.location()}/{part}")
+            store = io.fs_by_scheme(scheme, host)
+            listed += store.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
+        # Where names are not as they are listed, all files would be of no snapshot.
+        strange = {io.parse_location(each)[2] for each in needed} - {one.path for one in listed}
+        if strange:
+            raise LakeUnfit(f"{self.place}: {min(strange)} is not in its directories")
+        self._is_open = False  # What was committed while the files were listed is named, too.
+        with ThreadPoolExecutor(DELETES) as threads:
+            named = {io.parse_location(each)[2] for each in _named(self._opened(), threads)}
+            old = [
+                one.path
+                for one in listed
+                if one.is_file and one.mtime < before and one.path not in named
+            ]
+            if not dry_run:
+                [*threads.map(partial(_delete_file, store), old)]
+        return sorted(old)
+
+
+def _delete_file(store: FileSystem, path: str) -> None:
+    with suppress(FileNotFoundError):  # Another has deleted it.
+        store.delete_file(path)
+
+
+def _named(table: Any, threads: ThreadPoolExecutor) -> Iterator[str]:
+    """The files of all snapshots, and of the metadata that tell them."""
+    metadata, io = table.metadata, table.io
+    yield table.metadata_location
+    yield from (each.metadata_file for each in metadata.metadata_log)
+    for each in (*metadata.statistics, *metadata.partition_statistics):
+        yield each.statistics_path
+    yield from (each.manifest_list for each in metadata.snapshots)
+    lists = threads.map(lambda each: each.manifests(io), metadata.snapshots)
+    manifests = {each.manifest_path: each for several in lists for each in several}
+    yield from manifests
+    for entries in threads.map(lambda each: each.fetch_manifest_entry(io), manifests.values()):
+        yield from (entry.data_file.file_path for entry in entries)
 
 
 def _before(day: date) -> str:

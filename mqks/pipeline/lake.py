@@ -416,6 +416,11 @@ class Lake(ABC):
     def expire(self, before: date) -> None:
         """Remove older days."""
 
+    def vacuum(self, age_s: float, *, dry_run: bool = False) -> list[str]:
+        """Delete files older than this that no version needs which readers may use; returns them.
+        Of plain files there are none: they are visible for ever, and entry deletes staged ones."""
+        return []
+
     def lacks_data(self) -> bool:
         """Whether readers that take the columns of the first file, as pyarrow does, miss `data`."""
         return False

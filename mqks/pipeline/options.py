@@ -7,7 +7,9 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 from urllib.parse import quote
 
 from mqks.client import requests, urls
@@ -15,12 +17,14 @@ from mqks.client.errors import InvalidRequest
 from mqks.errors import ConfigurationError
 from mqks.limits import READ_ROWS_MAX
 from mqks.pipeline.errors import BadOption
-from mqks.pipeline.reader import FETCH_ROWS
+from mqks.pipeline.reader import FETCH_ROWS, is_mask, pattern
 from mqks.pipeline.wire import ServerAddress
 
 OFFSETS_PER_TRIGGER = 200_000
 TRIGGER_DELAY_S = 900.0
-EARLIEST, LATEST = "earliest", "latest"
+EARLIEST, LATEST, ERROR = "earliest", "latest", "error"
+_STRATEGY = "startingOffsetsByTimestampStrategy"
+_MS_MAX = 2**53
 
 _SERVER = (
     *("url", "host", "port", "token", "user", "password", "tls", "ca"),
@@ -28,7 +32,8 @@ _SERVER = (
 )
 READ_OPTIONS = (
     *_SERVER,
-    *("queue", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
+    *("queue", "queues", "startingOffsets", "endingOffsets", "startingTimestamp"),
+    *("endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", _STRATEGY),
     *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
     *("minPartitions", "fetchSize", "failOnDataLoss", "includeHeaders"),
 )
@@ -44,20 +49,30 @@ Offset = str | int
 class ReadPlace:
     """A start or an end."""
 
-    offset: Offset
+    offset: Offset = EARLIEST
     epoch: str = ""
     """The epoch of the number; empty if unknown."""
+    time_us: int | None = None
+    """Instead: at the first message that arrived at this time or later."""
+
+
+Places = ReadPlace | dict[str, ReadPlace]
+"""Of all queues, or of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
     server: ServerAddress = field(repr=False)
-    queue: str
-    start: ReadPlace | None = None
+    queues: tuple[str, ...]
+    """Names and masks."""
+    has_many: bool = False
+    """Whether rows name their queue."""
+    start: Places | None = None
     """None: `earliest` for a batch, `latest` for a stream, as with Kafka."""
-    end: ReadPlace | None = None
-    start_time_us: int | None = None
-    end_time_us: int | None = None
+    end: Places | None = None
+    strategy: str = ""
+    """Where to start if nothing arrived since the time given: `error`, `latest`, or empty to wait
+    for it."""
     offsets_per_trigger: int = OFFSETS_PER_TRIGGER
     offsets_per_trigger_min: int = 0
     trigger_delay_s: float = TRIGGER_DELAY_S
@@ -77,13 +92,16 @@ class WriteOptions:
 def read_options(options: Mapping[str, str]) -> ReadOptions:
     """Raises BadOption."""
     given = _given(options, READ_OPTIONS)
-    queue = given.get("queue")
-    if queue is None:
-        raise BadOption('the option queue is missing: add .option("queue", NAME)')
-    _name("queue", queue)
-    start_ms, end_ms = (
-        _number(given, f"{which}Timestamp", 0, 2**53) for which in ("starting", "ending")
-    )
+    if ("queue" in given) == ("queues" in given):
+        raise BadOption('one of the options queue and queues is needed: add .option("queue", NAME)')
+    queues = (given["queue"],) if "queue" in given else tuple(given["queues"].split(","))
+    for queue in queues:
+        _name("queue", queue)
+    strategy = given.get(_STRATEGY, "").lower()
+    if _STRATEGY in given and strategy not in (ERROR, LATEST):
+        raise BadOption(f"{_STRATEGY} is {strategy[:80]!r}, which is neither error nor latest")
+    if strategy and not {"startingTimestamp", "startingOffsetsByTimestamp"} & given.keys():
+        raise BadOption(f"{_STRATEGY} needs startingTimestamp or startingOffsetsByTimestamp")
     most = _number(given, "maxOffsetsPerTrigger", 1, 2**53)
     least = _number(given, "minOffsetsPerTrigger", 1, most or OFFSETS_PER_TRIGGER)
     if least is None and "maxTriggerDelay" in given:
@@ -91,11 +109,11 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     fetch_rows = _number(given, "fetchSize", 1, READ_ROWS_MAX)
     return ReadOptions(
         server=_server(given),
-        queue=queue,
-        start=_place(given, "startingOffsets", queue),
-        end=_place(given, "endingOffsets", queue),
-        start_time_us=None if start_ms is None else start_ms * 1000,
-        end_time_us=None if end_ms is None else end_ms * 1000,
+        queues=queues,
+        has_many=has_many(given),
+        start=_bound(given, "starting", queues),
+        end=_bound(given, "ending", queues),
+        strategy=strategy,
         offsets_per_trigger=most or OFFSETS_PER_TRIGGER,
         offsets_per_trigger_min=least or 0,
         trigger_delay_s=_seconds(given, "maxTriggerDelay", TRIGGER_DELAY_S),
@@ -113,6 +131,11 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     if topic is not None:
         _name("topic", topic)
     return WriteOptions(server=_server(given), topic=topic)
+
+
+def has_many(options: Mapping[str, str]) -> bool:
+    """Whether these are options for several queues."""
+    return "queues" in options or is_mask(options.get("queue", ""))
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> BadOption:
@@ -174,32 +197,59 @@ def _url(given: Mapping[str, str]) -> str:
     return url
 
 
-def _place(given: Mapping[str, str], name: str, queue: str) -> ReadPlace | None:
-    """A place from `earliest`, `latest`, a number, Kafka's {"queue": {"0": number}} with -2 for
-    earliest and -1 for latest, or an offset as in the progress of a query."""
+def _bound(given: Mapping[str, str], which: str, queues: tuple[str, ...]) -> Places | None:
+    """A start or an end, of the option that has precedence, as with Kafka."""
+    offsets = _places(given, f"{which}Offsets", queues)
+    timed = _places(given, f"{which}OffsetsByTimestamp", queues, is_timed=True)
+    time_ms = _number(given, f"{which}Timestamp", 0, _MS_MAX)
+    return timed or offsets if time_ms is None else ReadPlace(time_us=time_ms * 1000)
+
+
+def _places(
+    given: Mapping[str, str], name: str, queues: tuple[str, ...], *, is_timed: bool = False
+) -> Places | None:
+    """From `earliest`, `latest`, a number, an offset as in the progress of a query, or one for each
+    queue: also Kafka's {"queue": {"0": number}}, with -2 for earliest and -1 for latest."""
     text = given.get(name)
     if text is None:
         return None
-    if text.lower() in (EARLIEST, LATEST):
+    if text.lower() in (EARLIEST, LATEST) and not is_timed:
         return ReadPlace(text.lower())
-    try:
-        match json.loads(text):
-            case bool():
-                pass
-            case int() as number if number >= 0:
-                return ReadPlace(number)
-            case {"epoch": str() as epoch, "offset": int() as number} if number >= 0:
-                return ReadPlace(number, epoch)
-            case dict() as queues if list(queues) == [queue] and list(queues[queue]) == ["0"]:
-                number = queues[queue]["0"]
-                if type(number) is int and number >= -2:
-                    return ReadPlace({-2: EARLIEST, -1: LATEST}.get(number, number))
-    except (ValueError, TypeError):
-        pass
-    raise BadOption(
-        f"{name} is {text[:80]!r}, which is not earliest, latest, a number, "
-        f'{{"{queue}": {{"0": number}}}} or {{"epoch": text, "offset": number}}'
-    )
+    with suppress(ValueError, RecursionError):
+        told = json.loads(text)
+        if not is_timed and (place := _place(told, 0, is_timed)):
+            return place
+        match told:
+            case {"queues": {**each}} if all(isinstance(value, dict) for value in each.values()):
+                told = each
+        if isinstance(told, dict):
+            places = {queue: _place(value, -2, is_timed) for queue, value in told.items()}
+            found = {queue: place for queue, place in places.items() if place is not None}
+            if found and len(found) == len(told) and all(_reads(queues, queue) for queue in found):
+                return found
+    forms = f'{{"{queues[0]}": milliseconds}}'
+    if not is_timed:
+        forms = f'earliest, latest, a number, {{"{queues[0]}": number}} or a progress'
+    raise BadOption(f"{name} is {text[:80]!r}, which is not {forms}")
+
+
+def _place(value: Any, least: int, is_timed: bool) -> ReadPlace | None:
+    if isinstance(value, dict) and [*value] == ["0"]:  # Kafka's partition.
+        value = value["0"]
+    match value:
+        case bool():
+            pass
+        case int() if is_timed and 0 <= value <= _MS_MAX:
+            return ReadPlace(time_us=value * 1000)
+        case int() if not is_timed and value >= least:
+            return ReadPlace({-2: EARLIEST, -1: LATEST}.get(value, value))
+        case {"epoch": str() as epoch, "offset": int() as number} if not is_timed and number >= 0:
+            return ReadPlace(number, epoch)
+    return None
+
+
+def _reads(masks: tuple[str, ...], queue: str) -> bool:
+    return any(re.search(pattern(mask), queue) for mask in masks)
 
 
 def _number(given: Mapping[str, str], name: str, least: int, most: int) -> int | None:

@@ -223,13 +223,14 @@ def is_mask(queue: str) -> bool:
     return "*" in queue
 
 
-def matching(connection: QueueConnection, mask: str) -> list[str]:
+def matching(connection: QueueConnection, *masks: str) -> list[str]:
     """The names of the queues that match a mask; a name without a star is that of one queue."""
-    if not is_mask(mask):
-        return [mask]
-    found = connection.again(lambda wire: [*rows(wire.stats, "queues", "name")])
-    matches = re.compile(pattern(mask)).search
-    return [row["name"] for row in found if matches(row["name"])]
+    names = [mask for mask in masks if not is_mask(mask)]
+    if len(names) < len(masks):
+        found = connection.again(lambda wire: [*rows(wire.stats, "queues", "name")])
+        matches = [re.compile(pattern(mask)).search for mask in masks]
+        names += (row["name"] for row in found if any(of(row["name"]) for of in matches))
+    return [*dict.fromkeys(names)]
 
 
 def _fields(words: bytes) -> dict[str, str]:

@@ -10,6 +10,7 @@ The one rule: the content of a batch depends only on its two offsets, so that Sp
 read it any number of times, in any process.
 """
 
+import json
 import logging
 import math
 import time
@@ -40,13 +41,16 @@ from mqks.pipeline.columns import FIELDS
 from mqks.pipeline.errors import BadOption, PipelineError
 from mqks.pipeline.options import (
     EARLIEST,
+    ERROR,
     LATEST,
+    Places,
     ReadPlace,
+    has_many,
     read_options,
     unknown,
     write_options,
 )
-from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts
+from mqks.pipeline.reader import LogRange, QueueReader, lost, matching, parts
 from mqks.pipeline.sink import BatchWriter, StreamWriter
 from mqks.pipeline.wire import QueueConnection
 
@@ -72,7 +76,7 @@ class MqksDataSource(DataSource):
         return "mqks"
 
     def schema(self) -> StructType:
-        return StructType([*SCHEMA, QUEUE]) if is_mask(self.options.get("queue", "")) else SCHEMA
+        return StructType([*SCHEMA, QUEUE]) if has_many(self.options) else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(self.options, schema)
@@ -92,6 +96,29 @@ def register(spark: "SparkSession") -> None:
     spark.dataSource.register(MqksDataSource)
 
 
+def offsets_behind(source: Mapping[str, Any]) -> dict[str, float]:
+    """By how many numbers a stream is behind the ends of its queues, of one of the `sources` in the
+    progress of a query: `minOffsetsBehindLatest`, `maxOffsetsBehindLatest` and
+    `avgOffsetsBehindLatest`, which Spark's source for Kafka has among its metrics, and a source in
+    Python cannot. Empty where it is not known."""
+    told = [source[name] for name in ("endOffset", "latestOffset")]
+    if not all(text.startswith("{") for text in told):  # Spark writes its null as text.
+        return {}
+    ends, latest = (offset.get("queues", {"": offset}) or {} for offset in map(json.loads, told))
+    behind = [
+        after["offset"] - ends[queue]["offset"]
+        for queue, after in latest.items()
+        if queue in ends and ends[queue]["epoch"] == after["epoch"]
+    ]
+    if not behind:
+        return {}
+    return {
+        "minOffsetsBehindLatest": min(behind),
+        "maxOffsetsBehindLatest": max(behind),
+        "avgOffsetsBehindLatest": sum(behind) / len(behind),
+    }
+
+
 @dataclass(frozen=True)
 class Slice(InputPartition):
     """What one task reads: numbers from `start` up to `end`."""
@@ -107,12 +134,10 @@ class _Query:
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.options = read_options(options)
-        self._is_mask = is_mask(self.options.queue)
-        self._schema = _arrow_schema(schema, self._is_mask)
-        if self._is_mask:
-            for place in (self.options.start, self.options.end):
-                if place is not None and place.offset not in (EARLIEST, LATEST):
-                    raise BadOption("offsets of several queues can only be earliest or latest")
+        self._schema = _arrow_schema(schema, self.options.has_many)
+        for place in (self.options.start, self.options.end) if self.options.has_many else ():
+            if isinstance(place, ReadPlace) and place.offset not in (EARLIEST, LATEST):
+                raise BadOption('of several queues, name the number of each: {"queue": number}')
 
     def _log(self, queue: str, connection: QueueConnection | None = None) -> QueueReader:
         options = self.options
@@ -155,14 +180,22 @@ class _Query:
         if what:
             lost(what, self.options.fail_on_data_loss)
 
-    def _start(self, log: LogRange, otherwise: str) -> int:
-        """The number that the options say to begin with."""
-        if self.options.start_time_us is not None:
-            return log.next if log.at is None else log.at
-        return self._resolved("startingOffsets", self.options.start or ReadPlace(otherwise), log)
+    def _queues(self, connection: QueueConnection) -> list[str]:
+        return matching(connection, *self.options.queues)
+
+    def _start(self, queue: str, log: LogRange, otherwise: str) -> int:
+        """The number that the options say to begin with. Raises BadOption."""
+        place = _place(self.options.start, queue, otherwise)
+        number = self._resolved("startingOffsets", place, log)
+        is_late = place.time_us is not None and number == log.next
+        if is_late and self.options.strategy == ERROR:
+            raise BadOption(f"nothing arrived in the queue {queue} at the starting time or later")
+        return number
 
     def _resolved(self, option: str, place: ReadPlace, log: LogRange) -> int:
         """The number of a place. Raises BadOption."""
+        if place.time_us is not None:
+            return log.next if log.at is None else log.at
         if place.offset == EARLIEST:
             return log.first
         if place.offset == LATEST:
@@ -183,7 +216,8 @@ class BatchReader(_Query, DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema)
-        if self.options.start == ReadPlace(LATEST):
+        start = self.options.start
+        if ReadPlace(LATEST) in (start.values() if isinstance(start, dict) else (start,)):
             raise BadOption(
                 "startingOffsets is latest, but a batch ends there: use earliest or a number"
             )
@@ -192,19 +226,16 @@ class BatchReader(_Query, DataSourceReader):
         with closing(QueueConnection(self.options.server)) as connection:
             return [
                 each
-                for queue in matching(connection, self.options.queue)
+                for queue in self._queues(connection)
                 for each in self._planned(queue, self._log(queue, connection))
             ]
 
     def _planned(self, queue: str, reader: QueueReader) -> list[Slice]:
         options = self.options
-        log = reader.range(options.start_time_us)
-        until = reader.range(options.end_time_us)
-        start = self._start(log, EARLIEST)
-        if options.end_time_us is None:
-            end = self._resolved("endingOffsets", options.end or ReadPlace(LATEST), log)
-        else:
-            end = log.next if until.at is None else min(until.at, log.next)
+        until = _place(options.end, queue, LATEST)
+        log = reader.range(_place(options.start, queue, EARLIEST).time_us)
+        start = self._start(queue, log, EARLIEST)
+        end = self._resolved("endingOffsets", until, reader.range(until.time_us))
         if start >= end:
             return []
         self._check(queue, log.epoch, start, log)
@@ -223,11 +254,8 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema)
-        for name, given in (
-            ("endingOffsets", self.options.end),
-            ("endingTimestamp", self.options.end_time_us),
-        ):
-            if given is not None:
+        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+            if name in options:
                 raise BadOption(f"{name} cannot be used for a stream, which has no end")
         self._targets: dict[str, LogRange] | None = None
         self._advanced_s = -math.inf
@@ -241,9 +269,10 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
         # names no number. The first batch is empty and ends where the stream begins, and that end
         # is in the checkpoint.
         with closing(QueueConnection(self.options.server)) as connection:
-            for queue in matching(connection, self.options.queue):
+            for queue in self._queues(connection):
                 # What is mistyped ends the query here, at its start.
-                self._start(self._log(queue, connection).range(), LATEST)
+                time_us = _place(self.options.start, queue, LATEST).time_us
+                self._start(queue, self._log(queue, connection).range(time_us), LATEST)
         return self._packed(None)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -267,15 +296,15 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
                     told[queue] = after
                 else:
                     del told[queue]
-            is_timed = self.options.start_time_us is not None
             for queue in [queue for queue in logs if queue not in (begun or {})]:
                 log = logs[queue]
-                is_start = begun is None or is_timed
-                first = self._start(log, LATEST) if is_start else log.first
-                if not is_timed or first < log.next:  # What comes next may be of before that time.
+                waits = log.at is not None and not self.options.strategy
+                first = self._start(queue, log, LATEST) if begun is None or waits else log.first
+                if not waits or first < log.next:  # What comes next may be of before that time.
                     told[queue] = _offset(log.epoch, first)
         except _PASSING as error:
-            _log.warning("no new offset of the queue %s: %s", self.options.queue, error)
+            names = ", ".join(self.options.queues)
+            _log.warning("no new offset of the queue %s: %s", names, error)
             return start
         return self._packed(told)
 
@@ -305,11 +334,11 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _look(self, connection: QueueConnection) -> dict[str, LogRange]:
         """The logs as they are now, of the queues that are there."""
-        looked = (
-            (queue, self._log(queue, connection).range_if_there(self.options.start_time_us))
-            for queue in matching(connection, self.options.queue)
-        )
-        return {queue: log for queue, log in looked if log is not None}
+        found = {}
+        for queue in self._queues(connection):
+            time_us = _place(self.options.start, queue, LATEST).time_us
+            found[queue] = self._log(queue, connection).range_if_there(time_us)
+        return {queue: log for queue, log in found.items() if log is not None}
 
     def _most(
         self, told: dict[str, Offset], logs: dict[str, LogRange], limit: ReadLimit
@@ -343,7 +372,7 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return _offset(epoch, number) | {"lost": what}
             lost(what, False)
             if log is None:
-                return {} if self._is_mask else start
+                return {} if self.options.has_many else start
             return _offset(log.epoch, log.next if epoch == log.epoch else log.first)
         assert log is not None
         end = max(number, log.first) + most
@@ -368,13 +397,15 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _packed(self, told: dict[str, Offset] | None) -> Offset:
         """The stream's offset, of those of its queues; None before the first batch."""
-        return {"queues": told} if self._is_mask else (told or {}).get(self.options.queue, _NOWHERE)
+        if self.options.has_many:
+            return {"queues": told}
+        return (told or {}).get(self.options.queues[0], _NOWHERE)
 
     def _unpacked(self, offset: Offset) -> dict[str, Offset] | None:
-        if self._is_mask:
+        if self.options.has_many:
             queues: dict[str, Offset] | None = offset["queues"]
             return queues
-        return {self.options.queue: offset} if offset["epoch"] else None
+        return {self.options.queues[0]: offset} if offset["epoch"] else None
 
 
 _NOWHERE: Offset = {"epoch": "", "offset": -1}
@@ -394,6 +425,13 @@ def _broken(queue: str, epoch: str, start: int, log: LogRange | None) -> str:
     return ""
 
 
+def _place(bound: Places | None, queue: str, otherwise: str) -> ReadPlace:
+    """Of a queue; those that are not named begin and end as without the option."""
+    if isinstance(bound, ReadPlace):
+        return bound
+    return (bound or {}).get(queue, ReadPlace(otherwise))
+
+
 def _offset(epoch: str, number: int) -> Offset:
     return {"epoch": epoch, "offset": number}
 
@@ -402,9 +440,9 @@ def _position(offset: Offset) -> tuple[str, int]:
     return offset["epoch"], offset["offset"]
 
 
-def _arrow_schema(schema: StructType, is_mask: bool) -> pa.Schema:
+def _arrow_schema(schema: StructType, has_many: bool) -> pa.Schema:
     """The columns asked for. Raises BadOption for those that a message does not have."""
-    known = FIELDS | ({QUEUE.name: pa.string()} if is_mask else {})
+    known = FIELDS | ({QUEUE.name: pa.string()} if has_many else {})
     wanted = to_arrow_schema(schema, timezone="UTC")
     for field in wanted:
         if field.name not in known:

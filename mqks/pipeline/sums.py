@@ -72,8 +72,21 @@ def _bits(number: int) -> int:
 
 def sums_of(rows: pa.Table | pa.RecordBatch) -> Sums:
     """Of rows with the columns `HASHED`. 190 ns for a message of 100 bytes."""
-    numbers = np.asarray(rows["offset"])
+    numbers, hashes = hashes_of(rows)
     bits = np.maximum(RANGE_BITS, np.frexp(numbers.astype(np.float64))[1] - 1 - RANGES_BITS)
+    columns = {"first": numbers >> bits << bits, "hash": hashes}
+    grouped = pa.table({**columns, "queue": rows["queue"], "epoch": rows["epoch"]})
+    found = grouped.group_by(["queue", "epoch", "first"]).aggregate(
+        [("hash", "count"), ("hash", "sum")]
+    )
+    names = ("queue", "epoch", "first", "hash_count", "hash_sum")
+    told_rows = zip(*(found[name].to_pylist() for name in names), strict=True)
+    return {SummedRange(*of): Sum(count, total) for *of, count, total in told_rows}
+
+
+def hashes_of(rows: pa.Table | pa.RecordBatch) -> tuple[Any, Any]:
+    """The number and the hash of each row."""
+    numbers = np.asarray(rows["offset"])
     key, value, topic = (rows[name].cast(pa.binary()) for name in ("key", "value", "topic"))
     # Neither ids nor events have spaces.
     texts = pc.binary_join_element_wise(key, topic, value, b" ")
@@ -85,14 +98,7 @@ def sums_of(rows: pa.Table | pa.RecordBatch) -> Sums:
         if name in rows.schema.names and rows[name].null_count < len(rows):
             told = _mixed(hashes + number * _hashes(_texts(rows[name])))
             hashes = np.where(np.asarray(rows[name].is_valid()), told, hashes)
-    columns = {"first": numbers >> bits << bits, "hash": hashes}
-    grouped = pa.table({**columns, "queue": rows["queue"], "epoch": rows["epoch"]})
-    found = grouped.group_by(["queue", "epoch", "first"]).aggregate(
-        [("hash", "count"), ("hash", "sum")]
-    )
-    names = ("queue", "epoch", "first", "hash_count", "hash_sum")
-    told_rows = zip(*(found[name].to_pylist() for name in names), strict=True)
-    return {SummedRange(*of): Sum(count, total) for *of, count, total in told_rows}
+    return numbers, hashes
 
 
 def _texts(column: Any) -> Any:

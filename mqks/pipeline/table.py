@@ -214,13 +214,20 @@ class LakeTable(Lake):
             sums = added(map(sums_of_file, files))
             self._delete(before, records(sums, self.recorded, -1))
 
+    def vacuum(self, age_s: float, *, dry_run: bool = False) -> list[str]:
+        self._check_is_there()
+        return self._asked(partial(self._vacuum, age_s, dry_run))
+
     def summed(self) -> set[tuple[str, str]]:
         return set()
 
     def contents(self) -> list[Place]:
+        self._check_is_there()
+        return self._asked(self._files)
+
+    def _check_is_there(self) -> None:
         if self._opened() is None:
             raise LakeUnfit(f"there is no table at {self.place}")
-        return self._asked(self._files)
 
     def _tried(self, otherwise: str, work: Any) -> None:
         try:
@@ -259,6 +266,9 @@ class LakeTable(Lake):
 
     @abstractmethod
     def _delete(self, before: date, records: dict[str, int]) -> None: ...
+
+    @abstractmethod
+    def _vacuum(self, age_s: float, dry_run: bool) -> list[str]: ...
 
 
 class DeltaTable(LakeTable):
@@ -387,10 +397,14 @@ class DeltaTable(LakeTable):
             )
         self._vacuum()
 
-    def _vacuum(self) -> None:
-        """Delete files that the table has not used for a week, and those of no commit."""
+    def _vacuum(self, age_s: float | None = None, dry_run: bool = False) -> list[str]:
+        """Delete files that the table has not used for this time, or as long as its properties say,
+        which is a week without any; and those of no commit."""
+        hours = None if age_s is None else int(age_s // 3600)
+        told = {"dry_run": dry_run, "enforce_retention_duration": hours is None, "full": True}
         with self._synced():
-            self._table.vacuum(dry_run=False, full=True)
+            found: list[str] = self._table.vacuum(hours, **told)
+        return found
 
 
 def unified(old: pa.DataType, new: pa.DataType, *, whole: bool = True) -> pa.DataType:

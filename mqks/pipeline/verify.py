@@ -1,21 +1,27 @@
-"""Whether a lake has exactly the rows that were archived into it.
+"""Whether a lake has exactly the rows that were archived into it, and those that its queues have.
 
-The one rule: rows are compared with what the commits have recorded of them; nothing is changed.
+The one rule: rows are compared with what the commits have recorded of them, and with what the
+broker still has; nothing is changed, here or there.
 """
 
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mqks.pipeline.archive import READ
+from mqks.pipeline.columns import ORIGIN
 from mqks.pipeline.lake import Lake
 from mqks.pipeline.objects import Place
+from mqks.pipeline.places import existing
+from mqks.pipeline.reader import LogRange, QueueReader
 from mqks.pipeline.sums import (
     HASHED,
     Sum,
@@ -23,14 +29,18 @@ from mqks.pipeline.sums import (
     Sums,
     added,
     batches_of,
+    hashes_of,
     ranges,
     recorded_sum,
     since,
     sums_of,
 )
+from mqks.pipeline.wire import QueueConnection, ServerAddress
 
 DOUBLED_MAX = 10
 """Numbers that are told of each difference."""
+WINDOW = 1 << 22
+"""Messages of the broker that are compared in one reading of the lake, with 24 bytes for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +68,34 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class Discrepancy:
+    """Numbers of a queue that the broker has otherwise than the lake."""
+
+    queue: str
+    epoch: str
+    first: int
+    last: int | None
+    """None: all later ones."""
+    reason: str
+
+    def __str__(self) -> str:
+        last = "on" if self.last is None else f"to {self.last}"
+        numbers = f"numbers from {self.first} {last}"
+        return f"queue {self.queue}, epoch {self.epoch}, {numbers}: {self.reason}"
+
+
+@dataclass(slots=True)
 class Verified:
-    """What `Verification.run` found."""
+    """What `Verification.run` found, and `compare`."""
 
     messages: int
     """Rows in ranges without a difference."""
     queues: int
     unchecked: int
     """Rows that a version without sums has archived."""
-    differences: list[Difference]
+    differences: list[Difference | Discrepancy]
+    compared: int = 0
+    """Messages that the broker still has, and the lake as well."""
 
 
 @dataclass
@@ -91,7 +120,7 @@ class Verification:
         recorded = {of: recorded_sum(of, self.lake.recorded) for of in self._ranges(found)}
         differing = [of for of in recorded if found.get(of, Sum()) != recorded[of]]
         doubled = self._doubled(differing)
-        differences = [
+        differences: list[Difference | Discrepancy] = [
             Difference(
                 *of, of.last, recorded[of].rows, found.get(of, Sum()).rows, doubled.get(of, [])
             )
@@ -103,6 +132,25 @@ class Verification:
             unchecked=sum(self._unchecked),
             differences=differences,
         )
+
+    def compare(self, found: Verified, server: ServerAddress) -> None:
+        """Add what the broker has otherwise, after `run`. Raises LakeUnfit, RequestFailed and
+        OSError."""
+        of = sorted(self._starts)
+        with closing(QueueConnection(server)) as connection:
+            readers = {
+                queue: QueueReader(None, queue, schema=READ, meta=True, connection=connection)
+                for queue, _ in of
+            }
+            # Before the lake is opened again: an archive trims what it has committed.
+            logs = {queue: reader.range_if_there() for queue, reader in readers.items()}
+            with existing(self.lake.place) as lake:
+                for queue, epoch in of:
+                    # Else it is an older epoch, or of a loss that an archive was told to accept.
+                    if lake.knows(queue) and not lake.knows(queue, epoch):
+                        one = _Comparison(lake, queue, epoch, readers[queue], self.threads)
+                        found.differences += one.run(logs[queue])
+                        found.compared += one.same
 
     def _sums(self, file: Place) -> Sums:
         return added(map(sums_of, self._checked(file)))
@@ -152,6 +200,82 @@ class Verification:
             each, counts = np.unique(np.concatenate(found or [[]]), return_counts=True)
             twice[of] = each[counts > 1][:DOUBLED_MAX].tolist()
         return twice
+
+
+@dataclass
+class _Comparison:
+    """Of a lake with a queue of the broker."""
+
+    lake: Lake
+    queue: str
+    epoch: str
+    reader: QueueReader
+    threads: int
+    same: int = 0
+
+    def run(self, log: LogRange | None) -> Iterator[Discrepancy]:
+        told = partial(Discrepancy, self.queue, self.epoch)
+        done = self.lake.next(self.queue, self.epoch) or 0
+        came_us = self.lake.arrived_us(self.queue, self.epoch)
+        if log is None or log.epoch != self.epoch:
+            has = "has no such queue" if log is None else "has this queue under another epoch"
+            yield told(done, None, f"the broker {has}: whether they were archived is not known")
+            return
+        if log.first > done:
+            gone = "neither in the lake nor in the queue: consumed, expired or trimmed by others"
+            yield told(done, log.first - 1, gone)
+        later = self.reader.range(None if came_us is None else came_us + 1)
+        end = done if later.at is None else min(done, later.at)
+        if end < done:
+            yield told(end, done - 1, "the broker has others: an older state of it was restored")
+        # Of earlier ones an older version has archived less.
+        since_ = self.lake.recorded(since(self.queue, self.epoch))
+        start = max(log.first, done if since_ is None else since_)
+        while start < end:
+            taken = self._window(start, end)
+            if not len(taken):
+                return
+            yield from self._differing(*taken)
+            start = int(taken[0][-1]) + 1
+
+    def _window(self, start: int, end: int) -> list[Any]:
+        """The numbers and hashes of messages of the broker, and which of them repeat one that an
+        archive has, and may have left out."""
+        columns: list[tuple[Any, ...]] = []
+        count = 0
+        for batch in self.reader.read(start, end):
+            queue, epoch, offset = batch[ORIGIN.name].flatten()
+            is_own = pc.and_(pc.equal(queue, self.queue), pc.equal(epoch, self.epoch))
+            is_own = pc.and_(is_own, pc.less(offset, batch["offset"]))
+            columns.append((*hashes_of(batch), np.asarray(pc.fill_null(is_own, False))))
+            count += len(batch)
+            if count >= WINDOW:
+                break
+        return [*map(np.concatenate, zip(*columns, strict=True))]
+
+    def _differing(self, numbers: Any, hashes: Any, is_own: Any) -> Iterator[Discrepancy]:
+        is_there, is_same = np.zeros((2, len(numbers)), bool)
+
+        def look(file: Place) -> None:
+            for batch in batches_of(file, HASHED):
+                for queue, epoch, rows in _queues(batch):
+                    if (queue, epoch) == (self.queue, self.epoch):
+                        told, hashed = hashes_of(rows)
+                        at = np.minimum(np.searchsorted(numbers, told), len(numbers) - 1)
+                        here = numbers[at] == told
+                        is_there[at[here]] = True
+                        is_same[at[here]] = (hashes[at] == hashed)[here]
+
+        with ThreadPoolExecutor(self.threads) as threads:
+            [*threads.map(look, self.lake.contents())]
+        self.same += int(is_same.sum())
+        wrong = numbers[~is_same & (is_there | ~is_own)]
+        if len(wrong):
+            what = "the lake lacks these messages of the queue, or has others: "
+            what += ", ".join(map(str, wrong[:DOUBLED_MAX]))
+            if (more := len(wrong) - DOUBLED_MAX) > 0:
+                what += f" and {more:,} more"
+            yield Discrepancy(self.queue, self.epoch, int(wrong[0]), int(wrong[-1]), what)
 
 
 def _queues(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:

@@ -27,6 +27,7 @@ SPARK = {
     "mqks pipeline replay": "lake --dry-run",
     "mqks pipeline verify": "lake",
     "mqks pipeline schema": "q",
+    "mqks pipeline vacuum": "lake",
 }
 LIVE = {
     "mqks bench": "stream --count 20",
@@ -67,6 +68,7 @@ LIVE = {
     "mqks inspect letters": "letters",
     "mqks inspect unacked": "",
     "mqks inspect schedules": "",
+    "mqks inspect archives": "",
     "mqks inspect journal": "",
     "mqks inspect stats": "",
     "mqks inspect error": "{0.error_id}",
@@ -91,7 +93,7 @@ STOPPED = {
     },
 }
 
-NEEDS_A_SERVER = {"mqks inspect consumers", "mqks inspect connections"}
+NEEDS_A_SERVER = {f"mqks inspect {what}" for what in ("consumers", "connections", "archives")}
 
 
 class World:
@@ -106,6 +108,7 @@ class World:
             assert client.ask(kept) == b"k ok "
             self.error_id = client.ask(b"x frob").split(b" error ")[1].decode()
         self.client = LineClient(self.server.address)
+        assert self.client.ask(b"r range q --archived=1").startswith(b"r ok ")
         self.client.send(b"w consume held e2 --manual-ack\nm publish e2 x\n")
         assert self.client.line() == b"w ok m event=e2 x"
         line = b"d set_queue --confirm held --dead-letters=letters"

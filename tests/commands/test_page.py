@@ -28,6 +28,7 @@ import mqks
 from mqks.inspection.text import moment
 from mqks.page.live import WATCHERS_MAX
 from mqks.page.sessions import SESSIONS_MAX
+from mqks.pipeline.reader import QueueReader
 from mqks.settings import PAGE_PORT, DatabaseUrl
 from mqks.users import User, hash_password, hash_token
 from tests.kit.line_client import LineClient
@@ -640,6 +641,17 @@ def test_a_connection_is_closed(page: Page, server: ServerProcess) -> None:
     expect(page.get_by_role("alert")).to_have_text(f"There is no connection {number}.")
 
 
+def test_archives(page: Page, client: mqks.BlockingClient, server: ServerProcess) -> None:
+    page.goto("/archives")
+    expect(page.locator("#rows tr")).to_have_count(0)
+    with QueueReader(server.url, "orders") as reader:
+        end = reader.range(archived=0).next
+        expect(page.locator("#rows tr")).to_have_count(1)  # Without a reload.
+        expect(page.locator("#rows tr")).to_contain_text(re.compile(rf"orders\s*running\s*{end}"))
+        reader.range(archived=end)
+    expect(page.locator("#rows tr")).to_contain_text(re.compile(r"orders\s*running\s*0"))
+
+
 def test_schedules(page: Page, client: mqks.BlockingClient) -> None:
     client.subscribe("q", ["beat"])
     client.schedule(HOSTILE, "0 3 * * *", "beat", HOSTILE, tz="Europe/Berlin")
@@ -969,7 +981,15 @@ def test_screen_readers_keyboards_and_narrow_screens(
     )
     page = context.new_page()
     for path in (
-        *("/", "/queues", "/queue?name=orders", "/consumers", "/connections", "/schedules"),
+        *(
+            "/",
+            "/queues",
+            "/queue?name=orders",
+            "/consumers",
+            "/connections",
+            "/schedules",
+            "/archives",
+        ),
         *("/connection?number=1", "/limits", "/publish"),
     ):
         page.goto(path)

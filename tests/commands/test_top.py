@@ -134,7 +134,24 @@ def test_how_far_an_archive_is(server: ServerProcess) -> None:
     assert archived(1)[:2] == [None, None]
     with LineClient(server.address) as client:
         assert client.ask(b"r range --archived=3 mails").startswith(b"r ok ")
-    assert archived(2) == [3, 3, 0]
+        assert archived(2) == [3, 3, 0]
+        [told] = client.stats("queues")
+        assert (told["archive_state"], told["archive_commit_age_s"]) == ("running", None)
+        assert client.ask(b"r range --archived=5 mails").startswith(b"r ok ")
+        first, later = (client.stats("queue mails") for _ in range(2))
+    ages = [[row[f"archive_{of}_age_s"] for of in ("told", "commit")] for row in (first, later)]
+    assert 0 <= ages[0][0] == ages[0][1] <= ages[1][0] == ages[1][1]
+    out = subprocess.run(
+        [*MQKS, "inspect", "archives", "--url", server.url],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert re.match(
+        r"QUEUE +STATE +LAG +ARCHIVED_SEQ +TOLD +COMMIT\nmails +running +1 +5 +\S+ +\S+\n",
+        out,
+        re.IGNORECASE,
+    )
     with top(server) as terminal:
         terminal.until(rb"archived/s")
 

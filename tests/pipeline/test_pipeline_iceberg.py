@@ -3,9 +3,12 @@
 The one rule: what is in a table is read by pyiceberg through the catalog.
 """
 
+import json
 import os
+import shutil
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -24,7 +27,7 @@ from pyiceberg.utils.config import Config
 from mqks.commands import main
 from mqks.pipeline.errors import LakeInUse, LakeUnfit, StoreAway
 from mqks.pipeline.iceberg import MERGED_MAX, IcebergTable, catalog_of, files, found
-from mqks.pipeline.lake import COLUMNS, stage
+from mqks.pipeline.lake import COLUMNS, shown, stage
 from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.table import COMPACTION
@@ -238,6 +241,84 @@ def test_small_files_are_merged_and_old_days_leave() -> None:
     assert found(URL).scan(snapshot_id=before).to_arrow().num_rows == 4 * COMPACTION + 4
 
 
+def age(path: Path, days: float = 8) -> None:
+    """All files that are there now are so old."""
+    for file in path.rglob("*.*"):
+        os.utime(file, (time.time() - days * 86_400,) * 2)
+
+
+def vacuum(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """The names of the files that the command tells."""
+    capsys.readouterr()
+    assert main(["pipeline", "vacuum", URL, "--json", *arguments]) == 0
+    return [Path(file).name for file in json.loads(capsys.readouterr().out)["files"]]
+
+
+@EACH
+def test_a_vacuum_deletes_what_no_snapshot_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def there() -> set[str]:
+        return {file.name for file in tmp_path.rglob("*.*") if file.suffix != ".db"}
+
+    with IcebergTable(URL) as lake:
+        for n in range(COMPACTION - 1):
+            put(lake, batch(range(n, n + 1)))
+        replaced = {Path(file).name for file in files(URL)}
+        monkeypatch.setattr("mqks.pipeline.iceberg.SNAPSHOTS_S", 0)
+        put(lake, batch(range(COMPACTION - 1, COMPACTION)))
+        lake.roll(60)  # All snapshots but one are expired.
+        [orphan] = stage(lake.staging, [batch(range(90, 91))])
+        reader = found(URL).scan()
+        put(lake, batch(range(COMPACTION, COMPACTION + 1)))
+        age(tmp_path)
+        [fresh] = stage(lake.staging, [batch(range(91, 92))])
+        before = there()
+        dry = vacuum(capsys, "--dry-run")
+        assert there() == before
+        assert vacuum(capsys, "--older-than", "9d") == []
+        assert vacuum(capsys) == dry
+        assert there() == before - {*dry}
+        assert {*dry} >= {*replaced, shown(orphan.name)}
+        assert any(name.startswith("snap-") for name in dry)
+        assert shown(fresh.name) in there()
+        assert reader.to_arrow().num_rows == COMPACTION
+        assert vacuum(capsys) == []
+        lake.commit("q", "x-1", 92, [fresh])
+    assert offsets() == [*range(COMPACTION + 1), 91]
+    assert main(["pipeline", "verify", URL]) == 0
+    assert main(["pipeline", "vacuum", URL, "--older-than", "1h"]) == os.EX_USAGE
+
+
+def test_a_vacuum_deletes_nothing_of_a_table_with_files_elsewhere(tmp_path: Path) -> None:
+    with IcebergTable(URL) as lake:
+        put(lake, batch(range(4)))
+        [orphan] = stage(lake.staging, [batch(range(4, 5))])
+        elsewhere = shutil.copy(files(URL)[0], tmp_path / "elsewhere.parquet")
+        found(URL).add_files([f"file://{elsewhere}"])
+        age(tmp_path)
+    with IcebergTable(URL) as lake, pytest.raises(LakeUnfit, match="elsewhere"):
+        lake.vacuum(86_400)
+    assert [*tmp_path.rglob(shown(orphan.name))]
+
+
+def test_a_snapshot_is_kept_for_a_day_since_another_replaced_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, old = time.time, []
+    with IcebergTable(URL) as lake:
+        with monkeypatch.context() as before:
+            before.setattr(time, "time", lambda: now() - 2 * 86_400)
+            for n in range(2):
+                put(lake, batch(range(n, n + 1)))
+                old.append(found(URL).current_snapshot().snapshot_id)
+        for n in range(2, COMPACTION):
+            put(lake, batch(range(n, n + 1)))
+        lake.roll(60)
+    assert found(URL).snapshot_by_id(old[0]) is None
+    assert found(URL).scan(snapshot_id=old[1]).to_arrow().num_rows == 2
+
+
 def test_its_files_are_on_the_disk_before_the_catalog_names_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -342,5 +423,9 @@ def test_all_is_killed_and_each_message_is_in_the_table_once(
     count, warehouse = 40_000, tmp_path / "warehouse"
     kills.archive(spark, tmp_path, count, 1, "iceberg", 2, lake=URL, files=warehouse)
 
+    age(tmp_path)
+    assert main(["pipeline", "vacuum", URL]) == 0
     assert kills.counted_by_spark(spark, URL) == (count, count, count)
     assert offsets() == list(range(1, count + 1))
+    left = {Path(file).name for file in files(URL)}
+    assert {file.name for file in warehouse.rglob("*.parquet")} == left

@@ -4,6 +4,7 @@ The one rule: a lake is read back with pyarrow as any program would read it.
 """
 
 import json
+import os
 import resource
 import time
 from datetime import date, timedelta
@@ -16,6 +17,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from mqks.commands import main
 from mqks.pipeline.errors import BadOption, LakeInUse, LakeUnfit
 from mqks.pipeline.lake import (
     COLUMNS,
@@ -511,6 +513,37 @@ def test_a_delta_table_gets_wider_types(tmp_path: Path) -> None:
     assert read["data"][0].as_py()["xs"] == [0.5]
     assert [row["n"] for row in polars.read_delta(tmp_path).sort("offset")["data"]] == told
     assert {file.parent.name for file in map(Path, table.file_uris())} == {"date=2026-11-20"}
+
+
+def test_a_vacuum_of_a_delta_table_and_of_plain_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "lake"
+    with DeltaTable(path) as lake:
+        put(lake, range(4))
+        orphan, fresh = (
+            file for _ in range(2) for file in stage(lake.staging, [batch(range(4, 5))])
+        )
+        old = path / lake.staging.path(orphan)
+        os.utime(old, (time.time() - 8 * 86_400,) * 2)
+    for arguments, files in (
+        (["--dry-run"], [old.name]),
+        (["--older-than", "9d"], []),
+        ([], [old.name]),
+        ([], []),
+    ):
+        assert main(["pipeline", "vacuum", str(path), *arguments]) == 0
+        *told, count = capsys.readouterr().out.splitlines()
+        assert [Path(name).name for name in told] == (files if arguments == ["--dry-run"] else [])
+        assert count == f"{len(files)} files {'to delete' if told else 'deleted'}"
+        assert old.exists() == (arguments != [])
+    assert (path / lake.staging.path(fresh)).exists()
+    assert main(["pipeline", "verify", str(path)]) == 0
+
+    with FileLake(tmp_path / "files") as plain:
+        put(plain, range(4))
+    assert main(["pipeline", "vacuum", str(tmp_path / "files")]) == 0
+    assert capsys.readouterr().out.endswith("0 files deleted\n")
 
 
 def test_old_days_leave_a_table_and_its_files_later(tmp_path: Path) -> None:

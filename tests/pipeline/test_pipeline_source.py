@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,9 +26,10 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 import mqks
 from mqks.client import urls
+from mqks.client.errors import RequestFailed
 from mqks.pipeline import columns, wire
 from mqks.pipeline.errors import BadOption, DataLost
-from mqks.pipeline.options import EARLIEST, ReadPlace, read_options, write_options
+from mqks.pipeline.options import EARLIEST, Places, ReadPlace, read_options, write_options
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.source import (
     ROWS_PER_PARTITION,
@@ -36,6 +38,7 @@ from mqks.pipeline.source import (
     MqksDataSource,
     Slice,
     StreamReader,
+    offsets_behind,
 )
 from mqks.testing import Broker, BrokerProcess
 from tests.kit.log_peer import LogPeer
@@ -138,6 +141,118 @@ def test_numbers_are_of_one_queue(options: dict[str, str]) -> None:
     made = source("mqks://localhost:1", queue="o.*", **options)
     with pytest.raises(BadOption, match="several queues"):
         made.reader(made.schema())
+
+
+def several(url: str, queues: str, **options: object) -> MqksDataSource:
+    told = {"url": url, "queues": queues} | {name: str(value) for name, value in options.items()}
+    return MqksDataSource(CaseInsensitiveDict(told))
+
+
+def test_a_list_of_queues_and_an_offset_of_each(mqks_broker: Broker) -> None:
+    for queue in ("a", "b", "o.eu", "other"):
+        publish_to(mqks_broker, queue, range(4))
+    ends = {"b": 3, "o.eu": {"0": -1}, "a": 4}
+    for starts in (
+        {"a": 2, "o.eu": {"0": 3}},
+        {"queues": {"a": {"epoch": epoch(mqks_broker, "a"), "offset": 2}, "o.eu": {"0": 3}}},
+    ):
+        made = several(
+            mqks_broker.url,
+            "a,b,o.*",
+            startingOffsets=json.dumps(starts),
+            endingOffsets=json.dumps(ends),
+        )
+        reader = made.reader(made.schema())
+        assert told(rows(reader, reader.partitions())) == [
+            *[("a", 1), ("a", 2), ("b", 0), ("b", 1)],
+            *[("o.eu", 2), ("o.eu", 3)],
+        ]
+    missing = several(mqks_broker.url, "a,none")
+    with pytest.raises(RequestFailed, match="none"):
+        missing.reader(missing.schema()).partitions()
+    assert "queue" in several(mqks_broker.url, "b").schema().names
+
+
+def epoch(broker: Broker, queue: str) -> str:
+    with QueueReader(broker.url, queue) as log:
+        return log.range().epoch
+
+
+def arrivals_ms(broker: Broker, queue: str) -> list[int]:
+    """When its messages arrived."""
+    with QueueReader(broker.url, queue) as log:
+        batches = [*log.read(0, log.range().next)]
+    return [arrived.value // 1000 for batch in batches for arrived in batch["timestamp"]]
+
+
+def test_a_time_of_each_queue(mqks_broker: Broker) -> None:
+    for queue in ("a", "b"):
+        for n in range(3):
+            publish_to(mqks_broker, queue, range(n, n + 1))
+            while time.time_ns() // 10**6 <= arrivals_ms(mqks_broker, queue)[-1]:
+                pass  # The next one has a later millisecond.
+    a, b = (arrivals_ms(mqks_broker, queue) for queue in ("a", "b"))
+    timed = {
+        "startingOffsetsByTimestamp": json.dumps({"a": a[1], "b": {"0": b[2]}}),
+        "endingOffsetsByTimestamp": json.dumps({"a": a[2]}),
+    }
+    for more in ({}, {"startingOffsets": "latest", "endingOffsets": "earliest"}):
+        made = several(mqks_broker.url, "a,b", **timed, **more)
+        reader = made.reader(made.schema())
+        assert told(rows(reader, reader.partitions())) == [("a", 1), ("b", 2)]
+    # A time of all has precedence.
+    made = several(mqks_broker.url, "a,b", **timed, startingTimestamp=0)
+    reader = made.reader(made.schema())
+    assert told(rows(reader, reader.partitions())) == [
+        *[("a", 0), ("a", 1)],
+        *[("b", 0), ("b", 1), ("b", 2)],
+    ]
+
+
+def test_a_stream_of_a_list_with_times(mqks_broker: Broker) -> None:
+    for queue in ("a", "b"):
+        publish_to(mqks_broker, queue, range(3))
+    times = {"a": arrivals_ms(mqks_broker, "a")[0], "b": 2**53}
+    for strategy, positions in (("", {"a": 1}), ("latest", {"a": 1, "b": 4})):
+        options = {"startingOffsetsByTimestamp": json.dumps(times)}
+        if strategy:
+            options["startingOffsetsByTimestampStrategy"] = strategy
+        made = several(mqks_broker.url, "a,b", **options)
+        reader = made.streamReader(made.schema())
+        assert isinstance(reader, StreamReader)
+        pinned = reader.latestOffset(reader.initialOffset(), ReadMaxRows(100))
+        assert {name: at["offset"] for name, at in pinned["queues"].items()} == positions
+        reader.stop()
+    options["startingOffsetsByTimestampStrategy"] = "error"
+    made = several(mqks_broker.url, "a,b", **options)
+    with pytest.raises(BadOption, match="nothing arrived in the queue b"):
+        made.streamReader(made.schema()).initialOffset()
+    with pytest.raises(BadOption, match="nothing arrived in the queue b"):
+        made.reader(made.schema()).partitions()
+
+
+def test_how_far_a_stream_is_behind(mqks_broker: Broker) -> None:
+    for queue, count in (("a", 10), ("b", 4)):
+        publish_to(mqks_broker, queue, range(count))
+    made = several(mqks_broker.url, "a,b", startingOffsets="earliest")
+    reader = made.streamReader(made.schema())
+    assert isinstance(reader, StreamReader)
+    start = reader.initialOffset()
+
+    def behind(end: Any) -> dict[str, float]:
+        latest = reader.reportLatestOffset()
+        return offsets_behind({"endOffset": json.dumps(end), "latestOffset": json.dumps(latest)})
+
+    assert behind(start) == {}
+    pinned = reader.latestOffset(start, ReadMaxRows(4))
+    end = reader.latestOffset(pinned, ReadMaxRows(4))
+    assert [*behind(end).items()] == [
+        ("minOffsetsBehindLatest", 2),
+        ("maxOffsetsBehindLatest", 8),
+        ("avgOffsetsBehindLatest", 5),
+    ]
+    assert offsets_behind({"endOffset": json.dumps(end), "latestOffset": "null"}) == {}
+    reader.stop()
 
 
 def test_a_stream_of_several_queues_reads_later_ones_from_their_begin(mqks_broker: Broker) -> None:
@@ -290,6 +405,17 @@ def test_unknown_options_are_refused(options: dict[str, str], hint: str) -> None
     [
         {},
         {"queue": "a b"},
+        {"queues": "q,r"},
+        {"startingOffsets": '{"q": 5, "r": 5}'},
+        {"startingOffsets": "{}"},
+        {"startingOffsets": "[" * 5000},
+        {"startingOffsetsByTimestamp": "5"},
+        {"startingOffsetsByTimestamp": "latest"},
+        {"startingOffsetsByTimestamp": '{"q": -1}'},
+        {"startingOffsetsByTimestamp": '{"q": {"1": 5}}'},
+        {"endingOffsetsByTimestamp": '{"r": 5}'},
+        {"startingOffsetsByTimestampStrategy": "first", "startingTimestamp": "5"},
+        {"startingOffsetsByTimestampStrategy": "latest", "startingOffsets": "5"},
         {"port": "0"},
         {"port": "many"},
         {"tls": "yes"},
@@ -317,7 +443,6 @@ def test_unknown_options_are_refused(options: dict[str, str], hint: str) -> None
         {"startingOffsets": '{"other": {"0": 5}}'},
         {"startingOffsets": '{"q": {"1": 5}}'},
         {"startingOffsets": '{"q": {"0": -3}}'},
-        {"startingOffsets": '{"q": 5}'},
         {"endingOffsets": "1.5"},
     ],
 )
@@ -369,13 +494,14 @@ def test_credentials_do_not_show() -> None:
         ("Earliest", ReadPlace("earliest")),
         ("latest", ReadPlace("latest")),
         ("7", ReadPlace(7)),
-        ('{"q": {"0": 7}}', ReadPlace(7)),
-        ('{"q": {"0": -1}}', ReadPlace("latest")),
-        ('{"q": {"0": -2}}', ReadPlace("earliest")),
+        ('{"q": 7}', {"q": ReadPlace(7)}),
+        ('{"q": {"0": 7}}', {"q": ReadPlace(7)}),
+        ('{"q": {"0": -1}}', {"q": ReadPlace("latest")}),
+        ('{"q": {"0": -2}}', {"q": ReadPlace("earliest")}),
         ('{"epoch": "one", "offset": 7}', ReadPlace(7, "one")),
     ],
 )
-def test_places(text: str, place: ReadPlace) -> None:
+def test_places(text: str, place: Places) -> None:
     assert read_options({"queue": "q", "startingoffsets": text}).start == place
 
 
@@ -483,6 +609,7 @@ def test_bounds_of_a_batch(options: dict[str, object], expected: range) -> None:
     ("options", "told"),
     [
         ({"startingOffsets": "latest"}, "a batch ends there"),
+        ({"startingOffsets": '{"q": -1}'}, "a batch ends there"),
         ({"startingOffsets": 12}, "startingOffsets is 12, but the queue ends at 11"),
         ({"endingOffsets": 12}, "endingOffsets is 12"),
         ({"startingOffsets": '{"epoch": "two", "offset": 9}'}, "created again"),
@@ -941,7 +1068,10 @@ def test_a_query_goes_on_as_messages_come(
         query.processAllAvailable()
         publish(mqks_broker, range(3))
         query.processAllAvailable()
+        assert query.lastProgress is not None
+        behind = offsets_behind(query.lastProgress.sources[0])
     finally:
         query.stop()
 
     assert found == [[], [1, 2, 3, 4, 5, 6], [7, 8, 9, 10], [11, 12, 13]]
+    assert [*behind.values()] == [0, 0, 0]

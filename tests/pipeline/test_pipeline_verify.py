@@ -5,9 +5,12 @@ The one rule: what changes a lake here is another program, which knows nothing o
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,13 +19,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.utils.config import Config
 
+from mqks.client.blocking import connect
 from mqks.commands import main
 from mqks.pipeline.columns import PROPERTIES
 from mqks.pipeline.lake import CONTROL, WRITTEN, FileLake, Lake, stage
+from mqks.pipeline.replay import Replay
 from mqks.pipeline.sums import ranges, sums_of
 from mqks.pipeline.table import COMPACTION, DeltaTable, LakeTable
 from mqks.pipeline.verify import Verification
+from mqks.pipeline.wire import ServerAddress
+from mqks.testing import Broker, BrokerProcess
+from tests.pipeline.test_pipeline_jobs import EVENTS, publish, run, some, subscribe
 from tests.pipeline.test_pipeline_lake import DAY_US, NOON_US, batch, put
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SIZE = 1 << 20
 Opened = Callable[[Path], Lake]
@@ -151,7 +162,7 @@ def test_what_a_lake_does_by_itself_is_no_difference(
 
     assert main(["pipeline", "verify", str(lake.place), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told == {"messages": left, "queues": 1, "unchecked": 0, "differences": []}
+    assert told == {"messages": left, "queues": 1, "unchecked": 0, "differences": [], "compared": 0}
 
 
 def test_what_another_archive_commits_and_removes_meanwhile(tmp_path: Path) -> None:
@@ -185,6 +196,161 @@ def test_rows_of_a_version_without_sums_are_not_checked(
     assert older in told[1]
     rewrite(files(tmp_path / "lake")[1], changed("value", b"x"))
     assert "the 50 rows are not as they were archived" in "".join(verified(lake, capsys, 65))
+
+
+# ------------------------------------------------------------------------- with the broker
+
+
+@pytest.fixture(params=["parquet", "delta"])
+def archived(
+    request: pytest.FixtureRequest, spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
+) -> Path:
+    """A lake of a queue of which nothing was trimmed."""
+    with connect(mqks_broker.url) as client:
+        client.subscribe("clicks", EVENTS)
+        for n in range(5):
+            client.publish(EVENTS[0], f"{n}", meta={"n": f"{n}"}, priority=n + 1, key=f"k{n}")
+        client.publish(EVENTS[0], b"\t\n", confirm=True)
+    publish(mqks_broker, some(6, 4))
+    lake = tmp_path / "lake"
+    run(spark, mqks_broker, lake, request.param, trim=False)
+    return lake
+
+
+def compared(
+    lake: Path, broker: Broker, capsys: pytest.CaptureFixture[str], code: int = 0
+) -> list[str]:
+    """The lines of the command, without the epochs."""
+    capsys.readouterr()
+    assert main(["pipeline", "verify", str(lake), "--url", broker.url]) == code
+    told = capsys.readouterr()
+    lines = [*told.out.splitlines(), *told.err.splitlines()]
+    return [re.sub(r"epoch \S+, ", "", line.removeprefix(f"mqks: {lake}: ")) for line in lines]
+
+
+def format_of(lake: Path) -> str | None:
+    return "delta" if (lake / "_delta_log").exists() else None
+
+
+def still(count: int) -> str:
+    return f"{count} messages that the server still has: all in the lake"
+
+
+def test_what_the_broker_still_has_is_in_the_lake(
+    archived: Path,
+    spark: "SparkSession",
+    mqks_broker: Broker,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = "10 messages of 1 queue: all as archived"
+    assert compared(archived, mqks_broker, capsys) == [whole, still(10)]
+    monkeypatch.setattr("mqks.pipeline.verify.WINDOW", 3)
+    monkeypatch.setattr("mqks.pipeline.reader.FETCH_ROWS", 1)
+    assert compared(archived, mqks_broker, capsys) == [whole, still(10)]
+    publish(mqks_broker, some(10, 5))  # Not archived yet.
+    with connect(mqks_broker.url) as client:
+        client.trim("clicks", 3)
+        with client.consume("clicks") as consumer:
+            for _ in range(3):  # By priority, so that there are holes.
+                consumer.receive(timeout_s=60).ack()
+    assert compared(archived, mqks_broker, capsys) == [whole, still(5)]
+    run(spark, mqks_broker, archived, format_of(archived))
+    assert compared(archived, mqks_broker, capsys)[1] == still(0)
+
+
+@pytest.mark.parametrize("name", ["value", "headers", "priority", "timestamp", "lost"])
+def test_a_row_that_the_broker_has_otherwise(
+    archived: Path, mqks_broker: Broker, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rewrite(files(archived)[0], CHANGES[name][0])
+    sums, told = compared(archived, mqks_broker, capsys, 65)
+    assert sums.startswith(f"queue clicks, numbers 0 to {SIZE - 1}: ")
+    lacks = "the lake lacks these messages of the queue, or has others: 1"
+    assert told == f"queue clicks, numbers from 1 to 1: {lacks}"
+
+
+def test_rows_that_the_lake_lacks(
+    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 15))
+    run(spark, mqks_broker, tmp_path, trim=False)
+    for file in files(tmp_path):
+        rewrite(file, lambda rows: rows.slice(0, 0))
+    told = compared(tmp_path, mqks_broker, capsys, 65)[-1]
+    assert told.startswith("queue clicks, numbers from 1 to 15: ")
+    assert told.endswith(": 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 5 more")
+
+
+def test_what_was_trimmed_before_it_was_archived(
+    archived: Path, mqks_broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(mqks_broker, some(10, 5))
+    with connect(mqks_broker.url) as client:
+        client.trim("clicks", 14)
+    gone = "neither in the lake nor in the queue: consumed, expired or trimmed by others"
+    [told] = compared(archived, mqks_broker, capsys, 65)
+    assert told == f"queue clicks, numbers from 11 to 13: {gone}"
+
+
+def test_a_queue_that_the_broker_has_no_longer(
+    archived: Path, spark: "SparkSession", mqks_broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = "whether they were archived is not known"
+    with connect(mqks_broker.url) as client:
+        client.delete_queue("clicks")
+    assert compared(archived, mqks_broker, capsys, 65) == [
+        f"queue clicks, numbers from 11 on: the broker has no such queue: {unknown}"
+    ]
+    with connect(mqks_broker.url) as client:
+        client.subscribe("clicks", EVENTS)
+    publish(mqks_broker, some(10, 2))
+    another = "the broker has this queue under another epoch"
+    assert compared(archived, mqks_broker, capsys, 65) == [
+        f"queue clicks, numbers from 11 on: {another}: {unknown}"
+    ]
+    run(spark, mqks_broker, archived, format_of(archived), trim=False, fail_on_data_loss=False)
+    assert compared(archived, mqks_broker, capsys) == [
+        "12 messages of 1 queue: all as archived",
+        still(2),
+    ]
+
+
+def test_a_broker_whose_older_state_was_restored(
+    spark: "SparkSession",
+    mqks_broker_process: BrokerProcess,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    broker, lake, before = mqks_broker_process, tmp_path / "lake", tmp_path / "before"
+    subscribe(broker)
+    publish(broker, some(0, 5))
+    broker.kill()
+    before.mkdir()
+    for file in tmp_path.glob("mqks.db*"):
+        shutil.copy(file, before)
+    broker.start()
+    publish(broker, some(5, 5))
+    run(spark, broker, lake, trim=False)
+    broker.kill()
+    for file in before.iterdir():
+        shutil.copy(file, tmp_path)
+    broker.start()
+    publish(broker, some(20, 2))
+    capsys.readouterr()
+    assert main(["pipeline", "verify", str(lake), "--url", broker.url]) == 65
+    other = "the broker has others: an older state of it was restored"
+    assert re.search(f"numbers from 6 to 10: {other}", capsys.readouterr().err)
+
+
+def test_what_a_replay_repeats_may_be_left_out(
+    archived: Path, spark: "SparkSession", mqks_broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    list(Replay(lake=archived, server=ServerAddress(url=mqks_broker.url)).run(spark, Event()))
+    [progress] = run(spark, mqks_broker, archived, format_of(archived), trim=False)
+    assert progress.left_out == 10
+    assert compared(archived, mqks_broker, capsys)[1] == still(10)
 
 
 def test_what_is_no_lake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ def _check_history(broker: Broker, connection: Connection, queue: Queue, first: 
 def range_(broker: Broker, connection: Connection, request: Request, wanted: Range) -> None:
     queue = existing(broker, "range", wanted.queue)
     if wanted.archived is not None:
-        queue.archived_seq = min(wanted.archived, queue.lane.next_seq)
+        queue.archived(wanted.archived, broker.clock())
     read = Read(request.id, "range", queue.name, queue.id, request.confirm, at_us=wanted.at_us)
     broker.read(connection, read)
 

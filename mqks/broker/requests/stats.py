@@ -33,6 +33,8 @@ T = TypeVar("T")
 K = TypeVar("K")
 STEP_ROWS: Final = 256
 """A millisecond, JSON included."""
+ARCHIVE_SILENT_S: Final = 60.0
+"""An archive that has told nothing for longer has ended, hangs, or waits for its store."""
 Key = tuple[bytes, bytes]
 """Where a list continues: the first and the second part of a key."""
 
@@ -106,9 +108,22 @@ def queue_row(broker: Broker, queue: Queue) -> Row:
         "dead": queue.dead,
         "next_seq": queue.lane.next_seq,
         "oldest_age_s": queue.oldest_age_s,
+        **_archive_row(queue, broker.clock()),
+        "memory_bytes": queue.lane.blocks.memory_bytes,
+    }
+
+
+def _archive_row(queue: Queue, now_s: float) -> Row:
+    told = queue.archive
+    told_age_s = None if told is None else round(now_s - told.told_s, 3)
+    committed_s = None if told is None else told.committed_s
+    state = "silent" if (told_age_s or 0.0) > ARCHIVE_SILENT_S else "running"
+    return {
+        "archive_state": None if told is None else state,
         "archived_seq": queue.archived_seq,
         "archive_lag": queue.archive_lag,
-        "memory_bytes": queue.lane.blocks.memory_bytes,
+        "archive_told_age_s": told_age_s,
+        "archive_commit_age_s": None if committed_s is None else round(now_s - committed_s, 3),
     }
 
 

@@ -58,9 +58,20 @@ class NewMessages(NamedTuple):
     """The terms of each, if they differ: all are scheduled, all have a TTL, or none."""
 
 
+class ToldByArchive(NamedTuple):
+    """What the archive of a queue has told since the start of the server."""
+
+    seq: int
+    """Everything below is archived."""
+    told_s: float
+    """When it told so last, by the broker's clock."""
+    committed_s: float | None
+    """When the number was higher than before; None if it was not yet."""
+
+
 class Queue:
     __slots__ = (
-        *("ack_timeout_us", "archived_seq", "capacity", "consumers", "dead", "deleted"),
+        *("ack_timeout_us", "archive", "capacity", "consumers", "dead", "deleted"),
         *("has_forgotten", "id", "is_dropping", "is_ruled", "lane", "name", "order", "policy"),
         *("returning", "ring", "rules", "shared", "show", "timer", "times", "told_at", "updates"),
     )
@@ -88,8 +99,7 @@ class Queue:
         self.deleted = False
         self.dead = 0
         """Messages that have died here since the start of the server."""
-        self.archived_seq: int | None = None
-        """Everything below is archived, as its archive has told since the start of the server."""
+        self.archive: ToldByArchive | None = None
         self.capacity = shared.features.capacity(self, shared.capacities.default_max)
         self.told_at = 0
         """Number of ready messages at which to look at the capacity."""
@@ -110,10 +120,21 @@ class Queue:
         """Messages that wait for a consumer."""
         return self.lane.blocks.count
 
+    def archived(self, seq: int, now_s: float) -> None:
+        """Its archive tells that it has everything below this number."""
+        seq, before = min(seq, self.lane.next_seq), self.archive
+        is_commit = before is not None and seq > before.seq
+        committed_s = now_s if is_commit else before and before.committed_s
+        self.archive = ToldByArchive(seq, now_s, committed_s)
+
+    @property
+    def archived_seq(self) -> int | None:
+        return None if self.archive is None else self.archive.seq
+
     @property
     def archive_lag(self) -> int | None:
         """How many numbers its archive is behind its end; None if none has told."""
-        return None if self.archived_seq is None else self.lane.next_seq - self.archived_seq
+        return None if self.archive is None else self.lane.next_seq - self.archive.seq
 
     @property
     def is_served(self) -> bool:
