@@ -105,6 +105,14 @@ def archive(
         "Partitions: day, hour, event, parsed (whether the payload fits the schema), with commas."
         " \\[default: as the lake has it, or day]",
     ] = None,
+    table_by: Annotated[
+        Literal["event"] | None,
+        "event: a table for each event, LAKE/order.new, or namespace.table_order__new in a catalog."
+        " \\[default: one for all]",
+    ] = None,
+    tables_max: Annotated[
+        int, typer.Option(min=1, max=1000, help="The most tables with --table-by.")
+    ] = 100,
     schema: Annotated[
         str | None,
         "DDL|FILE",
@@ -161,6 +169,7 @@ def archive(
         from mqks.pipeline.lake import partitions
         from mqks.pipeline.places import lake_at
         from mqks.pipeline.session import BRIEF, LOGGING, context
+        from mqks.pipeline.tables import Tables
         from mqks.pipeline.wire import ServerAddress
 
         if bad_rows and not schema:
@@ -180,8 +189,14 @@ def archive(
         )
         if isinstance(lake, Path) and not lake.exists():
             job.check()
+        partitioned = partitions(by)
+        whole = (
+            Tables(lake, format, by=partitioned, tables_max=tables_max)
+            if table_by
+            else lake_at(lake, format, partitioned)
+        )
         # Before Spark: what is wrong with the lake need not wait for Java.
-        with lake_at(lake, format, partitions(by)) as opened, ExitStack() as stack:
+        with whole as opened, ExitStack() as stack:
             lineage = None
             if openlineage:
                 from mqks.pipeline.lineage import Lineage
@@ -358,20 +373,25 @@ def verify(lake: LakePlace, catalog: Catalog = None, as_json: AsJson = False) ->
     job.check_is_there(lake)
     job.check_extra()
     from mqks.pipeline.errors import LakeDiffers
-    from mqks.pipeline.places import existing
+    from mqks.pipeline.places import existing, tables_of
     from mqks.pipeline.verify import Verification
 
-    with existing(lake) as opened:
-        found = Verification(opened).run()
-    if as_json:
-        tell(asdict(found), as_json)
-    elif not found.differences:
-        queues = "1 queue" if found.queues == 1 else f"{found.queues} queues"
-        typer.echo(f"{found.messages:,} messages of {queues}: all as archived")
-    if found.unchecked:
-        note(f"{found.unchecked:,} rows are not checked: an older version has archived them")
-    if found.differences:
-        raise LakeDiffers(f"{lake}: " + "\n".join(map(str, found.differences)))
+    differing = []
+    for place in tables_of(lake):
+        with existing(place) as opened:
+            found = Verification(opened).run()
+        if as_json:
+            tell(asdict(found) | ({} if place == lake else {"table": str(place)}), as_json)
+        elif not found.differences:
+            queues = "1 queue" if found.queues == 1 else f"{found.queues} queues"
+            of = "" if place == lake else f"{place}: "
+            typer.echo(f"{of}{found.messages:,} messages of {queues}: all as archived")
+        if found.unchecked:
+            note(f"{found.unchecked:,} rows are not checked: an older version has archived them")
+        if found.differences:
+            differing.append(f"{place}: " + "\n".join(map(str, found.differences)))
+    if differing:
+        raise LakeDiffers("\n".join(differing))
 
 
 COMMANDS: dict[Run, str] = {

@@ -30,7 +30,7 @@ from mqks.client.errors import RequestFailed
 from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES, subset
 from mqks.pipeline.errors import DataLost, NoQueue, StoreAway
 from mqks.pipeline.job import reasons
-from mqks.pipeline.lake import PIECE_BYTES, WRITTEN, File, Lake, Staging, stage
+from mqks.pipeline.lake import PIECE_BYTES, WRITTEN, File, Lake, Stages, stage
 from mqks.pipeline.objects import Patience
 from mqks.pipeline.payloads import BAD, parsed, parsed_here, read_as
 from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts, pattern
@@ -95,13 +95,13 @@ class _Batch:
     start: int
     ranges: list[_Numbers]
     archived_us: int
-    staging: Staging
+    staging: Stages
     fail_on_data_loss: bool
     leaves_out: bool
     """Whether replayed messages that the lake has are left out."""
     data: pa.DataType | None = None
     """As what payloads are parsed."""
-    bad: Staging | None = None
+    bad: Stages | None = None
     """Where those go that do not fit, if not with the others."""
     bad_start: int = 0
     """Those with lower numbers are there."""
@@ -376,18 +376,21 @@ class _Run:
         Raises DataLost.
         """
         queue, log = self.queue, self.reader.range()
-        done, came_us = (told(queue, log.epoch) for told in (self.lake.next, self.lake.arrived_us))
+        done, reached, came_us = (
+            told(queue, log.epoch)
+            for told in (self.lake.next, self.lake.reached, self.lake.arrived_us)
+        )
         log = self.reader.range(None if came_us is None else came_us + 1, done or log.first)
         if done is None:
             if self.lake.knows(queue, log.epoch):
                 self.job._lose(self.lake, queue, "deleted and created again")
             return log, log.first
         other = log.next if log.at is None else log.at
-        if other < done:
+        if other < (reached or done):
             # Numbers that the lake has were, or will be, used again for other messages: these must
             # neither count as archived nor be trimmed.
             raise DataLost(
-                f"the lake has the messages of the queue {queue} up to {done}, but from {other} on"
+                f"the lake has messages of the queue {queue} up to {reached}, but from {other} on"
                 " the queue has other messages: an older state of the database was restored. Stop"
                 " the server and run mqks new-epoch"
             )
@@ -404,6 +407,9 @@ class _Run:
         queue, began = self.queue, time.perf_counter()
         bad_start = (self.bad and self.bad.next(queue, epoch)) or 0
         files, bad_files = self._stage(epoch, start, end, bad_start)
+        if self.lake.adopts(queue, epoch, start, files):
+            more, _ = self._stage(epoch, start, end, bad_start=end)
+            files += (file for file in more if file.rows)
         if self.bad is not None:
             # First: what is in this lake and not in the other one is not added again.
             if bad_files:
