@@ -120,7 +120,7 @@ def messages(
         raise LakeUnfit(f"there is no lake at {place}")
     if (tables := tables_of(place)) != [place]:
         rows = (messages(spark, table, properties=properties) for table in tables)
-        return reduce(DataFrame.unionAll, rows, spark.createDataFrame([], schema))
+        return reduce(lambda a, b: a.unionAll(b), rows, spark.createDataFrame([], schema))
     if isinstance(place, Path) and not _is_delta(place):
         return spark.read.schema(schema).parquet(str(place.absolute()))
     files = [(uri,) for uri in asked(place, partial(_files, place))]

@@ -20,6 +20,7 @@ is never ahead of a table that has rows to come.
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
@@ -48,6 +49,8 @@ from mqks.pipeline.objects import Place
 from mqks.pipeline.places import events_of, is_there, lake_at
 
 TABLES_MAX = 100
+COMMITS = 8
+"""At a time: most of it is waiting."""
 
 _log = logging.getLogger("mqks.pipeline")
 
@@ -163,8 +166,8 @@ class Tables(Lake):
         places = {table_at(self.place, event) for event in new}
         if len({*self._opened(), *places}) > self._tables_max:
             raise LakeUnfit(
-                f"{self.place}: there may be {self._tables_max} tables, and the batch has"
-                f" {len(new)} events without one, such as {min(new)[:80]!r}: raise --tables-max"
+                f"{self.place}: the limit is {self._tables_max} tables, and the batch has"
+                f" {len(new)} new events, such as {min(new)[:80]!r}: raise --tables-max"
             )
         rows = {
             "key": [b""] * len(new),
@@ -192,8 +195,12 @@ class Tables(Lake):
         for file in files:
             if file.rows:
                 parts.setdefault(table_at(self.place, file.event), []).append(file)
-        for place, part in parts.items():
-            tables[place].commit(queue, epoch, number, [*part, *came])
+
+        def commit(place: Place) -> None:
+            tables[place].commit(queue, epoch, number, [*parts[place], *came])
+
+        with ThreadPoolExecutor(COMMITS) as threads:
+            list(threads.map(commit, parts))
         self._control.commit(queue, epoch, number, came)
 
     def roll(self, age_s: float) -> int:
