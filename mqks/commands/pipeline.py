@@ -140,6 +140,12 @@ def archive(
         "Remove days from a table that are older: 90d.",
     ] = None,
     trim: Annotated[bool, "--trim/--no-trim", "Drop archived messages from the queue."] = True,
+    reader: Annotated[
+        str | None,
+        "NAME",
+        "The name of this archive among the readers of the queue (set-queue --readers), which is"
+        " trimmed up to the slowest. \\[default: none]",
+    ] = None,
     include_replays: Annotated[
         bool, "--include-replays", "Store also replayed messages whose originals are in the lake."
     ] = False,
@@ -184,6 +190,7 @@ def archive(
             roll_s=merge,
             keep_s=keep,
             trim=trim,
+            reader=reader,
             include_replays=include_replays,
             fail_on_data_loss=fail_on_data_loss,
         )

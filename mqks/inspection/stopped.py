@@ -140,6 +140,7 @@ class StoppedSource:
                 "dead": None,
                 "next_seq": queue.next_seq,
                 "oldest_age_s": _age_s(queue.oldest_us),
+                "readers": None,
                 "archived_seq": None,
                 "archive_lag": None,
                 "memory_bytes": None,

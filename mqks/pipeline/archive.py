@@ -236,6 +236,8 @@ class Archive:
     keep_s: float | None = None
     """Days that ended before this time are removed from a table."""
     trim: bool = True
+    reader: str | None = None
+    """Which of its readers is this for the queue, which is trimmed up to the slowest."""
     include_replays: bool = False
     """Archive also what a replay has published and the lake has already."""
     fail_on_data_loss: bool = True
@@ -357,7 +359,7 @@ class _Run:
         log, start = self._look()
         if self.goal is None:
             self.goal = log.next
-            if job.trim and log.first < start:  # The last run died between the two.
+            if job.trim:  # The last run may have died between the two.
                 self._trim(log.epoch, start)
         end = min(log.next, start + job.batch_messages)
         if job.once and (start >= self.goal or end <= start):
@@ -420,7 +422,7 @@ class _Run:
             _log.warning("%d files in one batch: --by day writes one for each day", len(files))
         if self.job.trim:
             self._trim(epoch, end)
-        after = self.reader.range(archived=end)
+        after = self.reader.range(archived=None if self.job.reader else end)
         return Progress(
             queue=queue,
             epoch=epoch,
@@ -494,7 +496,7 @@ class _Run:
     def _trim(self, epoch: str, number: int) -> None:
         """Trim the queue, unless it was created again: then other messages have these numbers."""
         try:
-            self.reader.trim(number, epoch)
+            self.reader.trim(number, epoch, self.job.reader)
         except RequestFailed:
             if self.reader.range().epoch == epoch:
                 raise

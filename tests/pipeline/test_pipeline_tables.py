@@ -224,7 +224,8 @@ def test_each_event_has_a_table_that_no_other_event_has(place: Place) -> None:
     assert not {*hashed} & {f"{place}{name}" for name in names}, "nobody can take another's name"
     for name in names:
         assert len(name[1:].encode()) <= 200
-        assert name[1] not in "._" and "/" not in name[1:]
+        assert name[1] not in "._"
+        assert "/" not in name[1:]
         assert job.place(f"{place}{name}") == type(place)(f"{place}{name}")
     if isinstance(place, str):
         letters = "a-z0-9_" if "iceberg" in place else r"\w.-"
@@ -257,7 +258,7 @@ def test_any_event_has_a_table(opened: Callable[..., Tables]) -> None:
 def test_beyond_the_limit_nothing_is_committed(opened: Callable[..., Tables]) -> None:
     with opened(tables_max=2) as lake:
         put(lake, 2)
-        with pytest.raises(LakeUnfit, match="is 2 tables.* 2 new events, such as 'late'"):
+        with pytest.raises(LakeUnfit, match=r"is 2 tables.* 2 new events, such as 'late'"):
             put(lake, 7)
         assert (lake.next("q", "x-1"), lake.reached("q", "x-1")) == (2, 2)
     assert archived(lake.place) == expected(2)
@@ -351,9 +352,10 @@ def test_a_database_older_than_a_table_is_left_alone(
         commit(self, queue, epoch, number, [*rows, *came])
         raise DiesError
 
-    with monkeypatch.context() as patch, pytest.raises(DiesError):
+    with monkeypatch.context() as patch:
         patch.setattr(Tables, "commit", dies)
-        run(spark, mqks_broker, place, format)
+        with pytest.raises(DiesError):
+            run(spark, mqks_broker, place, format)
     mqks_broker.stop()
     database.with_name(f"{database.name}-wal").unlink(missing_ok=True)
     database.write_bytes(snapshot)
