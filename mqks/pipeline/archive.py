@@ -359,7 +359,8 @@ class _Run:
         log, start = self._look()
         if self.goal is None:
             self.goal = log.next
-            if job.trim:  # The last run may have died between the two.
+            # The last run may have died between the two, and the server forgets what readers told.
+            if job.trim and (job.reader or log.first < start):
                 self._trim(log.epoch, start)
         end = min(log.next, start + job.batch_messages)
         if job.once and (start >= self.goal or end <= start):
