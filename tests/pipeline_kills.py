@@ -38,7 +38,7 @@ from mqks.pipeline.places import existing, lake_at, messages
 from mqks.pipeline.session import session
 from mqks.pipeline.sink import Publisher
 from mqks.pipeline.table import delta
-from mqks.pipeline.tables import Tables
+from mqks.pipeline.tables import EventTables
 from mqks.pipeline.verify import Verification
 from mqks.pipeline.wire import ServerAddress
 from mqks.testing import BrokerProcess
@@ -247,7 +247,7 @@ def archive(
                     disturb(proxy, job, chance.choice(["swallow", "done", "down", "workers"]))
                 time.sleep(chance.uniform(0, 0.5))  # So as to die anywhere in a batch.
                 job.kill(everything=chance.random() < 0.5)
-        kind = Tables if tables else lake_at
+        kind = EventTables if tables else lake_at
         return archive_once(spark, broker.url, "clicks", place, format, kind)
 
 

@@ -175,7 +175,7 @@ def archive(
         from mqks.pipeline.lake import partitions
         from mqks.pipeline.places import lake_at
         from mqks.pipeline.session import BRIEF, LOGGING, context
-        from mqks.pipeline.tables import Tables
+        from mqks.pipeline.tables import EventTables
         from mqks.pipeline.wire import ServerAddress
 
         if bad_rows and not schema:
@@ -198,7 +198,7 @@ def archive(
             job.check()
         partitioned = partitions(by)
         whole = (
-            Tables(lake, format, by=partitioned, tables_max=tables_max)
+            EventTables(lake, format, by=partitioned, tables_max=tables_max)
             if table_by
             else lake_at(lake, format, partitioned)
         )

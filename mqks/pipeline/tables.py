@@ -55,7 +55,7 @@ COMMITS = 8
 _log = logging.getLogger("mqks.pipeline")
 
 
-class TablesStaging(NamedTuple):
+class EventStaging(NamedTuple):
     place: Place
     tables: dict[Place, tuple[Stages, int]]
     """With the first number that a table does not have."""
@@ -75,7 +75,7 @@ class TablesStaging(NamedTuple):
                 yield File("", "", [""], first=first, arrived_us=arrived_us, event=event)
 
 
-class Tables(Lake):
+class EventTables(Lake):
     """The lake of its tables, which are at most `tables_max`."""
 
     def __init__(
@@ -131,13 +131,13 @@ class Tables(Lake):
         return [self._control, *tables.values()]
 
     @property
-    def staging(self) -> TablesStaging:
+    def staging(self) -> EventStaging:
         told = {
             place: (lake.staging, lake.next(*self._of) or 0)
             for place, lake in self._opened().items()
             if place in self._adopted or not self._adopted
         }
-        return TablesStaging(self.place, told, is_whole=not self._adopted)
+        return EventStaging(self.place, told, is_whole=not self._adopted)
 
     def next(self, queue: str, epoch: str) -> int | None:
         self._opened()

@@ -34,7 +34,7 @@ from mqks.pipeline.objects import asked
 from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.table import COMPACTION, DeltaTable, delta
-from mqks.pipeline.tables import Tables
+from mqks.pipeline.tables import EventTables
 from mqks.pipeline.wire import ServerAddress
 from mqks.testing import Broker
 from tests import pipeline_kills as kills
@@ -217,7 +217,7 @@ def test_a_store_is_away_when_tables_are_opened_and_when_they_are_committed(
 ) -> None:
     monkeypatch.setitem(objects.OPTIONS, "max_retries", "0")
     between.fault = "500"
-    with Tables(url) as lake:
+    with EventTables(url) as lake:
         with pytest.raises(StoreAway):
             lake.next("q", "x-1")
         between.fault = ""
@@ -237,7 +237,7 @@ def test_a_store_is_away_when_tables_are_opened_and_when_they_are_committed(
     with DeltaTable(f"{url}-one") as one:
         put(one, range(3))
     with pytest.raises(LakeUnfit, match="was created without --table-by"):
-        Tables(f"{url}-one").__enter__()
+        EventTables(f"{url}-one").__enter__()
 
 
 @pytest.mark.parametrize("hours", [-5, 5])

@@ -27,7 +27,7 @@ from mqks.pipeline.places import existing, lake_at, messages, tables_of
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.sums import batches_of
 from mqks.pipeline.table import LakeTable
-from mqks.pipeline.tables import Tables
+from mqks.pipeline.tables import EventTables
 from mqks.pipeline.verify import Verification
 from mqks.pipeline.wire import ServerAddress
 from mqks.testing import Broker
@@ -56,15 +56,15 @@ def place_of(path: Path, format: str) -> Place:
 
 
 @pytest.fixture(params=FORMATS)
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Tables]:
-    return partial(Tables, place_of(tmp_path, request.param), request.param)
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., EventTables]:
+    return partial(EventTables, place_of(tmp_path, request.param), request.param)
 
 
 def run(
     spark: "SparkSession", broker: Broker, place: Place, format: str, **options: Any
 ) -> list[Progress]:
     archive = Archive(queue="clicks", server=ServerAddress(url=broker.url), once=True, **options)
-    with Tables(place, format) as lake:
+    with EventTables(place, format) as lake:
         return [*archive.run(spark.sparkContext, lake, Event())]
 
 
@@ -111,7 +111,7 @@ def expected(count: int, events: Sequence[str] = CYCLE) -> dict[str, list[int]]:
     return told
 
 
-def test_each_event_has_a_table(opened: Callable[..., Tables]) -> None:
+def test_each_event_has_a_table(opened: Callable[..., EventTables]) -> None:
     with opened() as lake:
         assert lake.next("q", "x-1") is None
         put(lake, 5)
@@ -129,7 +129,7 @@ class DiesError(Exception):
 
 @pytest.mark.parametrize("is_done", [False, True])
 def test_a_death_at_any_commit_doubles_and_loses_nothing(
-    opened: Callable[..., Tables], is_done: bool, monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., EventTables], is_done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before or after each of the commits in turn, and the next batches have other sizes."""
     with opened():
@@ -247,7 +247,7 @@ def test_names_that_one_would_guess() -> None:
     assert table_at(lake, "a/b") == lake / "a_b-c14cddc033f64b9d"
 
 
-def test_any_event_has_a_table(opened: Callable[..., Tables]) -> None:
+def test_any_event_has_a_table(opened: Callable[..., EventTables]) -> None:
     events = [*dict.fromkeys(NAMES)]
     with opened() as lake:
         put(lake, 2 * len(events), events)
@@ -255,7 +255,7 @@ def test_any_event_has_a_table(opened: Callable[..., Tables]) -> None:
     assert archived(lake.place) == expected(2 * len(events), events)
 
 
-def test_beyond_the_limit_nothing_is_committed(opened: Callable[..., Tables]) -> None:
+def test_beyond_the_limit_nothing_is_committed(opened: Callable[..., EventTables]) -> None:
     with opened(tables_max=2) as lake:
         put(lake, 2)
         with pytest.raises(LakeUnfit, match=r"is 2 tables.* 2 new events, such as 'late'"):
@@ -275,9 +275,9 @@ def test_a_lake_stays_of_its_kind(tmp_path: Path, format: str) -> None:
     with lake_at(place, format) as lake:
         put_all(lake, batch(range(3)))
     with pytest.raises(LakeUnfit, match="was created without --table-by: leave it out"):
-        Tables(place, format).__enter__()
+        EventTables(place, format).__enter__()
     other = place_of(tmp_path / "other", format) if isinstance(place, Path) else f"{place}2"
-    with Tables(other, format) as tables:
+    with EventTables(other, format) as tables:
         put(tables, 3)
     with pytest.raises(LakeUnfit, match="was created with --table-by event: use --table-by"):
         lake_at(other, format).__enter__()
@@ -285,7 +285,7 @@ def test_a_lake_stays_of_its_kind(tmp_path: Path, format: str) -> None:
     assert archived(place) == {"e1": [0, 1, 2]}
 
 
-def test_new_tables_have_the_partitions_of_the_first(opened: Callable[..., Tables]) -> None:
+def test_new_tables_have_the_partitions_of_the_first(opened: Callable[..., EventTables]) -> None:
     with opened(by=("date", "hour")) as lake:
         put(lake, 2)
     with pytest.raises(LakeUnfit, match="was created with --by hour: use --by hour"):
@@ -297,7 +297,7 @@ def test_new_tables_have_the_partitions_of_the_first(opened: Callable[..., Table
             assert each.by == ("date", "hour")
 
 
-def test_old_days_leave_all_tables(opened: Callable[..., Tables]) -> None:
+def test_old_days_leave_all_tables(opened: Callable[..., EventTables]) -> None:
     with opened() as lake:
         put(lake, 7)
         if not isinstance(lake.place, str) and not [*lake.place.glob("*/_delta_log")]:
@@ -317,7 +317,7 @@ def test_a_foreign_table_beside_those_in_a_catalog_is_none_of_them() -> None:
     place = "iceberg://tables/lake.events"
     with lake_at(f"{place}_old") as old:
         put_all(old, batch(range(3)))
-    with Tables(place) as lake:
+    with EventTables(place) as lake:
         put(lake, 7)
         lake.expire(date(2026, 11, 21))
     assert archived(f"{place}_old") == {"e1": [0, 1, 2]}
@@ -342,9 +342,9 @@ def test_a_database_older_than_a_table_is_left_alone(
     snapshot = database.read_bytes()
     mqks_broker.start()
     publish(mqks_broker, some(10, 5) + some(15, 5, "rare"))
-    commit, commits = Tables.commit, []
+    commit, commits = EventTables.commit, []
 
-    def dies(self: Tables, queue: str, epoch: str, number: int, files: list[File]) -> None:
+    def dies(self: EventTables, queue: str, epoch: str, number: int, files: list[File]) -> None:
         commits.append(number)
         came = [replace(file, rows=0) for file in files if file.event == "rare"]
         rows = [file for file in files if file.event != "rare"]
@@ -353,7 +353,7 @@ def test_a_database_older_than_a_table_is_left_alone(
         raise DiesError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Tables, "commit", dies)
+        patch.setattr(EventTables, "commit", dies)
         with pytest.raises(DiesError):
             run(spark, mqks_broker, place, format)
     mqks_broker.stop()
