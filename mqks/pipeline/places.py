@@ -119,7 +119,7 @@ def messages(
     if isinstance(place, Path) and not place.is_dir():
         raise LakeUnfit(f"there is no lake at {place}")
     if (tables := tables_of(place)) != [place]:
-        rows = (messages(spark, table, properties=properties) for table in tables)
+        rows = (messages(spark, table, properties=properties, bad=bad) for table in tables)
         return reduce(lambda a, b: a.unionAll(b), rows, spark.createDataFrame([], schema))
     if isinstance(place, Path) and not _is_delta(place):
         return spark.read.schema(schema).parquet(str(place.absolute()))

@@ -201,7 +201,8 @@ def test_all_is_killed_and_each_message_is_in_its_table_once(
     spark: "SparkSession", tmp_path: Path, format: str
 ) -> None:
     count, place = 40_000, place_of(tmp_path, format)
-    told = {"lake": place, "files": tmp_path / "files"} if format == "iceberg" else {}
+    told: dict[str, Any] = {"lake": place, "files": tmp_path / "files"}
+    told = told if format == "iceberg" else {}
     kills.archive(spark, tmp_path, count, 1, format, 3, tables=True, **told)
 
     assert kills.counted_by_spark(spark, place) == (count, count, count)
