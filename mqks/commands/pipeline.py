@@ -114,10 +114,10 @@ def archive(
         int, typer.Option(min=1, max=1000, help="The most tables with --table-by.")
     ] = 100,
     schema: Annotated[
-        str | None,
-        "DDL|FILE",
+        list[str] | None,
+        "[MASK=]DDL|FILE",
         "Parse JSON payloads into the column data: 'user string, n bigint', or a file with DDL or"
-        " Spark's JSON schema.",
+        " Spark's JSON schema. Repeatable with --table-by: 'order.*=id bigint' is of these events.",
     ] = None,
     bad_rows: Annotated[
         str | None,
@@ -171,7 +171,7 @@ def archive(
     with _job("archive", spark, url) as begin:
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.errors import BadOption
-        from mqks.pipeline.job import schema_of, stop_on_signal
+        from mqks.pipeline.job import by_mask, schema_of, stop_on_signal
         from mqks.pipeline.lake import partitions
         from mqks.pipeline.places import lake_at
         from mqks.pipeline.session import BRIEF, LOGGING, context
@@ -180,6 +180,9 @@ def archive(
 
         if bad_rows and not schema:
             raise BadOption("--bad-rows needs --schema")
+        schemas = by_mask(schema or ())
+        if schemas.keys() - {"**"} and not table_by:
+            raise BadOption("--schema MASK=DDL needs --table-by event")
         messages = 0
         job = Archive(
             queue=queue,
@@ -214,7 +217,8 @@ def archive(
                 other = _in_catalog(bad_rows, catalog) if catalog else _place(bad_rows)
                 bad = stack.enter_context(lake_at(other, format, partitions(by)))
             running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
-            job = replace(job, schema=schema_of(schema))  # It asks Spark.
+            given = {mask: schema_of(text) for mask, text in schemas.items()}  # It asks Spark.
+            job = replace(job, schemas=given)
             for progress in job.run(running, opened, stop_on_signal(), bad):
                 messages += progress.messages
                 if lineage:

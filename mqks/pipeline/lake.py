@@ -205,16 +205,17 @@ def control_of(place: Place) -> Place:
 def stage(staging: Stages, batches: Iterable[pa.RecordBatch]) -> Iterator[File]:
     """Write messages with the columns of a file, into one file for each of their partitions. Rows
     with a null as topic are left out, and counted in a file without a name."""
-    gathered: list[pa.RecordBatch] = []
+    gathered: dict[pa.Schema, list[pa.RecordBatch]] = {}
     size = 0
     for batch in batches:
-        gathered.append(batch)
+        gathered.setdefault(batch.schema, []).append(batch)
         size += batch.nbytes
         if size >= PIECE_BYTES:
-            yield from _stage(staging, gathered)
-            gathered, size = [], 0
-    if gathered:
-        yield from _stage(staging, gathered)
+            for some in gathered.values():
+                yield from _stage(staging, some)
+            gathered, size = {}, 0
+    for some in gathered.values():
+        yield from _stage(staging, some)
 
 
 def _stage(staging: Stages, batches: list[pa.RecordBatch]) -> Iterator[File]:
@@ -429,9 +430,12 @@ class Lake(ABC):
         was no table for them: now there is, and they are to be staged again."""
         return False
 
-    def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
+    def prepared(
+        self, data: pa.DataType | None, is_of: Callable[[str], bool] | None = None
+    ) -> pa.DataType | None:
         """Make the lake ready for files with payloads of this type, if with any; returns the type
-        in the files, whose fields are as wide as the lake has them."""
+        in the files, whose fields are as wide as the lake has them. In a lake with a table for each
+        event, only the tables of those events."""
         return data
 
     @abstractmethod
@@ -577,7 +581,9 @@ class FileLake(Lake):
         shown = self.path.glob("date=*/**/*.parquet")
         return [*shown, *(self._staging / file.name for file in self._state["waiting"])]
 
-    def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
+    def prepared(
+        self, data: pa.DataType | None, is_of: Callable[[str], bool] | None = None
+    ) -> pa.DataType | None:
         if data is not None:
             known = self._state.get("fields")
             if known is None:  # It has no payloads, or of an older version.

@@ -128,7 +128,9 @@ class LakeTable(Lake):
     def recorded(self, name: str) -> int | None:
         return self._asked(lambda: None if self._loaded() is None else self._record(name))
 
-    def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
+    def prepared(
+        self, data: pa.DataType | None, is_of: Callable[[str], bool] | None = None
+    ) -> pa.DataType | None:
         return self._asked(partial(self._prepared, data))
 
     def _prepared(self, data: pa.DataType | None) -> pa.DataType | None:

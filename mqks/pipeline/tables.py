@@ -19,7 +19,7 @@ is never ahead of a table that has rows to come.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -92,6 +92,8 @@ class EventTables(Lake):
         self._entered = ExitStack()
         self._control: Lake
         self._tables: dict[Place, Lake] | None = None
+        self._events: set[str] = set()
+        """That have tables."""
         self._adopted: set[Place] = set()
         """Those that were made for the batch, which is staged again for them."""
         self._of = "", ""
@@ -116,7 +118,8 @@ class EventTables(Lake):
                 self._control = entered.enter_context(control)
                 control.prepared(None)
                 self.by = control.by
-                tables = self._made(entered, events_of(control))
+                self._events = {*events_of(control)}
+                tables = self._made(entered, self._events)
                 self._entered, self._tables = entered.pop_all(), tables
         return self._tables
 
@@ -152,11 +155,14 @@ class EventTables(Lake):
         times = (lake.arrived_us(queue, epoch) for lake in self._every())
         return max((time_us for time_us in times if time_us is not None), default=None)
 
-    def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
-        before = data
-        for lake in self._opened().values():
-            data = lake.prepared(data)
-        return data if data == before else self.prepared(data)
+    def prepared(
+        self, data: pa.DataType | None, is_of: Callable[[str], bool] | None = None
+    ) -> pa.DataType | None:
+        tables, before = self._opened(), data
+        events = self._events if is_of is None else filter(is_of, self._events)
+        for place in {table_at(self.place, event) for event in events}:
+            data = tables[place].prepared(data)
+        return data if data == before else self.prepared(data, is_of)
 
     def adopts(self, queue: str, epoch: str, start: int, files: Sequence[File]) -> bool:
         told = [file for file in files if file.event and not file.rows]
@@ -183,6 +189,7 @@ class EventTables(Lake):
         batch = fitted(pa.RecordBatch.from_pydict(rows), WRITTEN)
         self._control.commit(queue, epoch, start, [*stage(self._control.staging, [batch])])
         self._opened().update(self._made(self._entered, new))
+        self._events |= new.keys()
         self._adopted = places
         return True
 

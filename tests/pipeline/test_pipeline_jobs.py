@@ -934,7 +934,6 @@ def test_a_schema_is_read_from_a_file_or_as_it_stands(
     for name, text in (("ddl", "n bigint"), ("json", told.json())):
         (tmp_path / name).write_text(text)
         assert job.schema_of(str(tmp_path / name)) == told
-    assert job.schema_of(None) is None
 
 
 @pytest.mark.slow  # Archive and replay run as commands in the tests with kills.

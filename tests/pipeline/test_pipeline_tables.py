@@ -20,7 +20,7 @@ from pyiceberg.utils.config import Config
 from mqks.commands import main
 from mqks.pipeline import job
 from mqks.pipeline.archive import Archive, Progress
-from mqks.pipeline.errors import DataLost, LakeUnfit
+from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
 from mqks.pipeline.lake import File, FileLake, Lake, stage, table_at
 from mqks.pipeline.objects import Place
 from mqks.pipeline.places import existing, lake_at, messages, tables_of
@@ -403,3 +403,77 @@ def test_types_of_payloads_are_as_wide_as_any_table_has_them(
         with existing(table_at(place, event)) as lake:
             read = [row for file in lake.contents() for row in pq.read_table(file).to_pylist()]
         assert sorted(row["data"]["n"] for row in read if row["data"]) == numbers
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_each_event_has_a_schema(
+    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path, format: str
+) -> None:
+    """Arrow parses `n`, and Spark the map; of `rare` there is none."""
+    place = place_of(tmp_path, format)
+    schemas = {
+        "order.*": "total double",
+        "**.view": "n int, m map<string, int>",
+        "page.**": "x int",
+    }
+    told = {mask: job.schema_of(text) for mask, text in schemas.items()}
+    subscribe(mqks_broker)
+    orders = [(f"o{n}", "order.new", f'{{"total": {n}.5}}') for n in range(3)]
+    views = [(f"v{n}", "page.view", f'{{"n": {n}, "m": {{"a": {n}}}}}') for n in range(3)]
+    mixed = [
+        message for pair in zip(orders, views, some(0, 3, "rare"), strict=True) for message in pair
+    ]
+    publish(mqks_broker, [*mixed, ("bad", "order.new", "no json")])
+    [progress] = run(spark, mqks_broker, place, format, schemas=told)
+    publish(mqks_broker, [("last", "order.new", '{"total": 9.5}')])
+    run(
+        spark, mqks_broker, place, format, schemas={**told, "order.*": job.schema_of("total float")}
+    )
+
+    assert (progress.messages, progress.unparsed) == (10, 1)
+    found = {}
+    for table in tables_of(place):
+        with existing(table) as lake:
+            for file in lake.contents():
+                for row in pq.read_table(file).to_pylist():
+                    found[row["key"].decode()] = row.get("data")
+    assert found == {
+        **{f"o{n}": {"total": n + 0.5} for n in range(3)},
+        **{f"v{n}": {"n": n, "m": [("a", n)]} for n in range(3)},
+        **{f"m{n}": None for n in range(3)},
+        "bad": None,
+        "last": {"total": 9.5},
+    }
+    assert archived(place).keys() == {"order.new", "page.view", "rare"}
+
+
+def test_schemas_by_mask(tmp_path: Path) -> None:
+    file = tmp_path / "a=b"
+    file.write_text("n int")
+    assert job.by_mask(["n int", "order.*=id bigint", f"x={file}"]) == {
+        "order.*": "id bigint",
+        "x": str(file),
+        "**": "n int",
+    }
+    assert job.by_mask([str(file)]) == {"**": str(file)}
+    assert job.by_mask(["n int comment 'a=b'"]) == {"**": "n int comment 'a=b'"}
+    assert job.by_mask(['{"a=b": 1}']) == {"**": '{"a=b": 1}'}
+    with pytest.raises(BadOption, match=r"two for a\.b"):
+        job.by_mask(["a.b=n int", "a.b=m int"])
+
+
+def test_bad_rows_of_all_tables_are_in_one_lake(
+    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
+) -> None:
+    place, schema = tmp_path / "lake", job.schema_of("n int")
+    subscribe(mqks_broker)
+    publish(mqks_broker, [*some(0, 3), ("bad1", "page.view", "no"), ("bad2", "rare", "{")])
+    archive = Archive(
+        queue="clicks", server=ServerAddress(url=mqks_broker.url), once=True, schema=schema
+    )
+    with EventTables(place) as lake, FileLake(tmp_path / "bad") as bad:
+        [progress] = archive.run(spark.sparkContext, lake, Event(), bad)
+    assert (progress.messages, progress.unparsed) == (5, 2)
+    assert {event: len(numbers) for event, numbers in archived(place).items()} == {"page.view": 3}
+    keys = {row["key"].decode() for row in messages(spark, tmp_path / "bad").collect()}
+    assert keys == {"bad1", "bad2"}
