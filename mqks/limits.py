@@ -40,6 +40,9 @@ META_BYTES_MAX: Final = 4096
 LABELS_BYTES_MAX: Final = 32 * 1024
 """Longest labels of a queue, percent-encoded."""
 
+READERS_MAX: Final = 8
+"""Readers of a queue."""
+
 REASON_BYTES_MAX: Final = 512
 """Longest reason of a reject, before it is percent-encoded."""
 

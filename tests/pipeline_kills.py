@@ -32,11 +32,13 @@ import pyarrow.dataset as ds
 
 from mqks.client.blocking import connect
 from mqks.pipeline.archive import Archive
+from mqks.pipeline.lake import Lake
 from mqks.pipeline.objects import Place, store
 from mqks.pipeline.places import existing, lake_at, messages
 from mqks.pipeline.session import session
 from mqks.pipeline.sink import Publisher
 from mqks.pipeline.table import delta
+from mqks.pipeline.tables import EventTables
 from mqks.pipeline.verify import Verification
 from mqks.pipeline.wire import ServerAddress
 from mqks.testing import BrokerProcess
@@ -185,10 +187,17 @@ def at_the_same_time(work: Callable[[], None]) -> Iterator[None]:
     assert not failures, failures
 
 
-def archive_once(spark: "SparkSession", url: str, queue: str, lake: Place, format: str) -> Place:
+def archive_once(
+    spark: "SparkSession",
+    url: str,
+    queue: str,
+    lake: Place,
+    format: str,
+    kind: Callable[[Place, str], Lake] = lake_at,
+) -> Place:
     """What is there, with nothing killed."""
     job = Archive(queue=queue, server=ServerAddress(url=url), once=True)
-    with lake_at(lake, format) as opened:
+    with kind(lake, format) as opened:
         for _ in job.run(spark.sparkContext, opened, threading.Event()):
             pass
     return lake
@@ -204,10 +213,11 @@ def archive(
     lake: str | None = None,
     files: Path | None = None,
     proxy: "Between | None" = None,
+    tables: bool = False,
 ) -> Place:
     """Publish and archive so many messages while all is being killed; gives the lake, which is a
     directory unless it is given. `files` is where it has them, if elsewhere. `proxy` is before its
-    store, and then the store fails, too, or workers die."""
+    store, and then the store fails, too, or workers die. With `tables`, each event has its own."""
     chance = random.Random(seed)
     log = root / "job.log"
     place: Place = root / "lake" if lake is None else lake
@@ -222,6 +232,7 @@ def archive(
             "0.2",
             "--roll",
             "0.5",
+            *(["--table-by", "event"] if tables else ()),
         ]
         command = ["archive", "clicks", str(place), "--url", broker.url, *flags]
         with at_the_same_time(lambda: publish(broker.url, count)):
@@ -236,7 +247,8 @@ def archive(
                     disturb(proxy, job, chance.choice(["swallow", "done", "down", "workers"]))
                 time.sleep(chance.uniform(0, 0.5))  # So as to die anywhere in a batch.
                 job.kill(everything=chance.random() < 0.5)
-        return archive_once(spark, broker.url, "clicks", place, format)
+        kind = EventTables if tables else lake_at
+        return archive_once(spark, broker.url, "clicks", place, format, kind)
 
 
 def disturb(proxy: "Between", job: Job, fault: str) -> None:

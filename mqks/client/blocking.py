@@ -589,12 +589,19 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         return self._counted("lease", queue, lease, reject=True, **how) > 0
 
     def trim(
-        self, queue: str, seq: int, *, epoch: str | None = None, timeout_s: float | None = None
+        self,
+        queue: str,
+        seq: int,
+        *,
+        epoch: str | None = None,
+        reader: str | None = None,
+        timeout_s: float | None = None,
     ) -> int:
         """Drop ready messages with sequence numbers below `seq` and return their number. With an
-        `epoch`, only if the queue still has this epoch."""
-        number = requests.sequence_number(seq)
-        return self._counted("trim", queue, number, epoch=epoch, timeout_s=timeout_s)
+        `epoch`, only if the queue still has this epoch. With a `reader` of the queue, those below
+        `seq` are dropped that all its readers have read."""
+        told = {"epoch": epoch, "reader": reader, "timeout_s": timeout_s}
+        return self._counted("trim", queue, requests.sequence_number(seq), **told)
 
     def reason(self, error_id: str, *, timeout_s: float | None = None) -> str | None:
         """The reason of an error reply; `error_id` is that of RequestFailed. None if the server no

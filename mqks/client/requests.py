@@ -492,6 +492,8 @@ class PolicyKeywords(TypedDict, total=False):
     ordered: Literal["key"] | None
     fair: Literal["key"] | None
     paused: bool | None
+    readers: str | None
+    """Names with commas."""
     labels: str | None
     """Percent-encoded, as the query of a URL."""
 

@@ -106,11 +106,19 @@ def archive(
         "Partitions: day, hour, event, parsed (whether the payload fits the schema), with commas."
         " \\[default: as the lake has it, or day]",
     ] = None,
+    table_by: Annotated[
+        Literal["event"] | None,
+        "event: a table for each event, LAKE/order.new, or namespace.table_order__new in a catalog."
+        " \\[default: one for all]",
+    ] = None,
+    tables_max: Annotated[
+        int, typer.Option(min=1, max=1000, help="The most tables with --table-by.")
+    ] = 100,
     schema: Annotated[
-        str | None,
-        "DDL|FILE",
+        list[str] | None,
+        "[MASK=]DDL|FILE",
         "Parse JSON payloads into the column data: 'user string, n bigint', or a file with DDL or"
-        " Spark's JSON schema.",
+        " Spark's JSON schema. Repeatable with --table-by: 'order.*=id bigint' is of these events.",
     ] = None,
     bad_rows: Annotated[
         str | None,
@@ -133,6 +141,12 @@ def archive(
         "Remove days from a table that are older: 90d.",
     ] = None,
     trim: Annotated[bool, "--trim/--no-trim", "Drop archived messages from the queue."] = True,
+    reader: Annotated[
+        str | None,
+        "NAME",
+        "The name of this archive among the readers of the queue (set-queue --readers), which is"
+        " trimmed up to the slowest. \\[default: none]",
+    ] = None,
     include_replays: Annotated[
         bool, "--include-replays", "Store also replayed messages whose originals are in the lake."
     ] = False,
@@ -158,14 +172,18 @@ def archive(
     with _job("archive", spark, url) as begin:
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.errors import BadOption
-        from mqks.pipeline.job import schema_of, stop_on_signal
+        from mqks.pipeline.job import by_mask, schema_of, stop_on_signal
         from mqks.pipeline.lake import partitions
         from mqks.pipeline.places import lake_at
         from mqks.pipeline.session import BRIEF, LOGGING, context
+        from mqks.pipeline.tables import EventTables
         from mqks.pipeline.wire import ServerAddress
 
         if bad_rows and not schema:
             raise BadOption("--bad-rows needs --schema")
+        schemas = by_mask(schema or ())
+        if schemas.keys() - {"**"} and not table_by:
+            raise BadOption("--schema MASK=DDL needs --table-by event")
         messages = 0
         job = Archive(
             queue=queue,
@@ -176,13 +194,20 @@ def archive(
             roll_s=merge,
             keep_s=keep,
             trim=trim,
+            reader=reader,
             include_replays=include_replays,
             fail_on_data_loss=fail_on_data_loss,
         )
         if isinstance(lake, Path) and not lake.exists():
             job.check()
+        partitioned = partitions(by)
+        whole = (
+            EventTables(lake, format, by=partitioned, tables_max=tables_max)
+            if table_by
+            else lake_at(lake, format, partitioned)
+        )
         # Before Spark: what is wrong with the lake need not wait for Java.
-        with lake_at(lake, format, partitions(by)) as opened, ExitStack() as stack:
+        with whole as opened, ExitStack() as stack:
             lineage = None
             if openlineage:
                 from mqks.pipeline.lineage import Lineage
@@ -193,7 +218,8 @@ def archive(
                 other = _in_catalog(bad_rows, catalog) if catalog else _place(bad_rows)
                 bad = stack.enter_context(lake_at(other, format, partitions(by)))
             running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
-            job = replace(job, schema=schema_of(schema))  # It asks Spark.
+            given = {mask: schema_of(text) for mask, text in schemas.items()}  # It asks Spark.
+            job = replace(job, schemas=given)
             for progress in job.run(running, opened, stop_on_signal(), bad):
                 messages += progress.messages
                 if lineage:
@@ -401,32 +427,36 @@ def verify(
     job.check_is_there(lake)
     job.check_extra()
     from mqks.pipeline.errors import LakeDiffers
-    from mqks.pipeline.places import existing
+    from mqks.pipeline.places import existing, tables_of
     from mqks.pipeline.verify import Verification
     from mqks.pipeline.wire import ServerAddress
 
-    with existing(lake) as opened:
-        verification = Verification(opened)
-        found = verification.run()
-    if url:
-        try:
-            verification.compare(found, ServerAddress(url=url))
-        except RequestFailed as error:
-            raise explained(error, url) from None
-    if as_json:
-        tell(asdict(found), as_json)
-    elif not found.differences:
-        queues = "1 queue" if found.queues == 1 else f"{found.queues} queues"
-        typer.echo(f"{found.messages:,} messages of {queues}: all as archived")
+    differing = []
+    for place in tables_of(lake):
+        with existing(place) as opened:
+            verification = Verification(opened)
+            found = verification.run()
         if url:
-            typer.echo(f"{found.compared:,} messages that the server still has: all in the lake")
-    if found.unchecked:
-        note(f"{found.unchecked:,} rows are not checked: an older version has archived them")
-    if found.differences:
-        *others, last = found.differences
-        for difference in others:
-            note(f"{lake}: {difference}")
-        raise LakeDiffers(f"{lake}: {last}")
+            try:
+                verification.compare(found, ServerAddress(url=url))
+            except RequestFailed as error:
+                raise explained(error, url) from None
+        of = "" if place == lake else f"{place}: "
+        if as_json:
+            tell(asdict(found) | ({"table": str(place)} if of else {}), as_json)
+        elif not found.differences:
+            queues = "1 queue" if found.queues == 1 else f"{found.queues} queues"
+            typer.echo(f"{of}{found.messages:,} messages of {queues}: all as archived")
+            if url:
+                same = f"{found.compared:,} messages that the server still has"
+                typer.echo(f"{of}{same}: all in the lake")
+        if found.unchecked:
+            note(f"{found.unchecked:,} rows are not checked: an older version has archived them")
+        differing += [f"{place}: {difference}" for difference in found.differences]
+    if differing:
+        for difference in differing[:-1]:
+            note(difference)
+        raise LakeDiffers(differing[-1])
 
 
 def vacuum(

@@ -145,6 +145,7 @@ class StoppedSource:
                 "dead": None,
                 "next_seq": queue.next_seq,
                 "oldest_age_s": _age_s(queue.oldest_us),
+                "readers": None,
                 **dict.fromkeys(_ARCHIVE),
                 "memory_bytes": None,
             }

@@ -14,10 +14,11 @@ import math
 import pickle
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import chain, pairwise, repeat
 from threading import Event
 from typing import TYPE_CHECKING, cast
@@ -30,7 +31,7 @@ from mqks.client.errors import RequestFailed
 from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES, subset
 from mqks.pipeline.errors import DataLost, NoQueue, StoreAway
 from mqks.pipeline.job import reasons
-from mqks.pipeline.lake import PIECE_BYTES, WRITTEN, File, Lake, Staging, stage
+from mqks.pipeline.lake import PIECE_BYTES, WRITTEN, File, Lake, Stages, stage
 from mqks.pipeline.objects import Patience
 from mqks.pipeline.payloads import BAD, parsed, parsed_here, read_as
 from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts, pattern
@@ -83,6 +84,8 @@ class Progress:
 
 _Numbers = tuple[int, int]
 """From the first to, not including, the second."""
+_Left = tuple[int, _Numbers]
+"""Of messages of one type, those that Spark is to parse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +98,15 @@ class _Batch:
     start: int
     ranges: list[_Numbers]
     archived_us: int
-    staging: Staging
+    staging: Stages
     fail_on_data_loss: bool
     leaves_out: bool
     """Whether replayed messages that the lake has are left out."""
-    data: pa.DataType | None = None
-    """As what payloads are parsed."""
-    bad: Staging | None = None
+    types: Sequence[tuple[str, pa.DataType]] = ()
+    """As what payloads are parsed: the type of the first pattern that finds the event."""
+    only: int | None = None
+    """Only messages of this one of the types."""
+    bad: Stages | None = None
     """Where those go that do not fit, if not with the others."""
     bad_start: int = 0
     """Those with lower numbers are there."""
@@ -130,38 +135,63 @@ class _Batch:
         columns += [*same, queue, epoch, offset, *properties]
         return pa.RecordBatch.from_arrays(columns, schema=WRITTEN)
 
-    def read_and_stage(self, ranges: Iterable[_Numbers]) -> Iterator[File | _Numbers]:
+    def read_and_stage(self, ranges: Iterable[_Numbers]) -> Iterator[File | _Left]:
         """From the broker to the files within one process: no message passes through the JVM.
         Gives the files, and the numbers of those whose payloads are Spark's to parse."""
-        left: list[_Numbers] = []
+        left: list[_Left] = []
         yield from stage(self.staging, self._with_data(self.read(ranges), left))
         yield from left
 
     def _with_data(
-        self, batches: Iterable[pa.RecordBatch], left: list[_Numbers]
+        self, batches: Iterable[pa.RecordBatch], left: list[_Left]
     ) -> Iterator[pa.RecordBatch]:
-        if self.data is None:
-            yield from batches
-            return
-        for batch in batches:
-            pieces = [batch.slice(at, _PARSED_ROWS) for at in range(0, len(batch), _PARSED_ROWS)]
+        for which, batch in self._by_type(batches):
+            if which is None:
+                yield batch
+                continue
+            kind = self.types[which][1]
+            is_known = read_as(kind) is not None
+            size = _PARSED_ROWS if is_known else len(batch)
+            pieces = [batch.slice(at, size) for at in range(0, len(batch), size)]
             while pieces:
                 rows = pieces.pop(0)
                 half = len(rows) // 2
-                data = parsed_here(rows["value"], self.data)
+                data = parsed_here(rows["value"], kind)
                 if data is not None:
                     yield rows.append_column("data", data)
-                elif half >= _LEFT_ROWS:
+                elif half >= _LEFT_ROWS and is_known:
                     pieces[:0] = rows.slice(0, half), rows.slice(half)
                 else:
-                    left.append((rows["offset"][0].as_py(), rows["offset"][-1].as_py() + 1))
+                    numbers = rows["offset"]
+                    left.append((which, (numbers[0].as_py(), numbers[-1].as_py() + 1)))
+
+    def _by_type(
+        self, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
+        """The messages of each type, and of none."""
+        if not self.types:
+            yield from zip(repeat(None), batches)
+            return
+        for batch in batches:
+            events = batch["topic"].dictionary_encode("encode")
+            found = [self._type(event) for event in events.dictionary.to_pylist()]
+            for which in {*found}:
+                own = [at for at, each in enumerate(found) if each == which]
+                is_own = pc.is_in(events.indices, pa.array(own, events.indices.type))
+                yield which, batch if len(own) == len(found) else batch.filter(is_own)
+
+    def _type(self, event: str | None) -> int | None:
+        patterns = (each for each, _ in self.types) if event is not None else ()
+        return next((at for at, each in enumerate(patterns) if re.search(each, event or "")), None)
 
     # Two steps for Spark's expressions to stand between: of the messages only the payloads pass
     # through Java as rows, beside the first of which is the whole batch.
 
     def read_rows(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ranges = (self.ranges[number] for task in tasks for number in task["id"].to_pylist())
-        for batch in self.read(ranges):
+        for which, batch in self._by_type(self.read(ranges)):
+            if which != self.only:
+                continue
             whole = [batch.serialize().to_pybytes(), *[None] * (len(batch) - 1)]
             yield pa.RecordBatch.from_pydict({"value": batch["value"], "batch": whole})
 
@@ -231,11 +261,16 @@ class Archive:
     """A smaller batch is archived after this time."""
     schema: "StructType | None" = None
     """The schema of JSON payloads, which are parsed into the column `data`."""
+    schemas: "Mapping[str, StructType]" = field(default_factory=dict)
+    """Schemas of the payloads of events, by masks of which the first counts; only for a lake with a
+    table for each event."""
     roll_s: float = ROLL_S
     """The longest time before small files are merged; until then they are not visible."""
     keep_s: float | None = None
     """Days that ended before this time are removed from a table."""
     trim: bool = True
+    reader: str | None = None
+    """Which of its readers is this for the queue, which is trimmed up to the slowest."""
     include_replays: bool = False
     """Archive also what a replay has published and the lake has already."""
     fail_on_data_loss: bool = True
@@ -357,7 +392,8 @@ class _Run:
         log, start = self._look()
         if self.goal is None:
             self.goal = log.next
-            if job.trim and log.first < start:  # The last run died between the two.
+            # The last run may have died between the two, and the server forgets what readers told.
+            if job.trim and (job.reader or log.first < start):
                 self._trim(log.epoch, start)
         end = min(log.next, start + job.batch_messages)
         if job.once and (start >= self.goal or end <= start):
@@ -376,18 +412,21 @@ class _Run:
         Raises DataLost.
         """
         queue, log = self.queue, self.reader.range()
-        done, came_us = (told(queue, log.epoch) for told in (self.lake.next, self.lake.arrived_us))
+        done, reached, came_us = (
+            told(queue, log.epoch)
+            for told in (self.lake.next, self.lake.reached, self.lake.arrived_us)
+        )
         log = self.reader.range(None if came_us is None else came_us + 1, done or log.first)
         if done is None:
             if self.lake.knows(queue, log.epoch):
                 self.job._lose(self.lake, queue, "deleted and created again")
             return log, log.first
         other = log.next if log.at is None else log.at
-        if other < done:
+        if other < (reached or done):
             # Numbers that the lake has were, or will be, used again for other messages: these must
             # neither count as archived nor be trimmed.
             raise DataLost(
-                f"the lake has the messages of the queue {queue} up to {done}, but from {other} on"
+                f"the lake has messages of the queue {queue} up to {reached}, but from {other} on"
                 " the queue has other messages: an older state of the database was restored. Stop"
                 " the server and run mqks new-epoch"
             )
@@ -404,6 +443,9 @@ class _Run:
         queue, began = self.queue, time.perf_counter()
         bad_start = (self.bad and self.bad.next(queue, epoch)) or 0
         files, bad_files = self._stage(epoch, start, end, bad_start)
+        if self.lake.adopts(queue, epoch, start, files):
+            more, _ = self._stage(epoch, start, end, bad_start=end)
+            files += (file for file in more if file.rows)
         if self.bad is not None:
             # First: what is in this lake and not in the other one is not added again.
             if bad_files:
@@ -414,7 +456,7 @@ class _Run:
             _log.warning("%d files in one batch: --by day writes one for each day", len(files))
         if self.job.trim:
             self._trim(epoch, end)
-        after = self.reader.range(archived=end)
+        after = self.reader.range(archived=None if self.job.reader else end)
         return Progress(
             queue=queue,
             epoch=epoch,
@@ -434,61 +476,73 @@ class _Run:
         self, epoch: str, start: int, end: int, bad_start: int
     ) -> tuple[list[File], list[File]]:
         """Run one batch as Spark jobs; returns the staged files, and those of bad rows."""
-        schema, data = self._schema()
-        tasks = self.spark.defaultParallelism
+        schemas = self._schemas()
         batch = _Batch(
             reader=self.reader,
             queue=self.queue,
             epoch=epoch,
             start=start,
-            ranges=parts(start, end, tasks),
+            ranges=parts(start, end, self.spark.defaultParallelism),
             archived_us=time.time_ns() // 1000,
             staging=self.lake.staging,
             fail_on_data_loss=self.job.fail_on_data_loss,
             leaves_out=not self.job.include_replays,
-            data=data,
+            types=[(mask, kind) for mask, _, kind in schemas],
             bad=None if self.bad is None else self.bad.staging,
             bad_start=bad_start,
         )
         with reasons():
-            files = list[File]()
-            if data is None or read_as(data) is not None:
-                ranges = self.spark.parallelize(batch.ranges, len(batch.ranges))
-                made = ranges.mapPartitions(batch.read_and_stage).collect()
-                files = [each for each in made if isinstance(each, File)]
-                batch = replace(batch, ranges=[each for each in made if not isinstance(each, File)])
-            if schema is None or not batch.ranges:
-                return files, []
-            from pyspark.sql import SparkSession
+            ranges = self.spark.parallelize(batch.ranges, len(batch.ranges))
+            made = ranges.mapPartitions(batch.read_and_stage).collect()
+            files = {False: [each for each in made if isinstance(each, File)], True: []}
+            for only, (_, schema, _) in enumerate(schemas):
+                left = [each[1] for each in made if not isinstance(each, File) and each[0] == only]
+                if left:
+                    staged = self._parsed(replace(batch, ranges=left, only=only), schema)
+                    for is_bad, file in staged:
+                        files[is_bad].append(file)
+        return files[False], files[True]
 
-            count = len(batch.ranges)
-            started = SparkSession.builder.getOrCreate().range(0, count, 1, min(tasks, count))
-            messages = started.mapInArrow(batch.read_rows, "value binary, batch binary")
-            names = ("batch", "data", "bad")[: 2 if self.bad is None else 3]
-            rows = parsed(messages, schema).select(*names)
-            staged = rows.mapInArrow(batch.stage_rows, "file binary")
-            told = [pickle.loads(row.file) for row in staged.collect()]
-            files += [file for is_bad, file in told if not is_bad]
-            return files, [file for is_bad, file in told if is_bad]
+    def _parsed(self, batch: _Batch, schema: "StructType") -> list[tuple[bool, File]]:
+        """What Spark has parsed and staged, and whether it is bad rows."""
+        from pyspark.sql import SparkSession
 
-    def _schema(self) -> "tuple[StructType, pa.DataType] | tuple[None, None]":
-        """Of payloads, with types as wide as the lake has them, for Spark and for Arrow. Raises
-        LakeUnfit."""
+        count = len(batch.ranges)
+        tasks = min(self.spark.defaultParallelism, count)
+        started = SparkSession.builder.getOrCreate().range(0, count, 1, tasks)
+        messages = started.mapInArrow(batch.read_rows, "value binary, batch binary")
+        names = ("batch", "data", "bad")[: 2 if self.bad is None else 3]
+        rows = parsed(messages, schema).select(*names)
+        staged = rows.mapInArrow(batch.stage_rows, "file binary")
+        return [pickle.loads(row.file) for row in staged.collect()]
+
+    def _schemas(self) -> "list[tuple[str, StructType, pa.DataType]]":
+        """Of payloads, by patterns of events, with types as wide as the lake has them, for Spark
+        and for Arrow. Raises LakeUnfit."""
         from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
-        given = self.job.schema
-        own = None if given is None else to_arrow_type(given, timezone="UTC")
-        fitted = self.lake.prepared(own)
-        if given is None or fitted is None:
-            return None, None
+        every = {**self.job.schemas} if self.job.schema is None else {"**": self.job.schema}
+        patterns = [*map(pattern, every)]
+        found: list[tuple[str, StructType, pa.DataType]] = []
+
+        def is_of(own: str | None, event: str) -> bool:
+            return next((each for each in patterns if re.search(each, event)), None) == own
+
+        for each, given in zip(patterns, every.values(), strict=True):
+            own = to_arrow_type(given, timezone="UTC")
+            fitted = self.lake.prepared(own, partial(is_of, each))
+            same = given if fitted == own else cast("StructType", from_arrow_type(fitted))
+            found.append((each, same, fitted))
+        if "**" not in every:
+            self.lake.prepared(None, partial(is_of, None))
         if self.bad is not None:
             self.bad.prepared(BAD)
-        return given if fitted == own else cast("StructType", from_arrow_type(fitted)), fitted
+        return found
 
     def _trim(self, epoch: str, number: int) -> None:
         """Trim the queue, unless it was created again: then other messages have these numbers."""
         try:
-            self.reader.trim(number, epoch)
+            self.reader.trim(number, epoch, self.job.reader)
         except RequestFailed:
             if self.reader.range().epoch == epoch:
                 raise

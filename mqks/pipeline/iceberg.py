@@ -27,10 +27,12 @@ from pyarrow.fs import FileSelector, FileSystem
 from mqks.durable import sync
 from mqks.pipeline.errors import ExtraMissing, LakeUnfit
 from mqks.pipeline.lake import (
+    BY_TABLE,
     SMALL_BYTES,
     WRITTEN,
     File,
     Staging,
+    control_of,
     numbered,
     rows_of,
     shown,
@@ -101,6 +103,8 @@ class IcebergTable(LakeTable):
             return self._catalog.load_table(name)
         except (NoSuchTableError, NoSuchNamespaceError):
             pass
+        if self._catalog.table_exists(str(control_of(self.place)).rpartition("/")[2]):
+            raise LakeUnfit(f"{self.place} {BY_TABLE}")
         if unfit := set(self.by) - _TRANSFORMS.keys():
             raise LakeUnfit(f"{self.place}: Iceberg has no partitions by {min(unfit)}")
         self._catalog.create_namespace_if_not_exists(name.rpartition(".")[0])

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,7 @@ from mqks.pipeline.errors import (
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+PATH_MAX = os.pathconf("/", "PC_PATH_MAX")
 Begin = Callable[..., Any]
 """Given `session` (the default) or `context`, and Java's options, gives what that does."""
 
@@ -159,14 +160,26 @@ def _reason(text: str) -> str:
     return (lines or raised or told or text.strip().splitlines() or ["Spark gave no reason"])[0]
 
 
-def schema_of(text: str | None) -> "StructType | None":
+def by_mask(schemas: Iterable[str]) -> dict[str, str]:
+    """Schemas by the masks of their events, as in `order.*=id bigint`; one without is for all that
+    no mask finds. Raises BadOption."""
+    found: dict[str, str] = {}
+    for text in schemas:
+        mask, equals, schema = text.partition("=")
+        if not equals or re.search(r"[\s{]", mask) or Path(text[:PATH_MAX]).is_file():
+            mask, schema = "**", text
+        if mask in found:
+            raise BadOption(f"--schema: there are two for {mask}")
+        found[mask] = schema
+    return dict(sorted(found.items(), key=lambda pair: pair[0] == "**"))
+
+
+def schema_of(text: str) -> "StructType":
     """A Spark schema from DDL, or from a file with DDL or JSON. Raises BadOption, and LakeUnfit for
     types that no lake can hold."""
-    if text is None:
-        return None
     from pyspark.sql.types import StructType
 
-    if len(text) < os.pathconf("/", "PC_PATH_MAX") and Path(text).is_file():
+    if len(text) < PATH_MAX and Path(text).is_file():
         text = Path(text).read_text()
     try:
         is_json = text.lstrip().startswith("{")

@@ -30,7 +30,7 @@ from datetime import date
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,7 +40,7 @@ from mqks.durable import sync
 from mqks.pipeline import objects
 from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES
 from mqks.pipeline.errors import BadOption, LakeInUse, LakeUnfit
-from mqks.pipeline.objects import Place, SyncedFile, make_directory, write_atomically
+from mqks.pipeline.objects import ICEBERG, Place, SyncedFile, make_directory, write_atomically
 from mqks.pipeline.sums import Sums, queues_of, records_of_commit, sums_of
 
 COLUMNS = pa.schema(
@@ -79,10 +79,18 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 """Readers take a directory with this name for a null event."""
 _EVENT_BYTES_MAX = 200
 """A directory's name may have 255 bytes."""
+BY_TABLE = "was created with --table-by event: use --table-by event, or another lake"
+
+
+class Stages(Protocol):
+    """How tasks write; pickles."""
+
+    def written(self, rows: pa.Table) -> Iterator["File"]:
+        """Write messages with the columns of a file."""
 
 
 class Staging(NamedTuple):
-    """Where tasks write; pickles."""
+    """Where tasks write."""
 
     place: Place
     by: tuple[str, ...]
@@ -98,6 +106,20 @@ class Staging(NamedTuple):
             return file.name
         # Its log says the values. Readers disagree about escapes in the names of objects.
         return re.sub(r"[^\w.=/-]", "_", f"{file.directory}/{shown(file.name)}", flags=re.ASCII)
+
+    def written(self, rows: pa.Table) -> Iterator["File"]:
+        """One file for each of their partitions."""
+        for values, part in rows_by(rows, self.by):
+            offsets = part["offset"]
+            first, last = offsets[0].as_py(), offsets[-1].as_py()
+            arrived_us = pc.max(part["timestamp"]).value
+            unparsed = part["data"].null_count if "data" in part.column_names else 0
+            place, name = directory(self.by, values), _new_name(first, last)
+            counts = part.num_rows, 0, first, last, arrived_us, unparsed
+            file = File(name, place, values, *counts, sums=sums_of(part))
+            schema = part.schema if self.ids is None else numbered(part.schema, self.ids)
+            size = write_file(self.place, self.path(file), [part], schema)
+            yield replace(file, bytes=size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +141,8 @@ class File:
     left_out: int = 0
     """Replayed messages that are in no file; then there is no file, and the name is empty."""
     sums: Sums = field(default_factory=dict)
+    event: str = ""
+    """Whose table it is for, in a lake with a table for each event."""
 
 
 def partitions(by: str | None) -> tuple[str, ...] | None:
@@ -149,38 +173,58 @@ def _quoted(value: str) -> str:
     return name
 
 
-def stage(staging: Staging, batches: Iterable[pa.RecordBatch]) -> Iterator[File]:
+def table_at(place: Place, event: str) -> Place:
+    """The table of an event in a lake with a table for each.
+
+    Events whose names do not fit get others with a hash, which no event has as its own. What begins
+    with a dot or an underscore would be hidden from readers.
+    """
+    join, odd, fit, name, flags = "-", r"[^\w.-]", r"[^\W_][\w.-]*", event, re.NOFLAG
+    if isinstance(place, str):
+        flags = re.ASCII
+    if is_iceberg := str(place).startswith(ICEBERG):
+        join, odd, fit = "_", "[^a-z0-9]", "[a-z0-9]+([._][a-z0-9]+)*"
+        name = event.replace(".", "__")
+    is_long = len(name.encode()) > _EVENT_BYTES_MAX
+    if is_long or not re.fullmatch(fit, event, flags) or re.search("[_-][0-9a-f]{16}$", event):
+        head = re.sub(odd, "_", event.lower() if is_iceberg else event, flags=flags)
+        head = head.encode()[: _EVENT_BYTES_MAX - 17].decode("utf-8", "ignore").lstrip("._-")
+        name = f"{head or 'event'}{join}{sha256(event.encode()).hexdigest()[:16]}"
+    if isinstance(place, Path):
+        return place / name
+    return f"{place}{'_' if is_iceberg else '/'}{name}"
+
+
+def control_of(place: Place) -> Place:
+    """The lake of the events that have tables in this one."""
+    if isinstance(place, Path):
+        return place / CONTROL / "tables"
+    return f"{place}_{CONTROL}" if place.startswith(ICEBERG) else f"{place}/{CONTROL}/tables"
+
+
+def stage(staging: Stages, batches: Iterable[pa.RecordBatch]) -> Iterator[File]:
     """Write messages with the columns of a file, into one file for each of their partitions. Rows
     with a null as topic are left out, and counted in a file without a name."""
-    gathered: list[pa.RecordBatch] = []
+    gathered: dict[pa.Schema, list[pa.RecordBatch]] = {}
     size = 0
     for batch in batches:
-        gathered.append(batch)
+        gathered.setdefault(batch.schema, []).append(batch)
         size += batch.nbytes
         if size >= PIECE_BYTES:
-            yield from _stage(staging, gathered)
-            gathered, size = [], 0
-    if gathered:
-        yield from _stage(staging, gathered)
+            for some in gathered.values():
+                yield from _stage(staging, some)
+            gathered, size = {}, 0
+    for some in gathered.values():
+        yield from _stage(staging, some)
 
 
-def _stage(staging: Staging, batches: list[pa.RecordBatch]) -> Iterator[File]:
+def _stage(staging: Stages, batches: list[pa.RecordBatch]) -> Iterator[File]:
     table = pa.Table.from_batches(batches)
     if left_out := table["topic"].null_count:
         arrived_us = pc.max(table["timestamp"]).value
         yield File("", "", [""], arrived_us=arrived_us, left_out=left_out)
         table = table.filter(table["topic"].is_valid())
-    for values, part in _parts(table, staging.by):
-        offsets = part["offset"]
-        first, last = offsets[0].as_py(), offsets[-1].as_py()
-        arrived_us = pc.max(part["timestamp"]).value
-        unparsed = part["data"].null_count if "data" in part.column_names else 0
-        place, name = directory(staging.by, values), _new_name(first, last)
-        counts = part.num_rows, 0, first, last, arrived_us, unparsed
-        file = File(name, place, values, *counts, sums=sums_of(part))
-        schema = part.schema if staging.ids is None else numbered(part.schema, staging.ids)
-        size = write_file(staging.place, staging.path(file), [part], schema)
-        yield replace(file, bytes=size)
+    yield from staging.written(table)
 
 
 def numbered(schema: pa.Schema, ids: pa.Schema) -> pa.Schema:
@@ -200,7 +244,7 @@ def _numbered(field: pa.Field, like: pa.Field) -> pa.Field:
     return pa.field(field.name, kind, field.nullable, metadata=like.metadata)
 
 
-def _parts(table: pa.Table, by: Sequence[str]) -> Iterator[tuple[list[str], pa.Table]]:
+def rows_by(table: pa.Table, by: Sequence[str]) -> Iterator[tuple[list[str], pa.Table]]:
     """The rows of each partition, in their order."""
     columns: dict[str, Callable[[], Any]] = {
         "date": lambda: table["timestamp"].cast(pa.date32()),
@@ -366,20 +410,32 @@ class Lake(ABC):
 
     @property
     @abstractmethod
-    def staging(self) -> Staging:
+    def staging(self) -> Stages:
         """Where tasks write."""
 
     @abstractmethod
     def next(self, queue: str, epoch: str) -> int | None:
         """The first number of the queue that the lake does not have; None before the first."""
 
+    def reached(self, queue: str, epoch: str) -> int | None:
+        """The number after the last one of the queue that the lake may have; not below `next`."""
+        return self.next(queue, epoch)
+
     @abstractmethod
     def arrived_us(self, queue: str, epoch: str) -> int | None:
         """The arrival of the latest message of this queue in the lake; None before the first."""
 
-    def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
+    def adopts(self, queue: str, epoch: str, start: int, files: Sequence[File]) -> bool:
+        """Whether messages of a batch from `start` on were not written with these files, as there
+        was no table for them: now there is, and they are to be staged again."""
+        return False
+
+    def prepared(
+        self, data: pa.DataType | None, is_of: Callable[[str], bool] | None = None
+    ) -> pa.DataType | None:
         """Make the lake ready for files with payloads of this type, if with any; returns the type
-        in the files, whose fields are as wide as the lake has them."""
+        in the files, whose fields are as wide as the lake has them. In a lake with a table for each
+        event, only the tables of those events."""
         return data
 
     @abstractmethod
@@ -464,6 +520,8 @@ class FileLake(Lake):
         """Finish the last commit."""
         if (self.path / "_delta_log").exists():
             raise LakeUnfit(f"{self.path} is a Delta table: use --format delta")
+        if control_of(self.path).exists():  # type: ignore[union-attr]
+            raise LakeUnfit(f"{self.path} {BY_TABLE}")
         with suppress(FileNotFoundError):
             kept = json.loads((self.control / "state.json").read_bytes())
             # Older versions knew but two, and the oldest one.
@@ -528,7 +586,9 @@ class FileLake(Lake):
         shown = self.path.glob("date=*/**/*.parquet")
         return [*shown, *(self._staging / file.name for file in self._state["waiting"])]
 
-    def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
+    def prepared(
+        self, data: pa.DataType | None, is_of: Callable[[str], bool] | None = None
+    ) -> pa.DataType | None:
         if data is not None:
             known = self._state.get("fields")
             if known is None:  # It has no payloads, or of an older version.

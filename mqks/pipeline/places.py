@@ -4,7 +4,8 @@ The one rule: the place alone says how a lake is read; how it is written, its fo
 """
 
 from collections.abc import Iterator
-from functools import partial
+from contextlib import suppress
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,16 @@ import pyarrow as pa
 
 from mqks.pipeline.columns import PROPERTIES
 from mqks.pipeline.errors import LakeUnfit
-from mqks.pipeline.lake import COLUMNS, CONTROL, FileLake, Lake, fitted, names_of
+from mqks.pipeline.lake import (
+    COLUMNS,
+    CONTROL,
+    FileLake,
+    Lake,
+    control_of,
+    fitted,
+    names_of,
+    table_at,
+)
 from mqks.pipeline.objects import ICEBERG, Place, asked
 from mqks.pipeline.payloads import BAD
 from mqks.pipeline.sums import batches_of
@@ -54,6 +64,35 @@ def _is_delta(place: Path) -> bool:
     return (place / "_delta_log").is_dir()
 
 
+def is_there(place: Place) -> bool:
+    """Whether a lake is at a place that can be asked. Raises StoreAway."""
+    if isinstance(place, Path):
+        return _is_delta(place) or (place / CONTROL / "state.json").exists()
+    with suppress(LakeUnfit):
+        if not place.startswith(ICEBERG):
+            return asked(place, partial(delta, place)) is not None
+        home_of(place)
+        return True
+    return False
+
+
+def tables_of(place: Place) -> list[Place]:
+    """The tables of a lake that has one for each event; of another lake, this one itself."""
+    control = control_of(place)
+    if isinstance(place, Path) and isinstance(control, Path):
+        # Plain files of an archive that runs can be read, and its control is locked.
+        return [*filter(is_there, sorted(place.iterdir()))] if control.is_dir() else [place]
+    if is_there(place) or not is_there(control):
+        return [place]
+    with existing(control) as opened:
+        return [table_at(place, event) for event in events_of(opened)]
+
+
+def events_of(lake: Lake) -> list[str]:
+    batches = (batch for file in lake.contents() for batch in batches_of(file, ["topic"]))
+    return sorted({event for batch in batches for event in batch["topic"].to_pylist()})
+
+
 def home_of(place: Place) -> Place:
     """Where what belongs to a lake can be stored. Raises what the catalog does."""
     if isinstance(place, str) and place.startswith(ICEBERG):
@@ -77,9 +116,12 @@ def messages(
     if bad:
         columns = columns.append(pa.field("data", BAD))
     schema = from_arrow_schema(columns.append(_DATE))
+    if isinstance(place, Path) and not place.is_dir():
+        raise LakeUnfit(f"there is no lake at {place}")
+    if (tables := tables_of(place)) != [place]:
+        rows = (messages(spark, table, properties=properties, bad=bad) for table in tables)
+        return reduce(lambda a, b: a.unionAll(b), rows, spark.createDataFrame([], schema))
     if isinstance(place, Path) and not _is_delta(place):
-        if not place.is_dir():
-            raise LakeUnfit(f"there is no lake at {place}")
         return spark.read.schema(schema).parquet(str(place.absolute()))
     files = [(uri,) for uri in asked(place, partial(_files, place))]
     if not files:

@@ -113,11 +113,13 @@ class QueueReader(Connected):
                 return None
             raise
 
-    def trim(self, seq: int, epoch: str | None = None) -> None:
-        """Durably drop all ready messages below this number. With an `epoch`, raises RequestFailed
-        if the queue has another one."""
+    def trim(self, seq: int, epoch: str | None = None, reader: str | None = None) -> None:
+        """Durably drop all ready messages below this number; with a `reader` of the queue, those
+        that all its readers have read. With an `epoch`, raises RequestFailed if the queue has
+        another one."""
         number = requests.sequence_number(seq)
-        self._ask(b"r %b\n" % requests.confirmed("trim", self._name, number, epoch=epoch), "trim")
+        line = requests.confirmed("trim", self._name, number, epoch=epoch, reader=reader)
+        self._ask(b"r %b\n" % line, "trim")
 
     def read(
         self, start: int, end: int, *, epoch: str | None = None, fail_on_data_loss: bool = True

@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 from mqks.durable import sync
 from mqks.pipeline.errors import ExtraMissing, LakeInUse, LakeUnfit, PipelineError, StoreAway
 from mqks.pipeline.lake import (
+    BY_TABLE,
     CONTROL,
     PARTITIONS,
     WRITTEN,
@@ -38,6 +39,7 @@ from mqks.pipeline.lake import (
     Staging,
     check_are_here,
     check_case,
+    control_of,
     fitted,
     kept_by,
     latest,
@@ -126,7 +128,9 @@ class LakeTable(Lake):
     def recorded(self, name: str) -> int | None:
         return self._asked(lambda: None if self._loaded() is None else self._record(name))
 
-    def prepared(self, data: pa.DataType | None) -> pa.DataType | None:
+    def prepared(
+        self, data: pa.DataType | None, is_of: Callable[[str], bool] | None = None
+    ) -> pa.DataType | None:
         return self._asked(partial(self._prepared, data))
 
     def _prepared(self, data: pa.DataType | None) -> pa.DataType | None:
@@ -277,7 +281,10 @@ class DeltaTable(LakeTable):
     def _open(self) -> Any:
         if isinstance(self.place, Path) and (self.place / CONTROL / "state.json").exists():
             raise LakeUnfit(f"{self.place} is a lake of plain Parquet files: use --format parquet")
-        return delta(self.place)
+        found = delta(self.place)
+        if found is None and delta(control_of(self.place)) is not None:
+            raise LakeUnfit(f"{self.place} {BY_TABLE}")
+        return found
 
     def _partitions(self) -> Iterable[str]:
         found: list[str] = self._table.metadata().partition_columns

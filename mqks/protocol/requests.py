@@ -30,6 +30,7 @@ from mqks.limits import (
     PRIORITY_MIN,
     READ_ROWS_DEFAULT,
     READ_ROWS_MAX,
+    READERS_MAX,
     RECEIVE_MAX,
     RECEIVE_WAIT_S_MAX,
     SCHEDULE_BYTES_MAX,
@@ -224,6 +225,7 @@ class Trim(NamedTuple):
     queue: bytes
     seq: int
     epoch: bytes | None = None
+    reader: bytes | None = None
 
 
 class Stats(NamedTuple):
@@ -808,6 +810,16 @@ def _only(value: Any = None, worker: int = 0) -> Any:
     return value
 
 
+def _readers(value: bytes) -> bytes:
+    names = value.split(b",")
+    if len(names) > READERS_MAX or len({*names}) < len(names):
+        raise BadRequest(f"{shown(value)} are not different readers, {READERS_MAX} at most")
+    for name in names:
+        if not re.fullmatch(rb"[\w.-]{1,32}", name):
+            raise BadRequest(f"{shown(name)} is not 1 to 32 letters, digits, dots, _ and -")
+    return value
+
+
 BACKOFF = b"--backoff"
 ACK_TIMEOUT = b"--ack-timeout"
 CLOSING = frozenset({b"--manual-ack", b"--delete-queue-when-unused"})
@@ -844,6 +856,7 @@ _BACKOFF: _Kind = _backoff, "FIRST[,MAX]"
 _OVERFLOW: _Kind = partial(_one_of, {b"reject": "reject", b"drop": "drop"}), "reject|drop"
 _YES_NO: _Kind = partial(_one_of, {b"yes": True, b"no": False}), "yes|no"
 _KEY: _Kind = partial(_one_of, {b"key": "key"}), "key"
+_READERS: _Kind = _readers, "NAME[,NAME...]"
 _LABELS: _Kind = (
     partial(check_meta, reserved=True, bytes_max=LABELS_BYTES_MAX),
     "KEY=VALUE[&...]",
@@ -863,6 +876,7 @@ _POLICY = {
     "ordered": (_KEY, "Deliver the messages of a key in order."),
     "fair": (_KEY, "Let the keys of messages take turns."),
     "paused": (_YES_NO, "Deliver nothing; publishes go on."),
+    "readers": (_READERS, "Trim the queue only up to where the slowest of these is."),
     "labels": (_LABELS, "Labels, for people and programs that manage queues."),
 }
 POLICY = [PolicyField(name, *kind, help) for name, (kind, help) in _POLICY.items()]
@@ -897,6 +911,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--priority": ("priority", _priority),
     "--prefetch": ("prefetch", _number(1, COUNT_MAX)),
     "--queue": ("queue", _any_name),
+    "--reader": ("reader", bytes),
     "--reason": ("why", check_reason),
     "--remove": ("remove", bytes),
     "--remove-mask": ("remove_masks", bytes),
@@ -1017,7 +1032,8 @@ _TABLE = (
         "{queue} [--retries={n}] [--losses={n}] [--deliveries={n}] [--backoff={first}[,{max}]] "
         "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] "
-        "[--ordered=key] [--fair=key] [--paused=yes|no] [--labels={key}={value}[&...]] [--reset]",
+        "[--ordered=key] [--fair=key] [--paused=yes|no] "
+        "[--readers={name}[,...]] [--labels={key}={value}[&...]] [--reset]",
         lambda queue, reset=False, **changes: SetQueue(queue, changes, reset),
         {"queue": "consume", "dead_letters": "consume"},
         confirm_anywhere=True,
@@ -1043,7 +1059,9 @@ _TABLE = (
         Log,
         READS,
     ),
-    Action("trim", "{queue} {seq} [--epoch={epoch}]", Trim, OF_QUEUE, is_kept=True),
+    Action(
+        "trim", "{queue} {seq} [--epoch={epoch}] [--reader={name}]", Trim, OF_QUEUE, is_kept=True
+    ),
     Action(
         "stats",
         "[{what} [{name}]] [--after={key}] [--then={key}|--mask={mask}] [--limit={n}]",

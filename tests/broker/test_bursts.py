@@ -102,6 +102,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
                 b"--fair=key",
                 b"--paused=no",
             ),
+            b"--readers=a,b",
             b"--labels=a=b",
         ),
         b"",
@@ -111,7 +112,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
     b"tail": (b"", (b"--queue=q",), b"e"),
     b"range": (b"q", (b"--at=1", b"--archived=1"), b""),
     b"read": (b"q", (b"--from=1", b"--to=9", b"--limit=3", b"--epoch=1", b"--meta"), b""),
-    b"trim": (b"q %d", (b"--epoch=1",), b""),
+    b"trim": (b"q %d", (b"--epoch=1", b"--reader=a"), b""),
     b"stats": (b"bindings", (b"--after=q", b"--mask=s*", b"--then=e", b"--limit=3"), b""),
     b"schedule": (
         b"n%d",

@@ -106,7 +106,7 @@ NO_DEFAULT = """
     --delete-queue-when-unused --when-unused --password-file --schema --start --end --sent-field
     --html --parquet --retries --losses --deliveries --backoff --dead-letters --messages-max
     --bytes-max --overflow --single-consumer --ack-timeout --ordered --fair --paused --labels
-    --file --out --priority --key --every --jitter --catalog --keep
+    --readers --file --out --priority --key --every --jitter --catalog --keep
 """
 """Without them there is nothing that another value could stand for."""
 

@@ -337,6 +337,49 @@ def test_two_archives_of_a_queue_notice_each_other(
     assert run(spark, mqks_broker, lake) == []
 
 
+def test_lakes_of_one_queue_have_readers_of_their_own(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path
+) -> None:
+    other = lake.with_name("other")
+
+    def readers() -> dict[str, int | None]:
+        with connect(mqks_broker.url) as client:
+            told: dict[str, int | None] = client.stats("queue", "clicks")["readers"]
+        return told
+
+    subscribe(mqks_broker)
+    with connect(mqks_broker.url) as client:
+        client.set_queue("clicks", readers="lake,other")
+    for first in (0, 10):
+        publish(mqks_broker, some(first, 10))
+        run(spark, mqks_broker, lake, reader="lake")
+    assert (readers(), len(waits(mqks_broker))) == ({"lake": 21, "other": None}, 20)
+    run(spark, mqks_broker, other, "delta", reader="other", batch_messages=15)
+    assert (readers(), waits(mqks_broker)) == ({"lake": 21, "other": 21}, [])
+
+    publish(mqks_broker, some(20, 10))
+    run(spark, mqks_broker, lake, reader="lake")
+    mqks_broker.stop()
+    mqks_broker.start()
+    publish(mqks_broker, some(30, 10))
+    run(spark, mqks_broker, other, "delta", reader="other")
+    assert (readers(), len(waits(mqks_broker))) == ({"lake": None, "other": 41}, 20)
+    run(spark, mqks_broker, lake, reader="lake")
+    assert waits(mqks_broker) == []
+    assert keys(lake) == sorted(f"m{n}" for n in range(40))
+    assert messages(spark, other).count() == 40
+
+    publish(mqks_broker, some(40, 10))
+    for reader in (None, "third"):
+        with pytest.raises(RequestFailed):
+            run(spark, mqks_broker, lake.with_name("third"), reader=reader)
+    assert len(waits(mqks_broker)) == 10
+    with connect(mqks_broker.url) as client:
+        client.set_queue("clicks", readers="other")
+    run(spark, mqks_broker, other, "delta", reader="other")
+    assert waits(mqks_broker) == []
+
+
 def test_what_is_trimmed_under_a_batch_is_noticed(
     spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -891,7 +934,6 @@ def test_a_schema_is_read_from_a_file_or_as_it_stands(
     for name, text in (("ddl", "n bigint"), ("json", told.json())):
         (tmp_path / name).write_text(text)
         assert job.schema_of(str(tmp_path / name)) == told
-    assert job.schema_of(None) is None
 
 
 @pytest.mark.slow  # Archive and replay run as commands in the tests with kills.

@@ -57,9 +57,9 @@ def batch(offsets: range, event: str = "e1", time_us: int = NOON_US) -> pa.Recor
 
 
 def files_of(lake: Lake) -> Path:
-    place = lake.staging.place
-    assert isinstance(place, Path)
-    return place
+    assert isinstance(lake.staging, Staging)
+    assert isinstance(lake.staging.place, Path)
+    return lake.staging.place
 
 
 def put(

@@ -34,6 +34,7 @@ from mqks.pipeline.objects import asked
 from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.table import COMPACTION, DeltaTable, delta
+from mqks.pipeline.tables import EventTables
 from mqks.pipeline.wire import ServerAddress
 from mqks.testing import Broker
 from tests import pipeline_kills as kills
@@ -41,6 +42,7 @@ from tests.kit import swift
 from tests.kit.clock_library import Clock
 from tests.kit.ports import accepts, free_port
 from tests.kit.waiting import until
+from tests.pipeline import test_pipeline_tables as tables
 from tests.pipeline.test_pipeline_jobs import publish, some, subscribe, waits
 from tests.pipeline.test_pipeline_lake import batch
 from tests.pipeline.test_pipeline_lake import put as put_rows
@@ -208,6 +210,34 @@ def test_an_answer_to_a_commit_is_lost_wrong_or_late(
         assert lake.next("q", "x-1") == 9
         put(lake, range(9, 12))
     assert offsets(url) == list(range(1, 12))
+
+
+def test_a_store_is_away_when_tables_are_opened_and_when_they_are_committed(
+    url: str, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(objects.OPTIONS, "max_retries", "0")
+    between.fault = "500"
+    with EventTables(url) as lake:
+        with pytest.raises(StoreAway):
+            lake.next("q", "x-1")
+        between.fault = ""
+        tables.put(lake, 9)
+        files = tables.staged(lake, tables.rows(range(9, 14), tables.CYCLE))
+        between.fault = "500"
+        with pytest.raises(StoreAway):
+            lake.commit("q", "x-1", 14, files)
+        between.fault = ""
+        lake.commit("q", "x-1", 14, files)
+        tables.put(lake, 20, tables.NAMES)
+    assert tables.archived(url) == tables.expected(14) | {
+        name: [n] for n, name in enumerate(tables.NAMES[:20]) if n >= 14
+    }
+    with pytest.raises(LakeUnfit, match="was created with --table-by event"):
+        DeltaTable(url).__enter__()
+    with DeltaTable(f"{url}-one") as one:
+        put(one, range(3))
+    with pytest.raises(LakeUnfit, match="was created without --table-by"):
+        EventTables(f"{url}-one").__enter__()
 
 
 @pytest.mark.parametrize("hours", [-5, 5])

@@ -17,7 +17,7 @@ from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.selection import Chosen
 from mqks.broker.spine.queue.shared import Place
-from mqks.errors import LimitExceeded
+from mqks.errors import BadRequest, LimitExceeded
 from mqks.limits import SEQ_MAX, TRANSACTION_BYTES_MAX, TRANSACTION_COPIES_MAX
 from mqks.protocol.requests import Move, Trim
 
@@ -72,6 +72,8 @@ class Plan:
         queue, some, end = self._broker.queues.get(wanted.queue), list[Taken](), 1
         if queue is not None:
             check_epoch(self._broker, "trim", queue, wanted.epoch)
+            if queue.rules.readers:
+                raise BadRequest("trim: a queue with readers is not trimmed in a transaction")
             known, end = self._numbers(queue), queue.lane.next_seq
             most = self._room(copies) + 1 + len(known)
             numbers = queue.lane.blocks.after(0, wanted.seq, most)

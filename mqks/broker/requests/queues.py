@@ -67,8 +67,9 @@ def _purge_some(broker: Broker, name: bytes, selection: Selection, limit: int) -
 
 
 def trim(broker: Broker, connection: Connection, request: Request, wanted: Trim) -> Doing:
-    queue = broker.queues.get(wanted.queue)
+    queue, end = broker.queues.get(wanted.queue), wanted.seq
     if queue is not None:
         check_epoch(broker, "trim", queue, wanted.epoch)
-    trimmed = broker.trim(wanted.queue, wanted.seq)
+        end = queue.passed(wanted.reader, end, broker.clock())
+    trimmed = broker.trim(wanted.queue, end)
     return broker.dropped(wanted.queue, trimmed, confirm=request.confirm)

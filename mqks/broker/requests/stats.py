@@ -108,6 +108,7 @@ def queue_row(broker: Broker, queue: Queue) -> Row:
         "dead": queue.dead,
         "next_seq": queue.lane.next_seq,
         "oldest_age_s": queue.oldest_age_s,
+        "readers": {_text(name): mark for name, mark in queue.readers.items()} or None,
         **_archive_row(queue, broker.clock()),
         "memory_bytes": queue.lane.blocks.memory_bytes,
     }

@@ -51,6 +51,8 @@ class Policy:
     """`key`: keys take turns."""
     paused: bool | None = None
     """Whether nothing is delivered."""
+    readers: bytes | None = None
+    """Names with commas: the queue is trimmed only up to where the slowest of these is."""
     labels: bytes | None = None
     """Percent-encoded pairs, without a meaning to the broker."""
 

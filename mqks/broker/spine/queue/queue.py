@@ -5,7 +5,7 @@ slow connection or a full budget, are detected at the consumer's turn.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -21,7 +21,7 @@ from mqks.broker.spine.queue.lane import Delivery, Lane, free
 from mqks.broker.spine.queue.order import Fifo, Order, Rest, Ring, Taker
 from mqks.broker.spine.queue.seams import Timers
 from mqks.broker.spine.queue.shared import Fetch, Place, Shared
-from mqks.errors import MqksError
+from mqks.errors import BadRequest, MqksError
 from mqks.limits import SCHEDULED_SEQ, SEQ_MAX, STEP_BYTES, STEP_MESSAGES, STEP_RULED, TAKERS_MAX
 from mqks.protocol.replies import ATTRIBUTES
 from mqks.protocol.requests import shown
@@ -72,8 +72,9 @@ class ToldByArchive(NamedTuple):
 class Queue:
     __slots__ = (
         *("ack_timeout_us", "archive", "capacity", "consumers", "dead", "deleted"),
-        *("has_forgotten", "id", "is_dropping", "is_ruled", "lane", "name", "order", "policy"),
-        *("returning", "ring", "rules", "shared", "show", "timer", "times", "told_at", "updates"),
+        *("has_forgotten", "id", "is_dropping", "is_ruled", "lane", "marks", "name", "order"),
+        *("policy", "returning", "ring", "rules", "shared", "show", "timer", "times", "told_at"),
+        "updates",
     )
 
     def __init__(self, shared: Shared, queue_id: int, name: bytes) -> None:
@@ -100,6 +101,8 @@ class Queue:
         self.dead = 0
         """Messages that have died here since the start of the server."""
         self.archive: ToldByArchive | None = None
+        self.marks: Mapping[bytes, int] = {}
+        """The number below which each of its readers has read all, by what it has told."""
         self.capacity = shared.features.capacity(self, shared.capacities.default_max)
         self.told_at = 0
         """Number of ready messages at which to look at the capacity."""
@@ -135,6 +138,28 @@ class Queue:
     def archive_lag(self) -> int | None:
         """How many numbers its archive is behind its end; None if none has told."""
         return None if self.archive is None else self.lane.next_seq - self.archive.seq
+
+    @property
+    def readers(self) -> dict[bytes, int | None]:
+        """The mark of each of its readers; None if it has told none since the server's start."""
+        names = self.rules.readers
+        return {name: self.marks.get(name) for name in names.split(b",")} if names else {}
+
+    def passed(self, reader: bytes | None, seq: int, now_s: float) -> int:
+        """The number up to which the queue may be trimmed when this reader has read up to `seq`.
+        Raises BadRequest."""
+        readers = self.readers
+        if reader not in (readers or (None,)):
+            named = "--reader is missing" if reader is None else f"not {shown(reader)}"
+            told = shown(self.rules.readers or b"nobody")
+            raise BadRequest(f"trim: the readers of the queue are {told}: {named}")
+        if reader is None:
+            return seq
+        self.marks = {**self.marks, reader: min(seq, self.lane.next_seq)}
+        marks = [self.marks.get(name, 0) for name in readers]
+        if all(marks):
+            self.archived(min(marks), now_s)
+        return min(marks)
 
     @property
     def is_served(self) -> bool:
