@@ -413,6 +413,9 @@ def verify(
         "URL",
         "Compare also with what this server has in the queues of the lake. \\[default: none]",
     ] = None,
+    bad_rows: Annotated[
+        str | None, "LAKE", "With --url: the lake of the bad rows. \\[default: none]"
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare the rows of a lake with what was archived into it.
@@ -423,36 +426,40 @@ def verify(
     from mqks.client.errors import RequestFailed  # here, so that --help need not load them
     from mqks.pipeline import job  # here, so that --help need not load them
 
+    if bad_rows and not url:
+        raise typer.BadParameter("--bad-rows needs --url: the sums of a lake are of its own rows")
     lake = _in_catalog(lake, catalog)
+    bad = bad_rows and (_in_catalog(bad_rows, catalog) if catalog else _place(bad_rows))
     job.check_is_there(lake)
     job.check_extra()
     from mqks.pipeline.errors import LakeDiffers
     from mqks.pipeline.places import existing, tables_of
-    from mqks.pipeline.verify import Verification
+    from mqks.pipeline.verify import Verification, compared
     from mqks.pipeline.wire import ServerAddress
 
-    differing = []
+    differing, known = list[str](), set[tuple[str, str]]()
     for place in tables_of(lake):
         with existing(place) as opened:
             verification = Verification(opened)
             found = verification.run()
-        if url:
-            try:
-                verification.compare(found, ServerAddress(url=url))
-            except RequestFailed as error:
-                raise explained(error, url) from None
+        known |= verification.queues
         of = "" if place == lake else f"{place}: "
         if as_json:
             tell(asdict(found) | ({"table": str(place)} if of else {}), as_json)
         elif not found.differences:
             queues = "1 queue" if found.queues == 1 else f"{found.queues} queues"
             typer.echo(f"{of}{found.messages:,} messages of {queues}: all as archived")
-            if url:
-                same = f"{found.compared:,} messages that the server still has"
-                typer.echo(f"{of}{same}: all in the lake")
         if found.unchecked:
             note(f"{found.unchecked:,} rows are not checked: an older version has archived them")
         differing += [f"{place}: {difference}" for difference in found.differences]
+    if url:
+        try:
+            both = compared(lake, known, ServerAddress(url=url), bad)
+        except RequestFailed as error:
+            raise explained(error, url) from None
+        differing += [f"{lake}: {difference}" for difference in both.differences]
+        line = f"{both.messages:,} messages that the server still has: all in the lake"
+        tell(asdict(both), as_json, "" if both.differences else line)
     if differing:
         for difference in differing[:-1]:
             note(difference)
@@ -483,10 +490,12 @@ def vacuum(
     lake = _in_catalog(lake, catalog)
     job.check_is_there(lake)
     job.check_extra()
-    from mqks.pipeline.places import existing
+    from mqks.pipeline.places import existing, parts_of
 
-    with existing(lake) as opened:
-        found = opened.vacuum(age_s, dry_run=dry_run)
+    found = []
+    for place in parts_of(lake):
+        with existing(place) as opened:
+            found += opened.vacuum(age_s, dry_run=dry_run)
     told = f"{len(found):,} files {'to delete' if dry_run else 'deleted'}"
     tell({"files": found, "dry_run": dry_run}, as_json, "\n".join([*found * dry_run, told]))
 

@@ -88,6 +88,12 @@ def tables_of(place: Place) -> list[Place]:
         return [table_at(place, event) for event in events_of(opened)]
 
 
+def parts_of(place: Place) -> list[Place]:
+    """The lake itself; of one with a table for each event, its control and then its tables."""
+    tables = tables_of(place)
+    return tables if tables == [place] else [control_of(place), *tables]
+
+
 def events_of(lake: Lake) -> list[str]:
     batches = (batch for file in lake.contents() for batch in batches_of(file, ["topic"]))
     return sorted({event for batch in batches for event in batch["topic"].to_pylist()})

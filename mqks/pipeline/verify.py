@@ -5,11 +5,12 @@ broker still has; nothing is changed, here or there.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from mqks.pipeline.archive import READ
 from mqks.pipeline.columns import ORIGIN
 from mqks.pipeline.lake import Lake
 from mqks.pipeline.objects import Place
-from mqks.pipeline.places import existing
+from mqks.pipeline.places import existing, parts_of
 from mqks.pipeline.reader import LogRange, QueueReader
 from mqks.pipeline.sums import (
     HASHED,
@@ -84,18 +85,25 @@ class Discrepancy:
         return f"queue {self.queue}, epoch {self.epoch}, {numbers}: {self.reason}"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Verified:
-    """What `Verification.run` found, and `compare`."""
+    """What `Verification.run` found."""
 
     messages: int
     """Rows in ranges without a difference."""
     queues: int
     unchecked: int
     """Rows that a version without sums has archived."""
-    differences: list[Difference | Discrepancy]
-    compared: int = 0
-    """Messages that the broker still has, and the lake as well."""
+    differences: list[Difference]
+
+
+@dataclass(slots=True)
+class Compared:
+    """What the broker still has of what is archived."""
+
+    messages: int = 0
+    """Those that the lake has as well."""
+    differences: list[Discrepancy] = field(default_factory=list)
 
 
 @dataclass
@@ -120,7 +128,7 @@ class Verification:
         recorded = {of: recorded_sum(of, self.lake.recorded) for of in self._ranges(found)}
         differing = [of for of in recorded if found.get(of, Sum()) != recorded[of]]
         doubled = self._doubled(differing)
-        differences: list[Difference | Discrepancy] = [
+        differences = [
             Difference(
                 *of, of.last, recorded[of].rows, found.get(of, Sum()).rows, doubled.get(of, [])
             )
@@ -133,24 +141,10 @@ class Verification:
             differences=differences,
         )
 
-    def compare(self, found: Verified, server: ServerAddress) -> None:
-        """Add what the broker has otherwise, after `run`. Raises LakeUnfit, RequestFailed and
-        OSError."""
-        of = sorted(self._starts)
-        with closing(QueueConnection(server)) as connection:
-            readers = {
-                queue: QueueReader(None, queue, schema=READ, meta=True, connection=connection)
-                for queue, _ in of
-            }
-            # Before the lake is opened again: an archive trims what it has committed.
-            logs = {queue: reader.range_if_there() for queue, reader in readers.items()}
-            with existing(self.lake.place) as lake:
-                for queue, epoch in of:
-                    # Else it is an older epoch, or of a loss that an archive was told to accept.
-                    if lake.knows(queue) and not lake.knows(queue, epoch):
-                        one = _Comparison(lake, queue, epoch, readers[queue], self.threads)
-                        found.differences += one.run(logs[queue])
-                        found.compared += one.same
+    @property
+    def queues(self) -> set[tuple[str, str]]:
+        """Those that `run` has found, with their epochs."""
+        return {*self._starts}
 
     def _sums(self, file: Place) -> Sums:
         return added(map(sums_of, self._checked(file)))
@@ -202,21 +196,48 @@ class Verification:
         return twice
 
 
+def compared(
+    place: Place, queues: Iterable[tuple[str, str]], server: ServerAddress, bad: Place | None = None
+) -> Compared:
+    """Of these queues and epochs of a lake; `bad` is the lake of its bad rows. Raises LakeUnfit,
+    RequestFailed and OSError."""
+    found = Compared()
+    with closing(QueueConnection(server)) as connection, ExitStack() as opened:
+        readers = {
+            queue: QueueReader(None, queue, schema=READ, meta=True, connection=connection)
+            for queue, _ in queues
+        }
+        # Before the lake is opened: an archive trims what it has committed.
+        logs = {queue: reader.range_if_there() for queue, reader in readers.items()}
+        lake, *tables = (opened.enter_context(existing(part)) for part in parts_of(place))
+        holders = [*(tables or [lake])]
+        if bad is not None:
+            holders.append(opened.enter_context(existing(bad)))
+        for queue, epoch in sorted(queues):
+            # Else it is an older epoch, or of a loss that an archive was told to accept.
+            if lake.knows(queue) and not lake.knows(queue, epoch):
+                one = _Comparison(found, lake, holders, queue, epoch, readers[queue])
+                found.differences += one.run(logs[queue])
+    return found
+
+
 @dataclass
 class _Comparison:
     """Of a lake with a queue of the broker."""
 
+    found: Compared
     lake: Lake
+    """Which knows how far the queue is archived."""
+    holders: Sequence[Lake]
+    """Which have the rows."""
     queue: str
     epoch: str
     reader: QueueReader
-    threads: int
-    same: int = 0
 
     def run(self, log: LogRange | None) -> Iterator[Discrepancy]:
-        told = partial(Discrepancy, self.queue, self.epoch)
-        done = self.lake.next(self.queue, self.epoch) or 0
-        came_us = self.lake.arrived_us(self.queue, self.epoch)
+        told, lake = partial(Discrepancy, self.queue, self.epoch), self.lake
+        done = lake.next(self.queue, self.epoch) or 0
+        came_us = lake.arrived_us(self.queue, self.epoch)
         if log is None or log.epoch != self.epoch:
             has = "has no such queue" if log is None else "has this queue under another epoch"
             yield told(done, None, f"the broker {has}: whether they were archived is not known")
@@ -229,7 +250,7 @@ class _Comparison:
         if end < done:
             yield told(end, done - 1, "the broker has others: an older state of it was restored")
         # Of earlier ones an older version has archived less.
-        since_ = self.lake.recorded(since(self.queue, self.epoch))
+        since_ = lake.recorded(since(self.queue, self.epoch))
         start = max(log.first, done if since_ is None else since_)
         while start < end:
             taken = self._window(start, end)
@@ -264,11 +285,11 @@ class _Comparison:
                         at = np.minimum(np.searchsorted(numbers, told), len(numbers) - 1)
                         here = numbers[at] == told
                         is_there[at[here]] = True
-                        is_same[at[here]] = (hashes[at] == hashed)[here]
+                        is_same[at[here]] |= (hashes[at] == hashed)[here]
 
-        with ThreadPoolExecutor(self.threads) as threads:
-            [*threads.map(look, self.lake.contents())]
-        self.same += int(is_same.sum())
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            [*threads.map(look, chain(*(lake.contents() for lake in self.holders)))]
+        self.found.messages += int(is_same.sum())
         wrong = numbers[~is_same & (is_there | ~is_own)]
         if len(wrong):
             what = "the lake lacks these messages of the queue, or has others: "

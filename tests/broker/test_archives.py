@@ -32,3 +32,18 @@ def test_an_archive_that_tells_nothing_is_silent() -> None:
     assert told(lab) == ["silent", 4, 2, 61, 81]
     lab.do("a", b"r range q --archived=99")
     assert told(lab) == ["running", 6, 0, 0, 0]
+
+
+def test_of_several_readers_the_slowest_counts() -> None:
+    lab = Lab(1 << 24)
+    lab.do("a", b"s subscribe q e", *[b"m%d publish e x" % number for number in range(5)])
+    lab.do("a", b"p set_queue q --readers=lake,other", b"r range q --archived=4")
+    assert told(lab) == [None] * 5
+    lab.do("a", b"t trim q 4 --reader=lake", b"t trim q 2 --reader=other")
+    assert told(lab) == ["running", 2, 4, 0, None]
+    lab.wait(10)
+    lab.do("a", b"r range q --archived=4")
+    assert told(lab) == ["running", 2, 4, 0, None]
+    lab.do("a", b"t trim q 3 --reader=other")
+    lab.wait(10)
+    assert told(lab) == ["running", 3, 3, 10, 10]

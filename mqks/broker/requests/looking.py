@@ -70,7 +70,10 @@ def _check_history(broker: Broker, connection: Connection, queue: Queue, first: 
 def range_(broker: Broker, connection: Connection, request: Request, wanted: Range) -> None:
     queue = existing(broker, "range", wanted.queue)
     if wanted.archived is not None:
-        queue.archived(wanted.archived, broker.clock())
+        # Of several readers, each only tells that it is there: the slowest counts, by its trims.
+        seq = wanted.archived if not queue.rules.readers else queue.archived_seq
+        if seq is not None:
+            queue.archived(seq, broker.clock())
     read = Read(request.id, "range", queue.name, queue.id, request.confirm, at_us=wanted.at_us)
     broker.read(connection, read)
 
