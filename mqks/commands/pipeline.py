@@ -428,17 +428,22 @@ def verify(
     job.check_extra()
     from mqks.pipeline.errors import LakeDiffers
     from mqks.pipeline.places import existing, tables_of
-    from mqks.pipeline.verify import Verification
+    from mqks.pipeline.verify import Verification, Verified, compare
     from mqks.pipeline.wire import ServerAddress
 
-    differing = []
-    for place in tables_of(lake):
-        with existing(place) as opened:
-            verification = Verification(opened)
-            found = verification.run()
-        if url:
+    differing, queues_of = [], set[tuple[str, str]]()
+    places = tables_of(lake)
+    # The queues of many tables are compared with all of them.
+    for place in [*places, *([lake] if url and places != [lake] else ())]:
+        found = Verified(0, 0, 0, [])
+        if place in places:
+            with existing(place) as opened:
+                verification = Verification(opened)
+                found = verification.run()
+            queues_of |= verification.queues
+        if url and place == lake:
             try:
-                verification.compare(found, ServerAddress(url=url))
+                compare(lake, queues_of, found, ServerAddress(url=url))
             except RequestFailed as error:
                 raise explained(error, url) from None
         of = "" if place == lake else f"{place}: "
@@ -446,8 +451,9 @@ def verify(
             tell(asdict(found) | ({"table": str(place)} if of else {}), as_json)
         elif not found.differences:
             queues = "1 queue" if found.queues == 1 else f"{found.queues} queues"
-            typer.echo(f"{of}{found.messages:,} messages of {queues}: all as archived")
-            if url:
+            if place in places:
+                typer.echo(f"{of}{found.messages:,} messages of {queues}: all as archived")
+            if url and place == lake:
                 same = f"{found.compared:,} messages that the server still has"
                 typer.echo(f"{of}{same}: all in the lake")
         if found.unchecked:
@@ -483,10 +489,13 @@ def vacuum(
     lake = _in_catalog(lake, catalog)
     job.check_is_there(lake)
     job.check_extra()
-    from mqks.pipeline.places import existing
+    from mqks.pipeline.lake import control_of
+    from mqks.pipeline.places import existing, tables_of
 
-    with existing(lake) as opened:
-        found = opened.vacuum(age_s, dry_run=dry_run)
+    places, found = tables_of(lake), list[str]()
+    for place in [*places, *([control_of(lake)] if places != [lake] else ())]:
+        with existing(place) as opened:
+            found += opened.vacuum(age_s, dry_run=dry_run)
     told = f"{len(found):,} files {'to delete' if dry_run else 'deleted'}"
     tell({"files": found, "dry_run": dry_run}, as_json, "\n".join([*found * dry_run, told]))
 

@@ -5,7 +5,7 @@ broker still has; nothing is changed, here or there.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -133,24 +133,10 @@ class Verification:
             differences=differences,
         )
 
-    def compare(self, found: Verified, server: ServerAddress) -> None:
-        """Add what the broker has otherwise, after `run`. Raises LakeUnfit, RequestFailed and
-        OSError."""
-        of = sorted(self._starts)
-        with closing(QueueConnection(server)) as connection:
-            readers = {
-                queue: QueueReader(None, queue, schema=READ, meta=True, connection=connection)
-                for queue, _ in of
-            }
-            # Before the lake is opened again: an archive trims what it has committed.
-            logs = {queue: reader.range_if_there() for queue, reader in readers.items()}
-            with existing(self.lake.place) as lake:
-                for queue, epoch in of:
-                    # Else it is an older epoch, or of a loss that an archive was told to accept.
-                    if lake.knows(queue) and not lake.knows(queue, epoch):
-                        one = _Comparison(lake, queue, epoch, readers[queue], self.threads)
-                        found.differences += one.run(logs[queue])
-                        found.compared += one.same
+    @property
+    def queues(self) -> set[tuple[str, str]]:
+        """Those of its rows, and of what is recorded, with their epochs; after `run`."""
+        return {*self._starts}
 
     def _sums(self, file: Place) -> Sums:
         return added(map(sums_of, self._checked(file)))
@@ -200,6 +186,28 @@ class Verification:
             each, counts = np.unique(np.concatenate(found or [[]]), return_counts=True)
             twice[of] = each[counts > 1][:DOUBLED_MAX].tolist()
         return twice
+
+
+def compare(
+    place: Place, queues: Iterable[tuple[str, str]], found: Verified, server: ServerAddress
+) -> None:
+    """Add what the broker has otherwise than the lake in these queues, which have their epochs.
+    Raises LakeUnfit, RequestFailed and OSError."""
+    of, threads = sorted(queues), os.cpu_count() or 1
+    with closing(QueueConnection(server)) as connection:
+        readers = {
+            queue: QueueReader(None, queue, schema=READ, meta=True, connection=connection)
+            for queue, _ in of
+        }
+        # Before the lake is opened again: an archive trims what it has committed.
+        logs = {queue: reader.range_if_there() for queue, reader in readers.items()}
+        with existing(place) as lake:
+            for queue, epoch in of:
+                # Else it is an older epoch, or of a loss that an archive was told to accept.
+                if lake.knows(queue) and not lake.knows(queue, epoch):
+                    one = _Comparison(lake, queue, epoch, readers[queue], threads)
+                    found.differences += one.run(logs[queue])
+                    found.compared += one.same
 
 
 @dataclass
