@@ -52,12 +52,6 @@ def lake_at(place: Place, format: str | None = None, by: tuple[str, ...] | None 
 
 def existing(place: Place) -> Lake:
     """A lake that is there, to be entered. Raises LakeUnfit, and what the catalog does."""
-    if has_tables(place):
-        from mqks.pipeline.tables import EventTables
-
-        control = control_of(place)
-        is_delta = isinstance(control, Path) and _is_delta(control)
-        return EventTables(place, "delta" if is_delta else None)
     home_of(place)  # An archive would make the table.
     if isinstance(place, str) or _is_delta(place):
         return lake_at(place, None if isinstance(place, str) else "delta")

@@ -25,6 +25,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
 from operator import attrgetter
+from pathlib import Path
 from typing import NamedTuple, Self
 
 import pyarrow as pa
@@ -46,7 +47,7 @@ from mqks.pipeline.lake import (
     table_at,
 )
 from mqks.pipeline.objects import Place
-from mqks.pipeline.places import events_of, is_there, lake_at
+from mqks.pipeline.places import events_of, existing, has_tables, is_there, lake_at
 
 TABLES_MAX = 100
 COMMITS = 8
@@ -244,3 +245,12 @@ class EventTables(Lake):
 
     def contents(self) -> list[Place]:
         return [file for lake in self._opened().values() for file in lake.contents()]
+
+
+def whole(place: Place) -> Lake:
+    """A lake that is there, with all its tables, to be entered. Raises as `existing`."""
+    if not has_tables(place):
+        return existing(place)
+    control = control_of(place)
+    is_delta = isinstance(control, Path) and (control / "_delta_log").is_dir()
+    return EventTables(place, "delta" if is_delta else None)

@@ -20,7 +20,6 @@ from mqks.pipeline.archive import READ
 from mqks.pipeline.columns import ORIGIN
 from mqks.pipeline.lake import Lake
 from mqks.pipeline.objects import Place
-from mqks.pipeline.places import existing
 from mqks.pipeline.reader import LogRange, QueueReader
 from mqks.pipeline.sums import (
     HASHED,
@@ -35,6 +34,7 @@ from mqks.pipeline.sums import (
     since,
     sums_of,
 )
+from mqks.pipeline.tables import whole
 from mqks.pipeline.wire import QueueConnection, ServerAddress
 
 DOUBLED_MAX = 10
@@ -201,7 +201,7 @@ def compare(
         }
         # Before the lake is opened again: an archive trims what it has committed.
         logs = {queue: reader.range_if_there() for queue, reader in readers.items()}
-        with existing(place) as lake:
+        with whole(place) as lake:
             for queue, epoch in of:
                 # Else it is an older epoch, or of a loss that an archive was told to accept.
                 if lake.knows(queue) and not lake.knows(queue, epoch):
