@@ -112,7 +112,7 @@ def archive(
         " \\[default: one for all]",
     ] = None,
     tables_max: Annotated[
-        int, typer.Option(min=1, max=1000, help="The most tables with --table-by.")
+        int, typer.Option(min=1, max=500, help="The most tables with --table-by.")
     ] = 100,
     schema: Annotated[
         list[str] | None,
