@@ -390,11 +390,11 @@ class _Run:
         """One batch, or none."""
         job = self.job
         log, start = self._look()
-        if self.goal is None:
-            self.goal = log.next
-            # The last run may have died between the two, and the server forgets what readers told.
-            if job.trim and (job.reader or log.first < start):
-                self._trim(log.epoch, start)
+        is_first = self.goal is None
+        self.goal = log.next if self.goal is None else self.goal
+        # The last run may have died between the two, and a server that starts knows no marks.
+        if job.trim and (job.reader or (is_first and log.first < start)):
+            self._trim(log.epoch, start)
         end = min(log.next, start + job.batch_messages)
         if job.once and (start >= self.goal or end <= start):
             self.is_done = True
@@ -416,7 +416,8 @@ class _Run:
             told(queue, log.epoch)
             for told in (self.lake.next, self.lake.reached, self.lake.arrived_us)
         )
-        log = self.reader.range(None if came_us is None else came_us + 1, done or log.first)
+        archived = None if self.job.reader else done or log.first
+        log = self.reader.range(None if came_us is None else came_us + 1, archived)
         if done is None:
             if self.lake.knows(queue, log.epoch):
                 self.job._lose(self.lake, queue, "deleted and created again")

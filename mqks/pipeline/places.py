@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -69,22 +69,28 @@ def is_there(place: Place) -> bool:
     if isinstance(place, Path):
         return _is_delta(place) or (place / CONTROL / "state.json").exists()
     with suppress(LakeUnfit):
-        if not place.startswith(ICEBERG):
-            return asked(place, partial(delta, place)) is not None
-        home_of(place)
-        return True
+        return (
+            asked(place, partial(_found if place.startswith(ICEBERG) else delta, place)) is not None
+        )
     return False
+
+
+def has_tables(place: Place) -> bool:
+    """Whether a lake has a table for each event. Raises StoreAway."""
+    control = control_of(place)
+    if isinstance(control, Path):
+        return control.is_dir()
+    return not is_there(place) and is_there(control)
 
 
 def tables_of(place: Place) -> list[Place]:
     """The tables of a lake that has one for each event; of another lake, this one itself."""
-    control = control_of(place)
-    if isinstance(place, Path) and isinstance(control, Path):
-        # Plain files of an archive that runs can be read, and its control is locked.
-        return [*filter(is_there, sorted(place.iterdir()))] if control.is_dir() else [place]
-    if is_there(place) or not is_there(control):
+    if not has_tables(place):
         return [place]
-    with existing(control) as opened:
+    if isinstance(place, Path):
+        # Plain files of an archive that runs can be read, and its control is locked.
+        return [*filter(is_there, sorted(place.iterdir()))]
+    with existing(control_of(place)) as opened:
         return [table_at(place, event) for event in events_of(opened)]
 
 
@@ -104,8 +110,15 @@ def home_of(place: Place) -> Place:
     if isinstance(place, str) and place.startswith(ICEBERG):
         from mqks.pipeline import iceberg
 
-        return iceberg.place_of(asked(place, partial(iceberg.found, place)).location())
+        name = str(control_of(place)) if has_tables(place) else place
+        return iceberg.place_of(asked(place, partial(iceberg.found, name)).location())
     return place
+
+
+def _found(url: str) -> Any:
+    from mqks.pipeline import iceberg
+
+    return iceberg.found(url)
 
 
 def messages(

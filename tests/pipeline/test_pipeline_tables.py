@@ -477,3 +477,37 @@ def test_bad_rows_of_all_tables_are_in_one_lake(
     assert {event: len(numbers) for event, numbers in archived(place).items()} == {"page.view": 3}
     keys = {row["key"].decode() for row in messages(spark, tmp_path / "bad").collect()}
     assert keys == {"bad1", "bad2"}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_whole_is_compared_with_its_queue_vacuumed_and_replayed(
+    spark: "SparkSession",
+    mqks_broker: Broker,
+    tmp_path: Path,
+    format: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place = place_of(tmp_path, format)
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 20) + some(20, 10, "order.new"))
+    run(spark, mqks_broker, place, format, trim=False)
+    verify = ["pipeline", "verify", str(place), "--url", mqks_broker.url]
+    assert main(verify) == 0
+    assert "\n30 messages that the server still has: all in the lake" in capsys.readouterr().out
+    assert main(["pipeline", "vacuum", str(place), "--dry-run"]) == 0
+
+    replay = Replay(lake=place, server=ServerAddress(url=mqks_broker.url))
+    *_, last = replay.run(spark, Event())
+    assert last.messages == 30
+    assert [each.messages for each in replay.run(spark, Event())] == [30], "nothing is left"
+
+    with existing(table_at(place, "order.new")) as lake:
+        for file in lake.contents():
+            assert isinstance(file, Path)
+            rows = pq.ParquetFile(file).read()
+            pq.write_table(rows.slice(1), file)
+    capsys.readouterr()
+    assert main(verify) == 65
+    told = capsys.readouterr().err
+    assert "9 rows, and 10 were archived" in told
+    assert "lacks these messages of the queue, or has others: 21" in told
