@@ -288,6 +288,12 @@ class Settings:
         "text", "Format of log lines: key=value text, or JSON."
     )
 
+    audit: str = _monitoring(
+        "log",
+        "Where logins, and requests that change what exists or remove messages, are logged: log, "
+        "syslog, a file, or off, which records none.",
+    )
+
     salvage: bool = _process(False, "Start with a damaged journal, using what is readable.")
     drain_timeout_s: float = _process(
         10.0,
@@ -323,6 +329,11 @@ class Settings:
         1000,
         "Number of error replies stored for mqks inspect errors.",
         (0, 10_000_000, "errors"),
+    )
+    audit_kept_max: int = _advanced(
+        10_000,
+        "Number of logins and requests stored for mqks inspect audit.",
+        (0, 10_000_000, "records"),
     )
     bindings_per_queue_max: int = _advanced(
         100_000, "Maximum number of bindings of one queue.", (1, 100_000_000, "bindings")

@@ -313,6 +313,22 @@ ERRORS: Final = Table(
     "time_us",
     "reason",
 )
+AUDIT: Final = Table(
+    "audit",
+    "Audit",
+    (
+        Column("time_us", "Time", "time"),
+        Column("user", "User", "text"),
+        Column("action", "Action", "text"),
+        Column("what", "What", "text"),
+        Column("count", "Count", "count"),
+        Column("requests", "Requests", "count"),
+        Column("client", "Client", "text"),
+        Column("connection", "Connection", "text"),
+    ),
+    "time_us",
+    "what",
+)
 LIMITS: Final = Table(
     "limits",
     "Limits",
@@ -358,6 +374,6 @@ TABLES: Final = {
     each.key: each
     for each in (
         *(ATTENTION, QUEUES, CONSUMERS, CONNECTIONS, ARCHIVES),
-        *(SCHEDULES, ERRORS, LIMITS, USERS),
+        *(SCHEDULES, ERRORS, AUDIT, LIMITS, USERS),
     )
 }

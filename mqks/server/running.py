@@ -19,6 +19,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from mqks import __version__, log
+from mqks.audit_log import audit_to
 from mqks.broker.broker import Broker
 from mqks.clock import now_us
 from mqks.errors import ConfigurationError, MqksError
@@ -220,11 +221,12 @@ def run(settings: Settings) -> int:
     faulthandler.enable()
     failure: BaseException | None = None
     try:
-        anyio.run(
-            partial(serve, settings, environ=os.environ, open_files=open_files),
-            backend="asyncio",
-            backend_options={"use_uvloop": uses_uvloop(settings)},
-        )
+        with audit_to(settings.audit, settings.log_format):
+            anyio.run(
+                partial(serve, settings, environ=os.environ, open_files=open_files),
+                backend="asyncio",
+                backend_options={"use_uvloop": uses_uvloop(settings)},
+            )
     except* MqksError as failures:
         failure = failures
         while isinstance(failure, BaseExceptionGroup):

@@ -73,6 +73,7 @@ LIVE = {
     "mqks inspect stats": "",
     "mqks inspect error": "{0.error_id}",
     "mqks inspect errors": "",
+    "mqks inspect audit": "",
     "mqks user add": "bob --token",
     "mqks user list": "",
     "mqks user grant": "alice --admin",

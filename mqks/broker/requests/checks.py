@@ -10,6 +10,17 @@ Doing = Work[int | bytes | None] | None
 """Work for later turns, or None; a number or text that it returns is put into the confirm."""
 
 
+class Effect(int):
+    """What a request has changed, for the audit: so many messages or bindings, or something else;
+    negative if nothing. Its confirm does not tell it."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, count: int, *others: bool) -> "Effect":
+        return cls(count if count or any(others) else -1)
+
+
 def check_writable(broker: Broker, request: Request) -> None:
     if request.confirm and broker.unwritable:
         raise Unwritable(f"{broker.unwritable}: the new place of the message would not be durable")
