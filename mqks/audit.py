@@ -103,7 +103,8 @@ class Audit:
         """The source of `stats audit`."""
         self.next_id = 1
         self.failed_logins = 0
-        self._is_counting = False
+        self.is_counting = False
+        """Whether a second is counted."""
         self._told = Counter[Hashable]()
         """Records of this second: of each party, and of all."""
         self._beyond: dict[Hashable, AuditRecord] = {}
@@ -124,8 +125,8 @@ class Audit:
         """Record what was done; `count`: of how many messages or bindings."""
         if not self.is_on:
             return
-        if not self._is_counting:
-            self._is_counting = True
+        if not self.is_counting:
+            self.is_counting = True
             self._after(1.0, self._end_second)
         # Who guesses passwords must not keep others from being recorded.
         of_all, of_party = AUDIT_PER_SECOND_MAX, AUDIT_PARTY_PER_SECOND_MAX
@@ -158,7 +159,7 @@ class Audit:
     def _end_second(self) -> None:
         beyond, self._beyond = self._beyond, {}
         self._told.clear()
-        self._is_counting = False
+        self.is_counting = False
         for record in beyond.values():
             self._record(record)
 

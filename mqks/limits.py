@@ -387,6 +387,9 @@ FORSAKEN_S: Final = 45.0
 LINGER_BYTES_MAX: Final = 1024 * 1024
 """What is read, to no effect, from a connection that broke the rules."""
 
+REJECT_PAUSE_S_MAX: Final = 3600
+"""Longest `--pause` of a reject."""
+
 SCHEDULES_MAX: Final = 1000
 """Schedules of one server."""
 

@@ -103,7 +103,7 @@ class Broker:
         )
         self.consumers: dict[bytes, Consumer] = {}
         self._replaced: dict[Consumer, BadRequest] = {}
-        """Whose id another connection uses, and why that is to be told: after their confirm."""
+        """Whom another connection has ended, and what is to be told of that after their confirm."""
         self.expelled: list[Connection] = []
         """Connections that others have expelled, which the server closes."""
         self.orphans: dict[bytes, Queue] = {}
@@ -517,14 +517,16 @@ class Broker:
         self._stop_timer(consumer.queue)
         if earlier is not None:
             if not (earlier.deleted or earlier.connection is consumer.connection):
-                reason = BadRequest(
-                    f"consume: {consumer.connection.address} consumes under this id now"
-                )
-                if earlier.rests & Rest.CONFIRM:
-                    self._replaced[earlier] = reason
-                else:
-                    earlier.connection.fail(earlier.id, b"consume", reason)
+                self.tell_end(earlier, f"{consumer.connection.address} consumes under this id now")
             yield from self.delete_consumers([earlier])
+
+    def tell_end(self, consumer: Consumer, why: str) -> None:
+        """Tell a connection that another one has ended its consumer: not before the confirm."""
+        reason = BadRequest(f"consume: {why}")
+        if consumer.rests & Rest.CONFIRM:
+            self._replaced[consumer] = reason
+        else:
+            consumer.connection.fail(consumer.id, b"consume", reason)
 
     def _siblings(self, consumer: Consumer) -> dict[bytes, Consumer]:
         """The consumers of its connection; none if that has gone."""
@@ -568,6 +570,7 @@ class Broker:
             if consumer not in consumer.queue.consumers:
                 continue
             consumer.rest(Rest.ENDED)
+            consumer.end_pause()
             self.metadata.bytes -= consumer_bytes(consumer.id)
             if self.consumers.get(consumer.id) is consumer:
                 del self.consumers[consumer.id]

@@ -1,4 +1,4 @@
-"""The commands for messages: publish, consume, tail, peek, requeue.
+"""The commands for messages: publish, consume, tail, peek.
 
 The one rule: a message is acked after its line was written and, if stdout is a pipe, read. A
 publish is reported as confirmed after the server has stored it.
@@ -28,24 +28,21 @@ import typer
 from mqks.commands import complete
 from mqks.commands.complete import Queue
 from mqks.commands.connection import ServerOptions, checked, connected, limited
-from mqks.commands.existing import check, check_queue
+from mqks.commands.existing import check_queue
 from mqks.commands.inspect import message_object
 from mqks.commands.options import (
     AddMask,
     After,
     AsJson,
     Create,
-    EventMask,
     Events,
     Names,
-    Older,
     Replace,
     Rows,
     Scheduled,
     SelectionOptions,
     Told,
     Url,
-    counted,
     note,
     note_stars,
     progress,
@@ -561,35 +558,3 @@ def peek(
                 tell(message_object(row, data=True), as_json)
             else:
                 sys.stdout.buffer.write(form(row["data"]))
-
-
-def requeue(
-    server: ServerOptions,
-    consumer: Annotated[
-        str,
-        typer.Argument(
-            metavar="CONSUMER", help="The id of a consumer.", autocompletion=complete.consumers
-        ),
-    ],
-    messages: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="MESSAGE_ID", help="Unacked messages of the consumer."),
-    ] = None,
-    all_messages: Annotated[bool, "--all", "All unacked messages of the consumer."] = False,
-    event: EventMask = None,
-    older_s: Older = None,
-) -> Told:
-    """Move unacked messages of a consumer to the end of their queue."""
-    are_some = event is not None or older_s is not None
-    if all_messages + bool(messages) + are_some != 1:
-        raise typer.BadParameter("give message ids, --event or --older, or --all")
-    with server.connected() as client:
-        ids = [checked(each) for each in messages or ()] or ["--all"]
-        check(client, "consumer", "id", checked(consumer))
-        if are_some:
-            count = client.requeue(consumer, event=event, older_s=older_s)
-            told = {"consumer": consumer, "event": event, "older_s": older_s, "requeued": count}
-            return told, counted(count, "requeued")
-        for each in ids:
-            client.request("reject", "--confirm", consumer, each)
-    return {"consumer": consumer, "messages": messages}, ""

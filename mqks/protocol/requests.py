@@ -33,6 +33,7 @@ from mqks.limits import (
     READERS_MAX,
     RECEIVE_MAX,
     RECEIVE_WAIT_S_MAX,
+    REJECT_PAUSE_S_MAX,
     SCHEDULE_BYTES_MAX,
     SEQ_MAX,
     STATS_ROWS_MAX,
@@ -131,6 +132,8 @@ class Settle(NamedTuple):
     """The confirm tells what became of the message."""
     why: bytes = b""
     """Percent-encoded; kept with the dead letter if the message dies by this."""
+    pause_us: int = 0
+    """A reject: its consumer gets nothing for this time."""
     for_us: int | None = None
     """A touch: the lease ends after this time; None: after the ack timeout."""
 
@@ -932,6 +935,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "range --archived": ("archived", sequence_number),
     "read --limit": ("limit", _number(1, READ_ROWS_MAX)),
     "read --to": ("end", sequence_number),
+    "reject --pause": ("pause_us", partial(_delay_us, most=REJECT_PAUSE_S_MAX)),
     "receive --limit": ("limit", _number(1, RECEIVE_MAX)),
     "schedules --after": ("after", bytes),
     "schedules --limit": ("limit", _number(1, STATS_ROWS_MAX)),
@@ -996,7 +1000,7 @@ _TABLE = (
     Action(
         "reject",
         ONE_OR_ALL + " [--dead] [--retries={n}] [--delay={seconds}|--backoff={first}[,{max}]] "
-        f"{SELECTION} [--reason={{text}}] [--fate]",
+        f"{SELECTION} [--reason={{text}}] [--fate] [--pause={{seconds}}]",
         _reject,
         OF_CONSUMER,
         apart=((b"--dead", b"--delay", b"--retries", BACKOFF),),

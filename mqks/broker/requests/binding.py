@@ -4,7 +4,7 @@ The one rule: a request that raises has changed nothing.
 """
 
 from mqks.broker.broker import Broker
-from mqks.broker.requests.checks import Doing, Effect
+from mqks.broker.requests.checks import Doing, Effect, name_of
 from mqks.broker.spine.base.turns import GOES_ON, Work, slices
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer
@@ -130,6 +130,9 @@ def delete_consumer(
     consumer = broker.consumers.get(wanted.consumer)
     if consumer is None:
         return Effect.of(0)
-    yield from broker.delete_consumers([consumer])
     # Clients end their own ones all the time.
-    return Effect.of(0, consumer.connection is not connection)
+    is_own = consumer.connection is connection
+    if not (is_own or consumer.deleted):
+        broker.tell_end(consumer, f"{name_of(connection)} has ended it (delete_consumer)")
+    yield from broker.delete_consumers([consumer])
+    return Effect.of(0, not is_own)

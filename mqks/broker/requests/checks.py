@@ -2,6 +2,7 @@
 
 from mqks.broker.broker import Broker
 from mqks.broker.spine.base.turns import Work
+from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import BadRequest, Unwritable
 from mqks.protocol.requests import Request, shown
@@ -19,6 +20,11 @@ class Effect(int):
     @classmethod
     def of(cls, count: int, *others: bool) -> "Effect":
         return cls(count if count or any(others) else -1)
+
+
+def name_of(connection: Connection) -> str:
+    """Who has done something, as others are told."""
+    return connection.address if connection.user is None else f"user {connection.user}"
 
 
 def check_writable(broker: Broker, request: Request) -> None:
