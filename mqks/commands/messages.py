@@ -86,7 +86,12 @@ def publish(
     id: Annotated[str | None, "ID", "The message id."] = None,
     id_prefix: Annotated[str | None, "PREFIX", "With -: ids are PREFIX-1, PREFIX-2 …"] = None,
     once: Annotated[bool, "Drop the message if the server already received this id."] = False,
-    mandatory: Annotated[bool, "Fail if no queue is bound to the event."] = False,
+    mandatory: Annotated[
+        bool | None,
+        "--mandatory/--no-mandatory",
+        r"Fail if no queue is bound to the event, or drop the message. \[default: fail, unless "
+        r"--no-confirm]",
+    ] = None,
     to: Annotated[
         str | None,
         typer.Option(
@@ -117,7 +122,9 @@ def publish(
         raise typer.BadParameter("--id is for one message, --id-prefix for those of stdin")
     if once and not (id_prefix if many else id):
         raise typer.BadParameter(f"--once needs {'--id-prefix' if many else '--id'}")
-    if mandatory and not confirm:
+    if mandatory is None:
+        mandatory = confirm
+    elif mandatory and not confirm:
         raise typer.BadParameter(
             "--mandatory needs the confirm: without it, there is no error reply"
         )

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, cast
@@ -505,7 +506,11 @@ def test_a_consumer_is_ended_and_its_client_told(shell: Console) -> None:
 
 
 def test_connections_are_closed(shell: Console, server: ServerProcess) -> None:
-    clients = [LineClient(server.address) for _ in range(3)]
+    with ExitStack() as stack:
+        are_closed(shell, server, [stack.enter_context(LineClient(server.address)) for _ in "abc"])
+
+
+def are_closed(shell: Console, server: ServerProcess, clients: list[LineClient]) -> None:
     for name, client in enumerate(clients):
         queue = b"q" if name else b"other"
         assert client.ask(b"c%d consume --confirm %b e" % (name, queue)) == b"c%d ok " % name
@@ -531,6 +536,13 @@ def test_connections_are_closed(shell: Console, server: ServerProcess) -> None:
         assert actions[-3:] == ["close_connection"] * 3
 
 
+def test_lines_that_no_queue_gets_are_refused(shell: Console) -> None:
+    code, out, err = shell("publish", "nobody", "-", stdin=b"a\nb\n")
+    assert (code, out) == (65, b"")
+    assert b"the server refused line 1, 0 others are confirmed" in err
+    assert shell("publish", "nobody", "-", "--no-mandatory", stdin=b"a\nb\n")[1] == b"2 confirmed\n"
+
+
 # --------------------------------------------------------------------------------------- queues
 
 
@@ -539,8 +551,11 @@ def test_the_life_of_a_queue(shell: Console) -> None:
         $ mqks subscribe q a.1 a.2 b
         $ mqks rebind q --remove b --remove-mask 'a.*' --add c --add d
         $ mqks publish a.1 0 --id m0
+        mqks: …no queue is bound to 'a.1'…
+        [65]
+        $ mqks publish a.1 0 --id m0 --no-mandatory
         m0
-        $ mqks publish b 1 --id m1
+        $ mqks publish b 1 --id m1 --no-confirm
         m1
         $ mqks publish c 2 --id m2
         m2
@@ -818,7 +833,7 @@ def test_ping_follows_the_settings(shell: Console, tmp_path: Path) -> None:
     assert console.out("ping").startswith(f"127.0.0.1:{port} answered in ")
     (tmp_path / "mqks.toml").write_text(f"port = {port}\n")
     assert Console(tmp_path).out("ping").startswith(f"127.0.0.1:{port} answered in ")
-    assert Console(tmp_path).out("publish", "e", "x").endswith("\n")
+    assert Console(tmp_path).out("publish", "e", "x", "--no-mandatory").endswith("\n")
 
 
 @pytest.mark.parametrize(
@@ -880,6 +895,7 @@ def test_a_refusal_tells_the_reason_that_the_server_tells(tmp_path: Path) -> Non
 
 
 def test_a_terminal_sees_how_far_it_is(shell: Console, tmp_path: Path) -> None:
+    shell.subscribe()
     (tmp_path / "given").write_bytes(b"some line\n" * 200_000)
     command = f"{shlex.join(MQKS)} publish e - --url {shell.url} < {tmp_path}/given"
 
