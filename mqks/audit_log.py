@@ -79,7 +79,7 @@ def tell(record: AuditRecord) -> None:
 
 
 @contextmanager
-def audit_to(where: str, log_format: str) -> Iterator[None]:
+def audit_to(where: str, formatter: logging.Formatter) -> Iterator[None]:
     """Log records there: `log`, `syslog`, or the path of a file; `off` is as `log`.
 
     Raises ConfigurationError.
@@ -96,7 +96,7 @@ def audit_to(where: str, log_format: str) -> Iterator[None]:
         )
     except OSError as error:
         raise ConfigurationError(f"audit: {where}: {error.strerror}") from None
-    output.setFormatter(log.formatter(log_format))
+    output.setFormatter(formatter)
     waiting = Queue[logging.LogRecord | None](AUDIT_TOLD_MAX)
     records, listener = _Records(waiting), _Listener(waiting, output)
     listener.start()

@@ -19,15 +19,17 @@ _PLAIN: Final = frozenset(
 
 
 class _Format(logging.Formatter):
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, as_json: bool, broker: str | None) -> None:
         super().__init__()
         self._as_json = as_json
+        self._always = {} if broker is None else {"broker": broker}
 
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields: dict[str, Any] = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
+            **self._always,
             **_said(record),
         }
         if record.exc_info:
@@ -65,13 +67,14 @@ def text(surrogates: str) -> str:
     return name(surrogates.encode("utf-8", "surrogateescape"))
 
 
-def formatter(log_format: str) -> logging.Formatter:
-    return _Format(log_format == "json")
+def formatter(log_format: str, broker: str | None = None) -> logging.Formatter:
+    """`broker` is told in each line."""
+    return _Format(log_format == "json", broker)
 
 
-def configure(log_format: str, log_level: str) -> None:
+def configure(log_format: str, log_level: str, broker: str | None = None) -> None:
     output = logging.StreamHandler(sys.stderr)
-    output.setFormatter(formatter(log_format))
+    output.setFormatter(formatter(log_format, broker))
     _log.handlers[:] = [output]
     _log.propagate = False
     _log.setLevel(log_level.upper())

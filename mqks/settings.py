@@ -265,6 +265,11 @@ class Settings:
         share=2,
     )
 
+    broker_name: str | None = _monitoring(
+        None,
+        "Name of the broker on the page, in metrics, stats, ping and each log line. Without one it "
+        "is the host's name, which log lines leave out.",
+    )
     http_host: str = _monitoring("127.0.0.1", "Address of the web page, metrics and health.")
     http_port: int | None = _monitoring(
         None,

@@ -125,6 +125,7 @@ class StoppedSource:
     def totals(self) -> Row:
         queues = self._file.queues
         return {
+            "name": None,
             "version": None,
             "epoch": self._file.facts.epoch,
             "uptime_s": None,

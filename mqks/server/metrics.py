@@ -139,7 +139,7 @@ LIMIT_REACHED: Final = (
 )
 BUILD_INFO: Final = (
     "mqks_build_info",
-    "Always 1; labels are the versions: `version`, `python`, `sqlite`.",
+    "Always 1; labels are the broker's `name`, and the versions: `version`, `python`, `sqlite`.",
 )
 
 NAMES: Final[tuple[str, ...]] = (
@@ -186,6 +186,7 @@ def of_broker(
         reached.add_metric([name], count)
     yield reached
     info = {
+        "name": broker.settings.broker_name or "",
         "version": __version__,
         "python": platform.python_version(),
         **journal.store.versions,

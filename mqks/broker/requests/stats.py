@@ -54,6 +54,7 @@ def totals(broker: Broker) -> Work[Row]:
         unacked += sum(consumer.unacked_count for consumer in holders if consumer.manual_ack)
         yield GOES_ON
     return {
+        "name": broker.settings.broker_name,
         "version": broker.shared.facts.version,
         "epoch": broker.shared.facts.epoch,
         "uptime_s": round(broker.clock() - broker.started_s, 3),
