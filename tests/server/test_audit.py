@@ -127,6 +127,16 @@ def test_moves_of_a_transaction_have_records() -> None:
     assert (trimmed.action, trimmed.what, trimmed.count) == ("trim", "q 9", 2)
 
 
+def test_who_has_read_a_queue_trims_it_without_a_record() -> None:
+    world = BareWorld()
+    world.send("k", BEFORE)
+    records = len(world.broker.audit.last)
+    epoch = world.broker.shared.facts.epoch_of(world.broker.queues[b"q"].id)
+    world.send("k", b"t trim --confirm q 3 --epoch=%b\n" % epoch.encode())
+    assert world.received("k").endswith(b"t ok 2\n")
+    assert len(world.broker.audit.last) == records
+
+
 def test_long_arguments_are_cut() -> None:
     world = BareWorld()
     world.send("k", b"s subscribe q " + b" ".join(b"event-%d" % n for n in range(5000)) + b"\n")

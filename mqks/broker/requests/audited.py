@@ -10,7 +10,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.requests.checks import Doing, Effect
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.connection import Connection
-from mqks.protocol.requests import Request, Scheduling
+from mqks.protocol.requests import Request, Scheduling, Trim
 
 Run = Callable[[Broker, Connection, Request, Any], Doing]
 """Does what a request wants. Raises BadRequest."""
@@ -35,20 +35,19 @@ def _noting(
     work: Work[int | bytes | None],
 ) -> Work[int | bytes | None]:
     told = yield from work
-    count = told if isinstance(told, int) else None
-    if isinstance(told, Effect):
-        told = None
-    elif count == 0:
-        count = -1
-    if count is None or count >= 0:
-        note(broker, connection, request, wanted, count or None)
-    return told
+    if not isinstance(told, int):
+        note(broker, connection, request, wanted)
+    elif told > 0 or (told == 0 and isinstance(told, Effect)):
+        note(broker, connection, request, wanted, told or None)
+    return None if isinstance(told, Effect) else told
 
 
 def note(
     broker: Broker, connection: Connection, request: Request, wanted: Any, count: int | None = None
 ) -> None:
-    broker.audit.note(connection, request.action.decode(), _what(request, wanted), count)
+    # Who trims with an epoch has read what it drops: for the reader of a log that is an ack.
+    if not (isinstance(wanted, Trim) and wanted.epoch is not None):
+        broker.audit.note(connection, request.action.decode(), _what(request, wanted), count)
 
 
 def _what(request: Request, wanted: Any) -> bytes:
