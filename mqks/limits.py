@@ -387,6 +387,9 @@ FORSAKEN_S: Final = 45.0
 LINGER_BYTES_MAX: Final = 1024 * 1024
 """What is read, to no effect, from a connection that broke the rules."""
 
+REJECT_PAUSE_S_MAX: Final = 3600
+"""Longest `--pause` of a reject."""
+
 SCHEDULES_MAX: Final = 1000
 """Schedules of one server."""
 
@@ -416,6 +419,24 @@ DROPPED_LINES_MAX: Final = 100
 
 ERRORS_PER_SECOND_MAX: Final = 100
 """Failed requests that are logged in one second."""
+
+AUDIT_TOLD_MAX: Final = 1000
+"""Records of the audit, the last ones, that are kept in memory for stats."""
+
+AUDIT_TEXT_BYTES_MAX: Final = 256
+"""Of the arguments of a request in its record."""
+
+AUDIT_PER_SECOND_MAX: Final = 400
+AUDIT_PARTY_PER_SECOND_MAX: Final = 100
+"""Records in one second, of all, and of one user or, without users, one address. What is beyond
+them is counted, in one record for each party and action."""
+
+AUDIT_FAILED_LOGINS_PER_SECOND_MAX: Final = 20
+AUDIT_PARTY_FAILED_LOGINS_PER_SECOND_MAX: Final = 5
+"""Records of failed logins in one second, of all and of one address."""
+
+AUDIT_BEYOND_MAX: Final = 100
+"""Parties and actions that are counted separately in one second."""
 
 USERS_BYTES_MAX: Final = 16 * 1024 * 1024
 """Longest users file."""

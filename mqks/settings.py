@@ -265,6 +265,11 @@ class Settings:
         share=2,
     )
 
+    broker_name: str | None = _monitoring(
+        None,
+        "Name of the broker on the page, in metrics, stats, ping and each log line. Without one it "
+        "is the host's name, which log lines leave out.",
+    )
     http_host: str = _monitoring("127.0.0.1", "Address of the web page, metrics and health.")
     http_port: int | None = _monitoring(
         None,
@@ -286,6 +291,12 @@ class Settings:
     )
     log_format: Literal["text", "json"] = _monitoring(
         "text", "Format of log lines: key=value text, or JSON."
+    )
+
+    audit: str = _monitoring(
+        "log",
+        "Where logins, and requests that change what exists or remove messages, are logged: log, "
+        "syslog, a file, or off, which records none.",
     )
 
     salvage: bool = _process(False, "Start with a damaged journal, using what is readable.")
@@ -323,6 +334,11 @@ class Settings:
         1000,
         "Number of error replies stored for mqks inspect errors.",
         (0, 10_000_000, "errors"),
+    )
+    audit_kept_max: int = _advanced(
+        10_000,
+        "Number of logins and requests stored for mqks inspect audit.",
+        (0, 10_000_000, "records"),
     )
     bindings_per_queue_max: int = _advanced(
         100_000, "Maximum number of bindings of one queue.", (1, 100_000_000, "bindings")

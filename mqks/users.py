@@ -218,6 +218,7 @@ class Users:
     """The users of a running server. `key` is random bytes."""
 
     def __init__(self, users: Iterable[User], key: bytes) -> None:
+        users = [*users]
         self._key = key
         self._known: dict[str, Known] = {}
         self._hashes: dict[str, tuple[_Cost, bytes, bytes]] = {}
@@ -225,6 +226,7 @@ class Users:
         self._by_access_key: dict[str, tuple[Known, str]] = {}
         self._verified: dict[str, bytes] = {}
         """Correct passwords, blinded: the next login of the user is immediate."""
+        self._given = {user.name: user for user in users}
         self.shown: list[dict[str, Any]] = []
         """Names and permissions, for people."""
         self.signing: list[User] = []
@@ -243,6 +245,11 @@ class Users:
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def differing(self, others: "Users") -> list[str]:
+        """The names of users that only one of both has, or who are not the same in both."""
+        names = self._given.keys() | others._given.keys()
+        return sorted(name for name in names if self._given.get(name) != others._given.get(name))
 
     def get(self, name: str) -> Known | None:
         return self._known.get(name)

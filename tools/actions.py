@@ -54,7 +54,9 @@ def written(page: str) -> str:
     """The page with what the table of actions says."""
     alike: dict[str, list[str]] = {}
     for name, action in _named():
-        alike.setdefault(needs(action), []).append(f"[{name}](#{name})")
+        alike.setdefault(needs(action), []).append(
+            f"[{name}](#{name}){' **[a]**' if action.is_audited else ''}"
+        )
     rows = [f"| {', '.join(links)} | {needed or 'nothing'} |" for needed, links in alike.items()]
     table = "\n".join(["| action | needs |", "| --- | --- |", *rows, ""])
     page = TABLE.sub(lambda _: table, page)

@@ -90,6 +90,7 @@ CHARTS = {
                 "mqks_messages_unroutable_total": "unroutable",
                 "mqks_messages_purged_total": "purged",
                 "mqks_errors_total": "errors",
+                "mqks_failed_logins_total": "failed logins",
                 "mqks_limit_reached_total": "limit",
                 "mqks_loop_held_total": "loop held",
                 "mqks_loop_late_total": "loop late",

@@ -12,6 +12,7 @@ from itertools import chain, count, islice
 from math import inf
 from typing import get_args
 
+from mqks.audit import Audit, AuditRecord
 from mqks.broker.features.admission.once import OnceWindow
 from mqks.broker.features.table import FEATURES
 from mqks.broker.features.tails.tails import MessageTail, Tails
@@ -102,7 +103,7 @@ class Broker:
         )
         self.consumers: dict[bytes, Consumer] = {}
         self._replaced: dict[Consumer, BadRequest] = {}
-        """Whose id another connection uses, and why that is to be told: after their confirm."""
+        """Whom another connection has ended, and what is to be told of that after their confirm."""
         self.expelled: list[Connection] = []
         """Connections that others have expelled, which the server closes."""
         self.orphans: dict[bytes, Queue] = {}
@@ -118,6 +119,13 @@ class Broker:
             maxlen=min(settings.errors_kept_max, ERRORS_TOLD_MAX)
         )
         """The source of `stats errors`, also before they are written."""
+        self.audit = Audit(
+            self._audited,
+            self.schedule.after,
+            now_us,
+            kept_max=settings.audit_kept_max,
+            is_on=settings.audit != "off",
+        )
         self.once = OnceWindow(settings.once_ids_max, self.schedule.clock_us, self.schedule.wall_us)
         self._unacked_full_s = -inf
         self.started_s = clock()
@@ -148,6 +156,7 @@ class Broker:
             self.consumers,
             self.end_consumers,
             self.end_tails,
+            self.audit,
         )
         self.publishing = Publishing(settings, self.shared, self.bindings, self.tails, self.once)
         self.schedules = Schedules(self.shared, self.bindings, self.publishing, next_tick)
@@ -170,6 +179,10 @@ class Broker:
         masks = chain.from_iterable(bindings.masks_by_name.values())
         plain = (mask.removeprefix(MASK) for mask in masks)
         return sum(map(self.metadata.is_long, chain(names, events, plain)))
+
+    def _audited(self, record: AuditRecord) -> None:
+        self.notices.audited(record)
+        self.pending.add_audit(record)
 
     # -- connections
 
@@ -426,9 +439,9 @@ class Broker:
         self._outdate(queue)
         return True
 
-    def set_queue(self, wanted: SetQueue) -> Work[None]:
-        """Change the policy of a queue. The queue and its dead-letter queue are created if
-        needed."""
+    def set_queue(self, wanted: SetQueue) -> Work[bool]:
+        """Change the policy of a queue. The queue and its dead-letter queue are created if needed.
+        Return whether that changed anything."""
         name, target = wanted.queue, wanted.changes.get("dead_letters")
         if target is not None:
             self.policies.check(name, target)
@@ -439,10 +452,12 @@ class Broker:
         made = [self.new_queue(new) for new in names if new not in self.queues]
         queue = self.queues[name]
         policy = queue.policy.changed(wanted.changes, reset=wanted.reset)
+        changed = bool(made) or policy != queue.policy
         if policy != queue.policy:
             self.set_policy(queue, policy)
         for new_queue in made:
             yield from self.bindings.queue_made(new_queue)
+        return changed
 
     def set_policy(self, queue: Queue, policy: Policy) -> None:
         self.metadata.bytes += policy.size_bytes - queue.policy.size_bytes
@@ -502,14 +517,16 @@ class Broker:
         self._stop_timer(consumer.queue)
         if earlier is not None:
             if not (earlier.deleted or earlier.connection is consumer.connection):
-                reason = BadRequest(
-                    f"consume: {consumer.connection.address} consumes under this id now"
-                )
-                if earlier.rests & Rest.CONFIRM:
-                    self._replaced[earlier] = reason
-                else:
-                    earlier.connection.fail(earlier.id, b"consume", reason)
+                self.tell_end(earlier, f"{consumer.connection.address} consumes under this id now")
             yield from self.delete_consumers([earlier])
+
+    def tell_end(self, consumer: Consumer, why: str) -> None:
+        """Tell a connection that another one has ended its consumer: not before the confirm."""
+        reason = BadRequest(f"consume: {why}")
+        if consumer.rests & Rest.CONFIRM:
+            self._replaced[consumer] = reason
+        else:
+            consumer.connection.fail(consumer.id, b"consume", reason)
 
     def _siblings(self, consumer: Consumer) -> dict[bytes, Consumer]:
         """The consumers of its connection; none if that has gone."""
@@ -553,6 +570,7 @@ class Broker:
             if consumer not in consumer.queue.consumers:
                 continue
             consumer.rest(Rest.ENDED)
+            consumer.end_pause()
             self.metadata.bytes -= consumer_bytes(consumer.id)
             if self.consumers.get(consumer.id) is consumer:
                 del self.consumers[consumer.id]

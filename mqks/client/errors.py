@@ -107,7 +107,7 @@ class QueueMissing(RequestFailed):
 
 
 class ConsumerReplaced(RequestFailed):
-    """Another connection consumes under the id of this consumer, so this consumer ended."""
+    """Another connection has ended this consumer, or consumes under its id."""
 
 
 class AuthenticationFailed(RequestFailed):

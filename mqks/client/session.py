@@ -695,7 +695,10 @@ class ConsumerSession(Session):
         if is_error:
             error_id = requests.decoded(text)
             if self._is_confirmed:
-                what = f"another connection consumes under the id {self.consumer_id!r}"
+                what = (
+                    f"another connection has ended this consumer, or consumes under its id "
+                    f"{requests.decoded(self.consumer_id)}"
+                )
                 self.fail(ConsumerReplaced(f"{what}, error {error_id}", error_id))
                 return
             self.fail(RequestFailed(f"the server refused the consumer, error {error_id}", error_id))

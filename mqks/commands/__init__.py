@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from mqks import __version__
-from mqks.commands import ask, inspect, messages, pipeline, queues, schedule, user
+from mqks.commands import ask, detach, inspect, messages, pipeline, queues, schedule, user
 from mqks.commands.backup import backup, compact, verify
 from mqks.commands.bench import bench
 from mqks.commands.check_config import check_config
@@ -28,7 +28,7 @@ from mqks.commands.transfer import export, import_
 from mqks.compiled import is_compiled
 from mqks.errors import MqksError, reason
 
-RUN, MESSAGES, QUEUES, LOOK = "Run", "Messages", "Queues", "Inspect"
+RUN, MESSAGES, QUEUES, CLIENTS, LOOK = "Run", "Messages", "Queues", "Clients", "Inspect"
 KEEP, PIPELINE = "Maintenance", "Pipeline"
 
 CONTEXT: Any = {"help_option_names": ["-h", "--help"]}
@@ -71,7 +71,7 @@ COMMANDS: dict[str, dict[Run, str]] = {
         push: "mqks push hooks https://example.org/hook --secret-file mqks.secret",
         messages.tail: "mqks tail 'order.*' --json",
         messages.peek: "mqks peek mailer --limit 5 --event 'user.*'",
-        messages.requeue: "mqks requeue worker-1 --all",
+        detach.requeue: "mqks requeue worker-1 --all",
         queues.cancel: "mqks cancel jobs reminder-17 --yes",
         queues.promote: "mqks promote jobs --all",
         queues.move: "mqks move jobs jobs.slow --event 'video.*' --limit 100",
@@ -84,6 +84,10 @@ COMMANDS: dict[str, dict[Run, str]] = {
         queues.purge: "mqks purge mailer --yes",
         queues.trim: "mqks trim mailer 4711 --yes",
         queues.delete_queue: "mqks delete-queue mailer --when-unused 60",
+    },
+    CLIENTS: {
+        detach.close: "mqks close --queue mailer",
+        detach.delete_consumer: "mqks delete-consumer worker-1",
     },
     LOOK: {
         ask.ping: "mqks ping --url mqks://127.0.0.1:25000",

@@ -25,20 +25,26 @@ def ping(server: ServerOptions) -> Told:
 
     Without a URL, that is the server with the settings found here; it may be a standby.
     """
-    from mqks.client.errors import ConnectionLost  # here, so that --help does not load it
+    from mqks.client.errors import (
+        ConnectionLost,
+        RequestFailed,
+    )  # here, so that --help does not load it
 
     try:
         with server.connected() as client:
             began = time.perf_counter()
             client.ping("command")
             took_ms = round((time.perf_counter() - began) * 1000, 3)
-            name = client.server
+            address, name = client.server, None
+            with suppress(RequestFailed):  # It needs the permission to see all.
+                name = client.stats()["name"]
     except ConnectionLost:
         waits = None if server.url else _standby()
         if waits is None:
             raise
         return {"server": None, "standby": waits}, f"standby: {waits}"
-    return {"server": name, "ms": took_ms}, f"{name} answered in {took_ms} ms"
+    told = f"{address} answered in {took_ms} ms{f' ({printable(name)})' if name else ''}"
+    return {"server": address, "name": name, "ms": took_ms}, told
 
 
 def _standby() -> str | None:

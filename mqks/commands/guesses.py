@@ -34,6 +34,9 @@ GUESSES: Final = {
     **dict.fromkeys(("start", "server", "run", "broker"), "serve"),
     **dict.fromkeys(("config", "check"), "check-config"),
     "users": "user list",
+    **dict.fromkeys(("disconnect", "close-connection", "kill"), "close --user NAME"),
+    **dict.fromkeys(("detach", "cancel-consumer", "remove-consumer"), "delete-consumer CONSUMER"),
+    **dict.fromkeys(("audit", "who"), "inspect audit"),
     "dump": "export",
     "load": "import FILE",
 }

@@ -35,7 +35,11 @@ from mqks.inspection.text import data_as_text, moment, printable, time_text
 from mqks.settings import load
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mqks.inspection.live import Live
     from mqks.inspection.stopped import Source
+    from mqks.settings import DatabaseUrl
 
 Row = dict[str, Any]
 
@@ -69,6 +73,7 @@ ARCHIVE_OF = (
 )
 CAUSE = "queue", "reason", "why"
 ERROR_WIDTHS = ("request_id", 24), ("action", 16), ("reason", 100)
+AUDIT = ("time", "user", "client", "connection", "action", "what", "count", "requests")
 ERROR = ("id", "time", "connection", "request_id", "action", "reason")
 
 Name = Annotated[str, queue_argument("The queue.")]
@@ -256,6 +261,27 @@ def errors(
     table(rows if as_json else map(_shortened, rows), ERROR, as_json=as_json)
 
 
+def audit(
+    url: Url = None,
+    db: Database = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="The most rows.")] = 20,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """List who logged in, and who changed or removed what, the newest first."""
+    from mqks.inspection.stopped import audit_of  # here, as above
+
+    database, server = _kept_at(url, db, timeout)
+    if server is None:
+        rows = audit_of(database, note, limit)
+    else:
+        with server:
+            rows = server.audit(limit)
+    if not as_json:
+        rows = [row | {"what": printable(row["what"])} | _moments(row, "time") for row in rows]
+    table(iter(rows), AUDIT, as_json=as_json, cut="what")
+
+
 COMMANDS: dict[Run, str] = {
     queues: "mqks inspect queues --sort ready",
     queue: "mqks inspect queue mail",
@@ -271,6 +297,7 @@ COMMANDS: dict[Run, str] = {
     stats: "mqks inspect stats --json",
     error: "mqks inspect error 6741f3c2a90be4d5c8123456 --db mqks.db",
     errors: "mqks inspect errors --db mqks.db --limit 5 --json",
+    audit: "mqks inspect audit --limit 5",
 }
 for run, example in COMMANDS.items():
     declare(app, run, example)
@@ -298,26 +325,33 @@ def reason_of(error_id: str) -> str | None:
 def _errors(
     url: str | None, db: str | None, timeout_s: float, limit: int, error_id: str | None = None
 ) -> tuple[object, list[Row]]:
-    """Where they are kept, and the latest ones, the newest first, or that one, if it is there.
+    """Where they are kept, and the latest ones, the newest first, or that one, if it is there."""
+    from mqks.inspection.stopped import errors_of  # here, as above
+
+    database, server = _kept_at(url, db, timeout_s)
+    if server is None:
+        return database, errors_of(database, note, limit, error_id)
+    with server:
+        return server.address, server.errors(limit, error_id)
+
+
+def _kept_at(
+    url: str | None, db: str | None, timeout_s: float
+) -> "tuple[Path | DatabaseUrl, Live | None]":
+    """The database that has errors and audit, or the server to ask instead.
 
     The file has more of them than the server, and can be read while it is served. The server is
     asked where there is no file.
     """
-    from mqks.client import urls  # here, as above
-    from mqks.inspection.live import Live
-    from mqks.inspection.stopped import errors_of, usual_server
+    from mqks.inspection.live import Live  # here, as above
+    from mqks.inspection.stopped import usual_server
 
     options = limited(timeout_s)
+    settings = load({"db": db}, os.environ)
     if url and db is None:
-        live: Live | None = Live(url, options)
-    else:
-        settings = load({"db": db}, os.environ)
-        database, url = settings.db, usual_url(settings)
-        live = usual_server(database, options, url) if db is None else None
-    if live is None:
-        return database, errors_of(database, note, limit, error_id)
-    with live as server:
-        return urls.parse(url), server.errors(limit, error_id)
+        return settings.db, Live(url, options)
+    server = usual_server(settings.db, options, usual_url(settings)) if db is None else None
+    return settings.db, server
 
 
 # ------------------------------------------------------------------------------ what is shown

@@ -1,4 +1,4 @@
-"""The commands for messages: publish, consume, tail, peek, requeue.
+"""The commands for messages: publish, consume, tail, peek.
 
 The one rule: a message is acked after its line was written and, if stdout is a pipe, read. A
 publish is reported as confirmed after the server has stored it.
@@ -28,24 +28,21 @@ import typer
 from mqks.commands import complete
 from mqks.commands.complete import Queue
 from mqks.commands.connection import ServerOptions, checked, connected, limited
-from mqks.commands.existing import check, check_queue
+from mqks.commands.existing import check_queue
 from mqks.commands.inspect import message_object
 from mqks.commands.options import (
     AddMask,
     After,
     AsJson,
     Create,
-    EventMask,
     Events,
     Names,
-    Older,
     Replace,
     Rows,
     Scheduled,
     SelectionOptions,
     Told,
     Url,
-    counted,
     note,
     note_stars,
     progress,
@@ -89,7 +86,12 @@ def publish(
     id: Annotated[str | None, "ID", "The message id."] = None,
     id_prefix: Annotated[str | None, "PREFIX", "With -: ids are PREFIX-1, PREFIX-2 …"] = None,
     once: Annotated[bool, "Drop the message if the server already received this id."] = False,
-    mandatory: Annotated[bool, "Fail if no queue is bound to the event."] = False,
+    mandatory: Annotated[
+        bool | None,
+        "--mandatory/--no-mandatory",
+        r"Fail if no queue is bound to the event, or drop the message. \[default: fail, unless "
+        r"--no-confirm]",
+    ] = None,
     to: Annotated[
         str | None,
         typer.Option(
@@ -120,7 +122,9 @@ def publish(
         raise typer.BadParameter("--id is for one message, --id-prefix for those of stdin")
     if once and not (id_prefix if many else id):
         raise typer.BadParameter(f"--once needs {'--id-prefix' if many else '--id'}")
-    if mandatory and not confirm:
+    if mandatory is None:
+        mandatory = confirm
+    elif mandatory and not confirm:
         raise typer.BadParameter(
             "--mandatory needs the confirm: without it, there is no error reply"
         )
@@ -561,35 +565,3 @@ def peek(
                 tell(message_object(row, data=True), as_json)
             else:
                 sys.stdout.buffer.write(form(row["data"]))
-
-
-def requeue(
-    server: ServerOptions,
-    consumer: Annotated[
-        str,
-        typer.Argument(
-            metavar="CONSUMER", help="The id of a consumer.", autocompletion=complete.consumers
-        ),
-    ],
-    messages: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="MESSAGE_ID", help="Unacked messages of the consumer."),
-    ] = None,
-    all_messages: Annotated[bool, "--all", "All unacked messages of the consumer."] = False,
-    event: EventMask = None,
-    older_s: Older = None,
-) -> Told:
-    """Move unacked messages of a consumer to the end of their queue."""
-    are_some = event is not None or older_s is not None
-    if all_messages + bool(messages) + are_some != 1:
-        raise typer.BadParameter("give message ids, --event or --older, or --all")
-    with server.connected() as client:
-        ids = [checked(each) for each in messages or ()] or ["--all"]
-        check(client, "consumer", "id", checked(consumer))
-        if are_some:
-            count = client.requeue(consumer, event=event, older_s=older_s)
-            told = {"consumer": consumer, "event": event, "older_s": older_s, "requeued": count}
-            return told, counted(count, "requeued")
-        for each in ids:
-            client.request("reject", "--confirm", consumer, each)
-    return {"consumer": consumer, "messages": messages}, ""

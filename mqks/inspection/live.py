@@ -13,7 +13,7 @@ from mqks.client.messages import peeked
 from mqks.client.options import Options
 from mqks.client.wire import Wire, queue, rows
 from mqks.errors import InspectionFailed, did_you_mean
-from mqks.inspection.source import EVERY, Row, WantedRows, error_row, message_row
+from mqks.inspection.source import EVERY, Row, WantedRows, error_row, message_row, timed
 
 COMPARED_MAX = 10_000
 """So many names of queues may be meant by one that does not exist."""
@@ -35,6 +35,10 @@ class Live:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._server.__exit__(kind, error, trace)
+
+    @property
+    def address(self) -> object:
+        return self._server.address
 
     def totals(self) -> Row:
         return self._object()
@@ -85,6 +89,10 @@ class Live:
         """Error replies, the newest first; or only the one with this id, if it exists."""
         rows = self._server.stats(_words("errors", error_id), f"--limit={limit}")
         return list(map(error_row, reversed(rows)))
+
+    def audit(self, limit: int) -> list[Row]:
+        """Records of the audit, the newest first."""
+        return [*map(timed, reversed(self._server.stats("audit", f"--limit={limit}")))]
 
     def messages(self, queue: str, wanted: WantedRows = EVERY) -> Iterator[Row]:
         self._check_readable(queue)

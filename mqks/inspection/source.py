@@ -105,5 +105,10 @@ def error_row(row: Row) -> Row:
         name: requests.decoded(value) if isinstance(value, bytes) else value
         for name, value in row.items()
     }
-    del told["time_us"]
+    return timed(told)
+
+
+def timed(row: Row) -> Row:
+    """With its time as text."""
+    told = {name: value for name, value in row.items() if name != "time_us"}
     return {"id": row["id"], "time": time_text(row["time_us"])} | told

@@ -5,6 +5,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +15,7 @@ from mqks.client.messages import original
 from mqks.client.options import Options
 from mqks.errors import InspectionFailed, JournalDamaged, did_you_mean
 from mqks.inspection.live import Live
-from mqks.inspection.source import EVERY, Note, Row, WantedRows, error_row, message_row
+from mqks.inspection.source import EVERY, Note, Row, WantedRows, error_row, message_row, timed
 from mqks.journal.contents import StoredMessage
 from mqks.journal.default_store import contents
 from mqks.journal.sqlite.lock import server_of
@@ -27,7 +28,7 @@ _ONLY_OF_A_SERVER = (
     *("memory_bytes", "metadata_bytes", "unacked_bytes", "unhandled_bytes", "unsent_bytes"),
     "disk_full",
     *("received", "routed", "unroutable", "confirmed", "delivered", "redelivered"),
-    *("acknowledged", "rejected", "dead", "dropped", "purged", "errors"),
+    *("acknowledged", "rejected", "dead", "dropped", "purged", "errors", "failed_logins"),
     *("loop_held", "loop_late", "reverts_seen", "timer_repeats"),
 )
 """Totals that only a server knows."""
@@ -76,6 +77,15 @@ def errors_of(
     return [error_row(each._asdict()) for each in found if error_id in (None, each.id)]
 
 
+def audit_of(database: Path | DatabaseUrl, note: Note, limit: int) -> list[Row]:
+    """Like `Live.audit`, for a database, even one that a server uses."""
+    with contents(database) as file:
+        found = file.audit(limit)
+        for place, what in file.damage:
+            note(f"{place}: {what}")
+    return [timed(asdict(each)) for each in found]
+
+
 class StoppedSource:
     """A file that no server uses, or a database in PostgreSQL. On exit it raises JournalDamaged if
     it is damaged."""
@@ -115,6 +125,7 @@ class StoppedSource:
     def totals(self) -> Row:
         queues = self._file.queues
         return {
+            "name": None,
             "version": None,
             "epoch": self._file.facts.epoch,
             "uptime_s": None,

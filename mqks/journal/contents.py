@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, Self
 
+from mqks.audit import AuditRecord
 from mqks.broker.features.time.ticks import ScheduleRow
 from mqks.broker.spine.base.ranges import Range, below, numbers
 from mqks.broker.spine.log.pending import ErrorRecord, Mark
@@ -143,6 +144,10 @@ class Contents:
 
     def errors(self, limit: int | None = 1000, before: str = "\x7f") -> list[ErrorRecord]:
         """Error replies, the newest first; those older than the one with the id `before`."""
+        raise NotImplementedError
+
+    def audit(self, limit: int) -> list[AuditRecord]:
+        """The last ones, the newest first."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mqks.journal.postgres.store import PostgresStore
 
 ALL: Final = 2**40
-"""More ids or errors than any journal has."""
+"""More ids, errors or records than any journal has."""
 
 
 async def open_store(settings: Settings, report: Report) -> Store:
@@ -59,7 +59,8 @@ async def new_store(settings: Settings, report: Report) -> AsyncIterator[Store]:
     """A store to be filled. A file gets its name when it is complete, at the end of the context.
     Raises like `OpenStore`, and CannotWrite if the file exists, or there is no space."""
     # What is copied is kept, whatever a server with these settings would keep.
-    settings = replace(settings, once_ids_max=ALL, errors_kept_max=ALL, db_must_exist=False)
+    settings = replace(settings, once_ids_max=ALL, errors_kept_max=ALL, audit_kept_max=ALL)
+    settings = replace(settings, db_must_exist=False)
     is_file = isinstance(settings.db, Path)
     opened = new_file(settings, report) if is_file else _opened(settings, report)
     try:

@@ -4,6 +4,7 @@ The one rule: only the last one who opened it has the claim.
 """
 
 import secrets
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 
@@ -44,6 +45,7 @@ class MemoryStore(Store):
         self._memory = memory
         self._once_ids_max = settings.once_ids_max
         self._errors_kept_max = settings.errors_kept_max
+        self._audit_kept_max = settings.audit_kept_max
 
     # -- starting
 
@@ -98,6 +100,7 @@ class MemoryStore(Store):
         kept.once = once[-self._once_ids_max or len(once) :]
         errors = kept.errors + [record._replace(user=None) for record in entry.errors]
         kept.errors = errors[-self._errors_kept_max or len(errors) :]
+        kept.audit = [*deque(kept.audit + entry.audit, self._audit_kept_max)]
 
     async def become(self, epoch: str) -> None:
         self._memory.metadata.epoch = epoch

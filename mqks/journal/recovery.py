@@ -107,6 +107,7 @@ class Recovery:
         journal.epoch = metadata.epoch
         journal.next_segment = max(journal.next_segment, metadata.next_segment)
         broker.last_errors.extend(metadata.errors)
+        broker.audit.restore(metadata.audit)
         for name, bound in groupby(sorted(metadata.bindings), key=itemgetter(0)):
             broker.bindings.restore(name, [event for _, event in bound])
         broker.once.restore(metadata.once)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Self
 
 from anyio import CancelScope
 
+from mqks.audit import AuditRecord
 from mqks.broker.spine.log.pending import Entry, ErrorRecord, QueueState
 from mqks.broker.spine.message.policy import DEFAULT, Policy, UnknownField
 from mqks.errors import JournalDamaged, SchemaTooNew
@@ -66,6 +67,8 @@ class Metadata:
     schedules: dict[bytes, str] = field(default_factory=dict)
     """Name → row, as the broker wrote it."""
     errors: list[ErrorRecord] = field(default_factory=list)
+    """Oldest first."""
+    audit: list[AuditRecord] = field(default_factory=list)
     """Oldest first."""
     next_queue_id: int = 1
     """This id and all above were never used."""

@@ -15,7 +15,7 @@ from mqks.client.async_client import AsyncClient
 from mqks.client.errors import InvalidRequest, RequestFailed
 from mqks.client.requests import PolicyKeywords
 from mqks.inspection.text import printable
-from mqks.page.tables import queue_link, schedule_link, setting
+from mqks.page.tables import queue_link, quoted, schedule_link, setting
 from mqks.protocol.requests import POLICY
 
 Form = Mapping[str, str]
@@ -138,6 +138,10 @@ async def _close(client: AsyncClient, form: Form) -> str:
     return f"Connection {printable(number)} closed." if count != "0" else "It was closed already."
 
 
+def _to_connection(form: Form) -> str:
+    return f"/connection?number={quoted(form['connection'])}"
+
+
 def _to_schedule(form: Form) -> str:
     return schedule_link(form["schedule"])
 
@@ -212,6 +216,24 @@ ACTIONS: Final = {
         _close,
         "{result}",
         lambda form: "/connections",
+    ),
+    "detach": PageAction(
+        "End consumer",
+        "End the consumer {consumer}? Its unacked messages return to their queue, and its client "
+        "is told.",
+        lambda client, form: client.request("delete_consumer", "--confirm", form["consumer"]),
+        "Consumer {consumer} ended.",
+        _to_connection,
+    ),
+    "requeue": PageAction(
+        "Give to others",
+        "Move all unacked messages of the consumer {consumer} to the end of their queue? It gets "
+        "none for 10 seconds, so that others do.",
+        lambda client, form: client.request(
+            "reject", "--confirm", form["consumer"], "--all", "--pause=10"
+        ),
+        "The messages of {consumer} are in their queue.",
+        _to_connection,
     ),
     "pause": PageAction(
         "Pause",

@@ -95,8 +95,8 @@ class _Events(StreamingResponse):
 
 class Page:
     """`open_stream` connects to the broker. `users` returns names and permissions; None: there are
-    no users. `limits` are the values of the settings. With `may_act` the page offers what its users
-    may do; otherwise it only shows."""
+    no users. `limits` are the values of the settings, `broker` is its name. With `may_act` the page
+    offers what its users may do; otherwise it only shows."""
 
     def __init__(
         self,
@@ -106,6 +106,7 @@ class Page:
         limits: Mapping[str, Any],
         history: RateHistory,
         may_act: bool,
+        broker: str,
     ) -> None:
         self._history = history
         self._may_act = may_act
@@ -135,6 +136,7 @@ class Page:
         self._environment.filters["duration"] = tables.duration
         self._environment.filters["setting"] = tables.setting
         self._environment.globals.update(
+            broker=broker,
             cell=tables.cell,
             connection_link=tables.connection_link,
             queue_link=tables.queue_link,

@@ -198,8 +198,8 @@ def key_of(table: str) -> str:
 
 
 async def rows_of(client: AsyncClient, key: str, after: str = "") -> list[Row]:
-    """The rows of a list of `stats`; of the errors the last ones. What a schedule publishes may be
-    long: it has its beginning."""
+    """The rows of a list of `stats`; of errors and audit the last ones. What a schedule publishes
+    may be long: it has its beginning."""
     rows: list[Row] = []
     behind: Row | None = {key_of(key): after} if after else None
     while True:
@@ -208,7 +208,7 @@ async def rows_of(client: AsyncClient, key: str, after: str = "") -> list[Row]:
             if len(row.get("publish", "")) > PUBLISH_MAX:
                 row["publish"] = row["publish"][:PUBLISH_MAX] + "…"
         rows += page
-        if key == "errors" or not page or len(rows) >= ROWS_MAX:
+        if key in ("errors", "audit") or not page or len(rows) >= ROWS_MAX:
             return rows
         behind = page[-1]
 

@@ -138,6 +138,8 @@ def archives(sample: Row) -> list[Row]:
 
 def mark(history: RateHistory, queue: Row) -> str:
     """What a person should know of a queue in a list."""
-    if history.is_dead_letter_queue(requests.name(queue["name"])):
-        return "dead letters"
-    return "" if queue["consumers"] else "no consumer"
+    key = requests.name(queue["name"])
+    is_dead = history.is_dead_letter_queue(key)
+    told = "dead letters" if is_dead else "" if queue["consumers"] else "no consumer"
+    grows = history.growth(key) > (GROWTH_MOST if queue["consumers"] else 0)
+    return ", ".join(filter(None, ("grows" if grows else "", told)))

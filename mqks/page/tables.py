@@ -207,20 +207,21 @@ QUEUES: Final = Table(
     "queues",
     "Queues",
     (
+        # What tells that something is wrong comes first: a narrow screen shows no more.
         Column("name", "Name", "queue"),
+        Column("mark", "Mark", "text"),
         Column("ready", "Ready", "count"),
-        Column("unacked", "Unacked", "count"),
-        Column("scheduled", "Scheduled", "count"),
+        Column("oldest_age_s", "Oldest", "age"),
+        Column("consumers", "Consumers", "count"),
         Column("in_per_s", "In /s", "rate"),
         Column("out_per_s", "Out /s", "rate"),
+        Column("unacked", "Unacked", "count"),
+        Column("scheduled", "Scheduled", "count"),
         Column("dead", "Dead", "count"),
-        Column("oldest_age_s", "Oldest", "age"),
         Column("archive_lag", "Archive lag", "count"),
         Column("archived_per_s", "Archived/s", "rate"),
-        Column("consumers", "Consumers", "count"),
         Column("bindings", "Bindings", "count"),
         Column("memory_bytes", "Memory", "bytes"),
-        Column("mark", "Mark", "text"),
     ),
     "ready",
     "name",
@@ -313,6 +314,22 @@ ERRORS: Final = Table(
     "time_us",
     "reason",
 )
+AUDIT: Final = Table(
+    "audit",
+    "Audit",
+    (
+        Column("time_us", "Time", "time"),
+        Column("user", "User", "text"),
+        Column("action", "Action", "text"),
+        Column("what", "What", "text"),
+        Column("count", "Count", "count"),
+        Column("requests", "Requests", "count"),
+        Column("client", "Client", "text"),
+        Column("connection", "Connection", "text"),
+    ),
+    "time_us",
+    "what",
+)
 LIMITS: Final = Table(
     "limits",
     "Limits",
@@ -358,6 +375,6 @@ TABLES: Final = {
     each.key: each
     for each in (
         *(ATTENTION, QUEUES, CONSUMERS, CONNECTIONS, ARCHIVES),
-        *(SCHEDULES, ERRORS, LIMITS, USERS),
+        *(SCHEDULES, ERRORS, AUDIT, LIMITS, USERS),
     )
 }

@@ -33,6 +33,7 @@ from mqks.limits import (
     READERS_MAX,
     RECEIVE_MAX,
     RECEIVE_WAIT_S_MAX,
+    REJECT_PAUSE_S_MAX,
     SCHEDULE_BYTES_MAX,
     SEQ_MAX,
     STATS_ROWS_MAX,
@@ -131,6 +132,8 @@ class Settle(NamedTuple):
     """The confirm tells what became of the message."""
     why: bytes = b""
     """Percent-encoded; kept with the dead letter if the message dies by this."""
+    pause_us: int = 0
+    """A reject: its consumer gets nothing for this time."""
     for_us: int | None = None
     """A touch: the lease ends after this time; None: after the ack timeout."""
 
@@ -384,6 +387,7 @@ class Action:
         parser: Parser | None = None,
         confirm_anywhere: bool = False,
         is_kept: bool = False,
+        is_audited: bool = False,
     ) -> None:
         self.name = name
         self.usage = usage
@@ -395,6 +399,8 @@ class Action:
         """Whether `--confirm` may stand behind other arguments."""
         self.is_kept = is_kept
         """Whether it may stand between `begin` and `commit`."""
+        self.is_audited = is_audited
+        """Whether there is a record of it: it changes what exists, or removes messages."""
         self.flags: dict[bytes, Flag] = {}
         self._parse = parser or _plain
         self._apart = apart
@@ -929,6 +935,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "range --archived": ("archived", sequence_number),
     "read --limit": ("limit", _number(1, READ_ROWS_MAX)),
     "read --to": ("end", sequence_number),
+    "reject --pause": ("pause_us", partial(_delay_us, most=REJECT_PAUSE_S_MAX)),
     "receive --limit": ("limit", _number(1, RECEIVE_MAX)),
     "schedules --after": ("after", bytes),
     "schedules --limit": ("limit", _number(1, STATS_ROWS_MAX)),
@@ -963,7 +970,14 @@ _TABLE = (
         parser=_with_data,
         is_kept=True,
     ),
-    Action("subscribe", "{queue} [{event} ...] " + ADD, _subscribe, BINDS, parser=_with_names),
+    Action(
+        "subscribe",
+        "{queue} [{event} ...] " + ADD,
+        _subscribe,
+        BINDS,
+        parser=_with_names,
+        is_audited=True,
+    ),
     Action(
         "consume",
         f"{{queue}} [{{event}} ...] {ADD} "
@@ -972,6 +986,7 @@ _TABLE = (
         _consume,
         {**BINDS, "id": "consumer"},
         parser=_with_names,
+        is_audited=True,
     ),
     Action(
         "rebind",
@@ -979,12 +994,13 @@ _TABLE = (
         _rebind,
         BINDS,
         parser=_with_names,
+        is_audited=True,
     ),
     Action("ack", ONE_OR_ALL, Settle, OF_CONSUMER, is_kept=True),
     Action(
         "reject",
         ONE_OR_ALL + " [--dead] [--retries={n}] [--delay={seconds}|--backoff={first}[,{max}]] "
-        f"{SELECTION} [--reason={{text}}] [--fate]",
+        f"{SELECTION} [--reason={{text}}] [--fate] [--pause={{seconds}}]",
         _reject,
         OF_CONSUMER,
         apart=((b"--dead", b"--delay", b"--retries", BACKOFF),),
@@ -1014,9 +1030,17 @@ _TABLE = (
         OF_QUEUE,
         confirm_anywhere=True,
     ),
-    Action("cancel", SCHEDULED_ONE, Scheduled, OF_QUEUE, confirm_anywhere=True),
-    Action("promote", SCHEDULED_ONE, Scheduled, OF_QUEUE, confirm_anywhere=True),
-    Action("move", "{queue} {queue} " + CHOICE, _move, MOVES, confirm_anywhere=True, is_kept=True),
+    Action("cancel", SCHEDULED_ONE, Scheduled, OF_QUEUE, confirm_anywhere=True, is_audited=True),
+    Action("promote", SCHEDULED_ONE, Scheduled, OF_QUEUE, confirm_anywhere=True, is_audited=True),
+    Action(
+        "move",
+        "{queue} {queue} " + CHOICE,
+        _move,
+        MOVES,
+        confirm_anywhere=True,
+        is_kept=True,
+        is_audited=True,
+    ),
     Action(
         "redrive",
         "{queue} [--to={queue}] " + CHOICE,
@@ -1024,9 +1048,12 @@ _TABLE = (
         MOVES,
         confirm_anywhere=True,
         is_kept=True,
+        is_audited=True,
     ),
-    Action("delete_consumer", "{consumer_id}", Settle, OF_CONSUMER),
-    Action("delete_queue", "{queue} [--when-unused[={seconds}]]", DeleteQueue, ADMIN),
+    Action("delete_consumer", "{consumer_id}", Settle, OF_CONSUMER, is_audited=True),
+    Action(
+        "delete_queue", "{queue} [--when-unused[={seconds}]]", DeleteQueue, ADMIN, is_audited=True
+    ),
     Action(
         "set_queue",
         "{queue} [--retries={n}] [--losses={n}] [--deliveries={n}] [--backoff={first}[,{max}]] "
@@ -1037,6 +1064,7 @@ _TABLE = (
         lambda queue, reset=False, **changes: SetQueue(queue, changes, reset),
         {"queue": "consume", "dead_letters": "consume"},
         confirm_anywhere=True,
+        is_audited=True,
     ),
     Action(
         "purge",
@@ -1044,6 +1072,7 @@ _TABLE = (
         Purge,
         ADMIN,
         apart=((b"--scheduled", b"--event", b"--id", b"--older", b"--where", b"--limit"),),
+        is_audited=True,
     ),
     Action("peek", "{queue} [--scheduled] [--after={seq}] " + CHOICE, Peek, READS),
     Action(
@@ -1060,7 +1089,12 @@ _TABLE = (
         READS,
     ),
     Action(
-        "trim", "{queue} {seq} [--epoch={epoch}] [--reader={name}]", Trim, OF_QUEUE, is_kept=True
+        "trim",
+        "{queue} {seq} [--epoch={epoch}] [--reader={name}]",
+        Trim,
+        OF_QUEUE,
+        is_kept=True,
+        is_audited=True,
     ),
     Action(
         "stats",
@@ -1075,6 +1109,7 @@ _TABLE = (
         _schedule,
         {"event": "publish", "to": "consume", "name": "schedule"},
         parser=_with_publish,
+        is_audited=True,
     ),
     Action(
         "schedules",
@@ -1082,11 +1117,11 @@ _TABLE = (
         partial(Stats, (b"schedules",)),
         {"": "monitoring"},
     ),
-    Action("unschedule", "{name}", Scheduling, {"name": "schedule"}),
+    Action("unschedule", "{name}", Scheduling, {"name": "schedule"}, is_audited=True),
     Action("help", "[{action}]", _only),
     Action("auth", "{token} | {user} {password}", lambda *words: words, parser=_credentials),
     Action("set_name", "{name}", _only),
-    Action("close_connection", "{number}", _only, ADMIN, confirm_anywhere=True),
+    Action("close_connection", "{number}", _only, ADMIN, confirm_anywhere=True, is_audited=True),
     Action("ping", "{data}", _only, parser=_with_data),
     Action("_eval", "[--worker=0] {expression}", _only, {"": "eval"}, parser=_with_data),
 )

@@ -109,12 +109,7 @@ class Clients:
         for budget in (self._published, self._awaited):
             budget.leave(client)
         self._forget_stranger(client)
-        log.event(
-            "disconnected",
-            logging.DEBUG,
-            connection=connection.address,
-            client=log.client(connection.name),
-        )
+        log.event("disconnected", logging.DEBUG, **log.who(*connection.who))
         if not (self.stopping or client.ended):
             self._tell_tail(connection)
         connection.closed = True
@@ -382,8 +377,7 @@ class Clients:
         if connection.splitter.tail_bytes and connection.permissions is not STRANGER:
             log.warning(
                 "line_dropped",
-                connection=connection.address,
-                client=log.client(connection.name),
+                **log.who(*connection.who),
                 reason="the client closed the connection before the end of the line",
                 line_bytes=connection.splitter.tail_bytes,
             )

@@ -40,8 +40,7 @@ class ErrorLog:
         log.warning(
             "request_failed",
             error_id=record.id,
-            connection=record.connection,
-            client=log.client(record.client),
+            **log.who(record.connection, record.user, record.client),
             request_id=record.request_id.decode("utf-8", "backslashreplace"),
             action=record.action.decode("utf-8", "backslashreplace"),
             reason=record.reason,

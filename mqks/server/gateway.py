@@ -88,6 +88,7 @@ class Gateway:
                     "with_users": settings.users is not None,
                     "line_bytes_max": settings.line_bytes_max,
                     "log_format": settings.log_format,
+                    "broker_name": settings.broker_name,
                     "log_level": settings.log_level,
                 }
                 self._tell(told)

@@ -33,6 +33,7 @@ class Handled(NamedTuple):
     """The request that is being handled, and how many lines are handled with it."""
 
     connection: str | None = None
+    user: str | None = None
     client: str | None = None
     action: str | None = None
     line_bytes: int | None = None
@@ -129,8 +130,7 @@ class HeldWatch:
             cpu_ms=round(cpu_s * 1000),
             gc_ms=round(self._collected_s * 1000),
             where=seen.where or "-",
-            connection=seen.handled.connection,
-            client=seen.handled.client,
+            **log.who(*seen.handled[:3]),
             action=seen.handled.action,
             line_bytes=seen.handled.line_bytes,
             lines=seen.handled.lines,
@@ -181,7 +181,7 @@ def handled(frame: FrameType | None) -> Handled:
         frame = frame.f_back
     found = Handled()
     if isinstance(connection, Connection):
-        found = Handled(connection.address, log.client(connection.name))
+        found = Handled(**log.who(*connection.who))
     if isinstance(line, bytes):
         action = line.partition(b" ")[2].partition(b" ")[0]
         known = log.name(action) if action in ACTIONS else None

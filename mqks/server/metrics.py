@@ -60,6 +60,7 @@ TOTALS: Final = {
     "mqks_messages_dropped_total": "Dead messages without a dead-letter queue.",
     "mqks_messages_purged_total": "Messages dropped by purge and trim.",
     "mqks_errors_total": "Error replies.",
+    "mqks_failed_logins_total": "Logins with a wrong password or token.",
     "mqks_loop_held_total": "Times something used the event loop for loop_held_s of CPU time.",
     "mqks_loop_late_total": "Times the event loop was blocked for loop_held_s of wall time, "
     "for any reason.",
@@ -138,7 +139,7 @@ LIMIT_REACHED: Final = (
 )
 BUILD_INFO: Final = (
     "mqks_build_info",
-    "Always 1; labels are the versions: `version`, `python`, `sqlite`.",
+    "Always 1; labels are the broker's `name`, and the versions: `version`, `python`, `sqlite`.",
 )
 
 NAMES: Final[tuple[str, ...]] = (
@@ -185,6 +186,7 @@ def of_broker(
         reached.add_metric([name], count)
     yield reached
     info = {
+        "name": broker.settings.broker_name or "",
         "version": __version__,
         "python": platform.python_version(),
         **journal.store.versions,

@@ -70,6 +70,7 @@ async def serve(
                 users=None if settings.users is None else lambda: broker.access.users.shown,
                 limits=settings.public(),
                 history=history,
+                broker=settings.broker_name or "",
             )
             routes += page.routes
             await tasks.start(_keep_page, page)

@@ -10,6 +10,8 @@ from collections import Counter
 from typing import Final
 
 from mqks import log
+from mqks.audit import AuditRecord, Who
+from mqks.audit_log import tell
 from mqks.broker.spine.base.notices import Notices
 from mqks.limits import DROPPED_LINES_MAX
 from mqks.server.error_log import ErrorLog
@@ -47,21 +49,23 @@ class LoggedNotices(Notices):
         if self._errors.allows():
             log.error("timer_repeats", timer=timer)
 
-    def literal_mask(self, connection: str, client: str | None, queue: bytes, event: bytes) -> None:
+    def audited(self, record: AuditRecord) -> None:
+        tell(record)
+
+    def literal_mask(self, who: Who, queue: bytes, event: bytes) -> None:
         if self._errors.allows():
             log.warning(
                 "literal_mask",
-                connection=connection,
-                client=log.client(client),
+                **log.who(*who),
                 queue=log.name(queue),
                 bound_event=log.name(event),
             )
 
-    def epoch_is_stale(self, connection: str, queue: bytes, read_up_to: int, next_seq: int) -> None:
+    def epoch_is_stale(self, who: Who, queue: bytes, read_up_to: int, next_seq: int) -> None:
         if self._errors.allows():
             log.error(
                 "epoch_is_stale",
-                connection=connection,
+                **log.who(*who),
                 queue=log.name(queue),
                 read_up_to=read_up_to,
                 next_seq=next_seq,

@@ -19,6 +19,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from mqks import __version__, log
+from mqks.audit_log import audit_to
 from mqks.broker.broker import Broker
 from mqks.clock import now_us
 from mqks.errors import ConfigurationError, MqksError
@@ -101,8 +102,9 @@ async def serve(
     wanted, default = settings.connections_max, SETTINGS["connections_max"].default
     # Few servers need the default, so a little less of it is not worth a warning.
     are_few = connections_max < (default // 2 if wanted == default else wanted)
-    settings = replace(settings, connections_max=connections_max)
-    log.event("starting", version=__version__, db=str(settings.db))
+    name = settings.broker_name or socket.gethostname()
+    settings = replace(settings, connections_max=connections_max, broker_name=name)
+    log.event("starting", version=__version__, db=str(settings.db), broker=name)
     for each in settings.overridden:
         log.event("overridden", setting=each.setting, used=each.used, ignored=each.ignored)
     environ = {} if environ is None else environ
@@ -207,7 +209,7 @@ def _raise_open_files_limit() -> int:
 
 def run(settings: Settings) -> int:
     """Serve until a signal; return the exit code. Raises MqksError with its exit code."""
-    log.configure(settings.log_format, settings.log_level)
+    log.configure(settings.log_format, settings.log_level, settings.broker_name)
     open_files = _raise_open_files_limit()
     if open_files < OPEN_FILES_MIN:
         raise ConfigurationError(
@@ -220,11 +222,12 @@ def run(settings: Settings) -> int:
     faulthandler.enable()
     failure: BaseException | None = None
     try:
-        anyio.run(
-            partial(serve, settings, environ=os.environ, open_files=open_files),
-            backend="asyncio",
-            backend_options={"use_uvloop": uses_uvloop(settings)},
-        )
+        with audit_to(settings.audit, log.formatter(settings.log_format, settings.broker_name)):
+            anyio.run(
+                partial(serve, settings, environ=os.environ, open_files=open_files),
+                backend="asyncio",
+                backend_options={"use_uvloop": uses_uvloop(settings)},
+            )
     except* MqksError as failures:
         failure = failures
         while isinstance(failure, BaseExceptionGroup):

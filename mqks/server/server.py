@@ -15,6 +15,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from mqks import log
+from mqks.audit import Operator
 from mqks.broker.broker import Broker
 from mqks.errors import BadRequest, ConfigurationError, LimitExceeded, MqksError, Unwritable
 from mqks.journal.journal import Journal
@@ -275,6 +276,10 @@ class Server:
                 log.error("reload_failed", reason=failure)
                 return
             self._door.context = context
+            differing = self._broker.access.users.differing(users)
+            if differing:
+                what = " ".join(differing).encode()
+                self._broker.audit.note(Operator(), "reload_users", what, len(differing))
             self._broker.policies.reload(tables)
             self._clients.set_users(users)
             for gateway in self._gateways:

@@ -38,7 +38,7 @@ async def _failed(request: Request, failure: Exception) -> Response:
 
 async def _serve(told: asyncio.StreamReader) -> None:
     what: dict[str, Any] = json.loads(await told.readline())
-    log.configure(what["log_format"], what["log_level"])
+    log.configure(what["log_format"], what["log_level"], what["broker_name"])
     openings = Openings(socket.socket(fileno=what["openings"]))
     users = Users((), b"")
     door: Api | Sqs

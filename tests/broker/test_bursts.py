@@ -59,6 +59,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
             b"--reason=gone",
             b"--all",
             b"--fate",
+            b"--pause=9",
         ),
         b"",
     ),

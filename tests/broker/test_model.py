@@ -336,7 +336,7 @@ class Machine(RuleBasedStateMachine):
     @rule(connection=CONNECTIONS, consumer_id=CONSUMERS)
     def delete_consumer(self, connection: str, consumer_id: str) -> None:
         self.send(connection, f"dc delete_consumer {consumer_id}")
-        self.model.delete_consumer(consumer_id)
+        self.model.delete_consumer(connection, consumer_id)
 
     @rule(connection=CONNECTIONS, queue=QUEUES)
     def delete_queue(self, connection: str, queue: str) -> None:

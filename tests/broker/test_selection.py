@@ -272,7 +272,7 @@ def test_commands_choose_messages(server: ServerProcess, tmp_path: Path) -> None
         with client.consume("q", prefetch=0) as consumer:
             held = [consumer.receive(WAIT_S) for _ in range(5)]
             name = held[0].consumer_id.decode()
-            requeued = shell("requeue", name, "--event", "b")
+            requeued = shell("requeue", name, "--event", "b", "--pause", 0)
             assert requeued == (0, b"2 messages requeued\n", b"")
             code, out, err = shell("requeue", name, "--older", 0, "--json")
             assert (code, err) == (0, b"")

@@ -39,7 +39,9 @@ LIVE = {
     "mqks consume": "q --count 1",
     "mqks tail": "flowing --count 1",
     "mqks peek": "q",
-    "mqks requeue": "w --all",
+    "mqks requeue": "w --all --pause 0",
+    "mqks close": "--user nobody",
+    "mqks delete-consumer": "spare",
     "mqks schedule add": "beat e x --every 1h",
     "mqks schedule list": "",
     "mqks schedule pause": "beat",
@@ -73,6 +75,7 @@ LIVE = {
     "mqks inspect stats": "",
     "mqks inspect error": "{0.error_id}",
     "mqks inspect errors": "",
+    "mqks inspect audit": "",
     "mqks user add": "bob --token",
     "mqks user list": "",
     "mqks user grant": "alice --admin",
@@ -116,6 +119,7 @@ class World:
         self.client.send(b"m2 publish e2 x\n")
         assert self.client.line() == b"w ok m2 event=e2 x"
         assert self.client.ask(b"d reject --confirm --dead w m2") == b"d ok "
+        assert self.client.ask(b"spare consume --confirm spare e3") == b"spare ok "
         for data in (b"x", b"\xff"):
             assert self.client.ask(b"m publish --confirm e " + data) == b"m ok "
         queue = {"kind": "queue", "name": "imported", "rule": None}
@@ -203,7 +207,7 @@ def test_a_value_is_what_it_is(live: World) -> None:
 
 def test_a_file_that_is_whole_and_one_that_is_not(stopped: World) -> None:
     [whole] = printed(stopped, "mqks verify", "mqks.db")
-    assert (whole["damage"], whole["is_served"], whole["queues"]) == ([], False, 3)
+    assert (whole["damage"], whole["is_served"], whole["queues"]) == ([], False, 4)
     assert whole["messages"] == 4
 
     damaged = stopped.directory / "damaged.db"

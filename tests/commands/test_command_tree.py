@@ -66,7 +66,8 @@ def test_it_has_a_line_of_help_and_a_panel(told: Told) -> None:
     first, *_ = (told.command.help or "").splitlines() or [""]
 
     assert re.fullmatch(r"[A-Z].{5,90}\.", first.strip()), first
-    assert told.panel in {"Run", "Messages", "Queues", "Inspect", "Maintenance", "Pipeline"}
+    panels = {"Run", "Messages", "Queues", "Clients", "Inspect", "Maintenance", "Pipeline"}
+    assert told.panel in panels
 
 
 @each
@@ -106,7 +107,7 @@ NO_DEFAULT = """
     --delete-queue-when-unused --when-unused --password-file --schema --start --end --sent-field
     --html --parquet --retries --losses --deliveries --backoff --dead-letters --messages-max
     --bytes-max --overflow --single-consumer --ack-timeout --ordered --fair --paused --labels
-    --readers --file --out --priority --key --every --jitter --catalog --keep
+    --readers --file --out --priority --key --every --jitter --catalog --keep --user
 """
 """Without them there is nothing that another value could stand for."""
 

@@ -19,17 +19,19 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, cast
 
 import pytest
 
-from mqks import blocking
+from mqks import ConsumerReplaced, blocking
 from mqks.commands import main
 from mqks.protocol.requests import Backoff
 from mqks.settings import load
 from tests.commands.console import MQKS, Console, Terminal
+from tests.kit.line_client import LineClient
 from tests.kit.proxy import Peer
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
@@ -468,12 +470,77 @@ def test_requeue_gives_messages_back(shell: Console) -> None:
         first, *_ = [consumer.receive(WAIT_S) for _ in range(3)]
         consumer_id = first.consumer_id.decode()
 
-        assert shell("requeue", consumer_id, "b") == (0, b"", b"")
+        assert shell("requeue", consumer_id, "b", "--pause", 0) == (0, b"", b"")
         again = consumer.receive(WAIT_S)
         assert (again.id, again.retry) == ("b", 1)
-        told = json.loads(shell("requeue", consumer_id, "--all", "--json")[1])
+        told = json.loads(shell("requeue", consumer_id, "--all", "--pause", 0, "--json")[1])
         assert told == {"consumer": consumer_id, "messages": None}
         assert sorted(consumer.receive(WAIT_S).id for _ in range(3)) == ["a", "b", "c"]
+
+
+def test_what_is_requeued_goes_to_others(shell: Console, server: ServerProcess) -> None:
+    with LineClient(server.address) as stuck, LineClient(server.address) as other:
+        assert stuck.ask(b"c consume --confirm q e --manual-ack") == b"c ok "
+        stuck.send(b"m publish e x\n")
+        assert stuck.line() == b"c ok m event=e x"
+        assert shell("requeue", "c", "--all") == (0, b"", b"")
+        other.send(b"d consume --confirm q --manual-ack\n")
+        assert [other.line() for _ in range(2)] == [b"d ok ", b"d ok m event=e,retry=1 x"]
+        assert stuck.ask(b"p ping x") == b"p ok x"
+
+
+def test_a_consumer_is_ended_and_its_client_told(shell: Console) -> None:
+    with (
+        blocking.connect(shell.url) as client,
+        client.consume("q", ["e"]) as stuck,
+        client.consume("q") as other,
+    ):
+        client.publish("e", "x", confirm=True)
+        got = stuck.receive(WAIT_S)
+        assert shell("delete-consumer", got.consumer_id.decode()) == (0, b"", b"")
+        with pytest.raises(ConsumerReplaced, match="has ended this consumer"):
+            stuck.receive(WAIT_S)
+        assert other.receive(WAIT_S).retry == 1
+        code, _, told = shell("delete-consumer", got.consumer_id.decode())
+        assert (code, b"there is no consumer" in told) == (65, True)
+
+
+def test_connections_are_closed(shell: Console, server: ServerProcess) -> None:
+    with ExitStack() as stack:
+        are_closed(shell, server, [stack.enter_context(LineClient(server.address)) for _ in "abc"])
+
+
+def are_closed(shell: Console, server: ServerProcess, clients: list[LineClient]) -> None:
+    for name, client in enumerate(clients):
+        queue = b"q" if name else b"other"
+        assert client.ask(b"c%d consume --confirm %b e" % (name, queue)) == b"c%d ok " % name
+    shell.play("""
+        $ mqks close --queue q
+        2 connections closed
+        $ mqks close 999
+        mqks: there is no connection 999
+        [65]
+        $ mqks close --user nobody
+        0 connections closed
+        """)
+    for client in clients[1:]:
+        assert client.line().startswith(b"- error ")
+    until(lambda: len(clients[0].stats("connections")) == 1)
+    [row] = clients[0].stats("connections")
+    assert json.loads(shell("close", row["id"], "--json")[1]) == {"closed": [row["id"]]}
+    assert clients[0].line().startswith(b"- error ")
+    with LineClient(server.address) as client:
+        reasons = [row["reason"] for row in client.stats("errors")]
+        assert all("closed by 127.0.0.1" in reason for reason in reasons)
+        actions = [row["action"] for row in client.stats("audit")]
+        assert actions[-3:] == ["close_connection"] * 3
+
+
+def test_lines_that_no_queue_gets_are_refused(shell: Console) -> None:
+    code, out, err = shell("publish", "nobody", "-", stdin=b"a\nb\n")
+    assert (code, out) == (65, b"")
+    assert b"the server refused line 1, 0 others are confirmed" in err
+    assert shell("publish", "nobody", "-", "--no-mandatory", stdin=b"a\nb\n")[1] == b"2 confirmed\n"
 
 
 # --------------------------------------------------------------------------------------- queues
@@ -484,8 +551,11 @@ def test_the_life_of_a_queue(shell: Console) -> None:
         $ mqks subscribe q a.1 a.2 b
         $ mqks rebind q --remove b --remove-mask 'a.*' --add c --add d
         $ mqks publish a.1 0 --id m0
+        mqks: …no queue is bound to 'a.1'…
+        [65]
+        $ mqks publish a.1 0 --id m0 --no-mandatory
         m0
-        $ mqks publish b 1 --id m1
+        $ mqks publish b 1 --id m1 --no-confirm
         m1
         $ mqks publish c 2 --id m2
         m2
@@ -763,7 +833,7 @@ def test_ping_follows_the_settings(shell: Console, tmp_path: Path) -> None:
     assert console.out("ping").startswith(f"127.0.0.1:{port} answered in ")
     (tmp_path / "mqks.toml").write_text(f"port = {port}\n")
     assert Console(tmp_path).out("ping").startswith(f"127.0.0.1:{port} answered in ")
-    assert Console(tmp_path).out("publish", "e", "x").endswith("\n")
+    assert Console(tmp_path).out("publish", "e", "x", "--no-mandatory").endswith("\n")
 
 
 @pytest.mark.parametrize(
@@ -825,6 +895,7 @@ def test_a_refusal_tells_the_reason_that_the_server_tells(tmp_path: Path) -> Non
 
 
 def test_a_terminal_sees_how_far_it_is(shell: Console, tmp_path: Path) -> None:
+    shell.subscribe()
     (tmp_path / "given").write_bytes(b"some line\n" * 200_000)
     command = f"{shlex.join(MQKS)} publish e - --url {shell.url} < {tmp_path}/given"
 

@@ -40,6 +40,7 @@ COMMANDS = [
         "inspect journal",
         "inspect stats",
         "inspect errors",
+        "inspect audit",
         "inspect schedules",
         "export",
         "export --messages",

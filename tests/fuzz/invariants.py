@@ -27,7 +27,7 @@ from mqks.broker.spine.queue.blocks import MESSAGE_OVERHEAD_BYTES
 from mqks.broker.spine.queue.order import Rest
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.shared import Fetch
-from mqks.limits import SCHEDULED_SEQ
+from mqks.limits import AUDIT_BEYOND_MAX, AUDIT_TOLD_MAX, SCHEDULED_SEQ
 from mqks.protocol.masks import MASK, bound_matches
 from mqks.protocol.replies import key_of
 from tests.fuzz import Finding
@@ -366,7 +366,8 @@ def _check_sums(broker: Broker) -> None:
     theirs = sum(len(each.consumers) for each in broker.connections.values())
     require(len(consumers) == theirs, "a consumer that is attached to no connection")
     timers = sum(queue.timer is not None for queue in broker.queues.values())
-    timers += broker.tails.is_telling
+    timers += broker.tails.is_telling + broker.audit.is_counting
+    timers += sum(each.pause_entry is not None for each in consumers)
     waiting_ones = chain.from_iterable(each.receivers for each in broker.connections.values())
     receivers = [each for each in waiting_ones if isinstance(each, Receiver)]
     require(len(receivers) == broker.flow.receivers, "number of receives that wait")
@@ -390,6 +391,10 @@ def _check_sums(broker: Broker) -> None:
     require(
         len(broker.pending.entry.errors) <= settings.errors_kept_max, "errors wait without a bound"
     )
+    audit = broker.audit
+    records = len(broker.pending.entry.audit), len(audit.last)
+    require(max(records) <= min(settings.audit_kept_max, AUDIT_TOLD_MAX), "the audit has no bound")
+    require(len(audit._beyond) <= AUDIT_BEYOND_MAX + 1, "records are counted without a bound")
     for connection in broker.connections.values():
         most = settings.consumers_per_connection_max
         require(len(connection.consumers) <= most, "more consumers than a connection may have")

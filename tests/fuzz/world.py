@@ -30,6 +30,8 @@ from tests.kit.played import ALL, Played
 TOKEN: Final = "token-of-u"
 USERS_FILE: Final = Path("users.jsonl")
 """It is never read: that there is one makes strangers of those from other machines."""
+ENDED: Final = "consumes under this id now", "has ended it (delete_consumer)"
+"""How the reasons of errors end that are told to a connection because of another one."""
 OUTBOX_BYTES_MAX: Final = 64 * 1024 * 1024
 """For one connection in one turn: `output_buffer_bytes_max`, and what one more request brings."""
 _MORE_THAN_ENDLESS: Final = 5000
@@ -200,7 +202,7 @@ class World(Played):
         self._look_at(peer)
 
     def refused(self, record: ErrorRecord) -> bool:
-        if record.reason.endswith("consumes under this id now"):
+        if record.reason.endswith(ENDED):
             for peer in self.peers.values():
                 if peer.connection.address == record.connection:
                     peer.replaced(record.request_id)
@@ -208,7 +210,7 @@ class World(Played):
 
     def _has_replaced(self) -> bool:
         errors = self.broker.last_errors
-        return not errors or errors[-1].reason.endswith("consumes under this id now")
+        return not errors or errors[-1].reason.endswith(ENDED)
 
     @staticmethod
     def _is_alone(peer: Peer, data: bytes) -> bool:

@@ -129,6 +129,7 @@ def contents(db: Path) -> dict[str, Any]:
             "schedules": file.schedules,
             "messages": {queue.name: [*file.messages(queue.name)] for queue in file.queues},
             "errors": file.errors(),
+            "audit": file.audit(1000),
             "segments": segments,
             "once": once,
         }

@@ -55,7 +55,17 @@ from tests.kit.postgres import Postgres
 from tests.kit.waiting import WAIT_S, until
 
 Q = 1
-TABLES = "owner", "segment", "damaged_segment", "queue", "binding", "once", "schedule", "error"
+TABLES = (
+    "owner",
+    "segment",
+    "damaged_segment",
+    "queue",
+    "binding",
+    "once",
+    "schedule",
+    "error",
+    "audit",
+)
 
 
 class Restored:

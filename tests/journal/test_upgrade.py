@@ -87,7 +87,7 @@ def consumed(server: ServerProcess, queue: bytes) -> list[tuple[bytes, int, byte
         return [(w[2], int(w[3].partition(b",retry=")[2] or 0), w[4]) for w in came]
 
 
-def is_all_there(server: ServerProcess) -> None:
+def is_all_there(server: ServerProcess, schema: int) -> None:
     with LineClient(server.address) as client:
         assert json.loads(text(client.ask(b"e _eval state.events_by_queues"))) == {
             "mail": ["user.new"],
@@ -99,6 +99,9 @@ def is_all_there(server: ServerProcess) -> None:
         assert rules == b'e ok {"temp": 60.0}'
         [error] = json.loads(text(client.ask(b"e stats errors")))
         assert error["action"] == "dance"
+        if schema >= 9:
+            [first, *_] = client.stats("audit")
+            assert (first["id"], first["action"]) == (1, "rebind")
     assert consumed(server, b"mail") == MAIL
     assert consumed(server, b"audit") == AUDIT
     assert consumed(server, b"\xff") == BYTES
@@ -121,7 +124,7 @@ def test_what_an_older_version_left_is_all_there(db: Path, schema: int, how: str
     with ServerProcess(db) as server:
         upgraded = f"event=upgraded from={schema} to={NEWEST}\n" in server.log
         assert upgraded == (schema < NEWEST)
-        is_all_there(server)
+        is_all_there(server, schema)
         with LineClient(server.address) as client:
             client.send(b"o publish --confirm --once bytes x\nr range mail\n")
             epoch = next(line for line in (client.line(), client.line()) if b"epoch" in line)
@@ -152,7 +155,7 @@ def test_what_an_older_version_left_can_be_looked_at_and_backed_up(
     assert main(["backup", str(copy), "--db", str(db)]) == 0
     assert db.read_bytes() == before
     with ServerProcess(copy) as server:
-        is_all_there(server)
+        is_all_there(server, schema)
 
 
 @pytest.mark.parametrize(

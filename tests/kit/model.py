@@ -164,11 +164,7 @@ class Model:
         else:
             self.rings.setdefault(name, []).append(consumer)
         if earlier:
-            if earlier.connection != connection:
-                if earlier in self.held:
-                    self.replaced.append((earlier.connection, consumer_id))
-                else:
-                    self._tell(earlier.connection, f"{consumer_id} error")
+            self._tell_end(earlier, connection)
             self._end([earlier])
         if changed:
             self._update(name, None if add else consumer)
@@ -283,9 +279,18 @@ class Model:
         queue.scheduled = [each for each in queue.scheduled if each not in found]
         return len(found)
 
-    def delete_consumer(self, consumer_id: str) -> None:
+    def delete_consumer(self, connection: str, consumer_id: str) -> None:
         if consumer_id in self.consumers:
+            self._tell_end(self.consumers[consumer_id], connection)
             self._end([self.consumers[consumer_id]])
+
+    def _tell_end(self, consumer: ModelConsumer, connection: str) -> None:
+        """Another connection has ended it, or taken its id: after its confirm."""
+        if consumer.connection != connection:
+            if consumer in self.held:
+                self.replaced.append((consumer.connection, consumer.id))
+            else:
+                self._tell(consumer.connection, f"{consumer.id} error")
 
     def disconnect(self, connection: str, consumer_ids: list[str]) -> None:
         """`consumer_ids` are those of its consumers, in whatever order they end."""

@@ -38,7 +38,10 @@ def section(text: str, heading: str) -> str:
 
 
 def names_of(keyword: ast.keyword) -> set[str]:
-    """The field that it gives, or those of a `**{"from": 1}`: some names are Python's."""
+    """The field that it gives, or those of a `**{"from": 1}`, as some names are Python's; or those
+    of `log.who`."""
+    if keyword.arg is None and "who" in ast.unparse(keyword.value):
+        return {"connection", "user", "client"}
     if keyword.arg is None and isinstance(keyword.value, ast.Dict):
         return {str(ast.literal_eval(key)) for key in keyword.value.keys if key is not None}
     return {keyword.arg or "**"}
@@ -48,7 +51,7 @@ def logged(source: str) -> Iterator[tuple[str, set[str]]]:
     """Name and fields of each event that a module logs."""
     for node in ast.walk(ast.parse(source)):
         match node:
-            case ast.Call(ast.Attribute(ast.Name("log"), "event" | "warning" | "error")):
+            case ast.Call(ast.Attribute(ast.Name("log"), "event" | "audit" | "warning" | "error")):
                 name, *_ = node.args
                 assert isinstance(name, ast.Constant), "an event's name stands where it is logged"
                 fields = set().union(*map(names_of, node.keywords))

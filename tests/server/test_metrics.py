@@ -9,6 +9,7 @@ import json
 import re
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -327,6 +328,26 @@ def test_a_schedule_that_fails_is_counted(server: ServerProcess, web: Web) -> No
         line = b"s schedule --confirm each --every=1 publish --mandatory none x"
         assert client.ask(line) == b"s ok "
     assert until(lambda: web.scrape()["mqks_schedules_failing", ""] == 1)
+
+
+def test_the_broker_has_a_name_wherever_it_is_told(tmp_path: Path) -> None:
+    flags = ("--http-port", "0", "--page", "read", "--broker-name", "prod 1")
+    with ServerProcess(tmp_path / "mqks.db", *flags) as server:
+        web = Web(server)
+        assert 'mqks_build_info{name="prod 1",' in web.ask("/metrics").text
+        page = web.ask("/").text
+        assert "<title>prod 1 · Overview · MQKS</title>" in page
+        assert "<strong>prod 1</strong>" in page
+        with LineClient(server.address) as client:
+            assert client.stats()["name"] == "prod 1"
+        pinged = [sys.executable, "-m", "mqks", "ping", "--url", server.url]
+        assert subprocess.check_output(pinged, text=True).endswith(" ms (prod 1)\n")
+        lines = server.log.splitlines()
+        assert all(' broker="prod 1" event=' in line for line in lines[1:])
+    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
+        assert client.stats()["name"] == socket.gethostname()
+        assert f" broker={socket.gethostname()}" in server.log.splitlines()[0]
+        assert "broker=" not in server.log.splitlines()[1]
 
 
 def test_when_the_certificate_expires(tmp_path: Path, tls_port: int) -> None:

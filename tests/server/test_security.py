@@ -248,7 +248,7 @@ def errors(client: LineClient, arguments: bytes = b"") -> list[dict[str, Any]]:
 INSPECTING = [
     *(f"inspect {what}" for what in ("queues", "bindings", "consumers", "connections", "unacked")),
     *(f"inspect {what}" for what in ("queue work-9", "unacked work-9", "journal", "stats")),
-    *("inspect errors", "top --count 1"),
+    *("inspect errors", "inspect audit", "top --count 1"),
 ]
 CHANGING = [
     *("purge work-9 --yes", "delete-queue work-9 --yes", "trim work-9 9 --yes"),

@@ -28,6 +28,8 @@ ARROWS = {
     "files": set[str](),
     "limits": {"errors"},
     "log": set[str](),
+    "audit": {"limits"},
+    "audit_log": {"audit", "log", "errors", "limits"},
     "clock": set[str](),
     "loops": {"settings"},
     "version": set[str](),
@@ -35,10 +37,11 @@ ARROWS = {
     "protocol": {"errors", "limits"},
     "users": {"protocol", "errors", "limits"},
     "users_file": {"users", "durable", "errors", "limits"},
-    "broker": {"users", "protocol", "compiled", "errors", "limits", "settings"},
-    "journal": {"broker", "protocol", "durable", "files", "errors", "limits", "settings"},
+    "broker": {"audit", "users", "protocol", "compiled", "errors", "limits", "settings"},
+    "journal": {"audit", "broker", "protocol", "durable", "files", "errors", "limits", "settings"},
     "server": {
         *("journal", "broker", "users_file", "users", "protocol", "files", "page"),
+        *("audit", "audit_log"),
         *("web", "log", "clock", "loops", "errors", "limits", "settings"),
     },
     # Neither broker nor journal: the process of a gateway loads none of them.

@@ -1,9 +1,5 @@
 """What does each action."""
 
-from collections.abc import Callable
-from typing import Any
-
-from mqks.broker.broker import Broker
 from mqks.broker.requests import (
     binding,
     leases,
@@ -15,12 +11,8 @@ from mqks.broker.requests import (
     scheduled,
     transactions,
 )
-from mqks.broker.requests.checks import Doing
-from mqks.broker.spine.clients.connection import Connection
-from mqks.protocol.requests import ACTIONS, Action, Request
-
-Run = Callable[[Broker, Connection, Request, Any], Doing]
-"""Does what a request wants. Raises BadRequest."""
+from mqks.broker.requests.audited import Run, audited
+from mqks.protocol.requests import ACTIONS, Action
 
 _RUNS: dict[bytes, Run] = {
     b"publish": messages.publish,
@@ -62,5 +54,6 @@ _RUNS: dict[bytes, Run] = {
     b"_eval": operating.evaluate,
 }
 RUNS: dict[bytes, tuple[Action, Run]] = {
-    name: (action, _RUNS[name]) for name, action in ACTIONS.items()
+    name: (action, audited(_RUNS[name]) if action.is_audited else _RUNS[name])
+    for name, action in ACTIONS.items()
 }

@@ -4,7 +4,7 @@ The one rule: a request that raises has changed nothing.
 """
 
 from mqks.broker.broker import Broker
-from mqks.broker.requests.checks import Doing
+from mqks.broker.requests.checks import Doing, Effect, name_of
 from mqks.broker.spine.base.turns import GOES_ON, Work, slices
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer
@@ -17,18 +17,20 @@ from mqks.protocol.requests import Consume, Rebind, Request, SetPrefetch, Settle
 
 def subscribe(
     broker: Broker, connection: Connection, request: Request, wanted: Rebind
-) -> Work[None]:
+) -> Work[Effect]:
     broker.check_queue(wanted.queue)
+    is_new = wanted.queue not in broker.queues
     changed = yield from broker.bindings.rebind(wanted)
     yield from broker.make_queue(wanted.queue)
     if changed:
         yield from broker.tell_update(wanted.queue)
     yield from _warn_of_stars(broker, connection, request, wanted)
+    return Effect.of(changed, is_new)
 
 
 def consume(
     broker: Broker, connection: Connection, request: Request, wanted: Consume
-) -> Work[None]:
+) -> Work[Effect]:
     count = len(connection.consumers) - (request.id in connection.consumers)
     limit = broker.settings.consumers_per_connection_max
     if count >= limit:
@@ -37,10 +39,11 @@ def consume(
             f"the limit of {limit} consumers is reached (consumers_per_connection_max)",
         )
     broker.check_consumer(request.id)
-    is_kept = wanted.keep and wanted.queue in broker.queues
+    is_new = wanted.queue not in broker.queues
+    is_kept = wanted.keep and not is_new
     _check_existing(broker, wanted)
     broker.check_queue(wanted.queue)
-    rebound = False
+    rebound = 0
     if not is_kept:
         rebound = yield from broker.bindings.rebind(wanted)
         # It may be deleted meanwhile; then its bindings are, too, these among them.
@@ -67,6 +70,7 @@ def consume(
         broker.hold(consumer)
     consumer.queue.deliver()
     yield from _warn_of_stars(broker, connection, request, wanted)
+    return Effect.of(rebound, ruled, is_new)
 
 
 def _defaults(wanted: Consume) -> Policy:
@@ -98,10 +102,14 @@ def _check_existing(broker: Broker, wanted: Consume) -> None:
         )
 
 
-def rebind(broker: Broker, connection: Connection, request: Request, wanted: Rebind) -> Work[None]:
-    if (yield from broker.bindings.rebind(wanted)):
+def rebind(
+    broker: Broker, connection: Connection, request: Request, wanted: Rebind
+) -> Work[Effect]:
+    changed = yield from broker.bindings.rebind(wanted)
+    if changed:
         yield from broker.tell_update(wanted.queue)
     yield from _warn_of_stars(broker, connection, request, wanted)
+    return Effect.of(changed)
 
 
 def _warn_of_stars(
@@ -111,13 +119,20 @@ def _warn_of_stars(
     events = (*(wanted.replace or ()), *wanted.add)
     for some in slices(events, STEP_NAMES) if b"*" in request.rest else ():
         if event := next((event for event in some if b"*" in event), None):
-            broker.notices.literal_mask(connection.address, connection.name, wanted.queue, event)
+            broker.notices.literal_mask(connection.who, wanted.queue, event)
             return
         yield GOES_ON
 
 
 def delete_consumer(
     broker: Broker, connection: Connection, request: Request, wanted: Settle
-) -> Doing:
+) -> Work[Effect]:
     consumer = broker.consumers.get(wanted.consumer)
-    return None if consumer is None else broker.delete_consumers([consumer])
+    if consumer is None:
+        return Effect.of(0)
+    # Clients end their own ones all the time.
+    is_own = consumer.connection is connection
+    if not (is_own or consumer.deleted):
+        broker.tell_end(consumer, f"{name_of(connection)} has ended it (delete_consumer)")
+    yield from broker.delete_consumers([consumer])
+    return Effect.of(0, not is_own)

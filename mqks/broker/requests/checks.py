@@ -2,12 +2,29 @@
 
 from mqks.broker.broker import Broker
 from mqks.broker.spine.base.turns import Work
+from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import BadRequest, Unwritable
 from mqks.protocol.requests import Request, shown
 
 Doing = Work[int | bytes | None] | None
 """Work for later turns, or None; a number or text that it returns is put into the confirm."""
+
+
+class Effect(int):
+    """What a request has changed, for the audit: so many messages or bindings, or something else;
+    negative if nothing. Its confirm does not tell it."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, count: int, *others: bool) -> "Effect":
+        return cls(count if count or any(others) else -1)
+
+
+def name_of(connection: Connection) -> str:
+    """Who has done something, as others are told."""
+    return connection.address if connection.user is None else f"user {connection.user}"
 
 
 def check_writable(broker: Broker, request: Request) -> None:

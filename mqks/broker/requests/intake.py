@@ -375,7 +375,7 @@ class Intake:
             if getattr(wanted, "message", b"") == ALL:
                 raise BadRequest(f"{action.name}: --all is not possible between begin and commit")
             size = len(request.id) + len(request.rest)
-            kept.keep(request._replace(rest=b""), wanted, size)
+            kept.keep(request if action.is_audited else request._replace(rest=b""), wanted, size)
             return None
         if isinstance(wanted, Generator) or (may is not None and "bind" in action.needs.values()):
             return self._begin_in_turns(connection, request, wanted)

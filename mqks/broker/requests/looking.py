@@ -59,7 +59,7 @@ def _check_history(broker: Broker, connection: Connection, queue: Queue, first: 
     the database went back since."""
     if first > queue.lane.next_seq:
         broker.reverts_seen += 1
-        broker.notices.epoch_is_stale(connection.address, queue.name, first, queue.lane.next_seq)
+        broker.notices.epoch_is_stale(connection.who, queue.name, first, queue.lane.next_seq)
         raise BadRequest(
             f"read: the queue ends at {queue.lane.next_seq}, and was read up to {first} under the "
             "same epoch: the database went back to an earlier state. Stop the server and run mqks "

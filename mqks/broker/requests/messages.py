@@ -106,6 +106,10 @@ def reject(broker: Broker, connection: Connection, request: Request, wanted: Set
         defaults=defaults,
         why=wanted.why,
     )
+    consumer = broker.consumers.get(wanted.consumer)
+    if wanted.pause_us and consumer is not None:
+        # First: it must not get them again.
+        consumer.pause(wanted.pause_us)
     if wanted.selection is not None:
         chosen = Chosen(wanted.selection, broker.schedule.wall_us())
         return returning.give_up_some(broker, wanted.consumer, how, chosen)

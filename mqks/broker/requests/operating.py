@@ -2,6 +2,7 @@
 
 from mqks.broker.broker import Broker
 from mqks.broker.features.evaluate import expression
+from mqks.broker.requests.checks import name_of
 from mqks.broker.requests.state import EvalState
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.clients.connection import Connection
@@ -25,8 +26,7 @@ def close_connection(
     other = broker.connections.get(number)
     if other is None or other.expelled:
         return 0
-    by = connection.address if connection.user is None else f"user {connection.user}"
-    broker.refusals.expel(other, f"closed by {by} (close_connection)")
+    broker.refusals.expel(other, f"closed by {name_of(connection)} (close_connection)")
     broker.expelled.append(other)
     return 1
 

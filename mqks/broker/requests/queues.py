@@ -5,7 +5,7 @@ The one rule: a request that raises has changed nothing.
 
 from mqks.broker.broker import Broker
 from mqks.broker.features.death.moves import purge_some
-from mqks.broker.requests.checks import Doing, check_epoch
+from mqks.broker.requests.checks import Doing, Effect, check_epoch
 from mqks.broker.requests.scheduled import cancel_all
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.connection import Connection
@@ -21,22 +21,28 @@ from mqks.protocol.requests import (
 )
 
 
-def set_queue(broker: Broker, connection: Connection, request: Request, wanted: SetQueue) -> Doing:
-    return broker.set_queue(wanted)
+def set_queue(
+    broker: Broker, connection: Connection, request: Request, wanted: SetQueue
+) -> Work[Effect]:
+    return Effect.of(0, (yield from broker.set_queue(wanted)))
 
 
 def delete_queue(
     broker: Broker, connection: Connection, request: Request, wanted: DeleteQueue
-) -> Work[None]:
-    if wanted.rule is None:
-        yield from broker.delete_queue(wanted.queue)
-        return
+) -> Work[Effect]:
     queue = broker.queues.get(wanted.queue)
+    if wanted.rule is None:
+        count = 0 if queue is None else queue.ready + queue.unacked + queue.scheduled
+        # It may have bindings without being there.
+        is_bound = broker.bindings.count(wanted.queue) > 0
+        yield from broker.delete_queue(wanted.queue)
+        return Effect.of(count, queue is not None, is_bound)
     if queue is None:
-        return
-    broker.set_rule(queue, wanted.rule)
+        return Effect.of(0)
+    changed = broker.set_rule(queue, wanted.rule)
     if not queue.consumers:
         yield from broker.unused(queue)
+    return Effect.of(0, changed)
 
 
 def purge(broker: Broker, connection: Connection, request: Request, wanted: Purge) -> Doing:

@@ -9,6 +9,7 @@ import json
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
@@ -53,6 +54,7 @@ def totals(broker: Broker) -> Work[Row]:
         unacked += sum(consumer.unacked_count for consumer in holders if consumer.manual_ack)
         yield GOES_ON
     return {
+        "name": broker.settings.broker_name,
         "version": broker.shared.facts.version,
         "epoch": broker.shared.facts.epoch,
         "uptime_s": round(broker.clock() - broker.started_s, 3),
@@ -81,6 +83,7 @@ def totals(broker: Broker) -> Work[Row]:
         "dropped": broker.shared.counters.dropped,
         "purged": broker.purged,
         "errors": broker.shared.counters.errors,
+        "failed_logins": broker.audit.failed_logins,
         "loop_held": broker.loop_held,
         "loop_late": broker.loop_late,
         "reverts_seen": broker.reverts_seen,
@@ -339,6 +342,12 @@ def _error_row(record: ErrorRecord) -> Row:
     }
 
 
+def audit(broker: Broker, after: int, limit: int) -> Rows:
+    """The last ones, or those that came after one."""
+    found = [record for record in broker.audit.last if record.id > after]
+    yield [*map(asdict, found[:limit] if after else found[-limit:])]
+
+
 def _smallest(
     limit: int, items: Iterable[Any], after: Any, key: Callable[[Any], Any] | None = None
 ) -> Generator[list[Row], None, list[Any]]:
@@ -389,11 +398,14 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
             return unacked(broker, name[0] if name else None, after, limit)
         case [b"errors", *error_id]:
             return errors(broker, viewer, error_id[0] if error_id else None, after[0], limit)
+        case [b"audit"]:
+            return audit(broker, _number(after[0]), limit)
         case [b"schedules"]:
             return schedules(broker, after[0], limit)
         case [b"journal"]:
             return journal(broker)
     raise BadRequest(
         f"stats: unknown statistics {shown(b' '.join(wanted.words))}; there are queues, "
-        "queue NAME, bindings, consumers, connections, unacked, errors, schedules and journal"
+        "queue NAME, bindings, consumers, connections, unacked, errors, audit, schedules and "
+        "journal"
     )

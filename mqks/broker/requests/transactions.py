@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from mqks.broker.broker import Broker
 from mqks.broker.requests import permits, redrives
+from mqks.broker.requests.audited import note
 from mqks.broker.requests.checks import existing
 from mqks.broker.requests.messages import check_publish, reject, release
 from mqks.broker.requests.plans import Plan, check_copies
@@ -96,7 +97,11 @@ def _do(
     step: list[Single] = []
     """Messages for the same `queues` with terms of the same kind, which are one step."""
     for number, ((request, wanted), message) in enumerate(zip(kept, messages, strict=True)):
-        told = b"%d" % taken[number] if isinstance(wanted, Move | Trim) else None
+        told = None
+        if isinstance(wanted, Move | Trim):
+            told = b"%d" % taken[number]
+            if taken[number]:
+                note(broker, connection, request, wanted, taken[number])
         # Those with an id of `--once` go singly.
         gathered = None if message is None or message[0].once_s else message
         key = None if gathered is None else (gathered[1], _kind(gathered[0].terms))

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import psycopg
 
+from mqks.audit import AuditRecord
 from mqks.broker.spine.log.pending import ErrorRecord
 from mqks.errors import InspectionFailed
 from mqks.journal.contents import AT_ONCE, Contents, DatabaseFacts
@@ -131,3 +132,9 @@ class Database(Contents):
         with self._failures():
             rows = self._all(statements.ERRORS_BEFORE, [before, limit])
         return [error_record(*row) for row in rows]
+
+    def audit(self, limit: int) -> list[AuditRecord]:
+        with self._failures():
+            [(exists,)] = self._all(statements.HAS_AUDIT)
+            rows = self._all(statements.LAST_AUDIT, [limit]) if exists else []
+        return [AuditRecord.parse(*row) for row in rows]

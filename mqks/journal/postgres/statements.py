@@ -47,6 +47,7 @@ NEW_ERRORS: Final = Unnested(
     "new_error",
     "id text, time_us bigint, connection bytea, request_id bytea, action bytea, reason bytea",
 )
+NEW_AUDIT: Final = Unnested("new_audit", "id bigint, row text")
 
 ADD: Final = f"""
 with owned as (
@@ -108,6 +109,11 @@ with owned as (
     delete from error using owned where %(has_errors)b and id <= (
         select id from error order by id desc limit 1 offset %(errors_kept)b::bigint
     )
+), audits as (
+    insert into audit select new_audit.* from owned, {NEW_AUDIT.sql}
+    on conflict do nothing
+), deleted_audits as (
+    delete from audit using owned where id <= %(audit_end)b::bigint
 )
 select (select count(*) from dropped), owned.ctid from owned"""
 """Everything else."""
@@ -126,6 +132,7 @@ BINDINGS: Final = "select queue, event from binding"
 ONCE: Final = "select number, count, ids from once order by number"
 SCHEDULES: Final = "select name, row from schedule"
 ERRORS: Final = "select id, time_us, connection, request_id, action, reason from error order by id"
+AUDIT: Final = "select id, row from audit order by id"
 HEADS: Final = """
 select id, head_crc, head, octet_length(text) from segment
 where id > %s order by id limit %s"""
@@ -149,3 +156,5 @@ PIECE: Final = "select substring(text from %s for %s) from segment where id = %s
 ERRORS_BEFORE: Final = """
 select id, time_us, connection, request_id, action, reason from error
 where id collate "C" < %s order by id collate "C" desc limit %s"""
+HAS_AUDIT: Final = "select to_regclass('audit') is not null"
+LAST_AUDIT: Final = "select id, row from audit order by id desc limit %s"

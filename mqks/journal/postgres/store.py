@@ -14,6 +14,7 @@ import psycopg
 from anyio.to_thread import run_sync
 from psycopg.types.numeric import Int8
 
+from mqks.audit import AuditRecord
 from mqks.broker.spine.log.pending import Entry, ErrorRecord
 from mqks.errors import (
     ClaimLost,
@@ -74,6 +75,7 @@ class PostgresStore(Store):
         self._once_ids_max = settings.once_ids_max
         self._once = OnceRows(self._once_ids_max)
         self._errors_kept_max = settings.errors_kept_max
+        self._audit_kept_max = settings.audit_kept_max
         self._segments = 0
         """How many there are."""
         self._sizes: dict[int, int] = {}
@@ -169,6 +171,7 @@ class PostgresStore(Store):
             once=[each for _, _, ids in once for each in ids.split(b"\n")],
             schedules=dict(await self._rows(statements.SCHEDULES)),
             errors=[error_record(*row) for row in await self._rows(statements.ERRORS)],
+            audit=[AuditRecord.parse(*row) for row in await self._rows(statements.AUDIT)],
             next_queue_id=next_queue_id,
             queue_ids_end=next_queue_id,
         )
@@ -277,6 +280,8 @@ class PostgresStore(Store):
             **statements.NEW_SCHEDULES.values(each for each in schedules if each[1] is not None),
             "deleted_schedules": [name for name, row in schedules if row is None],
             **statements.NEW_ERRORS.values(map(_error_row, found)),
+            **statements.NEW_AUDIT.values((each.id, each.row()) for each in entry.audit),
+            "audit_end": Int8(entry.audit[-1].id - self._audit_kept_max if entry.audit else 0),
             "has_errors": bool(found),
             "errors_kept": Int8(kept - len(found)),
         }

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
+from mqks.audit import AuditRecord
 from mqks.broker.spine.log.pending import ErrorRecord
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
 from mqks.files import exists, is_dir, is_file
@@ -18,10 +19,12 @@ from mqks.journal.sqlite import wal
 from mqks.journal.sqlite.lock import server_of
 from mqks.journal.sqlite.migrations import check_version
 from mqks.journal.sqlite.rows import (
+    AUDIT_SINCE,
     Rows,
-    error_columns,
+    audit,
     errors,
     head_of,
+    loose_columns,
     read_by,
     segment_columns,
 )
@@ -329,10 +332,22 @@ class DatabaseFile(Contents):
         with self._failures():
             version = self._number("pragma user_version")
             rows = self._db.execute(
-                f"select {error_columns(version)} from error where id < ? order by id desc limit ?",
+                f"select {loose_columns('error', version)} from error"
+                " where id < ? order by id desc limit ?",
                 (before, -1 if limit is None else limit),
             )
             whole, damage = errors(version, rows)
+        self.damage += damage
+        return whole
+
+    def audit(self, limit: int) -> list[AuditRecord]:
+        with self._failures():
+            version = self._number("pragma user_version")
+            if version < AUDIT_SINCE:
+                return []
+            columns = loose_columns("audit", version)
+            sql = f"select {columns} from audit order by id desc limit ?"
+            whole, damage = audit(version, self._db.execute(sql, (limit,)))
         self.damage += damage
         return whole
 

@@ -1,4 +1,4 @@
-"""Reads and checks the small tables: queues, bindings, ids published once, errors.
+"""Reads and checks the small tables: queues, bindings, ids published once, errors, audit.
 
 The one rule: a row is accepted when its types are right, its checksum matches and its values are
 plausible; a table, when its rows match its tally.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
 
+from mqks.audit import AuditRecord
 from mqks.broker.spine.log.pending import ErrorRecord
 from mqks.broker.spine.message.policy import Policy
 from mqks.journal.segment import checksum
@@ -26,6 +27,7 @@ POLICIES_SINCE: Final = 4
 TEXTS_SINCE: Final = 6
 TEXT_FILES_SINCE: Final = 7
 SCHEDULES_SINCE: Final = 8
+AUDIT_SINCE: Final = 9
 """The first schemas that have them."""
 ROWS_TOLD_MAX: Final = 20
 SHOWN_MAX: Final = 200
@@ -103,6 +105,14 @@ def _is_once(row: Row) -> bool:
     return bool(number > 0 and count == ids.count(b"\n") + 1)
 
 
+def _is_audit(row: Row) -> bool:
+    try:
+        AuditRecord.parse(*row)
+    except ValueError:
+        return False
+    return True
+
+
 def _is_meta(row: Row) -> bool:
     key, value = row
     return key != "epoch" or re.fullmatch("[0-9a-f]{16}", value) is not None
@@ -128,7 +138,10 @@ _TABLES: Final = {
         (str, int, str, bytes, bytes, str),
         lambda row: True,
     ),
+    "audit": _Table("id, row", (int, str), lambda row: row[0] > 0 and _is_audit(row)),
 }
+LOOSE: Final = ("error", "audit")
+"""Tables on which nothing else depends."""
 
 
 _RULED_QUEUE: Final = _Table(
@@ -155,7 +168,7 @@ def read_by(version: int) -> dict[str, str]:
     return {
         name: _table(name, version).columns + crc
         for name in _TABLES
-        if since.get(name, 1) <= version and name != "error"
+        if since.get(name, 1) <= version and name not in LOOSE
     }
 
 
@@ -171,8 +184,9 @@ def text_columns(version: int) -> str:
     return f"{text_bytes}, {text_file}"
 
 
-def error_columns(version: int) -> str:
-    return _TABLES["error"].columns + (", crc" if version >= CHECKSUMS_SINCE else "")
+def loose_columns(table: str, version: int) -> str:
+    """Of a table of `LOOSE`."""
+    return _TABLES[table].columns + (", crc" if version >= CHECKSUMS_SINCE else "")
 
 
 class Rows:
@@ -264,6 +278,12 @@ def errors(version: int, rows: Iterable[Row]) -> tuple[list[ErrorRecord], list[D
     """The undamaged error records, and the damage. Nothing else depends on them."""
     whole, _, aside = _sifted("error", rows, version)
     return [ErrorRecord(*row) for row in whole], _told_damage("error", aside)
+
+
+def audit(version: int, rows: Iterable[Row]) -> tuple[list[AuditRecord], list[Damage]]:
+    """The undamaged records, and the damage."""
+    whole, _, aside = _sifted("audit", rows, version)
+    return [AuditRecord.parse(*row) for row in whole], _told_damage("audit", aside)
 
 
 def _told_damage(table: str, aside: list[Row]) -> list[Damage]:

@@ -68,7 +68,9 @@ class DatabaseSpace(Store):
         self._path = path
         self._lock = lock
         self._texts = texts
-        self._tables = Tables(settings.once_ids_max, settings.errors_kept_max)
+        self._tables = Tables(
+            settings.once_ids_max, settings.errors_kept_max, settings.audit_kept_max
+        )
         self._next_segment = 1
         self._has_failed = False
         self._checkpoints = 0

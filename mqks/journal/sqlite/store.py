@@ -7,13 +7,13 @@ import asyncio
 import errno
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import starmap
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import aiosqlite
 from anyio.to_thread import run_sync
@@ -31,9 +31,10 @@ from mqks.journal.sqlite.reading import ReadConnection
 from mqks.journal.sqlite.rows import (
     Row,
     Rows,
-    error_columns,
+    audit,
     errors,
     head_of,
+    loose_columns,
     read_by,
     row_crc,
     segment_columns,
@@ -51,6 +52,7 @@ from mqks.journal.sqlite.texts import SegmentRow, Texts
 from mqks.journal.store import Damage, Head, LastWords, Metadata, Report, shown
 from mqks.settings import Settings
 
+T = TypeVar("T")
 SMALL_COMMIT_PAGES: Final = 0.25
 """Pages that a commit adds to the next checkpoint besides its body: consecutive small commits write
 the same page to the WAL several times, but a checkpoint copies it once. So 250 pages are some 900
@@ -211,22 +213,29 @@ class SqliteStore(DatabaseSpace):
             }
         rows = self._rows = Rows(NEWEST, raw)
         self._texts.epoch = rows.epoch or ""
-        try:
-            found, notes = errors(NEWEST, await self._table(error_columns(NEWEST), "error"))
-        except UNREADABLE as error:
-            found, notes = [], [Damage("table error", str(error))]
+        failed, notes = await self._loose("error", errors)
+        records, more = await self._loose("audit", audit)
         return Metadata(
             epoch=rows.epoch or "",
             queues=dict(rows.queues),
             bindings=rows.bindings,
             schedules=dict(rows.schedules),
             once=[each for _, _, ids in rows.once for each in ids.split(b"\n")],
-            errors=found,
+            errors=failed,
+            audit=records,
             next_queue_id=rows.tallies["queue"].next,
             queue_ids_end=rows.queue_ids_end,
             damage=[*rows.damage],
-            notes=notes,
+            notes=notes + more,
         )
+
+    async def _loose(
+        self, table: str, sift: Callable[[int, list[Row]], tuple[list[T], list[Damage]]]
+    ) -> tuple[list[T], list[Damage]]:
+        try:
+            return sift(NEWEST, await self._table(loose_columns(table, NEWEST), table))
+        except UNREADABLE as error:
+            return [], [Damage(f"table {table}", str(error))]
 
     async def _table(self, columns: str, table: str) -> list[Row]:
         sql = f"select {columns} from {table} order by 1"
@@ -343,7 +352,8 @@ class SqliteStore(DatabaseSpace):
             for row in await asyncio.get_running_loop().run_in_executor(self._thread, write):
                 self._committed(row)
         if entry is not None:
-            self._wal_pages += len(entry.queues) + len(entry.errors) + len(entry.schedules)
+            rows = entry.queues, entry.errors, entry.audit, entry.schedules
+            self._wal_pages += sum(map(len, rows))
         if drop:
             self._wal_pages += 2 * len(drop)
             self._freed = True

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from mqks.audit import AuditRecord
 from mqks.broker.spine.log.pending import Entry, ErrorRecord
 from mqks.errors import JournalFailed
 from mqks.journal.once import OnceRow, OnceRows
@@ -62,13 +63,14 @@ class Tables:
     """The content of the small tables that is needed to write them. `queues` are rows, with the
     numbers from dropped segments."""
 
-    def __init__(self, once_ids_max: int, errors_kept_max: int) -> None:
+    def __init__(self, once_ids_max: int, errors_kept_max: int, audit_kept_max: int) -> None:
         self.queues: dict[int, QueueRow] = {}
         self.tallies: dict[str, Tally] = {}
         self.once = OnceRows(once_ids_max)
         self.schedules: dict[bytes, int] = {}
         """Checksums by name."""
         self._errors_kept_max = errors_kept_max
+        self._audit_kept_max = audit_kept_max
 
     def restored(self, rows: Rows) -> None:
         """Start with what was loaded."""
@@ -114,6 +116,8 @@ class Tables:
                     tallies["schedule"] = self._put_schedules(db, entry.schedules)
                 if entry.errors:
                     self._put_errors(db, entry.errors)
+                if entry.audit:
+                    self._put_audit(db, entry.audit)
             db.executemany(PUT_TALLY, [tally.row(name) for name, tally in tallies.items()])
         self.tallies |= tallies
         if once:
@@ -178,6 +182,15 @@ class Tables:
             (self._errors_kept_max,),
         )
 
+    def _put_audit(self, db: sqlite3.Connection, records: list[AuditRecord]) -> None:
+        rows = [(record.id, record.row()) for record in records]
+        db.executemany(
+            "insert or replace into audit values (?, ?, ?)",
+            [(*row, row_crc("audit", *row)) for row in rows],
+        )
+        oldest = records[-1].id - self._audit_kept_max
+        db.execute("delete from audit where id <= ?", (oldest,))
+
     # -- segments
 
     def segments(self, next_id: int, gone: Iterable[int] = ()) -> Tally:
@@ -215,6 +228,7 @@ class Tables:
             "once": rows.once,
             "schedule": [*found.schedules.items()],
             "error": [record[:6] for record in found.errors],
+            "audit": [(record.id, record.row()) for record in found.audit],
             "tally": [(name, *rows.tallies[name]) for name in TALLIED],
         }
         with transaction(db):

@@ -3,6 +3,8 @@
 The one rule: names, numbers and texts only, so that whoever reports needs to know nobody.
 """
 
+from mqks.audit import AuditRecord, Who
+
 
 class Notices:
     """Those of a broker whose reports nobody wants."""
@@ -28,8 +30,11 @@ class Notices:
     def timer_repeats(self, timer: str) -> None:
         """A timer that fired again and again for one moment rests for a second."""
 
-    def literal_mask(self, connection: str, client: str | None, queue: bytes, event: bytes) -> None:
+    def audited(self, record: AuditRecord) -> None:
+        """Somebody has logged in, or has changed what exists."""
+
+    def literal_mask(self, who: Who, queue: bytes, event: bytes) -> None:
         """A queue is bound to an event that reads as a mask."""
 
-    def epoch_is_stale(self, connection: str, queue: bytes, read_up_to: int, next_seq: int) -> None:
+    def epoch_is_stale(self, who: Who, queue: bytes, read_up_to: int, next_seq: int) -> None:
         """A client has read more of a queue than there is: the database went back."""

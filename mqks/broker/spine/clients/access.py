@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from mqks.audit import LOGIN, Audit
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.broker.spine.clients.refusals import Refusals
@@ -43,12 +44,14 @@ class Access:
         consumers: Mapping[bytes, Consumer],
         end_consumers: Callable[[list[Consumer]], None],
         end_tails: Callable[[Connection, Permissions], None],
+        audit: Audit,
     ) -> None:
         self._line_bytes_max = line_bytes_max
         self._refusals = refusals
         self._consumers = consumers
         self._end_consumers = end_consumers
         self._end_tails = end_tails
+        self._audit = audit
         self.users = Users([], b"")
         self.logins: deque[Login] = deque()
         """Passwords that the server must verify, one after the other."""
@@ -56,7 +59,7 @@ class Access:
     def log_in(self, connection: Connection, request: Request, name: bytes, secret: bytes) -> None:
         """Authenticate with a password."""
         if user := self.users.recall(name, secret):
-            self.authenticate(connection, user)
+            self.authenticate(connection, user, name)
             return
         source = connection.source
         # One address must not keep all others from logging in.
@@ -76,7 +79,7 @@ class Access:
         connection, request = login.connection, login.request
         connection.awaits_login, connection.overrun = False, True
         try:
-            self.authenticate(connection, user)
+            self.authenticate(connection, user, login.name)
         except BadRequest as failure:
             self._refusals.fail(connection, request.id, request.action, failure)
         else:
@@ -84,9 +87,11 @@ class Access:
                 connection.unconfirmed += 1
                 self._refusals.pending.waiters.confirms.append((connection, [], [request.id]))
 
-    def authenticate(self, connection: Connection, user: Known | None) -> None:
-        """Give a connection the permissions of a user; None means wrong credentials."""
+    def authenticate(self, connection: Connection, user: Known | None, name: bytes = b"") -> None:
+        """Give a connection the permissions of a user; None means wrong credentials. `name` is the
+        one that was tried, with a password."""
         if user is None:
+            self._audit.failed_login(connection, name)
             connection.auth_failures += 1
             if connection.auth_failures >= AUTH_FAILURES_MAX:
                 raise Expelled(
@@ -97,6 +102,7 @@ class Access:
         connection.user = user.name
         connection.splitter.line_bytes_max = self._line_bytes_max
         self.grant(connection, user.permissions)
+        self._audit.note(connection, LOGIN)
 
     def grant(self, connection: Connection, permissions: Permissions) -> None:
         """Set the permissions; consumers and tails that they do not allow end."""

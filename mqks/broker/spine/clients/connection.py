@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 from hashlib import blake2b
 from typing import Any, Final, Protocol
 
+from mqks.audit import Who
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.broker.spine.clients.outbox import Flow, Outbox
@@ -149,6 +150,10 @@ class Connection(Outbox):
 
     def fail(self, request_id: bytes, action: bytes, failure: BadRequest) -> None:
         self.on_failure(self, request_id, action, failure)
+
+    @property
+    def who(self) -> Who:
+        return Who(self.address, self.user, self.name)
 
     @property
     def party(self) -> Hashable:

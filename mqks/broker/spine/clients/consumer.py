@@ -37,7 +37,7 @@ Held = tuple[int, bytes, int]
 class Consumer(Taker):
     __slots__ = (
         *("ack_timeout_us", "budget", "connection", "deadlines", "defaults", "meta", "prefetch"),
-        *("prefetch_max", "prefix", "queue", "repeated", "separator", "unacked"),
+        *("pause_entry", "prefetch_max", "prefix", "queue", "repeated", "separator", "unacked"),
         *("out_of_order", "unacked_bytes", "unacked_max", "update_due", "wall_us"),
     )
 
@@ -61,6 +61,8 @@ class Consumer(Taker):
         self.prefetch_max = unacked_max
         """What the server allows."""
         self.unacked_max = min(prefetch or unacked_max, unacked_max)
+        self.pause_entry: int | None = None
+        """Of the end of its pause in the schedule."""
         self.meta = meta
         """Its deliveries have attributes."""
         self.defaults = defaults
@@ -135,6 +137,23 @@ class Consumer(Taker):
             self.resume(Rest.UNACKED)
         else:
             self.rest(Rest.UNACKED)
+
+    def pause(self, pause_us: int) -> None:
+        """Get nothing for this time from now on."""
+        self.end_pause()
+        self.rest(Rest.PAUSED)
+        schedule = self.queue.shared.schedule
+        self.pause_entry = schedule.after(pause_us / 1e6, self._go_on_after_pause)
+
+    def _go_on_after_pause(self) -> None:
+        self.pause_entry = None
+        self.resume(Rest.PAUSED)
+
+    def end_pause(self) -> None:
+        """It needs no end any more."""
+        if self.pause_entry is not None:
+            self.queue.shared.schedule.cancel(self.pause_entry)
+            self.pause_entry = None
 
     # -- unacked deliveries
 

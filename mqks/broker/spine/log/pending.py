@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple, Protocol
 
+from mqks.audit import AuditRecord
 from mqks.broker.spine.base.ranges import Range
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.message.policy import Policy
 from mqks.errors import BadRequest
-from mqks.limits import BATCH_COPIES_MAX, BATCH_QUEUES_MAX
+from mqks.limits import AUDIT_TOLD_MAX, BATCH_COPIES_MAX, BATCH_QUEUES_MAX
 
 SMALL_RECORDS_MAX: Final = 256
 """Larger batches go to the writer's task, so that the next batch forms meanwhile."""
@@ -203,6 +204,7 @@ class Entry:
     bindings: dict[tuple[bytes, bytes], bool] = field(default_factory=dict)
     """Queue name and event → whether it is bound now."""
     errors: list[ErrorRecord] = field(default_factory=list)
+    audit: list[AuditRecord] = field(default_factory=list)
     once: list[bytes] = field(default_factory=list)
     """Message ids that may not be published again, oldest first."""
     schedules: dict[bytes, str | None] = field(default_factory=dict)
@@ -213,7 +215,7 @@ class Entry:
     @property
     def has_more(self) -> bool:
         """Whether there is more than messages, acks, marks and ids."""
-        return bool(self.queues or self.bindings or self.schedules or self.errors)
+        return bool(self.queues or self.bindings or self.schedules or self.errors or self.audit)
 
     @property
     def has_metadata(self) -> bool:
@@ -226,7 +228,7 @@ class Entry:
 
     @property
     def must_last(self) -> bool:
-        """Whether there is more than error details, which no confirm covers."""
+        """Whether there is more than errors and the audit, which no confirm covers."""
         return bool(self.changes or self.queues or self.bindings or self.once or self.schedules)
 
     def extend(self, later: "Entry", errors_max: int) -> None:
@@ -237,6 +239,8 @@ class Entry:
         self.schedules.update(later.schedules)
         self.errors += later.errors
         del self.errors[errors_max:]
+        self.audit += later.audit
+        del self.audit[AUDIT_TOLD_MAX:]
 
 
 @dataclass(slots=True)
@@ -313,8 +317,11 @@ class Batch:
             return None
         # Queues first, as messages need theirs. Waiters last, as they wait for all of it. And ids
         # last: an id without its message would block the message permanently.
-        piece = Batch(Entry(queues=entry.queues, bindings=entry.bindings, errors=entry.errors))
-        entry.queues, entry.bindings, entry.errors = {}, {}, []
+        first = Entry(
+            queues=entry.queues, bindings=entry.bindings, errors=entry.errors, audit=entry.audit
+        )
+        piece = Batch(first)
+        entry.queues, entry.bindings, entry.errors, entry.audit = {}, {}, [], []
         piece.lanes = lanes[:count]
         del lanes[:count]
         self.waiters.for_pieces = True
@@ -381,8 +388,11 @@ class Pending:
     | on a full disk | what frees space: taken; the others: put back | taken; ids put back |
     """
 
-    def __init__(self, errors_kept_max: int, now_us: Callable[[], int]) -> None:
+    def __init__(
+        self, errors_kept_max: int, audit_kept_max: int, now_us: Callable[[], int]
+    ) -> None:
         self._errors_kept_max = errors_kept_max
+        self._audit_kept_max = audit_kept_max
         self._now_us = now_us
         self.entry = Entry()
         """Its `changes` are in the `dirty` lanes until they are taken."""
@@ -426,6 +436,10 @@ class Pending:
     def add_error(self, record: ErrorRecord) -> None:
         if len(self.entry.errors) < self._errors_kept_max:
             self.entry.errors.append(record)
+
+    def add_audit(self, record: AuditRecord) -> None:
+        if len(self.entry.audit) < min(self._audit_kept_max, AUDIT_TOLD_MAX):
+            self.entry.audit.append(record)
 
     # Lanes collect their changes themselves, so that a message that is published and acked between
     # two commits never reaches the journal; `take` asks each dirty lane for what is left of them.

@@ -35,6 +35,8 @@ class Rest:
     """It takes no more messages."""
     STANDBY: Final = 64
     """Its queue has a single active consumer, which is another one."""
+    PAUSED: Final = 128
+    """Its messages were taken from it, and others are to get them."""
 
 
 class Taker(Resting):

@@ -176,7 +176,7 @@ class Shared:
         self.schedule = Schedule(clock, now_us, owner.notices)
         self.counters = Counters()
         self.facts = facts
-        self.pending = Pending(settings.errors_kept_max, now_us)
+        self.pending = Pending(settings.errors_kept_max, settings.audit_kept_max, now_us)
         self.memory = Budget(settings.memory_bytes // 2 + 1, self.turns)
         """For waiting messages: half of what they may take. The other half is left to what is on
         its way, and to the allocator."""

@@ -139,12 +139,12 @@ class Bindings:
         if self._walks:
             self._walks.leave((yield from self._walks.take()))
 
-    def rebind(self, request: Rebind) -> Work[bool]:
-        """Replace, then remove, then remove by mask, then add. Return whether bindings changed.
+    def rebind(self, request: Rebind) -> Work[int]:
+        """Replace, then remove, then remove by mask, then add. Return how many bindings changed.
         Raises LimitExceeded before anything is changed."""
         return one_at_a_time(self._busy, request.queue, self._rebind(request))
 
-    def _rebind(self, request: Rebind) -> Work[bool]:
+    def _rebind(self, request: Rebind) -> Work[int]:
         for mask in request.add_masks:
             check_bound(mask)
             yield GOES_ON
@@ -160,8 +160,9 @@ class Bindings:
             (MASK + mask for mask in request.remove_masks),
             (MASK + mask for mask in request.add_masks),
         )
-        if not (new or gone or new_masks or gone_masks):
-            return False
+        changed = sum(map(len, (new, gone, new_masks, gone_masks)))
+        if not changed:
+            return 0
         count = len(bound) + len(new) - len(gone)
         count += len(masked) + len(new_masks) - len(gone_masks)
         yield from self._check_new(name, new, new_masks, count)
@@ -180,7 +181,7 @@ class Bindings:
         yield from self._settle(name, new_masks)
         yield from self._settle(name, [*new, *gone])
         yield from self._settle(name, gone_masks)
-        return True
+        return changed
 
     def bound(self, name: bytes) -> tuple[dict[bytes, None], dict[bytes, None]]:
         """The events and the masks that this name is bound to."""
