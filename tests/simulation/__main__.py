@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 import time
+import traceback
 
 if os.environ.get("PYTHONHASHSEED") != "0":
     os.environ["PYTHONHASHSEED"] = "0"
@@ -30,7 +31,12 @@ for name, (kind, what) in KINDS.items():
 arguments = parser.parse_args()
 now_s = time.perf_counter
 began_s = now_s()
-result = run(arguments.seed, arguments.count, arguments.kind or World)
+try:
+    result = run(arguments.seed, arguments.count, arguments.kind or World)
+except BaseException:
+    traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(1)  # What is left must not run its last lines.
 took_s = now_s() - began_s
 world = result.world
 print(

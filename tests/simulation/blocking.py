@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.loop import Violation
+from tests.simulation.loop import PROCESS, Violation
 from tests.simulation.threads import Thread
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def publish(world: "World", number: int) -> None:
 
     with mqks.blocking.connect(world.url) as client:
         together(*[partial(some, own) for own in range(THREADS)])
+        PROCESS.get().leaves = True
 
 
 def consume(world: "World", number: int) -> None:

@@ -27,6 +27,7 @@ from tests.simulation.disk import Disk
 from tests.simulation.host import Started
 from tests.simulation.loop import (
     NOBODY,
+    PROCESS,
     Clock,
     Process,
     SimulatedLoop,
@@ -34,6 +35,7 @@ from tests.simulation.loop import (
     in_world,
 )
 from tests.simulation.network import Network
+from tests.simulation.promises import Judge
 
 WALL_S = 1_790_000_000.0
 CALL_S = 0.001
@@ -148,12 +150,13 @@ class World:
         self.has_faults = True
         self.failure: BaseException | None = None
         """What has ended a server."""
+        self.judge: Judge
 
     def __str__(self) -> str:
         return (
             f"{self.lives} lives, {self.disk.power_cuts} power cuts, "
             f"{self.disk.failed_syncs} failed syncs, {self.disk.full} times full, "
-            f"{self.cuts} cuts, {self.stops} stops, {self.sets} clocks set"
+            f"{self.cuts} cuts, {self.stops} stops, {self.sets} clocks set, {self.judge}"
         )
 
     def note(self, *what: object) -> None:
@@ -173,6 +176,7 @@ class World:
         from mqks.settings import Settings
 
         self.lives += 1
+        self.judge.begin_life()
         process, started = Process(f"server {self.lives}"), Started()
         directory = self.disk.serve(partial(self.network.kill, process))
         settings = Settings(
@@ -229,6 +233,7 @@ class World:
                 while not await self.accepted(client, name, EVENTS[number in PUSHED], delay_s):
                     await asyncio.sleep(self.rng.expovariate(1 / 2))
                 await asyncio.sleep(self.rng.expovariate(1 / 20))
+            PROCESS.get().leaves = True
 
     async def accepted(
         self, client: Any, name: str, event: str, delay_s: float | None = None
@@ -337,6 +342,8 @@ class World:
         loop = cast(SimulatedLoop, asyncio.get_running_loop())
         self.network.install(loop)
         threads.install(loop, self.network)
+        self.judge = Judge(loop)
+        self.network.watch = partial(self.judge.watch, PORT)
         await self.serve()
         consumers = [Process(f"consumer {number}") for number in range(CONSUMERS)]
         publishers = [Process(f"publisher {number}") for number in range(PUBLISHERS)]
@@ -356,10 +363,12 @@ class World:
         await faults
         await self.calm_down()
         self.clock.set(0.0)
+        self.judge.quiet_s = self.clock.monotonic_s
         deadline_s = self.clock.monotonic_s + QUIET_S
         await self.all_come(deadline_s)
         for queue in self.queues:
             await self.is_empty(queue, deadline_s)
+        self.judge.judge_end()
         await self.outlive_full_disk()
         await self.is_calm()
 
@@ -391,6 +400,7 @@ class World:
     def others(self) -> list[Process]:
         """Start whoever plays beside publishers and consumers."""
         service, push = Process("service"), Process("push")
+        push.leaves = True  # As often as it is started.
         service.spawn(services.serve(self))
         push.spawn(services.push(self))
         services.listen(self)
