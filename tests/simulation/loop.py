@@ -14,7 +14,6 @@ from asyncio.base_events import BaseEventLoop
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from itertools import count
-from math import inf
 from typing import Any, Final
 
 THREAD_S = 0.002
@@ -35,10 +34,7 @@ class Process:
         self.dead = False
         self.leaves = False
         """It may close its connections."""
-        self._stopped_s = 0.0
-        self._stopped_at_s = inf
-        self.stopped_until_s = 0.0
-        """When it went on."""
+        self._stopped_s = self._stopped_at_s = self._went_on_at_s = 0.0
         self._waiting: list[tuple[contextvars.Context, Callable[[], object]]] | None = None
         """What is to be done when it goes on, while it is stopped."""
         self.context = contextvars.copy_context()
@@ -48,6 +44,10 @@ class Process:
         """For how long it was stopped, all in all."""
         running_s = 0.0 if self._waiting is None else now_s - self._stopped_at_s
         return self._stopped_s + running_s
+
+    def runs_for_s(self, now_s: float) -> float:
+        """Since it was stopped last; 0 while it is."""
+        return now_s - self._went_on_at_s if self._waiting is None else 0.0
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, context=self.context)
@@ -69,8 +69,8 @@ class Process:
     def go_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """SIGCONT."""
         if self._waiting is not None:
-            self.stopped_until_s = loop.time()
-            self._stopped_s += self.stopped_until_s - self._stopped_at_s
+            self._went_on_at_s = loop.time()
+            self._stopped_s += self._went_on_at_s - self._stopped_at_s
         waiting, self._waiting = self._waiting or [], None
         for context, callback in waiting:
             loop.call_soon(callback, context=context)

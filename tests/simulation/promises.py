@@ -20,15 +20,18 @@ if TYPE_CHECKING:
     from tests.simulation.loop import SimulatedLoop
     from tests.simulation.network import Transport
 
-TURN_S: Final = 0.002
+TURN_S: Final = 0.05
 """What the server does in one turn, it may tell its clients in any order."""
 CLOCK_S: Final = 0.001
-"""By so much a time may be wrong: the server rounds, and reads the clock once in a turn."""
+LOOKS: Final = 50
+"""At the time, in one turn."""
+LATE_S: Final = 0.1
+"""A server that looks so late at the time reads first what has come meanwhile."""
 KEEP_ALIVE_S: Final = 15.0
 """A client gives a connection up after as much time of its own without an answer."""
 ANSWER_S: Final = 600.0
 """When nothing fails, each request has its answer, and each message is delivered in this time."""
-_DELIVERY: Final = re.compile(rb"(\S+) ok (\S+) event=\S+?(?:,retry=(\d+))?(?:,(?:escaped|meta)=\S*)? ")
+_DELIVERY: Final = re.compile(rb"\S+ ok (\S+) event=\S+?(?:,retry=(\d+)(?:,\S*)?)? ")
 _FLAG: Final = re.compile(rb"--([a-z-]+)(?:=(\S*))? ?")
 
 
@@ -87,6 +90,8 @@ class Place:
     """Of consumers of the queue, before its last delivery."""
     holder: Consumer | None = None
     delivered_s: float = 0.0
+    timed_out: tuple[Consumer, float] | None = None
+    """Who had it before, and until when it was to be acked."""
     retry: int = 0
     """It comes with at least this retry,"""
     sure: int = 0
@@ -107,8 +112,10 @@ class Judge:
         self.messages: dict[bytes, Message] = {}
         self.ends = Counter[bytes]()
         """Of consumers, by queue."""
-        self.sure = set[bytes]()
-        """Messages that a later confirm covers."""
+        self.sure = dict[bytes, bytes]()
+        """Messages that a later confirm covers, and their events."""
+        self.has_room = True
+        """Nothing is refused for want of it."""
         self.deliveries = 0
         self.ordered = set[bytes]()
         """Queues in order by key."""
@@ -129,6 +136,11 @@ class Judge:
     @property
     def now_s(self) -> float:
         return self.loop.clock.monotonic_s
+
+    @property
+    def clock_s(self) -> float:
+        """By so much a time may be wrong: the server rounds, and looks at it once in a turn."""
+        return CLOCK_S + LOOKS * self.loop.clock.step_s
 
     def violate(self, what: str) -> None:
         """End the run."""
@@ -192,6 +204,9 @@ class Judge:
                 self._comes_first(consumer, message, what)
         else:
             self._comes_again(consumer, place, retry, what)
+        if place.holder and place.life == self.life and self._is_timed_out(place):
+            deadline_s = place.delivered_s + place.holder.ack_timeout_s
+            place.timed_out = place.holder, deadline_s
         place.ends, place.retry, place.life = self.ends[queue], retry, self.life
         place.holder, place.delivered_s = consumer, self.now_s
         place.settled, place.is_durable = "", False
@@ -221,10 +236,10 @@ class Judge:
             self.violate(f"{what}: comes {self.now_s - due_s:.0f} s late")
         if message.life < self.life or (is_set and message.is_dated):
             return
-        if self.now_s < due_s - CLOCK_S:
+        if self.now_s < due_s - self.clock_s:
             self.violate(f"{what}: comes {due_s - self.now_s:.3f} s early")
         sequence = ("due", message.is_dated and is_set, *rank)
-        if message.late_s + CLOCK_S < newest.get(sequence, 0):
+        if message.late_s + self.clock_s < newest.get(sequence, 0):
             self.violate(f"{what}: one that is due later came before it")
         newest[sequence] = max(due_s, newest.get(sequence, 0))
 
@@ -248,7 +263,7 @@ class Judge:
 
     def _is_timed_out(self, place: Place) -> bool:
         assert place.holder is not None
-        return self.now_s >= place.delivered_s + place.holder.ack_timeout_s - CLOCK_S
+        return self.now_s >= place.delivered_s + place.holder.ack_timeout_s - self.clock_s
 
     def _has_key(self, consumer: Consumer, last: Place | None, what: str) -> None:
         if last is None or last.holder in (None, consumer) or self._is_timed_out(last):
@@ -289,6 +304,8 @@ class Wire:
         self._arrived: deque[tuple[int, float]] = deque()
         """How many bytes had arrived, and when."""
         self._arrived_bytes = self._read_bytes = 0
+        self._ids: set[bytes] = {b"-"}
+        """Of all requests."""
         self._consumers: dict[bytes, Consumer] = {}
         """Also those that have ended."""
         self.asked: dict[bytes, tuple[int, float]] = {}
@@ -333,6 +350,7 @@ class Wire:
         judge = self._judge
         id_, action, rest = (*line.split(b" ", 2), b"", b"")[:3]
         index, words = judge.next_index(), _names(rest)
+        self._ids.add(id_)
         if action == b"publish":
             self._publishes(id_, rest, index)
         elif b"--confirm" in rest.split(b" "):
@@ -381,7 +399,11 @@ class Wire:
             message.transaction = self._transaction
             self._transaction.messages.append(message)
         else:
-            judge.when_written(index, lambda: message.is_refused or judge.sure.add(id_))
+            if judge.has_room:
+                event = rest[end:].split(b" ", 1)[0]
+                judge.when_written(
+                    index, lambda: message.is_refused or judge.sure.setdefault(id_, event)
+                )
 
     def _settles(self, id_: bytes, action: bytes, words: list[bytes], index: int) -> None:
         consumer = self._consumers.get(words[0])
@@ -398,10 +420,14 @@ class Wire:
     def _settle(
         self, consumer: Consumer, place: Place, action: bytes, id_: bytes, index: int
     ) -> None:
-        judge, retry = self._judge, place.retry
+        judge, retry, arrived_s = self._judge, place.retry, self._arrived[0][1]
+        if place.timed_out and place.timed_out[0] is consumer is not place.holder:
+            if arrived_s < place.timed_out[1] - LATE_S:
+                judge.violate(f"{id_!r} came in time, and its message was delivered again")
+            place.timed_out = None
         if place.holder is not consumer or place.settled:
             return
-        if self._arrived[0][1] >= place.delivered_s + consumer.ack_timeout_s - CLOCK_S:
+        if arrived_s >= place.delivered_s + consumer.ack_timeout_s - judge.clock_s:
             return  # It may come too late.
         place.holder = None
         if action == b"ack":
@@ -444,14 +470,14 @@ class Wire:
 
     def _tells(self, line: bytes) -> None:
         judge = self._judge
-        if found := _DELIVERY.match(line + b" "):
-            consumer = self._consumers.get(found[1])
-            if consumer is None:
-                judge.violate(f"{line[:200]!r} has no consumer")
-            elif not consumer.is_ended:
-                judge.delivered(consumer, found[2], int(found[3] or 0))
-            return
         id_, word, *rest = line.split(b" ", 2)
+        if id_ not in self._ids:
+            judge.violate(f"{line[:200]!r}: nobody has asked for it")
+        consumer = self._consumers.get(id_)
+        if consumer is not None and (found := _DELIVERY.match(line + b" ")):
+            if not consumer.is_ended:
+                judge.delivered(consumer, found[1], int(found[2] or 0))
+            return
         asked = None if rest[0].startswith(b"--") else self.asked.pop(id_, None)
         message, settling = judge.messages.get(id_), self._settling.pop(id_, None)
         if settling is not None and (word == b"error" or asked is not None):
@@ -501,5 +527,5 @@ class ClientEnd:
         waited_s = self._own_s - self._heard_s
         if waited_s < KEEP_ALIVE_S:
             self._judge.violate(f"{process.name} leaves, and has waited for {waited_s:.3f} s")
-        if self._judge.now_s - server.stopped_until_s > 3 * KEEP_ALIVE_S:
+        if server.runs_for_s(self._judge.now_s) > 3 * KEEP_ALIVE_S:
             self._judge.violate(f"{process.name} leaves a server that was never away")

@@ -195,7 +195,7 @@ class WithStandby(World):
                 if took_s > ANSWER_S:
                     self.violated(f"{name} was confirmed after {took_s:.0f} s")
                 self.judge_confirm(name, "publish of", newest, self.server_of(client))
-                self.confirmed.add(name)
+                self.confirmed[name] = "e"
                 self.note("confirmed", name)
                 await asyncio.sleep(self.rng.expovariate(1 / 20))
 
