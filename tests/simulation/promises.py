@@ -393,6 +393,10 @@ class Wire:
             message.due_s = clock.monotonic_s + float(flags[b"delay"])
         elif b"at" in flags:
             message.due_s, message.is_dated = float(flags[b"at"]) - clock.ahead_s, True
+        if message.due_s < clock.monotonic_s + TURN_S:
+            # It has no delay, if that is so when it is handled.
+            message.is_certain = message.due_s < clock.monotonic_s - judge.clock_s
+            message.due_s = 0.0
         message.due_wall_s = message.due_s + clock.ahead_s
         judge.messages[id_] = message
         if self._transaction is not None:

@@ -457,6 +457,7 @@ class World:
         while self.has_faults:
             await asyncio.sleep(self.rng.expovariate(1 / 100))
             self.sets += 1
+            self.note("set the clock")
             self.clock.set(self.rng.choice((-AWAY_S, -1.0, 0.0, 1.0, AWAY_S)))
 
     # -- the run
