@@ -35,6 +35,8 @@ class Process:
         self.leaves = False
         """It may close its connections."""
         self._stopped_s = self._stopped_at_s = self._went_on_at_s = 0.0
+        self.last_stop_s = 0.0
+        """For how long it was stopped last."""
         self._waiting: list[tuple[contextvars.Context, Callable[[], object]]] | None = None
         """What is to be done when it goes on, while it is stopped."""
         self.context = contextvars.copy_context()
@@ -70,7 +72,8 @@ class Process:
         """SIGCONT."""
         if self._waiting is not None:
             self._went_on_at_s = loop.time()
-            self._stopped_s += self._went_on_at_s - self._stopped_at_s
+            self.last_stop_s = self._went_on_at_s - self._stopped_at_s
+            self._stopped_s += self.last_stop_s
         waiting, self._waiting = self._waiting or [], None
         for context, callback in waiting:
             loop.call_soon(callback, context=context)

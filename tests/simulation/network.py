@@ -135,6 +135,8 @@ class Transport(asyncio.Transport):
         self._last_s = 0.0
         self._context = contextvars.copy_context()
         self.watch: Watch | None = None
+        self.breaks = False
+        """It is reset in the middle of what is written next."""
         loop.call_soon(protocol.connection_made, self)
         loop.call_soon(self._read)
 
@@ -199,13 +201,18 @@ class Transport(asyncio.Transport):
         if self.watch is not None:
             self.watch.wrote(data)
         rng = self._loop.rng
+        if self.breaks:
+            data = data[: rng.randrange(len(data))]
         self._unsent += len(data)
         start = 0
         while start < len(data):
             end = start + rng.choice((1, 7, 500, PIECE_BYTES, PIECE_BYTES, PIECE_BYTES))
             self._deliver(data[start:end])
             start = end
-        if self._unsent > self._high and not self._is_paused:
+        if self.breaks:
+            self.breaks = False
+            self._loop.happen(self._last_s - self._loop.time(), self.reset, NOBODY)
+        elif self._unsent > self._high and not self._is_paused:
             self._is_paused = True
             self._protocol.pause_writing()
 

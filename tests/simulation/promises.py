@@ -28,7 +28,7 @@ LOOKS: Final = 50
 LATE_S: Final = 0.1
 """A server that looks so late at the time reads first what has come meanwhile."""
 KEEP_ALIVE_S: Final = 15.0
-"""A client gives a connection up after as much time of its own without an answer."""
+"""After as much time of its own a client asks whether the server is there, and waits as long."""
 ANSWER_S: Final = 600.0
 """When nothing fails, each request has its answer, and each message is delivered in this time."""
 _DELIVERY: Final = re.compile(rb"\S+ ok (\S+) event=\S+?(?:,retry=(\d+)(?:,\S*)?)? ")
@@ -119,6 +119,8 @@ class Judge:
         self.deliveries = 0
         self.ordered = set[bytes]()
         """Queues in order by key."""
+        self.noticed: dict[tuple[bytes, int, int], float] = {}
+        """When the first message of a queue came early, since the clock was set."""
         self.quiet_s = inf
         """When nothing fails any more."""
         self.transactions: list[Transaction] = []
@@ -229,19 +231,26 @@ class Judge:
                     self.violate(f"{what}: a later one with its priority and key came before it")
                 newest[sequence] = max(number, newest.get(sequence, 0))
             return
-        due_s, is_set = message.due_s, clock.sets > message.sets
-        if message.life < self.life or (message.is_dated and is_set):
-            due_s = message.due_wall_s - clock.ahead_s
+        is_set = message.is_dated and clock.sets > message.sets
+        due_s, late_s = message.due_s, message.late_s
+        if is_set or message.life < self.life:
+            due_s = late_s = message.due_wall_s - clock.ahead_s
         if self.now_s > max(due_s, self.quiet_s) + ANSWER_S:
             self.violate(f"{what}: comes {self.now_s - due_s:.0f} s late")
-        if message.life < self.life or (is_set and message.is_dated):
+        if message.life < self.life:
             return
-        if self.now_s < due_s - self.clock_s:
+        if is_set and self.now_s >= message.due_s - self.clock_s:
+            return  # Nobody knows whether it was noticed that the clock was set.
+        if is_set:
+            self.noticed.setdefault((consumer.queue, self.life, clock.sets), self.now_s)
+        elif self.now_s < due_s - self.clock_s:
             self.violate(f"{what}: comes {due_s - self.now_s:.3f} s early")
-        sequence = ("due", message.is_dated and is_set, *rank)
-        if message.late_s + self.clock_s < newest.get(sequence, 0):
+        noticed_s = self.noticed.get((consumer.queue, self.life, clock.sets), 0.0)
+        sequence = ("due", noticed_s, *rank)
+        if late_s + self.clock_s < newest.get(sequence, -inf):
             self.violate(f"{what}: one that is due later came before it")
-        newest[sequence] = max(due_s, newest.get(sequence, 0))
+        if due_s > noticed_s:
+            newest[sequence] = max(due_s, newest.get(sequence, -inf))
 
     def _comes_again(self, consumer: Consumer, place: Place, retry: int, what: str) -> None:
         is_later = place.life < self.life
@@ -393,6 +402,7 @@ class Wire:
             message.due_s = clock.monotonic_s + float(flags[b"delay"])
         elif b"at" in flags:
             message.due_s, message.is_dated = float(flags[b"at"]) - clock.ahead_s, True
+            message.late_s = message.due_s
         if message.due_s < clock.monotonic_s + TURN_S:
             # It has no delay, if that is so when it is handled.
             message.is_certain = message.due_s < clock.monotonic_s - judge.clock_s
@@ -491,7 +501,8 @@ class Wire:
         if word == b"error":
             message.is_refused = True
         elif asked is not None and message.is_certain:
-            message.late_s = message.due_s + judge.now_s - asked[1]
+            if not message.is_dated:
+                message.late_s = message.due_s + judge.now_s - asked[1]
             judge.written(asked[0])
 
 
@@ -528,8 +539,10 @@ class ClientEnd:
         server = other.process
         if other.is_closing() or server is None or server.dead:
             return
-        waited_s = self._own_s - self._heard_s
-        if waited_s < KEEP_ALIVE_S:
+        waited_s, runs_s = self._own_s - self._heard_s, process.runs_for_s(self._judge.now_s)
+        if process.last_stop_s > 2.5 * KEEP_ALIVE_S:
+            waited_s = min(waited_s, runs_s + KEEP_ALIVE_S)  # It asks anew.
+        if waited_s < 2 * KEEP_ALIVE_S:
             self._judge.violate(f"{process.name} leaves, and has waited for {waited_s:.3f} s")
         if server.runs_for_s(self._judge.now_s) > 3 * KEEP_ALIVE_S:
             self._judge.violate(f"{process.name} leaves a server that was never away")

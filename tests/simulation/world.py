@@ -38,6 +38,7 @@ from tests.simulation.loop import (
 from tests.simulation.network import LATENCY_S, Network
 from tests.simulation.promises import Judge
 
+HURRIED_S = 0.001
 STEPS_S = 0.0, 0.0, 1e-5, 1e-3
 """Of the time that work takes."""
 WALL_S = 1_790_000_000.0
@@ -68,6 +69,8 @@ BURSTER = PUBLISHERS + 2
 BURSTS = 20, 500
 BURST_S, PAUSE_S = 20.0, 150.0
 """What is published at once is due in this time. Between two bursts."""
+STOPPED = 3
+"""So many processes may be stopped at the same time."""
 TOGETHER = 3
 """Messages of a transaction."""
 ALL = 1_000_000
@@ -178,6 +181,8 @@ class World:
         self.priorities = rng.choice((None, None, range(3)))
         self.keys = rng.choice((None, None, "abc"))
         self.ack_timeout_s = rng.choice((None, None, 20.0))
+        self.is_hurried = rng.random() < 0.3
+        """Turns are short, and end in the middle of whatever is done."""
         self.memory_bytes = rng.choice((4096, 2**29))
 
     def __str__(self) -> str:
@@ -195,6 +200,10 @@ class World:
     def install(self) -> None:
         """Replace more, before the product is imported."""
         self.disk.install()
+        from mqks.server import running
+
+        if self.is_hurried:
+            vars(running)["CHUNK_S"] = HURRIED_S
 
     # -- processes
 
@@ -397,8 +406,7 @@ class World:
             self.kill_consumers(consumers),
             self.fill_disk(),
             self.cut_connections(),
-            self.stop_processes(consumers, *others),
-            self.stop_processes(consumers, *others),
+            *(self.stop_processes(consumers, *others) for _ in range(STOPPED)),
             self.set_clock(),
         ]
 
@@ -437,7 +445,11 @@ class World:
             if self.network.transports:
                 self.cuts += 1
                 self.note("cut")
-                self.rng.choice(self.network.transports).reset()
+                transport = self.rng.choice(self.network.transports)
+                if self.rng.random() < 0.5:
+                    transport.reset()
+                else:
+                    transport.breaks = True
 
     async def stop_processes(self, *processes: Sequence[Process]) -> None:
         while self.has_faults:
@@ -526,7 +538,7 @@ class World:
 
     async def set_up(self) -> None:
         async with mqks().connect(self.url) as client:
-            await client.subscribe(LOG, EVENTS)
+            await client.subscribe(LOG, [*EVENTS, "burst"])
             if self.keys:
                 await client.set_queue("q", ordered="key")
 
