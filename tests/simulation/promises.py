@@ -28,7 +28,7 @@ LOOKS: Final = 50
 LATE_S: Final = 0.1
 """A server that looks so late at the time reads first what has come meanwhile."""
 KEEP_ALIVE_S: Final = 15.0
-"""After as much time of its own a client asks whether the server is there, and waits as long."""
+"""A client gives up when it has asked, and has waited as much of its own time."""
 ANSWER_S: Final = 600.0
 """When nothing fails, each request has its answer, and each message is delivered in this time."""
 _DELIVERY: Final = re.compile(rb"\S+ ok (\S+) event=\S+?(?:,retry=(\d+)(?:,\S*)?)? ")
@@ -541,8 +541,8 @@ class ClientEnd:
             return
         waited_s, runs_s = self._own_s - self._heard_s, process.runs_for_s(self._judge.now_s)
         if process.last_stop_s > 2.5 * KEEP_ALIVE_S:
-            waited_s = min(waited_s, runs_s + KEEP_ALIVE_S)  # It asks anew.
-        if waited_s < 2 * KEEP_ALIVE_S:
+            waited_s = min(waited_s, runs_s)  # It asks anew.
+        if waited_s < KEEP_ALIVE_S:
             self._judge.violate(f"{process.name} leaves, and has waited for {waited_s:.3f} s")
         if server.runs_for_s(self._judge.now_s) > 3 * KEEP_ALIVE_S:
             self._judge.violate(f"{process.name} leaves a server that was never away")

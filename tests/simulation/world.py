@@ -69,8 +69,8 @@ BURSTER = PUBLISHERS + 2
 BURSTS = 20, 500
 BURST_S, PAUSE_S = 20.0, 150.0
 """What is published at once is due in this time. Between two bursts."""
-STOPPED = 3
-"""So many processes may be stopped at the same time."""
+STOPPED, STOPS_S = 3, (5, 20, 60)
+"""So many processes may be stopped at the same time, and for how long, about."""
 TOGETHER = 3
 """Messages of a transaction."""
 ALL = 1_000_000
@@ -458,7 +458,7 @@ class World:
             self.stops += 1
             self.note("stop", process.name)
             process.stop()
-            await asyncio.sleep(self.rng.expovariate(1 / 20))
+            await asyncio.sleep(self.rng.expovariate(1 / self.rng.choice(STOPS_S)))
             process.go_on(asyncio.get_running_loop())
 
     def servers(self) -> list[Process]:
