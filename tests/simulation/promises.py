@@ -56,10 +56,12 @@ class Message:
     rank: tuple[bytes, bytes]
     """Priority and key: the order among those with the same ones is known."""
     due_s: float = 0.0
-    """It is due then, or up to `late_s` later; 0 without a delay."""
-    late_s: float = inf
+    """When it is due, if it was handled at once; 0 without a delay."""
+    asked_s: float = 0.0
+    handled_s: float = inf
+    """Between these times it was."""
     due_wall_s: float = 0.0
-    """The same by the wall clock, which counts after a restart."""
+    """When it is due by the wall clock, which counts after a restart."""
     sets: int = 0
     """How often the clock was set before it was published."""
     is_dated: bool = False
@@ -232,9 +234,12 @@ class Judge:
                 newest[sequence] = max(number, newest.get(sequence, 0))
             return
         is_set = message.is_dated and clock.sets > message.sets
-        due_s, late_s = message.due_s, message.late_s
+        due_s = message.due_s
         if is_set or message.life < self.life:
-            due_s = late_s = message.due_wall_s - clock.ahead_s
+            due_s = message.due_wall_s - clock.ahead_s
+        late_s = due_s + message.handled_s - message.asked_s
+        if message.is_dated:
+            late_s = max(due_s, message.handled_s)
         if self.now_s > max(due_s, self.quiet_s) + ANSWER_S:
             self.violate(f"{what}: comes {self.now_s - due_s:.0f} s late")
         if message.life < self.life:
@@ -398,11 +403,11 @@ class Wire:
             return
         rank = flags.get(b"priority", b"0"), flags.get(b"key", b"")
         message = Message(id_, self, judge.life, rank, sets=clock.sets, index=index)
+        message.asked_s = clock.monotonic_s
         if b"delay" in flags:
             message.due_s = clock.monotonic_s + float(flags[b"delay"])
         elif b"at" in flags:
             message.due_s, message.is_dated = float(flags[b"at"]) - clock.ahead_s, True
-            message.late_s = message.due_s
         if message.due_s < clock.monotonic_s + TURN_S:
             # It has no delay, if that is so when it is handled.
             message.is_certain = message.due_s < clock.monotonic_s - judge.clock_s
@@ -501,8 +506,7 @@ class Wire:
         if word == b"error":
             message.is_refused = True
         elif asked is not None and message.is_certain:
-            if not message.is_dated:
-                message.late_s = message.due_s + judge.now_s - asked[1]
+            message.handled_s = judge.now_s
             judge.written(asked[0])
 
 
