@@ -36,6 +36,7 @@ class Place:
 class WithStandby(World):
     url = ",".join(f"mqks://127.0.0.1:{PORT + number}" for number in range(SERVERS))
     queues = ("q",)
+    kinds = (*World.kinds[:-3], "hand_over", "break_database")
 
     def install(self) -> None:
         import psycopg
@@ -170,6 +171,15 @@ class WithStandby(World):
     # -- players
 
     def others(self) -> list[Process]:
+        return []
+
+    def watch(self) -> None:
+        """What two servers tell has no order."""
+
+    async def set_up(self) -> None:
+        """Queues are plain."""
+
+    def visitors(self) -> list[Coroutine[Any, Any, None]]:
         return []
 
     async def outlive_full_disk(self) -> None:

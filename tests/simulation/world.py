@@ -155,6 +155,13 @@ class World:
 
     url = URL
     queues: Sequence[str] = (*BINDINGS,)
+    clients = PUBLISHERS
+    """So many publish."""
+    kinds: Sequence[str] = (
+        *("kill_servers", "kill_consumers", "fill_disk", "cut_connections", "stop_processes"),
+        *("set_clock", "look", "haste", "burst"),
+    )
+    """Methods that may be left out: faults, and visitors."""
 
     def __init__(self, seed: int, directory: Path, messages: int = MESSAGES) -> None:
         self.seed = seed
@@ -479,11 +486,11 @@ class World:
         self.network.install(loop)
         threads.install(loop, self.network)
         self.judge = Judge(loop)
-        self.network.watch = partial(self.judge.watch, PORT)
+        self.watch()
         await self.serve()
         await self.set_up()
         consumers = [Process(f"consumer {number}") for number in range(CONSUMERS)]
-        publishers = [Process(f"publisher {number}") for number in range(PUBLISHERS)]
+        publishers = [Process(f"publisher {number}") for number in range(self.clients)]
         for number, each in enumerate(consumers):
             each.spawn(self.consume(number))
         others = self.others()
@@ -535,6 +542,9 @@ class World:
                 if self.clock.monotonic_s > deadline_s:
                     raise Violation("the disk has room, and messages are refused")
                 await asyncio.sleep(1)
+
+    def watch(self) -> None:
+        self.network.watch = partial(self.judge.watch, PORT)
 
     async def set_up(self) -> None:
         async with mqks().connect(self.url) as client:
@@ -602,6 +612,10 @@ def mqks() -> Any:
     return mqks
 
 
+async def nothing(*_: Any) -> None:
+    """In place of what is left out."""
+
+
 class Result(NamedTuple):
     """`events`: the hash of all that was seen; `passed_s`: simulated seconds."""
 
@@ -611,10 +625,19 @@ class Result(NamedTuple):
     world: World
 
 
-def run(seed: int, messages: int = MESSAGES, kind: type[World] = World) -> Result:
+def run(
+    seed: int,
+    messages: int = MESSAGES,
+    kind: type[World] = World,
+    clients: int = 0,
+    without: Sequence[str] = (),
+) -> Result:
     """Raises Violation, or what the product raised, after it has told the last events."""
     directory = Path(tempfile.mkdtemp(prefix="mqks-simulation-"))
     world = kind(seed, directory, messages)
+    world.clients = clients or kind.clients
+    for name in without:
+        setattr(world, name, nothing)
     install(world.clock, world.network, seed)
     world.install()
     from mqks import log
