@@ -406,6 +406,25 @@ def test_on_a_full_disk_only_what_is_durable_is_confirmed(small_disk: Path) -> N
         assert [each.message for each in drained(server, b"q", b"e")] == [b"m1"]
 
 
+def test_on_a_full_disk_no_transaction_is_confirmed(small_disk: Path) -> None:
+    """Not even the one that finds it full."""
+    filler, confirmed = small_disk / "filler", list[bytes]()
+    flags = ("--disk-free-bytes-min", "0")
+    with ServerProcess(small_disk / "mqks.db", *flags) as server:
+        with LineClient(server.address) as client:
+            subscribed(client, b"q", b"e")
+            fill(filler)
+            for number in itertools.count():
+                client.send(b"b begin\nm%d publish e %b\n" % (number, b"x" * 64 * KIB))
+                if ERROR.fullmatch(client.ask(b"c commit --confirm")):
+                    break
+                confirmed.append(b"m%d" % number)
+        server.kill()
+    filler.unlink()
+    with ServerProcess(small_disk / "mqks.db", *flags) as server:
+        assert [each.message for each in drained(server, b"q", b"e")] == confirmed
+
+
 @pytest.mark.parametrize(
     "drop", ["purge --confirm q", "purge --confirm q --id=m1", "trim --confirm q 9"]
 )

@@ -271,6 +271,19 @@ def test_a_fault_has_one_place(fault: faults.Fault) -> None:
 
 @pytest.mark.slow
 @patches_modules
+def test_a_plan_that_fails_is_made_smaller(tmp_path: Path) -> None:
+    (fault,) = (each for each in faults.FAULTS if each.name == "crash-not-counted")
+    fault.copy_into(tmp_path)
+    told = faults.played(f"{tmp_path}", "1", "3", "--lives", "--shrink")
+    assert told.returncode == 1, told.stderr
+    kind, *_, smallest = told.stdout.splitlines()
+    assert smallest == "python -m tests.simulation 1 1 --lives --without=stop_and_go_on"
+    again = faults.played(f"{tmp_path}", *smallest.split()[3:])
+    assert again.stderr.splitlines()[-1].startswith(kind.partition("…")[0])
+
+
+@pytest.mark.slow
+@patches_modules
 @pytest.mark.parametrize("name", ["ack-not-written", "loss-not-counted", "crash-not-counted"])
 def test_it_finds_what_is_put_into_a_copy(name: str) -> None:
     (fault,) = (each for each in faults.FAULTS if each.name == name)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.loop import Violation
+from tests.simulation.loop import PROCESS, Violation
 from tests.simulation.threads import Thread
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 THREADS = 2
 BATCH = 5
+ROUND = 5
+"""Messages until the client is closed, and another one opened."""
 CALM = 40
 """Messages of each thread when nothing fails."""
 STEP_S, TOGETHER_S = 0.2, 0.004
@@ -36,31 +38,33 @@ def publish(world: "World", number: int) -> None:
     import mqks
 
     def some(own: int) -> None:
-        each = own
-        while each < world.messages:
-            delay_s = world.rng.choice((None, None, 5.0, 600.0))
-            terms: dict[str, Any] = {"once": True, "delay_s": delay_s, "timeout_s": 1e6}
+        for each in range(first + own, min(first + ROUND, world.messages), THREADS):
+            terms: dict[str, Any] = {"once": True, **world.terms()}
             names = [f"{number}-{each}"]
             if world.rng.random() < 0.2:
                 names = [f"{number}-{each}-{part}" for part in range(1, BATCH + 1)]
             while True:
                 try:
                     if len(names) > 1:
-                        many = [("e", name) for name in names]
-                        client.publish_many(many, id_prefix=f"{number}-{each}", **terms)
+                        many = [("e", world.text(name)) for name in names]
+                        how = {"id_prefix": f"{number}-{each}", "timeout_s": 1e6}
+                        client.publish_many(many, **how, **terms)
                     else:
-                        client.publish("e", names[0], id=names[0], confirm=True, **terms)
+                        how = {"id": names[0], "confirm": True, "timeout_s": 1e6}
+                        client.publish("e", world.text(names[0]), **how, **terms)
                     break
                 except mqks.RequestFailed as error:  # There was no room for it.
                     world.note("refused", error)
                     time.sleep(world.rng.expovariate(1 / 2))
-            world.confirmed.update(names)
-            world.note("confirmed", *names)
+            world.has_confirmed("e", *names, **terms)
             time.sleep(world.rng.expovariate(THREADS / 20))
-            each += THREADS
 
-    with mqks.blocking.connect(world.url) as client:
-        together(*[partial(some, own) for own in range(THREADS)])
+    process, options = PROCESS.get(), mqks.Options(connect_timeout_s=1e6)
+    for first in range(0, world.messages, ROUND):
+        process.leaves = False
+        with mqks.blocking.connect(world.url, options) as client:
+            together(*[partial(some, own) for own in range(THREADS)])
+            process.leaves = True
 
 
 def consume(world: "World", number: int) -> None:
@@ -80,19 +84,19 @@ def consume(world: "World", number: int) -> None:
 
     def handle(batch: list[Any]) -> None:
         for message in batch:
-            world.note("got", number, message.text, message.retry)
+            world.note("got", number, message.id, message.retry)
         if world.rng.random() < 0.1:
             for message in batch:
                 message.reject()
             return
         time.sleep(world.rng.expovariate(1 / 0.5))
         messages.ack(batch)
-        world.acked["q"].update(message.text for message in batch)
+        world.acked["q"].update(message.id for message in batch)
 
     options = mqks.Options(connect_timeout_s=1e6)
     with (
         mqks.blocking.connect(world.url, options) as client,
-        client.consume("q", world.names) as messages,
+        client.consume("q", world.names, ack_timeout_s=world.ack_timeout_s) as messages,
     ):
         kind = (each, batches)[number % 2]
         together(*[partial(kind, messages)] * THREADS)

@@ -45,29 +45,37 @@ class Fault(NamedTuple):
         path = package / self.file
         path.write_text(path.read_text().replace(self.old, self.new))
 
+    def copy_into(self, directory: Path) -> None:
+        """A product with this fault, and what plays it."""
+        for each in ("mqks", "tests", "migrations"):
+            shutil.copytree(ROOT / each, directory / each)
+        self.put_into(directory / "mqks")
+
     def found(self) -> tuple[int, str] | None:
         """The first seed that finds it, and how: an import that fails finds nothing."""
         with tempfile.TemporaryDirectory() as made:
-            directory = Path(made)
-            for each in ("mqks", "tests", "migrations"):
-                shutil.copytree(ROOT / each, directory / each)
-            self.put_into(directory / "mqks")
+            self.copy_into(Path(made))
             for seed in range(1, SEEDS + 1):
                 try:
-                    done = subprocess.run(
-                        [sys.executable, "-m", "tests.simulation", str(seed), *self.plays.split()],
-                        cwd=directory,
-                        env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": made},
-                        capture_output=True,
-                        text=True,
-                        timeout=SEED_S,
-                        check=False,
-                    )
+                    done = played(made, str(seed), *self.plays.split())
                 except subprocess.TimeoutExpired:
                     return seed, f"no end in {SEED_S} s"
                 if done.returncode:
                     return seed, (done.stderr.strip().splitlines() or ["?"])[-1]
         return None
+
+
+def played(directory: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m tests.simulation` with the product there."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *arguments],
+        cwd=directory,
+        env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": directory},
+        capture_output=True,
+        text=True,
+        timeout=SEED_S,
+        check=False,
+    )
 
 
 FAULTS: Final = (

@@ -84,6 +84,9 @@ class SimulatedServers:
 class Lives(World):
     """`messages` is the number of lives."""
 
+    clients = 0
+    kinds = ("stop_and_go_on",)
+
     def __init__(self, seed: int, directory: Path, messages: int) -> None:
         super().__init__(seed, directory, messages)
         self.chaos: Chaos
@@ -103,8 +106,7 @@ class Lives(World):
         playing = clients.spawn(self.play())
         await servers.listens.wait()
         stopping = asyncio.ensure_future(self.stop_and_go_on(servers.host, clients))
-        await asyncio.wait([playing, stopping], return_when=asyncio.FIRST_COMPLETED)
-        self.has_faults = False
+        await asyncio.wait([playing, stopping], return_when=asyncio.FIRST_EXCEPTION)
         playing.result()
 
     async def play(self) -> None:
@@ -113,6 +115,7 @@ class Lives(World):
             self.remember()
         await self.chaos.end(self.messages)
         self.remember()
+        self.has_faults = False
 
     def remember(self) -> None:
         """What passed in the latest life."""
@@ -122,7 +125,7 @@ class Lives(World):
         self.note("life", self.chaos.figures.lives, dict(self.chaos.figures.counts))
 
     async def stop_and_go_on(self, host: Host, clients: Process) -> None:
-        while True:
+        while self.has_faults:
             await asyncio.sleep(self.rng.expovariate(1 / STOPS_S))
             process = self.rng.choice((host.process, clients))
             self.stops += 1

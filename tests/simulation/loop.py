@@ -32,10 +32,24 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self.dead = False
+        self.leaves = False
+        """It may close its connections."""
+        self._stopped_s = self._stopped_at_s = self._went_on_at_s = 0.0
+        self.last_stop_s = 0.0
+        """For how long it was stopped last."""
         self._waiting: list[tuple[contextvars.Context, Callable[[], object]]] | None = None
         """What is to be done when it goes on, while it is stopped."""
         self.context = contextvars.copy_context()
         self.context.run(PROCESS.set, self)
+
+    def stopped_s(self, now_s: float) -> float:
+        """For how long it was stopped, all in all."""
+        running_s = 0.0 if self._waiting is None else now_s - self._stopped_at_s
+        return self._stopped_s + running_s
+
+    def runs_for_s(self, now_s: float) -> float:
+        """Since it was stopped last; 0 while it is."""
+        return now_s - self._went_on_at_s if self._waiting is None else 0.0
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, context=self.context)
@@ -52,9 +66,14 @@ class Process:
         """SIGSTOP."""
         if self._waiting is None:
             self._waiting = []
+            self._stopped_at_s = asyncio.get_running_loop().time()
 
     def go_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """SIGCONT."""
+        if self._waiting is not None:
+            self._went_on_at_s = loop.time()
+            self.last_stop_s = self._went_on_at_s - self._stopped_at_s
+            self._stopped_s += self.last_stop_s
         waiting, self._waiting = self._waiting or [], None
         for context, callback in waiting:
             loop.call_soon(callback, context=context)
@@ -117,7 +136,10 @@ class Clock:
         self.monotonic_s = 1000.0
         self.step_s = 0.0
         """Passes whenever somebody looks, as if work took time: else no turn ends early."""
-        self._ahead_s = self._right_s = wall_s - self.monotonic_s
+        self.ahead_s = self._right_s = wall_s - self.monotonic_s
+        """The wall clock is ahead of the monotonic one."""
+        self.sets = 0
+        """How often it was set."""
 
     def monotonic(self) -> float:
         self.monotonic_s += self.step_s
@@ -125,10 +147,11 @@ class Clock:
 
     def set(self, wrong_s: float) -> None:
         """Set the wall clock, to be wrong by so much."""
-        self._ahead_s = self._right_s + wrong_s
+        self.ahead_s = self._right_s + wrong_s
+        self.sets += 1
 
     def wall(self) -> float:
-        return self.monotonic_s + self._ahead_s
+        return self.monotonic_s + self.ahead_s
 
 
 class _Selector:

@@ -11,12 +11,27 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from tests.simulation.loop import NOBODY, PROCESS, Process, SimulatedLoop, run_into
 
 LATENCY_S = 0.001
 PIECE_BYTES = 64 * 1024
+
+
+class Watch(Protocol):
+    """Of one end of a connection."""
+
+    def arrived(self, data: bytes) -> None:
+        """It was not read yet."""
+
+    def read(self, data: bytes) -> None: ...
+    def wrote(self, data: bytes) -> None: ...
+    def leaves(self) -> None:
+        """This end closes the connection, which the other end has not."""
+
+    def ended(self) -> None:
+        """Nothing more is read, or written."""
 
 
 class SimulatedSocket:
@@ -109,7 +124,7 @@ class Transport(asyncio.Transport):
         super().__init__({"socket": sock, "peername": sock.peer, "sockname": sock.name})
         self._loop, self._sock, self._protocol = loop, sock, protocol
         sock.transport = self
-        self._inbox = sock.pending
+        self.inbox = sock.pending
         """What has arrived; None is the end."""
         self._reads = True
         self._is_reading_scheduled = False
@@ -119,6 +134,9 @@ class Transport(asyncio.Transport):
         self._closing = self._lost = self._ended = False
         self._last_s = 0.0
         self._context = contextvars.copy_context()
+        self.watch: Watch | None = None
+        self.breaks = False
+        """It is reset in the middle of what is written next."""
         loop.call_soon(protocol.connection_made, self)
         loop.call_soon(self._read)
 
@@ -126,20 +144,23 @@ class Transport(asyncio.Transport):
 
     def _arrive(self, data: bytes | None) -> None:
         if not self._lost:
-            self._inbox.append(data)
+            self.inbox.append(data)
+            if data and self.watch is not None:
+                self.watch.arrived(data)
             self._schedule()
 
     def _schedule(self) -> None:
-        if self._reads and self._inbox and not self._is_reading_scheduled:
+        if self._reads and self.inbox and not self._is_reading_scheduled:
             self._is_reading_scheduled = True
             self._loop.happen(0, self._read, self._context)
 
     def _read(self) -> None:
         self._is_reading_scheduled = False
-        if not (self._reads and self._inbox) or self._lost or self._closing:
+        if not (self._reads and self.inbox) or self._lost or self._closing:
             return
-        data = self._inbox.popleft()
+        data = self.inbox.popleft()
         if data is None:
+            self._ends()
             if not self._protocol.eof_received():
                 self.close()
         elif isinstance(self._protocol, asyncio.BufferedProtocol):
@@ -147,18 +168,19 @@ class Transport(asyncio.Transport):
             size = min(len(buffer), len(data))
             buffer[:size] = data[:size]
             if size < len(data):
-                self._inbox.appendleft(data[size:])
-            self._took(size)
+                self.inbox.appendleft(data[size:])
+            self._took(data[:size])
             self._protocol.buffer_updated(size)
         else:
-            self._took(len(data))
+            self._took(data)
             self._protocol.data_received(data)
         self._schedule()
 
-    def _took(self, size: int) -> None:
-        other = self._sock.other.transport
-        if other is not None:
-            self._loop.happen(0, lambda: other._sent(size), other._context)
+    def _took(self, data: bytes) -> None:
+        if self.watch is not None:
+            self.watch.read(data)
+        if (other := self.other) is not None:
+            self._loop.happen(0, lambda: other._sent(len(data)), other._context)
 
     def pause_reading(self) -> None:
         self._reads = False
@@ -176,14 +198,21 @@ class Transport(asyncio.Transport):
         data = bytes(data)
         if self._lost or self._ended or not data:
             return
+        if self.watch is not None:
+            self.watch.wrote(data)
         rng = self._loop.rng
+        if self.breaks:
+            data = data[: rng.randrange(len(data))]
         self._unsent += len(data)
         start = 0
         while start < len(data):
             end = start + rng.choice((1, 7, 500, PIECE_BYTES, PIECE_BYTES, PIECE_BYTES))
             self._deliver(data[start:end])
             start = end
-        if self._unsent > self._high and not self._is_paused:
+        if self.breaks:
+            self.breaks = False
+            self._loop.happen(self._last_s - self._loop.time(), self.reset, NOBODY)
+        elif self._unsent > self._high and not self._is_paused:
             self._is_paused = True
             self._protocol.pause_writing()
 
@@ -228,11 +257,14 @@ class Transport(asyncio.Transport):
 
     def close(self) -> None:
         if not self._closing:
+            self._leaves()
             self._closing = True
             self.write_eof()
             self._loop.call_soon(self._lose, None)
 
     def abort(self) -> None:
+        if not self._closing:
+            self._leaves()
         self._closing = True
         if self._sock.resets:
             self._ended = True
@@ -241,22 +273,30 @@ class Transport(asyncio.Transport):
             self.write_eof()
         self._loop.call_soon(self._lose, None)
 
+    def _leaves(self) -> None:
+        if self.watch is not None:
+            self.watch.leaves()
+
+    def _ends(self) -> None:
+        if self.watch is not None:
+            self.watch.ended()
+
     def _reset_other(self) -> None:
         """What is still on its way is lost."""
-        other = self._sock.other.transport
-        if other is not None:
+        if (other := self.other) is not None:
             other.lose_by_reset()
 
     def cut(self) -> None:
         """Its process was killed, or the connection is reset: the other side learns of it."""
         if not self._lost:
             self._lost = self._closing = True
+            self._ends()
             self.write_eof()
             self._sock.close()
 
     def reset(self) -> None:
         """Both sides lose the connection, and what is on its way."""
-        for each in (self, self._sock.other.transport):
+        for each in (self, self.other):
             if each is not None:
                 each.lose_by_reset()
 
@@ -270,9 +310,15 @@ class Transport(asyncio.Transport):
     def process(self) -> Process | None:
         return self._context.get(PROCESS)
 
+    @property
+    def other(self) -> "Transport | None":
+        """The other end, if it is connected."""
+        return self._sock.other.transport
+
     def _lose(self, error: Exception | None) -> None:
         if not self._lost:
             self._lost = True
+            self._ends()
             self._sock.close()
             self._protocol.connection_lost(error)
 
@@ -283,6 +329,8 @@ class Network:
         self._port = 30000
         self._dialled: dict[int, SimulatedSocket] = {}
         self.transports: list[Transport] = []
+        self.watch: Callable[[Transport], Watch | None] = lambda transport: None
+        """What watches an end of a connection."""
 
     def create_server(self, address: Any, **options: Any) -> Listener:
         port = address[1]
@@ -308,6 +356,14 @@ class Network:
 
     def tidy(self) -> None:
         self.transports = [each for each in self.transports if not each.is_closing()]
+
+    def connected(self, transport: Transport) -> Transport:
+        self.transports.append(transport)
+        transport.watch = watch = self.watch(transport)
+        if watch is not None:
+            for data in filter(None, transport.inbox):
+                watch.arrived(data)
+        return transport
 
     def dial(self, to: tuple[str, int]) -> SimulatedSocket:
         listener = self.listeners.get(to[1])
@@ -357,8 +413,7 @@ class Network:
             factory: Callable[[], Any], sock: SimulatedSocket
         ) -> tuple[Any, Any]:
             protocol = factory()
-            transport = Transport(loop, sock, protocol)
-            self.transports.append(transport)
+            transport = self.connected(Transport(loop, sock, protocol))
             await asyncio.sleep(0)
             return transport, protocol
 

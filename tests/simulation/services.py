@@ -39,15 +39,15 @@ async def serve(world: "World") -> None:
     rng = world.rng
 
     def begin(message: Any, where: str) -> None:
-        world.note("got", where, message.text, message.retry)
+        world.note("got", where, message.id, message.retry)
         if rng.random() < FAILS:
-            raise Failed(message.text)
+            raise Failed(message.id)
 
     @app.consumer("s", world.names, concurrency=CONCURRENCY)
     async def in_loop(message: Any) -> None:
         begin(message, "service")
         await asyncio.sleep(rng.expovariate(1 / 0.5))
-        world.acked["s"][message.text] += 1
+        world.acked["s"][message.id] += 1
 
     @app.consumer("s", world.names, concurrency=CONCURRENCY)
     def in_thread(message: Any) -> None:
@@ -55,7 +55,7 @@ async def serve(world: "World") -> None:
         time.sleep(rng.expovariate(1 / 0.5))
         if rng.random() < ACKS:
             message.ack()
-        world.acked["s"][message.text] += 1
+        world.acked["s"][message.id] += 1
 
     await app.serve(anyio.Event())
 
@@ -101,16 +101,17 @@ class Endpoint(asyncio.Protocol):
         length = re.search(rb"\r\ncontent-length: (\d+)", head)
         if end and length and len(body) == int(length[1]):
             rng = self._world.rng
-            self._world.note("posted", body.decode())
+            name = body.decode().partition(" ")[0]
+            self._world.note("posted", name)
             asyncio.get_running_loop().call_later(
-                rng.expovariate(1 / 0.5), self._answer, rng.choice(ANSWERS), body.decode()
+                rng.expovariate(1 / 0.5), self._answer, rng.choice(ANSWERS), name
             )
 
-    def _answer(self, answer: str, text: str) -> None:
+    def _answer(self, answer: str, name: str) -> None:
         if answer and not self._transport.is_closing():
             self._transport.write(f"HTTP/1.1 {answer}\r\nContent-Length: 0\r\n\r\n".encode())
             if answer == OK:
-                self._world.acked["p"][text] += 1
+                self._world.acked["p"][name] += 1
         self._transport.close()
 
 

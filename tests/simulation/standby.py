@@ -36,6 +36,7 @@ class Place:
 class WithStandby(World):
     url = ",".join(f"mqks://127.0.0.1:{PORT + number}" for number in range(SERVERS))
     queues = ("q",)
+    kinds = (*World.kinds[:-3], "hand_over", "break_database")
 
     def install(self) -> None:
         import psycopg
@@ -172,6 +173,15 @@ class WithStandby(World):
     def others(self) -> list[Process]:
         return []
 
+    def watch(self) -> None:
+        """What two servers tell has no order."""
+
+    async def set_up(self) -> None:
+        """Queues are plain."""
+
+    def visitors(self) -> list[Coroutine[Any, Any, None]]:
+        return []
+
     async def outlive_full_disk(self) -> None:
         """That of PostgreSQL is its own."""
 
@@ -195,7 +205,7 @@ class WithStandby(World):
                 if took_s > ANSWER_S:
                     self.violated(f"{name} was confirmed after {took_s:.0f} s")
                 self.judge_confirm(name, "publish of", newest, self.server_of(client))
-                self.confirmed.add(name)
+                self.confirmed[name] = "e"
                 self.note("confirmed", name)
                 await asyncio.sleep(self.rng.expovariate(1 / 20))
 

@@ -163,6 +163,9 @@ class Talker:
 class Talk(World):
     """`messages` is the number of lives."""
 
+    clients = TALKERS
+    kinds = ("set_clock",)
+
     def __init__(self, seed: int, directory: Path, messages: int) -> None:
         super().__init__(seed, directory, messages)
         self.talks = self.settled = self.looks = 0
@@ -190,7 +193,7 @@ class Talk(World):
         vars(running)["Broker"] = remembered
         await self.serve()
         loop.happen(LOOKS_S, self.look, NOBODY)
-        processes = [Process(f"talker {number}") for number in range(TALKERS)]
+        processes = [Process(f"talker {number}") for number in range(self.clients)]
         talking = [
             each.spawn(Talker(self, f"t{number}-").run()) for number, each in enumerate(processes)
         ]

@@ -412,8 +412,7 @@ class Connection(Endpoint, asyncio.Protocol):
     def __init__(self, sock: SimulatedSocket) -> None:
         super().__init__()
         self._is_full = False
-        self._transport = Transport(_loop, sock, self)
-        _network.transports.append(self._transport)
+        self._transport = _network.connected(Transport(_loop, sock, self))
 
     def data_received(self, data: bytes) -> None:
         self._received += data

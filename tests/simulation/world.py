@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -27,14 +28,19 @@ from tests.simulation.disk import Disk
 from tests.simulation.host import Started
 from tests.simulation.loop import (
     NOBODY,
+    PROCESS,
     Clock,
     Process,
     SimulatedLoop,
     Violation,
     in_world,
 )
-from tests.simulation.network import Network
+from tests.simulation.network import LATENCY_S, Network
+from tests.simulation.promises import Judge
 
+HURRIED_S = 0.001
+STEPS_S = 0.0, 0.0, 1e-5, 1e-3
+"""Of the time that work takes."""
 WALL_S = 1_790_000_000.0
 CALL_S = 0.001
 """A call of SQLite takes up to so long."""
@@ -52,11 +58,30 @@ restart they go by a wall clock that was set."""
 EVENTS = "e", "pushed"
 PUSHED = range(4)
 """Those that publish the second."""
-QUEUES = "q", "s", "p"
-"""Of the consumers, the service, and `mqks push`."""
+BINDINGS = {"q": EVENTS, "s": EVENTS, "p": ["pushed"], "b": ["burst"]}
+"""Of the queues of the consumers, the service, `mqks push`, and who takes bursts."""
 CALM_S = 60.0
 """What is done when nothing fails takes less."""
 CONTENTS = "ready", "unacked", "scheduled"
+HASTY = PUBLISHERS + 1
+"""Who publishes without confirms."""
+BURSTER = PUBLISHERS + 2
+BURSTS = 20, 500
+BURST_S, PAUSE_S = 20.0, 150.0
+"""What is published at once is due in this time. Between two bursts."""
+STOPPED, STOPS_S = 3, (5, 20, 60)
+"""So many processes may be stopped at the same time, and for how long, about."""
+TOGETHER = 3
+"""Messages of a transaction."""
+ALL = 1_000_000
+NOTICED_S = 5.0
+"""A server notices sooner that there is room again."""
+PADDING = " " + 100_000 * "x"
+"""Of some messages, so that the lists of a log come in several pieces."""
+LOG = "log"
+"""A queue that nobody consumes."""
+LOOK_S = 300.0
+HASTE_S = 15.0
 LAST = 50
 """Events that a failure tells."""
 
@@ -129,7 +154,14 @@ class World:
     """One run: `events` is a hash of all that was seen in it, `last` has the latest of that."""
 
     url = URL
-    queues: Sequence[str] = QUEUES
+    queues: Sequence[str] = (*BINDINGS,)
+    clients = PUBLISHERS
+    """So many publish."""
+    kinds: Sequence[str] = (
+        *("kill_servers", "kill_consumers", "fill_disk", "cut_connections", "stop_processes"),
+        *("set_clock", "look", "haste", "burst"),
+    )
+    """Methods that may be left out: faults, and visitors."""
 
     def __init__(self, seed: int, directory: Path, messages: int = MESSAGES) -> None:
         self.seed = seed
@@ -143,17 +175,28 @@ class World:
         self.events = hashlib.sha256()
         self.last = deque[str](maxlen=LAST)
         self.lives = self.cuts = self.stops = self.sets = 0
-        self.confirmed: set[str] = set()
-        self.acked: dict[str, Counter[str]] = {queue: Counter() for queue in QUEUES}
+        self.confirmed: dict[str, str] = {}
+        """Messages, and their events."""
+        self.logged: set[str] = set()
+        """Those without a delay."""
+        self.acked: dict[str, Counter[str]] = {queue: Counter() for queue in BINDINGS}
         self.has_faults = True
         self.failure: BaseException | None = None
         """What has ended a server."""
+        self.judge: Judge
+        rng = random.Random(f"kind {seed}")
+        self.priorities = rng.choice((None, None, range(3)))
+        self.keys = rng.choice((None, None, "abc"))
+        self.ack_timeout_s = rng.choice((None, None, 20.0))
+        self.is_hurried = rng.random() < 0.3
+        """Turns are short, and end in the middle of whatever is done."""
+        self.memory_bytes = rng.choice((4096, 2**29))
 
     def __str__(self) -> str:
         return (
             f"{self.lives} lives, {self.disk.power_cuts} power cuts, "
             f"{self.disk.failed_syncs} failed syncs, {self.disk.full} times full, "
-            f"{self.cuts} cuts, {self.stops} stops, {self.sets} clocks set"
+            f"{self.cuts} cuts, {self.stops} stops, {self.sets} clocks set, {self.judge}"
         )
 
     def note(self, *what: object) -> None:
@@ -164,6 +207,10 @@ class World:
     def install(self) -> None:
         """Replace more, before the product is imported."""
         self.disk.install()
+        from mqks.server import running
+
+        if self.is_hurried:
+            vars(running)["CHUNK_S"] = HURRIED_S
 
     # -- processes
 
@@ -173,6 +220,8 @@ class World:
         from mqks.settings import Settings
 
         self.lives += 1
+        self.judge.begin_life()
+        self.clock.step_s = self.rng.choice(STEPS_S)
         process, started = Process(f"server {self.lives}"), Started()
         directory = self.disk.serve(partial(self.network.kill, process))
         settings = Settings(
@@ -182,6 +231,7 @@ class World:
             loop_held_s=0,
             ballast_bytes=BALLAST_BYTES,
             disk_free_bytes_min=self.rng.choice((0, BALLAST_BYTES)),
+            memory_bytes=self.memory_bytes,
             text_file_bytes_min=self.rng.choice((0, 0, 1)),
         )
 
@@ -224,26 +274,56 @@ class World:
             return
         async with mqks().connect(self.url) as client:
             for each in range(self.messages):
-                name = f"{number}-{each}"
-                delay_s = self.rng.choice((None, None, 5.0, 600.0))
-                while not await self.accepted(client, name, EVENTS[number in PUSHED], delay_s):
+                names, terms = [f"{number}-{each}"], self.terms()
+                if self.rng.random() < 0.1:
+                    names = [f"{number}-{each}-{part}" for part in range(TOGETHER)]
+                while not await self.accepted(client, EVENTS[number in PUSHED], *names, **terms):
                     await asyncio.sleep(self.rng.expovariate(1 / 2))
                 await asyncio.sleep(self.rng.expovariate(1 / 20))
+            PROCESS.get().leaves = True
 
-    async def accepted(
-        self, client: Any, name: str, event: str, delay_s: float | None = None
-    ) -> bool:
-        """Publish it; whether there was room."""
+    def terms(self) -> dict[str, Any]:
+        """Of a message."""
+        rng = self.rng
+        terms: dict[str, Any] = {}
+        delay_s = rng.choice((None, None, 5.0, 600.0))
+        if delay_s and rng.random() < 0.5:
+            terms["at"] = self.clock.wall() + delay_s
+        elif delay_s:
+            terms["delay_s"] = delay_s
+        if self.priorities:
+            terms["priority"] = rng.choice(self.priorities)
+        if self.keys:
+            terms["key"] = rng.choice(self.keys)
+        return terms
+
+    def text(self, name: str) -> str:
+        """Begins with the name."""
+        return name + PADDING * (self.rng.random() < 0.05)
+
+    async def accepted(self, client: Any, event: str, *names: str, **terms: Any) -> bool:
+        """Publish one message, or several in a transaction; whether there was room."""
+        terms["once"] = True
         try:
-            await client.publish(
-                event, name, id=name, confirm=True, once=True, delay_s=delay_s, timeout_s=1e6
-            )
+            if len(names) > 1:
+                async with client.transaction(timeout_s=1e6) as step:
+                    for name in names:
+                        step.publish(event, self.text(name), id=name, **terms)
+            else:
+                text = self.text(names[0])
+                how = {"id": names[0], "confirm": True, "timeout_s": 1e6}
+                await client.publish(event, text, **how, **terms)
         except mqks().RequestFailed:
-            self.note("refused", name)
+            self.note("refused", *names)
             return False
-        self.confirmed.add(name)
-        self.note("confirmed", name)
+        self.has_confirmed(event, *names, **terms)
         return True
+
+    def has_confirmed(self, event: str, *names: str, **terms: Any) -> None:
+        self.confirmed.update(dict.fromkeys(names, event))
+        self.note("confirmed", *names)
+        if terms.keys().isdisjoint(("at", "delay_s")):
+            self.logged.update(names)
 
     async def consume(self, number: int) -> None:
         if number in BLOCKING[1]:
@@ -252,16 +332,76 @@ class World:
         options = mqks().Options(connect_timeout_s=1e6)
         async with (
             mqks().connect(self.url, options) as client,
-            client.consume("q", EVENTS) as messages,
+            client.consume("q", EVENTS, ack_timeout_s=self.ack_timeout_s) as messages,
         ):
             async for message in messages:
-                self.note("got", number, message.text, message.retry)
+                self.note("got", number, message.id, message.retry)
                 if self.rng.random() < 0.1:
                     message.reject()
                     continue
                 await asyncio.sleep(self.rng.expovariate(1 / 0.5))
                 message.ack()
-                self.acked["q"][message.text] += 1
+                self.acked["q"][message.id] += 1
+
+    async def look(self) -> None:
+        """At the log, where everything stays."""
+        async with mqks().connect(self.url) as client:
+            while self.has_faults:
+                wanted = {*self.logged}
+                found = [row.id for row in await client.peek(LOG, limit=ALL, timeout_s=1e6)]
+                self.note("log", len(found))
+                if (missing := wanted - {*found}) or len(found) > len({*found}):
+                    raise Violation(f"the log has {len(found)}, and not {sorted(missing)[:9]}")
+                await asyncio.sleep(self.rng.expovariate(1 / LOOK_S))
+
+    async def burst(self) -> None:
+        """Publish much that is due at about the same time."""
+        rng = self.rng
+        async with mqks().connect(self.url) as client:
+            for number in count():
+                for part in range(rng.randrange(2, 12)):
+                    prefix, size = f"{BURSTER}-{number}-{part}", rng.choice(BURSTS)
+                    due_s, terms = rng.uniform(1, BURST_S), dict[str, Any]()
+                    terms = {"at": self.clock.wall() + due_s} if rng.random() < 0.5 else {"delay_s": due_s}
+                    many = [("burst", "x")] * size
+                    try:
+                        await client.publish_many(
+                            many, id_prefix=prefix, once=True, timeout_s=1e6, **terms
+                        )
+                    except mqks().PublishFailed:  # There was no room for some.
+                        continue
+                    names = [f"{prefix}-{each}" for each in range(1, size + 1)]
+                    self.has_confirmed("burst", *names, **terms)
+                await asyncio.sleep(rng.expovariate(1 / PAUSE_S))
+                if not self.has_faults:
+                    break
+
+    async def take(self) -> None:
+        """What comes in bursts."""
+        options = mqks().Options(connect_timeout_s=1e6)
+        async with (
+            mqks().connect(self.url, options) as client,
+            client.consume("b", BINDINGS["b"], prefetch=1000) as messages,
+        ):
+            async for message in messages:
+                message.ack()
+                self.acked["b"][message.id] += 1
+
+    async def haste(self) -> None:
+        """Publish without confirms, and be gone."""
+        loop, number = asyncio.get_running_loop(), count()
+        while self.has_faults:
+            await asyncio.sleep(self.rng.expovariate(1 / HASTE_S))
+            with suppress(OSError):
+                transport, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", PORT)
+                for _ in range(self.rng.choice((1, 5))):
+                    name = f"{HASTY}-{next(number)}"
+                    transport.write(f"{name} publish e {name}\n".encode())
+                await asyncio.sleep(self.rng.choice((0, LATENCY_S)))
+                if self.rng.random() < 0.5:
+                    sock = transport.get_extra_info("socket")
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"")
+                transport.abort()
 
     # -- faults
 
@@ -273,7 +413,7 @@ class World:
             self.kill_consumers(consumers),
             self.fill_disk(),
             self.cut_connections(),
-            self.stop_processes(consumers, *others),
+            *(self.stop_processes(consumers, *others) for _ in range(STOPPED)),
             self.set_clock(),
         ]
 
@@ -299,8 +439,11 @@ class World:
             await asyncio.sleep(self.rng.expovariate(1 / 150))
             self.note("the disk is full")
             self.disk.fill()
+            self.judge.has_room = False
             await asyncio.sleep(self.rng.expovariate(1 / 20))
             self.disk.empty()
+            await asyncio.sleep(NOTICED_S)
+            self.judge.has_room = True
 
     async def cut_connections(self) -> None:
         while self.has_faults:
@@ -309,7 +452,11 @@ class World:
             if self.network.transports:
                 self.cuts += 1
                 self.note("cut")
-                self.rng.choice(self.network.transports).reset()
+                transport = self.rng.choice(self.network.transports)
+                if self.rng.random() < 0.5:
+                    transport.reset()
+                else:
+                    transport.breaks = True
 
     async def stop_processes(self, *processes: Sequence[Process]) -> None:
         while self.has_faults:
@@ -318,7 +465,7 @@ class World:
             self.stops += 1
             self.note("stop", process.name)
             process.stop()
-            await asyncio.sleep(self.rng.expovariate(1 / 20))
+            await asyncio.sleep(self.rng.expovariate(1 / self.rng.choice(STOPS_S)))
             process.go_on(asyncio.get_running_loop())
 
     def servers(self) -> list[Process]:
@@ -327,8 +474,9 @@ class World:
 
     async def set_clock(self) -> None:
         while self.has_faults:
-            await asyncio.sleep(self.rng.expovariate(1 / 200))
+            await asyncio.sleep(self.rng.expovariate(1 / 100))
             self.sets += 1
+            self.note("set the clock")
             self.clock.set(self.rng.choice((-AWAY_S, -1.0, 0.0, 1.0, AWAY_S)))
 
     # -- the run
@@ -337,15 +485,18 @@ class World:
         loop = cast(SimulatedLoop, asyncio.get_running_loop())
         self.network.install(loop)
         threads.install(loop, self.network)
+        self.judge = Judge(loop)
+        self.watch()
         await self.serve()
+        await self.set_up()
         consumers = [Process(f"consumer {number}") for number in range(CONSUMERS)]
-        publishers = [Process(f"publisher {number}") for number in range(PUBLISHERS)]
+        publishers = [Process(f"publisher {number}") for number in range(self.clients)]
         for number, each in enumerate(consumers):
             each.spawn(self.consume(number))
         others = self.others()
         await asyncio.sleep(5)
         working = [each.spawn(self.publish(n)) for n, each in enumerate(publishers)]
-        faults = asyncio.gather(*self.faults(consumers, publishers, others))
+        faults = asyncio.gather(*self.faults(consumers, publishers, others), *self.visitors())
         try:
             await asyncio.wait_for(asyncio.gather(*working), 1000 + 80 * self.messages)
         except TimeoutError:
@@ -356,10 +507,14 @@ class World:
         await faults
         await self.calm_down()
         self.clock.set(0.0)
+        self.judge.quiet_s = self.clock.monotonic_s
+        for id_, event in self.judge.sure.items():
+            self.confirmed.setdefault(id_.decode(), event.decode())
         deadline_s = self.clock.monotonic_s + QUIET_S
         await self.all_come(deadline_s)
         for queue in self.queues:
             await self.is_empty(queue, deadline_s)
+        self.judge.judge_end()
         await self.outlive_full_disk()
         await self.is_calm()
 
@@ -378,31 +533,49 @@ class World:
         names = (f"{PUBLISHERS}-{number}" for number in count())
         self.disk.fill()
         async with mqks().connect(self.url) as client:
-            while await self.accepted(client, next(names), "e"):
+            while await self.accepted(client, "e", next(names)):
                 pass
             await self.all_come(self.clock.monotonic_s + 60)
             self.disk.empty()
             deadline_s = self.clock.monotonic_s + 60
-            while not await self.accepted(client, next(names), "e"):
+            while not await self.accepted(client, "e", next(names)):
                 if self.clock.monotonic_s > deadline_s:
                     raise Violation("the disk has room, and messages are refused")
                 await asyncio.sleep(1)
 
+    def watch(self) -> None:
+        self.network.watch = partial(self.judge.watch, PORT)
+
+    async def set_up(self) -> None:
+        async with mqks().connect(self.url) as client:
+            await client.subscribe(LOG, [*EVENTS, "burst"])
+            if self.keys:
+                await client.set_queue("q", ordered="key")
+
     def others(self) -> list[Process]:
         """Start whoever plays beside publishers and consumers."""
         service, push = Process("service"), Process("push")
+        push.leaves = True  # As often as it is started.
         service.spawn(services.serve(self))
         push.spawn(services.push(self))
         services.listen(self)
-        return [service, push]
+        taker = Process("taker")
+        taker.spawn(self.take())
+        return [service, push, taker]
+
+    def visitors(self) -> list[Coroutine[Any, Any, None]]:
+        """Who comes and goes while there are faults."""
+        return [self.look(), self.haste(), self.burst()]
 
     async def calm_down(self) -> None:
         """Nothing happens to the server any more, and it runs."""
         self.disk.rest()
+        self.clock.step_s = 0.0
         if self.process.dead or self.server.done():
             self.disk.ended()
             await self.serve()
             self.disk.rest()
+            self.clock.step_s = 0.0
 
     async def is_calm(self) -> None:
         calm = asyncio.create_task(threads.in_thread(blocking.calm, self))
@@ -413,9 +586,12 @@ class World:
 
     def missing(self) -> set[str]:
         """What does not come to each of its queues."""
-        pushed = {each for each in self.confirmed if int(each.partition("-")[0]) in PUSHED}
-        wanted = {"q": self.confirmed, "s": self.confirmed, "p": pushed}
-        return set().union(*(wanted[each] - self.acked[each].keys() for each in self.queues))
+        return {
+            name
+            for queue in self.queues
+            for name, event in self.confirmed.items()
+            if event in BINDINGS[queue] and name not in self.acked[queue]
+        }
 
     async def is_empty(self, queue: str, deadline_s: float) -> None:
         """What was acked leaves nothing behind."""
@@ -436,6 +612,10 @@ def mqks() -> Any:
     return mqks
 
 
+async def nothing(*_: Any) -> None:
+    """In place of what is left out."""
+
+
 class Result(NamedTuple):
     """`events`: the hash of all that was seen; `passed_s`: simulated seconds."""
 
@@ -445,10 +625,19 @@ class Result(NamedTuple):
     world: World
 
 
-def run(seed: int, messages: int = MESSAGES, kind: type[World] = World) -> Result:
+def run(
+    seed: int,
+    messages: int = MESSAGES,
+    kind: type[World] = World,
+    clients: int = 0,
+    without: Sequence[str] = (),
+) -> Result:
     """Raises Violation, or what the product raised, after it has told the last events."""
     directory = Path(tempfile.mkdtemp(prefix="mqks-simulation-"))
     world = kind(seed, directory, messages)
+    world.clients = clients or kind.clients
+    for name in without:
+        setattr(world, name, nothing)
     install(world.clock, world.network, seed)
     world.install()
     from mqks import log

@@ -103,6 +103,9 @@ def changes(zone: ZoneInfo, year: int) -> list[datetime]:
 class Year(World):
     """`messages` is the number of hours."""
 
+    clients = 0
+    kinds = ("break_things",)
+
     def __init__(self, seed: int, directory: Path, messages: int) -> None:
         super().__init__(seed, directory, messages)
         rng = self.rng

@@ -24,7 +24,10 @@ from mqks.users import STRANGER, Permissions
 
 BEGIN = b" begin"
 PLACING = frozenset(
-    (b"publish", b"reject", b"release", b"promote", b"move", b"redrive", b"schedule", b"unschedule")
+    (
+        *(b"publish", b"reject", b"release", b"promote", b"move", b"redrive", b"schedule"),
+        *(b"unschedule", b"commit"),
+    )
 )
 """Actions that give messages new places, or ticks, which is not possible on a full disk."""
 READING = frozenset((b"peek", b"range", b"read"))
