@@ -82,7 +82,7 @@ def delete_consumer(server: ServerOptions, consumer: ConsumerId) -> Told:
     """
     with server.connected() as client:
         check(client, "consumer", "id", checked(consumer))
-        client.request("delete_consumer", "--confirm", consumer)
+        client.request("delete_consumer", "--confirm", consumer, "--tell")
     return {"consumer": consumer}, ""
 
 

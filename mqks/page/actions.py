@@ -221,7 +221,9 @@ ACTIONS: Final = {
         "End consumer",
         "End the consumer {consumer}? Its unacked messages return to their queue, and its client "
         "is told.",
-        lambda client, form: client.request("delete_consumer", "--confirm", form["consumer"]),
+        lambda client, form: client.request(
+            "delete_consumer", "--confirm", form["consumer"], "--tell"
+        ),
         "Consumer {consumer} ended.",
         _to_connection,
     ),

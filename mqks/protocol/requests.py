@@ -136,6 +136,8 @@ class Settle(NamedTuple):
     """A reject: its consumer gets nothing for this time."""
     for_us: int | None = None
     """A touch: the lease ends after this time; None: after the ack timeout."""
+    tell: bool = False
+    """An end of the consumer is told to its connection, if that is another one."""
 
 
 class SetPrefetch(NamedTuple):
@@ -1050,7 +1052,7 @@ _TABLE = (
         is_kept=True,
         is_audited=True,
     ),
-    Action("delete_consumer", "{consumer_id}", Settle, OF_CONSUMER, is_audited=True),
+    Action("delete_consumer", "{consumer_id} [--tell]", Settle, OF_CONSUMER, is_audited=True),
     Action(
         "delete_queue", "{queue} [--when-unused[={seconds}]]", DeleteQueue, ADMIN, is_audited=True
     ),

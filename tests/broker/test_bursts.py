@@ -82,7 +82,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
     b"promote": (b"q", (b"--all",), b"h%d"),
     b"move": (b"q other", SOME, b""),
     b"redrive": (b"dead", (*SOME, b"--to=other"), b""),
-    b"delete_consumer": (b"c", (), b""),
+    b"delete_consumer": (b"c", (b"--tell",), b""),
     b"delete_queue": (b"s%d", (b"--when-unused",), b""),
     b"set_queue": (
         b"s%d",

@@ -333,10 +333,10 @@ class Machine(RuleBasedStateMachine):
                 self.model.publish(message_id, event, data, self.bound_to(event))
             self.model.confirm(connection, "x")
 
-    @rule(connection=CONNECTIONS, consumer_id=CONSUMERS)
-    def delete_consumer(self, connection: str, consumer_id: str) -> None:
-        self.send(connection, f"dc delete_consumer {consumer_id}")
-        self.model.delete_consumer(connection, consumer_id)
+    @rule(connection=CONNECTIONS, consumer_id=CONSUMERS, tell=st.booleans())
+    def delete_consumer(self, connection: str, consumer_id: str, tell: bool) -> None:
+        self.send(connection, f"dc delete_consumer {consumer_id}{' --tell' * tell}")
+        self.model.delete_consumer(connection, consumer_id, tell=tell)
 
     @rule(connection=CONNECTIONS, queue=QUEUES)
     def delete_queue(self, connection: str, queue: str) -> None:

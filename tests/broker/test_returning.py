@@ -118,7 +118,6 @@ def test_an_ack_timeout_brings_back_what_comes_first(world: BareWorld) -> None:
     """Not what stands behind it, although there is room for that first."""
     told(world, b"d delete_consumer c\ns set_queue q --ack-timeout=10")
     told(world, b"m1 publish e a\nm2 publish e b")
-    lines(world, "alice")
     world.send("alice", b"c consume q --manual-ack --prefetch=1\n")
     assert lines(world, "alice") == [b"c ok m1 event=e a"]
     world.advance(10)

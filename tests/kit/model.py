@@ -279,9 +279,10 @@ class Model:
         queue.scheduled = [each for each in queue.scheduled if each not in found]
         return len(found)
 
-    def delete_consumer(self, connection: str, consumer_id: str) -> None:
+    def delete_consumer(self, connection: str, consumer_id: str, *, tell: bool = False) -> None:
         if consumer_id in self.consumers:
-            self._tell_end(self.consumers[consumer_id], connection)
+            if tell:
+                self._tell_end(self.consumers[consumer_id], connection)
             self._end([self.consumers[consumer_id]])
 
     def _tell_end(self, consumer: ModelConsumer, connection: str) -> None:

@@ -132,7 +132,7 @@ def delete_consumer(
         return Effect.of(0)
     # Clients end their own ones all the time.
     is_own = consumer.connection is connection
-    if not (is_own or consumer.deleted):
+    if wanted.tell and not (is_own or consumer.deleted):
         broker.tell_end(consumer, f"{name_of(connection)} has ended it (delete_consumer)")
     yield from broker.delete_consumers([consumer])
     return Effect.of(0, not is_own)
