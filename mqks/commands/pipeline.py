@@ -238,7 +238,7 @@ def archive(
                     )
         if not as_json:
             typer.echo(f"{messages:,} messages archived", err=True)
-        if schema and messages and opened.lacks_data():
+        if "**" in schemas and messages and opened.lacks_data():
             note(
                 f"older files of {lake} have no column data: read the lake in Spark with the "
                 "option mergeSchema=true, in pyarrow with a schema= that has it, or that column "
