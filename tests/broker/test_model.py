@@ -159,7 +159,7 @@ class Machine(RuleBasedStateMachine):
 
     @staticmethod
     def refused(record: ErrorRecord) -> bool:
-        told = "no queue is bound to", "consumes under this id now"
+        told = "no queue is bound to", "consumes under this id now", "has ended it"
         assert any(reason in record.reason for reason in told)
         return True
 
@@ -334,7 +334,7 @@ class Machine(RuleBasedStateMachine):
             self.model.confirm(connection, "x")
 
     @rule(connection=CONNECTIONS, consumer_id=CONSUMERS, tell=st.booleans())
-    def delete_consumer(self, connection: str, consumer_id: str, tell: bool) -> None:
+    def delete_consumer(self, connection: str, consumer_id: str, tell: bool = False) -> None:
         self.send(connection, f"dc delete_consumer {consumer_id}{' --tell' * tell}")
         self.model.delete_consumer(connection, consumer_id, tell=tell)
 
