@@ -362,7 +362,11 @@ class World:
                 for part in range(rng.randrange(2, 12)):
                     prefix, size = f"{BURSTER}-{number}-{part}", rng.choice(BURSTS)
                     due_s, terms = rng.uniform(1, BURST_S), dict[str, Any]()
-                    terms = {"at": self.clock.wall() + due_s} if rng.random() < 0.5 else {"delay_s": due_s}
+                    terms = (
+                        {"at": self.clock.wall() + due_s}
+                        if rng.random() < 0.5
+                        else {"delay_s": due_s}
+                    )
                     many = [("burst", "x")] * size
                     try:
                         await client.publish_many(
