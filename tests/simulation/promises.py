@@ -255,11 +255,11 @@ class Judge:
         elif self.now_s < due_s - self.clock_s:
             self.violate(f"{what}: comes {due_s - self.now_s:.3f} s early")
         noticed_s = self.noticed.get((consumer.queue, self.life, clock.sets), 0.0)
-        sequence = ("due", noticed_s, *rank)
-        if late_s + self.clock_s < newest.get(sequence, -inf):
+        due = "due", noticed_s, *rank
+        if late_s + self.clock_s < newest.get(due, -inf):
             self.violate(f"{what}: one that is due later came before it")
         if due_s > noticed_s:
-            newest[sequence] = max(due_s, newest.get(sequence, -inf))
+            newest[due] = max(due_s, newest.get(due, -inf))
 
     def _comes_again(self, consumer: Consumer, place: Place, retry: int, what: str) -> None:
         is_later = place.life < self.life
