@@ -37,7 +37,7 @@ def together(*calls: Callable[[], object]) -> None:
 def publish(world: "World", number: int) -> None:
     import mqks
 
-    def some(own: int) -> None:
+    def some(client: Any, first: int, own: int) -> None:
         for each in range(first + own, min(first + ROUND, world.messages), THREADS):
             terms: dict[str, Any] = {"once": True, **world.terms()}
             names = [f"{number}-{each}"]
@@ -63,7 +63,7 @@ def publish(world: "World", number: int) -> None:
     for first in range(0, world.messages, ROUND):
         process.leaves = False
         with mqks.blocking.connect(world.url, options) as client:
-            together(*[partial(some, own) for own in range(THREADS)])
+            together(*[partial(some, client, first, own) for own in range(THREADS)])
             process.leaves = True
 
 

@@ -135,7 +135,7 @@ FAULTS: Final = (
         "server/server.py",
         "if late_s > LATE_S:",
         "if late_s > inf:",
-        LIVES,
+        WORLD,
         "after a server stood still, acks that had been sent in time came too late",
     ),
     Fault(
@@ -231,7 +231,7 @@ FAULTS: Final = (
         "server/clients.py",
         ("        # What it has sent before it left.\n        self.handle_chunks()\n"),
         "",
-        LIVES,
+        WORLD,
         "publishes sent just before the connection was closed could be lost",
     ),
     Fault(
@@ -302,21 +302,21 @@ FAULTS: Final = (
         "broker/spine/queue/lane.py",
         "        self.taken_end = min(self.taken_end, taken_end)\n",
         "",
-        LIVES,
+        WORLD,
     ),
     Fault(
         "older-marks-win",
         "broker/spine/queue/lane.py",
         "self.marked = change.marks | self.marked",
         "self.marked = self.marked | change.marks",
-        LIVES,
+        WORLD,
     ),
     Fault(
         "refused-commit-dropped",
         "server/writer.py",
         ("            if not is_written:\n                self._broker.pending.put_back(batch)\n"),
         "            if not is_written:\n",
-        LIVES,
+        WORLD,
     ),
     Fault("commit-releases-nobody", "server/clients.py", "budget.set(0)", "budget.used = 0", LIVES),
     Fault(

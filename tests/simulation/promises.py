@@ -3,13 +3,13 @@
 At its end of the connections all that is asked and told has one order, which no client knows; so
 what is due is known exactly: who holds a message, what is settled, which message is before which.
 
-The one rule: what is judged is what went over the connections; the server is asked for nothing. What
-they leave open (a message that is sent again, an ack that no later confirm covers) is not judged.
+The one rule: what is judged is what went over the connections; the server is asked for nothing.
+What they leave open, as the place of a message that is sent again, is not judged.
 """
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Final
@@ -25,6 +25,9 @@ TURN_S: Final = 0.05
 CLOCK_S: Final = 0.001
 LOOKS: Final = 50
 """At the time, in one turn."""
+HANDLED_S: Final = 0.5
+HANDLED_LOOKS: Final = 20_000
+"""What was read is handled after so long, and so many looks at the time, whatever comes between."""
 LATE_S: Final = 0.1
 """A server that looks so late at the time reads first what has come meanwhile."""
 KEEP_ALIVE_S: Final = 15.0
@@ -131,8 +134,8 @@ class Judge:
         self._keys: dict[tuple[bytes, bytes], Place] = {}
         """Who was given a message of a key last."""
         self._index = 0
-        self._unproved: deque[tuple[int, Callable[[], object]]] = deque()
-        """Of requests in their order: what is certain once it is written."""
+        self._unproved: deque[tuple[float, Callable[[], object]]] = deque()
+        """When each request was certainly handled, and what is certain once it is written."""
 
     def __str__(self) -> str:
         return f"{len(self.messages)} messages and {self.deliveries} deliveries judged"
@@ -170,12 +173,13 @@ class Judge:
         self._index += 1
         return self._index
 
-    def when_written(self, index: int, effect: Callable[[], object]) -> None:
-        self._unproved.append((index, effect))
+    def when_written(self, effect: Callable[[], object]) -> None:
+        handled_s = self.now_s + HANDLED_S + HANDLED_LOOKS * self.loop.clock.step_s
+        self._unproved.append((handled_s, effect))
 
-    def written(self, index: int) -> None:
-        """A publish was confirmed: what was asked for before it is written, too."""
-        while self._unproved and self._unproved[0][0] <= index:
+    def written(self, asked_s: float) -> None:
+        """A publish was confirmed: what was handled before it came is written, too."""
+        while self._unproved and self._unproved[0][0] <= asked_s:
             self._unproved.popleft()[1]()
 
     # -- consumers
@@ -251,11 +255,11 @@ class Judge:
         elif self.now_s < due_s - self.clock_s:
             self.violate(f"{what}: comes {due_s - self.now_s:.3f} s early")
         noticed_s = self.noticed.get((consumer.queue, self.life, clock.sets), 0.0)
-        sequence = ("due", noticed_s, *rank)
-        if late_s + self.clock_s < newest.get(sequence, -inf):
+        due = "due", noticed_s, *rank
+        if late_s + self.clock_s < newest.get(due, -inf):
             self.violate(f"{what}: one that is due later came before it")
         if due_s > noticed_s:
-            newest[sequence] = max(due_s, newest.get(sequence, -inf))
+            newest[due] = max(due_s, newest.get(due, -inf))
 
     def _comes_again(self, consumer: Consumer, place: Place, retry: int, what: str) -> None:
         is_later = place.life < self.life
@@ -304,7 +308,7 @@ class Judge:
             if came not in (0, len(each.messages)):
                 self.violate(f"of a transaction of {len(each.messages)} messages, {came} came")
         for wire in self.wires:
-            for name, (_, asked_s) in wire.asked.items():
+            for name, asked_s in wire.asked.items():
                 if asked_s < self.now_s - ANSWER_S:
                     self.violate(f"{name!r} has no answer after {self.now_s - asked_s:.0f} s")
 
@@ -322,8 +326,8 @@ class Wire:
         """Of all requests."""
         self._consumers: dict[bytes, Consumer] = {}
         """Also those that have ended."""
-        self.asked: dict[bytes, tuple[int, float]] = {}
-        """Requests that want a confirm, and have no answer: their number, and when."""
+        self.asked: dict[bytes, float] = {}
+        """Requests that want a confirm, and have no answer: when they came."""
         self._settling: dict[bytes, tuple[Callable[[], None], Callable[[], None]]] = {}
         """What a confirm makes certain, and what an error undoes."""
         self._transaction: Transaction | None = None
@@ -368,9 +372,9 @@ class Wire:
         if action == b"publish":
             self._publishes(id_, rest, index)
         elif b"--confirm" in rest.split(b" "):
-            self.asked[id_] = index, judge.now_s
+            self.asked[id_] = judge.now_s
         if action == b"consume":
-            options = {name: value for name, value in _FLAG.findall(rest)}
+            options = dict(_FLAG.findall(rest))
             timeout_s = float(options.get(b"ack-timeout", b"inf"))
             consumer = Consumer(words[0], b"manual-ack" in options, timeout_s)
             self._consumers[id_] = consumer
@@ -383,12 +387,12 @@ class Wire:
             if self._transaction is not None:
                 self._transaction.acks.append(line)
             else:
-                self._settles(id_, action, words, index)
+                self._settles(id_, action, words)
         elif action == b"begin":
             self._transaction = Transaction()
             judge.transactions.append(self._transaction)
         elif action in (b"commit", b"rollback"):
-            self._ends_transaction(id_, is_committed=action == b"commit", index=index)
+            self._ends_transaction(id_, is_committed=action == b"commit")
 
     def _publishes(self, id_: bytes, rest: bytes, index: int) -> None:
         judge, clock, end = self._judge, self._judge.loop.clock, 0
@@ -396,7 +400,7 @@ class Wire:
         while (found := _FLAG.match(rest, end)) is not None:
             flags[found[1]], end = found[2] or b"", found.end()
         if b"confirm" in flags:
-            self.asked[id_] = index, judge.now_s
+            self.asked[id_] = judge.now_s
         known = judge.messages.get(id_)
         if known is not None:
             known.is_certain = False
@@ -420,25 +424,17 @@ class Wire:
         else:
             if judge.has_room:
                 event = rest[end:].split(b" ", 1)[0]
-                judge.when_written(
-                    index, lambda: message.is_refused or judge.sure.setdefault(id_, event)
-                )
+                judge.when_written(lambda: message.is_refused or judge.sure.setdefault(id_, event))
 
-    def _settles(self, id_: bytes, action: bytes, words: list[bytes], index: int) -> None:
+    def _settles(self, id_: bytes, action: bytes, words: list[bytes]) -> None:
         consumer = self._consumers.get(words[0])
         if consumer is None or consumer.is_ended:
             return
-        for place in self._places(consumer, words[1]):
-            self._settle(consumer, place, action, id_, index)
-
-    def _places(self, consumer: Consumer, id_: bytes) -> Iterator[Place]:
-        message = self._judge.messages.get(id_)
+        message = self._judge.messages.get(words[1])
         if message is not None and (place := message.places.get(consumer.queue)):
-            yield place
+            self._settle(consumer, place, action, id_)
 
-    def _settle(
-        self, consumer: Consumer, place: Place, action: bytes, id_: bytes, index: int
-    ) -> None:
+    def _settle(self, consumer: Consumer, place: Place, action: bytes, id_: bytes) -> None:
         judge, retry, arrived_s = self._judge, place.retry, self._arrived[0][1]
         if place.timed_out and place.timed_out[0] is consumer is not place.holder:
             if arrived_s < place.timed_out[1] - LATE_S:
@@ -464,10 +460,10 @@ class Wire:
             place.settled, place.retry = "", min(place.retry, retry)
             place.holder = place.holder or consumer
 
-        judge.when_written(index, written)
+        judge.when_written(written)
         self._settling[id_] = written, undo
 
-    def _ends_transaction(self, id_: bytes, *, is_committed: bool, index: int) -> None:
+    def _ends_transaction(self, id_: bytes, *, is_committed: bool) -> None:
         transaction, self._transaction = self._transaction, None
         if transaction is None:
             return
@@ -476,7 +472,7 @@ class Wire:
             return
         for line in transaction.acks:
             _, action, rest = line.split(b" ", 2)
-            self._settles(id_, action, _names(rest), index)
+            self._settles(id_, action, _names(rest))
         for each in transaction.messages:
             each.index = self._judge.next_index()
 
@@ -507,7 +503,7 @@ class Wire:
             message.is_refused = True
         elif asked is not None and message.is_certain:
             message.handled_s = judge.now_s
-            judge.written(asked[0])
+            judge.written(asked)
 
 
 class ClientEnd:

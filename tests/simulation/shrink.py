@@ -19,7 +19,7 @@ _DETAILS = re.compile(r"b?'[^']*'|b?\"[^\"]*\"|-?\d[\w.-]*")
 
 class Plan(NamedTuple):
     seed: int
-    count: int
+    messages: int
     kind: tuple[str, ...]
     """Its flag, if it has one."""
     clients: int
@@ -31,7 +31,7 @@ class Plan(NamedTuple):
     def arguments(self) -> list[str]:
         clients = ["--clients", str(self.clients)] if self.clients else []
         without = [f"--without={each}" for each in self.without]
-        return [str(self.seed), str(self.count), *self.kind, *clients, *without]
+        return [str(self.seed), str(self.messages), *self.kind, *clients, *without]
 
     def failure(self) -> str:
         """How it fails, without names and numbers; empty if it does not."""
@@ -49,8 +49,8 @@ class Plan(NamedTuple):
         return _DETAILS.sub("…", told[-1]) if told else ""
 
     def smaller(self) -> Iterator["Plan"]:
-        if self.count > 1:
-            yield self._replace(count=self.count // 2)
+        if self.messages > 1:
+            yield self._replace(messages=self.messages // 2)
         if self.clients > 1:
             yield self._replace(clients=self.clients // 2)
         for each in sorted(self.kinds.difference(self.without)):

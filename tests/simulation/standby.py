@@ -173,7 +173,7 @@ class WithStandby(World):
     def others(self) -> list[Process]:
         return []
 
-    def watch(self) -> None:
+    def watch_server(self) -> None:
         """What two servers tell has no order."""
 
     async def set_up(self) -> None:

@@ -80,7 +80,7 @@ PADDING = " " + 100_000 * "x"
 """Of some messages, so that the lists of a log come in several pieces."""
 LOG = "log"
 """A queue that nobody consumes."""
-LOOK_S = 300.0
+READ_S = 300.0
 HASTE_S = 15.0
 LAST = 50
 """Events that a failure tells."""
@@ -159,7 +159,7 @@ class World:
     """So many publish."""
     kinds: Sequence[str] = (
         *("kill_servers", "kill_consumers", "fill_disk", "cut_connections", "stop_processes"),
-        *("set_clock", "look", "haste", "burst"),
+        *("set_clock", "read_log", "haste", "burst"),
     )
     """Methods that may be left out: faults, and visitors."""
 
@@ -343,7 +343,7 @@ class World:
                 message.ack()
                 self.acked["q"][message.id] += 1
 
-    async def look(self) -> None:
+    async def read_log(self) -> None:
         """At the log, where everything stays."""
         async with mqks().connect(self.url) as client:
             while self.has_faults:
@@ -352,7 +352,7 @@ class World:
                 self.note("log", len(found))
                 if (missing := wanted - {*found}) or len(found) > len({*found}):
                     raise Violation(f"the log has {len(found)}, and not {sorted(missing)[:9]}")
-                await asyncio.sleep(self.rng.expovariate(1 / LOOK_S))
+                await asyncio.sleep(self.rng.expovariate(1 / READ_S))
 
     async def burst(self) -> None:
         """Publish much that is due at about the same time."""
@@ -361,12 +361,10 @@ class World:
             for number in count():
                 for part in range(rng.randrange(2, 12)):
                     prefix, size = f"{BURSTER}-{number}-{part}", rng.choice(BURSTS)
-                    due_s, terms = rng.uniform(1, BURST_S), dict[str, Any]()
-                    terms = (
-                        {"at": self.clock.wall() + due_s}
-                        if rng.random() < 0.5
-                        else {"delay_s": due_s}
-                    )
+                    due_s = rng.uniform(1, BURST_S)
+                    terms: dict[str, Any] = {"delay_s": due_s}
+                    if rng.random() < 0.5:
+                        terms = {"at": self.clock.wall() + due_s}
                     many = [("burst", "x")] * size
                     try:
                         await client.publish_many(
@@ -490,7 +488,7 @@ class World:
         self.network.install(loop)
         threads.install(loop, self.network)
         self.judge = Judge(loop)
-        self.watch()
+        self.watch_server()
         await self.serve()
         await self.set_up()
         consumers = [Process(f"consumer {number}") for number in range(CONSUMERS)]
@@ -547,7 +545,7 @@ class World:
                     raise Violation("the disk has room, and messages are refused")
                 await asyncio.sleep(1)
 
-    def watch(self) -> None:
+    def watch_server(self) -> None:
         self.network.watch = partial(self.judge.watch, PORT)
 
     async def set_up(self) -> None:
@@ -569,7 +567,7 @@ class World:
 
     def visitors(self) -> list[Coroutine[Any, Any, None]]:
         """Who comes and goes while there are faults."""
-        return [self.look(), self.haste(), self.burst()]
+        return [self.read_log(), self.haste(), self.burst()]
 
     async def calm_down(self) -> None:
         """Nothing happens to the server any more, and it runs."""

@@ -140,7 +140,7 @@ class Year(World):
         await faults
         self.clock.set(0.0)
         await asyncio.sleep(90)
-        self.judge(added, datetime.fromtimestamp(self.clock.wall(), UTC))
+        self.judge_ticks(added, datetime.fromtimestamp(self.clock.wall(), UTC))
 
     async def add(self) -> None:
         from mqks.errors import MqksError
@@ -181,7 +181,7 @@ class Year(World):
                 self.sets += 1
                 self.clock.set(rng.uniform(-GONE_S, GONE_S))
 
-    def judge(self, added: datetime, now: datetime) -> None:
+    def judge_ticks(self, added: datetime, now: datetime) -> None:
         first = added.replace(second=0, microsecond=0) + MINUTE
         last = now.replace(second=0, microsecond=0)
         got: dict[str, list[int]] = {name: [] for name in self.planned}
