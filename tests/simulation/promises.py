@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from tests.simulation.disk import SLOW_S
 from tests.simulation.loop import Process, Violation
 
 if TYPE_CHECKING:
@@ -213,8 +214,7 @@ class Judge:
         else:
             self._comes_again(consumer, place, retry, what)
         if place.holder and place.life == self.life and self._is_timed_out(place):
-            deadline_s = place.delivered_s + place.holder.ack_timeout_s
-            place.timed_out = place.holder, deadline_s
+            place.timed_out = place.holder, self.deadline_s(place)
         place.ends, place.retry, place.life = self.ends[queue], retry, self.life
         place.holder, place.delivered_s = consumer, self.now_s
         place.settled, place.is_durable = "", False
@@ -280,8 +280,14 @@ class Judge:
             self.violate(f"{what}: its retry is {least} to {max(most, least)}")
 
     def _is_timed_out(self, place: Place) -> bool:
+        return self.now_s >= self.deadline_s(place)
+
+    def deadline_s(self, place: Place) -> float:
+        """Before it the message does not come back. It was given before that was written, and a
+        commit may have come between."""
         assert place.holder is not None
-        return self.now_s >= place.delivered_s + place.holder.ack_timeout_s - self.clock_s
+        waited_s = self.clock_s + SLOW_S + HANDLED_LOOKS * self.loop.clock.step_s
+        return place.delivered_s + place.holder.ack_timeout_s - waited_s
 
     def _has_key(self, consumer: Consumer, last: Place | None, what: str) -> None:
         if last is None or last.holder in (None, consumer) or self._is_timed_out(last):
@@ -442,7 +448,7 @@ class Wire:
             place.timed_out = None
         if place.holder is not consumer or place.settled:
             return
-        if arrived_s >= place.delivered_s + consumer.ack_timeout_s - judge.clock_s:
+        if arrived_s >= judge.deadline_s(place):
             return  # It may come too late.
         place.holder = None
         if action == b"ack":

@@ -187,7 +187,7 @@ class World:
         rng = random.Random(f"kind {seed}")
         self.priorities = rng.choice((None, None, range(3)))
         self.keys = rng.choice((None, None, "abc"))
-        self.ack_timeout_s = rng.choice((None, None, 20.0))
+        self.ack_timeout_s = rng.choice((None, None, 5.0))
         self.is_hurried = rng.random() < 0.3
         """Turns are short, and end in the middle of whatever is done."""
         self.memory_bytes = rng.choice((4096, 2**29))
