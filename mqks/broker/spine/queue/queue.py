@@ -155,11 +155,12 @@ class Queue:
             raise BadRequest(f"trim: the readers of the queue are {told}: {named}")
         if reader is None:
             return seq
-        self.marks = {**self.marks, reader: min(seq, self.lane.next_seq)}
-        marks = [self.marks.get(name, 0) for name in readers]
-        if all(marks):
-            self.archived(min(marks), now_s)
-        return min(marks)
+        readers[reader] = min(seq, self.lane.next_seq)
+        self.marks = {name: mark for name, mark in readers.items() if mark is not None}
+        slowest = min(self.marks.values()) if len(self.marks) == len(readers) else 0
+        if slowest:
+            self.archived(slowest, now_s)
+        return slowest
 
     @property
     def is_served(self) -> bool:
