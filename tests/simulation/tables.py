@@ -33,6 +33,7 @@ class Tables:
         self.once: dict[int, Row] = {}
         self.schedules: dict[bytes, Row] = {}
         self.errors: dict[str, Row] = {}
+        self.audit: dict[int, Row] = {}
 
     @property
     def place(self) -> str:
@@ -123,6 +124,8 @@ class Tables:
             old = sorted(self.errors, reverse=True)[values["errors_kept"] :]
             remove(self.errors, old)
         self.errors = keyed(statements.NEW_ERRORS, values) | self.errors
+        self.audit |= keyed(statements.NEW_AUDIT, values)
+        remove(self.audit, [each for each in self.audit if each <= values["audit_end"]])
         names = {"last": "new_last", "segments": "segments", "next_queue_id": "next_queue_id"}
         self.owner.update({column: values[name] for column, name in names.items()})
         return (dropped,)
@@ -169,6 +172,7 @@ READS: dict[str, Callable[[Tables, Any], list[Row]]] = {
     statements.ONCE: lambda tables, _: in_order(tables.once),
     statements.SCHEDULES: lambda tables, _: [*tables.schedules.values()],
     statements.ERRORS: lambda tables, _: in_order(tables.errors),
+    statements.AUDIT: lambda tables, _: in_order(tables.audit),
     statements.HEADS: lambda tables, values: tables.heads(*values),
     statements.BODIES: lambda tables, values: tables.bodies(*values),
 }
