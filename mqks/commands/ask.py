@@ -25,10 +25,8 @@ def ping(server: ServerOptions) -> Told:
 
     Without a URL, that is the server with the settings found here; it may be a standby.
     """
-    from mqks.client.errors import (
-        ConnectionLost,
-        RequestFailed,
-    )  # here, so that --help does not load it
+    # Here, so that --help does not load it.
+    from mqks.client.errors import ConnectionLost, RequestFailed
 
     try:
         with server.connected() as client:

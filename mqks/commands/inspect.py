@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
+Limit = Annotated[int, typer.Option(min=1, max=1000, help="The most rows.")]
+
 REASON_S = 0.2
 
 QUEUE = ("name", "ready", "unacked", "scheduled", "consumers", "bindings", "oldest", "rule")
@@ -252,7 +254,7 @@ def error(
 def errors(
     url: Url = None,
     db: Database = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="The most rows.")] = 20,
+    limit: Limit = 20,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
@@ -264,7 +266,7 @@ def errors(
 def audit(
     url: Url = None,
     db: Database = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="The most rows.")] = 20,
+    limit: Limit = 20,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:

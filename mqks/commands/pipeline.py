@@ -112,7 +112,7 @@ def archive(
         " \\[default: one for all]",
     ] = None,
     tables_max: Annotated[
-        int, typer.Option(min=1, max=1000, help="The most tables with --table-by.")
+        int, typer.Option(min=1, max=500, help="The most tables with --table-by.")
     ] = 100,
     schema: Annotated[
         list[str] | None,
@@ -216,7 +216,7 @@ def archive(
             bad = None
             if bad_rows:
                 other = _in_catalog(bad_rows, catalog) if catalog else _place(bad_rows)
-                bad = stack.enter_context(lake_at(other, format, partitions(by)))
+                bad = stack.enter_context(lake_at(other, format, partitioned))
             running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
             given = {mask: schema_of(text) for mask, text in schemas.items()}  # It asks Spark.
             job = replace(job, schemas=given)

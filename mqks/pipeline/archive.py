@@ -181,8 +181,7 @@ class _Batch:
                 yield which, batch if len(own) == len(found) else batch.filter(is_own)
 
     def _type(self, event: str | None) -> int | None:
-        patterns = (each for each, _ in self.types) if event is not None else ()
-        return next((at for at, each in enumerate(patterns) if re.search(each, event or "")), None)
+        return None if event is None else _first((each for each, _ in self.types), event)
 
     # Two steps for Spark's expressions to stand between: of the messages only the payloads pass
     # through Java as rows, beside the first of which is the whole batch.
@@ -223,6 +222,11 @@ class _Batch:
                 bad, size = [], 0
         if size:
             bad_files += stage(self.bad, bad)
+
+
+def _first(patterns: Iterable[str], event: str) -> int | None:
+    """Which of them is the first that finds the event."""
+    return next((at for at, each in enumerate(patterns) if re.search(each, event)), None)
 
 
 def _joined(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -292,9 +296,9 @@ class Archive:
 
         `lake` must be entered, and so `bad`, where payloads go that do not fit the schema.
 
-        Raises RequestFailed (no such queue), OSError (no server), DataLost
-        (messages are missing, or an older state of the database was restored), NoQueue (none
-        matches the mask) and the reason of a Spark job that failed.
+        Raises RequestFailed (no such queue), OSError (no server), DataLost (messages are missing,
+        or an older state of the database was restored), NoQueue (none matches the mask) and the
+        reason of a Spark job that failed.
         """
         runs, gone = dict[str, _Run](), set[str]()
         lakes = [lake] if bad is None else [lake, bad]
@@ -526,12 +530,12 @@ class _Run:
         patterns = [*map(pattern, every)]
         found: list[tuple[str, StructType, pa.DataType]] = []
 
-        def is_of(own: str | None, event: str) -> bool:
-            return next((each for each in patterns if re.search(each, event)), None) == own
+        def is_of(at: int | None, event: str) -> bool:
+            return _first(patterns, event) == at
 
-        for each, given in zip(patterns, every.values(), strict=True):
+        for at, (each, given) in enumerate(zip(patterns, every.values(), strict=True)):
             own = to_arrow_type(given, timezone="UTC")
-            fitted = self.lake.prepared(own, partial(is_of, each))
+            fitted = self.lake.prepared(own, partial(is_of, at))
             same = given if fitted == own else cast("StructType", from_arrow_type(fitted))
             found.append((each, same, fitted))
         if "**" not in every:

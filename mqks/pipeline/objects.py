@@ -85,6 +85,14 @@ class Patience:
         self._pause_s = min(2 * self._pause_s, self._longest_s)
 
 
+def tried(work: Callable[[], object]) -> None:
+    """Do what will be done again later if a store is away now."""
+    try:
+        work()
+    except StoreAway as error:
+        _log.warning("%s; it is asked again", error)
+
+
 def asked(place: Place, work: Callable[[], Got]) -> Got:
     """What the store answers. Raises StoreAway if it does not, or with an error of its own,
     LakeUnfit if it refuses, and PipelineError for all else; OSError of a directory."""

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqks.durable import sync
-from mqks.pipeline.errors import ExtraMissing, LakeInUse, LakeUnfit, PipelineError, StoreAway
+from mqks.pipeline.errors import ExtraMissing, LakeInUse, LakeUnfit, PipelineError
 from mqks.pipeline.lake import (
     BY_TABLE,
     CONTROL,
@@ -45,7 +45,7 @@ from mqks.pipeline.lake import (
     latest,
     names_of,
 )
-from mqks.pipeline.objects import DELETED, OPTIONS, Got, Place, asked, make_directory
+from mqks.pipeline.objects import DELETED, OPTIONS, Got, Place, asked, make_directory, tried
 from mqks.pipeline.sums import added, records, records_of_commit, sums_of_file
 
 LAST = "mqks-last/"
@@ -72,10 +72,7 @@ class LakeTable(Lake):
         """What `next` has told, by the names of the records: the batches begin there."""
 
     def __enter__(self) -> Self:
-        try:
-            self._opened()
-        except StoreAway as error:
-            _log.warning("%s; it is asked again", error)
+        tried(self._opened)
         return self
 
     def _asked(self, work: Callable[[], Got]) -> Got:

@@ -18,7 +18,6 @@ The one rule: a row is staged only if its number is not below that of its own ta
 is never ahead of a table that has rows to come.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -31,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqks.pipeline.columns import FIELDS
-from mqks.pipeline.errors import LakeUnfit, StoreAway
+from mqks.pipeline.errors import LakeUnfit
 from mqks.pipeline.lake import (
     WRITTEN,
     File,
@@ -45,14 +44,12 @@ from mqks.pipeline.lake import (
     stage,
     table_at,
 )
-from mqks.pipeline.objects import Place
+from mqks.pipeline.objects import Place, tried
 from mqks.pipeline.places import events_of, is_there, lake_at
 
 TABLES_MAX = 100
 COMMITS = 8
 """At a time: most of it is waiting."""
-
-_log = logging.getLogger("mqks.pipeline")
 
 
 class EventStaging(NamedTuple):
@@ -100,10 +97,7 @@ class EventTables(Lake):
         """The queue and epoch of the batch."""
 
     def __enter__(self) -> Self:
-        try:
-            self._opened()
-        except StoreAway as error:
-            _log.warning("%s; it is asked again", error)
+        tried(self._opened)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
