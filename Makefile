@@ -1,7 +1,7 @@
 # make serve       run a broker from this checkout on 127.0.0.1:25000
 # make test        lint, types and the quick tests
 # make test-slow   the rest: tests at length, and more examples of each property
-# make wheel       the wheel and the sdist; wheel-compiled: a wheel for this platform, some modules compiled
+# make wheel       the wheel; wheel-compiled: a wheel for this platform, some modules compiled
 # The environment is made once and installed into again only when pyproject.toml changes.
 
 PYTHON ?= python3
@@ -31,14 +31,13 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-wheel: $(VENV)/.installed-dev
-	$(BIN)/python -m build
+wheel: $(VENV)/.made
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 # Some modules compiled: needs a C compiler, and takes two minutes.
 wheel-compiled: export MQKS_COMPILED = 1
 
-wheel-compiled: $(VENV)/.installed-dev
-	$(BIN)/python -m build --wheel
+wheel-compiled: wheel
 
 clean:
 	rm -rf $(VENV) dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
@@ -56,7 +55,7 @@ $(VENV)/.made:
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.made
 	@echo "Installing MQKS and what it needs into $(VENV): about half a minute."
-	@$(BIN)/python -m pip install --quiet --editable .
+	@$(BIN)/python -m pip install --quiet --editable '.[server]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.made

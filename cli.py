@@ -2,7 +2,7 @@
 
 import sys
 
-from mqks.commands import main
+from mqks.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main())

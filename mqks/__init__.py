@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mqks.version import __version__
 
 if TYPE_CHECKING:
-    from mqks.client import blocking as blocking
+    from mqks import blocking as blocking
     from mqks.client.app import App
     from mqks.client.async_client import AsyncClient, AsyncConsumer, AsyncTail, connect
     from mqks.client.blocking import BlockingClient, BlockingConsumer, BlockingTail
@@ -93,7 +93,7 @@ def __getattr__(name: str) -> Any:
         warnings.warn(f"mqks.{name} is now mqks.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
         return attrgetter(_RENAMED[name])(sys.modules[__name__])
     if name == "blocking":
-        return import_module("mqks.client.blocking")
+        return import_module("mqks.blocking")
     if name in __all__:
         homes = (home for home, names in _HOMES.items() if name in names)
         return getattr(import_module(next(homes, "mqks.client.errors")), name)

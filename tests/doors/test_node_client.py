@@ -104,4 +104,4 @@ def test_the_package_has_the_client_and_nothing_else() -> None:
     assert names == ["README.md", "mqks.d.ts", "mqks.js", "package.json"]
     package = json.loads((HERE / "package.json").read_text())
     assert "dependencies" not in package
-    assert package["version"] == __version__
+    assert package["version"] == __version__.replace(".dev", "-dev")
