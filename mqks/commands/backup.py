@@ -100,9 +100,9 @@ def _verify_copy(place: str, as_json: bool) -> None:
     from mqks.follow.copies import Copy  # here, as above
 
     with progress("Verifying"):
-        damage = [{"what": what} for what in Copy(place).damage()]
+        damage = [{"place": place, "what": what} for what in Copy(place).damage()]
     if as_json or not damage:
-        tell({"copy": place, "damage": damage}, as_json, f"{place} is undamaged")
+        tell({"file": place, "damage": damage}, as_json, f"{place} is undamaged")
     else:
         table(damage, ["what"])
     if damage:

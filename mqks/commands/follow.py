@@ -21,6 +21,8 @@ from mqks.settings import load
 PAUSE_S_MAX = 15.0
 """The longest pause before a copy that is away is tried again."""
 
+UNTIL = "mqks_follow_until_seconds"
+
 At = Annotated[
     datetime | None,
     typer.Option("--at", parser=instant, metavar="TIME", help="Such as 2026-11-20T12:00:30 (UTC)."),
@@ -82,9 +84,9 @@ def _write(metrics: Path, until_us: int) -> None:
     new = metrics.with_name(f"{metrics.name}.new")
     try:
         new.write_text(
-            "# HELP mqks_follow_until_seconds What was confirmed before is in the copy.\n"
-            "# TYPE mqks_follow_until_seconds gauge\n"
-            f"mqks_follow_until_seconds {until_us / 1e6}\n"
+            f"# HELP {UNTIL} What was confirmed before is in the copy.\n"
+            f"# TYPE {UNTIL} gauge\n"
+            f"{UNTIL} {until_us / 1e6}\n"
         )
         new.replace(metrics)
     except OSError as error:

@@ -7,8 +7,9 @@ The first look of a *generation*, its checkpoint, has all of them; each later on
     00000007-20261120T220119.464125Z/000001-20261120T220119.981002Z    what changed until then
     00000007-20261120T220119.464125Z/000002-0000                       bodies for the next look
     follower                                                           who writes here
+    first                                                              the first whole generation
 
-The one rule: a file is never changed, and its checksum covers its name.
+The one rule: a file of a generation is never changed, and its checksum covers its name.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +34,7 @@ PACKED_BYTES_MAX: Final = 1024 * 1024
 READ_AT_ONCE: Final = 16
 """Files that are read side by side, of which each has a few MiB."""
 FOLLOWER: Final = "follower"
+FIRST: Final = "first"
 _GENERATION: Final = re.compile(r"(\d{8,})-(\d{8}T\d{6}\.\d{6}Z)")
 _LOOK: Final = re.compile(r"(\d{6,})-(\d{8}T\d{6}\.\d{6}Z)")
 _TIME: Final = "%Y%m%dT%H%M%S.%fZ"
@@ -191,14 +194,19 @@ class Copy:
     def delete(self, name: str) -> None:
         if self._path is not None:
             (self._path / name).unlink(missing_ok=True)
+            with suppress(OSError):  # Others are in it.
+                (self._path / name).parent.rmdir()
         else:
             self._asked(lambda: self._store.delete(name))
 
     # -- looks
 
-    def generations(self) -> list[Generation]:
-        found = map(_GENERATION.fullmatch, self.names())
-        return sorted(Generation(int(m[1]), _time_us(m[2]), m[0]) for m in found if m)
+    def generations(self, *, removed: bool = False) -> list[Generation]:
+        """Those that are whole, and with `removed` those of which only bodies are kept, too."""
+        names = self.names()
+        first = int(self.read(FIRST)) if FIRST in names and not removed else 0
+        found = [m for m in map(_GENERATION.fullmatch, names) if m and int(m[1]) >= first]
+        return sorted(Generation(int(m[1]), _time_us(m[2]), m[0]) for m in found)
 
     def looks(self, generation: Generation) -> list[Look]:
         """Raises JournalDamaged if one is missing."""
@@ -247,7 +255,9 @@ class Copy:
     def damage(self) -> Iterator[str]:
         """Reads all files; yields what is wrong."""
         there = {
-            f"{each.name}/{name}" for each in self.generations() for name in self.names(each.name)
+            f"{each.name}/{name}"
+            for each in self.generations(removed=True)
+            for name in self.names(each.name)
         }
         for name in sorted(there):
             if not name.endswith(".new"):  # Its follower was killed.

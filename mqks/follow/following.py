@@ -21,6 +21,7 @@ from mqks.errors import ClaimLost, InspectionFailed, JournalDamaged
 from mqks.files import is_file
 from mqks.follow.copies import (
     BODIES_AT,
+    FIRST,
     FOLLOWER,
     Copy,
     CopyState,
@@ -88,7 +89,7 @@ class Follower:
         self._token = secrets.token_hex(8)
         copy.write(FOLLOWER, self._token.encode())
         self._claimed_s = time.monotonic()
-        if generations := copy.generations():
+        if generations := copy.generations(removed=True):
             self._generation = generations[-1]
             try:
                 self._resume(copy.state(), generations)
@@ -290,11 +291,12 @@ class Follower:
 
     def _remove_old(self, now_us: int) -> None:
         """Remove what no restore of the time to keep needs."""
-        generations = self._copy.generations()
+        generations = self._copy.generations(removed=True)
         begin_us = now_us - int(self._keep_s * 1e6)
         old = [each for each in generations if each.time_us <= begin_us]
         if len(old) < 2:
             return
+        self._copy.write(FIRST, b"%d" % old[-1].number)
         used = {kept.file for kept in self._copy.checkpoint(old[-1]).segments.values()}
         for generation in generations[: generations.index(old[-1])]:
             for name in self._copy.names(generation.name):
