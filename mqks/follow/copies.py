@@ -173,7 +173,9 @@ class Copy:
             else:
                 raw = self._asked(lambda: self._got(name))
         except FileNotFoundError:
-            raise JournalDamaged(f"{self.name}/{name} is missing") from None
+            raw = None
+        if raw is None:
+            raise JournalDamaged(f"{self.name}/{name} is missing")
         head, _, payload = raw.partition(b"\n")
         magic, _, rest = head.rpartition(b" ")
         if rest != _sum(name, payload) or magic not in (MAGIC + b" zlib", MAGIC + b" plain"):
@@ -181,7 +183,10 @@ class Copy:
         return zlib.decompress(payload) if magic.endswith(b"zlib") else payload
 
     def _got(self, name: str) -> bytes | None:
-        return bytes(self._store.get(name).bytes())
+        try:
+            return bytes(self._store.get(name).bytes())
+        except FileNotFoundError:
+            return None
 
     def read_all(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         """The files and their contents, in this order."""

@@ -71,6 +71,10 @@ def there(path: Path) -> dict[int, bytes]:
 def restored(copy: Copy, until_us: int | None = None) -> dict[int, bytes]:
     path = Path(copy.name).parent / "restored.db"
     path.unlink(missing_ok=True)
+    return restored_at(copy, path, until_us)
+
+
+def restored_at(copy: Copy, path: Path, until_us: int | None = None) -> dict[int, bytes]:
     restore(copy, path, None if until_us is None else moment(until_us))
     return there(path)
 
