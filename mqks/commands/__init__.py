@@ -19,6 +19,7 @@ from mqks.commands.bench import bench
 from mqks.commands.check_config import check_config
 from mqks.commands.copy import copy, new_epoch
 from mqks.commands.declare import Run, declare
+from mqks.commands.follow import follow, restore
 from mqks.commands.guesses import Commands
 from mqks.commands.options import Told, note
 from mqks.commands.push import push
@@ -57,6 +58,8 @@ COMMANDS: dict[str, dict[Run, str]] = {
     },
     KEEP: {
         backup: "mqks backup /backup/mqks.db --db mqks.db",
+        follow: "mqks follow s3://bucket/mqks --db mqks.db --keep 14d",
+        restore: "mqks restore s3://bucket/mqks new.db --at 2026-11-20T12:00:30",
         verify: "mqks verify /backup/mqks.db --json",
         compact: "mqks compact --db mqks.db",
         copy: "mqks copy mqks.db postgresql://mqks@db1,db2/mqks",

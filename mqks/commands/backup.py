@@ -14,6 +14,7 @@ from mqks.errors import DatabaseLocked, JournalDamaged
 from mqks.settings import load
 
 PAGE_BYTES = 4096
+STORES = ("s3", "gs", "az")
 
 
 def backup(
@@ -51,13 +52,16 @@ def backup(
 
 
 def verify(
-    file: Annotated[str, "FILE", "A database file, a backup, or a URL."],
+    file: Annotated[str, "FILE", "A database file, a backup, a copy by mqks follow, or a URL."],
     as_json: AsJson = False,
 ) -> None:
     """Check that a database is undamaged; exit code 65 if it is damaged."""
     from mqks.journal.default_store import contents  # here, as above
     from mqks.journal.sqlite.verify import verify
 
+    if Path(file).is_dir() or file.partition("://")[0] in STORES:
+        _verify_copy(file, as_json)
+        return
     db = load({"db": file}, os.environ).db
     file = str(db)
     with progress("Verifying"):
@@ -90,6 +94,19 @@ def verify(
         table(damage, ["place", "what"])
     if damage:
         raise JournalDamaged(f"{file} is damaged: {len(damage)} places")
+
+
+def _verify_copy(place: str, as_json: bool) -> None:
+    from mqks.follow.copies import Copy  # here, as above
+
+    with progress("Verifying"):
+        damage = [{"place": place, "what": what} for what in Copy(place).damage()]
+    if as_json or not damage:
+        tell({"file": place, "damage": damage}, as_json, f"{place} is undamaged")
+    else:
+        table(damage, ["what"])
+    if damage:
+        raise JournalDamaged(f"{place} is damaged: {len(damage)} files")
 
 
 def compact(db: Database = None) -> Told:

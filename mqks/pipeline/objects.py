@@ -127,7 +127,7 @@ def store(url: str) -> Any:
         from obstore.store import from_url
     except ImportError:
         raise ExtraMissing(
-            "tables on a store need another package: pip install 'mqks[delta]'"
+            "an object store needs another package: pip install 'mqks[delta]'"
         ) from None
     return from_url(
         url,

@@ -19,8 +19,8 @@ from tests.commands.test_command_tree import COMMANDS
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
 
-WITHOUT = {"mqks serve", "mqks push", "mqks export"}
-"""The first two print nothing, the other JSON anyhow."""
+WITHOUT = {"mqks serve", "mqks push", "mqks follow", "mqks export"}
+"""The first three print nothing, the other JSON anyhow."""
 SPARK = {
     "mqks pipeline archive": "q lake --once --no-trim",
     "mqks pipeline report": "lake",
@@ -89,6 +89,7 @@ LIVE = {
 STOPPED = {
     "mqks backup": "copy.db",
     "mqks compact": "",
+    "mqks restore": "followed restored.db",
     "mqks copy": "mqks.db moved.db",
     "mqks new-epoch": "",
     **{
@@ -146,6 +147,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> World:
     world = World(tmp_path_factory.mktemp("stopped"))
     with world.client:
         world.server.kill()
+    assert world.console("follow", "followed", "--once")[0] == 0
     del world.console.environ["MQKS_URL"]
     return world
 

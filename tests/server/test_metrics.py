@@ -27,6 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mqks import blocking
 from mqks.client.errors import ProtocolViolation
 from mqks.commands import main
+from mqks.commands.follow import UNTIL
 from mqks.errors import ConfigurationError, Limit
 from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.server import metrics
@@ -659,5 +660,5 @@ def test_the_alerts_ask_for_what_there_is_and_each_tells_what_to_do() -> None:
         name, _, rest = alert.partition("\n")
         expression = rest.partition("expr:")[2].partition("labels:")[0]
         assert used_names(expression), name
-        assert used_names(expression) <= set(metrics.NAMES), name
+        assert used_names(expression) <= {*metrics.NAMES, UNTIL}, name
         assert re.search(rf"^\| `{name}` \| \w", monitoring(), re.M), f"{name} is told nowhere"

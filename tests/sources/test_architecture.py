@@ -49,6 +49,7 @@ ARROWS = {
     "web": {"api", "sqs", "page", "users", "log", "clock", "loops", "limits", "settings"},
     "client": {"protocol", "errors", "limits", "version"},
     "pipeline": {"client", "protocol", "durable", "errors", "limits"},
+    "follow": {"journal", "pipeline", "files", "errors"},
     "django": {"client", "errors"},
     "celery": {"client", "protocol", "errors", "version"},
     "inspection": {"client", "journal", "protocol", "errors", "settings"},
@@ -61,7 +62,8 @@ ARROWS = {
     "commands": {"*"},
 }
 SQLITE = "mqks.journal.sqlite"
-"""The only place that knows SQLite. Others see a store; commands that look at a file may ask it."""
+"""The only place that knows SQLite. Others see a store; commands that look at a file may ask
+it, and the copy that follows one is of its rows."""
 POSTGRES = "mqks.journal.postgres"
 """The same for PostgreSQL. Nobody else names it, but for the one who chooses the store."""
 BROKER = "mqks.broker"
@@ -160,8 +162,11 @@ def is_allowed(module: str, name: str) -> bool:
     """Whether the house lets this module import this name."""
     mine, top = room(module), name.split(".")[0]
     if top in ("sqlite3", "aiosqlite") or f"{name}.".startswith(f"{SQLITE}."):
-        knows_files = mine in ("commands", "inspection") or module == "mqks.journal.default_store"
-        return module.startswith(f"{SQLITE}.") or (top == "mqks" and knows_files)
+        knows_files = (
+            mine in ("commands", "inspection", "follow") or module == "mqks.journal.default_store"
+        )
+        is_allowed_sqlite = top == "mqks" or mine == "follow"
+        return module.startswith(f"{SQLITE}.") or (is_allowed_sqlite and knows_files)
     if top == "psycopg" or f"{name}.".startswith(f"{POSTGRES}."):
         chooses = module == "mqks.journal.default_store" and top == "mqks"
         return module.startswith(f"{POSTGRES}.") or chooses
