@@ -47,7 +47,10 @@ Limit = Annotated[int, typer.Option(min=1, max=1000, help="The most rows.")]
 
 REASON_S = 0.2
 
-QUEUE = ("name", "ready", "unacked", "scheduled", "consumers", "bindings", "oldest", "rule")
+QUEUE = (
+    *("name", "ready", "unacked", "scheduled", "consumers", "bindings", "oldest", "rule"),
+    "paused",
+)
 BINDING = ("queue", "event", "mask", "exists")
 CONSUMER = (
     *("id", "queue", "connection", "client", "address", "manual_ack", "prefetch"),
