@@ -47,10 +47,7 @@ Limit = Annotated[int, typer.Option(min=1, max=1000, help="The most rows.")]
 
 REASON_S = 0.2
 
-QUEUE = (
-    *("name", "ready", "unacked", "scheduled", "consumers", "bindings", "oldest", "rule"),
-    "paused",
-)
+QUEUE = ("name", "ready", "unacked", "scheduled", "consumers", "bindings", "oldest", "rule")
 BINDING = ("queue", "event", "mask", "exists")
 CONSUMER = (
     *("id", "queue", "connection", "client", "address", "manual_ack", "prefetch"),
@@ -108,7 +105,9 @@ def queues(
 
     def shown(row: Row) -> Row:
         counts.update(queues=1, ready=row["ready"], unacked=row["unacked"])
-        return row | {"oldest": _duration(row["oldest_age_s"]), "rule": _text(row["rule"])}
+        paused = row["paused"] and f"paused: {row['paused']}"
+        told = ", ".join(str(each) for each in (paused, _text(row["rule"])) if each)
+        return row | {"oldest": _duration(row["oldest_age_s"]), "rule": told or None}
 
     table(rows if as_json else map(shown, rows), QUEUE, as_json=as_json)
     if sys.stdout.isatty() and not as_json:
