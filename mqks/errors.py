@@ -97,6 +97,10 @@ class LineTooLong(LimitExceeded, Expelled):
     """A line longer than `line_bytes_max`."""
 
 
+class QueuePaused(BadRequest):
+    """A publish to a queue whose publishes are paused."""
+
+
 class Unwritable(BadRequest):
     """A request that must be durable while the journal cannot be written."""
 

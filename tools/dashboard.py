@@ -208,6 +208,7 @@ CHARTS = {
         Panel("Most scheduled", {"mqks_queue_messages_scheduled": ""}),
         Panel("Fullest by their policy", {"mqks_queue_fullness": ""}, unit="percentunit"),
         Panel("Furthest behind with their archive", {"mqks_queue_archive_lag": ""}),
+        Panel("Paused", {"mqks_queue_paused": ""}),
         Panel("Archived up to", {"mqks_queue_archived_seq": ""}),
     ),
 }

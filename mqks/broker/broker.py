@@ -428,7 +428,7 @@ class Broker:
         self.metadata.bytes += queue_bytes(name)
         return queue
 
-    def _changed(self, queue: Queue) -> None:
+    def _changed(self, queue: Place) -> None:
         self.pending.entry.queues[queue.id] = QueueState(queue.name, queue.policy)
 
     def set_rule(self, queue: Queue, rule: DeleteRule | None) -> bool:
@@ -459,7 +459,7 @@ class Broker:
             yield from self.bindings.queue_made(new_queue)
         return changed
 
-    def set_policy(self, queue: Queue, policy: Policy) -> None:
+    def set_policy(self, queue: Place, policy: Policy) -> None:
         self.metadata.bytes += policy.size_bytes - queue.policy.size_bytes
         queue.policy = policy
         self._changed(queue)

@@ -9,6 +9,7 @@ from typing import Any
 from mqks.broker.spine.base.turns import GOES_ON, Turns, Work, slices
 from mqks.broker.spine.message.policy import DEFAULT, FLAGS, Policy
 from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.shared import Place
 from mqks.errors import BadRequest
 from mqks.limits import DEAD_LETTERS_MAX, STEP_MESSAGES
 from mqks.protocol.requests import shown
@@ -55,7 +56,7 @@ class Policies:
                     self.apply(queue)
                 yield GOES_ON
 
-    def apply(self, queue: Queue) -> None:
+    def apply(self, queue: Place) -> None:
         """Apply the policy of this queue and the defaults."""
         if queue.deleted:
             return

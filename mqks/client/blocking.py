@@ -396,6 +396,25 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         `reset` clears all fields that are not given."""
         self._request(requests.set_queue(queue, policy, reset), timeout_s)
 
+    def pause(
+        self,
+        queue: str,
+        *,
+        for_s: float | None = None,
+        deliveries: bool = False,
+        publishes: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Pause the deliveries of a queue, or its publishes, which are refused then; neither: both.
+        It lasts until `resume`, or for a number of seconds, in place of an earlier pause. Raises
+        RequestFailed if there is no such queue."""
+        told = {"for_s": for_s, "deliveries": deliveries, "publishes": publishes}
+        self._request(requests.confirmed("pause", queue, **told), timeout_s)
+
+    def resume(self, queue: str, *, timeout_s: float | None = None) -> None:
+        """End any pause of a queue. Raises RequestFailed if there is no such queue."""
+        self._request(requests.confirmed("resume", queue), timeout_s)
+
     def check_queue(self, queue: str, *, timeout_s: float | None = None) -> None:
         """Raises QueueMissing unless the queue exists. A user who may neither consume from it nor
         inspect the server gets no error."""

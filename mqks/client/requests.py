@@ -492,6 +492,8 @@ class PolicyKeywords(TypedDict, total=False):
     ordered: Literal["key"] | None
     fair: Literal["key"] | None
     paused: bool | None
+    publishes_paused: bool | None
+    paused_until_s: float | None
     readers: str | None
     """Names with commas."""
     labels: str | None

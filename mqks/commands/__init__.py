@@ -13,7 +13,17 @@ from typing import Annotated, Any
 import typer
 
 from mqks import __version__
-from mqks.commands import ask, detach, inspect, messages, pipeline, queues, schedule, user
+from mqks.commands import (
+    ask,
+    detach,
+    inspect,
+    messages,
+    pauses,
+    pipeline,
+    queues,
+    schedule,
+    user,
+)
 from mqks.commands.backup import backup, compact, verify
 from mqks.commands.bench import bench
 from mqks.commands.check_config import check_config
@@ -84,6 +94,8 @@ COMMANDS: dict[str, dict[Run, str]] = {
         queues.subscribe: "mqks subscribe mailer user.new --add-mask 'order.**'",
         queues.rebind: "mqks rebind mailer --remove-mask 'user.*' --add user.gone",
         queues.set_queue: "mqks set-queue mailer --retries 5 --ttl 3600",
+        pauses.pause: "mqks pause mailer --for 30m --deliveries",
+        pauses.resume: "mqks resume mailer",
         queues.purge: "mqks purge mailer --yes",
         queues.trim: "mqks trim mailer 4711 --yes",
         queues.delete_queue: "mqks delete-queue mailer --when-unused 60",

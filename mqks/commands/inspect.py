@@ -105,7 +105,9 @@ def queues(
 
     def shown(row: Row) -> Row:
         counts.update(queues=1, ready=row["ready"], unacked=row["unacked"])
-        return row | {"oldest": _duration(row["oldest_age_s"]), "rule": _text(row["rule"])}
+        paused = row["paused"] and f"paused: {row['paused']}"
+        told = ", ".join(str(each) for each in (paused, _text(row["rule"])) if each)
+        return row | {"oldest": _duration(row["oldest_age_s"]), "rule": told or None}
 
     table(rows if as_json else map(shown, rows), QUEUE, as_json=as_json)
     if sys.stdout.isatty() and not as_json:

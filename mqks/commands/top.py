@@ -223,7 +223,7 @@ def _rates(seen: Row, width: int) -> "RenderableType":
 def _queues(seen: Row, width: int) -> "RenderableType":
     rows: list[tuple[str, ...]] = [
         (
-            printable(queue["name"]),
+            printable(queue["name"]) + (" (paused)" if queue["paused"] else ""),
             *(f"{queue[key]:,}" for key in ("ready", "unacked", "scheduled", "consumers")),
             *(_rate(queue[key]) for key in ("in_per_s", "out_per_s")),
             "-" if (age_s := queue["oldest_age_s"]) is None else duration(age_s),

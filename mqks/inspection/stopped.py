@@ -154,6 +154,8 @@ class StoppedSource:
                 "bindings": bound[queue.name],
                 "rule": None if rule is None else {"delay_s": rule.delay_s},
                 "dead": None,
+                "paused": queue.policy.pause,
+                "paused_until_s": queue.policy.paused_until_s,
                 "next_seq": queue.next_seq,
                 "oldest_age_s": _age_s(queue.oldest_us),
                 "readers": None,

@@ -237,6 +237,26 @@ ACTIONS: Final = {
         "The messages of {consumer} are in their queue.",
         _to_connection,
     ),
+    "pause_queue": PageAction(
+        "Pause",
+        "Pause {what} of {queue}? Consumers stay attached.",
+        lambda client, form: client.pause(
+            form["queue"],
+            for_s=_number(form, "for_s"),
+            deliveries=form["what"] == "deliveries",
+            publishes=form["what"] == "publishes",
+        ),
+        "{queue} is paused.",
+        _to_queue,
+        lambda form: requests.flags("pause", {"for_s": _number(form, "for_s")}),
+    ),
+    "resume_queue": PageAction(
+        "Resume",
+        "Resume {queue}?",
+        lambda client, form: client.resume(form["queue"]),
+        "{queue} is resumed.",
+        _to_queue,
+    ),
     "pause": PageAction(
         "Pause",
         "Pause the schedule {schedule}?",

@@ -136,10 +136,19 @@ def archives(sample: Row) -> list[Row]:
     return [queue for queue in sample["queues"] if queue["archived_seq"] is not None]
 
 
+PAUSED: Final = {
+    "all": "paused",
+    "deliveries": "deliveries paused",
+    "publishes": "publishes paused",
+}
+"""By what is paused: how the page tells it."""
+
+
 def mark(history: RateHistory, queue: Row) -> str:
     """What a person should know of a queue in a list."""
     key = requests.name(queue["name"])
     is_dead = history.is_dead_letter_queue(key)
     told = "dead letters" if is_dead else "" if queue["consumers"] else "no consumer"
     grows = history.growth(key) > (GROWTH_MOST if queue["consumers"] else 0)
-    return ", ".join(filter(None, ("grows" if grows else "", told)))
+    paused = PAUSED.get(queue["paused"], "")
+    return ", ".join(filter(None, (paused, "grows" if grows else "", told)))

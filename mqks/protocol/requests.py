@@ -291,6 +291,16 @@ class Scheduling(NamedTuple):
         return None if self.publish is None else self.publish.to
 
 
+class Pausing(NamedTuple):
+    """A pause of a queue, in place of an earlier one, or its end. Neither flag is both."""
+
+    queue: bytes
+    for_us: int = 0
+    """It ends after this time; 0: when it is resumed."""
+    deliveries: bool = False
+    publishes: bool = False
+
+
 class DeleteQueue(NamedTuple):
     queue: bytes
     rule: DeleteRule | None = None
@@ -862,6 +872,7 @@ _MOST: _Kind = _number(1, SEQ_MAX), "N"
 _SECONDS: _Kind = _duration_s, "SECONDS"
 _BACKOFF: _Kind = _backoff, "FIRST[,MAX]"
 _OVERFLOW: _Kind = partial(_one_of, {b"reject": "reject", b"drop": "drop"}), "reject|drop"
+_TIME: _Kind = partial(_seconds, most=TIME_S_MAX), "TIME"
 _YES_NO: _Kind = partial(_one_of, {b"yes": True, b"no": False}), "yes|no"
 _KEY: _Kind = partial(_one_of, {b"key": "key"}), "key"
 _READERS: _Kind = _readers, "NAME[,NAME...]"
@@ -884,6 +895,8 @@ _POLICY = {
     "ordered": (_KEY, "Deliver the messages of a key in order."),
     "fair": (_KEY, "Let the keys of messages take turns."),
     "paused": (_YES_NO, "Deliver nothing; publishes go on."),
+    "publishes_paused": (_YES_NO, "Refuse publishes; deliveries go on."),
+    "paused_until_s": (_TIME, "When both end, in seconds since 1970."),
     "readers": (_READERS, "Trim the queue only up to where the slowest of these is."),
     "labels": (_LABELS, "Labels, for people and programs that manage queues."),
 }
@@ -930,6 +943,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--when-unused": ("rule", _rule),
     "--where": ("where", partial(check_meta, reserved=True)),
     "--worker": ("worker", partial(_one_of, {b"0": 0})),
+    "pause --for": ("for_us", lambda value: round(_duration_s(value) * 1e6)),
     "peek --limit": ("limit", _number(1, PEEK_ROWS_MAX)),
     "publish --dead-letter": ("letter", check_letter),
     "publish --ttl": ("ttl_us", lambda value: round(_duration_s(value) * 1e6)),
@@ -1061,13 +1075,22 @@ _TABLE = (
         "{queue} [--retries={n}] [--losses={n}] [--deliveries={n}] [--backoff={first}[,{max}]] "
         "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] "
-        "[--ordered=key] [--fair=key] [--paused=yes|no] "
-        "[--readers={name}[,...]] [--labels={key}={value}[&...]] [--reset]",
+        "[--ordered=key] [--fair=key] [--paused=yes|no] [--publishes-paused=yes|no] "
+        "[--paused-until={time}] [--readers={name}[,...]] [--labels={key}={value}[&...]] [--reset]",
         lambda queue, reset=False, **changes: SetQueue(queue, changes, reset),
         {"queue": "consume", "dead_letters": "consume"},
         confirm_anywhere=True,
         is_audited=True,
     ),
+    Action(
+        "pause",
+        "{queue} [--for={seconds}] [--deliveries|--publishes]",
+        Pausing,
+        OF_QUEUE,
+        confirm_anywhere=True,
+        is_audited=True,
+    ),
+    Action("resume", "{queue}", Pausing, OF_QUEUE, confirm_anywhere=True, is_audited=True),
     Action(
         "purge",
         "{queue} [--scheduled] " + CHOICE,

@@ -106,6 +106,10 @@ QUEUES: Final[dict[str, tuple[str, Callable[[Queue], float | None]]]] = {
         "Age of the oldest ready message, accurate to ten seconds; absent without messages.",
         lambda queue: queue.oldest_age_s,
     ),
+    "mqks_queue_paused": (
+        "1 while deliveries or publishes of the queue are paused, otherwise 0.",
+        lambda queue: int(queue.rules.pause is not None),
+    ),
     "mqks_queue_archive_lag": (
         "Messages that the archive of the queue has not stored yet; absent without an archive.",
         lambda queue: queue.archive_lag,

@@ -229,6 +229,16 @@ class Machine(RuleBasedStateMachine):
         if confirm:
             self.model.confirm(connection, "t", dropped)
 
+    @precondition(lambda self: self.model.queues)
+    @rule(connection=CONNECTIONS, data=st.data(), pauses=st.booleans())
+    def pause_or_resume(self, connection: str, data: st.DataObject, pauses: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.model.queues)))
+        request = f"pause --confirm {name} --deliveries" if pauses else f"resume --confirm {name}"
+        self.send(connection, f"p {request}")
+        self.model.queues[name].paused = pauses
+        self.model.deliver(name)
+        self.model.confirm(connection, "p")
+
     @rule(connection=CONNECTIONS, name=QUEUES)
     def purge(self, connection: str, name: str) -> None:
         self.send(connection, f"t purge --confirm {name}")

@@ -287,6 +287,19 @@ async def test_add_and_delete_queue(client: Any) -> None:
         await client.rebind("q")
 
 
+async def test_a_queue_is_paused_and_resumed(client: Any) -> None:
+    await client.subscribe("q", ["e"])
+    await client.pause("q", publishes=True, for_s=600)
+    with pytest.raises(RequestFailed):
+        await client.publish("e", "x", confirm=True)
+    await client.resume("q")
+    await client.publish("e", "x", confirm=True)
+    with pytest.raises(RequestFailed):
+        await client.pause("none")
+    with pytest.raises(RequestFailed):
+        await client.resume("none")
+
+
 async def test_set_queue(client: Any) -> None:
     await client.set_queue("q", retries=3, backoff=(0.5, 60), dead_letter_queue="d", ttl_s=1.5)
     await client.set_queue("q", ttl_s=None, single_consumer=True)

@@ -51,6 +51,8 @@ LIVE = {
     "mqks subscribe": "made e1 e2",
     "mqks rebind": "made e3",
     "mqks set-queue": "made --ttl 5 --retries= --create",
+    "mqks pause": "made --for 1h --deliveries",
+    "mqks resume": "made",
     "mqks cancel": "made --all",
     "mqks promote": "made --all",
     "mqks move": "made imported",

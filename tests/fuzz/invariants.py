@@ -12,6 +12,7 @@ from itertools import chain, islice
 from typing import Final
 
 from mqks.broker.broker import Broker
+from mqks.broker.features.admission.pauses import PausableCapacity
 from mqks.broker.features.death.deaths import _kill_read
 from mqks.broker.features.order.keyed import Keyed
 from mqks.broker.features.order.ranked import Ranked
@@ -407,6 +408,10 @@ def _alarms(broker: Broker) -> int:
     """How many are set."""
     times = [timed(queue) for queue in broker.queues.values() if queue.times is not None]
     alarms = [alarm for each in times for alarm in (each._alarm, each._dated_alarm)]
+    capacities = [queue.capacity for queue in broker.queues.values()]
+    alarms += [
+        each._alarm for each in capacities if isinstance(each, PausableCapacity) and each._alarm
+    ]
     awaited = [each.deadlines for each in _consumers(broker)]
     alarms += [each._alarm for each in awaited if isinstance(each, Deadlines)]
     return sum(alarm.is_set for alarm in [*alarms, *broker.schedules._alarms.values()])

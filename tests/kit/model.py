@@ -61,6 +61,8 @@ class ModelQueue:
     scheduled: list[tuple[float, Message]] = field(default_factory=list)
     """Each with the time when it is due."""
     dead_letters: str | None = None
+    paused: bool = False
+    """Nothing is delivered."""
 
 
 class Model:
@@ -382,7 +384,7 @@ class Model:
 
     def deliver(self, name: str) -> None:
         queue, ring = self.queues[name], self.rings.get(name, [])
-        if name in self.returning:
+        if name in self.returning or queue.paused:
             return
         while queue.ready and ring and not queue.ready[0].is_away:
             consumer = ring.pop(0)

@@ -69,6 +69,8 @@ DOES: dict[str, list[tuple[bytes, int | None]]] = {
     "delete_consumer": [(b"other", None)],
     "delete_queue": [(b"q", 4), (b"r --when-unused=9", None)],
     "set_queue": [(b"q --retries=3", None)],
+    "pause": [(b"q --for=9", None)],
+    "resume": [(b"r", None)],
     "purge": [(b"q --id=m1", 1), (b"q", 2)],
     "trim": [(b"q 3", 2)],
     "schedule": [(b"beat --every=9 publish beat", None), (b"beat --pause", None)],
@@ -87,6 +89,7 @@ d set_queue r --retries=0 --dead-letters=dead
 c consume r --manual-ack
 mr publish f y
 x reject --confirm c mr
+p pause r --deliveries
 y delete_consumer c
 """
 
@@ -108,6 +111,9 @@ def test_what_changes_nothing_has_no_record() -> None:
     world.send("k", BEFORE)
     world.send("k", b"c consume q\nn delete_queue q --when-unused\nt set_queue t --retries=1\n")
     records = len(world.broker.audit.last)
+    world.send("k", b"i pause t\nj resume t\n")
+    records = len(world.broker.audit.last)
+    world.send("k", b"j resume t\n")
     world.send(
         "k",
         b"s subscribe q e\nt set_queue t --retries=1\nd consume q --manual-ack --keep\n"

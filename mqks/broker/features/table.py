@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from mqks.broker.features.admission.capacity import Capacity
+from mqks.broker.features.admission.pauses import PausableCapacity
 from mqks.broker.features.death import deaths, fates
 from mqks.broker.features.death.dead_letters import restored
 from mqks.broker.features.order import orders
@@ -15,7 +15,7 @@ FEATURES: Final = Features(
     returns=fates,
     deaths=deaths,
     restored_letter=restored,
-    capacity=Capacity,
+    capacity=PausableCapacity,
     timers=Times,
     ack_timers=Deadlines,
 )

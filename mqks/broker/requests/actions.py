@@ -36,6 +36,8 @@ _RUNS: dict[bytes, Run] = {
     b"delete_consumer": binding.delete_consumer,
     b"delete_queue": queues.delete_queue,
     b"set_queue": queues.set_queue,
+    b"pause": queues.pause,
+    b"resume": queues.resume,
     b"purge": queues.purge,
     b"peek": looking.peek,
     b"tail": looking.tail,

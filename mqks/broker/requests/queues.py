@@ -4,8 +4,9 @@ The one rule: a request that raises has changed nothing.
 """
 
 from mqks.broker.broker import Broker
+from mqks.broker.features.admission import pauses
 from mqks.broker.features.death.moves import purge_some
-from mqks.broker.requests.checks import Doing, Effect, check_epoch
+from mqks.broker.requests.checks import Doing, Effect, check_epoch, existing
 from mqks.broker.requests.scheduled import cancel_all
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.connection import Connection
@@ -13,6 +14,7 @@ from mqks.broker.spine.queue.selection import Chosen
 from mqks.limits import SEQ_MAX
 from mqks.protocol.requests import (
     DeleteQueue,
+    Pausing,
     Purge,
     Request,
     Selection,
@@ -43,6 +45,20 @@ def delete_queue(
     if not queue.consumers:
         yield from broker.unused(queue)
     return Effect.of(0, changed)
+
+
+def pause(
+    broker: Broker, connection: Connection, request: Request, wanted: Pausing
+) -> Work[Effect]:
+    yield from ()
+    return Effect.of(0, pauses.pause(existing(broker, "pause", wanted.queue), wanted))
+
+
+def resume(
+    broker: Broker, connection: Connection, request: Request, wanted: Pausing
+) -> Work[Effect]:
+    yield from ()
+    return Effect.of(0, pauses.resume(existing(broker, "resume", wanted.queue)))
 
 
 def purge(broker: Broker, connection: Connection, request: Request, wanted: Purge) -> Doing:

@@ -109,6 +109,8 @@ def queue_row(broker: Broker, queue: Queue) -> Row:
         "bindings": broker.bindings.count(queue.name),
         "rule": None if rule is None else {"delay_s": rule.delay_s},
         "dead": queue.dead,
+        "paused": queue.rules.pause,
+        "paused_until_s": queue.rules.paused_until_s,
         "next_seq": queue.lane.next_seq,
         "oldest_age_s": queue.oldest_age_s,
         "readers": {_text(name): mark for name, mark in queue.readers.items()} or None,

@@ -51,10 +51,21 @@ class Policy:
     """`key`: keys take turns."""
     paused: bool | None = None
     """Whether nothing is delivered."""
+    publishes_paused: bool | None = None
+    """Whether publishes are refused."""
+    paused_until_s: float | None = None
+    """When both end, in seconds since 1970."""
     readers: bytes | None = None
     """Names with commas: the queue is trimmed only up to where the slowest of these is."""
     labels: bytes | None = None
     """Percent-encoded pairs, without a meaning to the broker."""
+
+    @property
+    def pause(self) -> str | None:
+        """What is paused: `all`, `deliveries` or `publishes`; None: nothing."""
+        if self.paused:
+            return "all" if self.publishes_paused else "deliveries"
+        return "publishes" if self.publishes_paused else None
 
     @property
     def size_bytes(self) -> int:

@@ -843,6 +843,7 @@ class Queue:
         # A work that is under way sees `deleted` at its next step, and ends.
         self.deleted = True
         self.policy = self.rules = DEFAULT
+        self.capacity.apply(DEFAULT)
         self.shared.capacities.tight.pop(self, None)
         self.shared.outboxes.leave(self)
         gone = [self.lane.delete()]

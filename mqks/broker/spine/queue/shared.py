@@ -17,7 +17,7 @@ from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery, Lane
 from mqks.broker.spine.queue.order import Order
-from mqks.broker.spine.queue.seams import AckHolder, AckTimers, Admission, Admissions, Held, Timers
+from mqks.broker.spine.queue.seams import AckHolder, AckTimers, Admission, Admissions, Timers
 from mqks.limits import STEP_MESSAGES
 from mqks.settings import Settings
 
@@ -55,6 +55,9 @@ class Place(Protocol):
 
     @property
     def ready(self) -> int: ...
+    @property
+    def contents(self) -> tuple[int, int]: ...
+    def apply(self, rules: Policy) -> None: ...
     def set_order(self, order: Order) -> None: ...
     def become_ranked(self) -> None: ...
     def dead_letter_queue(self, reason: str) -> "Place | None": ...
@@ -146,7 +149,7 @@ class Features(NamedTuple):
     restored_letter: Callable[[bytes, bytes], tuple[bytes, bytes]]
     """Attributes, and time of the first publishing, of what is published as a dead letter: its own
     attributes are the first argument."""
-    capacity: Callable[[Held, int], Admission]
+    capacity: Callable[[Place, int], Admission]
     timers: Callable[[Place], Timers]
     ack_timers: Callable[[Schedule, Turns, AckHolder], AckTimers]
 
@@ -159,6 +162,7 @@ class Owner(Protocol):
     """Nothing is delivered that the journal holds, since another broker may deliver it."""
 
     def dead_letter_queue(self, queue: Place, reason: str) -> Place | None: ...
+    def set_policy(self, queue: Place, policy: Policy) -> None: ...
 
 
 class Shared:

@@ -1,0 +1,39 @@
+"""The commands that pause a queue and resume it.
+
+The one rule: a pause is a request of the protocol; nothing of it is kept here.
+"""
+
+from typing import Annotated
+
+from mqks.commands.complete import Queue
+from mqks.commands.connection import ServerOptions
+from mqks.commands.existing import check_queue
+from mqks.commands.options import Told
+
+
+def pause(
+    server: ServerOptions,
+    queue: Queue,
+    for_s: Annotated[
+        float | None, "--for", "SECONDS", "It ends after this time; otherwise by mqks resume."
+    ] = None,
+    deliveries: Annotated[bool, "Pause only deliveries."] = False,
+    publishes: Annotated[bool, "Pause only publishes: they are refused."] = False,
+) -> Told:
+    """Pause the deliveries and publishes of a queue. Consumers stay attached.
+
+    It replaces an earlier pause, and outlives a restart.
+    """
+    with server.connected() as client:
+        check_queue(client, queue)
+        client.pause(queue, for_s=for_s, deliveries=deliveries, publishes=publishes)
+    what = "deliveries" if deliveries else "publishes" if publishes else "all"
+    return {"queue": queue, "paused": what, "for_s": for_s}, ""
+
+
+def resume(server: ServerOptions, queue: Queue) -> Told:
+    """End any pause of a queue."""
+    with server.connected() as client:
+        check_queue(client, queue)
+        client.resume(queue)
+    return {"queue": queue, "paused": None}, ""
