@@ -187,7 +187,7 @@ def archive(
     with _job("archive", spark, url) as begin:
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.errors import BadOption
-        from mqks.pipeline.job import by_mask, schema_of, stop_on_signal
+        from mqks.pipeline.job import by_mask, fields_of, schema_of, stop_on_signal
         from mqks.pipeline.layout import is_of_data, order, partitions, plain, renames
         from mqks.pipeline.places import lake_at
         from mqks.pipeline.session import BRIEF, LOGGING, context
@@ -239,6 +239,8 @@ def archive(
                 bad = stack.enter_context(lake_at(other, format, plain(partitioned)))
             running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
             given = {mask: schema_of(text) for mask, text in schemas.items()}  # It asks Spark.
+            if lost := {*job.renames}.difference(*map(fields_of, given.values())):
+                raise BadOption(f"--rename: no schema has {min(lost)}")
             job = replace(job, schemas=given)
             for progress in job.run(running, opened, stop_on_signal(), bad):
                 messages += progress.messages
