@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES
 from mqks.pipeline.errors import BadOption, LakeUnfit
 
 PLAIN = {"date": pa.date32(), "hour": pa.int32(), "event": pa.string(), "parsed": pa.bool_()}
@@ -32,6 +33,12 @@ PARTITIONS_MAX = 10_000
 """Of one file of a task before it is split by them: each is a file of its own."""
 BUCKETS_MAX = 10_000
 _PARTITION = re.compile(r"(?:(day|hour|month)\(|(bucket)\((\d{1,5}),)?([^(),]+)(\))?")
+_COLUMNS = {
+    **{name: FIELDS[name] for name in ("key", "value", "topic", "offset", "timestamp")},
+    **{"queue": pa.string(), "epoch": pa.string(), "archived": FIELDS["timestamp"]},
+    **{f"origin_{each.name}": each.type for each in ORIGIN.type},
+    **{each.name: each.type for each in PROPERTIES},
+}
 _FORMATS = {"hour": "%Y-%m-%d-%H", "month": "%Y-%m"}
 _TYPES = pa.types
 _IS_TEXT = _TYPES.is_string, _TYPES.is_integer, _TYPES.is_date
@@ -174,9 +181,8 @@ def _check(told: str, transform: str, kind: pa.DataType | None) -> None:
 
 
 def _column(name: str) -> pa.DataType | None:
-    from mqks.pipeline.lake import WRITTEN  # It needs this module.
-
-    return WRITTEN.field(name).type if name in WRITTEN.names else None
+    """Its type, if files have it."""
+    return _COLUMNS.get(name)
 
 
 def _type(kind: pa.DataType, path: Sequence[str]) -> pa.DataType | None:
