@@ -35,7 +35,9 @@ BUCKETS_MAX = 10_000
 _PARTITION = re.compile(r"(?:(day|hour|month)\(|(bucket)\((\d{1,5}),)?([^(),]+)(\))?")
 _COLUMNS = {
     **{name: FIELDS[name] for name in ("key", "value", "topic", "offset", "timestamp")},
-    **{"queue": pa.string(), "epoch": pa.string(), "archived": FIELDS["timestamp"]},
+    "queue": pa.string(),
+    "epoch": pa.string(),
+    "archived": FIELDS["timestamp"],
     **{f"origin_{each.name}": each.type for each in ORIGIN.type},
     **{each.name: each.type for each in PROPERTIES},
 }
