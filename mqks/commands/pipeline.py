@@ -102,9 +102,24 @@ def archive(
     ] = None,
     by: Annotated[
         str | None,
-        "NAMES",
-        "Partitions: day, hour, event, parsed (whether the payload fits the schema), with commas."
+        *("--by", "--partition", "LIST"),
+        "Partitions, with commas: day, hour, event, parsed (whether the payload fits the schema),"
+        " 'day(data.created_at)', hour(…), month(…), 'bucket(16, key)', data.country."
         " \\[default: as the lake has it, or day]",
+    ] = None,
+    partitions_max: Annotated[
+        int, typer.Option(min=1, max=100_000, help="The most partitions in a task of a batch.")
+    ] = 10_000,
+    sort: Annotated[
+        str | None,
+        "FIELDS",
+        "The order of the rows of a file: 'data.user, offset'. \\[default: as they arrived]",
+    ] = None,
+    rename: Annotated[
+        Path | None,
+        "FILE",
+        'Names of payload fields in the lake, as JSON or TOML: {"old.field": "new"}.'
+        " \\[default: those of the payload]",
     ] = None,
     table_by: Annotated[
         Literal["event"] | None,
@@ -172,8 +187,8 @@ def archive(
     with _job("archive", spark, url) as begin:
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.errors import BadOption
-        from mqks.pipeline.job import by_mask, schema_of, stop_on_signal
-        from mqks.pipeline.lake import partitions
+        from mqks.pipeline.job import by_mask, fields_of, schema_of, stop_on_signal
+        from mqks.pipeline.layout import is_of_data, order, partitions, plain, renames
         from mqks.pipeline.places import lake_at
         from mqks.pipeline.session import BRIEF, LOGGING, context
         from mqks.pipeline.tables import EventTables
@@ -184,6 +199,10 @@ def archive(
         schemas = by_mask(schema or ())
         if schemas.keys() - {"**"} and not table_by:
             raise BadOption("--schema MASK=DDL needs --table-by event")
+        partitioned, sorting = partitions(by), order(sort)
+        fields = any(map(is_of_data, partitioned or ())) or any("." in each for each in sorting)
+        if (fields or rename) and not schema:
+            raise BadOption("--rename, and fields in --by and --sort, need --schema")
         messages = 0
         job = Archive(
             queue=queue,
@@ -197,15 +216,16 @@ def archive(
             reader=reader,
             include_replays=include_replays,
             fail_on_data_loss=fail_on_data_loss,
+            renames=renames(rename) if rename else {},
         )
         if isinstance(lake, Path) and not lake.exists():
             job.check()
-        partitioned = partitions(by)
         whole = (
             EventTables(lake, format, by=partitioned, tables_max=tables_max)
             if table_by
             else lake_at(lake, format, partitioned)
         )
+        whole.sort, whole.partitions_max = sorting, partitions_max
         # Before Spark: what is wrong with the lake need not wait for Java.
         with whole as opened, ExitStack() as stack:
             lineage = None
@@ -216,9 +236,11 @@ def archive(
             bad = None
             if bad_rows:
                 other = _in_catalog(bad_rows, catalog) if catalog else _place(bad_rows)
-                bad = stack.enter_context(lake_at(other, format, partitioned))
+                bad = stack.enter_context(lake_at(other, format, plain(partitioned)))
             running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
             given = {mask: schema_of(text) for mask, text in schemas.items()}  # It asks Spark.
+            if lost := {*job.renames}.difference(*map(fields_of, given.values())):
+                raise BadOption(f"--rename: no schema has {min(lost)}")
             job = replace(job, schemas=given)
             for progress in job.run(running, opened, stop_on_signal(), bad):
                 messages += progress.messages

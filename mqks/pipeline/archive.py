@@ -32,6 +32,7 @@ from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES, subset
 from mqks.pipeline.errors import DataLost, NoQueue, StoreAway
 from mqks.pipeline.job import reasons
 from mqks.pipeline.lake import PIECE_BYTES, WRITTEN, File, Lake, Stages, stage
+from mqks.pipeline.layout import named, renamed
 from mqks.pipeline.objects import Patience
 from mqks.pipeline.payloads import BAD, parsed, parsed_here, read_as
 from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts, pattern
@@ -102,8 +103,9 @@ class _Batch:
     fail_on_data_loss: bool
     leaves_out: bool
     """Whether replayed messages that the lake has are left out."""
-    types: Sequence[tuple[str, pa.DataType]] = ()
-    """As what payloads are parsed: the type of the first pattern that finds the event."""
+    types: Sequence[tuple[str, pa.DataType, pa.DataType]] = ()
+    """As what payloads are parsed: the type of the first pattern that finds the event; and the
+    same with the names of the lake."""
     only: int | None = None
     """Only messages of this one of the types."""
     bad: Stages | None = None
@@ -149,7 +151,7 @@ class _Batch:
             if which is None:
                 yield batch
                 continue
-            kind = self.types[which][1]
+            _, kind, named = self.types[which]
             is_known = read_as(kind) is not None
             size = _PARSED_ROWS if is_known else len(batch)
             pieces = [batch.slice(at, size) for at in range(0, len(batch), size)]
@@ -158,7 +160,7 @@ class _Batch:
                 half = len(rows) // 2
                 data = parsed_here(rows["value"], kind)
                 if data is not None:
-                    yield rows.append_column("data", data)
+                    yield rows.append_column("data", data if kind == named else data.view(named))
                 elif half >= _LEFT_ROWS and is_known:
                     pieces[:0] = rows.slice(0, half), rows.slice(half)
                 else:
@@ -181,7 +183,7 @@ class _Batch:
                 yield which, batch if len(own) == len(found) else batch.filter(is_own)
 
     def _type(self, event: str | None) -> int | None:
-        return None if event is None else _first((each for each, _ in self.types), event)
+        return None if event is None else _first((each for each, *_ in self.types), event)
 
     # Two steps for Spark's expressions to stand between: of the messages only the payloads pass
     # through Java as rows, beside the first of which is the whole batch.
@@ -268,6 +270,8 @@ class Archive:
     schemas: "Mapping[str, StructType]" = field(default_factory=dict)
     """Schemas of the payloads of events, by masks of which the first counts; only for a lake with a
     table for each event."""
+    renames: Mapping[str, str] = field(default_factory=dict)
+    """Fields of payloads, by dots, that have another name in the lake."""
     roll_s: float = ROLL_S
     """The longest time before small files are merged; until then they are not visible."""
     keep_s: float | None = None
@@ -492,7 +496,7 @@ class _Run:
             staging=self.lake.staging,
             fail_on_data_loss=self.job.fail_on_data_loss,
             leaves_out=not self.job.include_replays,
-            types=[(mask, kind) for mask, _, kind in schemas],
+            types=[(mask, *kinds) for mask, _, *kinds in schemas],
             bad=None if self.bad is None else self.bad.staging,
             bad_start=bad_start,
         )
@@ -500,7 +504,7 @@ class _Run:
             ranges = self.spark.parallelize(batch.ranges, len(batch.ranges))
             made = ranges.mapPartitions(batch.read_and_stage).collect()
             files = {False: [each for each in made if isinstance(each, File)], True: []}
-            for only, (_, schema, _) in enumerate(schemas):
+            for only, (_, schema, *_) in enumerate(schemas):
                 left = [each[1] for each in made if not isinstance(each, File) and each[0] == only]
                 if left:
                     staged = self._parsed(replace(batch, ranges=left, only=only), schema)
@@ -511,6 +515,8 @@ class _Run:
     def _parsed(self, batch: _Batch, schema: "StructType") -> list[tuple[bool, File]]:
         """What Spark has parsed and staged, and whether it is bad rows."""
         from pyspark.sql import SparkSession
+        from pyspark.sql.functions import col
+        from pyspark.sql.pandas.types import from_arrow_type
 
         count = len(batch.ranges)
         tasks = min(self.spark.defaultParallelism, count)
@@ -518,26 +524,30 @@ class _Run:
         messages = started.mapInArrow(batch.read_rows, "value binary, batch binary")
         names = ("batch", "data", "bad")[: 2 if self.bad is None else 3]
         rows = parsed(messages, schema).select(*names)
+        if batch.only is not None and self.job.renames:  # By position.
+            named = from_arrow_type(batch.types[batch.only][2])
+            rows = rows.withColumn("data", col("data").cast(named))
         staged = rows.mapInArrow(batch.stage_rows, "file binary")
         return [pickle.loads(row.file) for row in staged.collect()]
 
-    def _schemas(self) -> "list[tuple[str, StructType, pa.DataType]]":
+    def _schemas(self) -> "list[tuple[str, StructType, pa.DataType, pa.DataType]]":
         """Of payloads, by patterns of events, with types as wide as the lake has them, for Spark
-        and for Arrow. Raises LakeUnfit."""
+        and for Arrow; and with the names of the lake. Raises LakeUnfit."""
         from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
         every = {**self.job.schemas} if self.job.schema is None else {"**": self.job.schema}
         patterns = [*map(pattern, every)]
-        found: list[tuple[str, StructType, pa.DataType]] = []
+        found: list[tuple[str, StructType, pa.DataType, pa.DataType]] = []
 
         def is_of(at: int | None, event: str) -> bool:
             return _first(patterns, event) == at
 
         for at, (each, given) in enumerate(zip(patterns, every.values(), strict=True)):
             own = to_arrow_type(given, timezone="UTC")
-            fitted = self.lake.prepared(own, partial(is_of, at))
-            same = given if fitted == own else cast("StructType", from_arrow_type(fitted))
-            found.append((each, same, fitted))
+            fitted = self.lake.prepared(renamed(own, self.job.renames), partial(is_of, at)) or own
+            kind = named(fitted, own)
+            same = given if kind == own else cast("StructType", from_arrow_type(kind))
+            found.append((each, same, kind, fitted))
         if "**" not in every:
             self.lake.prepared(None, partial(is_of, None))
         if self.bad is not None:

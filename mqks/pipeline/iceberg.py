@@ -2,12 +2,13 @@
 
 The catalog (REST, SQL, Glue and others) comes from pyiceberg's own settings: `~/.pyiceberg.yaml`,
 or `PYICEBERG_CATALOG__NAME__URI`. Partitions are transforms of columns: a day or hour of
-`timestamp`, and `topic`.
+`timestamp`, `topic`, and those of fields, which come when the table has these.
 
 The one rule: the files of a batch, and the properties that record how far its queue was read, are
 one commit of the catalog, which fails if any other came before it.
 """
 
+import json
 import logging
 import os
 import re
@@ -38,6 +39,7 @@ from mqks.pipeline.lake import (
     shown,
     write_file,
 )
+from mqks.pipeline.layout import PLAIN, partition
 from mqks.pipeline.objects import (
     CONNECT_S,
     DELETED,
@@ -48,12 +50,18 @@ from mqks.pipeline.objects import (
     make_directory,
 )
 from mqks.pipeline.sums import queues_of
-from mqks.pipeline.table import COMPACTION, LAST, LakeTable
+from mqks.pipeline.table import BY, COMPACTION, LAST, LakeTable
 
 try:
     from pyiceberg.catalog import AVAILABLE_CATALOGS, CatalogType, load_catalog
+    from pyiceberg.conversions import partition_to_py
     from pyiceberg.exceptions import CommitFailedException, NoSuchNamespaceError, NoSuchTableError
     from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO, parquet_files_to_data_files
+    from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+    from pyiceberg.table.sorting import NullOrder
+    from pyiceberg.transforms import IdentityTransform
+    from pyiceberg.typedef import Record
+    from pyiceberg.types import DateType
 except ImportError:
     raise ExtraMissing("Iceberg tables need another package: pip install 'mqks[iceberg]'") from None
 
@@ -105,14 +113,13 @@ class IcebergTable(LakeTable):
             pass
         if self._catalog.table_exists(str(control_of(self.place)).rpartition("/")[2]):
             raise LakeUnfit(f"{self.place} {BY_TABLE}")
-        if unfit := set(self.by) - _TRANSFORMS.keys():
-            raise LakeUnfit(f"{self.place}: Iceberg has no partitions by {min(unfit)}")
+        if "parsed" in self.by:
+            raise LakeUnfit(f"{self.place}: Iceberg has no partitions by parsed")
         self._catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
-        made = self._catalog.create_table_transaction(name, WRITTEN, properties=_PROPERTIES)
-        with made, made.update_spec() as spec:
-            for each in self.by:
-                if each != "date" or "hour" not in self.by:  # An hour says its day.
-                    spec.add_field(*_TRANSFORMS[each], each)
+        told = _PROPERTIES | ({BY: json.dumps(self.by)} if {*self.by} - PLAIN.keys() else {})
+        made = self._catalog.create_table_transaction(name, WRITTEN, properties=told)
+        with made:
+            self._lay_out(made)
         return self._catalog.load_table(name)
 
     @property
@@ -124,10 +131,43 @@ class IcebergTable(LakeTable):
         return super().staging._replace(ids=self._opened().schema().as_arrow())
 
     def _partitions(self) -> Iterable[str]:
+        if told := self._table.properties.get(BY):
+            by: list[str] = json.loads(told)
+            return by
         names = [field.name for field in self._table.spec().fields]
         if not names or not set(names) <= _TRANSFORMS.keys():
             raise LakeUnfit(f"{self.place} has other partitions than date, hour and event: {names}")
         return ("date", *(name for name in names if name != "date"))
+
+    def _lay_out(self, change: Any) -> None:
+        """Give the table, in a transaction, those of its partitions and of its order that it has
+        the columns for: fields come with a schema for payloads."""
+        metadata = change.table_metadata
+        schema, there = metadata.schema(), {field.name for field in metadata.spec().fields}
+        with change.update_spec() as spec:
+            for each in map(partition, self.by):
+                transform, source = each.transform, each.source
+                if not transform:
+                    source, transform = _TRANSFORMS[each.column]
+                is_told = each.column == "date" and "hour" in self.by  # An hour says its day.
+                if each.column in there or is_told or not _has(schema, source):
+                    continue
+                size = f"[{each.buckets}]" if each.buckets else ""
+                spec.add_field(source, transform + size, each.column)
+        sort = [name for name in self.sort if _has(schema, name)]
+        if sort and sort != [
+            schema.find_column_name(each.source_id) for each in metadata.sort_order().fields
+        ]:
+            with change.update_sort_order() as update:
+                for name in sort:
+                    update.asc(name, IdentityTransform(), NullOrder.NULLS_LAST)
+
+    def _prepared(self, data: pa.DataType | None) -> pa.DataType | None:
+        fitted = super()._prepared(data)
+        with suppress(CommitFailedException), self._table.transaction() as change:
+            self._lay_out(change)
+        self._is_open = False
+        return fitted
 
     def _columns(self) -> pa.Schema:
         return _plain(self._table.schema().as_arrow())
@@ -158,7 +198,9 @@ class IcebergTable(LakeTable):
                 with table.transaction() as one:
                     one.set_properties({name: str(number) for name, number in records.items()})
                     # Also without files: a commit of properties alone would conflict with nothing.
-                    one.add_files(paths, check_duplicate_files=False)
+                    with one.update_snapshot().fast_append() as append:
+                        for path, file in zip(paths, files, strict=True):
+                            append.append_data_file(self._described(path, self._partition(file)))
                 return
             except CommitFailedException:
                 if not left:
@@ -173,11 +215,14 @@ class IcebergTable(LakeTable):
         """Each time after some commits; what another commits at the same time, goes before."""
         if self._opened().metadata.last_sequence_number % COMPACTION:
             return
-        small: dict[str, list[Any]] = {}
+        small: dict[tuple[Any, ...], list[Any]] = {}
         for task in self._table.scan().plan_files():
-            if task.file.file_size_in_bytes < SMALL_BYTES and not task.delete_files:
-                small.setdefault(task.file.file_path.rpartition("/")[0], []).append(task.file)
-        for directory, files in small.items():
+            file = task.file
+            is_small = file.file_size_in_bytes < SMALL_BYTES and not task.delete_files
+            if is_small and file.spec_id == self._table.spec().spec_id:
+                key = file.file_path.rpartition("/")[0], *file.partition
+                small.setdefault(key, []).append(file)
+        for (directory, *_), files in small.items():
             if len(files) > 1:
                 self._merge(directory, files[:MERGED_MAX])
         table, before_ms = self._opened(), (time.time() - SNAPSHOTS_S) * 1000
@@ -193,15 +238,36 @@ class IcebergTable(LakeTable):
         columns = self._columns()
         path = f"{directory}/{shown(uuid.uuid4().hex)}"
         schema = numbered(columns, self._table.schema().as_arrow())
-        rows = rows_of((place_of(file.file_path) for file in files), columns)
-        write_file(place_of(directory), path.rpartition("/")[2], rows, schema)
+        rows = rows_of((place_of(file.file_path) for file in files), columns, self.sort)
+        name, sources = path.rpartition("/")[2], self.staging.sources
+        write_file(place_of(directory), name, rows, schema, sources)
         with self._table.transaction() as one, one.update_snapshot().overwrite() as change:
             for file in files:
                 change.delete_data_file(file)
-            metadata = self._table.metadata
-            for file in parquet_files_to_data_files(self._table.io, metadata, iter([path])):
-                change.append_data_file(file)
+            change.append_data_file(self._described(path, files[0].partition))
         self._is_open = False
+
+    def _described(self, path: str, values: Record) -> Any:
+        """A file of these partitions, for a commit. Pyiceberg would tell them from statistics,
+        which a hash has not."""
+        table, none = self._table, UNPARTITIONED_PARTITION_SPEC
+        told = {"partition_specs": [none], "default_spec_id": none.spec_id}
+        plain = table.metadata.model_copy(update=told)
+        [file] = parquet_files_to_data_files(table.io, plain, iter([path]))
+        file[3], file.spec_id = values, table.spec().spec_id  # Its fourth field is `partition`.
+        return file
+
+    def _partition(self, file: File) -> Record:
+        told = dict(zip((partition(each).column for each in self.by), file.values, strict=True))
+        if hour := told.get("hour"):
+            told["hour"] = f"{told['date']}-{hour}"
+        schema, fields = self._table.schema(), self._table.spec().fields
+        return Record(
+            *(
+                _value(str(each.transform), schema.find_type(each.source_id), told[each.name])
+                for each in fields
+            )
+        )
 
     def _files(self, before: date | None = None) -> list[Place]:
         where = [] if before is None else [_before(before)]
@@ -237,6 +303,29 @@ class IcebergTable(LakeTable):
             if not dry_run:
                 [*threads.map(partial(_delete_file, store), old)]
         return sorted(old)
+
+
+def _has(schema: Any, name: str) -> bool:
+    return name in schema.column_names
+
+
+def _value(transform: str, kind: Any, text: str | None) -> Any:
+    """Of a partition, as Iceberg has it: days, hours and months since 1970."""
+    if text is None:
+        return None
+    match transform:
+        case "day":
+            return (date.fromisoformat(text) - date(1970, 1, 1)).days
+        case "hour":
+            day, _, hour = text.rpartition("-")
+            return _value("day", kind, day) * 24 + int(hour)
+        case "month":
+            year, _, month = text.rpartition("-")
+            return (int(year) - 1970) * 12 + int(month) - 1
+        case "identity":
+            is_date = isinstance(kind, DateType)
+            return _value("day", kind, text) if is_date else partition_to_py(kind, text)
+    return int(text)
 
 
 def _delete_file(store: FileSystem, path: str) -> None:

@@ -198,6 +198,15 @@ def schema_of(text: str) -> "StructType":
     return schema
 
 
+def fields_of(schema: "StructType") -> set[str]:
+    """Of payloads, by dots, also of those in arrays."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from mqks.pipeline.lake import names_of
+
+    return {*names_of(to_arrow_schema(schema, timezone="UTC"))}
+
+
 def place(text: str) -> Path | str:
     """The directory of a lake, or the URL of a table: `s3://bucket/path`, gs://, az://, or
     `iceberg://catalog/namespace.table`. Raises LakeUnfit for another URL, which would be taken for

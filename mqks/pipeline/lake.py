@@ -39,7 +39,8 @@ import pyarrow.parquet as pq
 from mqks.durable import sync
 from mqks.pipeline import objects
 from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES
-from mqks.pipeline.errors import BadOption, LakeInUse, LakeUnfit
+from mqks.pipeline.errors import LakeInUse, LakeUnfit
+from mqks.pipeline.layout import PARTITIONS_MAX, check_fields, partition, rows_by, sorted_by
 from mqks.pipeline.objects import ICEBERG, Place, SyncedFile, make_directory, write_atomically
 from mqks.pipeline.sums import Sums, queues_of, records_of_commit, sums_of
 
@@ -55,14 +56,6 @@ COLUMNS = pa.schema(
 _ORIGINS = [pa.field(f"origin_{of.name}", of.type) for of in ORIGIN.type]
 WRITTEN = pa.schema([*COLUMNS, *_ORIGINS, *PROPERTIES])
 """Of a file; its partitions are its directories. A schema for payloads adds `data`."""
-PARTITIONS = {
-    "date": pa.date32(),
-    "hour": pa.int32(),
-    "event": pa.string(),
-    "parsed": pa.bool_(),
-}
-"""The columns that may be partitions, in their order; `date` always is one."""
-
 PIECE_BYTES = 128 * 1024 * 1024
 """A task writes a file when it has collected this much, which limits its memory."""
 SMALL_BYTES = 4 * 1024 * 1024
@@ -76,7 +69,7 @@ _REPEATED += [*PROPERTIES.names[1:], "headers.key_value.key", "headers.key_value
 _ESCAPED = frozenset(map(chr, [*range(0x20), 0x7F])) | set("\"#%'*/:=?\\{[]^")
 """Characters that Spark escapes in directory names, and every reader unescapes."""
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-"""Readers take a directory with this name for a null event."""
+"""Readers take a directory with this name for null."""
 _EVENT_BYTES_MAX = 200
 """A directory's name may have 255 bytes."""
 BY_TABLE = "was created with --table-by event: use --table-by event, or another lake"
@@ -99,6 +92,9 @@ class Staging(NamedTuple):
     """Whether files get their final names: those of a table, which names its files in its log."""
     ids: pa.Schema | None = None
     """Columns with the numbers that an Iceberg table has for them."""
+    sort: tuple[str, ...] = ()
+    """The order of the rows of a file; as they come, without any."""
+    partitions_max: int = PARTITIONS_MAX
 
     def path(self, file: "File") -> str:
         """Of a file in `place`."""
@@ -107,18 +103,23 @@ class Staging(NamedTuple):
         # Its log says the values. Readers disagree about escapes in the names of objects.
         return re.sub(r"[^\w.=/-]", "_", f"{file.directory}/{shown(file.name)}", flags=re.ASCII)
 
+    @property
+    def sources(self) -> list[str]:
+        """Columns and fields by which readers look for rows."""
+        return [*self.sort, *(source for each in self.by if (source := partition(each).source))]
+
     def written(self, rows: pa.Table) -> Iterator["File"]:
         """One file for each of their partitions."""
-        for values, part in rows_by(rows, self.by):
-            offsets = part["offset"]
-            first, last = offsets[0].as_py(), offsets[-1].as_py()
+        rows = sorted_by(rows, self.sort)
+        for values, part in rows_by(rows, self.by, self.partitions_max):
+            first, last = (edge.as_py() for edge in pc.min_max(part["offset"]).values())
             arrived_us = pc.max(part["timestamp"]).value
             unparsed = part["data"].null_count if "data" in part.column_names else 0
             place, name = directory(self.by, values), _new_name(first, last)
             counts = part.num_rows, 0, first, last, arrived_us, unparsed
             file = File(name, place, values, *counts, sums=sums_of(part))
             schema = part.schema if self.ids is None else numbered(part.schema, self.ids)
-            size = write_file(self.place, self.path(file), [part], schema)
+            size = write_file(self.place, self.path(file), [part], schema, self.sources)
             yield replace(file, bytes=size)
 
 
@@ -128,7 +129,7 @@ class File:
 
     name: str
     directory: str
-    values: Sequence[str]
+    values: Sequence[str | None]
     """Of its partitions."""
     rows: int = 0
     bytes: int = 0
@@ -145,23 +146,16 @@ class File:
     """Whose table it is for, in a lake with a table for each event."""
 
 
-def partitions(by: str | None) -> tuple[str, ...] | None:
-    """Of `day`, `hour`, `event` and `parsed`, several with commas between. Raises BadOption."""
-    if by is None:
-        return None
-    wanted = {"date" if name == "day" else name for name in by.split(",")}
-    if unknown := wanted - PARTITIONS.keys():
-        raise BadOption(f"--by {by}: {min(unknown)} is none of day, hour, event, parsed")
-    return tuple(name for name in PARTITIONS if name in {*wanted, "date"})
-
-
-def directory(by: Sequence[str], values: Sequence[str]) -> str:
+def directory(by: Sequence[str], values: Sequence[str | None]) -> str:
     """The directory of these partitions, relative to the lake.
 
     A value that is too long for a directory name, or that readers would take for null, is cut and
     gets a hash; the column `topic` has the complete event.
     """
-    return "/".join(f"{name}={_quoted(value)}" for name, value in zip(by, values, strict=True))
+    names = (partition(each).column for each in by)
+    # Readers take a name that is empty for null, too, or for an error.
+    told = (_quoted(value) if value else _NULL for value in values)
+    return "/".join(f"{name}={value}" for name, value in zip(names, told, strict=True))
 
 
 def _quoted(value: str) -> str:
@@ -244,31 +238,6 @@ def _numbered(field: pa.Field, like: pa.Field) -> pa.Field:
     return pa.field(field.name, kind, field.nullable, metadata=like.metadata)
 
 
-def rows_by(table: pa.Table, by: Sequence[str]) -> Iterator[tuple[list[str], pa.Table]]:
-    """The rows of each partition, in their order."""
-    columns: dict[str, Callable[[], Any]] = {
-        "date": lambda: table["timestamp"].cast(pa.date32()),
-        "hour": lambda: pc.hour(table["timestamp"]),
-        "event": lambda: table["topic"],
-        "parsed": lambda: table["data"].is_valid() if "data" in table.column_names else none,
-    }
-    none = pa.chunked_array([pa.repeat(False, len(table))])
-    coded = {name: columns[name]().combine_chunks().dictionary_encode() for name in by}
-    codes = pa.table({name: each.indices for name, each in coded.items()})
-    order = [(name, "ascending") for name in by]
-    counted = codes.group_by([*by]).aggregate([([], "count_all")]).sort_by(order)
-    if len(counted) > 1:
-        table = table.take(pc.sort_indices(codes, order))  # It is stable.
-    values = [
-        each.dictionary.cast(pa.string()).take(counted[name]).to_pylist()
-        for name, each in coded.items()
-    ]
-    at = 0
-    for *told, count in zip(*values, counted["count_all"].to_pylist(), strict=True):
-        yield told, table.slice(at, count)
-        at += count
-
-
 def _new_name(first: int, last: int) -> str:
     return f"{first:012}-{last:012}-{uuid.uuid4().hex}"
 
@@ -278,11 +247,18 @@ def shown(name: str) -> str:
     return f"{name}.parquet"
 
 
-def write_file(place: Place, name: str, tables: Iterable[pa.Table], schema: pa.Schema) -> int:
-    """Write a Parquet file, synced but for its name; returns its size in bytes."""
+def write_file(
+    place: Place,
+    name: str,
+    tables: Iterable[pa.Table],
+    schema: pa.Schema,
+    sources: Iterable[str] = (),
+) -> int:
+    """Write a Parquet file, synced but for its name, with statistics of these columns and fields,
+    too; returns its size in bytes."""
     if isinstance(place, str):
         sink = pa.BufferOutputStream()
-        _write_parquet(sink, tables, schema)
+        _write_parquet(sink, tables, schema, sources)
         content = sink.getvalue()
         objects.write(place, name, content)
         return int(content.size)
@@ -291,52 +267,57 @@ def write_file(place: Place, name: str, tables: Iterable[pa.Table], schema: pa.S
     path = place / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with SyncedFile(path) as file:
-        _write_parquet(file, tables, schema)
+        _write_parquet(file, tables, schema, sources)
         return file.tell()
 
 
-def _write_parquet(sink: Any, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
+def _write_parquet(
+    sink: Any, tables: Iterable[pa.Table], schema: pa.Schema, sources: Iterable[str]
+) -> None:
     with pq.ParquetWriter(
         sink,
         schema,
         compression="zstd",
         compression_level=1,
         use_dictionary=_REPEATED,
-        write_statistics=["topic", "offset", "timestamp"],
+        write_statistics=["topic", "offset", "timestamp", *sources],
     ) as writer:
         for table in tables:
             writer.write_table(table)
 
 
-def merge(staging: Path, names: list[str]) -> list[str]:
+def merge(staging: Staging, names: list[str]) -> list[str]:
     """Merge staged files of one directory into one, without holding all rows in memory.
 
     Returns its name, or the names of the files themselves if their columns are incompatible.
     """
     if len(names) == 1:
         return names
-    names = sorted(names)
+    names, place = sorted(names), Path(staging.place)
     try:
-        schema = pa.unify_schemas([pq.read_schema(staging / name) for name in names])
+        schema = pa.unify_schemas([pq.read_schema(place / name) for name in names])
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return names
     firsts, lasts = zip(*(name.split("-")[:2] for name in names), strict=True)
     name = _new_name(min(map(int, firsts)), max(map(int, lasts)))
-    write_file(staging, name, rows_of([staging / name for name in names], schema), schema)
+    rows = rows_of([place / name for name in names], schema, staging.sort)
+    write_file(place, name, rows, schema, staging.sources)
     return [name]
 
 
-def rows_of(files: Iterable[Place], schema: pa.Schema) -> Iterator[pa.Table]:
+def rows_of(
+    files: Iterable[Place], schema: pa.Schema, sort: Iterable[str] = ()
+) -> Iterator[pa.Table]:
     """The rows of small files, in tables of some size: each is a row group of the next file."""
     gathered: list[pa.Table] = []
     for file in files:
         content = pa.BufferReader(objects.read(file))
         gathered.append(fitted(pq.ParquetFile(content).read(), schema))
         if sum(table.nbytes for table in gathered) >= PIECE_BYTES:
-            yield pa.concat_tables(gathered)
+            yield sorted_by(pa.concat_tables(gathered), sort)
             gathered = []
     if gathered:
-        yield pa.concat_tables(gathered)
+        yield sorted_by(pa.concat_tables(gathered), sort)
 
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
@@ -396,6 +377,10 @@ class Lake(ABC):
     """
 
     by: tuple[str, ...]
+    sort: tuple[str, ...] = ()
+    """The order of rows within a file, by columns and fields."""
+    partitions_max = PARTITIONS_MAX
+    """Of the messages that a task writes at once."""
 
     def __init__(self, place: Place, *, by: tuple[str, ...] | None = None) -> None:
         self.place = place.absolute() if isinstance(place, Path) else place
@@ -496,7 +481,8 @@ class FileLake(Lake):
 
     @property
     def staging(self) -> Staging:
-        return Staging(self._staging, self.by)
+        most = self.partitions_max
+        return Staging(self._staging, self.by, sort=self.sort, partitions_max=most)
 
     def __enter__(self) -> Self:
         make_directory(self.control)
@@ -589,6 +575,7 @@ class FileLake(Lake):
     def prepared(
         self, data: pa.DataType | None, is_of: Callable[[str], bool] | None = None
     ) -> pa.DataType | None:
+        check_fields(self.by, self.sort, data)
         if data is not None:
             known = self._state.get("fields")
             if known is None:  # It has no payloads, or of an older version.
@@ -617,7 +604,7 @@ class FileLake(Lake):
         if due:
             groups = [[file.name for file in files] for files in due.values()]
             with ThreadPoolExecutor(os.cpu_count()) as threads:
-                merged = [*threads.map(partial(merge, self._staging), groups)]
+                merged = [*threads.map(partial(merge, self.staging), groups)]
             moves = [
                 (name, place) for place, names in zip(due, merged, strict=True) for name in names
             ]

@@ -32,7 +32,6 @@ from mqks.pipeline.errors import ExtraMissing, LakeInUse, LakeUnfit, PipelineErr
 from mqks.pipeline.lake import (
     BY_TABLE,
     CONTROL,
-    PARTITIONS,
     WRITTEN,
     File,
     Lake,
@@ -45,9 +44,12 @@ from mqks.pipeline.lake import (
     latest,
     names_of,
 )
+from mqks.pipeline.layout import check_fields, partition
 from mqks.pipeline.objects import DELETED, OPTIONS, Got, Place, asked, make_directory, tried
 from mqks.pipeline.sums import added, records, records_of_commit, sums_of_file
 
+BY = "mqks.by"
+"""The property of a table with its partitions, if their names do not say them."""
 LAST = "mqks-last/"
 """Before a queue: the record of the epoch of its last commit."""
 COMPACTION = 16
@@ -106,7 +108,8 @@ class LakeTable(Lake):
     @property
     def staging(self) -> Staging:
         self._opened()
-        return Staging(self.files, self.by, is_final=True)
+        most = self.partitions_max
+        return Staging(self.files, self.by, is_final=True, sort=self.sort, partitions_max=most)
 
     def next(self, queue: str, epoch: str) -> int | None:
         name = _application(queue, epoch)
@@ -131,6 +134,8 @@ class LakeTable(Lake):
         return self._asked(partial(self._prepared, data))
 
     def _prepared(self, data: pa.DataType | None) -> pa.DataType | None:
+        self._opened()  # It knows its partitions.
+        check_fields(self.by, self.sort, data)
         schema = WRITTEN if data is None else WRITTEN.append(pa.field("data", data))
         try:
             for _ in range(GROWTHS_MAX):
@@ -284,8 +289,9 @@ class DeltaTable(LakeTable):
         return found
 
     def _partitions(self) -> Iterable[str]:
-        found: list[str] = self._table.metadata().partition_columns
-        return found
+        told = self._table.metadata()
+        by: list[str] = json.loads(told.configuration.get(BY, "null")) or told.partition_columns
+        return by
 
     def _columns(self) -> pa.Schema:
         return pa.schema(self._table.schema().to_arrow())
@@ -304,11 +310,20 @@ class DeltaTable(LakeTable):
             [self._addition(file) for file in files],
             mode="append",
             schema=self._table.schema(),
-            partition_by=[*self.by],
+            partition_by=self._names,
             commit_properties=CommitProperties(app_transactions=told),
         )
         self._table.update_incremental()
         self._sync_log(version + 1)
+
+    @staticmethod
+    def _column(by: str) -> pa.Field:
+        return pa.field(partition(by).column, partition(by).type)
+
+    @property
+    def _names(self) -> list[str]:
+        """Of the columns that are its partitions."""
+        return [partition(each).column for each in self.by]
 
     def _addition(self, file: File) -> Any:
         """The entry of a file in the log of a table."""
@@ -317,7 +332,7 @@ class DeltaTable(LakeTable):
         return AddAction(
             path=self.staging.path(file),
             size=file.bytes,
-            partition_values=dict(zip(self.by, file.values, strict=True)),
+            partition_values=dict(zip(self._names, file.values, strict=True)),
             modification_time=time.time_ns() // 10**6,
             data_change=True,
             stats=json.dumps({"numRecords": file.rows}),
@@ -326,7 +341,7 @@ class DeltaTable(LakeTable):
     def _grow(self, own: pa.Schema | None, whole: pa.Schema) -> None:
         import deltalake as d
 
-        by = [*self.by]
+        by = self._names
         try:
             d.Schema.from_arrow(whole)
         except Exception as error:  # It raises nothing more special.
@@ -336,10 +351,12 @@ class DeltaTable(LakeTable):
             self._is_open = False  # It may be there, as another has made it.
             self._table = d.DeltaTable.create(
                 self.place,
-                pa.schema([*whole, *((name, PARTITIONS[name]) for name in by)]),
+                pa.schema([*whole, *map(self._column, self.by)]),
                 mode="ignore",
                 partition_by=by,
+                configuration={} if by == [*self.by] else {BY: json.dumps(self.by)},
                 storage_options=_options(self.place),
+                raise_if_key_not_exists=False,
             )
             self._sync_log(0)
             return

@@ -40,10 +40,10 @@ from mqks.pipeline.lake import (
     control_of,
     fitted,
     latest,
-    rows_by,
     stage,
     table_at,
 )
+from mqks.pipeline.layout import rows_by
 from mqks.pipeline.objects import Place, tried
 from mqks.pipeline.places import events_of, is_there, lake_at
 
@@ -60,14 +60,15 @@ class EventStaging(NamedTuple):
     """Whether events without a table are told, each by a file without a name."""
 
     def written(self, rows: pa.Table) -> Iterator[File]:
-        for [event], part in rows_by(rows, ["event"]):
-            first = part["offset"][0].as_py()
+        for [event], part in rows_by(rows, ["event"], len(rows)):
+            assert event is not None  # Rows without a topic are left out.
             if found := self.tables.get(table_at(self.place, event)):
                 staging, start = found
-                if first < start:
+                if start:
                     part = part.filter(pc.greater_equal(part["offset"], start))
                 yield from (replace(file, event=event) for file in staging.written(part))
             elif self.is_whole:
+                first = part["offset"][0].as_py()
                 arrived_us = part["timestamp"][0].value
                 yield File("", "", [""], first=first, arrived_us=arrived_us, event=event)
 
@@ -121,7 +122,10 @@ class EventTables(Lake):
         """The tables of these events, which are open as long as others are."""
         places = {table_at(self.place, event) for event in events}
         lakes = (lake_at(place, self._format, self.by) for place in sorted(places, key=str))
-        return {lake.place: entered.enter_context(lake) for lake in lakes}
+        tables = {lake.place: entered.enter_context(lake) for lake in lakes}
+        for lake in tables.values():
+            lake.sort, lake.partitions_max = self.sort, self.partitions_max
+        return tables
 
     def _every(self) -> list[Lake]:
         tables = self._opened()

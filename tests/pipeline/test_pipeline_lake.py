@@ -27,9 +27,9 @@ from mqks.pipeline.lake import (
     Staging,
     directory,
     merge,
-    partitions,
     stage,
 )
+from mqks.pipeline.layout import partitions
 from mqks.pipeline.objects import SyncedFile
 from mqks.pipeline.table import COMPACTION, DeltaTable, delta
 

@@ -29,7 +29,7 @@ from mqks.pipeline.archive import Archive
 from mqks.pipeline.errors import LakeInUse, LakeUnfit
 from mqks.pipeline.iceberg import found
 from mqks.pipeline.job import schema_of
-from mqks.pipeline.lake import partitions
+from mqks.pipeline.layout import partitions
 from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.table import DeltaTable, delta
 from mqks.pipeline.wire import ServerAddress
