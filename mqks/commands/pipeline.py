@@ -118,7 +118,14 @@ def archive(
         list[str] | None,
         "[MASK=]DDL|FILE",
         "Parse JSON payloads into the column data: 'user string, n bigint', or a file with DDL or"
-        " Spark's JSON schema. Repeatable with --table-by: 'order.*=id bigint' is of these events.",
+        " Spark's JSON schema; or of Avro and Protobuf: orders.avsc, or orders.desc:shop.Order."
+        " Repeatable with --table-by: 'order.*=id bigint' is of these events.",
+    ] = None,
+    registry: Annotated[
+        str | None,
+        "URL",
+        "The schema registry of which payloads of Avro and Protobuf begin with a schema's id."
+        " \\[default: they do not]",
     ] = None,
     bad_rows: Annotated[
         str | None,
@@ -175,6 +182,7 @@ def archive(
         from mqks.pipeline.job import by_mask, schema_of, stop_on_signal
         from mqks.pipeline.lake import partitions
         from mqks.pipeline.places import lake_at
+        from mqks.pipeline.records import records_of
         from mqks.pipeline.session import BRIEF, LOGGING, context
         from mqks.pipeline.tables import EventTables
         from mqks.pipeline.wire import ServerAddress
@@ -184,6 +192,9 @@ def archive(
         schemas = by_mask(schema or ())
         if schemas.keys() - {"**"} and not table_by:
             raise BadOption("--schema MASK=DDL needs --table-by event")
+        records = {mask: records_of(text, registry) for mask, text in schemas.items()}
+        if registry and not any(records.values()):
+            raise BadOption("--registry needs --schema FILE.avsc, or FILE.desc:MESSAGE")
         messages = 0
         job = Archive(
             queue=queue,
@@ -218,7 +229,9 @@ def archive(
                 other = _in_catalog(bad_rows, catalog) if catalog else _place(bad_rows)
                 bad = stack.enter_context(lake_at(other, format, partitioned))
             running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
-            given = {mask: schema_of(text) for mask, text in schemas.items()}  # It asks Spark.
+            given = {  # It asks Spark.
+                mask: records[mask] or schema_of(text) for mask, text in schemas.items()
+            }
             job = replace(job, schemas=given)
             for progress in job.run(running, opened, stop_on_signal(), bad):
                 messages += progress.messages

@@ -118,6 +118,9 @@ def signals_wait() -> Iterator[None]:
 _UNFIT = r"(?<=[:<,])(?:void|interval [^,>]+|(?:var)?char\(\d+\))(?=[,>])"
 _WORKERS_PYTHON = "PYSPARK_PYTHON, or --conf spark.pyspark.python=PATH, names theirs"
 _ADVICE = {
+    r"\bNo module named '(fastavro|google)\b": (
+        "the workers' Python has no {}: pip install 'mqks[avro,protobuf]' there; " + _WORKERS_PYTHON
+    ),
     r"\bNo module named '(\w+)": (
         "the workers' Python has no {}: pip install 'mqks[spark]' there; " + _WORKERS_PYTHON
     ),
