@@ -85,7 +85,13 @@ NEW_ROW = {
     "trace": TRACE,
 }
 OLD_ROW = {"id": 7, "state": "NEW", "at": NOON}
-DEFAULTS = {"note": None, "total": Decimal("-0.01"), "day": None, "counts": [], "lines": []}
+DEFAULTS: dict[str, Any] = {
+    "note": None,
+    "total": Decimal("-0.01"),
+    "day": None,
+    "counts": [],
+    "lines": [],
+}
 AVRO = [
     NEW_ROW | {"counts": [("x", 1)]},
     OLD_ROW | DEFAULTS | {"code": b"ab", "trace": ""},
@@ -125,7 +131,9 @@ def shop() -> descriptor_pb2.FileDescriptorSet:
         ("rate", field.TYPE_DOUBLE, one, ""),
     ]
     for number, (name, kind, label, type_name) in enumerate(fields, 1):
-        order.field.add(name=name, number=number, type=kind, label=label, type_name=type_name)
+        order.field.add(
+            name=name, number=number, type=kind, label=label, type_name=type_name or None
+        )
     node = file.message_type.add(name="Node")
     node.field.add(name="next", number=1, type=11, label=one, type_name=".shop.Node")
     timestamp = descriptor_pb2.FileDescriptorProto()
