@@ -133,7 +133,14 @@ def archive(
         list[str] | None,
         "[MASK=]DDL|FILE",
         "Parse JSON payloads into the column data: 'user string, n bigint', or a file with DDL or"
-        " Spark's JSON schema. Repeatable with --table-by: 'order.*=id bigint' is of these events.",
+        " Spark's JSON schema; or of Avro and Protobuf: orders.avsc, or orders.desc:shop.Order."
+        " Repeatable with --table-by: 'order.*=id bigint' is of these events.",
+    ] = None,
+    registry: Annotated[
+        str | None,
+        "URL",
+        "The schema registry of which payloads of Avro and Protobuf begin with a schema's id."
+        " \\[default: they do not]",
     ] = None,
     bad_rows: Annotated[
         str | None,
@@ -190,6 +197,7 @@ def archive(
         from mqks.pipeline.job import by_mask, fields_of, schema_of, stop_on_signal
         from mqks.pipeline.layout import is_of_data, order, partitions, plain, renames
         from mqks.pipeline.places import lake_at
+        from mqks.pipeline.records import records_of
         from mqks.pipeline.session import BRIEF, LOGGING, context
         from mqks.pipeline.tables import EventTables
         from mqks.pipeline.wire import ServerAddress
@@ -203,6 +211,9 @@ def archive(
         fields = any(map(is_of_data, partitioned or ())) or any("." in each for each in sorting)
         if (fields or rename) and not schema:
             raise BadOption("--rename, and fields in --by and --sort, need --schema")
+        records = {mask: records_of(text, registry) for mask, text in schemas.items()}
+        if registry and not any(records.values()):
+            raise BadOption("--registry needs --schema FILE.avsc, or FILE.desc:MESSAGE")
         messages = 0
         job = Archive(
             queue=queue,
@@ -238,7 +249,9 @@ def archive(
                 other = _in_catalog(bad_rows, catalog) if catalog else _place(bad_rows)
                 bad = stack.enter_context(lake_at(other, format, plain(partitioned)))
             running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
-            given = {mask: schema_of(text) for mask, text in schemas.items()}  # It asks Spark.
+            given = {  # It asks Spark.
+                mask: records[mask] or schema_of(text) for mask, text in schemas.items()
+            }
             if lost := {*job.renames}.difference(*map(fields_of, given.values())):
                 raise BadOption(f"--rename: no schema has {min(lost)}")
             job = replace(job, schemas=given)

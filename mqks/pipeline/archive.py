@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import chain, pairwise, repeat
 from threading import Event
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,7 @@ from mqks.pipeline.layout import named, renamed
 from mqks.pipeline.objects import Patience
 from mqks.pipeline.payloads import BAD, parsed, parsed_here, read_as
 from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts, pattern
+from mqks.pipeline.records import RecordSchema
 from mqks.pipeline.session import yields
 from mqks.pipeline.wire import QueueConnection, ServerAddress
 
@@ -89,6 +90,17 @@ _Left = tuple[int, _Numbers]
 """Of messages of one type, those that Spark is to parse."""
 
 
+class _Payloads(NamedTuple):
+    """How the payloads of some events are parsed."""
+
+    pattern: str
+    kind: pa.DataType
+    named: pa.DataType
+    """The same type with the names of the lake."""
+    records: RecordSchema | None
+    """The schema of payloads that are not JSON."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Batch:
     """What the tasks of a batch need; pickles."""
@@ -103,9 +115,8 @@ class _Batch:
     fail_on_data_loss: bool
     leaves_out: bool
     """Whether replayed messages that the lake has are left out."""
-    types: Sequence[tuple[str, pa.DataType, pa.DataType]] = ()
-    """As what payloads are parsed: the type of the first pattern that finds the event; and the
-    same with the names of the lake."""
+    types: Sequence[_Payloads] = ()
+    """The first whose pattern finds the event counts."""
     only: int | None = None
     """Only messages of this one of the types."""
     bad: Stages | None = None
@@ -137,21 +148,27 @@ class _Batch:
         columns += [*same, queue, epoch, offset, *properties]
         return pa.RecordBatch.from_arrays(columns, schema=WRITTEN)
 
-    def read_and_stage(self, ranges: Iterable[_Numbers]) -> Iterator[File | _Left]:
+    def read_and_stage(self, ranges: Iterable[_Numbers]) -> Iterator[tuple[bool, File] | _Left]:
         """From the broker to the files within one process: no message passes through the JVM.
-        Gives the files, and the numbers of those whose payloads are Spark's to parse."""
+        Gives the files, and whether they are of bad rows, and the numbers of those whose payloads
+        are Spark's to parse."""
         left: list[_Left] = []
-        yield from stage(self.staging, self._with_data(self.read(ranges), left))
-        yield from left
+        bad_files: list[File] = []
+        good = stage(self.staging, self._with_data(self.read(ranges), left, bad_files))
+        yield from chain(zip(repeat(False), good), zip(repeat(True), bad_files), left)
 
     def _with_data(
-        self, batches: Iterable[pa.RecordBatch], left: list[_Left]
+        self, batches: Iterable[pa.RecordBatch], left: list[_Left], bad_files: list[File]
     ) -> Iterator[pa.RecordBatch]:
         for which, batch in self._by_type(batches):
             if which is None:
                 yield batch
                 continue
-            _, kind, named = self.types[which]
+            _, kind, named, records = self.types[which]
+            if records:
+                whole = self._decoded(batch, kind, named, records)
+                yield from self._good(whole, bad_files)
+                continue
             is_known = read_as(kind) is not None
             size = _PARSED_ROWS if is_known else len(batch)
             pieces = [batch.slice(at, size) for at in range(0, len(batch), size)]
@@ -166,6 +183,16 @@ class _Batch:
                 else:
                     numbers = rows["offset"]
                     left.append((which, (numbers[0].as_py(), numbers[-1].as_py() + 1)))
+
+    def _decoded(
+        self, batch: pa.RecordBatch, kind: pa.DataType, named: pa.DataType, records: RecordSchema
+    ) -> Iterator[pa.RecordBatch]:
+        """With `data`, and `bad` if bad rows have a place."""
+        for at in range(0, len(batch), _PARSED_ROWS):
+            rows = batch.slice(at, _PARSED_ROWS)
+            data, why = records.decoded(rows["value"], kind)
+            whole = rows.append_column("data", data if kind == named else data.view(named))
+            yield whole if self.bad is None else whole.append_column("bad", why)
 
     def _by_type(
         self, batches: Iterable[pa.RecordBatch]
@@ -183,7 +210,7 @@ class _Batch:
                 yield which, batch if len(own) == len(found) else batch.filter(is_own)
 
     def _type(self, event: str | None) -> int | None:
-        return None if event is None else _first((each for each, *_ in self.types), event)
+        return None if event is None else _first((each.pattern for each in self.types), event)
 
     # Two steps for Spark's expressions to stand between: of the messages only the payloads pass
     # through Java as rows, beside the first of which is the whole batch.
@@ -265,9 +292,9 @@ class Archive:
     batch_messages: int = BATCH_MESSAGES
     interval_s: float = INTERVAL_S
     """A smaller batch is archived after this time."""
-    schema: "StructType | None" = None
-    """The schema of JSON payloads, which are parsed into the column `data`."""
-    schemas: "Mapping[str, StructType]" = field(default_factory=dict)
+    schema: "StructType | RecordSchema | None" = None
+    """The schema of payloads, which are parsed into the column `data`: JSON's for Spark's types."""
+    schemas: "Mapping[str, StructType | RecordSchema]" = field(default_factory=dict)
     """Schemas of the payloads of events, by masks of which the first counts; only for a lake with a
     table for each event."""
     renames: Mapping[str, str] = field(default_factory=dict)
@@ -496,20 +523,21 @@ class _Run:
             staging=self.lake.staging,
             fail_on_data_loss=self.job.fail_on_data_loss,
             leaves_out=not self.job.include_replays,
-            types=[(mask, *kinds) for mask, _, *kinds in schemas],
+            types=[each for each, _ in schemas],
             bad=None if self.bad is None else self.bad.staging,
             bad_start=bad_start,
         )
         with reasons():
             ranges = self.spark.parallelize(batch.ranges, len(batch.ranges))
             made = ranges.mapPartitions(batch.read_and_stage).collect()
-            files = {False: [each for each in made if isinstance(each, File)], True: []}
-            for only, (_, schema, *_) in enumerate(schemas):
-                left = [each[1] for each in made if not isinstance(each, File) and each[0] == only]
+            staged = [each for each in made if isinstance(each[1], File)]
+            for only, (_, schema) in enumerate(schemas):
+                left = [each[1] for each in made if isinstance(each[1], tuple) and each[0] == only]
                 if left:
-                    staged = self._parsed(replace(batch, ranges=left, only=only), schema)
-                    for is_bad, file in staged:
-                        files[is_bad].append(file)
+                    staged += self._parsed(replace(batch, ranges=left, only=only), schema)
+        files: dict[bool, list[File]] = {False: [], True: []}
+        for is_bad, file in staged:
+            files[is_bad].append(file)
         return files[False], files[True]
 
     def _parsed(self, batch: _Batch, schema: "StructType") -> list[tuple[bool, File]]:
@@ -525,29 +553,33 @@ class _Run:
         names = ("batch", "data", "bad")[: 2 if self.bad is None else 3]
         rows = parsed(messages, schema).select(*names)
         if batch.only is not None and self.job.renames:  # By position.
-            named = from_arrow_type(batch.types[batch.only][2])
+            named = from_arrow_type(batch.types[batch.only].named)
             rows = rows.withColumn("data", col("data").cast(named))
         staged = rows.mapInArrow(batch.stage_rows, "file binary")
         return [pickle.loads(row.file) for row in staged.collect()]
 
-    def _schemas(self) -> "list[tuple[str, StructType, pa.DataType, pa.DataType]]":
-        """Of payloads, by patterns of events, with types as wide as the lake has them, for Spark
-        and for Arrow; and with the names of the lake. Raises LakeUnfit."""
+    def _schemas(self) -> "list[tuple[_Payloads, StructType]]":
+        """Of payloads, by patterns of events, with types as wide as the lake has them, and Spark's
+        of JSON. Raises LakeUnfit."""
         from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
         every = {**self.job.schemas} if self.job.schema is None else {"**": self.job.schema}
         patterns = [*map(pattern, every)]
-        found: list[tuple[str, StructType, pa.DataType, pa.DataType]] = []
+        found: list[tuple[_Payloads, StructType]] = []
 
         def is_of(at: int | None, event: str) -> bool:
             return _first(patterns, event) == at
 
         for at, (each, given) in enumerate(zip(patterns, every.values(), strict=True)):
-            own = to_arrow_type(given, timezone="UTC")
+            if isinstance(given, RecordSchema):
+                records, own = given, given.kind
+            else:
+                records, own = None, to_arrow_type(given, timezone="UTC")
             fitted = self.lake.prepared(renamed(own, self.job.renames), partial(is_of, at)) or own
             kind = named(fitted, own)
-            same = given if kind == own else cast("StructType", from_arrow_type(kind))
-            found.append((each, same, kind, fitted))
+            same = given if kind == own else from_arrow_type(kind)
+            payloads = _Payloads(each, kind, fitted, records)
+            found.append((payloads, cast("StructType", same)))
         if "**" not in every:
             self.lake.prepared(None, partial(is_of, None))
         if self.bad is not None:

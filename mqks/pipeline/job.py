@@ -29,6 +29,8 @@ from mqks.pipeline.errors import (
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from mqks.pipeline.records import RecordSchema
+
 PATH_MAX = os.pathconf("/", "PC_PATH_MAX")
 Begin = Callable[..., Any]
 """Given `session` (the default) or `context`, and Java's options, gives what that does."""
@@ -118,6 +120,9 @@ def signals_wait() -> Iterator[None]:
 _UNFIT = r"(?<=[:<,])(?:void|interval [^,>]+|(?:var)?char\(\d+\))(?=[,>])"
 _WORKERS_PYTHON = "PYSPARK_PYTHON, or --conf spark.pyspark.python=PATH, names theirs"
 _ADVICE = {
+    r"\bNo module named '(fastavro|google)\b": (
+        "the workers' Python has no {}: pip install 'mqks[avro,protobuf]' there; " + _WORKERS_PYTHON
+    ),
     r"\bNo module named '(\w+)": (
         "the workers' Python has no {}: pip install 'mqks[spark]' there; " + _WORKERS_PYTHON
     ),
@@ -198,13 +203,16 @@ def schema_of(text: str) -> "StructType":
     return schema
 
 
-def fields_of(schema: "StructType") -> set[str]:
+def fields_of(schema: "StructType | RecordSchema") -> set[str]:
     """Of payloads, by dots, also of those in arrays."""
-    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.pandas.types import to_arrow_type
 
     from mqks.pipeline.lake import names_of
+    from mqks.pipeline.records import RecordSchema
 
-    return {*names_of(to_arrow_schema(schema, timezone="UTC"))}
+    if isinstance(schema, RecordSchema):
+        return {*names_of(schema.kind)}
+    return {*names_of(to_arrow_type(schema, timezone="UTC"))}
 
 
 def place(text: str) -> Path | str:
