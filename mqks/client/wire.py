@@ -127,7 +127,9 @@ class Wire:
         and error ids of those that were refused. At most some hundred KiB at a time."""
         with self._telling():
             self.send(b"".join(line + b"\r\n" for line in lines))
-            replies = [self.reply() for _ in lines]
+            replies = [self.reply() for _ in lines[:1]]  # Before it there may be that to a name.
+            told = (self.line() for _ in lines[1:])
+            replies += [self._parsed(each) for each in told if not each.endswith(b" ok")]
         return [(each.request_id, requests.decoded(each.text)) for each in replies if each.is_error]
 
     def stats(self, *words: str) -> Any:
@@ -176,8 +178,12 @@ class Wire:
 
     def reply(self) -> requests.Reply:
         """The next reply. Raises ConnectionLost for one that concerns the connection."""
-        while (reply := requests.Reply.parse(self.line())).request_id == NAMING:
+        while (reply := self._parsed(self.line())).request_id == NAMING:
             pass
+        return reply
+
+    def _parsed(self, line: bytes) -> requests.Reply:
+        reply = requests.Reply.parse(line)
         if reply.is_error and reply.request_id == b"-":
             raise ConnectionLost(requests.refusal(reply.text))
         return reply

@@ -1,6 +1,5 @@
 """`mqks export` and `mqks import`: their options; `transfer/` does the work."""
 
-import json
 import os
 import socket
 import stat
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, BinaryIO
@@ -22,6 +22,10 @@ from mqks.settings import load
 
 if TYPE_CHECKING:
     from mqks.inspection.stopped import Source
+
+
+LINES = 1000
+"""Of an export that are written at once."""
 
 
 def export(
@@ -38,9 +42,10 @@ def export(
     # On a terminal, the bar would be mixed with the lines.
     bar = nullcontext(lambda more: None) if sys.stdout.isatty() else progress("Exporting")
     with bar as advance:
-        for row in lines(source, messages, queue or []):
-            sys.stdout.write(json.dumps(row) + "\n")
-            advance(1)
+        rows = lines(source, messages, queue or [])
+        while some := [*islice(rows, LINES)]:
+            sys.stdout.write("\n".join(some) + "\n")
+            advance(len(some))
         sys.stdout.flush()
 
 

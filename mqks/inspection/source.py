@@ -13,7 +13,7 @@ from mqks.client import requests
 from mqks.client.messages import DeadLetter, attributes, key_of, original
 from mqks.inspection.text import time_text
 from mqks.protocol.meta import cause, split_dead_letter
-from mqks.protocol.replies import read_traits
+from mqks.protocol.replies import NO_TRAITS, read_traits
 
 Row = dict[str, Any]
 Note = Callable[[str], object]
@@ -55,14 +55,14 @@ def message_row(
     """Of the fields of a message as it is stored, or told by `peek`. The row has the original
     data. Values that the source does not know are None, and so are missing times. `dead_letter`
     says why a dead message died; `meta` has its own attributes."""
-    own, dead_letter = _split(meta)
-    told = read_traits(traits)
+    own, dead_letter = _split(meta) if meta else ("", None)
+    told, key = (read_traits(traits), key_of(traits)) if traits else (NO_TRAITS, None)
     return {
         "seq": seq,
         "time": time_text(time_us),
         "id": requests.decoded(id),
         "event": requests.decoded(event),
-        "data": original(traits, data),
+        "data": original(traits, data) if traits else data,
         "retry": retry,
         "doubtful": doubtful,
         "meta": own,
@@ -74,7 +74,7 @@ def message_row(
         "letter": dead_letter,  # Its name up to 0.2.
         "escaped": told.escaped,
         "priority": told.priority,
-        "key": key_of(traits),
+        "key": key,
     }
 
 

@@ -270,6 +270,8 @@ Source = Live | StoppedSource
 
 def _selected(selection: Mapping[str, Any]) -> Callable[[StoredMessage], bool]:
     """As the server selects."""
+    if not selection:
+        return lambda message: True
     event, id, older_s, where = map(selection.get, ("event", "id", "older_s", "where"))
     pairs = {requests.encoded(key): requests.encoded(value) for key, value in (where or {}).items()}
     matches = name_masks([requests.encoded("**" if event is None else event)])

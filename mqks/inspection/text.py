@@ -3,10 +3,12 @@ may import it."""
 
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+@lru_cache(maxsize=1)  # All messages of a commit have one.
 def time_text(time_us: int) -> str:
     """Microseconds since 1970 for programs: ISO 8601, in UTC."""
     return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds")

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, Self
 from mqks.audit import AuditRecord
 from mqks.broker.features.time.ticks import ScheduleRow
 from mqks.broker.spine.base.ranges import Range, below, numbers
-from mqks.broker.spine.log.pending import ErrorRecord, Mark
+from mqks.broker.spine.log.pending import NO_MARK, ErrorRecord, Mark
 from mqks.broker.spine.message.policy import Policy
 from mqks.errors import JournalDamaged
 from mqks.journal.index import Index, QueueIndex
@@ -279,6 +279,10 @@ class Contents:
                 return
 
 
+HELD = Mark(redelivered=True)
+"""Of a message below the cursor that has no mark of its own."""
+
+
 def _credible(body: bytes) -> list[StoredSection]:
     """The runs of a damaged segment that have the expected number of messages."""
     try:
@@ -330,11 +334,10 @@ def _counts(queue: QueueIndex, marks: Marks) -> tuple[int, int, int, int]:
 
 
 def _oldest_us(queue: QueueIndex, marks: Marks) -> int | None:
-    held = Mark(redelivered=True)
     living = numbers(queue.living(0, queue.next_seq))
-    for number, mark in marks.of_each(living, held):
+    for number, mark in marks.of_each(living, HELD):
         # The mark of what has none is right below the cursor.
-        is_held = mark.redelivered and (number < queue.cursor or mark is not held)
+        is_held = mark.redelivered and (number < queue.cursor or mark is not HELD)
         if not (mark.due_us or is_held):
             span = queue.find(number)
             return None if span is None else span.time_us
@@ -364,8 +367,7 @@ def _message(
     message_id, _, rest = line.partition(b" event=")
     event, _, data = rest.partition(b" ")
     data, meta, _, traits = parts(data)
-    delivered = number < queue.cursor
-    mark = marks.get(number, Mark(redelivered=delivered))
+    mark = marks.get(number, HELD if number < queue.cursor else NO_MARK)
     return StoredMessage(
         number,
         time_us,

@@ -75,6 +75,9 @@ class Traits(NamedTuple):
     """Percent-encoded; empty without one."""
 
 
+NO_TRAITS: Final = Traits(False, 0, b"")
+
+
 def read_traits(traits: bytes) -> Traits:
     """What `Parts.traits` say."""
     told = dict(each.split(b"=", 1) for each in traits.split(b",")[1:])

@@ -4,8 +4,10 @@ in `docs/backup.md`.
 The one rule: memory use does not grow with the number of messages.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
+from json.encoder import encode_basestring_ascii as quoted
 
 from mqks.errors import InspectionFailed
 from mqks.inspection.source import Row
@@ -21,8 +23,13 @@ _OFTEN_EMPTY = {
 _OF_A_SCHEDULE = (*("name", "cron", "every_s", "tz", "missed", "jitter_s", "paused", "publish"),)
 
 
-def lines(source: Source, messages: bool, only: list[str]) -> Iterator[Row]:
+def lines(source: Source, messages: bool, only: list[str]) -> Iterator[str]:
     """The lines of an export. Raises InspectionFailed for a queue that does not exist."""
+    encode = json.JSONEncoder().encode
+    return (row if isinstance(row, str) else encode(row) for row in _rows(source, messages, only))
+
+
+def _rows(source: Source, messages: bool, only: list[str]) -> Iterator[Row | str]:
     counts = {"queues": 0, "messages": 0, "bindings": 0}
     yield {"kind": "mqks", "version": VERSION, "messages": messages}
     names = []
@@ -37,9 +44,9 @@ def lines(source: Source, messages: bool, only: list[str]) -> Iterator[Row]:
         policy = {"policy": own} if own else {}
         yield {"kind": "queue", "name": row["name"], "rule": row["rule"], **policy}
     for name in names if messages else ():
-        for row in _messages(source, name):
+        for message in _messages(source, name):
             counts["messages"] += 1
-            yield row
+            yield message
     for row in source.bindings(None):
         if not only or row["queue"] in only:
             counts["bindings"] += 1
@@ -58,8 +65,8 @@ def _queues(source: Source) -> Iterator[Row]:
             yield source.queue(row["name"])
 
 
-def _messages(source: Source, name: str) -> Iterator[Row]:
-    found = source.messages(name)
+def _messages(source: Source, name: str) -> Iterator[Row | str]:
+    found, queue = source.messages(name), quoted(name)
     while True:
         try:
             row = next(found, None)
@@ -70,5 +77,14 @@ def _messages(source: Source, name: str) -> Iterator[Row]:
         if row is None:
             return
         text = data_as_text(row.pop("data"))
+        if "data" in text and not any(map(row.get, _OFTEN_EMPTY)):
+            # As the encoder would write it, in a third of the time.
+            yield (
+                f'{{"kind": "message", "queue": {queue}, "seq": {row["seq"]}, '
+                f'"time": "{row["time"]}", "id": {quoted(row["id"])}, '
+                f'"event": {quoted(row["event"])}, '
+                f'"retry": {row["retry"]}, "data": {quoted(text["data"])}}}'
+            )
+            continue
         told = {field: value for field, value in row.items() if value or field not in _OFTEN_EMPTY}
         yield {"kind": "message", "queue": name, **told, **text}

@@ -7,13 +7,14 @@ The one rule: a line is imported completely or not at all, and errors contain th
 """
 
 import json
+import re
 import secrets
 import time
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import quote_from_bytes
 
@@ -25,11 +26,17 @@ from mqks.protocol.escapes import escape
 from mqks.transfer.exporting import VERSION
 
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
-BATCH_LINES: Final = 500
+BATCH_LINES: Final = 4000
 BATCH_BYTES: Final = 256 * 1024
 """Requests that are sent before their replies are read."""
+PROGRESS_LINES: Final = 1000
 SHORTEST_TTL_S: Final = 0.001
 """The TTL of messages that have expired since the export."""
+
+
+_decode = json.JSONDecoder().raw_decode
+_PLAIN_FIELDS: Final = frozenset({"kind", "queue", "seq", "time", "id", "event", "retry", "data"})
+_PLAIN: Final = re.compile(r"[^ \n\t]+ (?!--)[^ \n\t]+ [^\n\t]*")
 
 
 class Line(NamedTuple):
@@ -58,6 +65,22 @@ class Line(NamedTuple):
         if not raw or b" " in raw or (raw.startswith(b"--") and field != "id"):
             raise self.wrong(f"{field} is not a valid name: {self.text(field)[:80]!r}")
         return raw
+
+    def plain(self, words: str) -> bytes | None:
+        """The request of a message that has nothing but id, event and data, in a fourth of the
+        time, with these words behind the id; None for what takes a closer look."""
+        row = self.row
+        if not row.keys() <= _PLAIN_FIELDS:
+            return None
+        message_id, event, data = row.get("id"), row.get("event"), row.get("data")
+        if not (isinstance(message_id, str) and isinstance(event, str) and isinstance(data, str)):
+            return None
+        if not _PLAIN.fullmatch(f"{message_id} {event} {data}"):
+            return None
+        try:
+            return f"{message_id}{words}{event} {data}".encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            return None
 
     def data(self) -> tuple[bytes, bytes]:
         """The flag of the data, followed by a space, and the data of a request."""
@@ -153,17 +176,31 @@ class Line(NamedTuple):
 
 def lines_of(file: BinaryIO, advance: Callable[[int], object]) -> Iterator[Line]:
     """The lines of an export; `advance` is called with the bytes processed. Raises ImportFailed."""
-    number = 0
+    number = read = 0
     while raw := file.readline(LINE_BYTES_MAX + 1):
         number += 1
         try:
-            row = json.loads(raw)
+            row = _row(raw)
         except (ValueError, RecursionError) as error:
             raise ImportFailed(f"line {number}: not valid JSON: {error}") from None
         if not isinstance(row, dict) or len(raw) > LINE_BYTES_MAX:
             raise ImportFailed(f"line {number}: not a JSON object, or too long")
         yield Line(number, row)
-        advance(len(raw))
+        read += len(raw)
+        if number % PROGRESS_LINES == 0:
+            advance(read)
+            read = 0
+    advance(read)
+
+
+def _row(raw: bytes) -> Any:
+    """As `json.loads`, which looks for other encodings first."""
+    try:
+        text = raw.decode()
+        row, end = _decode(text)
+    except ValueError:
+        return json.loads(raw)
+    return row if end == len(text) or text[end:].isspace() else json.loads(raw)
 
 
 class Import:
@@ -274,18 +311,24 @@ class Import:
 
     def _fill_queues(self, lines: Iterator[Line]) -> None:
         wanted = self._wanted(lines, "messages", "queue")
-        for name, found in groupby(wanted, key=lambda line: line.name("queue")):
-            self._fill(name, found)
+        for _, found in groupby(wanted, key=lambda line: line.row.get("queue")):
+            self._fill(found)
 
-    def _fill(self, name: bytes, lines: Iterator[Line]) -> None:
-        for line in lines:
-            if name not in self._queues:
-                raise line.wrong("there is no queue line before it for its queue")
-            message_id, (escaped, data) = line.name("id"), line.data()
-            event = self._event or line.name("event")
-            flags = escaped + line.flags(time.time())
-            request = b"%b publish --confirm --to=%b %b%b %b"
-            self._put(line, request % (message_id, name, flags, event, data))
+    def _fill(self, lines: Iterator[Line]) -> None:
+        first = next(lines)
+        name = first.name("queue")
+        if name not in self._queues:
+            raise first.wrong("there is no queue line before it for its queue")
+        words = b" publish --confirm --to=%b " % name
+        shown = requests.decoded(words)
+        for line in chain([first], lines):
+            request = None if self._event else line.plain(shown)
+            if request is None:
+                message_id, (escaped, data) = line.name("id"), line.data()
+                flags = escaped + line.flags(time.time())
+                event = self._event or line.name("event")
+                request = b"%b%b%b%b %b" % (message_id, words, flags, event, data)
+            self._put(line, request)
             self._counts["messages"] += 1
 
     def _bind(self, lines: Iterator[Line]) -> None:

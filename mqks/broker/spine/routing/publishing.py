@@ -33,7 +33,7 @@ from mqks.protocol.requests import ACTIONS, Publish, shown
 from mqks.settings import Settings
 from mqks.users import Permissions
 
-_GATHERED: Final = b"--ttl=", b"--delay=", b"--at=", b"--mandatory "
+_GATHERED: Final = b"--ttl=", b"--delay=", b"--at=", b"--mandatory ", b"--to="
 """Flags that many messages have with the same value, so that they share their terms."""
 _TRAITS: Final = b"--escaped", b"--priority=", b"--key=", b"--meta="
 """Flags of single messages, which gather with those of their event that have none."""
@@ -241,28 +241,36 @@ class Publishing:
         return self.gathering.groups.get(key) or self._flagged(permissions, key, event), data
 
     def _flagged(self, permissions: Permissions | None, key: bytes, event: bytes) -> Group:
-        queues = self._gathers(permissions, event) if key.startswith(_GATHERED) else None
-        if queues is None:
+        if not key.startswith(_GATHERED):
             return NO_GROUP
         try:
             flags: Publish = ACTIONS[b"publish"].parse(key, 0)
         except BadRequest:
             return NO_GROUP  # The line is handled singly, and gets its error.
-        if flags.mandatory and is_nowhere(queues):
+        queues = self._gathers(permissions, event, flags.to)
+        if queues is None or (flags.mandatory and is_nowhere(queues)):
             return NO_GROUP
         return self.gathering.open(event, queues, key, flags)
 
-    def _gathers(self, permissions: Permissions | None, event: bytes) -> Queues | None:
-        """The queues of an event; None if each of its messages must be checked singly."""
+    def _gathers(
+        self, permissions: Permissions | None, event: bytes, to: bytes | None = None
+    ) -> Queues | None:
+        """The queues of an event, or that to which its messages go; None if each of them must be
+        checked singly."""
         shared = self._shared
         if (
             not 0 < len(event) <= self._settings.name_bytes_max
             or event[:2] == b"--"
             or shared.pending.unwritable
             or not (permissions is None or permissions.may_publish(event))
+            or not (permissions is None or to is None or permissions.may_consume(to))
         ):
             return None
-        queues = self._bindings.route(event)
+        if to is None:
+            queues = self._bindings.route(event)
+        else:
+            queue = self._bindings.queues.get(to)
+            queues = None if queue is None else {queue: None}
         tight = self._tight(queues) if queues else None
         if tight and not all(queue.capacity.has_room(self.lines) for queue in tight):
             return None
