@@ -166,6 +166,8 @@ class IcebergTable(LakeTable):
         fitted = super()._prepared(data)
         with suppress(CommitFailedException), self._table.transaction() as change:
             self._lay_out(change)
+            if change.table_metadata == self._table.metadata:
+                return fitted
         self._is_open = False
         return fitted
 

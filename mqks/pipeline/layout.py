@@ -242,7 +242,7 @@ def sorted_by(rows: pa.Table, sort: Iterable[str]) -> pa.Table:
 def bucket(values: Any, count: int) -> Any:
     """The hash of each value by the specification of Iceberg (32-bit Murmur3), modulo `count`.
 
-    60 ns for a text of 20 bytes."""
+    230 ns for a text of 19 bytes."""
     kind, none = values.type, values.is_null()
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         _, edges, content = values.buffers()

@@ -4,6 +4,8 @@ The one rule: what is written is read by programs of others, and verified by the
 """
 
 import json
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -65,7 +67,9 @@ def lake_of(path: Path, format: str) -> list[str]:
 def archive(broker: Broker, path: Path, format: str, *options: str) -> int:
     place = lake_of(path, format)
     told = ["pipeline", "archive", "clicks", *place, "--once", "--url", broker.url, *options]
-    return main([*told, "--master", "local[2]"])
+    # In a process of its own: a command stops Spark when it ends.
+    command = [sys.executable, "-m", "mqks", *told, "--master", "local[2]"]
+    return subprocess.run(command, timeout=300, stdin=subprocess.DEVNULL).returncode
 
 
 def table_of(path: Path, format: str) -> Any:
