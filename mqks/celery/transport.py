@@ -185,7 +185,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
             "content-type": content_type,
             "content-encoding": content_encoding,
             "headers": headers or {},
-            "properties": {**told, **({"priority": priority} if priority else {})},
+            "properties": {**told, "priority": priority or 0},
         }
         return about, body.encode() if isinstance(body, str) else body, given
 
@@ -255,6 +255,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
                 "exchange": exchange,
                 "routing_key": routing_key,
                 "redelivered": bool(retry),
+                "priority": (args.get("properties") or {}).get("priority", 0),
             },
             **args,
         )

@@ -467,11 +467,13 @@ def verify(
     bad = bad_rows and (_in_catalog(bad_rows, catalog) if catalog else _place(bad_rows))
     job.check_is_there(lake)
     job.check_extra()
-    from mqks.pipeline.errors import LakeDiffers
-    from mqks.pipeline.places import existing, tables_of
+    from mqks.pipeline.errors import LakeDiffers, LakeUnfit
+    from mqks.pipeline.places import existing, tables_of, whole_of
     from mqks.pipeline.verify import Verification, compared
     from mqks.pipeline.wire import ServerAddress
 
+    if url and (whole := whole_of(lake)):
+        raise LakeUnfit(f"{lake} has one event of its queues: with --url, verify {whole}")
     differing, known = list[str](), set[tuple[str, str]]()
     for place in tables_of(lake):
         with existing(place) as opened:

@@ -3,6 +3,7 @@
 The one rule: the place alone says how a lake is read; how it is written, its format says as well.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial, reduce
@@ -98,6 +99,18 @@ def parts_of(place: Place) -> list[Place]:
     """The lake itself; of one with a table for each event, its control and then its tables."""
     tables = tables_of(place)
     return tables if tables == [place] else [control_of(place), *tables]
+
+
+def whole_of(place: Place) -> Place | None:
+    """The lake with a table for each event of which this is one. Raises StoreAway."""
+    if isinstance(place, Path):
+        above: list[Place] = [place.absolute().parent]
+    elif place.startswith(ICEBERG):
+        above = [place[: end.start()] for end in re.finditer("_", place)]
+    else:
+        above = [place.rpartition("/")[0]]
+    own = place.absolute() if isinstance(place, Path) else place
+    return next((each for each in above if has_tables(each) and own in tables_of(each)), None)
 
 
 def events_of(lake: Lake) -> list[str]:

@@ -127,6 +127,16 @@ def test_what_cannot_be_said_is_refused(connection: Any) -> None:
         kombu.Connection(f"{connection.as_uri().rstrip('/')}/staging").connect()
 
 
+def test_a_message_tells_its_priority(connection: Any) -> None:
+    with connection as conn, conn.channel() as channel:
+        channel.queue_declare("q")
+        for priority in (None, 3):
+            channel.basic_publish(channel.prepare_message("x", priority), "", "q")
+        got = [channel.basic_get("q", no_ack=True) for _ in range(2)]
+        assert [each.delivery_info["priority"] for each in got] == [3, 0]
+        assert [each.properties["priority"] for each in got] == [3, 0]
+
+
 def test_zero_words_match_a_hash(connection: Any) -> None:
     with connection as conn, conn.channel() as channel:
         channel.exchange_declare("t", "topic")

@@ -494,6 +494,10 @@ def test_the_whole_is_compared_with_its_queue_vacuumed_and_replayed(
     verify = ["pipeline", "verify", str(place), "--url", mqks_broker.url]
     assert main(verify) == 0
     assert "\n30 messages that the server still has: all in the lake" in capsys.readouterr().out
+    one = str(table_at(place, "order.new"))
+    assert main(["pipeline", "verify", one]) == 0
+    assert main(["pipeline", "verify", one, "--url", mqks_broker.url]) == 65
+    assert f"one event of its queues: with --url, verify {place}" in capsys.readouterr().err
     assert main(["pipeline", "vacuum", str(place), "--dry-run"]) == 0
 
     replay = Replay(lake=place, server=ServerAddress(url=mqks_broker.url))
