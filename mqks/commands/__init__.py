@@ -29,6 +29,7 @@ from mqks.commands.bench import bench
 from mqks.commands.check_config import check_config
 from mqks.commands.copy import copy, new_epoch
 from mqks.commands.declare import Run, declare
+from mqks.commands.diagnose import diagnose
 from mqks.commands.follow import follow, restore
 from mqks.commands.guesses import Commands
 from mqks.commands.options import Told, note
@@ -106,6 +107,7 @@ COMMANDS: dict[str, dict[Run, str]] = {
     },
     LOOK: {
         ask.ping: "mqks ping --url mqks://127.0.0.1:25000",
+        diagnose: "mqks diagnose report.json --db /var/lib/mqks/mqks.db",
         ask.eval_: "mqks eval 'len(state.queues)'",
         top: "mqks top --sort rate --interval 5",
     },

@@ -194,10 +194,10 @@ def archive(
     with _job("archive", spark, url) as begin:
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.errors import BadOption
-        from mqks.pipeline.job import by_mask, fields_of, schema_of, stop_on_signal
+        from mqks.pipeline.job import by_mask, schema_of, stop_on_signal
         from mqks.pipeline.layout import is_of_data, order, partitions, plain, renames
         from mqks.pipeline.places import lake_at
-        from mqks.pipeline.records import records_of
+        from mqks.pipeline.records import fields_of, records_of
         from mqks.pipeline.session import BRIEF, LOGGING, context
         from mqks.pipeline.tables import EventTables
         from mqks.pipeline.wire import ServerAddress

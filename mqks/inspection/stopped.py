@@ -223,6 +223,9 @@ class StoppedSource:
                         "delivered_us": None,
                     }
 
+    def errors(self, limit: int) -> list[Row]:
+        return [error_row(each._asdict()) for each in self._file.errors(limit)]
+
     def schedules(self) -> Iterator[Row]:
         return (row.told(name) for name, row in self._file.schedules.items())
 

@@ -96,7 +96,7 @@ class _Payloads(NamedTuple):
     pattern: str
     kind: pa.DataType
     named: pa.DataType
-    """The same type with the names of the lake."""
+    """That of the payloads with the names of the lake."""
     records: RecordSchema | None
     """The schema of payloads that are not JSON."""
 

@@ -29,8 +29,6 @@ from mqks.pipeline.errors import (
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from mqks.pipeline.records import RecordSchema
-
 PATH_MAX = os.pathconf("/", "PC_PATH_MAX")
 Begin = Callable[..., Any]
 """Given `session` (the default) or `context`, and Java's options, gives what that does."""
@@ -201,18 +199,6 @@ def schema_of(text: str) -> "StructType":
             " leave it out"
         )
     return schema
-
-
-def fields_of(schema: "StructType | RecordSchema") -> set[str]:
-    """Of payloads, by dots, also of those in arrays."""
-    from pyspark.sql.pandas.types import to_arrow_type
-
-    from mqks.pipeline.lake import names_of
-    from mqks.pipeline.records import RecordSchema
-
-    if isinstance(schema, RecordSchema):
-        return {*names_of(schema.kind)}
-    return {*names_of(to_arrow_type(schema, timezone="UTC"))}
 
 
 def place(text: str) -> Path | str:

@@ -19,7 +19,7 @@ from decimal import Context, Decimal
 from functools import lru_cache
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
@@ -27,7 +27,11 @@ import pyarrow as pa
 from mqks.errors import reason
 from mqks.pipeline.errors import BadOption, ExtraMissing, LakeUnfit, StoreAway
 from mqks.pipeline.job import text
+from mqks.pipeline.lake import names_of
 from mqks.pipeline.payloads import BAD
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 SCHEMAS_MAX, SCHEMA_BYTES_MAX, TIMEOUT_S = 1000, 4_194_304, 10.0
 """Of a registry: what a worker keeps, an answer, and a request."""
@@ -96,6 +100,15 @@ class RecordSchema:
 
     def _opened(self) -> tuple[Kind, Callable[[bytes, str | None], Any]]:
         return _protobuf(self.source, self.message) if self.message else _avro(self.source)
+
+
+def fields_of(schema: "StructType | RecordSchema") -> set[str]:
+    """Of payloads, by dots, also of those in arrays."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    if isinstance(schema, RecordSchema):
+        return {*names_of(schema.kind)}
+    return {*names_of(to_arrow_type(schema, timezone="UTC"))}
 
 
 def records_of(told: str, registry: str | None = None) -> RecordSchema | None:

@@ -93,6 +93,7 @@ STOPPED = {
     "mqks compact": "",
     "mqks restore": "followed restored.db",
     "mqks copy": "mqks.db moved.db",
+    "mqks diagnose": "report.json",
     "mqks new-epoch": "",
     **{
         name: words for name, words in LIVE.items() if name.startswith(("mqks inspect", "mqks ver"))
