@@ -1,6 +1,6 @@
 """A click-stream from end to end: broker, archive, report, replay; and everything counted again.
 
-    pip install 'mqks[spark]'
+    pip install 'mqks[server,spark]'
     python examples/clickstream/run.py                      # 2,000,000 events, a minute or two
     python examples/clickstream/run.py --count 20000 --keep /tmp/clickstream
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from mqks.commands.options import AsJson, Database, Told, note, progress, table, tell
-from mqks.errors import DatabaseLocked, JournalDamaged
+from mqks.errors import DatabaseLocked, InspectionFailed, JournalDamaged
 from mqks.settings import load
 
 PAGE_BYTES = 4096
@@ -99,8 +99,12 @@ def verify(
 def _verify_copy(place: str, as_json: bool) -> None:
     from mqks.follow.copies import Copy  # here, as above
 
+    copy = Copy(place)
+    if not copy.generations(removed=True):
+        what = "is a directory" if Path(place).is_dir() else "has no copy of a database"
+        raise InspectionFailed(f"{place}: {what}")
     with progress("Verifying"):
-        damage = [{"place": place, "what": what} for what in Copy(place).damage()]
+        damage = [{"place": place, "what": what} for what in copy.damage()]
     if as_json or not damage:
         tell({"file": place, "damage": damage}, as_json, f"{place} is undamaged")
     else:

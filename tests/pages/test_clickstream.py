@@ -1,4 +1,4 @@
-"""examples/clickstream, with no package but those that `pip install 'mqks[spark]'` brings.
+"""examples/clickstream, with no package but those that `mqks[server,spark]` brings.
 
 The one rule: as `tests.kit.only`.
 """
@@ -17,8 +17,8 @@ RUN = [sys.executable, str(ROOT / "examples/clickstream/run.py")]
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Of an installation of `mqks[spark]` alone."""
-    return only.environment(tmp_path, "spark")
+    """Of an installation of `mqks[server,spark]` alone."""
+    return only.environment(tmp_path, "server", "spark")
 
 
 def test_the_blocker_blocks(environment: dict[str, str]) -> None:
