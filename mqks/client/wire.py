@@ -129,7 +129,7 @@ class Wire:
             self.send(b"".join(line + b"\r\n" for line in lines))
             replies = [self.reply() for _ in lines[:1]]  # Before it there may be that to a name.
             told = (self.line() for _ in lines[1:])
-            replies += [self._parsed(each) for each in told if not each.endswith(b" ok")]
+            replies += [self._parsed(each) for each in told if not each.endswith(b" ok ")]
         return [(each.request_id, requests.decoded(each.text)) for each in replies if each.is_error]
 
     def stats(self, *words: str) -> Any:

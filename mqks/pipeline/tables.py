@@ -64,7 +64,7 @@ class EventStaging(NamedTuple):
             assert event is not None  # Rows without a topic are left out.
             if found := self.tables.get(table_at(self.place, event)):
                 staging, start = found
-                if start:
+                if pc.min(part["offset"]).as_py() < start:
                     part = part.filter(pc.greater_equal(part["offset"], start))
                 yield from (replace(file, event=event) for file in staging.written(part))
             elif self.is_whole:
