@@ -14,7 +14,6 @@ from mqks.errors import DatabaseLocked, InspectionFailed, JournalDamaged
 from mqks.settings import load
 
 PAGE_BYTES = 4096
-STORES = ("s3", "gs", "az")
 
 
 def backup(
@@ -58,8 +57,9 @@ def verify(
     """Check that a database is undamaged; exit code 65 if it is damaged."""
     from mqks.journal.default_store import contents  # here, as above
     from mqks.journal.sqlite.verify import verify
+    from mqks.pipeline.objects import CREDENTIALS
 
-    if Path(file).is_dir() or file.partition("://")[0] in STORES:
+    if Path(file).is_dir() or file.partition("://")[0] in CREDENTIALS:
         _verify_copy(file, as_json)
         return
     db = load({"db": file}, os.environ).db
