@@ -1,6 +1,7 @@
 """Archive and replay while they and the broker are killed with SIGKILL; then everything is counted.
 
     python -m tests.pipeline_kills archive 2000000
+    python -m tests.pipeline_kills archive 2000000 7 delta      a table in a directory, or iceberg
     python -m tests.pipeline_kills archive 2000000 7 store      a Delta table on a store, whose
                                                                 answers fail; workers are killed
     python -m tests.pipeline_kills replay 2000000
@@ -32,8 +33,9 @@ import pyarrow.dataset as ds
 
 from mqks.client.blocking import connect
 from mqks.pipeline.archive import Archive
+from mqks.pipeline.iceberg import found
 from mqks.pipeline.lake import Lake
-from mqks.pipeline.objects import Place, store
+from mqks.pipeline.objects import ICEBERG, Place, store
 from mqks.pipeline.places import existing, lake_at, messages
 from mqks.pipeline.session import session
 from mqks.pipeline.sink import Publisher
@@ -302,14 +304,15 @@ def replay(
 
 
 def counted(lake: Place) -> Counts:
-    """As pyarrow sees it; it is as it was archived."""
+    """As pyarrow, or pyiceberg, sees it; it is as it was archived."""
     with existing(lake) as opened:
         verified = Verification(opened).run()
-    if isinstance(lake, str):
-        rows = delta(lake).to_pyarrow_dataset()
+    if str(lake).startswith(ICEBERG):
+        table = found(str(lake)).scan().to_arrow()
     else:
-        rows = ds.dataset(lake, partitioning="hive")
-    table = rows.to_table(columns=["key", "offset"])
+        table = delta(lake)
+        rows = table.to_pyarrow_dataset() if table else ds.dataset(lake, partitioning="hive")
+        table = rows.to_table(columns=["key", "offset"])
     assert (verified.messages, verified.differences) == (table.num_rows, []), verified
     distinct = [pc.count_distinct(table[name]).as_py() for name in ("key", "offset")]
     return Counts(table.num_rows, *distinct)
@@ -329,11 +332,20 @@ if __name__ == "__main__":
     seed = int(sys.argv[3]) if len(sys.argv) > 3 else random.randrange(1000)
     with tempfile.TemporaryDirectory() as directory, ExitStack() as opened:
         told: dict[str, Any] = {}
-        if sys.argv[4:]:
-            from tests.pipeline.test_pipeline_store import local_store
+        match sys.argv[4:]:
+            case ["store"]:
+                from tests.pipeline.test_pipeline_store import local_store
 
-            proxy = opened.enter_context(local_store())
-            told = {"lake": "s3://bucket/lake", "format": "delta", "proxy": proxy}
+                proxy = opened.enter_context(local_store())
+                told = {"lake": "s3://bucket/lake", "format": "delta", "proxy": proxy}
+            case ["iceberg"]:
+                files = Path(directory, "files")
+                files.mkdir()
+                os.environ["PYICEBERG_CATALOG__KILLS__URI"] = f"sqlite:///{directory}/catalog.db"
+                os.environ["PYICEBERG_CATALOG__KILLS__WAREHOUSE"] = f"file://{files}"
+                told = {"lake": "iceberg://kills/db.events", "format": "iceberg", "files": files}
+            case [format]:
+                told = {"format": format}
         spark = session("local[2]", **SPARK_SETTINGS)
         began_s = time.monotonic()
         print(f"seed {seed}")

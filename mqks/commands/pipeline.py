@@ -195,7 +195,7 @@ def archive(
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.errors import BadOption
         from mqks.pipeline.job import by_mask, schema_of, stop_on_signal
-        from mqks.pipeline.layout import is_of_data, order, partitions, plain, renames
+        from mqks.pipeline.layout import Layout, is_of_data, order, partitions, renames
         from mqks.pipeline.places import lake_at
         from mqks.pipeline.records import fields_of, records_of
         from mqks.pipeline.session import BRIEF, LOGGING, context
@@ -207,8 +207,9 @@ def archive(
         schemas = by_mask(schema or ())
         if schemas.keys() - {"**"} and not table_by:
             raise BadOption("--schema MASK=DDL needs --table-by event")
-        partitioned, sorting = partitions(by), order(sort)
-        fields = any(map(is_of_data, partitioned or ())) or any("." in each for each in sorting)
+        names = renames(rename) if rename else {}
+        layout = Layout(partitions(by), order(sort), partitions_max, names)
+        fields = any(map(is_of_data, layout.partitions)) or any("." in each for each in layout.sort)
         if (fields or rename) and not schema:
             raise BadOption("--rename, and fields in --by and --sort, need --schema")
         records = {mask: records_of(text, registry) for mask, text in schemas.items()}
@@ -227,16 +228,14 @@ def archive(
             reader=reader,
             include_replays=include_replays,
             fail_on_data_loss=fail_on_data_loss,
-            renames=renames(rename) if rename else {},
         )
         if isinstance(lake, Path) and not lake.exists():
             job.check()
         whole = (
-            EventTables(lake, format, by=partitioned, tables_max=tables_max)
+            EventTables(lake, format, layout, tables_max=tables_max)
             if table_by
-            else lake_at(lake, format, partitioned)
+            else lake_at(lake, format, layout)
         )
-        whole.sort, whole.partitions_max = sorting, partitions_max
         # Before Spark: what is wrong with the lake need not wait for Java.
         with whole as opened, ExitStack() as stack:
             lineage = None
@@ -247,12 +246,12 @@ def archive(
             bad = None
             if bad_rows:
                 other = _in_catalog(bad_rows, catalog) if catalog else _place(bad_rows)
-                bad = stack.enter_context(lake_at(other, format, plain(partitioned)))
+                bad = stack.enter_context(lake_at(other, format, layout.plain()))
             running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
             given = {  # It asks Spark.
                 mask: records[mask] or schema_of(text) for mask, text in schemas.items()
             }
-            if lost := {*job.renames}.difference(*map(fields_of, given.values())):
+            if lost := {*names}.difference(*map(fields_of, given.values())):
                 raise BadOption(f"--rename: no schema has {min(lost)}")
             job = replace(job, schemas=given)
             for progress in job.run(running, opened, stop_on_signal(), bad):

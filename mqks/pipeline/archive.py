@@ -14,30 +14,25 @@ import math
 import pickle
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import chain, pairwise, repeat
+from itertools import chain
 from threading import Event
-from typing import TYPE_CHECKING, NamedTuple, cast
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING, cast
 
 from mqks.client.errors import RequestFailed
-from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES, subset
+from mqks.pipeline.batch import READ, Payloads, Staged, TaskBatch, first_of
 from mqks.pipeline.errors import DataLost, NoQueue, StoreAway
 from mqks.pipeline.job import reasons
-from mqks.pipeline.lake import PIECE_BYTES, WRITTEN, File, Lake, Stages, stage
+from mqks.pipeline.lake import File, Lake
 from mqks.pipeline.layout import named, renamed
 from mqks.pipeline.objects import Patience
-from mqks.pipeline.payloads import BAD, parsed, parsed_here, read_as
+from mqks.pipeline.payloads import BAD, parsed
 from mqks.pipeline.reader import LogRange, QueueReader, is_mask, lost, matching, parts, pattern
 from mqks.pipeline.records import RecordSchema
-from mqks.pipeline.session import yields
 from mqks.pipeline.wire import QueueConnection, ServerAddress
 
 if TYPE_CHECKING:
@@ -53,10 +48,6 @@ FIND_S, EXPIRE_S = 5.0, 600.0
 """Pauses before new queues are looked for that match a mask, and days that are too old."""
 FILES_MANY = 1000
 """Of one batch: each file and its directory cost a sync, and each reader opens each file."""
-_OWN = subset(("key", "value", "topic", "offset", "timestamp"))
-READ = pa.schema([*_OWN, ORIGIN, *PROPERTIES])
-_PARSED_ROWS, _LEFT_ROWS = 4096, 256
-"""So many payloads are parsed at once, and halves of them, down to so many, if one does not fit."""
 
 _log = logging.getLogger("mqks.pipeline")
 
@@ -84,202 +75,6 @@ class Progress:
     """How many numbers the lake is behind the end of the queue."""
 
 
-_Numbers = tuple[int, int]
-"""From the first to, not including, the second."""
-_Left = tuple[int, _Numbers]
-"""Of messages of one type, those that Spark is to parse."""
-
-
-class _Payloads(NamedTuple):
-    """How the payloads of some events are parsed."""
-
-    pattern: str
-    kind: pa.DataType
-    named: pa.DataType
-    """That of the payloads with the names of the lake."""
-    records: RecordSchema | None
-    """The schema of payloads that are not JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """What the tasks of a batch need; pickles."""
-
-    reader: QueueReader
-    queue: str
-    epoch: str
-    start: int
-    ranges: list[_Numbers]
-    archived_us: int
-    staging: Stages
-    fail_on_data_loss: bool
-    leaves_out: bool
-    """Whether replayed messages that the lake has are left out."""
-    types: Sequence[_Payloads] = ()
-    """The first whose pattern finds the event counts."""
-    only: int | None = None
-    """Only messages of this one of the types."""
-    bad: Stages | None = None
-    """Where those go that do not fit, if not with the others."""
-    bad_start: int = 0
-    """Those with lower numbers are there."""
-
-    def read(self, ranges: Iterable[_Numbers]) -> Iterator[pa.RecordBatch]:
-        """The messages of a task, with the columns of a file."""
-        yields()
-        with self.reader as reader:
-            for start, end in ranges:
-                fail = self.fail_on_data_loss
-                batches = reader.read(start, end, epoch=self.epoch, fail_on_data_loss=fail)
-                yield from map(self._complete, batches)
-
-    def _complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A replayed message that the lake has already gets no topic."""
-        columns = batch.columns[: len(_OWN)]
-        origin, *properties = batch.columns[len(_OWN) :]
-        queue, epoch, offset = origin.flatten()
-        if self.leaves_out and origin.null_count < len(origin):
-            is_own = pc.and_(pc.equal(queue, self.queue), pc.equal(epoch, self.epoch))
-            is_here = pc.and_(is_own, pc.less(offset, self.start))
-            topic = batch.schema.get_field_index("topic")
-            columns[topic] = pc.if_else(pc.fill_null(is_here, False), None, columns[topic])
-        archived = pa.scalar(self.archived_us, pa.int64()).cast(FIELDS["timestamp"])
-        same = [pa.repeat(value, len(batch)) for value in (self.queue, self.epoch, archived)]
-        columns += [*same, queue, epoch, offset, *properties]
-        return pa.RecordBatch.from_arrays(columns, schema=WRITTEN)
-
-    def read_and_stage(self, ranges: Iterable[_Numbers]) -> Iterator[tuple[bool, File] | _Left]:
-        """From the broker to the files within one process: no message passes through the JVM.
-        Gives the files, and whether they are of bad rows, and the numbers of those whose payloads
-        are Spark's to parse."""
-        left: list[_Left] = []
-        bad_files: list[File] = []
-        good = stage(self.staging, self._with_data(self.read(ranges), left, bad_files))
-        yield from chain(zip(repeat(False), good), zip(repeat(True), bad_files), left)
-
-    def _with_data(
-        self, batches: Iterable[pa.RecordBatch], left: list[_Left], bad_files: list[File]
-    ) -> Iterator[pa.RecordBatch]:
-        for which, batch in self._by_type(batches):
-            if which is None:
-                yield batch
-                continue
-            _, kind, named, records = self.types[which]
-            if records:
-                whole = self._decoded(batch, kind, named, records)
-                yield from self._good(whole, bad_files)
-                continue
-            is_known = read_as(kind) is not None
-            size = _PARSED_ROWS if is_known else len(batch)
-            pieces = [batch.slice(at, size) for at in range(0, len(batch), size)]
-            while pieces:
-                rows = pieces.pop(0)
-                half = len(rows) // 2
-                data = parsed_here(rows["value"], kind)
-                if data is not None:
-                    yield rows.append_column("data", data if kind == named else data.view(named))
-                elif half >= _LEFT_ROWS and is_known:
-                    pieces[:0] = rows.slice(0, half), rows.slice(half)
-                else:
-                    numbers = rows["offset"]
-                    left.append((which, (numbers[0].as_py(), numbers[-1].as_py() + 1)))
-
-    def _decoded(
-        self, batch: pa.RecordBatch, kind: pa.DataType, named: pa.DataType, records: RecordSchema
-    ) -> Iterator[pa.RecordBatch]:
-        """With `data`, and `bad` if bad rows have a place."""
-        for at in range(0, len(batch), _PARSED_ROWS):
-            rows = batch.slice(at, _PARSED_ROWS)
-            data, why = records.decoded(rows["value"], kind)
-            whole = rows.append_column("data", data if kind == named else data.view(named))
-            yield whole if self.bad is None else whole.append_column("bad", why)
-
-    def _by_type(
-        self, batches: Iterable[pa.RecordBatch]
-    ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-        """The messages of each type, and of none."""
-        if not self.types:
-            yield from zip(repeat(None), batches)
-            return
-        for batch in batches:
-            events = batch["topic"].dictionary_encode("encode")
-            found = [self._type(event) for event in events.dictionary.to_pylist()]
-            for which in {*found}:
-                own = [at for at, each in enumerate(found) if each == which]
-                is_own = pc.is_in(events.indices, pa.array(own, events.indices.type))
-                yield which, batch if len(own) == len(found) else batch.filter(is_own)
-
-    def _type(self, event: str | None) -> int | None:
-        return None if event is None else _first((each.pattern for each in self.types), event)
-
-    # Two steps for Spark's expressions to stand between: of the messages only the payloads pass
-    # through Java as rows, beside the first of which is the whole batch.
-
-    def read_rows(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        ranges = (self.ranges[number] for task in tasks for number in task["id"].to_pylist())
-        for which, batch in self._by_type(self.read(ranges)):
-            if which != self.only:
-                continue
-            whole = [batch.serialize().to_pybytes(), *[None] * (len(batch) - 1)]
-            yield pa.RecordBatch.from_pydict({"value": batch["value"], "batch": whole})
-
-    def stage_rows(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yields()
-        bad_files: list[File] = []
-        good = stage(self.staging, self._good(_joined(rows), bad_files))
-        for is_bad, file in chain(zip(repeat(False), good), zip(repeat(True), bad_files)):
-            yield pa.RecordBatch.from_pydict({"file": [pickle.dumps((is_bad, file))]})
-
-    def _good(
-        self, batches: Iterable[pa.RecordBatch], bad_files: list[File]
-    ) -> Iterator[pa.RecordBatch]:
-        """What is not bad; the bad rows are staged. Everything, if these have no place."""
-        if self.bad is None:
-            yield from batches
-            return
-        bad, size = list[pa.RecordBatch](), 0
-        for batch in batches:
-            *columns, data, why = batch.columns
-            is_bad = pc.and_(why.is_valid(), batch["topic"].is_valid())
-            names = batch.schema.names[:-1]
-            yield pa.RecordBatch.from_arrays([*columns, data], names).filter(pc.invert(is_bad))
-            is_new = pc.and_(is_bad, pc.greater_equal(batch["offset"], self.bad_start))
-            bad.append(pa.RecordBatch.from_arrays([*columns, why], names).filter(is_new))
-            size += bad[-1].nbytes
-            if size >= PIECE_BYTES:
-                bad_files += stage(self.bad, bad)
-                bad, size = [], 0
-        if size:
-            bad_files += stage(self.bad, bad)
-
-
-def _first(patterns: Iterable[str], event: str) -> int | None:
-    """Which of them is the first that finds the event."""
-    return next((at for at, each in enumerate(patterns) if re.search(each, event)), None)
-
-
-def _joined(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each `batch` with the other columns of its rows and of those behind it."""
-    batch, told = None, list[pa.RecordBatch]()
-    for some in rows:
-        starts = np.flatnonzero(some["batch"].is_valid()).tolist()
-        for start, end in pairwise(sorted({0, *starts, len(some)})):
-            if start in starts:
-                if batch is not None:
-                    yield _beside(batch, told)
-                batch = pa.ipc.read_record_batch(some["batch"][start].as_py(), WRITTEN)
-                told = []
-            told.append(some.slice(start, end - start).drop_columns(["batch"]))
-    if batch is not None:
-        yield _beside(batch, told)
-
-
-def _beside(batch: pa.RecordBatch, told: list[pa.RecordBatch]) -> pa.RecordBatch:
-    whole = pa.concat_batches(told)
-    schema = pa.schema([*batch.schema, *whole.schema])
-    return pa.RecordBatch.from_arrays([*batch.columns, *whole.columns], schema=schema)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
     """The settings of an archive."""
@@ -297,8 +92,6 @@ class Archive:
     schemas: "Mapping[str, StructType | RecordSchema]" = field(default_factory=dict)
     """Schemas of the payloads of events, by masks of which the first counts; only for a lake with a
     table for each event."""
-    renames: Mapping[str, str] = field(default_factory=dict)
-    """Fields of payloads, by dots, that have another name in the lake."""
     roll_s: float = ROLL_S
     """The longest time before small files are merged; until then they are not visible."""
     keep_s: float | None = None
@@ -488,7 +281,7 @@ class _Run:
                 self.bad.commit(queue, epoch, max(end, bad_start), bad_files)
             self.bad.roll(self.job.roll_s)
         self.lake.commit(queue, epoch, end, files)
-        if len(self.lake.by) > 1 and len(files) > FILES_MANY:
+        if len(self.lake.layout.partitions) > 1 and len(files) > FILES_MANY:
             _log.warning("%d files in one batch: --by day writes one for each day", len(files))
         if self.job.trim:
             self._trim(epoch, end)
@@ -513,7 +306,7 @@ class _Run:
     ) -> tuple[list[File], list[File]]:
         """Run one batch as Spark jobs; returns the staged files, and those of bad rows."""
         schemas = self._schemas()
-        batch = _Batch(
+        batch = TaskBatch(
             reader=self.reader,
             queue=self.queue,
             epoch=epoch,
@@ -529,19 +322,16 @@ class _Run:
         )
         with reasons():
             ranges = self.spark.parallelize(batch.ranges, len(batch.ranges))
-            made = ranges.mapPartitions(batch.read_and_stage).collect()
-            staged = [each for each in made if isinstance(each[1], File)]
+            staged: list[Staged] = ranges.mapPartitions(batch.read_and_stage).collect()
             for only, (_, schema) in enumerate(schemas):
-                left = [each[1] for each in made if isinstance(each[1], tuple) and each[0] == only]
+                left = [each for one in staged for which, each in one.left if which == only]
                 if left:
                     staged += self._parsed(replace(batch, ranges=left, only=only), schema)
-        files: dict[bool, list[File]] = {False: [], True: []}
-        for is_bad, file in staged:
-            files[is_bad].append(file)
-        return files[False], files[True]
+        good, bad, _ = map(chain.from_iterable, zip(*staged, strict=True))
+        return [*good], [*bad]
 
-    def _parsed(self, batch: _Batch, schema: "StructType") -> list[tuple[bool, File]]:
-        """What Spark has parsed and staged, and whether it is bad rows."""
+    def _parsed(self, batch: TaskBatch, schema: "StructType") -> list[Staged]:
+        """What Spark has parsed."""
         from pyspark.sql import SparkSession
         from pyspark.sql.functions import col
         from pyspark.sql.pandas.types import from_arrow_type
@@ -552,33 +342,34 @@ class _Run:
         messages = started.mapInArrow(batch.read_rows, "value binary, batch binary")
         names = ("batch", "data", "bad")[: 2 if self.bad is None else 3]
         rows = parsed(messages, schema).select(*names)
-        if batch.only is not None and self.job.renames:  # By position.
+        if batch.only is not None and self.lake.layout.names:  # By position.
             named = from_arrow_type(batch.types[batch.only].named)
             rows = rows.withColumn("data", col("data").cast(named))
-        staged = rows.mapInArrow(batch.stage_rows, "file binary")
-        return [pickle.loads(row.file) for row in staged.collect()]
+        staged = rows.mapInArrow(batch.stage_rows, "staged binary")
+        return [pickle.loads(row.staged) for row in staged.collect()]
 
-    def _schemas(self) -> "list[tuple[_Payloads, StructType]]":
+    def _schemas(self) -> "list[tuple[Payloads, StructType]]":
         """Of payloads, by patterns of events, with types as wide as the lake has them, and Spark's
         of JSON. Raises LakeUnfit."""
         from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
         every = {**self.job.schemas} if self.job.schema is None else {"**": self.job.schema}
         patterns = [*map(pattern, every)]
-        found: list[tuple[_Payloads, StructType]] = []
+        found: list[tuple[Payloads, StructType]] = []
 
         def is_of(at: int | None, event: str) -> bool:
-            return _first(patterns, event) == at
+            return first_of(patterns, event) == at
 
         for at, (each, given) in enumerate(zip(patterns, every.values(), strict=True)):
             if isinstance(given, RecordSchema):
                 records, own = given, given.kind
             else:
                 records, own = None, to_arrow_type(given, timezone="UTC")
-            fitted = self.lake.prepared(renamed(own, self.job.renames), partial(is_of, at)) or own
+            new = renamed(own, self.lake.layout.names)
+            fitted = self.lake.prepared(new, partial(is_of, at)) or own
             kind = named(fitted, own)
             same = given if kind == own else from_arrow_type(kind)
-            payloads = _Payloads(each, kind, fitted, records)
+            payloads = Payloads(each, kind, fitted, records)
             found.append((payloads, cast("StructType", same)))
         if "**" not in every:
             self.lake.prepared(None, partial(is_of, None))

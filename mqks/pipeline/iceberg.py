@@ -113,10 +113,10 @@ class IcebergTable(LakeTable):
             pass
         if self._catalog.table_exists(str(control_of(self.place)).rpartition("/")[2]):
             raise LakeUnfit(f"{self.place} {BY_TABLE}")
-        if "parsed" in self.by:
+        if "parsed" in (by := self.layout.partitions):
             raise LakeUnfit(f"{self.place}: Iceberg has no partitions by parsed")
         self._catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
-        told = _PROPERTIES | ({BY: json.dumps(self.by)} if {*self.by} - PLAIN.keys() else {})
+        told = _PROPERTIES | ({BY: json.dumps(by)} if {*by} - PLAIN.keys() else {})
         made = self._catalog.create_table_transaction(name, WRITTEN, properties=told)
         with made:
             self._lay_out(made)
@@ -142,19 +142,19 @@ class IcebergTable(LakeTable):
     def _lay_out(self, change: Any) -> None:
         """Give the table, in a transaction, those of its partitions and of its order that it has
         the columns for: fields come with a schema for payloads."""
-        metadata = change.table_metadata
+        metadata, by = change.table_metadata, self.layout.partitions
         schema, there = metadata.schema(), {field.name for field in metadata.spec().fields}
         with change.update_spec() as spec:
-            for each in map(partition, self.by):
+            for each in map(partition, by):
                 transform, source = each.transform, each.source
                 if not transform:
                     source, transform = _TRANSFORMS[each.column]
-                is_told = each.column == "date" and "hour" in self.by  # An hour says its day.
+                is_told = each.column == "date" and "hour" in by  # An hour says its day.
                 if each.column in there or is_told or not _has(schema, source):
                     continue
                 size = f"[{each.buckets}]" if each.buckets else ""
                 spec.add_field(source, transform + size, each.column)
-        sort = [name for name in self.sort if _has(schema, name)]
+        sort = [name for name in self.layout.sort if _has(schema, name)]
         if sort and sort != [
             schema.find_column_name(each.source_id) for each in metadata.sort_order().fields
         ]:
@@ -240,8 +240,8 @@ class IcebergTable(LakeTable):
         columns = self._columns()
         path = f"{directory}/{shown(uuid.uuid4().hex)}"
         schema = numbered(columns, self._table.schema().as_arrow())
-        rows = rows_of((place_of(file.file_path) for file in files), columns, self.sort)
-        name, sources = path.rpartition("/")[2], self.staging.sources
+        rows = rows_of((place_of(file.file_path) for file in files), columns, self.layout.sort)
+        name, sources = path.rpartition("/")[2], self.layout.sources
         write_file(place_of(directory), name, rows, schema, sources)
         with self._table.transaction() as one, one.update_snapshot().overwrite() as change:
             for file in files:
@@ -260,7 +260,8 @@ class IcebergTable(LakeTable):
         return file
 
     def _partition(self, file: File) -> Record:
-        told = dict(zip((partition(each).column for each in self.by), file.values, strict=True))
+        names = (partition(each).column for each in self.layout.partitions)
+        told = dict(zip(names, file.values, strict=True))
         if hour := told.get("hour"):
             told["hour"] = f"{told['date']}-{hour}"
         schema, fields = self._table.schema(), self._table.spec().fields

@@ -40,7 +40,7 @@ from mqks.durable import sync
 from mqks.pipeline import objects
 from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES
 from mqks.pipeline.errors import LakeInUse, LakeUnfit
-from mqks.pipeline.layout import PARTITIONS_MAX, check_fields, partition, rows_by, sorted_by
+from mqks.pipeline.layout import USUAL, Layout, partition, rows_by, sorted_by
 from mqks.pipeline.objects import ICEBERG, Place, SyncedFile, make_directory, write_atomically
 from mqks.pipeline.sums import Sums, queues_of, records_of_commit, sums_of
 
@@ -86,15 +86,11 @@ class Staging(NamedTuple):
     """Where tasks write."""
 
     place: Place
-    by: tuple[str, ...]
-    """The partitions."""
+    layout: Layout
     is_final: bool = False
     """Whether files get their final names: those of a table, which names its files in its log."""
     ids: pa.Schema | None = None
     """Columns with the numbers that an Iceberg table has for them."""
-    sort: tuple[str, ...] = ()
-    """The order of the rows of a file; as they come, without any."""
-    partitions_max: int = PARTITIONS_MAX
 
     def path(self, file: "File") -> str:
         """Of a file in `place`."""
@@ -103,23 +99,19 @@ class Staging(NamedTuple):
         # Its log says the values. Readers disagree about escapes in the names of objects.
         return re.sub(r"[^\w.=/-]", "_", f"{file.directory}/{shown(file.name)}", flags=re.ASCII)
 
-    @property
-    def sources(self) -> list[str]:
-        """Columns and fields by which readers look for rows."""
-        return [*self.sort, *(source for each in self.by if (source := partition(each).source))]
-
     def written(self, rows: pa.Table) -> Iterator["File"]:
         """One file for each of their partitions."""
-        rows = sorted_by(rows, self.sort)
-        for values, part in rows_by(rows, self.by, self.partitions_max):
+        by, sources = self.layout.partitions, self.layout.sources
+        rows = sorted_by(rows, self.layout.sort)
+        for values, part in rows_by(rows, by, self.layout.partitions_max):
             first, last = (edge.as_py() for edge in pc.min_max(part["offset"]).values())
             arrived_us = pc.max(part["timestamp"]).value
             unparsed = part["data"].null_count if "data" in part.column_names else 0
-            place, name = directory(self.by, values), _new_name(first, last)
+            place, name = directory(by, values), _new_name(first, last)
             counts = part.num_rows, 0, first, last, arrived_us, unparsed
             file = File(name, place, values, *counts, sums=sums_of(part))
             schema = part.schema if self.ids is None else numbered(part.schema, self.ids)
-            size = write_file(self.place, self.path(file), [part], schema, self.sources)
+            size = write_file(self.place, self.path(file), [part], schema, sources)
             yield replace(file, bytes=size)
 
 
@@ -300,8 +292,8 @@ def merge(staging: Staging, names: list[str]) -> list[str]:
         return names
     firsts, lasts = zip(*(name.split("-")[:2] for name in names), strict=True)
     name = _new_name(min(map(int, firsts)), max(map(int, lasts)))
-    rows = rows_of([place / name for name in names], schema, staging.sort)
-    write_file(place, name, rows, schema, staging.sources)
+    rows = rows_of([place / name for name in names], schema, staging.layout.sort)
+    write_file(place, name, rows, schema, staging.layout.sources)
     return [name]
 
 
@@ -372,20 +364,13 @@ class Waiting(NamedTuple):
 class Lake(ABC):
     """What messages are archived into: open for writing, as a context manager.
 
-    `by`: its partitions; None: as the lake was created, and for a new one by day. Entry, and all
-    that follows, raises LakeInUse, LakeUnfit and, if it is on a store, StoreAway.
+    Entry, and all that follows, raises LakeInUse, LakeUnfit and, if it is on a store, StoreAway.
     """
 
-    by: tuple[str, ...]
-    sort: tuple[str, ...] = ()
-    """The order of rows within a file, by columns and fields."""
-    partitions_max = PARTITIONS_MAX
-    """Of the messages that a task writes at once."""
-
-    def __init__(self, place: Place, *, by: tuple[str, ...] | None = None) -> None:
+    def __init__(self, place: Place, layout: Layout = USUAL) -> None:
         self.place = place.absolute() if isinstance(place, Path) else place
-        self.by = by or ("date",)
-        self._by = by
+        self.layout = layout
+        """As it is wanted, and once the lake is read, as it has it."""
 
     @abstractmethod
     def __enter__(self) -> Self: ...
@@ -471,8 +456,8 @@ class FileLake(Lake):
     """A directory of Parquet files; it holds its lock. Entry finishes what a crash has
     interrupted."""
 
-    def __init__(self, path: Path, *, by: tuple[str, ...] | None = None) -> None:
-        super().__init__(path, by=by)
+    def __init__(self, path: Path, layout: Layout = USUAL) -> None:
+        super().__init__(path, layout)
         self.path = path.absolute()
         self.control = self.path / CONTROL
         self._staging = self.control / "staging"
@@ -481,8 +466,7 @@ class FileLake(Lake):
 
     @property
     def staging(self) -> Staging:
-        most = self.partitions_max
-        return Staging(self._staging, self.by, sort=self.sort, partitions_max=most)
+        return Staging(self._staging, self.layout)
 
     def __enter__(self) -> Self:
         make_directory(self.control)
@@ -512,9 +496,9 @@ class FileLake(Lake):
             kept = json.loads((self.control / "state.json").read_bytes())
             # Older versions knew but two, and the oldest one.
             before = ("date", "event") if kept.pop("by_event", True) else ("date",)
-            self.by = kept_by(self.path, self._by, kept.get("by", before))
+            self.layout = self.layout.kept(self.path, kept.get("by", before))
             self._state |= kept | {"waiting": [Waiting(*file) for file in kept.get("waiting", [])]}
-        self._state["by"] = self.by
+        self._state["by"] = self.layout.partitions
         self._staging.mkdir(exist_ok=True)
         self._place(self._state["moves"])
         # A task of a killed run may still write here; this does no harm, since only commits move
@@ -575,7 +559,7 @@ class FileLake(Lake):
     def prepared(
         self, data: pa.DataType | None, is_of: Callable[[str], bool] | None = None
     ) -> pa.DataType | None:
-        check_fields(self.by, self.sort, data)
+        self.layout.check(data)
         if data is not None:
             known = self._state.get("fields")
             if known is None:  # It has no payloads, or of an older version.
@@ -657,12 +641,3 @@ def check_are_here(lake: Place, files: Iterable[Path]) -> None:
     """If not, a worker has written elsewhere, and trimming the queue would lose messages."""
     if not all(file.exists() for file in files):
         raise LakeUnfit(f"{lake}: the files written by the workers are missing: {SHARED}")
-
-
-def kept_by(place: Place, wanted: tuple[str, ...] | None, has: Iterable[str]) -> tuple[str, ...]:
-    """The partitions that a lake has. Raises LakeUnfit if others are wanted."""
-    by = tuple(has)
-    if wanted not in (None, by):
-        told = ",".join(by[1:]) or "day"
-        raise LakeUnfit(f"{place} was created with --by {told}: use --by {told}")
-    return by

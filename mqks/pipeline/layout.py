@@ -54,6 +54,55 @@ _FIT: dict[str, tuple[Callable[[Any], bool], ...]] = {
 }
 
 
+class Layout(NamedTuple):
+    """How a lake is to be laid out; pickles."""
+
+    by: tuple[str, ...] | None = None
+    """Its partitions; None: as the lake was created."""
+    sort: tuple[str, ...] = ()
+    """The order of the rows of a file, by columns and fields; as they come, without any."""
+    partitions_max: int = PARTITIONS_MAX
+    """Of the messages that a task writes at once, of which each partition gets a file."""
+    names: Mapping[str, str] = {}
+    """Fields of payloads, by dots, that have another name in the lake."""
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        return self.by or ("date",)
+
+    @property
+    def sources(self) -> list[str]:
+        """Columns and fields by which readers look for rows."""
+        return [*self.sort, *(each for by in self.partitions if (each := partition(by).source))]
+
+    def plain(self) -> "Layout":
+        """Of a lake whose payloads have no fields: its partitions alone."""
+        return Layout(self.by and tuple(each for each in self.by if not is_of_data(each)))
+
+    def kept(self, place: object, has: Iterable[str]) -> "Layout":
+        """With the partitions that the lake at this place has. Raises LakeUnfit if others are
+        wanted."""
+        by = tuple(has)
+        if self.by not in (None, by):
+            told = ",".join(by[1:]) or "day"
+            raise LakeUnfit(f"{place} was created with --by {told}: use --by {told}")
+        return self._replace(by=by)
+
+    def check(self, data: pa.DataType | None) -> None:
+        """Whether payloads of this type have its fields. Raises LakeUnfit."""
+        every = [(f"--by: {each}", *partition(each)[1:3]) for each in self.partitions]
+        every += [(f"--sort: {each}", "sort", each) for each in self.sort]
+        for told, transform, source in every:
+            if data is not None and source.startswith("data."):
+                try:
+                    _check(told, transform, _type(data, source.split(".")[1:]))
+                except BadOption as error:
+                    raise LakeUnfit(str(error)) from None
+
+
+USUAL = Layout()
+
+
 class Partition(NamedTuple):
     column: str
     transform: str
@@ -145,11 +194,6 @@ def partitions(by: str | None) -> tuple[str, ...] | None:
     return (*(each for each in PLAIN if each in wanted), *(e for e in wanted if e not in PLAIN))
 
 
-def plain(by: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Those of a lake whose payloads have no fields."""
-    return by and tuple(each for each in by if not is_of_data(each))
-
-
 def is_of_data(by: str) -> bool:
     return partition(by).source.startswith("data.")
 
@@ -161,18 +205,6 @@ def order(sort: str | None) -> tuple[str, ...]:
         if not each.startswith("data."):
             _check(f"--sort: {each}", "sort", _column(each))
     return told
-
-
-def check_fields(by: Iterable[str], sort: Iterable[str], data: pa.DataType | None) -> None:
-    """Whether payloads of this type have these fields. Raises LakeUnfit."""
-    every = [(f"--by: {each}", *partition(each)[1:3]) for each in by]
-    every += [(f"--sort: {each}", "sort", each) for each in sort]
-    for told, transform, source in every:
-        if data is not None and source.startswith("data."):
-            try:
-                _check(told, transform, _type(data, source.split(".")[1:]))
-            except BadOption as error:
-                raise LakeUnfit(str(error)) from None
 
 
 def _check(told: str, transform: str, kind: pa.DataType | None) -> None:

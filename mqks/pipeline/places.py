@@ -24,6 +24,7 @@ from mqks.pipeline.lake import (
     names_of,
     table_at,
 )
+from mqks.pipeline.layout import USUAL, Layout
 from mqks.pipeline.objects import ICEBERG, Place, asked
 from mqks.pipeline.payloads import BAD
 from mqks.pipeline.sums import batches_of
@@ -35,20 +36,20 @@ if TYPE_CHECKING:
 _DATE = pa.field("date", pa.date32())
 
 
-def lake_at(place: Place, format: str | None = None, by: tuple[str, ...] | None = None) -> Lake:
+def lake_at(place: Place, format: str | None = None, layout: Layout = USUAL) -> Lake:
     """The lake at a place, to be entered; in a directory plain files unless the format is given.
     Raises LakeUnfit."""
     if isinstance(place, Path) and format in (None, "parquet"):
-        return FileLake(place, by=by)
+        return FileLake(place, layout)
     if isinstance(place, str) and place.startswith(ICEBERG):
         from mqks.pipeline.iceberg import IcebergTable
 
-        return IcebergTable(place, by=by)
+        return IcebergTable(place, layout)
     if format == "iceberg":
         raise LakeUnfit(f"{place}: Iceberg tables have a --catalog, and a name as namespace.table")
     if format == "parquet":
         raise LakeUnfit(f"{place} cannot have the format {format}: leave out --format")
-    return DeltaTable(place, by=by)
+    return DeltaTable(place, layout)
 
 
 def existing(place: Place) -> Lake:

@@ -40,11 +40,10 @@ from mqks.pipeline.lake import (
     check_case,
     control_of,
     fitted,
-    kept_by,
     latest,
     names_of,
 )
-from mqks.pipeline.layout import check_fields, partition
+from mqks.pipeline.layout import USUAL, Layout, partition
 from mqks.pipeline.objects import DELETED, OPTIONS, Got, Place, asked, make_directory, tried
 from mqks.pipeline.sums import added, records, records_of_commit, sums_of_file
 
@@ -66,8 +65,8 @@ _log = logging.getLogger("mqks.pipeline")
 class LakeTable(Lake):
     """A table. A store that is away when it is opened is asked again later."""
 
-    def __init__(self, place: Place, *, by: tuple[str, ...] | None = None) -> None:
-        super().__init__(place, by=by)
+    def __init__(self, place: Place, layout: Layout = USUAL) -> None:
+        super().__init__(place, layout)
         self._table: Any = None
         self._is_open = False
         self._told: dict[str, int | None] = {}
@@ -97,7 +96,7 @@ class LakeTable(Lake):
             if isinstance(self.files, Path):
                 make_directory(self.files)
             if self._table is not None:
-                self.by = kept_by(self.place, self._by, self._partitions())
+                self.layout = self.layout.kept(self.place, self._partitions())
         return self._table
 
     @property
@@ -108,8 +107,7 @@ class LakeTable(Lake):
     @property
     def staging(self) -> Staging:
         self._opened()
-        most = self.partitions_max
-        return Staging(self.files, self.by, is_final=True, sort=self.sort, partitions_max=most)
+        return Staging(self.files, self.layout, is_final=True)
 
     def next(self, queue: str, epoch: str) -> int | None:
         name = _application(queue, epoch)
@@ -135,7 +133,7 @@ class LakeTable(Lake):
 
     def _prepared(self, data: pa.DataType | None) -> pa.DataType | None:
         self._opened()  # It knows its partitions.
-        check_fields(self.by, self.sort, data)
+        self.layout.check(data)
         schema = WRITTEN if data is None else WRITTEN.append(pa.field("data", data))
         try:
             for _ in range(GROWTHS_MAX):
@@ -323,7 +321,7 @@ class DeltaTable(LakeTable):
     @property
     def _names(self) -> list[str]:
         """Of the columns that are its partitions."""
-        return [partition(each).column for each in self.by]
+        return [partition(each).column for each in self.layout.partitions]
 
     def _addition(self, file: File) -> Any:
         """The entry of a file in the log of a table."""
@@ -341,7 +339,7 @@ class DeltaTable(LakeTable):
     def _grow(self, own: pa.Schema | None, whole: pa.Schema) -> None:
         import deltalake as d
 
-        by = self._names
+        by, partitions = self._names, self.layout.partitions
         try:
             d.Schema.from_arrow(whole)
         except Exception as error:  # It raises nothing more special.
@@ -351,10 +349,10 @@ class DeltaTable(LakeTable):
             self._is_open = False  # It may be there, as another has made it.
             self._table = d.DeltaTable.create(
                 self.place,
-                pa.schema([*whole, *map(self._column, self.by)]),
+                pa.schema([*whole, *map(self._column, partitions)]),
                 mode="ignore",
                 partition_by=by,
-                configuration={} if by == [*self.by] else {BY: json.dumps(self.by)},
+                configuration={} if by == [*partitions] else {BY: json.dumps(partitions)},
                 storage_options=_options(self.place),
                 raise_if_key_not_exists=False,
             )

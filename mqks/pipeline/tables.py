@@ -43,7 +43,7 @@ from mqks.pipeline.lake import (
     stage,
     table_at,
 )
-from mqks.pipeline.layout import rows_by
+from mqks.pipeline.layout import USUAL, Layout, rows_by
 from mqks.pipeline.objects import Place, tried
 from mqks.pipeline.places import events_of, is_there, lake_at
 
@@ -80,11 +80,11 @@ class EventTables(Lake):
         self,
         place: Place,
         format: str | None = None,
+        layout: Layout = USUAL,
         *,
-        by: tuple[str, ...] | None = None,
         tables_max: int = TABLES_MAX,
     ) -> None:
-        super().__init__(place, by=by)
+        super().__init__(place, layout)
         self._format = format
         self._tables_max = tables_max
         self._entered = ExitStack()
@@ -109,10 +109,10 @@ class EventTables(Lake):
             if is_there(self.place):
                 raise LakeUnfit(f"{self.place} was created without --table-by: leave it out")
             with ExitStack() as entered:
-                control = lake_at(control_of(self.place), self._format, self._by)
+                control = lake_at(control_of(self.place), self._format, Layout(self.layout.by))
                 self._control = entered.enter_context(control)
                 control.prepared(None)
-                self.by = control.by
+                self.layout = self.layout._replace(by=control.layout.partitions)
                 self._events = {*events_of(control)}
                 tables = self._made(entered, self._events)
                 self._entered, self._tables = entered.pop_all(), tables
@@ -121,11 +121,8 @@ class EventTables(Lake):
     def _made(self, entered: ExitStack, events: Iterable[str]) -> dict[Place, Lake]:
         """The tables of these events, which are open as long as others are."""
         places = {table_at(self.place, event) for event in events}
-        lakes = (lake_at(place, self._format, self.by) for place in sorted(places, key=str))
-        tables = {lake.place: entered.enter_context(lake) for lake in lakes}
-        for lake in tables.values():
-            lake.sort, lake.partitions_max = self.sort, self.partitions_max
-        return tables
+        lakes = (lake_at(place, self._format, self.layout) for place in sorted(places, key=str))
+        return {lake.place: entered.enter_context(lake) for lake in lakes}
 
     def _every(self) -> list[Lake]:
         tables = self._opened()

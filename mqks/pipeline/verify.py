@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mqks.pipeline.archive import READ
+from mqks.pipeline.batch import READ
 from mqks.pipeline.columns import ORIGIN
 from mqks.pipeline.lake import Lake
 from mqks.pipeline.objects import Place

@@ -28,6 +28,7 @@ from mqks.commands import main
 from mqks.pipeline.errors import LakeInUse, LakeUnfit, StoreAway
 from mqks.pipeline.iceberg import MERGED_MAX, IcebergTable, catalog_of, files, found
 from mqks.pipeline.lake import COLUMNS, shown, stage
+from mqks.pipeline.layout import Layout
 from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.table import COMPACTION
@@ -97,7 +98,7 @@ def test_a_commit_has_files_and_how_far_they_go() -> None:
         lake.commit("q", "x-1", 9, [])
         assert (lake.next("q", "x-1"), lake.arrived_us("q", "x-1")) == (9, NOON_US)
     with IcebergTable(URL) as lake:
-        assert lake.by == ("date",)
+        assert lake.layout.partitions == ("date",)
         assert (lake.next("q", "x-1"), lake.next("q", "x-2")) == (9, None)
     assert offsets() == [0, 1, 2, 3]
 
@@ -105,18 +106,18 @@ def test_a_commit_has_files_and_how_far_they_go() -> None:
 @EACH
 def test_partitions_are_transforms() -> None:
     url = "iceberg://lake/db.hours"
-    with IcebergTable(url, by=("date", "hour", "event")) as lake:
+    with IcebergTable(url, layout=Layout(("date", "hour", "event"))) as lake:
         put(lake, batch(range(4)))
         put(lake, batch(range(4, 6), "ö%/ü x"))
     with IcebergTable(url) as lake:
-        assert lake.by == ("date", "hour", "event")
+        assert lake.layout.partitions == ("date", "hour", "event")
     assert [field.name for field in found(url).spec().fields] == ["hour", "event"]
     rows = found(url).scan("topic = 'ö%/ü x' and timestamp >= '2026-11-20T12:00:00+00:00'")
     assert sorted(rows.to_arrow()["offset"].to_pylist()) == [4, 5]
     with pytest.raises(LakeUnfit, match="use --by hour,event"):
-        IcebergTable(url, by=("date",)).__enter__()
+        IcebergTable(url, layout=Layout(("date",))).__enter__()
     with pytest.raises(LakeUnfit, match="no partitions by parsed"):
-        IcebergTable("iceberg://lake/db.other", by=("date", "parsed")).__enter__()
+        IcebergTable("iceberg://lake/db.other", layout=Layout(("date", "parsed"))).__enter__()
 
 
 @EACH

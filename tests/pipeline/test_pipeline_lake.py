@@ -29,7 +29,7 @@ from mqks.pipeline.lake import (
     merge,
     stage,
 )
-from mqks.pipeline.layout import partitions
+from mqks.pipeline.layout import USUAL, Layout, partitions
 from mqks.pipeline.objects import SyncedFile
 from mqks.pipeline.table import COMPACTION, DeltaTable, delta
 
@@ -84,7 +84,7 @@ def shown(path: Path) -> list[Path]:
 
 
 def test_files_by_day_and_event(tmp_path: Path) -> None:
-    with FileLake(tmp_path, by=BY_EVENT) as lake:
+    with FileLake(tmp_path, layout=Layout(BY_EVENT)) as lake:
         staged = stage(
             lake.staging,
             [batch(range(3)), batch(range(3, 6), "e2"), batch(range(6, 8), "e1", NOON_US + DAY_US)],
@@ -115,7 +115,7 @@ def test_nothing_is_in_the_lake_before_its_commit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moved", [0, 1, 2])
 def test_a_commit_that_was_cut_short_is_finished(tmp_path: Path, moved: int) -> None:
-    with FileLake(tmp_path, by=BY_EVENT) as lake:
+    with FileLake(tmp_path, layout=Layout(BY_EVENT)) as lake:
         put(lake, range(1, 5))
         lake.roll(0)
         files = [*stage(lake.staging, [batch(range(5, 7)), batch(range(7, 9), "e2")])]
@@ -127,7 +127,7 @@ def test_a_commit_that_was_cut_short_is_finished(tmp_path: Path, moved: int) -> 
             (tmp_path / file.directory).mkdir(parents=True, exist_ok=True)
             (files_of(lake) / file.name).rename(tmp_path / file.directory / f"{file.name}.parquet")
     for _ in range(2):
-        with FileLake(tmp_path, by=BY_EVENT) as lake:
+        with FileLake(tmp_path, layout=Layout(BY_EVENT)) as lake:
             assert lake.next("q", "x-1") == 9
         assert offsets(tmp_path) == list(range(1, 9))
 
@@ -145,7 +145,7 @@ ODD += ["null", "__HIVE_DEFAULT_PARTITION__", "_x"]
 
 @pytest.mark.parametrize("event", ODD)
 def test_any_event_has_a_directory(tmp_path: Path, event: str) -> None:
-    with FileLake(tmp_path, by=BY_EVENT) as lake:
+    with FileLake(tmp_path, layout=Layout(BY_EVENT)) as lake:
         put(lake, range(1, 3), event)
         lake.roll(0)
     partitioning = ds.partitioning(
@@ -177,7 +177,7 @@ def test_a_lake_by_day_has_a_directory_for_each(
         lake.commit("q", "x-1", 1000, list(stage(lake.staging, rows)))
         lake.roll(0)
     with pytest.raises(LakeUnfit, match="--by day"):
-        kind(tmp_path, by=BY_EVENT).__enter__()
+        kind(tmp_path, layout=Layout(BY_EVENT)).__enter__()
     with kind(tmp_path) as lake:
         assert lake.next("q", "x-1") == 1000
 
@@ -200,14 +200,14 @@ def test_what_waits_does_not_look_like_a_file_of_the_lake(tmp_path: Path) -> Non
 
 
 def test_small_files_wait_to_be_merged(tmp_path: Path) -> None:
-    with FileLake(tmp_path, by=BY_EVENT) as lake:
+    with FileLake(tmp_path, layout=Layout(BY_EVENT)) as lake:
         for n in range(5):
             put(lake, range(n * 10, n * 10 + 10))
         put(lake, range(50, 60), "e2")
         assert lake.roll(60) == 60
         assert shown(tmp_path) == []
     with FileLake(
-        tmp_path, by=BY_EVENT
+        tmp_path, layout=Layout(BY_EVENT)
     ) as lake:  # They are in the lake: a restart does not lose them.
         assert lake.roll(0) == 0
         assert list(files_of(lake).iterdir()) == []
@@ -320,14 +320,14 @@ def test_a_file_that_shows_never_changes_and_never_goes(tmp_path: Path) -> None:
 
 
 def test_delta_has_the_files_and_how_far_they_go_in_one_log(tmp_path: Path) -> None:
-    with DeltaTable(tmp_path, by=BY_EVENT) as lake:
+    with DeltaTable(tmp_path, layout=Layout(BY_EVENT)) as lake:
         assert lake.next("q", "x-1") is None
         for n in range(2 * COMPACTION):
             put(lake, range(n * 10, n * 10 + 10), ["e1", "ö%/ü"][n % 2])
             lake.roll(60)
         lake.commit("q", "x-1", 1000, [])
         assert lake.next("q", "x-1") == 1000
-    with DeltaTable(tmp_path, by=BY_EVENT) as lake:
+    with DeltaTable(tmp_path, layout=Layout(BY_EVENT)) as lake:
         assert lake.next("q", "x-1") == 1000
         assert lake.next("q", "x-2") is None
     table = delta(tmp_path).to_pyarrow_table()
@@ -402,7 +402,7 @@ def test_what_delta_has_merged_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    with DeltaTable(tmp_path, by=BY_EVENT) as lake:
+    with DeltaTable(tmp_path, layout=Layout(BY_EVENT)) as lake:
         for n in range(COMPACTION):
             put(lake, range(n * 10, n * 10 + 10), "ö%/ü")
         monkeypatch.setattr("mqks.pipeline.table.sync", lambda name: synced.append(Path(name)))
@@ -438,7 +438,7 @@ def test_what_a_worker_wrote_elsewhere_is_not_committed(
 
 def test_a_worker_without_the_lake_says_so(tmp_path: Path) -> None:
     with pytest.raises(LakeUnfit, match=r"is not on the machine .*: a lake is one directory"):
-        list(stage(Staging(tmp_path / "staging", ("date",)), [batch(range(1, 5))]))
+        list(stage(Staging(tmp_path / "staging", USUAL), [batch(range(1, 5))]))
 
 
 def payloads(offsets: range, data: pa.Array) -> pa.RecordBatch:
@@ -450,12 +450,12 @@ def test_partitions_by_hour_and_by_what_was_parsed(tmp_path: Path) -> None:
     assert by == ("date", "hour", "parsed")
     rows = payloads(range(4), pa.array([{"n": 1}, None, {"n": 3}, None]))
     for kind in (FileLake, DeltaTable):
-        with kind(tmp_path / kind.__name__, by=by) as lake:
+        with kind(tmp_path / kind.__name__, layout=Layout(by)) as lake:
             put(lake, rows)
             put(lake, range(4, 6))
             lake.roll(0)
         with kind(tmp_path / kind.__name__) as lake:
-            assert lake.by == by
+            assert lake.layout.partitions == by
     files = tmp_path / "FileLake"
     places = {str(file.parent.relative_to(files)) for file in shown(files)}
     assert places == {f"date=2026-11-20/hour=12/parsed={told}" for told in ("true", "false")}

@@ -29,7 +29,7 @@ from pyiceberg.utils.config import Config
 from mqks.commands import main
 from mqks.pipeline.errors import BadOption, LakeUnfit
 from mqks.pipeline.lake import FileLake, stage, table_at
-from mqks.pipeline.layout import bucket, named, partitions, renamed, renames
+from mqks.pipeline.layout import Layout, bucket, named, partitions, renamed, renames
 from mqks.pipeline.objects import Place
 from mqks.pipeline.places import existing
 from mqks.pipeline.sums import batches_of
@@ -179,8 +179,7 @@ def test_a_hash_is_that_of_iceberg() -> None:
 
 
 def test_more_partitions_than_the_limit_are_an_error_before_any_file(tmp_path: Path) -> None:
-    with FileLake(tmp_path, by=partitions("offset")) as lake:
-        lake.partitions_max = 10
+    with FileLake(tmp_path, layout=Layout(partitions("offset"), partitions_max=10)) as lake:
         assert len([*stage(lake.staging, [batch(range(10))])]) == 10
         before = {*(tmp_path / "_mqks" / "staging").iterdir()}
         with pytest.raises(LakeUnfit, match="11 partitions of 11 messages"):
@@ -189,8 +188,7 @@ def test_more_partitions_than_the_limit_are_an_error_before_any_file(tmp_path: P
 
 
 def test_the_order_of_a_file_also_when_it_is_merged(tmp_path: Path) -> None:
-    with FileLake(tmp_path) as lake:
-        lake.sort = "topic", "offset"
+    with FileLake(tmp_path, Layout(sort=("topic", "offset"))) as lake:
         for first in (0, 10):
             rows = [batch(range(first, first + 5), "b"), batch(range(first + 5, first + 10), "a")]
             lake.commit("q", "x-1", first + 10, [*stage(lake.staging, rows)])
@@ -255,7 +253,7 @@ def test_tables_of_events_bad_rows_and_wider_types(
         assert archive(mqks_broker, tmp_path, format, *told, *schema) == 0
     verified(tmp_path, format)
     with existing(place_of(tmp_path, format, "page.view")) as lake:
-        assert lake.by == ("date", "data.n")
+        assert lake.layout.partitions == ("date", "data.n")
         tables = [batch for file in lake.contents() for batch in batches_of(file, ["data", "key"])]
     assert sorted(n for each in tables for n in each["data"].field("n").to_pylist()) == [
         4,

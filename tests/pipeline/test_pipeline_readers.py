@@ -29,7 +29,7 @@ from mqks.pipeline.archive import Archive
 from mqks.pipeline.errors import LakeInUse, LakeUnfit
 from mqks.pipeline.iceberg import found
 from mqks.pipeline.job import schema_of
-from mqks.pipeline.layout import partitions
+from mqks.pipeline.layout import Layout, partitions
 from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.table import DeltaTable, delta
 from mqks.pipeline.wire import ServerAddress
@@ -133,7 +133,7 @@ def test_every_reader_finds_each_row_once(
     publish(mqks_broker, ROWS + BAD)
     server, schema = ServerAddress(url=mqks_broker.url), schema_of("n bigint")
     job = Archive(queue="clicks", server=server, once=True, batch_messages=25, schema=schema)
-    with lake_at(lake, "delta" if kind == "delta" else None, partitions("event")) as opened:
+    with lake_at(lake, "delta" if kind == "delta" else None, Layout(partitions("event"))) as opened:
         assert sum(p.unparsed for p in job.run(spark.sparkContext, opened, Event())) == 1
     for name, read in readers.items():
         try:
@@ -188,11 +188,11 @@ def azure(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_table_on_azure(azure: str) -> None:
-    with DeltaTable(azure, by=partitions("event")) as one, DeltaTable(azure) as other:
+    with DeltaTable(azure, layout=Layout(partitions("event"))) as one, DeltaTable(azure) as other:
         put(one, range(1, 5))
         put(one, range(5, 9), "ö%/ü x")
         with pytest.raises(LakeUnfit, match="use --by event"):
-            DeltaTable(azure, by=("date",)).__enter__()
+            DeltaTable(azure, layout=Layout(("date",))).__enter__()
         with pytest.raises(LakeInUse, match="q up to 9"):
             put(other, range(1, 4))
     with DeltaTable(azure) as one:

@@ -30,6 +30,7 @@ from mqks.commands import main
 from mqks.pipeline import objects
 from mqks.pipeline.archive import Archive, Progress
 from mqks.pipeline.errors import LakeInUse, LakeUnfit, PipelineError, StoreAway
+from mqks.pipeline.layout import Layout
 from mqks.pipeline.objects import asked
 from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.replay import Replay
@@ -183,13 +184,13 @@ def offsets(url: str) -> list[int]:
 def test_a_table_on_a_store(url: str, by: tuple[str, ...]) -> None:
     url = f"{url}-{len(by)}"
     for first in (1, 5):
-        with DeltaTable(url, by=by) as lake:
+        with DeltaTable(url, layout=Layout(by)) as lake:
             assert lake.next("q", "x-1") == (None if first == 1 else first)
             rows = batch(range(first, first + 4), "ö%/ü x")
             put_rows(lake, rows)
     with DeltaTable(url) as lake:
         assert lake.next("q", "x-1") == 9
-        assert lake.by == by
+        assert lake.layout.partitions == by
     assert offsets(url) == list(range(1, 9))
 
 
@@ -334,7 +335,7 @@ def test_what_is_wrong_is_no_absence(url: str) -> None:
             lake.prepared(pa.struct([("n", pa.string())]))
     with (
         pytest.raises(LakeUnfit, match="use --by day"),
-        DeltaTable(url, by=("date", "event")) as lake,
+        DeltaTable(url, layout=Layout(("date", "event"))) as lake,
     ):
         lake.next("q", "x-1")
     assert offsets(url) == list(range(1, 9))

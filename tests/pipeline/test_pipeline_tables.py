@@ -22,6 +22,7 @@ from mqks.pipeline import job
 from mqks.pipeline.archive import Archive, Progress
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
 from mqks.pipeline.lake import File, FileLake, Lake, stage, table_at
+from mqks.pipeline.layout import Layout
 from mqks.pipeline.objects import Place
 from mqks.pipeline.places import existing, lake_at, messages, tables_of
 from mqks.pipeline.replay import Replay
@@ -287,15 +288,15 @@ def test_a_lake_stays_of_its_kind(tmp_path: Path, format: str) -> None:
 
 
 def test_new_tables_have_the_partitions_of_the_first(opened: Callable[..., EventTables]) -> None:
-    with opened(by=("date", "hour")) as lake:
+    with opened(layout=Layout(("date", "hour"))) as lake:
         put(lake, 2)
     with pytest.raises(LakeUnfit, match="was created with --by hour: use --by hour"):
-        opened(by=("date",)).__enter__()
+        opened(layout=Layout(("date",))).__enter__()
     with opened() as lake:
         put(lake, 7)
     for table in tables_of(lake.place):
         with existing(table) as each:
-            assert each.by == ("date", "hour")
+            assert each.layout.partitions == ("date", "hour")
 
 
 def test_old_days_leave_all_tables(opened: Callable[..., EventTables]) -> None:
