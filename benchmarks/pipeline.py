@@ -4,6 +4,7 @@
 
     parquet, delta, iceberg    into a lake of this kind in a directory
     schema                     plain files, with JSON payloads that are parsed
+    upsert, upsert-iceberg     a table of the last values of 10,000 keys
     beside                     what an archive leaves of the rate of a publisher at full speed
 
 The one rule: the clock is that of the command's user, and CPU time is told beside it, which another
@@ -33,16 +34,20 @@ EVENTS = "page.view", "cart.add", "order.new"
 PAYLOADS = 20_000
 """Different ones, so many that compression finds little beyond what hexadecimal text has."""
 PAIRS = 9
+KEYS = 10_000
 SCHEMA = "--schema", "n bigint, text string"
+UPSERT = "--upsert", "ordering_key"
 LAKES = {
     "parquet": ("lake",),
     "delta": ("lake", "--format", "delta"),
     "iceberg": ("db.lake", "--catalog", "bench"),
     "schema": ("lake", *SCHEMA),
+    "upsert": ("lake", "--format", "delta", *UPSERT),
+    "upsert-iceberg": ("db.lake", "--catalog", "bench", *UPSERT),
 }
 
 
-def messages(count: int) -> list[bytes]:
+def messages(count: int, *, keyed: bool) -> list[bytes]:
     """Publishes of 100 bytes, 10,000 at a time, of which the last is confirmed."""
     chance = random.Random(1)
     payloads = [
@@ -52,7 +57,13 @@ def messages(count: int) -> list[bytes]:
     chunks = []
     for first in range(0, count, 10_000):
         lines = [
-            b"m-%d publish %b %b\n" % (n, EVENTS[n % 3].encode(), payloads[n * 7919 % PAYLOADS])
+            b"m-%d publish%b %b %b\n"
+            % (
+                n,
+                b" --key=k%d" % (n * 31 % KEYS) if keyed else b"",
+                EVENTS[n % 3].encode(),
+                payloads[n * 7919 % PAYLOADS],
+            )
             for n in range(first, min(count, first + 10_000))
         ]
         lines[-1] = lines[-1].replace(b"publish", b"publish --confirm", 1)
@@ -136,9 +147,9 @@ def main() -> None:
     options.add_argument("--flag", action="append", default=[], help="of the archive: --flag=--by")
     given = options.parse_args()
     flags = given.flag
-    chunks = messages(given.count * given.batches)
     for number in range(given.rounds):
         for work in given.works:
+            chunks = messages(given.count * given.batches, keyed=work.startswith("upsert"))
             with (
                 tempfile.TemporaryDirectory() as directory,
                 BrokerProcess(Path(directory) / "mqks.db") as broker,

@@ -4,6 +4,7 @@
     python -m tests.pipeline_kills archive 2000000 7 delta      a table in a directory, or iceberg
     python -m tests.pipeline_kills archive 2000000 7 store      a Delta table on a store, whose
                                                                 answers fail; workers are killed
+    python -m tests.pipeline_kills upsert 300000 7 delta        a table of last values, or iceberg
     python -m tests.pipeline_kills replay 2000000
 
 The one rule: when something is killed follows from a printed seed, and nothing waits without a
@@ -33,7 +34,6 @@ import pyarrow.dataset as ds
 
 from mqks.client.blocking import connect
 from mqks.pipeline.archive import Archive
-from mqks.pipeline.iceberg import found
 from mqks.pipeline.lake import Lake
 from mqks.pipeline.objects import ICEBERG, Place, store
 from mqks.pipeline.places import existing, lake_at, messages
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 LIMIT_S = 300.0
 EVENTS = ["page.view", "cart.add", "order.new"]
 DRIVER_KILLS, BROKER_KILLS = 4, 2
+KEYS = 10_000
+"""Of a table of last values; of seven messages one deletes."""
 
 
 class Counts(NamedTuple):
@@ -71,8 +73,9 @@ def wait_for(what: str, predicate: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def publish(url: str, count: int, start: int = 0) -> None:
-    """Publish messages of these numbers, each until it is confirmed, and no more than once."""
+def publish(url: str, count: int, start: int = 0, *, upsert: bool = False) -> None:
+    """Publish messages of these numbers, each until it is confirmed, and no more than once; with
+    `upsert`, such as a table of last values needs."""
     events = [event.encode() for event in EVENTS]
     with Publisher(ServerAddress(url=url)) as publisher:
         for first in range(start, start + count, 10_000):
@@ -80,9 +83,24 @@ def publish(url: str, count: int, start: int = 0) -> None:
             columns = (
                 [b"m-%d" % n for n in numbers],
                 [events[n % len(events)] for n in numbers],
-                [b"%0100d" % n for n in numbers],
+                [value_of(n) if upsert else b"%0100d" % n for n in numbers],
+                *([[b" --key=" + key_of(n) for n in numbers]] if upsert else ()),
             )
             publisher.publish(*(pa.array(column, pa.binary()) for column in columns))
+
+
+def key_of(number: int) -> bytes:
+    return b"k%d" % (number * number * 31 % KEYS + number % 7)
+
+
+def value_of(number: int) -> bytes:
+    return b"%0100d" % number if number % 7 else b""
+
+
+def last_values(count: int) -> dict[str, bytes]:
+    """Of so many messages."""
+    last = {key_of(n).decode(): value_of(n) for n in range(count)}
+    return {key: value for key, value in last.items() if value}
 
 
 def subscribe(url: str, queue: str) -> None:
@@ -216,10 +234,12 @@ def archive(
     files: Path | None = None,
     proxy: "Between | None" = None,
     tables: bool = False,
+    upsert: bool = False,
 ) -> Place:
     """Publish and archive so many messages while all is being killed; gives the lake, which is a
     directory unless it is given. `files` is where it has them, if elsewhere. `proxy` is before its
-    store, and then the store fails, too, or workers die. With `tables`, each event has its own."""
+    store, and then the store fails, too, or workers die. With `tables`, each event has its own;
+    with `upsert`, it has the last value of each key."""
     chance = random.Random(seed)
     log = root / "job.log"
     place: Place = root / "lake" if lake is None else lake
@@ -235,9 +255,10 @@ def archive(
             "--roll",
             "0.5",
             *(["--table-by", "event"] if tables else ()),
+            *(["--upsert", "ordering_key"] if upsert else ()),
         ]
         command = ["archive", "clicks", str(place), "--url", broker.url, *flags]
-        with at_the_same_time(lambda: publish(broker.url, count)):
+        with at_the_same_time(lambda: publish(broker.url, count, upsert=upsert)):
             for number in range(driver_kills):
                 before = names(files or place)
                 job = Job(log, *command)
@@ -304,18 +325,25 @@ def replay(
 
 
 def counted(lake: Place) -> Counts:
+    table = rows_of(lake, ["key", "offset"])
+    distinct = [pc.count_distinct(table[name]).as_py() for name in ("key", "offset")]
+    return Counts(table.num_rows, *distinct)
+
+
+def rows_of(lake: Place, columns: list[str]) -> Any:
     """As pyarrow, or pyiceberg, sees it; it is as it was archived."""
     with existing(lake) as opened:
         verified = Verification(opened).run()
     if str(lake).startswith(ICEBERG):
+        from mqks.pipeline.iceberg import found  # here, since it reads the environment
+
         table = found(str(lake)).scan().to_arrow()
     else:
         table = delta(lake)
         rows = table.to_pyarrow_dataset() if table else ds.dataset(lake, partitioning="hive")
-        table = rows.to_table(columns=["key", "offset"])
+        table = rows.to_table(columns=columns)
     assert (verified.messages, verified.differences) == (table.num_rows, []), verified
-    distinct = [pc.count_distinct(table[name]).as_py() for name in ("key", "offset")]
-    return Counts(table.num_rows, *distinct)
+    return table
 
 
 def counted_by_spark(spark: "SparkSession", lake: Place) -> Counts:
@@ -327,7 +355,11 @@ def counted_by_spark(spark: "SparkSession", lake: Place) -> Counts:
 
 
 if __name__ == "__main__":
-    works: dict[str, Callable[..., Place]] = {"archive": archive, "replay": replay}
+    works: dict[str, Callable[..., Place]] = {
+        "archive": archive,
+        "replay": replay,
+        "upsert": partial(archive, upsert=True),
+    }
     work, count = works[sys.argv[1]], int(sys.argv[2])
     seed = int(sys.argv[3]) if len(sys.argv) > 3 else random.randrange(1000)
     with tempfile.TemporaryDirectory() as directory, ExitStack() as opened:
@@ -351,6 +383,12 @@ if __name__ == "__main__":
         print(f"seed {seed}")
         lake = work(spark, Path(directory), count, seed, **told)
         print(f"{count} messages, {time.monotonic() - began_s:.0f} s")
-        print("pyarrow:", counted(lake))
-        print("Spark:  ", counted_by_spark(spark, lake))
+        if sys.argv[1] == "upsert":
+            table = rows_of(lake, ["ordering_key", "value"])
+            pairs = zip(table["ordering_key"].to_pylist(), table["value"].to_pylist(), strict=True)
+            assert sorted(pairs) == sorted(last_values(count).items())
+            print(f"{len(table)} keys, each with its last value")
+        else:
+            print("pyarrow:", counted(lake))
+            print("Spark:  ", counted_by_spark(spark, lake))
         spark.stop()

@@ -121,6 +121,18 @@ def archive(
         'Names of payload fields in the lake, as JSON or TOML: {"old.field": "new"}.'
         " \\[default: those of the payload]",
     ] = None,
+    upsert: Annotated[
+        str | None,
+        "FIELD",
+        "Only the last message of each value of this column or field is in the table: ordering_key"
+        " (publish --key), key (the message id), data.id. One with an empty payload deletes."
+        " \\[default: as the table has it]",
+    ] = None,
+    delete_where: Annotated[
+        str | None,
+        "FIELD",
+        "With --upsert: messages with true in this field delete, too: data.deleted.",
+    ] = None,
     table_by: Annotated[
         Literal["event"] | None,
         "event: a table for each event, LAKE/order.new, or namespace.table_order__new in a catalog."
@@ -195,23 +207,36 @@ def archive(
         from mqks.pipeline.archive import Archive
         from mqks.pipeline.errors import BadOption
         from mqks.pipeline.job import by_mask, schema_of, stop_on_signal
-        from mqks.pipeline.layout import Layout, is_of_data, order, partitions, renames
+        from mqks.pipeline.layout import Layout, column, is_of_data, order, partitions, renames
         from mqks.pipeline.places import lake_at
+        from mqks.pipeline.reader import is_mask
         from mqks.pipeline.records import fields_of, records_of
         from mqks.pipeline.session import BRIEF, LOGGING, context
         from mqks.pipeline.tables import EventTables
+        from mqks.pipeline.upsert import Upsert
         from mqks.pipeline.wire import ServerAddress
 
-        if bad_rows and not schema:
-            raise BadOption("--bad-rows needs --schema")
+        if bad_rows and not (schema or upsert):
+            raise BadOption("--bad-rows needs --schema or --upsert")
         schemas = by_mask(schema or ())
         if schemas.keys() - {"**"} and not table_by:
             raise BadOption("--schema MASK=DDL needs --table-by event")
         names = renames(rename) if rename else {}
-        layout = Layout(partitions(by), order(sort), partitions_max, names)
+        keys = None
+        if upsert:
+            if table_by or is_mask(queue):
+                raise BadOption("--upsert is of one queue and one table: give each its own archive")
+            where = column("--delete-where", delete_where, "boolean") if delete_where else None
+            keys = Upsert(queue, column("--upsert", upsert, "key"), where)
+        elif delete_where:
+            raise BadOption("--delete-where needs --upsert")
+        layout = Layout(partitions(by), order(sort), partitions_max, names, keys)
         fields = any(map(is_of_data, layout.partitions)) or any("." in each for each in layout.sort)
+        fields |= any("." in each for each in (upsert or "", delete_where or ""))
         if (fields or rename) and not schema:
-            raise BadOption("--rename, and fields in --by and --sort, need --schema")
+            raise BadOption(
+                "--rename, and fields in --by, --sort, --upsert and --delete-where, need --schema"
+            )
         records = {mask: records_of(text, registry) for mask, text in schemas.items()}
         if registry and not any(records.values()):
             raise BadOption("--registry needs --schema FILE.avsc, or FILE.desc:MESSAGE")

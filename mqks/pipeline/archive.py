@@ -291,7 +291,7 @@ class _Run:
             epoch=epoch,
             first=start,
             next=end,
-            messages=sum(file.rows for file in [*files, *bad_files]),
+            messages=sum(file.rows + file.replaced for file in [*files, *bad_files]),
             unparsed=sum(file.unparsed for file in files) + sum(file.rows for file in bad_files),
             left_out=sum(file.left_out for file in files),
             files=sum(bool(file.rows) for file in files),
@@ -319,6 +319,7 @@ class _Run:
             types=[each for each, _ in schemas],
             bad=None if self.bad is None else self.bad.staging,
             bad_start=bad_start,
+            upsert=self.lake.layout.upsert,
         )
         with reasons():
             ranges = self.spark.parallelize(batch.ranges, len(batch.ranges))

@@ -19,11 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES, subset
+from mqks.pipeline.errors import LakeUnfit
 from mqks.pipeline.lake import PIECE_BYTES, WRITTEN, File, Stages, stage
 from mqks.pipeline.payloads import parsed_here, read_as
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.records import RecordSchema
 from mqks.pipeline.session import yields
+from mqks.pipeline.upsert import Upsert, empty
 
 _OWN = subset(("key", "value", "topic", "offset", "timestamp"))
 READ = pa.schema([*_OWN, ORIGIN, *PROPERTIES])
@@ -76,6 +78,7 @@ class TaskBatch:
     """Where those go that do not fit, if not with the others."""
     bad_start: int = 0
     """Those with lower numbers are there."""
+    upsert: Upsert | None = None
 
     def read(self, ranges: Iterable[_Numbers]) -> Iterator[pa.RecordBatch]:
         """The messages of a task, with the columns of a file."""
@@ -104,7 +107,8 @@ class TaskBatch:
     def read_and_stage(self, ranges: Iterable[_Numbers]) -> Iterator[Staged]:
         """From the broker to the files within one process."""
         staged = Staged([], [], [])
-        staged.good.extend(stage(self.staging, self._with_data(self.read(ranges), staged)))
+        rows = self._with_data(self.read(ranges), staged)
+        staged.good.extend(stage(self.staging, self._good(rows, staged.bad)))
         yield staged
 
     def _with_data(
@@ -116,8 +120,7 @@ class TaskBatch:
                 continue
             _, kind, named, records = self.types[which]
             if records:
-                whole = self._decoded(batch, kind, named, records)
-                yield from self._good(whole, staged.bad)
+                yield from self._decoded(batch, kind, named, records)
                 continue
             is_known = read_as(kind) is not None
             size = _PARSED_ROWS if is_known else len(batch)
@@ -152,6 +155,10 @@ class TaskBatch:
             yield from zip(repeat(None), batches)
             return
         for batch in batches:
+            if self.upsert:  # An empty payload deletes, and is not parsed.
+                is_empty = empty(batch)
+                yield None, batch.filter(is_empty)
+                batch = batch.filter(pc.invert(is_empty))
             events = batch["topic"].dictionary_encode("encode")
             found = [self._type(event) for event in events.dictionary.to_pylist()]
             for which in {*found}:
@@ -182,23 +189,36 @@ class TaskBatch:
     def _good(
         self, batches: Iterable[pa.RecordBatch], bad_files: list[File]
     ) -> Iterator[pa.RecordBatch]:
-        """What is not bad; the bad rows are staged. Everything, if these have no place."""
-        if self.bad is None:
-            yield from batches
-            return
+        """What is not bad; the bad rows are staged. Everything, if these have no place. Raises
+        LakeUnfit for a message without a key, which has none then."""
         bad, size = list[pa.RecordBatch](), 0
         for batch in batches:
-            *columns, data, why = batch.columns
+            why = batch["bad"] if "bad" in batch.schema.names else None
+            if self.upsert:
+                why = self.upsert.keyless(pa.Table.from_batches([batch]), why)
+            if why is None:
+                yield batch
+                continue
             is_bad = pc.and_(why.is_valid(), batch["topic"].is_valid())
-            names = batch.schema.names[:-1]
-            yield pa.RecordBatch.from_arrays([*columns, data], names).filter(pc.invert(is_bad))
+            names = batch.schema.names
+            if self.bad is None:
+                if len(numbers := batch["offset"].filter(is_bad)):
+                    raise LakeUnfit(
+                        f"the message {numbers[0]} of the queue {self.queue} has no key of this"
+                        " table: archive such messages into another lake by --bad-rows"
+                    )
+                yield batch
+                continue
+            good = batch.drop_columns(["bad"]) if "bad" in names else batch
+            yield good.filter(pc.invert(is_bad))
             is_new = pc.and_(is_bad, pc.greater_equal(batch["offset"], self.bad_start))
-            bad.append(pa.RecordBatch.from_arrays([*columns, why], names).filter(is_new))
+            told = good.drop_columns(["data"]) if "data" in names else good
+            bad.append(told.append_column("data", why).filter(is_new))
             size += bad[-1].nbytes
             if size >= PIECE_BYTES:
                 bad_files += stage(self.bad, bad)
                 bad, size = [], 0
-        if size:
+        if self.bad is not None and size:
             bad_files += stage(self.bad, bad)
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow.fs import FileSelector, FileSystem
 
 from mqks.durable import sync
@@ -34,6 +35,7 @@ from mqks.pipeline.lake import (
     File,
     Staging,
     control_of,
+    fitted,
     numbered,
     rows_of,
     shown,
@@ -49,8 +51,9 @@ from mqks.pipeline.objects import (
     SyncedFile,
     make_directory,
 )
-from mqks.pipeline.sums import queues_of
+from mqks.pipeline.sums import batches_of, queues_of
 from mqks.pipeline.table import BY, COMPACTION, LAST, LakeTable
+from mqks.pipeline.upsert import UPSERT, LastRows
 
 try:
     from pyiceberg.catalog import AVAILABLE_CATALOGS, CatalogType, load_catalog
@@ -117,6 +120,8 @@ class IcebergTable(LakeTable):
             raise LakeUnfit(f"{self.place}: Iceberg has no partitions by parsed")
         self._catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
         told = _PROPERTIES | ({BY: json.dumps(by)} if {*by} - PLAIN.keys() else {})
+        if upsert := self.layout.upsert:
+            told[UPSERT] = json.dumps(upsert)
         made = self._catalog.create_table_transaction(name, WRITTEN, properties=told)
         with made:
             self._lay_out(made)
@@ -129,6 +134,10 @@ class IcebergTable(LakeTable):
     @property
     def staging(self) -> Staging:
         return super().staging._replace(ids=self._opened().schema().as_arrow())
+
+    def _properties(self) -> Mapping[str, str]:
+        told: dict[str, str] = self._table.properties
+        return told
 
     def _partitions(self) -> Iterable[str]:
         if told := self._table.properties.get(BY):
@@ -188,25 +197,55 @@ class IcebergTable(LakeTable):
         return None if told is None else int(told)
 
     def _commit(self, files: Sequence[File], records: dict[str, int], check: Any) -> None:
-        paths = [f"{self._table.location()}/data/{self.staging.path(file)}" for file in files]
+        paths = self._paths(files)
         for left in reversed(range(COMMITS_MAX)):
             check()
-            table = self._opened()
-            self._is_open = False  # The next look loads it: another may have committed by then.
-            # Pyiceberg would repeat a commit that another came before, without this check. In
-            # memory only: others may do so.
-            table.metadata.properties["commit.retry.num-retries"] = "0"
             try:
-                with table.transaction() as one:
-                    one.set_properties({name: str(number) for name, number in records.items()})
-                    # Also without files: a commit of properties alone would conflict with nothing.
-                    with one.update_snapshot().fast_append() as append:
-                        for path, file in zip(paths, files, strict=True):
-                            append.append_data_file(self._described(path, self._partition(file)))
+                # Also without files: a commit of properties alone would conflict with nothing.
+                with self._once(records) as one, one.update_snapshot().fast_append() as append:
+                    for path, file in zip(paths, files, strict=True):
+                        append.append_data_file(self._described(path, self._partition(file)))
                 return
             except CommitFailedException:
                 if not left:
                     raise
+
+    def _upsert(self, last: LastRows, records: dict[str, int], check: Any) -> None:
+        if not last.holders and not len(last.new):
+            self._commit([], records, check)
+            return
+        columns = self._columns()
+        check()
+        told = (task.file for task in self._opened().scan().plan_files())
+        old = {place_of(each.file_path): each for each in told}
+        files: list[File] = []
+        for place in last.holders:
+            batches = [fitted(each, columns) for each in batches_of(place, columns.names)]
+            rows = pa.Table.from_batches(batches)
+            files += self.staging.written(rows.filter(pc.invert(last.have_keys(rows))))
+        files += self.staging.written(last.new)
+        files = [file for file in files if file.rows]
+        self._sync_files(self.staging.path(file) for file in files)
+        paths = self._paths(files)
+        with self._once(records) as one, one.update_snapshot().overwrite() as change:
+            for place in last.holders:
+                change.delete_data_file(old[place])
+            for path, file in zip(paths, files, strict=True):
+                change.append_data_file(self._described(path, self._partition(file)))
+
+    def _paths(self, files: Iterable[File]) -> list[str]:
+        return [f"{self._table.location()}/data/{self.staging.path(file)}" for file in files]
+
+    def _once(self, records: dict[str, int]) -> Any:
+        """A transaction that fails if another commit comes before it. What looks at the table
+        within would have it as it was before."""
+        table = self._opened()
+        self._is_open = False  # The next look loads it: another may have committed by then.
+        # Pyiceberg would repeat the commit. In memory only: others may do so.
+        table.metadata.properties["commit.retry.num-retries"] = "0"
+        one = table.transaction()
+        one.set_properties({name: str(number) for name, number in records.items()})
+        return one
 
     def _grow(self, own: pa.Schema | None, whole: pa.Schema) -> None:
         self._is_open = False

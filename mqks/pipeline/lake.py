@@ -101,6 +101,9 @@ class Staging(NamedTuple):
 
     def written(self, rows: pa.Table) -> Iterator["File"]:
         """One file for each of their partitions."""
+        if self.layout.upsert:
+            count, rows = len(rows), self.layout.upsert.last(rows)
+            yield File("", "", [""], replaced=count - len(rows))
         by, sources = self.layout.partitions, self.layout.sources
         rows = sorted_by(rows, self.layout.sort)
         for values, part in rows_by(rows, by, self.layout.partitions_max):
@@ -133,6 +136,8 @@ class File:
     """Rows whose payload did not fit the schema."""
     left_out: int = 0
     """Replayed messages that are in no file; then there is no file, and the name is empty."""
+    replaced: int = 0
+    """Those that are in no file, since later ones have their keys; there is no file either."""
     sums: Sums = field(default_factory=dict)
     event: str = ""
     """Whose table it is for, in a lake with a table for each event."""
@@ -458,6 +463,12 @@ class FileLake(Lake):
 
     def __init__(self, path: Path, layout: Layout = USUAL) -> None:
         super().__init__(path, layout)
+        if layout.upsert:
+            raise LakeUnfit(
+                f"{path}: plain files never change, and cannot have the last value of each key: use"
+                " --format delta or a --catalog, or take the last values when you read, as DuckDB"
+                " does by: qualify row_number() over (partition by KEY order by offset desc) = 1"
+            )
         self.path = path.absolute()
         self.control = self.path / CONTROL
         self._staging = self.control / "staging"

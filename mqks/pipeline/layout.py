@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ import pyarrow.compute as pc
 
 from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES
 from mqks.pipeline.errors import BadOption, LakeUnfit
+
+if TYPE_CHECKING:
+    from mqks.pipeline.upsert import Upsert
 
 PLAIN = {"date": pa.date32(), "hour": pa.int32(), "event": pa.string(), "parsed": pa.bool_()}
 """The partitions that every queue has, with their types, in their order; `date` always is one."""
@@ -50,6 +53,8 @@ _FIT: dict[str, tuple[Callable[[Any], bool], ...]] = {
     "hour": (_TYPES.is_timestamp,),
     "bucket": (*_IS_TEXT, _TYPES.is_binary, _TYPES.is_timestamp),
     "identity": (*_IS_TEXT, _TYPES.is_boolean),
+    "key": (*_IS_TEXT, _TYPES.is_binary),
+    "boolean": (_TYPES.is_boolean,),
     "sort": (_TYPES.is_primitive, *_IS_TEXT, _TYPES.is_binary, _TYPES.is_decimal),
 }
 
@@ -65,6 +70,8 @@ class Layout(NamedTuple):
     """Of the messages that a task writes at once, of which each partition gets a file."""
     names: Mapping[str, str] = {}
     """Fields of payloads, by dots, that have another name in the lake."""
+    upsert: "Upsert | None" = None
+    """If the lake has only the last value of each key."""
 
     @property
     def partitions(self) -> tuple[str, ...]:
@@ -73,25 +80,34 @@ class Layout(NamedTuple):
     @property
     def sources(self) -> list[str]:
         """Columns and fields by which readers look for rows."""
-        return [*self.sort, *(each for by in self.partitions if (each := partition(by).source))]
+        keys = [self.upsert.key] if self.upsert else []
+        told = (each for by in self.partitions if (each := partition(by).source))
+        return [*dict.fromkeys([*keys, *self.sort, *told])]
 
     def plain(self) -> "Layout":
         """Of a lake whose payloads have no fields: its partitions alone."""
         return Layout(self.by and tuple(each for each in self.by if not is_of_data(each)))
 
-    def kept(self, place: object, has: Iterable[str]) -> "Layout":
-        """With the partitions that the lake at this place has. Raises LakeUnfit if others are
-        wanted."""
+    def kept(self, place: object, has: Iterable[str], upsert: "Upsert | None" = None) -> "Layout":
+        """With the partitions and the keys that the lake at this place has. Raises LakeUnfit if
+        others are wanted."""
         by = tuple(has)
         if self.by not in (None, by):
             told = ",".join(by[1:]) or "day"
             raise LakeUnfit(f"{place} was created with --by {told}: use --by {told}")
-        return self._replace(by=by)
+        if self.upsert not in (None, upsert):
+            told = upsert.option if upsert else "without --upsert"
+            raise LakeUnfit(f"{place} was created {told}: use that, or another table")
+        return self._replace(by=by, upsert=upsert)
 
     def check(self, data: pa.DataType | None) -> None:
         """Whether payloads of this type have its fields. Raises LakeUnfit."""
         every = [(f"--by: {each}", *partition(each)[1:3]) for each in self.partitions]
         every += [(f"--sort: {each}", "sort", each) for each in self.sort]
+        if self.upsert:
+            every.append((f"--upsert: {self.upsert.key}", "key", self.upsert.key))
+            where = self.upsert.delete_where or ""
+            every.append((f"--delete-where: {where}", "boolean", where))
         for told, transform, source in every:
             if data is not None and source.startswith("data."):
                 try:
@@ -201,10 +217,14 @@ def is_of_data(by: str) -> bool:
 def order(sort: str | None) -> tuple[str, ...]:
     """Of columns and fields with commas between. Raises BadOption."""
     told = tuple(re.sub(r"\s", "", sort or "").split(",")) if sort else ()
-    for each in told:
-        if not each.startswith("data."):
-            _check(f"--sort: {each}", "sort", _column(each))
-    return told
+    return tuple(column("--sort", each, "sort") for each in told)
+
+
+def column(option: str, name: str, use: str) -> str:
+    """The name of a column or field that an option has. Raises BadOption."""
+    if not name.startswith("data."):
+        _check(f"{option}: {name}", use, _column(name))
+    return name
 
 
 def _check(told: str, transform: str, kind: pa.DataType | None) -> None:

@@ -173,6 +173,14 @@ def write(place: Place, name: str, content: Any) -> None:
         asked(place, lambda: store(place).put(name, bytes(memoryview(content))))
 
 
+def delete(place: Place, name: str) -> None:
+    """A file that nobody needs. Raises what `asked` does."""
+    if isinstance(place, Path):
+        (place / name).unlink(missing_ok=True)
+    else:
+        asked(place, lambda: store(place).delete(name))
+
+
 def make_directory(path: Path) -> None:
     """Create a directory and its parents, and sync them: a file is lost with the name of its
     directory."""

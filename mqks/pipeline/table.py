@@ -15,7 +15,7 @@ import json
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from functools import partial
@@ -44,8 +44,18 @@ from mqks.pipeline.lake import (
     names_of,
 )
 from mqks.pipeline.layout import USUAL, Layout, partition
-from mqks.pipeline.objects import DELETED, OPTIONS, Got, Place, asked, make_directory, tried
+from mqks.pipeline.objects import (
+    DELETED,
+    OPTIONS,
+    Got,
+    Place,
+    asked,
+    delete,
+    make_directory,
+    tried,
+)
 from mqks.pipeline.sums import added, records, records_of_commit, sums_of_file
+from mqks.pipeline.upsert import UPSERT, LastRows, Upsert, last_rows
 
 BY = "mqks.by"
 """The property of a table with its partitions, if their names do not say them."""
@@ -96,7 +106,8 @@ class LakeTable(Lake):
             if isinstance(self.files, Path):
                 make_directory(self.files)
             if self._table is not None:
-                self.layout = self.layout.kept(self.place, self._partitions())
+                upsert = Upsert.of(self._properties().get(UPSERT))
+                self.layout = self.layout.kept(self.place, self._partitions(), upsert)
         return self._table
 
     @property
@@ -110,6 +121,11 @@ class LakeTable(Lake):
         return Staging(self.files, self.layout, is_final=True)
 
     def next(self, queue: str, epoch: str) -> int | None:
+        """Raises LakeUnfit if the table has the last values of another queue."""
+        self._opened()
+        if self.layout.upsert and self.layout.upsert.queue != queue:
+            told = f"{self.place} has the last values {self.layout.upsert.option}"
+            raise LakeUnfit(f"{told}: archive the queue {queue} into another table")
         name = _application(queue, epoch)
         self._told[name] = self.recorded(name)
         return self._told[name]
@@ -162,7 +178,6 @@ class LakeTable(Lake):
         if self.recorded(LAST + queue) != _sum(epoch):
             records[LAST + queue] = _sum(epoch)
         files = [file for file in files if file.rows]
-        sums = [file.sums for file in files]
         self._sync_files(self.staging.path(file) for file in files)
 
         def check() -> None:
@@ -171,9 +186,14 @@ class LakeTable(Lake):
                 raise self._in_use(queue, now)
 
         for left in reversed(range(TRIES)):
-            records |= records_of_commit(queue, epoch, before, sums, self.recorded)
             try:
-                self._asked(partial(self._commit, files, records, check))
+                if files and self.layout.upsert:
+                    last = self._asked(partial(self._last_rows, files))
+                    sums, put = last.sums, partial(self._upsert, last)
+                else:
+                    sums, put = [file.sums for file in files], partial(self._commit, files)
+                records |= records_of_commit(queue, epoch, before, sums, self.recorded)
+                self._asked(partial(put, records, check))
                 break
             except (LakeInUse, LakeUnfit):
                 raise
@@ -186,6 +206,20 @@ class LakeTable(Lake):
                 if not left:
                     raise
         self._told[name] = number
+        if self.layout.upsert:
+            self._tried("files of a batch are not deleted", partial(self._delete_staged, files))
+
+    def _last_rows(self, files: Sequence[File]) -> LastRows:
+        assert self.layout.upsert is not None
+        staged = [f"{self.files}/{path}" for path in map(self.staging.path, files)]
+        places = map(Path, staged) if isinstance(self.files, Path) else staged
+        self._opened()
+        made = partial(fitted, schema=self._columns())
+        return last_rows(self.layout.upsert, places, self._files(), made)
+
+    def _delete_staged(self, files: Sequence[File]) -> None:
+        for file in files:
+            delete(self.files, self.staging.path(file))
 
     def _in_use(self, queue: str, number: int | None) -> LakeInUse:
         told = f"another archive has committed the queue {queue} up to {number}"
@@ -259,7 +293,14 @@ class LakeTable(Lake):
     def _record(self, name: str) -> int | None: ...
 
     @abstractmethod
+    def _properties(self) -> Mapping[str, str]: ...
+
+    @abstractmethod
     def _commit(self, files: Sequence[File], records: dict[str, int], check: Any) -> None: ...
+
+    @abstractmethod
+    def _upsert(self, last: LastRows, records: dict[str, int], check: Any) -> None:
+        """Commit these rows in the place of those that have their keys."""
 
     @abstractmethod
     def _compact(self) -> None: ...
@@ -286,10 +327,20 @@ class DeltaTable(LakeTable):
             raise LakeUnfit(f"{self.place} {BY_TABLE}")
         return found
 
+    def _properties(self) -> Mapping[str, str]:
+        told: dict[str, str] = self._table.metadata().configuration
+        return told
+
     def _partitions(self) -> Iterable[str]:
-        told = self._table.metadata()
-        by: list[str] = json.loads(told.configuration.get(BY, "null")) or told.partition_columns
+        told = self._properties().get(BY)
+        by: list[str] = json.loads(told) if told else self._table.metadata().partition_columns
         return by
+
+    def _prepared(self, data: pa.DataType | None) -> pa.DataType | None:
+        fitted = super()._prepared(data)
+        if self.layout.sort and self.layout.upsert:
+            raise LakeUnfit(f"{self.place}: a Delta table does not keep --sort with --upsert")
+        return fitted
 
     def _columns(self) -> pa.Schema:
         return pa.schema(self._table.schema().to_arrow())
@@ -313,6 +364,33 @@ class DeltaTable(LakeTable):
         )
         self._table.update_incremental()
         self._sync_log(version + 1)
+
+    def _upsert(self, last: LastRows, records: dict[str, int], check: Any) -> None:
+        from deltalake import CommitProperties, Transaction, WriterProperties
+
+        check()
+        if not last.holders and not len(last.new):  # A merge without an effect is no commit.
+            self._commit([], records, check)
+            return
+        rows, columns = last.rows, self._columns()
+        for each in map(partition, self.layout.partitions):
+            at, texts = columns.get_field_index(each.column), each.texts(each.values(rows))
+            if pa.types.is_string(columns.field(at).type):
+                texts = pc.if_else(pc.equal(texts, ""), None, texts)
+            rows = rows.set_column(at, each.column, texts.cast(columns.field(at).type))
+        told = [Transaction(name, number) for name, number in records.items()]
+        key, deletes = last.upsert.sql, "_mqks_deletes"
+        with self._synced():
+            self._table.merge(
+                rows.append_column(deletes, last.deletes),
+                f"t.{key} = s.{key}",
+                source_alias="s",
+                target_alias="t",
+                writer_properties=WriterProperties(compression="ZSTD"),
+                commit_properties=CommitProperties(app_transactions=told),
+            ).when_matched_delete(f"s.{deletes}").when_matched_update_all(
+                except_cols=[deletes]
+            ).when_not_matched_insert_all(f"not s.{deletes}", except_cols=[deletes]).execute()
 
     @staticmethod
     def _column(by: str) -> pa.Field:
@@ -339,7 +417,9 @@ class DeltaTable(LakeTable):
     def _grow(self, own: pa.Schema | None, whole: pa.Schema) -> None:
         import deltalake as d
 
-        by, partitions = self._names, self.layout.partitions
+        by, partitions, upsert = self._names, self.layout.partitions, self.layout.upsert
+        told = {} if by == [*partitions] else {BY: json.dumps(partitions)}
+        told |= {UPSERT: json.dumps(upsert)} if upsert else {}
         try:
             d.Schema.from_arrow(whole)
         except Exception as error:  # It raises nothing more special.
@@ -352,7 +432,7 @@ class DeltaTable(LakeTable):
                 pa.schema([*whole, *map(self._column, partitions)]),
                 mode="ignore",
                 partition_by=by,
-                configuration={} if by == [*partitions] else {BY: json.dumps(partitions)},
+                configuration=told,
                 storage_options=_options(self.place),
                 raise_if_key_not_exists=False,
             )

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from mqks.pipeline.batch import READ
 from mqks.pipeline.columns import ORIGIN
+from mqks.pipeline.errors import LakeUnfit
 from mqks.pipeline.lake import Lake
 from mqks.pipeline.objects import Place
 from mqks.pipeline.places import existing, parts_of
@@ -211,6 +212,8 @@ def compared(
         logs = {queue: reader.range_if_there() for queue, reader in readers.items()}
         lake, *tables = (opened.enter_context(existing(part)) for part in parts_of(place))
         holders = [*(tables or [lake])]
+        if lake.layout.upsert:
+            raise LakeUnfit(f"{place} has only the last value of each key: leave out --url")
         if bad is not None:
             holders.append(opened.enter_context(existing(bad)))
         for queue, epoch in sorted(queues):
