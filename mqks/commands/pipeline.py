@@ -131,7 +131,8 @@ def archive(
     delete_where: Annotated[
         str | None,
         "FIELD",
-        "With --upsert: messages with true in this field delete, too: data.deleted.",
+        "With --upsert: messages with true in this field delete, too: data.deleted."
+        " \\[default: as the table has it]",
     ] = None,
     table_by: Annotated[
         Literal["event"] | None,

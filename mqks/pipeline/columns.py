@@ -227,3 +227,22 @@ def _text(names: Any) -> Any:
 def subset(names: Sequence[str]) -> pa.Schema:
     """Some of the columns, in this order. Raises KeyError."""
     return pa.schema([(name, FIELDS[name]) for name in names])
+
+
+def type_at(kind: pa.DataType, path: Sequence[str]) -> pa.DataType | None:
+    """Of a field within a type; None if there is none."""
+    for name in path:
+        at = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
+        if at < 0:
+            return None
+        kind = kind.field(at).type
+    return kind
+
+
+def field_of(rows: pa.Table, source: str) -> Any:
+    """A column or a field in it, without chunks; None if there is none."""
+    name, *path = source.split(".")
+    if name not in rows.column_names or type_at(rows.schema.field(name).type, path) is None:
+        return None
+    column = rows[name].combine_chunks()
+    return pc.struct_field(column, path) if path else column

@@ -17,18 +17,16 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES
+from mqks.pipeline.columns import FIELDS, ORIGIN, PROPERTIES, field_of, type_at
 from mqks.pipeline.errors import BadOption, LakeUnfit
-
-if TYPE_CHECKING:
-    from mqks.pipeline.upsert import Upsert
+from mqks.pipeline.upsert import Upsert
 
 PLAIN = {"date": pa.date32(), "hour": pa.int32(), "event": pa.string(), "parsed": pa.bool_()}
 """The partitions that every queue has, with their types, in their order; `date` always is one."""
@@ -70,7 +68,7 @@ class Layout(NamedTuple):
     """Of the messages that a task writes at once, of which each partition gets a file."""
     names: Mapping[str, str] = {}
     """Fields of payloads, by dots, that have another name in the lake."""
-    upsert: "Upsert | None" = None
+    upsert: Upsert | None = None
     """If the lake has only the last value of each key."""
 
     @property
@@ -88,7 +86,7 @@ class Layout(NamedTuple):
         """Of a lake whose payloads have no fields: its partitions alone."""
         return Layout(self.by and tuple(each for each in self.by if not is_of_data(each)))
 
-    def kept(self, place: object, has: Iterable[str], upsert: "Upsert | None" = None) -> "Layout":
+    def kept(self, place: object, has: Iterable[str], upsert: Upsert | None = None) -> "Layout":
         """With the partitions and the keys that the lake at this place has. Raises LakeUnfit if
         others are wanted."""
         by = tuple(has)
@@ -111,7 +109,7 @@ class Layout(NamedTuple):
         for told, transform, source in every:
             if data is not None and source.startswith("data."):
                 try:
-                    _check(told, transform, _type(data, source.split(".")[1:]))
+                    _check(told, transform, type_at(data, source.split(".")[1:]))
                 except BadOption as error:
                     raise LakeUnfit(str(error)) from None
 
@@ -239,24 +237,6 @@ def _column(name: str) -> pa.DataType | None:
     return _COLUMNS.get(name)
 
 
-def _type(kind: pa.DataType, path: Sequence[str]) -> pa.DataType | None:
-    for name in path:
-        at = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
-        if at < 0:
-            return None
-        kind = kind.field(at).type
-    return kind
-
-
-def field_of(rows: pa.Table, source: str) -> Any:
-    """A column or a field in it, without chunks; None if there is none."""
-    name, *path = source.split(".")
-    if name not in rows.column_names or _type(rows.schema.field(name).type, path) is None:
-        return None
-    column = rows[name].combine_chunks()
-    return pc.struct_field(column, path) if path else column
-
-
 def rows_by(
     table: pa.Table, by: Sequence[str], most: int = PARTITIONS_MAX
 ) -> Iterator[tuple[list[str | None], pa.Table]]:
@@ -366,7 +346,7 @@ def renames(file: Path) -> dict[str, str]:
 def renamed(kind: pa.DataType, names: Mapping[str, str], within: str = "") -> pa.DataType:
     """A type whose fields have their new names, also those in arrays. Raises BadOption."""
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(renamed(kind.value_type, names, within)))
+        return pa.list_(kind.value_field.withtype_at(renamed(kind.value_type, names, within)))
     if not pa.types.is_struct(kind):
         return kind
     fields = []
@@ -383,7 +363,7 @@ def renamed(kind: pa.DataType, names: Mapping[str, str], within: str = "") -> pa
 def named(kind: pa.DataType, like: pa.DataType) -> pa.DataType:
     """The type with the names that the fields of another, of the same form, have."""
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(named(kind.value_type, like.value_type)))
+        return pa.list_(kind.value_field.withtype_at(named(kind.value_type, like.value_type)))
     if not pa.types.is_struct(kind):
         return kind
     pairs = zip(kind, like, strict=True)

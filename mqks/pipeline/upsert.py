@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mqks.pipeline import objects
-from mqks.pipeline.layout import field_of
+from mqks.pipeline.columns import field_of
 from mqks.pipeline.objects import Place
 from mqks.pipeline.payloads import BAD
 from mqks.pipeline.sums import HASHED, Sums, added, batches_of, sums_of
