@@ -346,7 +346,7 @@ def renames(file: Path) -> dict[str, str]:
 def renamed(kind: pa.DataType, names: Mapping[str, str], within: str = "") -> pa.DataType:
     """A type whose fields have their new names, also those in arrays. Raises BadOption."""
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.withtype_at(renamed(kind.value_type, names, within)))
+        return pa.list_(kind.value_field.with_type(renamed(kind.value_type, names, within)))
     if not pa.types.is_struct(kind):
         return kind
     fields = []
@@ -363,7 +363,7 @@ def renamed(kind: pa.DataType, names: Mapping[str, str], within: str = "") -> pa
 def named(kind: pa.DataType, like: pa.DataType) -> pa.DataType:
     """The type with the names that the fields of another, of the same form, have."""
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.withtype_at(named(kind.value_type, like.value_type)))
+        return pa.list_(kind.value_field.with_type(named(kind.value_type, like.value_type)))
     if not pa.types.is_struct(kind):
         return kind
     pairs = zip(kind, like, strict=True)

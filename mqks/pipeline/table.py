@@ -192,8 +192,8 @@ class LakeTable(Lake):
                     sums, put = last.sums, partial(self._upsert, last)
                 else:
                     sums, put = [file.sums for file in files], partial(self._commit, files)
-                records |= records_of_commit(queue, epoch, before, sums, self.recorded)
-                self._asked(partial(put, records, check))
+                every = records | records_of_commit(queue, epoch, before, sums, self.recorded)
+                self._asked(partial(put, every, check))
                 break
             except (LakeInUse, LakeUnfit):
                 raise
