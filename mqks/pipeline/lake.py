@@ -467,7 +467,7 @@ class FileLake(Lake):
             raise LakeUnfit(
                 f"{path}: plain files never change, and cannot have the last value of each key: use"
                 " --format delta or a --catalog, or take the last values when you read, as DuckDB"
-                " does by: qualify row_number() over (partition by KEY order by offset desc) = 1"
+                ' does by: qualify row_number() over (partition by KEY order by "offset" desc) = 1'
             )
         self.path = path.absolute()
         self.control = self.path / CONTROL
