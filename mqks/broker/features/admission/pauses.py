@@ -10,7 +10,7 @@ from functools import partial
 from mqks.broker.features.admission.capacity import Capacity
 from mqks.broker.spine.base.schedule import Alarm
 from mqks.broker.spine.message.policy import Policy
-from mqks.broker.spine.queue.seams import Update
+from mqks.broker.spine.queue.seams import HeldBack, Update
 from mqks.broker.spine.queue.shared import Place
 from mqks.errors import QueuePaused
 from mqks.protocol.requests import Pausing
@@ -56,6 +56,26 @@ class PausableCapacity(Capacity):
         told = super().update()
         self.is_tight = self.is_tight or self._is_paused
         return told
+
+
+class Paused:
+    """The throttle of a queue whose deliveries are paused. Its end is that of the pause."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: Place) -> None:
+        self._queue = queue
+
+    def room(self) -> int:
+        return 0
+
+    def delivered(self, count: int) -> None:
+        pass
+
+    @property
+    def holds(self) -> HeldBack | None:
+        until_s = self._queue.rules.paused_until_s
+        return HeldBack("pause", None if until_s is None else round(until_s * 1e6))
 
 
 def pause(queue: Place, wanted: Pausing) -> bool:

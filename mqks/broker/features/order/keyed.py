@@ -257,13 +257,13 @@ class Keyed(Order):
 
     # -- who gets them
 
-    def next(self, ring: Ring) -> Iterable[Share] | None:
+    def next(self, ring: Ring, most: int) -> Iterable[Share] | None:
         """Each consumer gets one message at its turn."""
         if self._unread:
             return None
         self.learn()
         size, room, given = 0, dict[Taker, int](), dict[Taker, list[int]]()
-        for _ in range(STEP_RULED):
+        for _ in range(min(most, STEP_RULED)):
             taker = self._taker(ring)
             if taker is None:
                 # Where something was given, the next step looks again: it may have left at once.
