@@ -494,6 +494,7 @@ class PolicyKeywords(TypedDict, total=False):
     paused: bool | None
     publishes_paused: bool | None
     paused_until_s: float | None
+    concurrency: int | None
     readers: str | None
     """Names with commas."""
     labels: str | None

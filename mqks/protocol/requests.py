@@ -897,6 +897,7 @@ _POLICY = {
     "paused": (_YES_NO, "Deliver nothing; publishes go on."),
     "publishes_paused": (_YES_NO, "Refuse publishes; deliveries go on."),
     "paused_until_s": (_TIME, "When both end, in seconds since 1970."),
+    "concurrency": (_MOST, "The most unacked and leased messages, whoever holds them."),
     "readers": (_READERS, "Trim the queue only up to where the slowest of these is."),
     "labels": (_LABELS, "Labels, for people and programs that manage queues."),
 }
@@ -1076,7 +1077,8 @@ _TABLE = (
         "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] "
         "[--ordered=key] [--fair=key] [--paused=yes|no] [--publishes-paused=yes|no] "
-        "[--paused-until={time}] [--readers={name}[,...]] [--labels={key}={value}[&...]] [--reset]",
+        "[--paused-until={time}] [--concurrency={n}] [--readers={name}[,...]] "
+        "[--labels={key}={value}[&...]] [--reset]",
         lambda queue, reset=False, **changes: SetQueue(queue, changes, reset),
         {"queue": "consume", "dead_letters": "consume"},
         confirm_anywhere=True,

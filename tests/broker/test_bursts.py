@@ -104,6 +104,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
                 b"--paused=no",
                 b"--publishes-paused=no",
                 b"--paused-until=1",
+                b"--concurrency=9",
             ),
             b"--readers=a,b",
             b"--labels=a=b",

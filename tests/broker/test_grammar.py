@@ -116,7 +116,8 @@ def parse(line: bytes) -> Any:
         (
             b"set_queue q --retries=0 --losses=3 --backoff=1,60 --dead-letters=dead --ttl=0.5 "
             b"--messages-max=10 --bytes-max=1000 --overflow=drop --single-consumer=yes "
-            b"--ack-timeout=30 --ordered=key --fair=key --readers=a,b-2 --labels=team=ops&a%20b=",
+            b"--ack-timeout=30 --ordered=key --fair=key --concurrency=9 --readers=a,b-2 "
+            b"--labels=team=ops&a%20b=",
             SetQueue(
                 b"q",
                 {
@@ -132,6 +133,7 @@ def parse(line: bytes) -> Any:
                     "ack_timeout_s": 30.0,
                     "ordered": "key",
                     "fair": "key",
+                    "concurrency": 9,
                     "readers": b"a,b-2",
                     "labels": b"team=ops&a%20b=",
                 },

@@ -22,6 +22,7 @@ POLICIES = [
         *(1, 2, 3, Backoff(1e-6, 1 / 3), b"dead\xff,=%", 1e9, SEQ_MAX, 1, "drop", True, 0.1),
         ordered="key",
         fair="key",
+        concurrency=1,
         readers=b"lake,warehouse",
         labels=b"team=ops&a%20b=",
         is_sparse=True,

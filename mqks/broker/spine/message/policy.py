@@ -55,6 +55,8 @@ class Policy:
     """Whether publishes are refused."""
     paused_until_s: float | None = None
     """When both end, in seconds since 1970."""
+    concurrency: int | None = None
+    """So many messages are unacked or leased at the most."""
     readers: bytes | None = None
     """Names with commas: the queue is trimmed only up to where the slowest of these is."""
     labels: bytes | None = None

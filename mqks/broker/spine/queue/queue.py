@@ -19,7 +19,7 @@ from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import REJECT, Event
 from mqks.broker.spine.queue.lane import Delivery, Lane, free
 from mqks.broker.spine.queue.order import UNLIMITED, Fifo, Order, Rest, Ring, Taker
-from mqks.broker.spine.queue.seams import Throttle, Timers
+from mqks.broker.spine.queue.seams import HeldBack, Throttle, Timers
 from mqks.broker.spine.queue.shared import Fetch, Place, Shared
 from mqks.errors import BadRequest, MqksError
 from mqks.limits import SCHEDULED_SEQ, SEQ_MAX, STEP_BYTES, STEP_MESSAGES, STEP_RULED, TAKERS_MAX
@@ -173,6 +173,11 @@ class Queue:
     def unacked(self) -> int:
         """Messages that consumers hold."""
         return sum(consumer.unacked_count for consumer in self.consumers)
+
+    @property
+    def held_back(self) -> HeldBack | None:
+        """What holds its ready messages back, though consumers might take them."""
+        return self.throttle.holds if self.ready and self.throttle is not None else None
 
     @property
     def oldest_age_s(self) -> float | None:

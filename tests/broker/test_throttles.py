@@ -1,0 +1,208 @@
+"""Limits of deliveries, beside a model of what clients hold.
+
+The one rule: a limit is never exceeded, and nobody with room waits for a message that no limit
+holds back.
+"""
+
+from itertools import count
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from tests.broker.test_keys import SMALL_STEPS
+from tests.kit.bare import ask, bare
+from tests.kit.lab import Lab
+
+ORDERS = "--reset", "--fair=key", "--ordered=key"
+
+
+class Throttled(RuleBasedStateMachine):
+    """Messages are named `{key}{number}`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        for module, values in SMALL_STEPS.items():
+            for name, value in values.items():
+                self.patch.setattr(module, name, value)
+        self.ids = count(1)
+        self.waiting: set[str] = set()
+        self.held: dict[str, str] = {}
+        """Message → its consumer; for one that is leased, the lease."""
+        self.heard = 0
+        self.most: int | None = None
+
+    def teardown(self) -> None:
+        try:
+            self.set_limit(None)
+            for _ in range(300):
+                if not (self.held or self.waiting):
+                    break
+                self.consume("a", 5)
+                self.tick(20)
+                for message in [*self.held]:
+                    self.settle_one(message, "ack")
+            assert not self.waiting, "a message is never delivered"
+        finally:
+            self.patch.undo()
+
+    @initialize(
+        memory=st.sampled_from([0, 300, 1 << 20]),
+        calls=st.sampled_from([0, 2, 10]),
+        order=st.sampled_from(ORDERS),
+        most=st.integers(1, 4),
+    )
+    def start(self, memory: int, calls: int, order: str, most: int) -> None:
+        self.lab, self.order = Lab(memory, calls), order
+        self.lab.send("p", f"s set_queue q {order}".encode(), b"s subscribe q e")
+        self.set_limit(most)
+
+    def rest(self) -> None:
+        self.lab.rest()
+        self.look()
+        self.lab.check()
+        queue = self.lab.broker.queues[b"q"]
+        assert queue.unacked + queue.leased == len(self.held)
+        idle = [each for each in queue.ring if each.room() > 0]
+        may_more = self.most is None or len(self.held) < self.most
+        # In order, what waits may be of a key that is held.
+        if self.order != "--ordered=key":
+            assert not (self.waiting and idle and may_more), f"{idle} wait for nothing"
+            assert not (self.waiting and not may_more) or queue.held_back
+
+    def look(self) -> None:
+        for line in self.lab.replies[self.heard :]:
+            words = line.decode().split(" ")
+            if len(words) > 3 and words[3].startswith("event="):
+                assert words[2] in self.waiting, f"{words[2]} is delivered twice"
+                self.waiting.remove(words[2])
+                self.held[words[2]] = words[0]
+                lease = [each[6:] for each in words[3].split(",") if each.startswith("lease=")]
+                if lease:
+                    self.held[words[2]] = lease[0]
+                assert self.most is None or len(self.held) <= self.most, "too many are held"
+        self.heard = len(self.lab.replies)
+
+    def back(self, message: str) -> None:
+        del self.held[message]
+        self.waiting.add(message)
+
+    @rule(most=st.sampled_from([None, 1, 2, 3, 7]))
+    def set_limit(self, most: int | None) -> None:
+        if hasattr(self, "lab"):
+            self.rest()
+        self.most = most
+        self.lab.send("p", f"s set_queue q --concurrency={most or ''}".encode())
+        self.rest()
+
+    @rule(keys=st.lists(st.sampled_from("abc"), min_size=1, max_size=6))
+    def publish(self, keys: list[str]) -> None:
+        for key in keys:
+            message = f"{key}{next(self.ids)}"
+            self.waiting.add(message)
+            self.lab.send("p", f"{message} publish --key={key} e x".encode())
+            self.look()
+        self.rest()
+
+    @rule(who=st.sampled_from("abc"), prefetch=st.integers(1, 5))
+    def consume(self, who: str, prefetch: int) -> None:
+        if who.encode() not in self.lab.broker.consumers:
+            self.lab.send(who, f"{who} consume q --manual-ack --prefetch={prefetch}".encode())
+        self.rest()
+
+    @rule(limit=st.integers(1, 5))
+    def receive(self, limit: int) -> None:
+        self.lab.send("p", f"r receive q --limit={limit} --lease=10".encode())
+        self.rest()
+        self.tick(1)
+
+    @rule(which=st.integers(0, 9), what=st.sampled_from(["ack", "ack", "reject", "release"]))
+    def settle(self, which: int, what: str) -> None:
+        if self.held:
+            self.settle_one(sorted(self.held)[which % len(self.held)], what)
+
+    def settle_one(self, message: str, what: str) -> None:
+        holder = self.held[message]
+        if what == "ack":
+            del self.held[message]
+        else:
+            self.back(message)
+        if len(holder) > 1:
+            self.lab.send(
+                "p", f"s lease q {holder} --{'ack' if what == 'ack' else 'reject'}".encode()
+            )
+        else:
+            self.lab.send("p", f"s {what} {holder} {message}".encode())
+        self.rest()
+
+    @rule(who=st.sampled_from("abc"))
+    def leave(self, who: str) -> None:
+        for message in [each for each, holder in self.held.items() if holder == who]:
+            self.back(message)
+        self.lab.end(who)
+        self.rest()
+
+    @rule(seconds=st.sampled_from([1, 11]))
+    def tick(self, seconds: int) -> None:
+        self.lab.now_us += seconds * 1_000_000
+        queue = self.lab.broker.queues[b"q"]
+        due = {
+            str(n) for n, mark in queue.lane.marks.items() if 0 < mark.due_us <= self.lab.wall_us
+        }
+        for message, holder in [*self.held.items()]:
+            if len(holder) > 1 and holder.split(".")[1] in due:
+                self.back(message)
+        self.rest()
+
+    @rule()
+    def crash(self) -> None:
+        for message, holder in [*self.held.items()]:
+            if len(holder) == 1:
+                self.back(message)
+        self.lab.crash()
+        self.heard = 0
+        self.rest()
+
+
+Throttled.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestThrottled = Throttled.TestCase
+
+
+def test_a_thousand_that_end_in_one_commit_make_room_at_once() -> None:
+    world = bare()
+    ask(world, b"s set_queue q --concurrency=1000\nt subscribe q e")
+    ask(world, b"\n".join(b"m%d publish e x" % n for n in range(2500)))
+    world.send("c", b"c consume q --manual-ack\n")
+    queue = world.broker.queues[b"q"]
+    for told in (1000, 1500), (1000, 500), (500, 0):
+        assert (queue.unacked, queue.ready) == told
+        world.send(
+            "c",
+            b"".join(b"a ack c %b\n" % each for each in [*world.broker.consumers[b"c"].unacked]),
+        )
+
+
+def test_what_is_acked_on_its_way_to_the_disk_makes_room_before_the_commit() -> None:
+    lab = Lab(1 << 20)
+    lab.do("p", b"s set_queue q --concurrency=1", b"s subscribe q e")
+    lab.do("c", b"c consume q --manual-ack")
+    lab.send("p", b"m1 publish --confirm e x", b"m2 publish --confirm e x")
+    lab.take()
+    lab.send("c", b"a ack --confirm c m1")
+    lab.work()
+    assert lab.replies[-1] == b"c ok m2 event=e x"
+    lab.land()
+    lab.rest()
+    lab.check()
+
+
+def test_consumers_without_manual_ack_hold_nothing() -> None:
+    world = bare()
+    ask(world, b"s set_queue q --concurrency=2\nt subscribe q e")
+    world.send("c", b"c consume q\n")
+    ask(world, b"\n".join(b"m%d publish e x" % n for n in range(100)))
+    assert world.broker.queues[b"q"].ready == 0
