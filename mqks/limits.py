@@ -146,6 +146,10 @@ STEP_NAMES: Final = 4096
 STEP_BOUND_MASKS: Final = 32
 """Masks bound or unbound before the time is looked at: each may have 500 parts."""
 
+PACE_NS: Final = 5_000_000
+"""Deliveries at a rate come together for so long at most, if they do not fill the burst before: a
+timer for each of 100,000 a second would take all of the time."""
+
 TAKERS_MAX: Final = 512
 """Consumers of one queue that are served before the time is looked at: a millisecond."""
 

@@ -495,6 +495,8 @@ class PolicyKeywords(TypedDict, total=False):
     publishes_paused: bool | None
     paused_until_s: float | None
     concurrency: int | None
+    rate: str | None
+    """As `100/s`, `100/m` or `100/h`, and with a burst, as `100/s,20`."""
     readers: str | None
     """Names with commas."""
     labels: str | None

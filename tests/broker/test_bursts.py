@@ -105,6 +105,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
                 b"--publishes-paused=no",
                 b"--paused-until=1",
                 b"--concurrency=9",
+                b"--rate=9/s",
             ),
             b"--readers=a,b",
             b"--labels=a=b",

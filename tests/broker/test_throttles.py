@@ -4,6 +4,7 @@ The one rule: a limit is never exceeded, and nobody with room waits for a messag
 holds back.
 """
 
+from fractions import Fraction
 from itertools import count
 
 import pytest
@@ -33,10 +34,16 @@ class Throttled(RuleBasedStateMachine):
         """Message → its consumer; for one that is leased, the lease."""
         self.heard = 0
         self.most: int | None = None
+        self.rate: tuple[int, int] | None = None
+        """Deliveries a second, and the burst."""
+        self.tokens = Fraction(0)
+        self.at_us = 0
+        """When there were so many."""
 
     def teardown(self) -> None:
         try:
             self.set_limit(None)
+            self.set_rate(None)
             for _ in range(300):
                 if not (self.held or self.waiting):
                     break
@@ -67,12 +74,18 @@ class Throttled(RuleBasedStateMachine):
         assert queue.unacked + queue.leased == len(self.held)
         idle = [each for each in queue.ring if each.room() > 0]
         may_more = self.most is None or len(self.held) < self.most
+        may_more = may_more and (self.rate is None or self.tokens >= 1)
         # In order, what waits may be of a key that is held.
         if self.order != "--ordered=key":
             assert not (self.waiting and idle and may_more), f"{idle} wait for nothing"
             assert not (self.waiting and not may_more) or queue.held_back
 
     def look(self) -> None:
+        if self.rate is not None:
+            per_s, burst = self.rate
+            passed = Fraction((self.lab.now_us - self.at_us) * per_s, 1_000_000)
+            self.tokens = min(Fraction(burst), self.tokens + passed)
+        self.at_us = self.lab.now_us
         for line in self.lab.replies[self.heard :]:
             words = line.decode().split(" ")
             if len(words) > 3 and words[3].startswith("event="):
@@ -83,6 +96,8 @@ class Throttled(RuleBasedStateMachine):
                 if lease:
                     self.held[words[2]] = lease[0]
                 assert self.most is None or len(self.held) <= self.most, "too many are held"
+                self.tokens -= 1
+                assert self.rate is None or self.tokens >= 0, "too many are delivered"
         self.heard = len(self.lab.replies)
 
     def back(self, message: str) -> None:
@@ -95,6 +110,24 @@ class Throttled(RuleBasedStateMachine):
             self.rest()
         self.most = most
         self.lab.send("p", f"s set_queue q --concurrency={most or ''}".encode())
+        self.rest()
+
+    @rule(rate=st.sampled_from([None, (1, 1), (2, 3), (50, 5), (1, 7)]))
+    def set_rate(self, rate: tuple[int, int] | None) -> None:
+        self.rest()
+        text = "" if rate is None else f"{rate[0]}/s,{rate[1]}"
+        self.lab.send("p", f"s set_queue q --rate={text}".encode())
+        if rate is not None:
+            left = rate[1] if self.rate is None else int(self.tokens)
+            self.tokens = Fraction(self.tokens if rate == self.rate else min(rate[1], left))
+        self.rate = rate
+        self.rest()
+
+    @rule(seconds=st.sampled_from([-3600, 3600]))
+    def set_clock(self, seconds: int) -> None:
+        # What is held tells its age by the wall clock, and leases go by it after a start.
+        if not self.held:
+            self.lab.wall_ahead_us += seconds * 1_000_000
         self.rest()
 
     @rule(keys=st.lists(st.sampled_from("abc"), min_size=1, max_size=6))
@@ -144,9 +177,9 @@ class Throttled(RuleBasedStateMachine):
         self.lab.end(who)
         self.rest()
 
-    @rule(seconds=st.sampled_from([1, 11]))
-    def tick(self, seconds: int) -> None:
-        self.lab.now_us += seconds * 1_000_000
+    @rule(seconds=st.sampled_from([0.02, 0.5, 1, 11]))
+    def tick(self, seconds: float) -> None:
+        self.lab.now_us += round(seconds * 1_000_000)
         queue = self.lab.broker.queues[b"q"]
         due = {
             str(n) for n, mark in queue.lane.marks.items() if 0 < mark.due_us <= self.lab.wall_us
@@ -163,6 +196,8 @@ class Throttled(RuleBasedStateMachine):
                 self.back(message)
         self.lab.crash()
         self.heard = 0
+        if self.rate is not None:
+            self.tokens = Fraction(self.rate[1])
         self.rest()
 
 
@@ -206,3 +241,52 @@ def test_consumers_without_manual_ack_hold_nothing() -> None:
     world.send("c", b"c consume q\n")
     ask(world, b"\n".join(b"m%d publish e x" % n for n in range(100)))
     assert world.broker.queues[b"q"].ready == 0
+
+
+def delivered(lab: Lab) -> int:
+    told = sum(line.startswith(b"c ok m") for line in lab.replies)
+    lab.replies.clear()
+    return told
+
+
+@pytest.mark.parametrize("flags", [b"", b" --priority=3", b" --key=k"])
+def test_a_burst_of_publishes_leaves_at_the_rate(flags: bytes) -> None:
+    lab = Lab(1 << 24)
+    lab.do("p", b"s set_queue q --rate=1000/s --ordered=key", b"s subscribe q e", b"c consume q")
+    lab.do("p", *(b"m%d publish%b e x" % (n, flags) for n in range(20_000)))
+    assert delivered(lab) == 100
+    lab.wall_ahead_us -= 3_600_000_000
+    for _ in range(10):
+        lab.wait(0.1)
+        assert delivered(lab) == 100
+    assert b'"held_by": "rate"' in asked(lab)
+    lab.do("p", b"s set_queue q --rate=")
+    assert lab.broker.queues[b"q"].ready == 0
+    assert b'"held_by": null' in asked(lab)
+
+
+def asked(lab: Lab) -> bytes:
+    lab.do("p", b"r stats queue q")
+    return lab.replies.pop()
+
+
+def test_stats_tell_when_the_next_message_may_be_delivered() -> None:
+    lab = Lab(1 << 20)
+    lab.do("p", b"s set_queue q --rate=1/h", b"c consume q e")
+    lab.do("p", b"m1 publish e x", b"m2 publish e x")
+    assert delivered(lab) == 1
+    until_s = (lab.wall_us + 3_600_000_000) / 1e6
+    assert b'"held_by": "rate", "held_until_s": %.1f' % until_s in asked(lab)
+    lab.wait(3599)
+    assert delivered(lab) == 0
+    lab.wait(1)
+    assert delivered(lab) == 1
+    assert b'"held_by": null' in asked(lab)
+
+
+def test_a_deleted_queue_has_no_timer() -> None:
+    lab = Lab(1 << 20)
+    lab.do("p", b"s set_queue q --rate=1/h", b"c consume q e", b"m1 publish e x", b"m2 publish e x")
+    lab.check()
+    lab.do("p", b"d delete_queue q")
+    lab.check()

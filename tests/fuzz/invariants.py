@@ -16,6 +16,8 @@ from mqks.broker.features.admission.pauses import PausableCapacity
 from mqks.broker.features.death.deaths import _kill_read
 from mqks.broker.features.order.keyed import Keyed
 from mqks.broker.features.order.ranked import Ranked
+from mqks.broker.features.throttle.rate import Paced
+from mqks.broker.features.throttle.throttles import Throttles
 from mqks.broker.features.time.deadlines import Deadlines
 from mqks.broker.features.time.delays import _number
 from mqks.broker.features.time.receiver import Receiver
@@ -412,6 +414,9 @@ def _alarms(broker: Broker) -> int:
     alarms += [
         each._alarm for each in capacities if isinstance(each, PausableCapacity) and each._alarm
     ]
+    for throttle in (queue.throttle for queue in broker.queues.values()):
+        parts = throttle.parts if isinstance(throttle, Throttles) else [throttle]
+        alarms += [part._alarm for part in parts if isinstance(part, Paced)]
     awaited = [each.deadlines for each in _consumers(broker)]
     alarms += [each._alarm for each in awaited if isinstance(each, Deadlines)]
     return sum(alarm.is_set for alarm in [*alarms, *broker.schedules._alarms.values()])

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from mqks.broker.features.admission.pauses import Paused
 from mqks.broker.features.throttle.concurrency import Concurrency
+from mqks.broker.features.throttle.rate import Paced
 from mqks.broker.spine.queue.order import UNLIMITED
 from mqks.broker.spine.queue.seams import HeldBack, Throttle
 from mqks.broker.spine.queue.shared import Place
 
-PARTS = Paused, Concurrency
+PARTS = Paused, Concurrency, Paced
 
 
 class Throttles(Throttle):

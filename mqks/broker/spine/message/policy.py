@@ -57,6 +57,8 @@ class Policy:
     """When both end, in seconds since 1970."""
     concurrency: int | None = None
     """So many messages are unacked or leased at the most."""
+    rate: str | None = None
+    """The most deliveries in a time, as `100/s`, and with a burst, as `100/s,20`."""
     readers: bytes | None = None
     """Names with commas: the queue is trimmed only up to where the slowest of these is."""
     labels: bytes | None = None
