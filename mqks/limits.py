@@ -131,6 +131,10 @@ KEYED_MAX: Final = 4_000_000
 keys: how far it looks behind messages whose keys are held. About 50 bytes each, and 250 for each
 key."""
 
+PACED_KEYS_MAX: Final = 1_000_000
+"""Keys of one queue with `--rate-per-key` whose buckets are not full, about; others wait until
+there is room for theirs. About 200 bytes each, and 100 for each whose messages wait for it."""
+
 STEP_RULED: Final = 128
 """Messages in one step, in a queue with rules or delivered by key: each takes some 20 µs."""
 

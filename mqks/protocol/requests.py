@@ -906,6 +906,8 @@ _POLICY = {
     "paused_until_s": (_TIME, "When both end, in seconds since 1970."),
     "concurrency": (_MOST, "The most unacked and leased messages, whoever holds them."),
     "rate": (_RATE, "The most deliveries, as 100/s, 100/m or 100/h; with a burst, 100/s,20."),
+    "concurrency_per_key": (_MOST, "The most unacked and leased messages of each key."),
+    "rate_per_key": (_RATE, "The most deliveries of each key, as for --rate."),
     "readers": (_READERS, "Trim the queue only up to where the slowest of these is."),
     "labels": (_LABELS, "Labels, for people and programs that manage queues."),
 }
@@ -1085,7 +1087,8 @@ _TABLE = (
         "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] "
         "[--ordered=key] [--fair=key] [--paused=yes|no] [--publishes-paused=yes|no] "
-        "[--paused-until={time}] [--concurrency={n}] [--rate={rate}] [--readers={name}[,...]] "
+        "[--paused-until={time}] [--concurrency={n}] [--rate={rate}] "
+        "[--concurrency-per-key={n}] [--rate-per-key={rate}] [--readers={name}[,...]] "
         "[--labels={key}={value}[&...]] [--reset]",
         lambda queue, reset=False, **changes: SetQueue(queue, changes, reset),
         {"queue": "consume", "dead_letters": "consume"},

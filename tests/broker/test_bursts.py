@@ -106,6 +106,8 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
                 b"--paused-until=1",
                 b"--concurrency=9",
                 b"--rate=9/s",
+                b"--concurrency-per-key=2",
+                b"--rate-per-key=9/s",
             ),
             b"--readers=a,b",
             b"--labels=a=b",

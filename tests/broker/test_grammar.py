@@ -117,6 +117,7 @@ def parse(line: bytes) -> Any:
             b"set_queue q --retries=0 --losses=3 --backoff=1,60 --dead-letters=dead --ttl=0.5 "
             b"--messages-max=10 --bytes-max=1000 --overflow=drop --single-consumer=yes "
             b"--ack-timeout=30 --ordered=key --fair=key --concurrency=9 --rate=5/h --readers=a,b-2 "
+            b"--concurrency-per-key=1 --rate-per-key=7/s,7 "
             b"--labels=team=ops&a%20b=",
             SetQueue(
                 b"q",
@@ -135,6 +136,8 @@ def parse(line: bytes) -> Any:
                     "fair": "key",
                     "concurrency": 9,
                     "rate": "5/h",
+                    "concurrency_per_key": 1,
+                    "rate_per_key": "7/s,7",
                     "readers": b"a,b-2",
                     "labels": b"team=ops&a%20b=",
                 },

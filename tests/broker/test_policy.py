@@ -24,6 +24,8 @@ POLICIES = [
         fair="key",
         concurrency=1,
         rate="5/m,2",
+        concurrency_per_key=3,
+        rate_per_key="1/h",
         readers=b"lake,warehouse",
         labels=b"team=ops&a%20b=",
         is_sparse=True,

@@ -12,8 +12,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from mqks.broker.features.order import keyed, limited
+from mqks.limits import STEP_RULED
 from tests.broker.test_keys import SMALL_STEPS
 from tests.kit.bare import ask, bare
+from tests.kit.compiled import patches_modules
 from tests.kit.lab import Lab
 
 ORDERS = "--reset", "--fair=key", "--ordered=key"
@@ -39,11 +42,15 @@ class Throttled(RuleBasedStateMachine):
         self.tokens = Fraction(0)
         self.at_us = 0
         """When there were so many."""
+        self.key_most: int | None = None
+        self.key_rate: tuple[int, int] | None = None
+        self.key_tokens = dict.fromkeys("abc", Fraction(0))
 
     def teardown(self) -> None:
         try:
             self.set_limit(None)
             self.set_rate(None)
+            self.set_key_rate(None)
             for _ in range(300):
                 if not (self.held or self.waiting):
                     break
@@ -59,12 +66,16 @@ class Throttled(RuleBasedStateMachine):
         memory=st.sampled_from([0, 300, 1 << 20]),
         calls=st.sampled_from([0, 2, 10]),
         order=st.sampled_from(ORDERS),
-        most=st.integers(1, 4),
+        key_most=st.sampled_from([None, 1, 2]),
     )
-    def start(self, memory: int, calls: int, order: str, most: int) -> None:
+    def start(self, memory: int, calls: int, order: str, key_most: int | None) -> None:
         self.lab, self.order = Lab(memory, calls), order
         self.lab.send("p", f"s set_queue q {order}".encode(), b"s subscribe q e")
-        self.set_limit(most)
+        self.lab.rest()
+        if key_most:
+            self.key_most = 1
+            self.set_key_limit(key_most)
+        self.rest()
 
     def rest(self) -> None:
         self.lab.rest()
@@ -75,16 +86,31 @@ class Throttled(RuleBasedStateMachine):
         idle = [each for each in queue.ring if each.room() > 0]
         may_more = self.most is None or len(self.held) < self.most
         may_more = may_more and (self.rate is None or self.tokens >= 1)
-        # In order, what waits may be of a key that is held.
-        if self.order != "--ordered=key":
-            assert not (self.waiting and idle and may_more), f"{idle} wait for nothing"
-            assert not (self.waiting and not may_more) or queue.held_back
+        free = {message for message in self.waiting if self.may(message[0])}
+        assert not (free and idle and may_more), f"{idle} wait for nothing"
+        # Without a consumer, keys are not looked at; in order, the order itself holds some back.
+        if idle and self.waiting and self.order != "--ordered=key":
+            assert queue.held_back
+
+    def of_key(self, key: str) -> int:
+        return sum(message[0] == key for message in self.held)
+
+    def may(self, key: str) -> bool:
+        """Whether a message of this key may be delivered. In order, not while another one is."""
+        most = 1 if self.order == "--ordered=key" else self.key_most
+        may_more = most is None or self.of_key(key) < most
+        return may_more and (self.key_rate is None or self.key_tokens[key] >= 1)
 
     def look(self) -> None:
         if self.rate is not None:
             per_s, burst = self.rate
             passed = Fraction((self.lab.now_us - self.at_us) * per_s, 1_000_000)
             self.tokens = min(Fraction(burst), self.tokens + passed)
+        if self.key_rate is not None:
+            per_s, burst = self.key_rate
+            passed = Fraction((self.lab.now_us - self.at_us) * per_s, 1_000_000)
+            for key, tokens in self.key_tokens.items():
+                self.key_tokens[key] = min(Fraction(burst), tokens + passed)
         self.at_us = self.lab.now_us
         for line in self.lab.replies[self.heard :]:
             words = line.decode().split(" ")
@@ -98,6 +124,10 @@ class Throttled(RuleBasedStateMachine):
                 assert self.most is None or len(self.held) <= self.most, "too many are held"
                 self.tokens -= 1
                 assert self.rate is None or self.tokens >= 0, "too many are delivered"
+                key = words[2][0]
+                assert self.key_most is None or self.of_key(key) <= self.key_most, "of one key"
+                self.key_tokens[key] -= 1
+                assert self.key_rate is None or self.key_tokens[key] >= 0, "too often of one key"
         self.heard = len(self.lab.replies)
 
     def back(self, message: str) -> None:
@@ -121,6 +151,24 @@ class Throttled(RuleBasedStateMachine):
             left = rate[1] if self.rate is None else int(self.tokens)
             self.tokens = Fraction(self.tokens if rate == self.rate else min(rate[1], left))
         self.rate = rate
+        self.rest()
+
+    @rule(most=st.sampled_from([1, 2, 3]))
+    def set_key_limit(self, most: int) -> None:
+        if self.key_most is not None:
+            self.rest()
+            self.key_most = most
+            self.lab.send("p", f"s set_queue q --concurrency-per-key={most}".encode())
+            self.rest()
+
+    @rule(rate=st.sampled_from([None, (1, 1), (2, 3), (50, 2)]))
+    def set_key_rate(self, rate: tuple[int, int] | None) -> None:
+        self.rest()
+        text = "" if rate is None else f"{rate[0]}/s,{rate[1]}"
+        self.lab.send("p", f"s set_queue q --rate-per-key={text}".encode())
+        if rate is not None and rate != self.key_rate:
+            self.key_tokens = dict.fromkeys("abc", Fraction(rate[1]))
+        self.key_rate = rate
         self.rest()
 
     @rule(seconds=st.sampled_from([-3600, 3600]))
@@ -198,6 +246,8 @@ class Throttled(RuleBasedStateMachine):
         self.heard = 0
         if self.rate is not None:
             self.tokens = Fraction(self.rate[1])
+        if self.key_rate is not None:
+            self.key_tokens = dict.fromkeys("abc", Fraction(self.key_rate[1]))
         self.rest()
 
 
@@ -290,3 +340,42 @@ def test_a_deleted_queue_has_no_timer() -> None:
     lab.check()
     lab.do("p", b"d delete_queue q")
     lab.check()
+
+
+KEYED = b"s set_queue q --rate-per-key=1/h", b"s subscribe q e"
+
+
+@patches_modules
+def test_so_many_keys_have_buckets_and_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limited, "PACED_KEYS_MAX", 4)
+    monkeypatch.setattr(keyed, "FREE_ENOUGH", 1)
+    for module in keyed, limited:
+        monkeypatch.setattr(module, "STEP_MESSAGES", 1)
+    lab = Lab(1 << 20)
+    lab.do("p", *KEYED, b"c consume q")
+    lab.do("p", *(b"m%d publish --key=k%d e x" % (n, n) for n in range(10)))
+    told = [delivered(lab)]
+    assert b'"held_by": "rate_per_key"' in asked(lab)
+    for _ in range(2):
+        lab.wait(3600)
+        told.append(delivered(lab))
+    assert told == [4, 4, 2]
+    lab.check()
+
+
+def test_many_keys_that_wake_at_once_take_turns() -> None:
+    count = 3000
+    lab = Lab(1 << 24)
+    lab.do("p", *KEYED, b"c consume q")
+    lab.do("p", *(b"m%d publish --key=k%d e x" % (n, n % count) for n in range(2 * count)))
+    assert delivered(lab) == count
+    lab.broker.turns.chunk_s = -1.0  # Each turn is over as it begins.
+    lab.now_us += 3_600_000_000
+    steps: list[int] = []
+    while sum(steps) < count:
+        lab.broker.expire()
+        lab.broker.go_on()
+        lab.hear()
+        steps.append(delivered(lab))
+        assert len(steps) < count
+    assert max(steps) <= 4 * STEP_RULED

@@ -13,6 +13,7 @@ from mqks.broker.spine.base.resting import Resting
 from mqks.broker.spine.base.turns import Turns, Work
 from mqks.broker.spine.log.pending import Run
 from mqks.broker.spine.queue.lane import Lane, free
+from mqks.broker.spine.queue.seams import HeldBack
 from mqks.limits import READ_AHEAD_BYTES, SCARCE_BYTES, SEQ_MAX, TAKERS_MAX
 
 UNLIMITED: Final = 1 << 62
@@ -155,6 +156,11 @@ class Order:
 
     def lowest(self, most: int) -> list[int] | None:
         """The first ones to be dropped if there are too many; None: the oldest."""
+        return None
+
+    @property
+    def holds(self) -> HeldBack | None:
+        """What holds all ready messages back that it knows; None: nothing, or it has no limits."""
         return None
 
     # -- what is in memory

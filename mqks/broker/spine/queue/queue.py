@@ -177,7 +177,9 @@ class Queue:
     @property
     def held_back(self) -> HeldBack | None:
         """What holds its ready messages back, though consumers might take them."""
-        return self.throttle.holds if self.ready and self.throttle is not None else None
+        if not self.ready:
+            return None
+        return (self.throttle and self.throttle.holds) or self.order.holds
 
     @property
     def oldest_age_s(self) -> float | None:
