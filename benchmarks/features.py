@@ -1,4 +1,4 @@
-"""`python -m benchmarks.features`: priorities, order by key and transactions, beside RabbitMQ.
+"""`python -m benchmarks.features`: priorities, keys, limits and transactions, beside RabbitMQ.
 
 The works take turns in each round. Told are the median of the rounds, and the median of the ratios
 to what a work stands beside within one round, with the least and the greatest. RabbitMQ has
@@ -149,13 +149,12 @@ def priorities(port: int, total: int, levels: int) -> Figures:
     return figures
 
 
-def keys(port: int, total: int, ordered: bool) -> Figures:
+def keys(port: int, total: int, policy: bytes = b"") -> Figures:
     def flags(n: int) -> bytes:
-        return b" --key=k%d" % (n % KEYS) if ordered else b""
+        return b" --key=k%d" % (n % KEYS) if b"key" in policy else b""
 
-    policy = b"--ordered=key" if ordered else b""
     figures, numbers = queued(port, total, flags, CONSUMERS, policy)
-    _check_keys(numbers, total, ordered=ordered)
+    _check_keys(numbers, total, ordered=b"--ordered" in policy)
     return figures
 
 
@@ -366,8 +365,14 @@ def works(total: int) -> Iterator[Work]:
         run = partial(priorities, levels=levels)
         yield Work(f"{levels} priorities", ours, total, run, beside)
     yield Work(keyed, rabbit, total, rabbit_keys)
-    yield Work(plains, ours, total, lambda p, n: keys(p, n, False))
-    yield Work(f"{KEYS:,} keys", ours, total, lambda p, n: keys(p, n, True), (plains, keyed))
+    yield Work(plains, ours, total, keys)
+    own, limited = f"{KEYS:,} keys", partial(keys, policy=b"--concurrency-per-key=1")
+    yield Work(own, ours, total, partial(keys, policy=b"--ordered=key"), (plains, keyed))
+    yield Work(f"{KEYS:,} keys, 1 unacked each", ours, total, limited, (own,))
+    paced = partial(keys, policy=b"--rate-per-key=1000/s,1000")
+    yield Work(f"{KEYS:,} keys, each at a rate", ours, total, paced, (own,))
+    for name, policy in ("a rate", b"--rate=10000000/s"), ("a concurrency", b"--concurrency=10000"):
+        yield Work(f"{name} far above", ours, total, partial(keys, policy=policy), (plains,))
     yield Work("RabbitMQ tx, 1 in flight", rabbit, few, rabbit_transactions)
     for window, number in (1, few), (100, some):
         others = [f"Redis MULTI, {window} in flight"]

@@ -131,6 +131,10 @@ KEYED_MAX: Final = 4_000_000
 keys: how far it looks behind messages whose keys are held. About 50 bytes each, and 250 for each
 key."""
 
+PACED_KEYS_MAX: Final = 1_000_000
+"""Keys of one queue with `--rate-per-key` whose buckets are not full, about; others wait until
+there is room for theirs. About 200 bytes each, and 100 for each whose messages wait for it."""
+
 STEP_RULED: Final = 128
 """Messages in one step, in a queue with rules or delivered by key: each takes some 20 µs."""
 
@@ -145,6 +149,10 @@ STEP_NAMES: Final = 4096
 
 STEP_BOUND_MASKS: Final = 32
 """Masks bound or unbound before the time is looked at: each may have 500 parts."""
+
+PACE_NS: Final = 5_000_000
+"""Deliveries at a rate come together for so long at most, if they do not fill the burst before: a
+timer for each of 100,000 a second would take all of the time."""
 
 TAKERS_MAX: Final = 512
 """Consumers of one queue that are served before the time is looked at: a millisecond."""

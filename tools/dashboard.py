@@ -209,6 +209,7 @@ CHARTS = {
         Panel("Fullest by their policy", {"mqks_queue_fullness": ""}, unit="percentunit"),
         Panel("Furthest behind with their archive", {"mqks_queue_archive_lag": ""}),
         Panel("Paused", {"mqks_queue_paused": ""}),
+        Panel("Held back", {"mqks_queue_held": ""}),
         Panel("Archived up to", {"mqks_queue_archived_seq": ""}),
     ),
 }

@@ -494,6 +494,11 @@ class PolicyKeywords(TypedDict, total=False):
     paused: bool | None
     publishes_paused: bool | None
     paused_until_s: float | None
+    concurrency: int | None
+    rate: str | None
+    """As `100/s`, `100/m` or `100/h`, and with a burst, as `100/s,20`."""
+    concurrency_per_key: int | None
+    rate_per_key: str | None
     readers: str | None
     """Names with commas."""
     labels: str | None

@@ -106,7 +106,8 @@ def queues(
     def shown(row: Row) -> Row:
         counts.update(queues=1, ready=row["ready"], unacked=row["unacked"])
         paused = row["paused"] and f"paused: {row['paused']}"
-        told = ", ".join(str(each) for each in (paused, _text(row["rule"])) if each)
+        held = row["held_by"] not in (None, "pause") and f"held by {row['held_by']}"
+        told = ", ".join(str(each) for each in (paused, held, _text(row["rule"])) if each)
         return row | {"oldest": _duration(row["oldest_age_s"]), "rule": told or None}
 
     table(rows if as_json else map(shown, rows), QUEUE, as_json=as_json)

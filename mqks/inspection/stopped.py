@@ -156,6 +156,8 @@ class StoppedSource:
                 "dead": None,
                 "paused": queue.policy.pause,
                 "paused_until_s": queue.policy.paused_until_s,
+                "held_by": None,
+                "held_until_s": None,
                 "next_seq": queue.next_seq,
                 "oldest_age_s": _age_s(queue.oldest_us),
                 "readers": None,

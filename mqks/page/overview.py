@@ -150,5 +150,6 @@ def mark(history: RateHistory, queue: Row) -> str:
     is_dead = history.is_dead_letter_queue(key)
     told = "dead letters" if is_dead else "" if queue["consumers"] else "no consumer"
     grows = history.growth(key) > (GROWTH_MOST if queue["consumers"] else 0)
-    paused = PAUSED.get(queue["paused"], "")
-    return ", ".join(filter(None, (paused, "grows" if grows else "", told)))
+    paused, held = PAUSED.get(queue["paused"], ""), queue["held_by"]
+    limit = f"held by {held}" if held and held != "pause" else ""
+    return ", ".join(filter(None, (paused, limit, "grows" if grows else "", told)))

@@ -838,6 +838,12 @@ def _readers(value: bytes) -> bytes:
     return value
 
 
+def _rate(value: bytes) -> str:
+    if not re.fullmatch(rb"[1-9]\d{0,8}/[smh](,[1-9]\d{0,8})?", value):
+        raise BadRequest(f"{shown(value)} is not a rate, as 100/s, 100/m, 100/h or 100/s,20")
+    return value.decode()
+
+
 BACKOFF = b"--backoff"
 ACK_TIMEOUT = b"--ack-timeout"
 CLOSING = frozenset({b"--manual-ack", b"--delete-queue-when-unused"})
@@ -875,6 +881,7 @@ _OVERFLOW: _Kind = partial(_one_of, {b"reject": "reject", b"drop": "drop"}), "re
 _TIME: _Kind = partial(_seconds, most=TIME_S_MAX), "TIME"
 _YES_NO: _Kind = partial(_one_of, {b"yes": True, b"no": False}), "yes|no"
 _KEY: _Kind = partial(_one_of, {b"key": "key"}), "key"
+_RATE: _Kind = _rate, "RATE"
 _READERS: _Kind = _readers, "NAME[,NAME...]"
 _LABELS: _Kind = (
     partial(check_meta, reserved=True, bytes_max=LABELS_BYTES_MAX),
@@ -897,6 +904,10 @@ _POLICY = {
     "paused": (_YES_NO, "Deliver nothing; publishes go on."),
     "publishes_paused": (_YES_NO, "Refuse publishes; deliveries go on."),
     "paused_until_s": (_TIME, "When both end, in seconds since 1970."),
+    "concurrency": (_MOST, "The most unacked and leased messages, whoever holds them."),
+    "rate": (_RATE, "The most deliveries, as 100/s, 100/m or 100/h; with a burst, 100/s,20."),
+    "concurrency_per_key": (_MOST, "The most unacked and leased messages of each key."),
+    "rate_per_key": (_RATE, "The most deliveries of each key, as for --rate."),
     "readers": (_READERS, "Trim the queue only up to where the slowest of these is."),
     "labels": (_LABELS, "Labels, for people and programs that manage queues."),
 }
@@ -1076,7 +1087,9 @@ _TABLE = (
         "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] "
         "[--ordered=key] [--fair=key] [--paused=yes|no] [--publishes-paused=yes|no] "
-        "[--paused-until={time}] [--readers={name}[,...]] [--labels={key}={value}[&...]] [--reset]",
+        "[--paused-until={time}] [--concurrency={n}] [--rate={rate}] "
+        "[--concurrency-per-key={n}] [--rate-per-key={rate}] [--readers={name}[,...]] "
+        "[--labels={key}={value}[&...]] [--reset]",
         lambda queue, reset=False, **changes: SetQueue(queue, changes, reset),
         {"queue": "consume", "dead_letters": "consume"},
         confirm_anywhere=True,

@@ -110,6 +110,10 @@ QUEUES: Final[dict[str, tuple[str, Callable[[Queue], float | None]]]] = {
         "1 while deliveries or publishes of the queue are paused, otherwise 0.",
         lambda queue: int(queue.rules.pause is not None),
     ),
+    "mqks_queue_held": (
+        "1 while a pause or a limit of deliveries holds ready messages back, otherwise 0.",
+        lambda queue: int(queue.held_back is not None),
+    ),
     "mqks_queue_archive_lag": (
         "Messages that the archive of the queue has not stored yet; absent without an archive.",
         lambda queue: queue.archive_lag,

@@ -116,7 +116,9 @@ def parse(line: bytes) -> Any:
         (
             b"set_queue q --retries=0 --losses=3 --backoff=1,60 --dead-letters=dead --ttl=0.5 "
             b"--messages-max=10 --bytes-max=1000 --overflow=drop --single-consumer=yes "
-            b"--ack-timeout=30 --ordered=key --fair=key --readers=a,b-2 --labels=team=ops&a%20b=",
+            b"--ack-timeout=30 --ordered=key --fair=key --concurrency=9 --rate=5/h --readers=a,b-2 "
+            b"--concurrency-per-key=1 --rate-per-key=7/s,7 "
+            b"--labels=team=ops&a%20b=",
             SetQueue(
                 b"q",
                 {
@@ -132,6 +134,10 @@ def parse(line: bytes) -> Any:
                     "ack_timeout_s": 30.0,
                     "ordered": "key",
                     "fair": "key",
+                    "concurrency": 9,
+                    "rate": "5/h",
+                    "concurrency_per_key": 1,
+                    "rate_per_key": "7/s,7",
                     "readers": b"a,b-2",
                     "labels": b"team=ops&a%20b=",
                 },
@@ -243,6 +249,7 @@ def test_ten_years_are_a_delay(line: bytes) -> None:
         *(b"set_queue q --retries=1_0", b"set_queue q --retries=1 --retries=2"),
         *(b"set_queue q --losses=many", b"set_queue q --messages-max=0", b"set_queue q --ttl"),
         *(b"set_queue q --bytes-max=1e6", b"set_queue q --overflow=keep", b"set_queue q --all"),
+        *(b"set_queue q --rate=%b" % each for each in (b"1", b"0/s", b"1/d", b"1/s,0", b"1/s,")),
         *(b"set_queue q --single-consumer=1", b"set_queue q --single-consumer"),
         *(b"set_queue q --backoff=5,1", b"set_queue q --backoff=1,", b"set_queue q --backoff=,1"),
         *(b"set_queue q --backoff=1,2,3", b"set_queue q --dead-letters=--reset"),

@@ -22,6 +22,10 @@ POLICIES = [
         *(1, 2, 3, Backoff(1e-6, 1 / 3), b"dead\xff,=%", 1e9, SEQ_MAX, 1, "drop", True, 0.1),
         ordered="key",
         fair="key",
+        concurrency=1,
+        rate="5/m,2",
+        concurrency_per_key=3,
+        rate_per_key="1/h",
         readers=b"lake,warehouse",
         labels=b"team=ops&a%20b=",
         is_sparse=True,
@@ -45,7 +49,7 @@ def test_what_is_not_set_is_not_stored() -> None:
         *('{"x": 1}', '{"retries": -1}', '{"retries": null}', '{"ttl_s": [1]}', '{"ttl_s": NaN}'),
         *('{"backoff": {}}', '{"backoff": [1, null]}', '{"dead_letters": 5}', '{"is_sparse": 1}'),
         *('{"overflow": "keep"}', '{"single_consumer": 1}', '{"dead_letters": "\\ud800"}'),
-        '{"readers": ["a"]}',
+        *('{"readers": ["a"]}', '{"rate": 5}'),
     ],
 )
 def test_what_is_no_policy_is_refused(text: str) -> None:

@@ -679,13 +679,19 @@ def test_requests_are_written_as_the_protocol_says() -> None:
         "ack_timeout_s": 30,
         "ordered": "key",
         "fair": None,
+        "concurrency": 7,
+        "rate": "9/s,3",
+        "concurrency_per_key": 2,
+        "rate_per_key": None,
         "readers": "lake,warehouse",
         "labels": "team=ops",
     }
     assert requests.set_queue("q", everything, reset=True) == (
         b"set_queue --confirm q --reset --retries=0 --losses=2 --backoff=0.5,60 --dead-letters=d "
         b"--ttl=1.5 --messages-max= --bytes-max=9 --overflow=drop --single-consumer=no "
-        b"--ack-timeout=30 --ordered=key --fair= --readers=lake,warehouse --labels=team=ops"
+        b"--ack-timeout=30 --ordered=key --fair= --concurrency=7 --rate=9/s,3 "
+        b"--concurrency-per-key=2 --rate-per-key= "
+        b"--readers=lake,warehouse --labels=team=ops"
     )
     assert requests.set_queue("q", {}) == b"set_queue --confirm q"
     assert consume("q", ["e"], delete_when_unused=0, auto_ack=True) == (

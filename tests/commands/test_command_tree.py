@@ -107,8 +107,8 @@ NO_DEFAULT = """
     --delete-queue-when-unused --when-unused --password-file --schema --start --end --sent-field
     --html --parquet --retries --losses --deliveries --backoff --dead-letters --messages-max
     --bytes-max --overflow --single-consumer --ack-timeout --ordered --fair --paused --labels
-    --readers --publishes-paused --paused-until --for --file --out --priority --key --every
-    --jitter --catalog --keep --user
+    --readers --publishes-paused --paused-until --concurrency --for --file --out --priority --key
+    --rate --concurrency-per-key --rate-per-key --every --jitter --catalog --keep --user
 """
 """Without them there is nothing that another value could stand for."""
 

@@ -15,7 +15,10 @@ from mqks.broker.broker import Broker
 from mqks.broker.features.admission.pauses import PausableCapacity
 from mqks.broker.features.death.deaths import _kill_read
 from mqks.broker.features.order.keyed import Keyed
+from mqks.broker.features.order.limited import LimitedKeys
 from mqks.broker.features.order.ranked import Ranked
+from mqks.broker.features.throttle.rate import Paced
+from mqks.broker.features.throttle.throttles import Throttles
 from mqks.broker.features.time.deadlines import Deadlines
 from mqks.broker.features.time.delays import _number
 from mqks.broker.features.time.receiver import Receiver
@@ -231,7 +234,7 @@ def _check_turns(queue: Queue) -> None:
     if queue.ready and any(consumer.room() > 0 for consumer in queue.ring):
         order = queue.order
         waits = queue.lane.paging or queue in queue.shared.outboxes.waiters
-        waits = waits or bool(queue.rules.paused)
+        waits = waits or queue.held_back is not None
         waits = waits or (isinstance(order, Keyed) and not _check_keys(queue, order))
         # The first one is to die, by an alarm that is due.
         waits = waits or (queue.times is not None and queue.times.expires())
@@ -250,8 +253,13 @@ def _check_keys(queue: Queue, keys: Keyed) -> bool:
     require(known <= indexed.keys(), f"{name!r}: {known - indexed.keys()} have no key")
     require(keys._count == len(indexed), f"{name!r}: {keys._count} numbers of keys")
     require(len(free) == len(keys._free), f"{name!r}: a key is free twice")
-    require(not free & keys._holds.keys(), f"{name!r}: a key is free and held")
-    turns = free | keys._holds.keys() | keys._fetched
+    limits = keys if isinstance(keys, LimitedKeys) else None
+    waits: set[bytes] = limits._busy | limits._asleep if limits else set()
+    require(not free & waits, f"{name!r}: a key is free, and held back by a limit")
+    if keys.is_ordered:
+        require(not free & keys._holds.keys(), f"{name!r}: a key is free and held")
+        waits |= keys._holds.keys()
+    turns = free | waits | keys._fetched
     require(keys._ready.keys() <= turns, f"{name!r}: a key has no turn")
     held = Counter(hold.key for hold in keys._held.values())
     require(held == {key: hold.count for key, hold in keys._holds.items()}, f"{name!r}: holds")
@@ -269,7 +277,9 @@ def _check_keys(queue: Queue, keys: Keyed) -> bool:
     offered = [
         hold
         for hold in keys._holds.values()
-        if hold.taker in able
+        if keys.is_ordered
+        and not (limits and hold.key in limits._busy | limits._asleep)
+        and hold.taker in able
         and not hold.put_off
         and known & {n for n in indexed if indexed[n] == hold.key}
     ]
@@ -412,6 +422,11 @@ def _alarms(broker: Broker) -> int:
     alarms += [
         each._alarm for each in capacities if isinstance(each, PausableCapacity) and each._alarm
     ]
+    for throttle in (queue.throttle for queue in broker.queues.values()):
+        parts = throttle.parts if isinstance(throttle, Throttles) else [throttle]
+        alarms += [part._alarm for part in parts if isinstance(part, Paced)]
+    orders = [queue.order for queue in broker.queues.values()]
+    alarms += [order._alarm for order in orders if isinstance(order, LimitedKeys)]
     awaited = [each.deadlines for each in _consumers(broker)]
     alarms += [each._alarm for each in awaited if isinstance(each, Deadlines)]
     return sum(alarm.is_set for alarm in [*alarms, *broker.schedules._alarms.values()])

@@ -27,7 +27,8 @@ FLAGS: Final = b"""
 --delete-queue-when-unused --when-unused --limit --after --from --to --at --epoch --worker -- --- -
 --x --retries --losses --deliveries --backoff --dead-letters --ttl --messages-max --bytes-max
 --overflow --reset --single-consumer --ack-timeout --meta --delay --dead --prefetch --for
---scheduled --event --fate
+--scheduled --event --fate --concurrency --rate
+--concurrency-per-key --rate-per-key
 """.split()
 PUBLISH_FLAGS: Final = b"""
 --once --mandatory --ttl=9 --ttl=1e6 --delay=1 --at=1005 --to=q1 --meta=a=b --meta=

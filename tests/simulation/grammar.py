@@ -54,6 +54,7 @@ VALUES: Final[dict[str, Callable[[Chance], str]]] = {
     "number": _of("0", "1", "7", "30"),
     "password": _of("secret", "wrong"),
     "queue": _of("q1", "q2", "q3", "dead", "aside"),
+    "rate": _of("5/s", "100/m,20", "1000/h", "5"),
     "seconds": _of(*SECONDS),
     "seq": _of("0", "1", "2", "10", "1000"),
     "text": _of("because", "a%20reason"),

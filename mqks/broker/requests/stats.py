@@ -98,6 +98,7 @@ def queues(broker: Broker, after: bytes, limit: int) -> Rows:
 
 def queue_row(broker: Broker, queue: Queue) -> Row:
     rule, target = queue.policy.delete_when_unused, queue.rules.dead_letters
+    held_by, until_us = queue.held_back or (None, None)
     return {
         "name": _text(queue.name),
         "ready": queue.ready,
@@ -111,6 +112,8 @@ def queue_row(broker: Broker, queue: Queue) -> Row:
         "dead": queue.dead,
         "paused": queue.rules.pause,
         "paused_until_s": queue.rules.paused_until_s,
+        "held_by": held_by,
+        "held_until_s": None if until_us is None else until_us / 1e6,
         "next_seq": queue.lane.next_seq,
         "oldest_age_s": queue.oldest_age_s,
         "readers": {_text(name): mark for name, mark in queue.readers.items()} or None,

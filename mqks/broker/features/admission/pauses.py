@@ -6,11 +6,12 @@ a publish (dead letters, `move`, what is due) joins a paused queue, as it joins 
 """
 
 from functools import partial
+from typing import Self
 
 from mqks.broker.features.admission.capacity import Capacity
 from mqks.broker.spine.base.schedule import Alarm
 from mqks.broker.spine.message.policy import Policy
-from mqks.broker.spine.queue.seams import Update
+from mqks.broker.spine.queue.seams import HeldBack, Throttle, Update
 from mqks.broker.spine.queue.shared import Place
 from mqks.errors import QueuePaused
 from mqks.protocol.requests import Pausing
@@ -56,6 +57,27 @@ class PausableCapacity(Capacity):
         told = super().update()
         self.is_tight = self.is_tight or self._is_paused
         return told
+
+
+class Paused(Throttle):
+    """The throttle of a queue whose deliveries are paused. Its end is that of the pause."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: Place) -> None:
+        self._queue = queue
+
+    @classmethod
+    def by_rules(cls, queue: Place, old: Throttle | None) -> Self | None:
+        return cls(queue) if queue.rules.paused else None
+
+    def room(self) -> int:
+        return 0
+
+    @property
+    def holds(self) -> HeldBack | None:
+        until_s = self._queue.rules.paused_until_s
+        return HeldBack("pause", None if until_s is None else round(until_s * 1e6))
 
 
 def pause(queue: Place, wanted: Pausing) -> bool:

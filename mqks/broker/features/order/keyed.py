@@ -76,7 +76,7 @@ class Keyed(Order):
     together, and are not ordered."""
 
     __slots__ = (
-        *("_able", "_count", "_fetched", "_free", "_held", "_holds", "_offers"),
+        *("_able", "_count", "_fetched", "_free", "_held", "_holds", "_is_counting", "_offers"),
         *("_put_off", "_queue", "_unread", "_ready", "frontier", "is_ordered"),
     )
 
@@ -86,6 +86,8 @@ class Keyed(Order):
         super().__init__(queue.lane)
         self._queue = queue
         self.is_ordered = is_ordered
+        self._is_counting = is_ordered
+        """It must know which messages of a key are delivered, or put off."""
         self.frontier = 0
         self._free: deque[bytes] = deque()
         """Keys in the order of their turns."""
@@ -164,7 +166,7 @@ class Keyed(Order):
 
     def _turn(self, key: bytes) -> None:
         """A key has ready messages now, or is no longer held."""
-        hold = self._holds.get(key)
+        hold = self._holds.get(key) if self.is_ordered else None
         if hold is None:
             self._free.append(key)
         else:
@@ -198,7 +200,7 @@ class Keyed(Order):
                 known[0] = first - 1
             else:
                 known.insert(place, number)
-        if not self._let_go(number) and numbers is None:
+        if not (self._let_go(number) and self.is_ordered) and numbers is None:
             self._turn(key)
 
     def _next_of(self, key: bytes) -> Delivery | None:
@@ -257,13 +259,13 @@ class Keyed(Order):
 
     # -- who gets them
 
-    def next(self, ring: Ring) -> Iterable[Share] | None:
+    def next(self, ring: Ring, most: int) -> Iterable[Share] | None:
         """Each consumer gets one message at its turn."""
         if self._unread:
             return None
         self.learn()
         size, room, given = 0, dict[Taker, int](), dict[Taker, list[int]]()
-        for _ in range(STEP_RULED):
+        for _ in range(min(most, STEP_RULED)):
             taker = self._taker(ring)
             if taker is None:
                 # Where something was given, the next step looks again: it may have left at once.
@@ -331,7 +333,7 @@ class Keyed(Order):
     def _hold(self, key: bytes, number: int, taker: Taker) -> None:
         """A message is delivered."""
         # Without a key there is no order, and without manual ack nothing that could come back.
-        if key and self.is_ordered and taker.manual_ack:
+        if key and self._is_counting and taker.manual_ack:
             hold = self._holds.get(key)
             if hold is None:
                 hold = self._holds[key] = HeldKey(key, taker)
@@ -361,8 +363,12 @@ class Keyed(Order):
         if not hold.count:  # Whoever comes first may have the key.
             del self._holds[hold.key]
         if hold.key in self._ready and hold.key not in self._fetched:
-            self._turn(hold.key)
+            self._freed(hold.key)
         return True
+
+    def _freed(self, key: bytes) -> None:
+        """A message no longer holds this key, of which others are ready."""
+        self._turn(key)
 
     def put_off(self, number: int) -> None:
         hold = self._held.get(number)
@@ -375,7 +381,7 @@ class Keyed(Order):
     def started(self) -> None:
         """Messages that were put off before the keys were known hold theirs back: read them.
         Nothing is delivered before that."""
-        marks = self._lane.marks.items() if self.is_ordered else ()
+        marks = self._lane.marks.items() if self._is_counting else ()
         put_off = [
             number
             for number, mark in marks

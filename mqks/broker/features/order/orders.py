@@ -7,7 +7,9 @@ The one rule: an order that still suits stays, with what it knows.
 from collections.abc import Iterable
 
 from mqks.broker.features.order.keyed import Keyed
+from mqks.broker.features.order.limited import LimitedKeys
 from mqks.broker.features.order.ranked import Ranked
+from mqks.broker.features.throttle.rate import Rate
 from mqks.broker.spine.queue.order import Fifo, Order
 from mqks.broker.spine.queue.shared import Place
 from mqks.protocol.replies import PRIORITY, priority_of
@@ -16,9 +18,15 @@ from mqks.protocol.replies import PRIORITY, priority_of
 def by_rules(queue: Place, old: Order) -> Order:
     """The rules of a queue have changed. Messages that are ready when keys do not count any more
     have priority 0 until a restart."""
-    is_ordered = queue.rules.ordered is not None
-    if is_ordered or queue.rules.fair is not None:
-        suits = isinstance(old, Keyed) and old.is_ordered == is_ordered
+    rules = queue.rules
+    is_ordered, rate = rules.ordered is not None, rules.rate_per_key
+    if rules.concurrency_per_key is not None or rate is not None:
+        order = old if isinstance(old, LimitedKeys) and old.is_ordered == is_ordered else None
+        order = order or LimitedKeys(queue, is_ordered=is_ordered)
+        order.set_limits(rules.concurrency_per_key, None if rate is None else Rate.of(rate))
+        return order
+    if is_ordered or rules.fair is not None:
+        suits = type(old) is Keyed and old.is_ordered == is_ordered
         return old if suits else Keyed(queue, is_ordered=is_ordered)
     if not isinstance(old, Keyed):
         return old

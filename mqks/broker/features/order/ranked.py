@@ -167,11 +167,11 @@ class Ranked(Order):
         each = (self._levels[priority].after(0, SEQ_MAX, most) for priority in self._order[::-1])
         return [*islice(chain.from_iterable(each), most)]
 
-    def next(self, ring: Ring) -> Iterable[Share] | None:
+    def next(self, ring: Ring, most: int) -> Iterable[Share] | None:
         """The first ones of the highest level, to all in turns."""
         if self.is_learning:
             return None
-        most = min(room_of(ring), STEP_MESSAGES)
+        most = min(most, room_of(ring), STEP_MESSAGES)
         while self._order and most:
             priority = self._order[-1]
             found = self._levels[priority].after(0, SEQ_MAX, most)

@@ -257,6 +257,8 @@ class Consumer(Taker):
     def _give_back(self, size: int) -> None:
         self.unacked_bytes -= size
         self.budget.give_back(size)
+        if (throttle := self.queue.throttle) is not None:
+            throttle.freed()
         if self.rests & Rest.UNACKED and self.unacked_count < self.unacked_max:
             self.resume(Rest.UNACKED)
         # Without any it may hold one, however full the budget is: see `room`.

@@ -55,6 +55,13 @@ class Policy:
     """Whether publishes are refused."""
     paused_until_s: float | None = None
     """When both end, in seconds since 1970."""
+    concurrency: int | None = None
+    """So many messages are unacked or leased at the most."""
+    rate: str | None = None
+    """The most deliveries in a time, as `100/s`, and with a burst, as `100/s,20`."""
+    concurrency_per_key: int | None = None
+    rate_per_key: str | None = None
+    """Both limits, for the messages of each key."""
     readers: bytes | None = None
     """Names with commas: the queue is trimmed only up to where the slowest of these is."""
     labels: bytes | None = None

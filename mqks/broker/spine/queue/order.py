@@ -13,6 +13,7 @@ from mqks.broker.spine.base.resting import Resting
 from mqks.broker.spine.base.turns import Turns, Work
 from mqks.broker.spine.log.pending import Run
 from mqks.broker.spine.queue.lane import Lane, free
+from mqks.broker.spine.queue.seams import HeldBack
 from mqks.limits import READ_AHEAD_BYTES, SCARCE_BYTES, SEQ_MAX, TAKERS_MAX
 
 UNLIMITED: Final = 1 << 62
@@ -148,13 +149,18 @@ class Order:
 
     # -- which ones are next
 
-    def next(self, ring: Ring) -> Iterable[Share] | None:
-        """Take out the next messages for these consumers, as many as one step delivers. None if
-        nothing can be delivered until something happens."""
+    def next(self, ring: Ring, most: int) -> Iterable[Share] | None:
+        """Take out the next messages for these consumers, as many as one step delivers, and at most
+        so many. None if nothing can be delivered until something happens."""
         raise NotImplementedError
 
     def lowest(self, most: int) -> list[int] | None:
         """The first ones to be dropped if there are too many; None: the oldest."""
+        return None
+
+    @property
+    def holds(self) -> HeldBack | None:
+        """What holds all ready messages back that it knows; None: nothing, or it has no limits."""
         return None
 
     # -- what is in memory
@@ -195,14 +201,15 @@ class Fifo(Order):
 
     watches: ClassVar[bool] = False
 
-    def next(self, ring: Ring) -> Iterable[Share] | None:
+    def next(self, ring: Ring, most: int) -> Iterable[Share] | None:
         lane = self._lane
         if not lane.blocks.is_first_held:
             return None
         # Messages beyond what one consumer can take need not be taken and put back each time.
-        most = room_of(ring) if len(ring) == 1 else SEQ_MAX
-        if not most:
-            return ()
+        if len(ring) == 1:
+            most = min(most, room_of(ring))
+            if not most:
+                return ()
         first, lines = lane.front(most)
         return ((range(first, first + len(lines)), lines, None),)
 

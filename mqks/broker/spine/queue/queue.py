@@ -18,8 +18,8 @@ from mqks.broker.spine.log.pending import Mark, QueueState, Run
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import REJECT, Event
 from mqks.broker.spine.queue.lane import Delivery, Lane, free
-from mqks.broker.spine.queue.order import Fifo, Order, Rest, Ring, Taker
-from mqks.broker.spine.queue.seams import Timers
+from mqks.broker.spine.queue.order import UNLIMITED, Fifo, Order, Rest, Ring, Taker
+from mqks.broker.spine.queue.seams import HeldBack, Throttle, Timers
 from mqks.broker.spine.queue.shared import Fetch, Place, Shared
 from mqks.errors import BadRequest, MqksError
 from mqks.limits import SCHEDULED_SEQ, SEQ_MAX, STEP_BYTES, STEP_MESSAGES, STEP_RULED, TAKERS_MAX
@@ -73,8 +73,8 @@ class Queue:
     __slots__ = (
         *("ack_timeout_us", "archive", "capacity", "consumers", "dead", "deleted"),
         *("has_forgotten", "id", "is_dropping", "is_ruled", "lane", "marks", "name", "order"),
-        *("policy", "returning", "ring", "rules", "shared", "show", "timer", "times", "told_at"),
-        "updates",
+        *("policy", "returning", "ring", "rules", "shared", "show", "throttle", "timer", "times"),
+        *("told_at", "updates"),
     )
 
     def __init__(self, shared: Shared, queue_id: int, name: bytes) -> None:
@@ -84,6 +84,8 @@ class Queue:
         self.lane = Lane(queue_id, self, shared.memory, shared.pending)
         self.order: Order = Fifo(self.lane)
         """Which message is next, and whose."""
+        self.throttle: Throttle | None = None
+        """How many may be delivered, whoever takes them; only while its rules limit that."""
         self.has_forgotten = False
         """It had an order that may suit again what consumers hold."""
         self.policy = self.rules = DEFAULT
@@ -173,6 +175,13 @@ class Queue:
         return sum(consumer.unacked_count for consumer in self.consumers)
 
     @property
+    def held_back(self) -> HeldBack | None:
+        """What holds its ready messages back, though consumers might take them."""
+        if not self.ready:
+            return None
+        return (self.throttle and self.throttle.holds) or self.order.holds
+
+    @property
     def oldest_age_s(self) -> float | None:
         """Seconds, within ten, since the oldest ready message arrived; None without any."""
         oldest = self.lane.blocks.first
@@ -189,6 +198,7 @@ class Queue:
     def _rules_changed(self) -> None:
         rules = self.rules
         self._choose_returns()
+        self.throttle = self.shared.features.throttle(self, self.throttle)
         timeout_s = rules.ack_timeout_s
         self.ack_timeout_us = None if timeout_s is None else round(timeout_s * 1e6)
         self.capacity.apply(rules)
@@ -296,12 +306,14 @@ class Queue:
             self.ring
             and not lane.blocks.count
             and self.order.passes_new
-            and not self.rules.paused
+            and (self.throttle is None or self.throttle.room() >= len(lines))
             and (ids is not None or not self.shared.owner.withholds)
             and not self._must_wait
         ):
             taken = self._dispatch(range(first, lane.next_seq), lines, ids, stored=False)
             lane.delivered(first + taken)
+            if self.throttle is not None:
+                self.throttle.delivered(taken)
             if taken == len(lines):
                 return
             if taken:
@@ -598,7 +610,7 @@ class Queue:
         lane = self.lane
         if self.capacity.is_watched or lane.blocks.count >= self.told_at:
             self._update_capacity()
-        if not self.ring or lane.paging or self.rules.paused:
+        if not self.ring or lane.paging or not self._room:
             return
         if wanted := self.order.wants():
             self.bring(wanted)
@@ -636,16 +648,22 @@ class Queue:
 
     @property
     def _may_deliver(self) -> bool:
-        # A pause is no reason to rest: a `receive` that rests is at its end, and waits no more.
-        withholds = self.rules.paused or self.shared.owner.withholds
-        return bool(self.ring and self.lane.blocks.count) and not withholds
+        return bool(self.ring and self.lane.blocks.count) and not self.shared.owner.withholds
+
+    @property
+    def _room(self) -> int:
+        """How many messages may be delivered now, whoever takes them. A throttle is no reason to
+        rest: a `receive` that rests is at its end, and waits no more."""
+        return UNLIMITED if self.throttle is None else self.throttle.room()
 
     def _deliver_some(self) -> bool:
         """One step of a delivery; return whether another one may deliver more."""
-        shares, lane = self.order.next(self.ring), self.lane
+        if not (room := self._room):
+            return False
+        shares, lane, total = self.order.next(self.ring, room), self.lane, 0
         for numbers, lines, to in shares or ():
             if not isinstance(numbers, range):
-                self._deliver_out(numbers, lines, to)
+                total += self._deliver_out(numbers, lines, to)
                 continue
             taken = self._dispatch(numbers, lines, None, stored=True)
             lane.delivered(numbers.start + taken)
@@ -653,6 +671,9 @@ class Queue:
                 lane.put_front(numbers.start + taken, lines[taken:])
             if not lane.fresh:  # Behind these are none but such as were scheduled, or have left.
                 lane.delivered(lane.next_seq)
+            total += taken
+        if self.throttle is not None:
+            self.throttle.delivered(total)
         return shares is not None
 
     def _update_capacity(self) -> None:
@@ -843,6 +864,7 @@ class Queue:
         # A work that is under way sees `deleted` at its next step, and ends.
         self.deleted = True
         self.policy = self.rules = DEFAULT
+        self.throttle = self.shared.features.throttle(self, self.throttle)
         self.capacity.apply(DEFAULT)
         self.shared.capacities.tight.pop(self, None)
         self.shared.outboxes.leave(self)

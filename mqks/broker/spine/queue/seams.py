@@ -135,6 +135,37 @@ class AckTimers(Protocol):
         """Forget them all."""
 
 
+class HeldBack(NamedTuple):
+    """Why ready messages are not delivered."""
+
+    by: str
+    """The limit, as `stats` names it."""
+    until_us: int | None = None
+    """When more may be delivered, in microseconds since 1970; None: that is not known."""
+
+
+class Throttle:
+    """How many messages may be delivered, whoever takes them. A queue has one only while its rules
+    limit that, and asks once for a batch. Not a Protocol: few need to know all that happens."""
+
+    __slots__ = ()
+
+    def room(self) -> int:
+        """So many may be delivered now. After 0 the queue delivers again when there may be more."""
+        raise NotImplementedError
+
+    def delivered(self, count: int) -> None:
+        """So many were delivered."""
+
+    def freed(self) -> None:
+        """Consumers hold fewer messages."""
+
+    @property
+    def holds(self) -> HeldBack | None:
+        """What holds messages back now."""
+        raise NotImplementedError
+
+
 class Held(Protocol):
     """Whoever has limits: a queue."""
 

@@ -17,7 +17,14 @@ from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery, Lane
 from mqks.broker.spine.queue.order import Order
-from mqks.broker.spine.queue.seams import AckHolder, AckTimers, Admission, Admissions, Timers
+from mqks.broker.spine.queue.seams import (
+    AckHolder,
+    AckTimers,
+    Admission,
+    Admissions,
+    Throttle,
+    Timers,
+)
 from mqks.limits import STEP_MESSAGES
 from mqks.settings import Settings
 
@@ -55,6 +62,10 @@ class Place(Protocol):
 
     @property
     def ready(self) -> int: ...
+    @property
+    def unacked(self) -> int: ...
+    @property
+    def leased(self) -> int: ...
     @property
     def contents(self) -> tuple[int, int]: ...
     def apply(self, rules: Policy) -> None: ...
@@ -150,6 +161,8 @@ class Features(NamedTuple):
     """Attributes, and time of the first publishing, of what is published as a dead letter: its own
     attributes are the first argument."""
     capacity: Callable[[Place, int], Admission]
+    throttle: Callable[[Place, Throttle | None], Throttle | None]
+    """By the rules of a queue, in place of the old one."""
     timers: Callable[[Place], Timers]
     ack_timers: Callable[[Schedule, Turns, AckHolder], AckTimers]
 

@@ -1,0 +1,1 @@
+"""How many messages may be delivered, whoever takes them."""
