@@ -4,6 +4,7 @@
     ├── BadRequest             the request gets an error reply, the connection stays open
     │   ├── NotAllowed         the user has no permission, or has not authenticated
     │   ├── Expelled           the connection is closed after the reply
+    │   │   └── Draining       because the server drains
     │   ├── LimitExceeded      the request would exceed a limit
     │   │   └── LineTooLong    (and Expelled) the line is longer than line_bytes_max
     │   └── Unwritable         the journal cannot be written at the moment
@@ -83,6 +84,13 @@ class NotAllowed(BadRequest):
 
 class Expelled(BadRequest):
     """The connection is closed after the error reply."""
+
+
+class Draining(Expelled):
+    """A connection that comes while the server drains."""
+
+    def __init__(self) -> None:
+        super().__init__("the server drains: it lets nobody in")
 
 
 class LimitExceeded(BadRequest):

@@ -79,6 +79,15 @@ def allows(
     return lambda name: len(name) <= MASKED_NAME_BYTES_MAX and matches(name)
 
 
+class GuestPermissions(Permissions):
+    """Those of `narrowed` (None: all) that operators need: nothing of them concerns messages."""
+
+    def __init__(self, narrowed: Permissions | None) -> None:
+        self.narrowed = narrowed
+        may = narrowed or Permissions(admin=True, eval=True)
+        super().__init__(monitoring=may.monitoring, admin=may.admin, eval=may.eval)
+
+
 STRANGER: Final = Permissions()
 """Permissions of an unauthenticated client."""
 

@@ -13,6 +13,7 @@ from math import inf
 from typing import get_args
 
 from mqks.audit import Audit, AuditRecord
+from mqks.broker.features.admission.draining import Drain
 from mqks.broker.features.admission.once import OnceWindow
 from mqks.broker.features.table import FEATURES
 from mqks.broker.features.tails.tails import MessageTail, Tails
@@ -102,6 +103,7 @@ class Broker:
             settings.bindings_per_queue_max, self.metadata, self.queues, self.pending
         )
         self.consumers: dict[bytes, Consumer] = {}
+        self.drain = Drain(self.shared, self.flow, self.queues, self.consumers, self.connections)
         self._replaced: dict[Consumer, BadRequest] = {}
         """Whom another connection has ended, and what is to be told of that after their confirm."""
         self.expelled: list[Connection] = []
@@ -186,9 +188,11 @@ class Broker:
 
     # -- connections
 
-    def connect(self, address: str, *, local: bool, source: bytes = b"") -> Connection:
+    def connect(
+        self, address: str, *, local: bool, source: bytes = b"", guest: bool = False
+    ) -> Connection:
         """Add a connection. The server's gate limits their number. `source` is what counts as one
-        address."""
+        address. A `guest` may operate the server."""
         settings = self.settings
         connection = Connection(
             self.flow,
@@ -200,6 +204,7 @@ class Broker:
             settings.line_bytes_max,
             source=source,
             stranger=settings.needs_auth(local=local),
+            guest=guest,
         )
         self.connections[connection.id] = connection
         return connection

@@ -195,6 +195,8 @@ def _head(seen: Row) -> "RenderableType":
     )
     if why := journal["unwritable"] or journal.get("waits"):
         head.append(f"  {why.upper()}", style="bold red")
+    if totals["draining"]:
+        head.append("  DRAINING", style="bold red")
     return head
 
 

@@ -20,7 +20,7 @@ from mqks.broker.spine.clients.access import Login
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.outbox import Slow
 from mqks.clock import Patient
-from mqks.errors import BadRequest, LimitExceeded, Unwritable
+from mqks.errors import BadRequest, Draining, LimitExceeded, Unwritable
 from mqks.limits import CHUNK_S
 from mqks.server.client import LINGER_S, ServerClient
 from mqks.server.fair_turn import FairTurn
@@ -84,7 +84,7 @@ class Clients:
     def add(self, client: ServerClient) -> None:
         peer = client.peer
         client.connection = connection = self._broker.connect(
-            peer.address, local=peer.local, source=peer.source
+            peer.address, local=peer.local, source=peer.source, guest=peer.guest
         )
         self.by_id[connection.id] = client
         client.set_high_water(self._unsent.high_water_bytes)
@@ -94,9 +94,18 @@ class Clients:
             self._await_auth(client)
         log.event("connected", logging.DEBUG, connection=peer.address)
 
+    def let_in(self, peer: Peer) -> Peer:
+        """Ask the gate. While the server drains, only operators of this machine come in, as nobody
+        else could end that. Raises Draining and LimitExceeded."""
+        is_draining = self._broker.shared.draining
+        if is_draining and not peer.local:
+            raise Draining
+        self._gate.enter(peer)
+        return peer._replace(guest=True) if is_draining else peer
+
     def refusal(self, peer: Peer, failure: BadRequest) -> bytes:
         """The reply to a client that is refused or disconnected."""
-        told = isinstance(failure, Unwritable)
+        told = isinstance(failure, Unwritable | Draining)
         reply = self._broker.refusals.reply(peer.address, str(failure), told=told)
         self._schedule_flush()
         return reply

@@ -17,7 +17,14 @@ from anyio.abc import TaskStatus
 from mqks import log
 from mqks.audit import Operator
 from mqks.broker.broker import Broker
-from mqks.errors import BadRequest, ConfigurationError, LimitExceeded, MqksError, Unwritable
+from mqks.errors import (
+    BadRequest,
+    ConfigurationError,
+    Draining,
+    LimitExceeded,
+    MqksError,
+    Unwritable,
+)
 from mqks.journal.journal import Journal
 from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.server import http_port, silence, tls
@@ -134,6 +141,8 @@ class Server:
             # The gateway may not know it yet.
             if opening.user and user is None:
                 raise BadRequest("the user was removed")
+            if self._broker.shared.draining:
+                raise Draining
             self._gate.enter(who)
         except BadRequest as failure:
             self._door.refuse(sock, who, failure, with_tls=False)
@@ -245,7 +254,8 @@ class Server:
         if self._clients.stopping:
             return "stopping"
         forsaken = silence.WHY if self._broker.withholds else ""
-        reasons = [self._broker.unwritable, self._journal.store.waits, forsaken]
+        draining = "draining" if self._broker.shared.draining else ""
+        reasons = [self._broker.unwritable, self._journal.store.waits, forsaken, draining]
         if told := "; ".join(filter(None, reasons)):
             return told
         return "journal stalls" if self._writer.stalls else ""

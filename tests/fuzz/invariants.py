@@ -231,7 +231,7 @@ def _check_turns(queue: Queue) -> None:
     if queue.ready and any(consumer.room() > 0 for consumer in queue.ring):
         order = queue.order
         waits = queue.lane.paging or queue in queue.shared.outboxes.waiters
-        waits = waits or bool(queue.rules.paused)
+        waits = waits or bool(queue.rules.paused) or queue.shared.draining
         waits = waits or (isinstance(order, Keyed) and not _check_keys(queue, order))
         # The first one is to die, by an alarm that is due.
         waits = waits or (queue.times is not None and queue.times.expires())

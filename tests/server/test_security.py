@@ -202,6 +202,7 @@ CASES: list[tuple[bytes, set[str]]] = [
     (b"ping x", EVERYBODY),
     (b"set_name --confirm web-1", EVERYBODY),
     (b"close_connection --confirm 999", {"root"}),
+    (b"drain --off", {"root"}),
     (b"help", EVERYBODY),
     (b"help publish", EVERYBODY),
     (b"auth --confirm noneT", EVERYBODY),

@@ -101,6 +101,8 @@ class Talker:
         self.wire = Wire(Peer(cast(Any, None), keeps_books=True), self)
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self.wire, "127.0.0.1", PORT)
+        # Others may have drained the server, and nobody would do anything else any more.
+        self._send(b"u drain --off\n")
 
     async def _talk(self) -> None:
         rng, wire = self.rng, self.wire

@@ -71,6 +71,7 @@ def totals(broker: Broker) -> Work[Row]:
         "unhandled_bytes": broker.flow.unhandled_bytes,
         "unsent_bytes": broker.shared.outboxes.used,
         "disk_full": bool(broker.unwritable),
+        "draining": broker.shared.draining,
         "received": broker.shared.counters.published,
         "routed": broker.shared.counters.queued,
         "unroutable": broker.shared.counters.unroutable,

@@ -12,10 +12,10 @@ from mqks.audit import LOGIN, Audit
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.broker.spine.clients.refusals import Refusals
-from mqks.errors import BadRequest, Expelled, NotAllowed
+from mqks.errors import BadRequest, Draining, Expelled, NotAllowed
 from mqks.limits import AUTH_FAILURES_MAX, LOGINS_WAITING_MAX, LOGINS_WAITING_PER_ADDRESS_MAX
 from mqks.protocol.requests import Request
-from mqks.users import STRANGER, Known, Permissions, Users
+from mqks.users import STRANGER, GuestPermissions, Known, Permissions, Users
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +98,8 @@ class Access:
                     f"wrong credentials, {AUTH_FAILURES_MAX} times: the connection is closed"
                 )
             raise NotAllowed("wrong credentials")
+        if connection.is_guest and not user.permissions.admin:
+            raise Draining
         # A stranger may send short lines only.
         connection.user = user.name
         connection.splitter.line_bytes_max = self._line_bytes_max
@@ -106,7 +108,9 @@ class Access:
 
     def grant(self, connection: Connection, permissions: Permissions) -> None:
         """Set the permissions; consumers and tails that they do not allow end."""
-        connection.permissions = permissions
+        connection.permissions = (
+            GuestPermissions(permissions) if connection.is_guest else permissions
+        )
         lost = [
             consumer
             for consumer in connection.consumers.values()

@@ -296,7 +296,7 @@ class Queue:
             self.ring
             and not lane.blocks.count
             and self.order.passes_new
-            and not self.rules.paused
+            and not self._is_paused
             and (ids is not None or not self.shared.owner.withholds)
             and not self._must_wait
         ):
@@ -598,7 +598,7 @@ class Queue:
         lane = self.lane
         if self.capacity.is_watched or lane.blocks.count >= self.told_at:
             self._update_capacity()
-        if not self.ring or lane.paging or self.rules.paused:
+        if not self.ring or lane.paging or self._is_paused:
             return
         if wanted := self.order.wants():
             self.bring(wanted)
@@ -635,9 +635,13 @@ class Queue:
         self.deliver()
 
     @property
+    def _is_paused(self) -> bool:
+        return bool(self.rules.paused) or self.shared.draining
+
+    @property
     def _may_deliver(self) -> bool:
         # A pause is no reason to rest: a `receive` that rests is at its end, and waits no more.
-        withholds = self.rules.paused or self.shared.owner.withholds
+        withholds = self._is_paused or self.shared.owner.withholds
         return bool(self.ring and self.lane.blocks.count) and not withholds
 
     def _deliver_some(self) -> bool:

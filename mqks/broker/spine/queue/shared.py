@@ -189,5 +189,7 @@ class Shared:
         wait for it."""
         self.wanted = Wanted()
         self.capacities = Admissions(settings.queue_messages_max)
+        self.draining = False
+        """Nothing is delivered, until the server stops or the drain ends."""
         self.owner = owner
         self.features = features
