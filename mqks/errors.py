@@ -7,6 +7,7 @@
     │   │   └── Draining       because the server drains
     │   ├── LimitExceeded      the request would exceed a limit
     │   │   └── LineTooLong    (and Expelled) the line is longer than line_bytes_max
+    │   ├── ReadOnly           the server is read-only
     │   └── Unwritable         the journal cannot be written at the moment
     │       └── DiskFull       because the disk is full
     ├── ConfigurationError     78  a setting is unknown, invalid or unsafe
@@ -107,6 +108,13 @@ class LineTooLong(LimitExceeded, Expelled):
 
 class QueuePaused(BadRequest):
     """A publish to a queue whose publishes are paused."""
+
+
+class ReadOnly(BadRequest):
+    """A request that would add something while the server is read-only."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is read-only (mqks read-only off)")
 
 
 class Unwritable(BadRequest):

@@ -300,6 +300,9 @@ class Settings:
     )
 
     salvage: bool = _process(False, "Start with a damaged journal, using what is readable.")
+    read_only: bool = _process(
+        False, "Start read-only: refuse publishes, and what else adds something."
+    )
     drain_timeout_s: float = _process(
         10.0,
         "How long a stopping server waits until clients have read their replies.",

@@ -62,6 +62,12 @@ NUMBERS = (
         ABOUT["mqks_draining"],
         words=("no green", "YES red"),
     ),
+    Panel(
+        "Read-only",
+        {f"max(mqks_read_only{{{ONE}}})": ""},
+        ABOUT["mqks_read_only"],
+        words=("no green", "YES red"),
+    ),
     Panel("Waiting", {"mqks_messages_ready": ""}),
     Panel("Unacked", {"mqks_messages_unacked": ""}),
     Panel("Queues", {"mqks_queues": ""}),

@@ -173,6 +173,12 @@ class Broker:
     def unwritable(self, why: str) -> None:
         self.pending.unwritable = why
 
+    def set_read_only(self, read_only: bool) -> bool:
+        """Add nothing by requests, or again; return whether that changed."""
+        changed = self.shared.read_only != read_only
+        self.shared.read_only = self.metadata.read_only = read_only
+        return changed
+
     def long_names(self) -> int:
         """Number of queues, events and masks with names longer than the limit."""
         bindings = self.bindings

@@ -68,6 +68,7 @@ COMMANDS: dict[str, dict[Run, str]] = {
         bench: "mqks bench stream confirm --json",
         version: "mqks version",
         operate.drain: "mqks drain --timeout 60",
+        operate.read_only: "mqks read-only on",
     },
     KEEP: {
         backup: "mqks backup /backup/mqks.db --db mqks.db",

@@ -1,13 +1,13 @@
-"""The commands that change what a running server does: `mqks drain`.
+"""The commands that change what a running server does: `mqks drain`, `mqks read-only`.
 
 The one rule: a command sends one request, and its exit code tells what became of it.
 """
 
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
-from mqks.commands.connection import limited, url_or_usual
-from mqks.commands.options import AsJson, Url, counted, note, table, tell
+from mqks.commands.connection import ServerOptions, limited, url_or_usual
+from mqks.commands.options import AsJson, Told, Url, counted, note, table, tell
 from mqks.errors import TimedOut
 from mqks.limits import DRAIN_S
 
@@ -40,3 +40,15 @@ def drain(
         if (more := told["consumers"] - len(told["holders"])) > 0:
             note(f"and {more} consumers more")
     raise TimedOut(counted(held, f"still held after {timeout:g} s"))
+
+
+def read_only(
+    server: ServerOptions, switch: Annotated[Literal["on", "off"], "on|off", "Whether it is."]
+) -> Told:
+    """Refuse publishes and what else adds something, or accept them again.
+
+    Deliveries, acks and reads go on. It ends with the server: see the setting read_only.
+    """
+    with server.connected() as client:
+        client.request("read_only", "--confirm", switch)
+    return {"read_only": switch == "on"}, ""

@@ -856,6 +856,7 @@ WORDS: dict[str, Reader] = {
     "number": sequence_number,
     "n": _number(0, COUNT_MAX),
     "expression": _source,
+    "switch": partial(_one_of, {b"on": True, b"off": False}),
 }
 """How words are parsed that are not names."""
 
@@ -1157,6 +1158,7 @@ _TABLE = (
     Action("auth", "{token} | {user} {password}", lambda *words: words, parser=_credentials),
     Action("set_name", "{name}", _only),
     Action("close_connection", "{number}", _only, ADMIN, confirm_anywhere=True, is_audited=True),
+    Action("read_only", "{switch}", _only, ADMIN, confirm_anywhere=True, is_audited=True),
     Action(
         "drain",
         "[--timeout={seconds}|--off]",

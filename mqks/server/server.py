@@ -255,7 +255,14 @@ class Server:
             return "stopping"
         forsaken = silence.WHY if self._broker.withholds else ""
         draining = "draining" if self._broker.shared.draining else ""
-        reasons = [self._broker.unwritable, self._journal.store.waits, forsaken, draining]
+        read_only = "read-only" if self._broker.shared.read_only else ""
+        reasons = [
+            self._broker.unwritable,
+            self._journal.store.waits,
+            forsaken,
+            draining,
+            read_only,
+        ]
         if told := "; ".join(filter(None, reasons)):
             return told
         return "journal stalls" if self._writer.stalls else ""

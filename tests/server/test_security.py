@@ -203,6 +203,7 @@ CASES: list[tuple[bytes, set[str]]] = [
     (b"set_name --confirm web-1", EVERYBODY),
     (b"close_connection --confirm 999", {"root"}),
     (b"drain --off", {"root"}),
+    (b"read_only off --confirm", {"root"}),
     (b"help", EVERYBODY),
     (b"help publish", EVERYBODY),
     (b"auth --confirm noneT", EVERYBODY),

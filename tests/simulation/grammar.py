@@ -56,6 +56,7 @@ VALUES: Final[dict[str, Callable[[Chance], str]]] = {
     "queue": _of("q1", "q2", "q3", "dead", "aside"),
     "seconds": _of(*SECONDS),
     "seq": _of("0", "1", "2", "10", "1000"),
+    "switch": _of("on", "off"),
     "text": _of("because", "a%20reason"),
     "time": _of("0", "1790000100", "1790100000.5", "1800000000"),
     "token": _of("token", "wrong"),

@@ -102,7 +102,7 @@ class Talker:
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self.wire, "127.0.0.1", PORT)
         # Others may have drained the server, and nobody would do anything else any more.
-        self._send(b"u drain --off\n")
+        self._send(b"u drain --off\nv read_only off\n")
 
     async def _talk(self) -> None:
         rng, wire = self.rng, self.wire

@@ -47,6 +47,13 @@ def auth(
         access.authenticate(connection, access.users.by_token(secret))
 
 
+def read_only(
+    broker: Broker, connection: Connection, request: Request, wanted: bool
+) -> Work[Effect]:
+    yield from ()
+    return Effect.of(0, broker.set_read_only(wanted))
+
+
 def drain(
     broker: Broker, connection: Connection, request: Request, wanted: DrainFor
 ) -> Work[Effect]:

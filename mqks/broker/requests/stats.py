@@ -72,6 +72,7 @@ def totals(broker: Broker) -> Work[Row]:
         "unsent_bytes": broker.shared.outboxes.used,
         "disk_full": bool(broker.unwritable),
         "draining": broker.shared.draining,
+        "read_only": broker.shared.read_only,
         "received": broker.shared.counters.published,
         "routed": broker.shared.counters.queued,
         "unroutable": broker.shared.counters.unroutable,

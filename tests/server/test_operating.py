@@ -1,4 +1,4 @@
-"""A server that drains: who is let in, what it tells, and how it stops."""
+"""A server that drains or is read-only: who is let in, what it tells, and how it stops."""
 
 from __future__ import annotations
 
@@ -93,3 +93,16 @@ def test_guests_with_users_are_operators(tmp_path: Path) -> None:
         with LineClient(server.address) as other:
             other.send(b"a auth r\nd drain --off\nm publish --confirm e x\n")
             assert [other.line(), other.line()] == [b'd ok {"draining": false}', b"m ok "]
+
+
+def test_read_only_ends_with_the_server(server: ServerProcess, client: LineClient) -> None:
+    assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+    assert client.ask(b"r read_only --confirm on") == b"r ok "
+    assert asked(server, "/readyz") == (503, "read-only\n")
+    assert "\nmqks_read_only 1.0\n" in asked(server, "/metrics")[1]
+    assert client.ask(b"m publish --confirm e x").startswith(b"m error ")
+    assert server.stop() == 0
+    server.start()
+    with LineClient(server.address) as again:
+        assert again.stats()["read_only"] is False
+        assert again.ask(b"m publish --confirm e x") == b"m ok "
