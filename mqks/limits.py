@@ -394,6 +394,9 @@ DRAIN_S_MAX: Final = 86400.0
 DRAINS_WAITING_MAX: Final = 64
 """Drains of one connection that have no answer yet."""
 
+RELOADS_WAITING_MAX: Final = 64
+"""Reloads that have no answer yet."""
+
 DRAIN_HOLDERS_MAX: Final = 100
 """Consumers that the answer to a drain names."""
 

@@ -140,6 +140,8 @@ class Broker:
         """For lists of `stats`."""
         self._last_update: tuple[Queue, bytes] | None = None
         """The last queue whose consumers got an update, and its bindings."""
+        self.want_reload: Callable[[Connection, bytes], None] = _read_nothing
+        """Read files again, and tell the connection; set by the server."""
         self.reads_waiting: list[Connection] = []
         """Connections with read requests, which the server answers."""
         self.next_queue_id = 1
@@ -771,6 +773,11 @@ class Broker:
             if rule is not None and rule.delay_s is not None:
                 finish(self.unused(queue))
         self.schedules.start()
+
+
+def _read_nothing(connection: Connection, request_id: bytes) -> None:
+    """A broker without a server has no files."""
+    connection.write(replies.ok(request_id, b"{}"))
 
 
 def _end_receivers(connection: Connection) -> Work[None]:

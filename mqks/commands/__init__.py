@@ -69,6 +69,7 @@ COMMANDS: dict[str, dict[Run, str]] = {
         version: "mqks version",
         operate.drain: "mqks drain --timeout 60",
         operate.read_only: "mqks read-only on",
+        operate.reload: "mqks reload",
     },
     KEEP: {
         backup: "mqks backup /backup/mqks.db --db mqks.db",

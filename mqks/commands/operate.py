@@ -1,4 +1,5 @@
-"""The commands that change what a running server does: `mqks drain`, `mqks read-only`.
+"""The commands that change what a running server does: `mqks drain`,
+`mqks read-only`, `mqks reload`.
 
 The one rule: a command sends one request, and its exit code tells what became of it.
 """
@@ -52,3 +53,20 @@ def read_only(
     with server.connected() as client:
         client.request("read_only", "--confirm", switch)
     return {"read_only": switch == "on"}, ""
+
+
+def reload(server: ServerOptions) -> Told:
+    """Let a server read users, certificates and queue defaults again, as on SIGHUP.
+
+    Shows what changed, and which changed settings need a restart. An invalid file changes nothing.
+    """
+    with server.connected() as client:
+        told = json.loads(client.request("reload"))
+    count = told["users_changed"]
+    parts = (
+        count and f"{count} user{'s' * (count != 1)} changed: {', '.join(told['users'])}",
+        told["certificate"] and "the certificate changed",
+        told["queue_defaults"] and "queue defaults changed",
+        told["restart"] and f"needs a restart: {', '.join(told['restart'])}",
+    )
+    return told, "\n".join(filter(None, parts)) or "nothing changed"

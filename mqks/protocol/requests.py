@@ -1159,6 +1159,7 @@ _TABLE = (
     Action("set_name", "{name}", _only),
     Action("close_connection", "{number}", _only, ADMIN, confirm_anywhere=True, is_audited=True),
     Action("read_only", "{switch}", _only, ADMIN, confirm_anywhere=True, is_audited=True),
+    Action("reload", "", _only, ADMIN, confirm_anywhere=True, is_audited=True),
     Action(
         "drain",
         "[--timeout={seconds}|--off]",

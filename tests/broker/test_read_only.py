@@ -71,7 +71,7 @@ def test_every_action_that_is_not_of_the_connection_was_considered() -> None:
     assert ACTIONS.keys() - tried == {
         *(b"set_prefetch", b"commit", b"rollback", b"lease", b"range", b"read", b"schedules"),
         *(b"delete_consumer", b"help", b"auth", b"set_name", b"close_connection", b"ping"),
-        *(b"drain", b"read_only", b"_eval"),
+        *(b"drain", b"read_only", b"reload", b"_eval"),
     }
 
 

@@ -78,6 +78,7 @@ DOES: dict[str, list[tuple[bytes, int | None]]] = {
     "close_connection": [(b"2", 1)],
     "drain": [(b"--timeout=0", None), (b"--off", None)],
     "read_only": [(b"on", None), (b"off", None)],
+    "reload": [(b"", None)],
 }
 """Arguments of each action that has records, and how many messages, bindings or connections it
 is."""

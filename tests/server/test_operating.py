@@ -106,3 +106,36 @@ def test_read_only_ends_with_the_server(server: ServerProcess, client: LineClien
     with LineClient(server.address) as again:
         assert again.stats()["read_only"] is False
         assert again.ask(b"m publish --confirm e x") == b"m ok "
+
+
+def test_reload_tells_what_changed_and_what_needs_a_restart(tmp_path: Path) -> None:
+    users, config = tmp_path / "users", tmp_path / "mqks.toml"
+    users_file.write(users, [User("web", token=hash_token("w"))])
+    config.write_text(f"users = '{users}'\nqueues_max = 9\n")
+    flags = "--config", str(config), "--log-level", "debug"
+    with (
+        ServerProcess(tmp_path / "mqks.db", *flags) as server,
+        LineClient(server.address) as client,
+    ):
+
+        def told() -> dict[str, object]:
+            answer: dict[str, object] = json.loads(client.ask(b"r reload")[5:])
+            return {key: value for key, value in answer.items() if value}
+
+        assert told() == {}
+        users_file.write(users, [User("web", token=hash_token("x")), User("new")])
+        assert told() == {"users_changed": 2, "users": ["new", "web"]}
+        with config.open("a") as file:
+            file.write("log_level = 'error'\ntails_max = 5\n[[queue]]\nname = '**'\nttl = 9\n")
+        # The flag takes precedence over the file.
+        assert told() == {"queue_defaults": True, "restart": ["tails_max"]}
+        assert told() == {"restart": ["tails_max"]}
+        config.write_text(f"users = '{users}'\nqueues_max = many\n")
+        users_file.write(users, [])
+        assert client.ask(b"r reload").startswith(b"r error ")
+        config.write_text(f"users = '{users}'\nqueues_max = 9\n")
+        assert told() == {"users_changed": 2, "users": ["new", "web"], "queue_defaults": True}
+        client.send(b"".join(b"r%d reload --confirm\n" % number for number in range(20_000)))
+        ids = set[bytes]()
+        while len(ids) < 20_000:
+            ids |= {line.partition(b" ")[0] for line in client.lines()}

@@ -204,6 +204,7 @@ CASES: list[tuple[bytes, set[str]]] = [
     (b"close_connection --confirm 999", {"root"}),
     (b"drain --off", {"root"}),
     (b"read_only off --confirm", {"root"}),
+    (b"reload", {"root"}),
     (b"help", EVERYBODY),
     (b"help publish", EVERYBODY),
     (b"auth --confirm noneT", EVERYBODY),

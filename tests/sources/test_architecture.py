@@ -326,3 +326,10 @@ def test_the_settings_page_has_every_setting_in_its_group(name: str) -> None:
 
     assert found
     assert f"\n{row}" in re.split(r"\n##+ ", rest)[0]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_page_marks_what_a_reload_reads_again(name: str) -> None:
+    page = (ROOT / "docs/settings.md").read_text()
+    [row] = re.findall(rf"^\| `{name}` \| .*$", page, re.MULTILINE)
+    assert row.endswith(" **[r]** |") == SETTINGS[name].about.is_reread

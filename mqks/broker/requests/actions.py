@@ -53,6 +53,7 @@ _RUNS: dict[bytes, Run] = {
     b"set_name": operating.set_name,
     b"close_connection": operating.close_connection,
     b"read_only": operating.read_only,
+    b"reload": operating.reload,
     b"drain": operating.drain,
     b"ping": operating.ping,
     b"_eval": operating.evaluate,

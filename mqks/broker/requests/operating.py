@@ -47,6 +47,10 @@ def auth(
         access.authenticate(connection, access.users.by_token(secret))
 
 
+def reload(broker: Broker, connection: Connection, request: Request, wanted: None) -> None:
+    broker.want_reload(connection, request.id)
+
+
 def read_only(
     broker: Broker, connection: Connection, request: Request, wanted: bool
 ) -> Work[Effect]:
