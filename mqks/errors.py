@@ -58,6 +58,7 @@ Limit = Literal[
     "tails_max",
     "tails_per_connection_max",
     "logins_waiting_max",
+    "user_connections_max",
     "unhandled_bytes_max",
     "unsent_bytes_max",
     "unacked_bytes_max",

@@ -230,7 +230,8 @@ class Broker:
         if connection.transaction is not None:
             connection.transaction.end()
         self.end(connection)
-        self.connections.pop(connection.id, None)
+        if self.connections.pop(connection.id, None) is not None:
+            self.access.left(connection)
 
     def _unblocked(self, connection: Connection) -> None:
         """A slow client has caught up: its consumers can get messages again."""

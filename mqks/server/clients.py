@@ -22,6 +22,7 @@ from mqks.broker.spine.clients.outbox import Slow
 from mqks.clock import Patient
 from mqks.errors import BadRequest, Draining, LimitExceeded, Unwritable
 from mqks.limits import CHUNK_S
+from mqks.rates import Rate
 from mqks.server.client import LINGER_S, ServerClient
 from mqks.server.fair_turn import FairTurn
 from mqks.server.gate import Gate, Peer
@@ -201,7 +202,10 @@ class Clients:
                 continue
             size = len(data) or sum(map(len, connection.chunks))  # What an earlier turn left.
             changes, unconfirmed = pending.changes, connection.unconfirmed
-            intake.add(connection, data, waits=waits)
+            if connection.rate is None:
+                intake.add(connection, data, waits=waits)
+            else:
+                self._add_slowed(client, connection.rate, data, waits=waits)
             if client.stranger or connection.awaits_login or connection.expelled:
                 self._check_auth(client)
             confirms = connection.unconfirmed > unconfirmed
@@ -230,6 +234,18 @@ class Clients:
         for client, size, confirms in publishers:
             if confirms:
                 self._await(client, size)
+
+    def _add_slowed(self, client: ServerClient, rate: Rate, data: bytes, *, waits: bool) -> None:
+        """Its user has a rate: what it publishes is a step of its own, which is counted."""
+        intake, counters = self._intake, self._broker.shared.counters
+        intake.finish()
+        before = counters.published
+        intake.add(client.connection, data, waits=waits)
+        intake.finish()
+        count = counters.published - before
+        if (wait_s := rate.take(self._broker.clock(), count, len(data))) > 0:
+            client.rest(Hold.RATE)
+            self._loop.call_later(wait_s, client.resume, Hold.RATE)
 
     def _go_on_later(self, client: ServerClient, *, waits: bool) -> None:
         """It is not read until its works are done, it had its turn, or others had theirs."""
@@ -287,7 +303,7 @@ class Clients:
         self._forget_stranger(client)
         client.connection.permissions = None
         if user is not None:
-            self._broker.access.authenticate(client.connection, user)
+            self._broker.access.authenticate(client.connection, user, is_limited=False)
 
     def _check_auth(self, client: ServerClient) -> None:
         """An unauthenticated client has sent something, or a login must be verified first."""
@@ -301,8 +317,15 @@ class Clients:
         elif connection.permissions is not STRANGER:
             self._forget_stranger(client)
 
+    @staticmethod
+    def _set_piece(client: ServerClient) -> None:
+        """Before its next bytes are read: what was read is handled at once."""
+        rate = client.connection.rate
+        client.piece_bytes = 0 if rate is None else rate.piece_bytes
+
     def _forget_stranger(self, client: ServerClient) -> None:
         client.stranger = False
+        self._set_piece(client)
         self._gate.remove_stranger(client)
         if client.auth_timer is not None:
             client.auth_timer.cancel()
@@ -330,6 +353,9 @@ class Clients:
             if user is None:
                 self._expel(client, "the user was removed")
             else:
+                client.connection.rate = user.rate
+                self._set_piece(client)
+                client.resume(Hold.RATE)
                 self._broker.access.grant(client.connection, user.permissions)
         self._schedule_flush()
 

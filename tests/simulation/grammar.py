@@ -62,7 +62,9 @@ VALUES: Final[dict[str, Callable[[Chance], str]]] = {
     "token": _of("token", "wrong"),
     "user": _of("u", "admin"),
     "value": _of("v", "1", ""),
-    "what": _of("queues", "queue", "bindings", "consumers", "connections", "unacked", "errors"),
+    "what": _of(
+        "queues", "queue", "bindings", "consumers", "connections", "unacked", "errors", "users"
+    ),
     "zone": _of("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "UTC", "Mars/Olympus"),
 }
 

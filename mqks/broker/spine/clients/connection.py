@@ -25,6 +25,7 @@ from mqks.limits import (
 )
 from mqks.protocol.lines import PIECE_OVERHEAD_BYTES, LineSplitter
 from mqks.protocol.requests import Request
+from mqks.rates import Rate
 from mqks.users import STRANGER, GuestPermissions, Permissions
 
 KEPT_OVERHEAD_BYTES: Final = 700
@@ -86,7 +87,16 @@ class Connection(Outbox):
     __slots__ = (
         *("auth_failures", "awaits_login", "chunks", "consumers", "eval_steps", "expelled"),
         *("first_error", "handled", "is_guest", "last_error_us", "lines", "local", "on_failure"),
-        *("on_go_on", "overrun", "permissions", "reads", "receivers", "split_bytes", "splitter"),
+        *(
+            "on_go_on",
+            "overrun",
+            "permissions",
+            "rate",
+            "reads",
+            "receivers",
+            "split_bytes",
+            "splitter",
+        ),
         *("stranger_errors", "stranger_lines", "transaction", "user", "works"),
     )
 
@@ -125,6 +135,8 @@ class Connection(Outbox):
         may_all = GuestPermissions(None) if guest else None
         self.permissions: Permissions | None = STRANGER if stranger else may_all
         """None: it may do everything."""
+        self.rate: Rate | None = None
+        """How much its user may send."""
         self.works: deque[Work[None]] = deque()
         """Unfinished work of its lines: the next lines wait for it."""
         self.lines: list[bytes] = []
