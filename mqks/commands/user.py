@@ -124,6 +124,7 @@ def list_(users: UsersFile = None, as_json: AsJson = False) -> None:
 
 def _row(entry: User) -> dict[str, Any]:
     row = {name: getattr(entry, name) for name in COLUMNS}
+    row |= {name: row[name] or None for name in LIMITS}
     return row | {name: row[name] != "" for name in ("password", "token", "sqs")}
 
 
@@ -162,9 +163,15 @@ def _masks(user: User, given: PermissionOptions) -> Iterator[tuple[str, list[str
 def limit(
     name: Name,
     users: UsersFile = None,
-    publishes_per_s: Annotated[int | None, "N", "Publishes per second; 0: no limit."] = None,
-    bytes_per_s: Annotated[int | None, "N", "Bytes of requests per second; 0: no limit."] = None,
-    connections: Annotated[int | None, "N", "Connections at a time; 0: no limit."] = None,
+    publishes_per_s: Annotated[
+        int | None, "N", r"Publishes per second; 0: no limit. \[default: as it is]"
+    ] = None,
+    bytes_per_s: Annotated[
+        int | None, "N", r"Bytes of requests per second; 0: none. \[default: as it is]"
+    ] = None,
+    connections: Annotated[
+        int | None, "N", r"Connections at a time; 0: no limit. \[default: as it is]"
+    ] = None,
 ) -> Told:
     """Set limits of a user, for all its connections together; what is not given stays.
 

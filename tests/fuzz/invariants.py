@@ -377,6 +377,7 @@ def _check_sums(broker: Broker) -> None:
     require(waiting == served, "receives that wait")
     timers += sum(each.timer is not None for each in receivers)
     timers += broker.schedules._is_checking
+    timers += bool(broker.drain._waiting)
     require(len(broker.schedule) == timers + _alarms(broker), "timers")
     require(broker.schedule.repeats == 0, "a timer fires again and again for one moment")
     for budget in (held, shared.outboxes):
