@@ -122,3 +122,16 @@ def test_a_server_starts_as_the_setting_says() -> None:
     assert world.broker.queues == {}
     world.send("a", b"o read_only off\ns subscribe q e\nm publish e x\n")
     assert world.broker.queues[b"q"].ready == 1
+
+
+def test_it_counts_from_its_line_on_within_a_chunk_and_a_turn() -> None:
+    world = BareWorld()
+    world.send("a", b"s subscribe q e\n")
+    world.send_together(
+        [
+            ("a", b"m1 publish e x\nm2 publish e x\n"),
+            ("b", b"m3 publish e x\no read_only on\nm4 publish e x\n"),
+            ("a", b"m5 publish e x\nm6 publish e x\n"),
+        ]
+    )
+    assert world.broker.queues[b"q"].ready == 3
