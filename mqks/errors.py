@@ -4,8 +4,10 @@
     ├── BadRequest             the request gets an error reply, the connection stays open
     │   ├── NotAllowed         the user has no permission, or has not authenticated
     │   ├── Expelled           the connection is closed after the reply
+    │   │   └── Draining       because the server drains
     │   ├── LimitExceeded      the request would exceed a limit
     │   │   └── LineTooLong    (and Expelled) the line is longer than line_bytes_max
+    │   ├── ReadOnly           the server is read-only
     │   └── Unwritable         the journal cannot be written at the moment
     │       └── DiskFull       because the disk is full
     ├── ConfigurationError     78  a setting is unknown, invalid or unsafe
@@ -56,6 +58,7 @@ Limit = Literal[
     "tails_max",
     "tails_per_connection_max",
     "logins_waiting_max",
+    "user_connections_max",
     "unhandled_bytes_max",
     "unsent_bytes_max",
     "unacked_bytes_max",
@@ -85,6 +88,13 @@ class Expelled(BadRequest):
     """The connection is closed after the error reply."""
 
 
+class Draining(Expelled):
+    """A connection that comes while the server drains."""
+
+    def __init__(self) -> None:
+        super().__init__("the server drains: it lets nobody in")
+
+
 class LimitExceeded(BadRequest):
     """A request that would exceed a limit."""
 
@@ -99,6 +109,13 @@ class LineTooLong(LimitExceeded, Expelled):
 
 class QueuePaused(BadRequest):
     """A publish to a queue whose publishes are paused."""
+
+
+class ReadOnly(BadRequest):
+    """A request that would add something while the server is read-only."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is read-only (mqks read-only off)")
 
 
 class Unwritable(BadRequest):

@@ -395,6 +395,19 @@ FORSAKEN_S: Final = 45.0
 LINGER_BYTES_MAX: Final = 1024 * 1024
 """What is read, to no effect, from a connection that broke the rules."""
 
+DRAIN_S: Final = 30.0
+DRAIN_S_MAX: Final = 86400.0
+"""How long a drain waits for what consumers hold, without `--timeout` and at most."""
+
+DRAINS_WAITING_MAX: Final = 64
+"""Drains of one connection that have no answer yet."""
+
+RELOADS_WAITING_MAX: Final = 64
+"""Reloads that have no answer yet."""
+
+DRAIN_HOLDERS_MAX: Final = 100
+"""Consumers that the answer to a drain names."""
+
 REJECT_PAUSE_S_MAX: Final = 3600
 """Longest `--pause` of a reject."""
 

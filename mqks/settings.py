@@ -10,8 +10,8 @@ with it.
 import ipaddress
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from types import UnionType
@@ -96,14 +96,23 @@ class About:
     bounds: tuple[float, float]  # of numbers, both included
     share: int
     """Unless it is set, it is at most this part of `memory_bytes`: 2 is a half, 0 none."""
+    is_reread: bool
+    """It is a file that a reload reads again. A new value of any setting needs a restart."""
 
 
 def _setting(
-    group: str, default: T, why: str, bounds: tuple[float, float, str] = (0, 0, ""), share: int = 0
+    group: str,
+    default: T,
+    why: str,
+    bounds: tuple[float, float, str] = (0, 0, ""),
+    share: int = 0,
+    *,
+    is_reread: bool = False,
 ) -> T:
     """A field; `bounds` are the minimum, the maximum and the unit."""
     low, high, unit = bounds
-    return field(default=default, metadata={"about": About(group, why, unit, (low, high), share)})
+    about = About(group, why, unit, (low, high), share, is_reread)
+    return field(default=default, metadata={"about": about})
 
 
 _storage, _listening = partial(_setting, "Storage"), partial(_setting, "Listening")
@@ -173,18 +182,24 @@ class Settings:
         False, "Listen beyond loopback without users: anyone who can connect may do everything."
     )
 
-    users: Path | None = _security(None, "Users file, written by mqks user.")
+    users: Path | None = _security(None, "Users file, written by mqks user.", is_reread=True)
     auth: Literal["remote", "always"] = _security(
         "remote", "Who must authenticate: clients on other machines, or all clients."
     )
     tls_host: str = _security("0.0.0.0", "Address to listen on with TLS.")
     tls_port: int = _security(0, "TCP port for TLS, usually 25001; 0 disables TLS.", (0, 65535, ""))
     tls_cert: Path | None = _security(
-        None, "PEM file with the server certificate and the intermediate certificates."
+        None,
+        "PEM file with the server certificate and the intermediate certificates.",
+        is_reread=True,
     )
-    tls_key: Path | None = _security(None, "PEM file with the private key of the certificate.")
+    tls_key: Path | None = _security(
+        None, "PEM file with the private key of the certificate.", is_reread=True
+    )
     tls_client_ca: Path | None = _security(
-        None, "PEM file with authorities; TLS clients must present a certificate of one of them."
+        None,
+        "PEM file with authorities; TLS clients must present a certificate of one of them.",
+        is_reread=True,
     )
     eval: Literal["off", "loopback", "on"] = _security(
         "loopback", "Who may use _eval, which can read the whole state of the server."
@@ -300,6 +315,9 @@ class Settings:
     )
 
     salvage: bool = _process(False, "Start with a damaged journal, using what is readable.")
+    read_only: bool = _process(
+        False, "Start read-only: refuse publishes, and what else adds something."
+    )
     drain_timeout_s: float = _process(
         10.0,
         "How long a stopping server waits until clients have read their replies.",
@@ -387,6 +405,8 @@ class Settings:
     """Defaults for policies of queues; the first table that matches applies."""
     overridden: tuple[Overridden, ...] = field(default=(), compare=False)
     """Those that stand in several places, with different values."""
+    changed: Callable[[], list[str]] | None = field(default=None, compare=False, repr=False)
+    """Names of those that `load` would read otherwise now. Raises ConfigurationError."""
 
     @property
     def db_file(self) -> Path:
@@ -563,7 +583,12 @@ def load(
     settings, _, mistakes = collect(flags, environ, config)
     if mistakes:
         raise ConfigurationError(*mistakes)
-    return settings
+    return replace(settings, changed=partial(_changed, settings, flags, {**environ}, config))
+
+
+def _changed(settings: Settings, *places: Any) -> list[str]:
+    new = load(*places)
+    return [name for name in SETTINGS if getattr(new, name) != getattr(settings, name)]
 
 
 def collect(

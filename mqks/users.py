@@ -5,7 +5,8 @@ One JSON object per line:
     {"name": "alice", "password": "scrypt:16384:8:1:SALT:HASH", "token": "SHA-256",
      "sqs": "ACCESS KEY:SECRET",
      "publish": ["orders.**"], "consume": ["alice-*"], "read": [], "bind": ["**"],
-     "monitoring": false, "admin": false, "eval": false}
+     "monitoring": false, "admin": false, "eval": false,
+     "publishes_per_s": 0, "bytes_per_s": 0, "connections_max": 0}
 
 Only the name is required. SALT, HASH and SHA-256 are hexadecimal digits.
 
@@ -22,8 +23,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from mqks.errors import BadRequest, ConfigurationError
-from mqks.limits import MASKED_NAME_BYTES_MAX, SCRYPT_MEMORY_BYTES_MAX
+from mqks.limits import COUNT_MAX, MASKED_NAME_BYTES_MAX, SCRYPT_MEMORY_BYTES_MAX
 from mqks.protocol.masks import covering, name_masks
+from mqks.rates import UserRate
 
 SALT_BYTES: Final = 16
 TOKEN_BYTES: Final = 32
@@ -79,14 +81,26 @@ def allows(
     return lambda name: len(name) <= MASKED_NAME_BYTES_MAX and matches(name)
 
 
+class GuestPermissions(Permissions):
+    """Those of `narrowed` (None: all) that operators need: nothing of them concerns messages."""
+
+    def __init__(self, narrowed: Permissions | None) -> None:
+        self.narrowed = narrowed
+        may = narrowed or Permissions(admin=True, eval=True)
+        super().__init__(monitoring=may.monitoring, admin=may.admin, eval=may.eval)
+
+
 STRANGER: Final = Permissions()
 """Permissions of an unauthenticated client."""
 
 
+LIMITS: Final = ("publishes_per_s", "bytes_per_s", "connections_max")
+"""Fields of a user that are limits."""
 _KINDS: Final = {
     **dict.fromkeys(("name", "password", "token", "sqs"), str),
     **dict.fromkeys(("publish", "consume", "read", "bind"), list),
     **dict.fromkeys(("monitoring", "admin", "eval"), bool),
+    **dict.fromkeys(LIMITS, int),
 }
 
 
@@ -109,11 +123,19 @@ class User:
     eval: bool = False
     sqs: str = field(default="", repr=False)
     """The access key of SQS, a colon, and its secret."""
+    publishes_per_s: int = 0
+    bytes_per_s: int = 0
+    connections_max: int = 0
+    """Limits of all its connections together; 0: none."""
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name} has the wrong type")
+        for name in LIMITS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not 0 <= value <= COUNT_MAX:
+                raise ValueError(f"{name} is not a number from 0 to {COUNT_MAX}")
         check_word("name", self.name)
         for mask in (*self.publish, *self.consume, *self.read, *self.bind):
             check_word("mask", mask)
@@ -126,10 +148,13 @@ class User:
 
     def permissions(self) -> Permissions:
         """Raises BadRequest for a mask that is too long."""
-        return Permissions(**{key: getattr(self, key) for key in _SHOWN if key != "name"})
+        keys = [key for key in _SHOWN if key not in ("name", *LIMITS)]
+        return Permissions(**{key: getattr(self, key) for key in keys})
 
     def line(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False) + "\n"
+        # An earlier version knows no limits.
+        told = {key: value for key, value in asdict(self).items() if value or key not in LIMITS}
+        return json.dumps(told, ensure_ascii=False) + "\n"
 
 
 def check_word(what: str, word: Any) -> None:
@@ -212,6 +237,9 @@ class Known:
 
     name: str
     permissions: Permissions
+    rate: UserRate | None = None
+    connections_max: int = 0
+    """0: no limit of its own."""
 
 
 class Users:
@@ -226,13 +254,18 @@ class Users:
         self._by_access_key: dict[str, tuple[Known, str]] = {}
         self._verified: dict[str, bytes] = {}
         """Correct passwords, blinded: the next login of the user is immediate."""
-        self._given = {user.name: user for user in users}
+        self.given = {user.name: user for user in users}
+        """By name."""
         self.shown: list[dict[str, Any]] = []
         """Names and permissions, for people."""
         self.signing: list[User] = []
         """Those who sign requests of SQS, without their other secrets."""
         for user in users:
-            known = self._known[user.name] = Known(user.name, user.permissions())
+            publishes_per_s, bytes_per_s, connections_max = (getattr(user, key) for key in LIMITS)
+            is_slowed = publishes_per_s or bytes_per_s
+            rate = UserRate(publishes_per_s, bytes_per_s) if is_slowed else None
+            known = Known(user.name, user.permissions(), rate, connections_max)
+            self._known[user.name] = known
             self.shown.append({key: getattr(user, key) for key in _SHOWN})
             if user.password:
                 self._hashes[user.name] = _read_hash(user.password)
@@ -248,8 +281,8 @@ class Users:
 
     def differing(self, others: "Users") -> list[str]:
         """The names of users that only one of both has, or who are not the same in both."""
-        names = self._given.keys() | others._given.keys()
-        return sorted(name for name in names if self._given.get(name) != others._given.get(name))
+        names = self.given.keys() | others.given.keys()
+        return sorted(name for name in names if self.given.get(name) != others.given.get(name))
 
     def get(self, name: str) -> Known | None:
         return self._known.get(name)

@@ -56,6 +56,18 @@ NUMBERS = (
         ABOUT["mqks_disk_full"],
         words=("no green", "YES red"),
     ),
+    Panel(
+        "Drains",
+        {f"max(mqks_draining{{{ONE}}})": ""},
+        ABOUT["mqks_draining"],
+        words=("no green", "YES red"),
+    ),
+    Panel(
+        "Read-only",
+        {f"max(mqks_read_only{{{ONE}}})": ""},
+        ABOUT["mqks_read_only"],
+        words=("no green", "YES red"),
+    ),
     Panel("Waiting", {"mqks_messages_ready": ""}),
     Panel("Unacked", {"mqks_messages_unacked": ""}),
     Panel("Queues", {"mqks_queues": ""}),
@@ -328,6 +340,7 @@ def panels() -> Iterator[dict[str, Any]]:
             yield panel_of(each, kind) | _at(x, y, width, height)
             x = (x + width) % 24
             y += 0 if x else height
+        y += height if x else 0
 
 
 def _at(x: int, y: int, w: int, h: int) -> dict[str, Any]:

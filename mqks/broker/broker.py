@@ -13,6 +13,7 @@ from math import inf
 from typing import get_args
 
 from mqks.audit import Audit, AuditRecord
+from mqks.broker.features.admission.draining import Drain
 from mqks.broker.features.admission.once import OnceWindow
 from mqks.broker.features.table import FEATURES
 from mqks.broker.features.tails.tails import MessageTail, Tails
@@ -102,6 +103,7 @@ class Broker:
             settings.bindings_per_queue_max, self.metadata, self.queues, self.pending
         )
         self.consumers: dict[bytes, Consumer] = {}
+        self.drain = Drain(self.shared, self.flow, self.queues, self.consumers, self.connections)
         self._replaced: dict[Consumer, BadRequest] = {}
         """Whom another connection has ended, and what is to be told of that after their confirm."""
         self.expelled: list[Connection] = []
@@ -138,6 +140,8 @@ class Broker:
         """For lists of `stats`."""
         self._last_update: tuple[Queue, bytes] | None = None
         """The last queue whose consumers got an update, and its bindings."""
+        self.want_reload: Callable[[Connection, bytes], None] = _read_nothing
+        """Read files again, and tell the connection; set by the server."""
         self.reads_waiting: list[Connection] = []
         """Connections with read requests, which the server answers."""
         self.next_queue_id = 1
@@ -171,6 +175,12 @@ class Broker:
     def unwritable(self, why: str) -> None:
         self.pending.unwritable = why
 
+    def set_read_only(self, read_only: bool) -> bool:
+        """Add nothing by requests, or again; return whether that changed."""
+        changed = self.shared.read_only != read_only
+        self.shared.read_only = self.metadata.read_only = read_only
+        return changed
+
     def long_names(self) -> int:
         """Number of queues, events and masks with names longer than the limit."""
         bindings = self.bindings
@@ -186,9 +196,11 @@ class Broker:
 
     # -- connections
 
-    def connect(self, address: str, *, local: bool, source: bytes = b"") -> Connection:
+    def connect(
+        self, address: str, *, local: bool, source: bytes = b"", guest: bool = False
+    ) -> Connection:
         """Add a connection. The server's gate limits their number. `source` is what counts as one
-        address."""
+        address. A `guest` may operate the server."""
         settings = self.settings
         connection = Connection(
             self.flow,
@@ -200,6 +212,7 @@ class Broker:
             settings.line_bytes_max,
             source=source,
             stranger=settings.needs_auth(local=local),
+            guest=guest,
         )
         self.connections[connection.id] = connection
         return connection
@@ -217,7 +230,8 @@ class Broker:
         if connection.transaction is not None:
             connection.transaction.end()
         self.end(connection)
-        self.connections.pop(connection.id, None)
+        if self.connections.pop(connection.id, None) is not None:
+            self.access.left(connection)
 
     def _unblocked(self, connection: Connection) -> None:
         """A slow client has caught up: its consumers can get messages again."""
@@ -760,6 +774,11 @@ class Broker:
             if rule is not None and rule.delay_s is not None:
                 finish(self.unused(queue))
         self.schedules.start()
+
+
+def _read_nothing(connection: Connection, request_id: bytes) -> None:
+    """A broker without a server has no files."""
+    connection.write(replies.ok(request_id, b"{}"))
 
 
 def _end_receivers(connection: Connection) -> Work[None]:

@@ -18,6 +18,7 @@ from mqks.commands import (
     detach,
     inspect,
     messages,
+    operate,
     pauses,
     pipeline,
     queues,
@@ -66,6 +67,9 @@ COMMANDS: dict[str, dict[Run, str]] = {
     RUN: {
         bench: "mqks bench stream confirm --json",
         version: "mqks version",
+        operate.drain: "mqks drain --timeout 60",
+        operate.read_only: "mqks read-only on",
+        operate.reload: "mqks reload",
     },
     KEEP: {
         backup: "mqks backup /backup/mqks.db --db mqks.db",

@@ -195,6 +195,9 @@ def _head(seen: Row) -> "RenderableType":
     )
     if why := journal["unwritable"] or journal.get("waits"):
         head.append(f"  {why.upper()}", style="bold red")
+    for state in ("draining", "read_only"):
+        if totals[state]:
+            head.append(f"  {state.upper().replace('_', '-')}", style="bold red")
     return head
 
 

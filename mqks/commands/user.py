@@ -22,8 +22,10 @@ from mqks.commands.inspect import listed
 from mqks.commands.options import AsJson, Names, Told
 from mqks.errors import BadRequest, ConfigurationError
 from mqks.files import exists
+from mqks.limits import COUNT_MAX
 from mqks.settings import load
 from mqks.users import (
+    LIMITS,
     SALT_BYTES,
     TOKEN_BYTES,
     User,
@@ -41,7 +43,7 @@ app = typer.Typer(
 
 COLUMNS = [
     *("name", "password", "token", "sqs", "publish", "consume", "read", "bind"),
-    *("monitoring", "admin", "eval"),
+    *("monitoring", "admin", "eval", *LIMITS),
 ]
 
 UsersFile = Annotated[
@@ -122,6 +124,7 @@ def list_(users: UsersFile = None, as_json: AsJson = False) -> None:
 
 def _row(entry: User) -> dict[str, Any]:
     row = {name: getattr(entry, name) for name in COLUMNS}
+    row |= {name: row[name] or None for name in LIMITS}
     return row | {name: row[name] != "" for name in ("password", "token", "sqs")}
 
 
@@ -155,6 +158,35 @@ def _masks(user: User, given: PermissionOptions) -> Iterator[tuple[str, list[str
     """What may be done to what masks name: the masks of a user, and those that are given."""
     for what in MASKS:
         yield what, getattr(user, what), cast(Names, given.get(what)) or []
+
+
+def limit(
+    name: Name,
+    users: UsersFile = None,
+    publishes_per_s: Annotated[
+        int | None, "N", r"Publishes per second; 0: no limit. \[default: as it is]"
+    ] = None,
+    bytes_per_s: Annotated[
+        int | None, "N", r"Bytes of requests per second; 0: none. \[default: as it is]"
+    ] = None,
+    connections: Annotated[
+        int | None, "N", r"Connections at a time; 0: no limit. \[default: as it is]"
+    ] = None,
+) -> Told:
+    """Set limits of a user, for all its connections together; what is not given stays.
+
+    At a rate the connections are read more slowly, and nothing is refused.
+    """
+    given = dict(zip(LIMITS, (publishes_per_s, bytes_per_s, connections), strict=True))
+    if all(value is None for value in given.values()):
+        raise typer.BadParameter("give --publishes-per-s, --bytes-per-s or --connections")
+    if any(value is not None and not 0 <= value <= COUNT_MAX for value in given.values()):
+        raise typer.BadParameter(f"a limit must be from 0 to {COUNT_MAX}")
+    with _changed(users, name) as (user, _):
+        for key, value in given.items():
+            if value is not None:
+                setattr(user, key, value)
+    return _row(user), ""
 
 
 def remove(name: Name, users: UsersFile = None) -> Told:
@@ -200,6 +232,7 @@ COMMANDS: dict[Run, str] = {
     list_: "mqks user list --json --users mqks.users",
     grant: "mqks user grant alice --publish 'orders.**' --admin --users mqks.users",
     revoke: "mqks user revoke alice --bind '**' --eval --users mqks.users",
+    limit: "mqks user limit alice --publishes-per-s 500 --connections 8 --users mqks.users",
     remove: "mqks user remove alice --users mqks.users",
     token: "mqks user token alice --users mqks.users",
     sqs: "mqks user sqs alice --users mqks.users",

@@ -26,7 +26,7 @@ from mqks.settings import DatabaseUrl
 DAMAGE_SHOWN = 20
 _ONLY_OF_A_SERVER = (
     *("memory_bytes", "metadata_bytes", "unacked_bytes", "unhandled_bytes", "unsent_bytes"),
-    "disk_full",
+    *("disk_full", "draining", "read_only"),
     *("received", "routed", "unroutable", "confirmed", "delivered", "redelivered"),
     *("acknowledged", "rejected", "dead", "dropped", "purged", "errors", "failed_logins"),
     *("loop_held", "loop_late", "reverts_seen", "timer_repeats"),

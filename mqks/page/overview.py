@@ -91,6 +91,10 @@ def _needs(
 ) -> Iterator[tuple[str, str | None, str]]:
     if why := sample["journal"].get("unwritable"):
         yield "Publishes are refused", None, str(why)
+    if sample["totals"]["draining"]:
+        yield "The server drains", None, "nothing is delivered, and nobody is let in"
+    if sample["totals"]["read_only"]:
+        yield "The server is read-only", None, "publishes are refused"
     for row in rows(settings, sample):
         # Of the ids of --once the oldest are forgotten: where they are used, all places are full.
         if (row["share"] or 0) >= SHARE_MOST and row["setting"] != "once_ids_max":

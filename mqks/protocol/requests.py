@@ -19,6 +19,8 @@ from mqks.limits import (
     CREDENTIALS_BYTES_MAX,
     CRON_BYTES_MAX,
     DELETE_DELAY_S_MAX,
+    DRAIN_S,
+    DRAIN_S_MAX,
     DURATION_S_MAX,
     ESCAPED_STEP_BYTES,
     LABELS_BYTES_MAX,
@@ -299,6 +301,13 @@ class Pausing(NamedTuple):
     """It ends after this time; 0: when it is resumed."""
     deliveries: bool = False
     publishes: bool = False
+
+
+class DrainFor(NamedTuple):
+    """Drain the server, and wait for so long; or deliver again."""
+
+    timeout_s: float = DRAIN_S
+    off: bool = False
 
 
 class DeleteQueue(NamedTuple):
@@ -853,6 +862,7 @@ WORDS: dict[str, Reader] = {
     "number": sequence_number,
     "n": _number(0, COUNT_MAX),
     "expression": _source,
+    "switch": partial(_one_of, {b"on": True, b"off": False}),
 }
 """How words are parsed that are not names."""
 
@@ -948,6 +958,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--remove": ("remove", bytes),
     "--remove-mask": ("remove_masks", bytes),
     "--then": ("then", bytes),
+    "--timeout": ("timeout_s", partial(_seconds, most=DRAIN_S_MAX)),
     "--to": ("to", _any_name),
     "--tz": ("zone", _short_text),
     "--wait": ("wait_us", partial(_delay_us, most=RECEIVE_WAIT_S_MAX)),
@@ -1160,6 +1171,16 @@ _TABLE = (
     Action("auth", "{token} | {user} {password}", lambda *words: words, parser=_credentials),
     Action("set_name", "{name}", _only),
     Action("close_connection", "{number}", _only, ADMIN, confirm_anywhere=True, is_audited=True),
+    Action("read_only", "{switch}", _only, ADMIN, confirm_anywhere=True, is_audited=True),
+    Action("reload", "", _only, ADMIN, confirm_anywhere=True, is_audited=True),
+    Action(
+        "drain",
+        "[--timeout={seconds}|--off]",
+        DrainFor,
+        ADMIN,
+        confirm_anywhere=True,
+        is_audited=True,
+    ),
     Action("ping", "{data}", _only, parser=_with_data),
     Action("_eval", "[--worker=0] {expression}", _only, {"": "eval"}, parser=_with_data),
 )

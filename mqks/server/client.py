@@ -72,6 +72,8 @@ class ServerClient(Resting, asyncio.BufferedProtocol):
         self.lingers = False
         """It broke the rules, and gets an error before it is closed."""
         self._lingering = False
+        self.piece_bytes = 0
+        """How much is read at once, as its user has a rate; 0: as much as from all."""
         self.unhandled_bytes = 0
         """Memory of what has come in and is not handled."""
         self.tail_bytes = 0
@@ -94,7 +96,8 @@ class ServerClient(Resting, asyncio.BufferedProtocol):
         self._owner.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._owner.reading.buffer(self)
+        buffer = self._owner.reading.buffer(self)
+        return buffer[: self.piece_bytes] if self.piece_bytes else buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         data = bytes(self._owner.reading.whole[:nbytes])

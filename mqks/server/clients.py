@@ -20,8 +20,9 @@ from mqks.broker.spine.clients.access import Login
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.outbox import Slow
 from mqks.clock import Patient
-from mqks.errors import BadRequest, LimitExceeded, Unwritable
+from mqks.errors import BadRequest, Draining, LimitExceeded, Unwritable
 from mqks.limits import CHUNK_S
+from mqks.rates import UserRate
 from mqks.server.client import LINGER_S, ServerClient
 from mqks.server.fair_turn import FairTurn
 from mqks.server.gate import Gate, Peer
@@ -84,7 +85,7 @@ class Clients:
     def add(self, client: ServerClient) -> None:
         peer = client.peer
         client.connection = connection = self._broker.connect(
-            peer.address, local=peer.local, source=peer.source
+            peer.address, local=peer.local, source=peer.source, guest=peer.guest
         )
         self.by_id[connection.id] = client
         client.set_high_water(self._unsent.high_water_bytes)
@@ -94,9 +95,18 @@ class Clients:
             self._await_auth(client)
         log.event("connected", logging.DEBUG, connection=peer.address)
 
+    def let_in(self, peer: Peer) -> Peer:
+        """Ask the gate. While the server drains, only operators of this machine come in, as nobody
+        else could end that. Raises Draining and LimitExceeded."""
+        is_draining = self._broker.shared.draining
+        if is_draining and not peer.local:
+            raise Draining
+        self._gate.enter(peer)
+        return peer._replace(guest=True) if is_draining else peer
+
     def refusal(self, peer: Peer, failure: BadRequest) -> bytes:
         """The reply to a client that is refused or disconnected."""
-        told = isinstance(failure, Unwritable)
+        told = isinstance(failure, Unwritable | Draining)
         reply = self._broker.refusals.reply(peer.address, str(failure), told=told)
         self._schedule_flush()
         return reply
@@ -192,7 +202,10 @@ class Clients:
                 continue
             size = len(data) or sum(map(len, connection.chunks))  # What an earlier turn left.
             changes, unconfirmed = pending.changes, connection.unconfirmed
-            intake.add(connection, data, waits=waits)
+            if connection.rate is None:
+                intake.add(connection, data, waits=waits)
+            else:
+                self._add_slowed(client, connection.rate, data, waits=waits)
             if client.stranger or connection.awaits_login or connection.expelled:
                 self._check_auth(client)
             confirms = connection.unconfirmed > unconfirmed
@@ -221,6 +234,18 @@ class Clients:
         for client, size, confirms in publishers:
             if confirms:
                 self._await(client, size)
+
+    def _add_slowed(self, client: ServerClient, rate: UserRate, data: bytes, *, waits: bool) -> None:
+        """Its user has a rate: what it publishes is a step of its own, which is counted."""
+        intake, counters = self._intake, self._broker.shared.counters
+        intake.finish()
+        before = counters.published
+        intake.add(client.connection, data, waits=waits)
+        intake.finish()
+        count = counters.published - before
+        if (wait_s := rate.take(self._broker.clock(), count, len(data))) > 0:
+            client.rest(Hold.RATE)
+            self._loop.call_later(wait_s, client.resume, Hold.RATE)
 
     def _go_on_later(self, client: ServerClient, *, waits: bool) -> None:
         """It is not read until its works are done, it had its turn, or others had theirs."""
@@ -278,7 +303,7 @@ class Clients:
         self._forget_stranger(client)
         client.connection.permissions = None
         if user is not None:
-            self._broker.access.authenticate(client.connection, user)
+            self._broker.access.authenticate(client.connection, user, is_limited=False)
 
     def _check_auth(self, client: ServerClient) -> None:
         """An unauthenticated client has sent something, or a login must be verified first."""
@@ -292,8 +317,15 @@ class Clients:
         elif connection.permissions is not STRANGER:
             self._forget_stranger(client)
 
+    @staticmethod
+    def _set_piece(client: ServerClient) -> None:
+        """Before its next bytes are read: what was read is handled at once."""
+        rate = client.connection.rate
+        client.piece_bytes = 0 if rate is None else rate.piece_bytes
+
     def _forget_stranger(self, client: ServerClient) -> None:
         client.stranger = False
+        self._set_piece(client)
         self._gate.remove_stranger(client)
         if client.auth_timer is not None:
             client.auth_timer.cancel()
@@ -321,6 +353,9 @@ class Clients:
             if user is None:
                 self._expel(client, "the user was removed")
             else:
+                client.connection.rate = user.rate
+                self._set_piece(client)
+                client.resume(Hold.RATE)
                 self._broker.access.grant(client.connection, user.permissions)
         self._schedule_flush()
 

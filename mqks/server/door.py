@@ -77,7 +77,7 @@ class Door:
                 try:
                     if self.closed is not None:
                         raise self.closed
-                    self._gate.enter(who)
+                    who = self._clients.let_in(who)
                 except BadRequest as failure:
                     self.refuse(sock, who, failure, with_tls=with_tls)
                 else:

@@ -21,6 +21,8 @@ class Peer(NamedTuple):
     """What counts as one address: for IPv6 the first 64 bits; empty without an address."""
     files: int = 1
     """Descriptors that its connection takes here."""
+    guest: bool = False
+    """It is let in while the server drains, to operate it."""
 
     @property
     def source(self) -> bytes:

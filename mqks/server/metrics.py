@@ -75,6 +75,8 @@ TOTALS: Final = {
     "mqks_unsent_bytes": "Replies that clients have not read yet, at most a second old.",
     "mqks_disk_full": "1 while publishes are refused because the journal cannot be written, "
     "otherwise 0.",
+    "mqks_draining": "1 while the server drains, otherwise 0.",
+    "mqks_read_only": "1 while the server is read-only, otherwise 0.",
 }
 
 # The same from the reply of `stats journal`.

@@ -7,6 +7,7 @@ A client is read while it has no reason to rest, see `Resting`:
     JOURNAL  Clients: too much of it waits for the journal        the next commit is written
     OUTBOX   ServerClient.send: it does not read its replies      it has read them
     AUTH     Clients: its password is verified in a thread        that is done
+    RATE     Clients: its user has sent more than it may          the rate allows it
     ROOM     Unhandled: its line is long, there is hardly room    there is, or it is its turn
     STOP     Clients: the server stops                            never
 
@@ -34,6 +35,7 @@ class Hold:
     STOP: Final = 8
     AUTH: Final = 16
     ROOM: Final = 32
+    RATE: Final = 64
 
 
 class ReadBuffer:

@@ -10,14 +10,21 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from math import inf
+from typing import Any
 
 import anyio
 from anyio.abc import TaskStatus
 
 from mqks import log
-from mqks.audit import Operator
+from mqks.audit import Actor
 from mqks.broker.broker import Broker
-from mqks.errors import BadRequest, ConfigurationError, LimitExceeded, MqksError, Unwritable
+from mqks.errors import (
+    BadRequest,
+    Draining,
+    LimitExceeded,
+    MqksError,
+    Unwritable,
+)
 from mqks.journal.journal import Journal
 from mqks.limits import HTTP_CONNECTIONS_MAX
 from mqks.server import http_port, silence, tls
@@ -33,6 +40,7 @@ from mqks.server.logins import Logins
 from mqks.server.notify import Notify
 from mqks.server.paging import Paging
 from mqks.server.reads import Reads
+from mqks.server.reloads import NAMES_TOLD, Reloads, Reread
 from mqks.server.silence import Silence
 from mqks.server.vanished import end_unanswering
 from mqks.server.writer import Writer
@@ -71,6 +79,7 @@ class Server:
         http_logged: str = "",
     ) -> None:
         self._settings = settings = broker.settings
+        self._tables = settings.queue_tables
         self._http_logged = http_logged
         self._http_connections_max = http_connections_max
         self._broker = broker
@@ -91,6 +100,8 @@ class Server:
         self._reads = Reads(broker, journal, self._flush)
         self._paging = Paging(broker, journal, self._flush)
         self._logins = Logins(broker, self._clients.verified)
+        self._reloads = Reloads(notify, self._reread, self._use, self._flush)
+        broker.want_reload = self._reloads.want_for
         self._door = Door(context, settings, self._gate, errors, self._clients)
         self._listeners = Listeners(settings, inherited, self._door)
         ports = (
@@ -134,6 +145,8 @@ class Server:
             # The gateway may not know it yet.
             if opening.user and user is None:
                 raise BadRequest("the user was removed")
+            if self._broker.shared.draining:
+                raise Draining
             self._gate.enter(who)
         except BadRequest as failure:
             self._door.refuse(sock, who, failure, with_tls=False)
@@ -245,7 +258,15 @@ class Server:
         if self._clients.stopping:
             return "stopping"
         forsaken = silence.WHY if self._broker.withholds else ""
-        reasons = [self._broker.unwritable, self._journal.store.waits, forsaken]
+        draining = "draining" if self._broker.shared.draining else ""
+        read_only = "read-only" if self._broker.shared.read_only else ""
+        reasons = [
+            self._broker.unwritable,
+            self._journal.store.waits,
+            forsaken,
+            draining,
+            read_only,
+        ]
         if told := "; ".join(filter(None, reasons)):
             return told
         return "journal stalls" if self._writer.stalls else ""
@@ -263,28 +284,34 @@ class Server:
             self._http_connections_max,
         )
 
-    def reload(self) -> None:
-        """Reload users, certificates and queue defaults. If one of the files is invalid, nothing
-        changes."""
-        with self._notify.reloading():
-            try:
-                users, context = read_secrets(
-                    self._settings, with_tls=self._door.context is not None
-                )
-                tables = read_queue_tables(self._settings)
-            except ConfigurationError as failure:
-                log.error("reload_failed", reason=failure)
-                return
-            self._door.context = context
-            differing = self._broker.access.users.differing(users)
-            if differing:
-                what = " ".join(differing).encode()
-                self._broker.audit.note(Operator(), "reload_users", what, len(differing))
-            self._broker.policies.reload(tables)
-            self._clients.set_users(users)
-            for gateway in self._gateways:
-                gateway.tell_users()
-            log.event("reloaded", users=len(users), queue_tables=len(tables))
+    def _reread(self) -> Reread:
+        settings = self._settings
+        users, context = read_secrets(settings, with_tls=self._door.context is not None)
+        restart = [] if settings.changed is None else settings.changed()
+        return Reread(users, context, read_queue_tables(settings), restart)
+
+    def _use(self, found: Reread, actor: Actor) -> dict[str, Any]:
+        """Users, certificates and queue defaults apply from now on; return what changed."""
+        broker, door = self._broker, self._door
+        serials = [context and context.serial for context in (door.context, found.context)]
+        door.context = found.context
+        differing = broker.access.users.differing(found.users)
+        if differing:
+            what = " ".join(differing).encode()
+            broker.audit.note(actor, "reload_users", what, len(differing))
+        queue_defaults, self._tables = found.tables != self._tables, found.tables
+        broker.policies.reload(found.tables)
+        self._clients.set_users(found.users)
+        for gateway in self._gateways:
+            gateway.tell_users()
+        log.event("reloaded", users=len(found.users), queue_tables=len(found.tables))
+        return {
+            "users_changed": len(differing),
+            "users": differing[:NAMES_TOLD],
+            "certificate": serials[0] != serials[1],
+            "queue_defaults": queue_defaults,
+            "restart": found.restart,
+        }
 
     async def run(
         self,
@@ -299,7 +326,7 @@ class Server:
         stop = anyio.Event()
 
         async def wait() -> None:
-            await until(self.reload)
+            await until(self._reloads.want)
             stop.set()
 
         try:
@@ -313,6 +340,7 @@ class Server:
                 tasks.start_soon(self._paging.run)
                 self._reads.start(tasks)
                 tasks.start_soon(self._logins.run)
+                tasks.start_soon(self._reloads.run)
                 tasks.start_soon(self._writer.run)
                 tasks.start_soon(self._writer.watch)
                 tasks.start_soon(self._watch)

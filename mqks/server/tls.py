@@ -13,6 +13,7 @@ from mqks.settings import Settings
 class Context(ssl.SSLContext):
     expires_s = 0.0
     """When its certificate expires, in seconds since the epoch."""
+    serial = ""
 
 
 def make_context(settings: Settings) -> Context:
@@ -27,9 +28,9 @@ def make_context(settings: Settings) -> Context:
     try:
         # An empty password: otherwise OpenSSL asks for the one of an encrypted key on the terminal.
         context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
-        context.expires_s = ssl.cert_time_to_seconds(
-            str(certificate_of(settings.tls_cert)["notAfter"])
-        )
+        certificate = certificate_of(settings.tls_cert)
+        context.expires_s = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
+        context.serial = str(certificate["serialNumber"])
     except (OSError, ValueError) as error:
         files = f"{settings.tls_cert}, {settings.tls_key}"
         raise ConfigurationError(f"tls_cert, tls_key: {files}: {reason_of(error)}") from None

@@ -137,6 +137,9 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
     b"auth": (b"wrong", (), b""),
     b"set_name": (b"n%d", (), b""),
     b"close_connection": (b"999%d", (), b""),
+    b"reload": (b"", (), b""),
+    b"read_only": (b"on", (), b""),
+    b"drain": (b"", (b"--timeout=0", b"--off"), b""),
     b"ping": (b"x", (), b""),
     b"_eval": (b"", (b"--worker=0",), b"%d"),
 }

@@ -82,10 +82,14 @@ LIVE = {
     "mqks user list": "",
     "mqks user grant": "alice --admin",
     "mqks user revoke": "alice --bind **",
+    "mqks user limit": "alice --connections 3",
     "mqks user remove": "goner",
     "mqks user token": "alice",
     "mqks user sqs": "alice",
     "mqks user password": "alice --password-file secret",
+    "mqks drain": "--off",
+    "mqks read-only": "off",
+    "mqks reload": "",
     "mqks version": "",
 }
 STOPPED = {

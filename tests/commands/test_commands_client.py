@@ -925,3 +925,32 @@ def test_a_terminal_is_asked(
         assert terminal.end() == code
     assert b"Traceback" not in terminal.seen
     assert shell.ready() == left
+
+
+def test_drain_tells_by_its_exit_code_whether_all_was_acked(
+    shell: Console, server: ServerProcess
+) -> None:
+    with LineClient(server.address) as worker:
+        worker.send(b"c consume mail e --manual-ack\nm publish e x\n")
+        assert worker.line() == b"c ok m event=e x"
+        shell.play(r"""
+            $ mqks drain --timeout 0
+            connection…user…client…consumer…queue…unacked
+            …c…mail…1
+            mqks: 1 message still held after 0 s
+            [75]
+        """)
+        code, out, _ = shell("drain", "--timeout", "0", "--json")
+        assert (code, json.loads(out)["holders"][0]["queue"]) == (75, "mail")
+        assert worker.ask(b"a ack --confirm c m") == b"a ok "
+        shell.play("""
+            $ mqks drain
+            $ mqks drain --timeout 0
+        """)
+        code, _, err = shell("ping")
+        assert (code, b"refused by the server: the server drains" in err) == (69, True)
+        shell.play("""
+            $ mqks drain --off
+            $ mqks ping
+            … answered in …
+        """)

@@ -120,15 +120,40 @@ def test_a_list(user: Console) -> None:
         user.out("user", "add", name, "--token", "--publish", "x", "--publish", "y")
     user.play("""
         $ mqks user list
-        name password token sqs publish consume read bind monitoring admin eval
-        bob no yes no x y - - ** no no no
-        alice no yes no x y - - ** no no no
+        name password token sqs publish consume read bind monitoring admin eval …connections_max
+        bob no yes no x y - - ** no no no - - -
+        alice no yes no x y - - ** no no no - - -
         """)
     bob, alice = user.rows("user", "list")
     nothing = dict.fromkeys(["password", "sqs", "monitoring", "admin", "eval"], False)
     lists = {"publish": ["x", "y"], "consume": [], "read": [], "bind": ["**"]}
-    assert bob == nothing | lists | {"name": "bob", "token": True}
+    limits = dict.fromkeys(["publishes_per_s", "bytes_per_s", "connections_max"])
+    assert bob == nothing | lists | limits | {"name": "bob", "token": True}
     assert alice["name"] == "alice"
+
+
+def test_limits_are_set_one_by_one_and_lifted(user: Console, path: Path) -> None:
+    user.play("""
+        $ mqks user add alice --token
+        …
+        """)
+    assert "connections_max" not in path.read_text()
+    user.play("""
+        $ mqks user limit alice --publishes-per-s 500 --connections 8
+        $ mqks user limit alice --bytes-per-s 1000000 --connections 0
+        $ mqks user limit alice
+        give --publishes-per-s
+        [64]
+        $ mqks user limit alice --connections -1
+        a limit must be from 0
+        [64]
+        $ mqks user limit bob --connections 1
+        mqks: …there is no user bob
+        [78]
+        """)
+    [alice] = user.rows("user", "list")
+    assert (alice["publishes_per_s"], alice["bytes_per_s"]) == (500, 1_000_000)
+    assert alice["connections_max"] is None
 
 
 def test_users_that_are_taken_or_go(user: Console, path: Path) -> None:

@@ -234,7 +234,7 @@ def _check_turns(queue: Queue) -> None:
     if queue.ready and any(consumer.room() > 0 for consumer in queue.ring):
         order = queue.order
         waits = queue.lane.paging or queue in queue.shared.outboxes.waiters
-        waits = waits or queue.held_back is not None
+        waits = waits or queue.shared.draining or queue.held_back is not None
         waits = waits or (isinstance(order, Keyed) and not _check_keys(queue, order))
         # The first one is to die, by an alarm that is due.
         waits = waits or (queue.times is not None and queue.times.expires())
@@ -387,6 +387,7 @@ def _check_sums(broker: Broker) -> None:
     require(waiting == served, "receives that wait")
     timers += sum(each.timer is not None for each in receivers)
     timers += broker.schedules._is_checking
+    timers += bool(broker.drain._waiting)
     require(len(broker.schedule) == timers + _alarms(broker), "timers")
     require(broker.schedule.repeats == 0, "a timer fires again and again for one moment")
     for budget in (held, shared.outboxes):

@@ -76,6 +76,9 @@ DOES: dict[str, list[tuple[bytes, int | None]]] = {
     "schedule": [(b"beat --every=9 publish beat", None), (b"beat --pause", None)],
     "unschedule": [(b"beat", None)],
     "close_connection": [(b"2", 1)],
+    "drain": [(b"--timeout=0", None), (b"--off", None)],
+    "read_only": [(b"on", None), (b"off", None)],
+    "reload": [(b"", None)],
 }
 """Arguments of each action that has records, and how many messages, bindings or connections it
 is."""
@@ -119,6 +122,7 @@ def test_what_changes_nothing_has_no_record() -> None:
         b"s subscribe q e\nt set_queue t --retries=1\nd consume q --manual-ack --keep\n"
         b"e delete_consumer d\np purge none\np purge t\nu rebind q --remove gone\n"
         b"v delete_queue none\nw delete_queue q --when-unused\nx close_connection 99\n"
+        b"1 drain --off\n2 read_only off\n"
         b"y move t q\nz delete_consumer nobody\npub publish e x\na ack --all c\n"
         b"r subscribe\nk set_name me\nh help\nst stats\n",
     )

@@ -57,12 +57,15 @@ VALUES: Final[dict[str, Callable[[Chance], str]]] = {
     "rate": _of("5/s", "100/m,20", "1000/h", "5"),
     "seconds": _of(*SECONDS),
     "seq": _of("0", "1", "2", "10", "1000"),
+    "switch": _of("on", "off"),
     "text": _of("because", "a%20reason"),
     "time": _of("0", "1790000100", "1790100000.5", "1800000000"),
     "token": _of("token", "wrong"),
     "user": _of("u", "admin"),
     "value": _of("v", "1", ""),
-    "what": _of("queues", "queue", "bindings", "consumers", "connections", "unacked", "errors"),
+    "what": _of(
+        "queues", "queue", "bindings", "consumers", "connections", "unacked", "errors", "users"
+    ),
     "zone": _of("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "UTC", "Mars/Olympus"),
 }
 

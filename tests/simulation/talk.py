@@ -101,6 +101,8 @@ class Talker:
         self.wire = Wire(Peer(cast(Any, None), keeps_books=True), self)
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self.wire, "127.0.0.1", PORT)
+        # Others may have drained the server, and nobody would do anything else any more.
+        self._send(b"u drain --off\nv read_only off\n")
 
     async def _talk(self) -> None:
         rng, wire = self.rng, self.wire
@@ -254,6 +256,11 @@ class Talk(World):
 
     async def leave_nothing(self, loop: SimulatedLoop) -> None:
         """When all have left, nothing is held for them, and the server rests."""
+        # A server that drains lets in operators only, and a client is none.
+        _, writer = await asyncio.open_connection("127.0.0.1", PORT)
+        writer.write(b"u drain --off\n")
+        await asyncio.sleep(1)
+        writer.close()
         async with mqks().connect(URL) as client:
             for row in await client.schedules():
                 await client.unschedule(row["name"])

@@ -36,12 +36,13 @@ ARROWS = {
     "version": set[str](),
     "settings": {"protocol", "errors", "limits"},
     "protocol": {"errors", "limits"},
-    "users": {"protocol", "errors", "limits"},
+    "rates": set[str](),
+    "users": {"rates", "protocol", "errors", "limits"},
     "users_file": {"users", "durable", "errors", "limits"},
-    "broker": {"audit", "users", "protocol", "compiled", "errors", "limits", "settings"},
+    "broker": {"audit", "rates", "users", "protocol", "compiled", "errors", "limits", "settings"},
     "journal": {"audit", "broker", "protocol", "durable", "files", "errors", "limits", "settings"},
     "server": {
-        *("journal", "broker", "users_file", "users", "protocol", "files", "page"),
+        *("journal", "broker", "users_file", "users", "rates", "protocol", "files", "page"),
         *("audit", "audit_log"),
         *("web", "log", "clock", "loops", "errors", "limits", "settings"),
     },
@@ -326,3 +327,10 @@ def test_the_settings_page_has_every_setting_in_its_group(name: str) -> None:
 
     assert found
     assert f"\n{row}" in re.split(r"\n##+ ", rest)[0]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_page_marks_what_a_reload_reads_again(name: str) -> None:
+    page = (ROOT / "docs/settings.md").read_text()
+    row = re.findall(rf"^\| `{name}` \| .*$", page, re.MULTILINE)[0]
+    assert row.endswith(" **[r]** |") == SETTINGS[name].about.is_reread

@@ -52,6 +52,9 @@ _RUNS: dict[bytes, Run] = {
     b"auth": operating.auth,
     b"set_name": operating.set_name,
     b"close_connection": operating.close_connection,
+    b"read_only": operating.read_only,
+    b"reload": operating.reload,
+    b"drain": operating.drain,
     b"ping": operating.ping,
     b"_eval": operating.evaluate,
 }

@@ -4,7 +4,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.queue.queue import Queue
-from mqks.errors import BadRequest, Unwritable
+from mqks.errors import BadRequest, ReadOnly, Unwritable
 from mqks.protocol.requests import Request, shown
 
 Doing = Work[int | bytes | None] | None
@@ -30,6 +30,11 @@ def name_of(connection: Connection) -> str:
 def check_writable(broker: Broker, request: Request) -> None:
     if request.confirm and broker.unwritable:
         raise Unwritable(f"{broker.unwritable}: the new place of the message would not be durable")
+
+
+def check_not_read_only(broker: Broker) -> None:
+    if broker.shared.read_only:
+        raise ReadOnly
 
 
 def existing(broker: Broker, action: str, name: bytes) -> Queue:

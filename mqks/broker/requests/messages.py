@@ -9,7 +9,7 @@ from functools import partial
 
 from mqks.broker.broker import Broker
 from mqks.broker.requests import returning
-from mqks.broker.requests.checks import Doing, check_writable, existing
+from mqks.broker.requests.checks import Doing, check_not_read_only, check_writable, existing
 from mqks.broker.spine.base.turns import WAITS, Work
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.message.policy import DEFAULT, Policy
@@ -64,6 +64,7 @@ def check_publish(
 
 def schedule(broker: Broker, connection: Connection, request: Request, wanted: Scheduling) -> Doing:
     _check_schedulable(broker)
+    check_not_read_only(broker)
     if wanted.publish is not None:
         broker.metadata.check_names("schedule", [wanted.name])
         broker.metadata.check_names("event", [wanted.publish.event])

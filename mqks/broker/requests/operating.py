@@ -2,14 +2,14 @@
 
 from mqks.broker.broker import Broker
 from mqks.broker.features.evaluate import expression
-from mqks.broker.requests.checks import name_of
+from mqks.broker.requests.checks import Effect, name_of
 from mqks.broker.requests.state import EvalState
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.outbox import Slow
 from mqks.errors import BadRequest
 from mqks.protocol import replies
-from mqks.protocol.requests import ACTIONS, Request, shown
+from mqks.protocol.requests import ACTIONS, DrainFor, Request, shown
 
 
 def help_(broker: Broker, connection: Connection, request: Request, name: bytes | None) -> None:
@@ -45,6 +45,27 @@ def auth(
         access.log_in(connection, request, names[0], secret)
     else:
         access.authenticate(connection, access.users.by_token(secret))
+
+
+def reload(broker: Broker, connection: Connection, request: Request, wanted: None) -> None:
+    broker.want_reload(connection, request.id)
+
+
+def read_only(
+    broker: Broker, connection: Connection, request: Request, wanted: bool
+) -> Work[Effect]:
+    yield from ()
+    return Effect.of(0, broker.set_read_only(wanted))
+
+
+def drain(
+    broker: Broker, connection: Connection, request: Request, wanted: DrainFor
+) -> Work[Effect]:
+    yield from ()
+    if wanted.off:
+        connection.write(replies.ok(request.id, b'{"draining": false}'))
+        return Effect.of(0, broker.drain.end())
+    return Effect.of(0, broker.drain.begin(connection, request.id, wanted.timeout_s))
 
 
 def ping(broker: Broker, connection: Connection, request: Request, data: bytes) -> None:

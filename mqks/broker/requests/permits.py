@@ -7,9 +7,12 @@ from typing import Any
 
 from mqks.broker.broker import Broker
 from mqks.broker.spine.base.turns import GOES_ON, Work
-from mqks.errors import NotAllowed
+from mqks.errors import Draining, NotAllowed
 from mqks.protocol.requests import Action, Consume, Request, Stats, WantedTail, shown
-from mqks.users import STRANGER, Permissions
+from mqks.users import STRANGER, GuestPermissions, Permissions
+
+OPERATE = frozenset(("admin", "monitoring", "eval"))
+"""Permissions without which nobody operates a server."""
 
 
 def check_first(permissions: Permissions, action: Action) -> None:
@@ -17,6 +20,12 @@ def check_first(permissions: Permissions, action: Action) -> None:
     NotAllowed."""
     if permissions is STRANGER and action.needs:
         raise NotAllowed("the connection is not authenticated; send auth first")
+    # Not a ping either: by its answer a client would take itself for connected.
+    is_for_all = not action.needs and action.name not in ("auth", "set_name")
+    if isinstance(permissions, GuestPermissions) and (
+        is_for_all or not OPERATE.issuperset(action.needs.values())
+    ):
+        raise Draining
     if action.needs.get("queue") == "consume":
         _require(permissions.consumes, "no permission to consume any queue")
 

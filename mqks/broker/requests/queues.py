@@ -6,7 +6,7 @@ The one rule: a request that raises has changed nothing.
 from mqks.broker.broker import Broker
 from mqks.broker.features.admission import pauses
 from mqks.broker.features.death.moves import purge_some
-from mqks.broker.requests.checks import Doing, Effect, check_epoch, existing
+from mqks.broker.requests.checks import Doing, Effect, check_epoch, check_not_read_only, existing
 from mqks.broker.requests.scheduled import cancel_all
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.connection import Connection
@@ -26,6 +26,7 @@ from mqks.protocol.requests import (
 def set_queue(
     broker: Broker, connection: Connection, request: Request, wanted: SetQueue
 ) -> Work[Effect]:
+    check_not_read_only(broker)
     return Effect.of(0, (yield from broker.set_queue(wanted)))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from mqks.broker.broker import Broker
 from mqks.broker.features.death.dead_letters import revived
 from mqks.broker.features.death.moves import move_ready
-from mqks.broker.requests.checks import check_writable, existing
+from mqks.broker.requests.checks import check_not_read_only, check_writable, existing
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.queue.queue import Queue
@@ -24,6 +24,7 @@ Aim = Callable[[bytes], tuple[bytes, bytes] | None]
 
 def move(broker: Broker, connection: Connection, request: Request, wanted: Move) -> Work[int]:
     """Of a `redrive`, too. Return how many have moved."""
+    check_not_read_only(broker)
     check_writable(broker, request)
     source = existing(broker, request.action.decode(), wanted.source)
     return _move(broker, source, wanted, aim_of(request, wanted, connection.permissions))

@@ -27,6 +27,7 @@ from mqks.errors import BadRequest
 from mqks.limits import STATS_BYTES_MAX, STATS_ROWS_DEFAULT, STEP_BODIES, STEP_MASKS, STEP_NAMES
 from mqks.protocol.masks import MASK, bound_matches
 from mqks.protocol.requests import Stats, sequence_number, shown
+from mqks.users import LIMITS
 
 Row = dict[str, Any]
 Rows = Iterator[list[Row]]
@@ -71,6 +72,8 @@ def totals(broker: Broker) -> Work[Row]:
         "unhandled_bytes": broker.flow.unhandled_bytes,
         "unsent_bytes": broker.shared.outboxes.used,
         "disk_full": bool(broker.unwritable),
+        "draining": broker.shared.draining,
+        "read_only": broker.shared.read_only,
         "received": broker.shared.counters.published,
         "routed": broker.shared.counters.queued,
         "unroutable": broker.shared.counters.unroutable,
@@ -249,21 +252,33 @@ def journal(broker: Broker) -> Row:
 
 def connections(broker: Broker, after: int, limit: int) -> Rows:
     numbers = yield from _smallest(limit, [*broker.connections], after)
-    yield from _rows(numbers, broker.connections, _connection_row)
+    yield from _rows(numbers, broker.connections, partial(_connection_row, broker.clock()))
 
 
-def _connection_row(connection: Connection) -> Row:
+def _connection_row(now_s: float, connection: Connection) -> Row:
     return {
         "id": connection.id,
         "address": connection.address,
         "name": connection.name,
         "user": connection.user,
+        "slowed": connection.rate is not None and connection.rate.is_in_debt(now_s),
         "consumers": len(connection.consumers),
         "unconfirmed": connection.unconfirmed,
         "outbox_bytes": connection.outbox_bytes,
         "blocked": bool(connection.rests),
         "unacked": sum(each.unacked_count for each in connection.consumers.values()),
     }
+
+
+def users(broker: Broker, after: bytes, limit: int) -> Rows:
+    """Those of the users file, and how many connections each has."""
+    given = broker.access.users.given
+    for some in slices((yield from _smallest(limit, [*given], _text(after))), STEP_ROWS):
+        yield [
+            {"name": name, "connections": broker.access.connected[name]}
+            | {key: getattr(given[name], key) or None for key in LIMITS}
+            for name in some
+        ]
 
 
 def schedules(broker: Broker, after: bytes, limit: int) -> Rows:
@@ -405,12 +420,14 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
             return errors(broker, viewer, error_id[0] if error_id else None, after[0], limit)
         case [b"audit"]:
             return audit(broker, _number(after[0]), limit)
+        case [b"users"]:
+            return users(broker, after[0], limit)
         case [b"schedules"]:
             return schedules(broker, after[0], limit)
         case [b"journal"]:
             return journal(broker)
     raise BadRequest(
         f"stats: unknown statistics {shown(b' '.join(wanted.words))}; there are queues, "
-        "queue NAME, bindings, consumers, connections, unacked, errors, audit, schedules and "
-        "journal"
+        "queue NAME, bindings, consumers, connections, unacked, errors, audit, schedules, "
+        "users and journal"
     )

@@ -11,7 +11,7 @@ from typing import Any, cast
 from mqks.broker.broker import Broker
 from mqks.broker.requests import permits, redrives
 from mqks.broker.requests.audited import note
-from mqks.broker.requests.checks import existing
+from mqks.broker.requests.checks import check_not_read_only, existing
 from mqks.broker.requests.messages import check_publish, reject, release
 from mqks.broker.requests.plans import Plan, check_copies
 from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, finish
@@ -181,6 +181,7 @@ def _check(
                 publishing.reserve(queues, len(message.body))
                 found[-1] = message, queues
             elif isinstance(wanted, Move):
+                check_not_read_only(broker)
                 if wanted.source not in plan.targets:
                     existing(broker, request.action.decode(), wanted.source)
                 if wanted.to is not None:

@@ -4,7 +4,7 @@ The one rule: a password is verified by the server, off the event loop; the next
 connection wait for the result.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -12,10 +12,10 @@ from mqks.audit import LOGIN, Audit
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.broker.spine.clients.refusals import Refusals
-from mqks.errors import BadRequest, Expelled, NotAllowed
+from mqks.errors import BadRequest, Draining, Expelled, LimitExceeded, NotAllowed
 from mqks.limits import AUTH_FAILURES_MAX, LOGINS_WAITING_MAX, LOGINS_WAITING_PER_ADDRESS_MAX
 from mqks.protocol.requests import Request
-from mqks.users import STRANGER, Known, Permissions, Users
+from mqks.users import STRANGER, GuestPermissions, Known, Permissions, Users
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +53,8 @@ class Access:
         self._end_tails = end_tails
         self._audit = audit
         self.users = Users([], b"")
+        self.connected: Counter[str] = Counter()
+        """Connections of each user."""
         self.logins: deque[Login] = deque()
         """Passwords that the server must verify, one after the other."""
 
@@ -81,15 +83,24 @@ class Access:
         try:
             self.authenticate(connection, user, login.name)
         except BadRequest as failure:
+            if isinstance(failure, LimitExceeded):
+                self._refusals.limits_reached[failure.limit] += 1
             self._refusals.fail(connection, request.id, request.action, failure)
         else:
             if request.confirm:
                 connection.unconfirmed += 1
                 self._refusals.pending.waiters.confirms.append((connection, [], [request.id]))
 
-    def authenticate(self, connection: Connection, user: Known | None, name: bytes = b"") -> None:
+    def authenticate(
+        self,
+        connection: Connection,
+        user: Known | None,
+        name: bytes = b"",
+        *,
+        is_limited: bool = True,
+    ) -> None:
         """Give a connection the permissions of a user; None means wrong credentials. `name` is the
-        one that was tried, with a password."""
+        one that was tried, with a password. `is_limited`: it may be one too many of the user."""
         if user is None:
             self._audit.failed_login(connection, name)
             connection.auth_failures += 1
@@ -98,15 +109,38 @@ class Access:
                     f"wrong credentials, {AUTH_FAILURES_MAX} times: the connection is closed"
                 )
             raise NotAllowed("wrong credentials")
+        if connection.is_guest and not user.permissions.admin:
+            raise Draining
+        if is_limited:
+            self._check_connections(connection, user)
         # A stranger may send short lines only.
-        connection.user = user.name
+        self.left(connection)
+        self.connected[user.name] += 1
+        connection.user, connection.rate = user.name, user.rate
         connection.splitter.line_bytes_max = self._line_bytes_max
         self.grant(connection, user.permissions)
         self._audit.note(connection, LOGIN)
 
+    def _check_connections(self, connection: Connection, user: Known) -> None:
+        """Raise if the user has as many as it may."""
+        count = self.connected[user.name] - (connection.user == user.name)
+        if 0 < user.connections_max <= count:
+            raise LimitExceeded(
+                "user_connections_max",
+                f"auth: the user {user.name} has {count} connections already (connections_max)",
+            )
+
+    def left(self, connection: Connection) -> None:
+        """It is of no user any more."""
+        if connection.user is not None:
+            self.connected[connection.user] -= 1
+            self.connected += Counter()
+
     def grant(self, connection: Connection, permissions: Permissions) -> None:
         """Set the permissions; consumers and tails that they do not allow end."""
-        connection.permissions = permissions
+        connection.permissions = (
+            GuestPermissions(permissions) if connection.is_guest else permissions
+        )
         lost = [
             consumer
             for consumer in connection.consumers.values()

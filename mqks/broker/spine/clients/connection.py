@@ -25,7 +25,8 @@ from mqks.limits import (
 )
 from mqks.protocol.lines import PIECE_OVERHEAD_BYTES, LineSplitter
 from mqks.protocol.requests import Request
-from mqks.users import STRANGER, Permissions
+from mqks.rates import UserRate
+from mqks.users import STRANGER, GuestPermissions, Permissions
 
 KEPT_OVERHEAD_BYTES: Final = 700
 """Memory of a request besides its text: two tuples, their values and what holds them."""
@@ -85,8 +86,17 @@ class Connection(Outbox):
 
     __slots__ = (
         *("auth_failures", "awaits_login", "chunks", "consumers", "eval_steps", "expelled"),
-        *("first_error", "handled", "last_error_us", "lines", "local", "on_failure", "on_go_on"),
-        *("overrun", "permissions", "reads", "receivers", "split_bytes", "splitter"),
+        *("first_error", "handled", "is_guest", "last_error_us", "lines", "local", "on_failure"),
+        *(
+            "on_go_on",
+            "overrun",
+            "permissions",
+            "rate",
+            "reads",
+            "receivers",
+            "split_bytes",
+            "splitter",
+        ),
         *("stranger_errors", "stranger_lines", "transaction", "user", "works"),
     )
 
@@ -102,6 +112,7 @@ class Connection(Outbox):
         *,
         source: bytes = b"",
         stranger: bool = False,
+        guest: bool = False,
     ) -> None:
         super().__init__(flow, connection_id, address, source)
         self.on_go_on = on_go_on
@@ -119,8 +130,13 @@ class Connection(Outbox):
         self.receivers: dict[Taker, None] = {}
         """Its receives without an answer."""
         self.user: str | None = None
-        self.permissions: Permissions | None = STRANGER if stranger else None
+        self.is_guest = guest
+        """It was let in while the server drains, to operate it."""
+        may_all = GuestPermissions(None) if guest else None
+        self.permissions: Permissions | None = STRANGER if stranger else may_all
         """None: it may do everything."""
+        self.rate: UserUserRate | None = None
+        """How much its user may send."""
         self.works: deque[Work[None]] = deque()
         """Unfinished work of its lines: the next lines wait for it."""
         self.lines: list[bytes] = []

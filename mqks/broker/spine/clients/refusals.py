@@ -12,7 +12,7 @@ from typing import Final
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.log.pending import ErrorRecord, Pending
 from mqks.broker.spine.queue.shared import Counters
-from mqks.errors import BadRequest, Expelled, Limit, LimitExceeded, Unwritable
+from mqks.errors import BadRequest, Draining, Expelled, Limit, LimitExceeded, Unwritable
 from mqks.limits import ERRORS_BURST_US, REASON_CHARACTERS_MAX, STRANGER_ERRORS_MAX
 from mqks.protocol import replies
 from mqks.protocol.requests import request_id_of
@@ -96,7 +96,9 @@ class Refusals:
         if connection.first_error is None or pause_us > ERRORS_BURST_US:
             connection.first_error = record
         connection.last_error_us = record.time_us
-        if not connection.closed:
+        if isinstance(failure, Draining):
+            connection.write(replies.error(b"-", record.id, record.reason))
+        elif not connection.closed:
             connection.write(replies.error(request_id, record.id))
 
     def reply(self, address: str, reason: str, *, told: bool) -> bytes:

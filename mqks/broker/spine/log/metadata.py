@@ -7,7 +7,7 @@ and the free memory.
 from collections.abc import Iterable
 from typing import Final
 
-from mqks.errors import LimitExceeded
+from mqks.errors import LimitExceeded, ReadOnly
 from mqks.settings import Settings
 
 QUEUE_BYTES: Final = 2700
@@ -25,6 +25,8 @@ class MetadataBudget:
 
     def __init__(self, settings: Settings) -> None:
         self.bytes = 0
+        self.read_only = settings.read_only
+        """Nothing is added."""
         self.bytes_max = settings.metadata_bytes_max
         self.name_bytes_max = settings.name_bytes_max
 
@@ -41,8 +43,10 @@ class MetadataBudget:
             )
 
     def check_room(self, size: int, *, for_consumer: bool = False) -> None:
-        """Raise if there is no memory for `size` more bytes. An eighth is reserved for consumers,
-        so that a client that invents names does not prevent consuming."""
+        """Raise if there is no memory for `size` more bytes, or nothing is added. An eighth is
+        reserved for consumers, so that a client that invents names does not prevent consuming."""
+        if self.read_only and not for_consumer:
+            raise ReadOnly
         room = self.bytes_max if for_consumer else self.bytes_max * 7 // 8
         if self.bytes + size > room:
             raise LimitExceeded(

@@ -307,6 +307,7 @@ class Queue:
             and not lane.blocks.count
             and self.order.passes_new
             and (self.throttle is None or self.throttle.room() >= len(lines))
+            and not self.shared.draining
             and (ids is not None or not self.shared.owner.withholds)
             and not self._must_wait
         ):
@@ -654,6 +655,8 @@ class Queue:
     def _room(self) -> int:
         """How many messages may be delivered now, whoever takes them. A throttle is no reason to
         rest: a `receive` that rests is at its end, and waits no more."""
+        if self.shared.draining:
+            return 0
         return UNLIMITED if self.throttle is None else self.throttle.room()
 
     def _deliver_some(self) -> bool:

@@ -202,5 +202,9 @@ class Shared:
         wait for it."""
         self.wanted = Wanted()
         self.capacities = Admissions(settings.queue_messages_max)
+        self.draining = False
+        """Nothing is delivered, until the server stops or the drain ends."""
+        self.read_only = settings.read_only
+        """No message is added by a request."""
         self.owner = owner
         self.features = features

@@ -18,7 +18,7 @@ from mqks.broker.spine.queue.queue import NewMessages, PublishTerms, Queue
 from mqks.broker.spine.queue.shared import Shared
 from mqks.broker.spine.routing.bindings import Bindings
 from mqks.broker.spine.routing.masks import Queues
-from mqks.errors import BadRequest, Unwritable
+from mqks.errors import BadRequest, ReadOnly, Unwritable
 from mqks.limits import (
     COPIES_MAX,
     ESCAPED_STEP_BYTES,
@@ -262,6 +262,7 @@ class Publishing:
             not 0 < len(event) <= self._settings.name_bytes_max
             or event[:2] == b"--"
             or shared.pending.unwritable
+            or shared.read_only
             or not (permissions is None or permissions.may_publish(event))
             or not (permissions is None or to is None or permissions.may_consume(to))
         ):
@@ -422,6 +423,8 @@ class Publishing:
     ) -> None:
         """Raise if a message must not be published to these queues now; a known id is published
         to none."""
+        if self._shared.read_only:
+            raise ReadOnly
         unwritable = self._shared.pending.unwritable
         if unwritable:
             raise Unwritable(f"{unwritable}: publishes are refused until the journal is writable")
