@@ -340,6 +340,11 @@ class Settings:
         "Number of logins and requests stored for mqks inspect audit.",
         (0, 10_000_000, "records"),
     )
+    trace_bytes_max: int = _advanced(
+        16 * MIB,
+        "Memory of what mqks trace has noted; what is beyond it pushes out the oldest.",
+        (64 * 1024, GIB, "bytes"),
+    )
     bindings_per_queue_max: int = _advanced(
         100_000, "Maximum number of bindings of one queue.", (1, 100_000_000, "bindings")
     )

@@ -17,6 +17,7 @@ from mqks.broker.features.admission.once import OnceWindow
 from mqks.broker.features.table import FEATURES
 from mqks.broker.features.tails.tails import MessageTail, Tails
 from mqks.broker.features.time.ticks import NextTick, Schedules, no_cron
+from mqks.broker.features.trace.traces import Traces
 from mqks.broker.policies import Policies
 from mqks.broker.spine.base.facts import Facts
 from mqks.broker.spine.base.notices import Notices
@@ -159,6 +160,12 @@ class Broker:
             self.audit,
         )
         self.publishing = Publishing(settings, self.shared, self.bindings, self.tails, self.once)
+        self.traces = Traces(
+            settings.trace_bytes_max,
+            self.shared,
+            self.publishing,
+            lambda: [*self.queues.values(), *self.orphans.values()],
+        )
         self.schedules = Schedules(self.shared, self.bindings, self.publishing, next_tick)
         self.policies = Policies(self.queues, self.turns, settings.queue_tables)
 
@@ -278,7 +285,7 @@ class Broker:
         queue = self.queues.get(name)
         if queue is None:
             return 0
-        count = yield from queue.trim(queue.lane.next_seq if end is None else end)
+        count = yield from queue.trim(end)
         self.purged += count
         return count
 
@@ -425,6 +432,7 @@ class Broker:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)
         queue = self.queues[name] = Queue(self.shared, queue_id, name)
         queue.show = self.tails.shower(name)
+        queue.tracer = self.traces.of_queue()
         self.metadata.bytes += queue_bytes(name)
         return queue
 

@@ -36,6 +36,7 @@ from mqks.commands.options import Told, note
 from mqks.commands.push import push
 from mqks.commands.serve import Serve, serve
 from mqks.commands.top import top
+from mqks.commands.trace import trace
 from mqks.commands.transfer import export, import_
 from mqks.compiled import is_compiled
 from mqks.errors import MqksError, reason
@@ -109,6 +110,7 @@ COMMANDS: dict[str, dict[Run, str]] = {
         ask.ping: "mqks ping --url mqks://127.0.0.1:25000",
         diagnose: "mqks diagnose report.json --db /var/lib/mqks/mqks.db",
         ask.eval_: "mqks eval 'len(state.queues)'",
+        trace: "mqks trace 'order.*' --for 10m",
         top: "mqks top --sort rate --interval 5",
     },
 }

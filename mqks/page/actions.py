@@ -142,6 +142,10 @@ def _to_connection(form: Form) -> str:
     return f"/connection?number={quoted(form['connection'])}"
 
 
+def _back(form: Form) -> str:
+    return form.get("back") or "/message"
+
+
 def _to_schedule(form: Form) -> str:
     return schedule_link(form["schedule"])
 
@@ -256,6 +260,20 @@ ACTIONS: Final = {
         lambda client, form: client.resume(form["queue"]),
         "{queue} is resumed.",
         _to_queue,
+    ),
+    "trace": PageAction(
+        "Trace",
+        "Note what becomes of {name} for 10 minutes?",
+        lambda client, form: client.trace(form["name"]),
+        "{name} is traced.",
+        _back,
+    ),
+    "untrace": PageAction(
+        "End trace",
+        "End the trace of {name}?",
+        lambda client, form: client.end_trace(form["name"]),
+        "{name} is not traced any more.",
+        _back,
     ),
     "pause": PageAction(
         "Pause",

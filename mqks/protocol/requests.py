@@ -40,6 +40,8 @@ from mqks.limits import (
     STEP_LINE_BYTES,
     TAIL_NAMES_MAX,
     TIME_S_MAX,
+    TRACE_S,
+    TRACE_S_MAX,
     WORDS_MAX,
 )
 from mqks.protocol.durations import in_seconds
@@ -299,6 +301,15 @@ class Pausing(NamedTuple):
     """It ends after this time; 0: when it is resumed."""
     deliveries: bool = False
     publishes: bool = False
+
+
+class WantedTrace(NamedTuple):
+    """A trace of a queue, an event or mask, or a message id, or its end."""
+
+    name: bytes | None = None
+    """None: all of them end."""
+    for_us: int = round(TRACE_S * 1e6)
+    off: bool = False
 
 
 class DeleteQueue(NamedTuple):
@@ -671,9 +682,9 @@ def _delay_us(value: bytes, most: float = DURATION_S_MAX) -> int:
     return round(_seconds(value, most) * 1e6)
 
 
-def _duration_s(value: bytes) -> float:
+def _duration_s(value: bytes, most: float = DURATION_S_MAX) -> float:
     """At least one microsecond."""
-    seconds = _seconds(value, DURATION_S_MAX)
+    seconds = _seconds(value, most)
     if not seconds:
         raise BadRequest(f"{shown(value)} is not a number of seconds greater than 0")
     return max(seconds, 1e-6)
@@ -824,6 +835,12 @@ def _tail(*words: bytes, queue: bytes | None = None) -> WantedTail:
     return WantedTail(queue, [word for word in words if b"*" not in word], masks)
 
 
+def _trace(name: bytes | None = None, **values: Any) -> WantedTrace:
+    if name is None and "off" not in values:
+        raise BadRequest("a queue, an event, a mask or a message id is missing")
+    return WantedTrace(name, **values)
+
+
 def _only(value: Any = None, worker: int = 0) -> Any:
     return value
 
@@ -953,6 +970,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "read --to": ("end", sequence_number),
     "reject --pause": ("pause_us", partial(_delay_us, most=REJECT_PAUSE_S_MAX)),
     "receive --limit": ("limit", _number(1, RECEIVE_MAX)),
+    "trace --for": ("for_us", lambda value: round(_duration_s(value, TRACE_S_MAX) * 1e6)),
     "schedules --after": ("after", bytes),
     "schedules --limit": ("limit", _number(1, STATS_ROWS_MAX)),
     "stats --after": ("after", bytes),
@@ -1143,6 +1161,14 @@ _TABLE = (
         {"": "monitoring"},
     ),
     Action("unschedule", "{name}", Scheduling, {"name": "schedule"}, is_audited=True),
+    Action(
+        "trace",
+        "[{name}] [--for={seconds}|--off]",
+        _trace,
+        ADMIN,
+        confirm_anywhere=True,
+        is_audited=True,
+    ),
     Action("help", "[{action}]", _only),
     Action("auth", "{token} | {user} {password}", lambda *words: words, parser=_credentials),
     Action("set_name", "{name}", _only),

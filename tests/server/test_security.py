@@ -139,6 +139,8 @@ CASES: list[tuple[bytes, set[str]]] = [
     (b"pause --confirm other --for=0.001", {"root"}),
     (b"resume --confirm work-1", {"root", "worker"}),
     (b"resume --confirm other", {"root"}),
+    (b"trace --confirm x --for=1", {"root"}),
+    (b"trace --confirm --off", {"root"}),
     (b"rebind --confirm work-1 --remove secret", {"root", "worker"}),
     (b"rebind --confirm work-1 --remove-mask *.*", {"root", "worker"}),
     (b"rebind --confirm work-1 --add secret", {"root"}),

@@ -48,6 +48,7 @@ _RUNS: dict[bytes, Run] = {
     b"unschedule": messages.unschedule,
     b"schedules": looking.tell_stats,
     b"stats": looking.tell_stats,
+    b"trace": operating.trace,
     b"help": operating.help_,
     b"auth": operating.auth,
     b"set_name": operating.set_name,

@@ -88,6 +88,8 @@ def totals(broker: Broker) -> Work[Row]:
         "loop_late": broker.loop_late,
         "reverts_seen": broker.reverts_seen,
         "timer_repeats": broker.schedule.repeats,
+        "traces": len(broker.traces.rows),
+        "trace_bytes": broker.traces.bytes,
     }
 
 
@@ -350,6 +352,16 @@ def audit(broker: Broker, after: int, limit: int) -> Rows:
     yield [*map(asdict, found[:limit] if after else found[-limit:])]
 
 
+def traces(broker: Broker, after: bytes, limit: int) -> Rows:
+    names = yield from _smallest(limit, [*broker.traces.rows], after)
+    now_s = broker.clock()
+    yield [
+        {"name": _text(name), "left_s": round(row.until_s - now_s, 3), **row.who._asdict()}
+        for name in names
+        if (row := broker.traces.rows.get(name)) is not None
+    ]
+
+
 def _smallest(
     limit: int, items: Iterable[Any], after: Any, key: Callable[[Any], Any] | None = None
 ) -> Generator[list[Row], None, list[Any]]:
@@ -402,12 +414,16 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
             return errors(broker, viewer, error_id[0] if error_id else None, after[0], limit)
         case [b"audit"]:
             return audit(broker, _number(after[0]), limit)
+        case [b"traces"]:
+            return traces(broker, after[0], limit)
+        case [b"message", message_id]:
+            return broker.traces.told(message_id, _number(after[0]), limit)
         case [b"schedules"]:
             return schedules(broker, after[0], limit)
         case [b"journal"]:
             return journal(broker)
     raise BadRequest(
         f"stats: unknown statistics {shown(b' '.join(wanted.words))}; there are queues, "
-        "queue NAME, bindings, consumers, connections, unacked, errors, audit, schedules and "
-        "journal"
+        "queue NAME, bindings, consumers, connections, unacked, errors, audit, schedules, traces, "
+        "message ID and journal"
     )

@@ -277,4 +277,5 @@ class Schedules:
         self._pending.in_one_piece = True
         self._store(name, new)
         self.last_queues[name] = sum(not queue.deleted for queue in queues)
+        publishing.publisher = None
         yield from publishing.put_in_turns(queues, message.new)

@@ -17,7 +17,14 @@ from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery, Lane
 from mqks.broker.spine.queue.order import Order
-from mqks.broker.spine.queue.seams import AckHolder, AckTimers, Admission, Admissions, Timers
+from mqks.broker.spine.queue.seams import (
+    AckHolder,
+    AckTimers,
+    Admission,
+    Admissions,
+    Timers,
+    Tracer,
+)
 from mqks.limits import STEP_MESSAGES
 from mqks.settings import Settings
 
@@ -52,6 +59,7 @@ class Place(Protocol):
     rules: Policy
     shared: "Shared"
     show: Callable[[list[bytes]], None] | None
+    tracer: Tracer | None
 
     @property
     def ready(self) -> int: ...
