@@ -379,13 +379,28 @@ class Broker:
         queue = self._new_queue(self.next_queue_id, name)
         self._changed(queue)
         self.policies.apply(queue)
-        orphaned = self._adopt(name)
+        self._serve_orphans(queue)
+        return queue
+
+    def _serve_orphans(self, queue: Queue) -> None:
+        """Consumers of an earlier queue of its name are served again."""
+        orphaned = self._adopt(queue.name)
         if orphaned is not None:
             for consumer in consumers_of(orphaned):
                 consumer.queue = queue
                 queue.attach(consumer)
                 consumer.resume(Rest.NO_QUEUE)
-        return queue
+
+    def rename_queue(self, queue: Queue, new: bytes) -> None:
+        """Give a queue a name that no other has; `Bindings.renamed` does the rest."""
+        self.metadata.bytes += queue_bytes(new) - queue_bytes(queue.name)
+        del self.queues[queue.name]
+        queue.name = new
+        self.queues[new] = queue
+        queue.show = self.tails.shower(new)
+        self._changed(queue)
+        self.policies.apply(queue)
+        self._serve_orphans(queue)
 
     def dead_letter_queue(self, queue: Place, reason: str) -> Queue | None:
         name = queue.rules.dead_letters

@@ -417,6 +417,12 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
         """End any pause of a queue. Raises RequestFailed if there is no such queue."""
         await self._request(requests.confirmed("resume", queue), timeout_s)
 
+    async def rename_queue(self, queue: str, new: str, *, timeout_s: float | None = None) -> None:
+        """Give a queue another name, which no queue has. Raises QueueMissing, and RequestFailed."""
+        body = requests.confirmed("rename", queue, new)
+        await self.check_queue(queue, timeout_s=timeout_s)
+        await self._request(body, timeout_s)
+
     async def trace(
         self, name: str, *, for_s: float | None = None, timeout_s: float | None = None
     ) -> None:

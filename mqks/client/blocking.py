@@ -415,6 +415,12 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         """End any pause of a queue. Raises RequestFailed if there is no such queue."""
         self._request(requests.confirmed("resume", queue), timeout_s)
 
+    def rename_queue(self, queue: str, new: str, *, timeout_s: float | None = None) -> None:
+        """Give a queue another name, which no queue has. Raises QueueMissing, and RequestFailed."""
+        body = requests.confirmed("rename", queue, new)
+        self.check_queue(queue, timeout_s=timeout_s)
+        self._request(body, timeout_s)
+
     def trace(
         self, name: str, *, for_s: float | None = None, timeout_s: float | None = None
     ) -> None:

@@ -98,6 +98,7 @@ COMMANDS: dict[str, dict[Run, str]] = {
         queues.set_queue: "mqks set-queue mailer --retries 5 --ttl 3600",
         pauses.pause: "mqks pause mailer --for 30m --deliveries",
         pauses.resume: "mqks resume mailer",
+        queues.rename: "mqks rename orders orders.old",
         queues.purge: "mqks purge mailer --yes",
         queues.trim: "mqks trim mailer 4711 --yes",
         queues.delete_queue: "mqks delete-queue mailer --when-unused 60",

@@ -175,6 +175,14 @@ ACTIONS: Final = {
         "Queue {queue} deleted.",
         lambda form: "/queues",
     ),
+    "rename": PageAction(
+        "Rename",
+        "Rename {queue} to {to}? Messages, bindings, policy and consumers stay.",
+        lambda client, form: client.rename_queue(form["queue"], form["to"]),
+        "{queue} is {to} now.",
+        lambda form: queue_link(form["to"]),
+        lambda form: requests.name(form["to"]),
+    ),
     "policy": PageAction(
         "Change policy",
         "Change the policy of {queue}?",

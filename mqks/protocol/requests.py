@@ -303,6 +303,11 @@ class Pausing(NamedTuple):
     publishes: bool = False
 
 
+class Renaming(NamedTuple):
+    queue: bytes
+    new: bytes
+
+
 class WantedTrace(NamedTuple):
     """A trace of a queue, an event or mask, or a message id, or its end."""
 
@@ -835,6 +840,12 @@ def _tail(*words: bytes, queue: bytes | None = None) -> WantedTail:
     return WantedTail(queue, [word for word in words if b"*" not in word], masks)
 
 
+def _rename(queue: bytes, new: bytes) -> Renaming:
+    if queue == new:
+        raise BadRequest(f"{shown(new)} is its name already")
+    return Renaming(queue, _name(new))
+
+
 def _trace(name: bytes | None = None, **values: Any) -> WantedTrace:
     if name is None and "off" not in values:
         raise BadRequest("a queue, an event, a mask or a message id is missing")
@@ -1109,6 +1120,7 @@ _TABLE = (
         is_audited=True,
     ),
     Action("resume", "{queue}", Pausing, OF_QUEUE, confirm_anywhere=True, is_audited=True),
+    Action("rename", "{queue} {queue}", _rename, ADMIN, confirm_anywhere=True, is_audited=True),
     Action(
         "purge",
         "{queue} [--scheduled] " + CHOICE,

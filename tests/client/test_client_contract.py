@@ -300,6 +300,19 @@ async def test_a_queue_is_paused_and_resumed(client: Any) -> None:
         await client.resume("none")
 
 
+async def test_a_queue_is_renamed(client: Any) -> None:
+    await client.subscribe("q", ["e"])
+    await client.publish("e", "x", confirm=True)
+    await client.rename_queue("q", "r")
+    await client.publish("e", "y", confirm=True)
+    assert [each.data for each in await client.peek("r")] == [b"x", b"y"]
+    with pytest.raises(QueueMissing):
+        await client.rename_queue("q", "s")
+    await client.subscribe("s", ["e"])
+    with pytest.raises(RequestFailed):
+        await client.rename_queue("r", "s")
+
+
 async def test_a_message_is_traced(client: Any) -> None:
     await client.trace("e", for_s=60)
     await client.publish("e", "x", id="m", confirm=True)

@@ -53,6 +53,7 @@ LIVE = {
     "mqks set-queue": "made --ttl 5 --retries= --create",
     "mqks pause": "made --for 1h --deliveries",
     "mqks resume": "made",
+    "mqks rename": "made made.new --yes",
     "mqks trace": "'order.*' --for 10m",
     "mqks cancel": "made --all",
     "mqks promote": "made --all",

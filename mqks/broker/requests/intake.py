@@ -26,7 +26,7 @@ BEGIN = b" begin"
 PLACING = frozenset(
     (
         *(b"publish", b"reject", b"release", b"promote", b"move", b"redrive", b"schedule"),
-        *(b"unschedule", b"commit"),
+        *(b"unschedule", b"commit", b"rename"),
     )
 )
 """Actions that give messages new places, or ticks, which is not possible on a full disk."""
