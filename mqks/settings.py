@@ -415,6 +415,7 @@ class Settings:
         limits = (
             *(self.memory_bytes, self.metadata_bytes_max, self.unacked_bytes_max),
             *(self.unhandled_bytes_max, self.unsent_bytes_max, 2 * self.batch_bytes_max),
+            self.trace_bytes_max,
         )
         schedules, once = SCHEDULES_MAX * SCHEDULE_BYTES_MAX, self.once_ids_max * ONCE_ID_BYTES
         gateways = (self.api_port is not None) + (self.sqs_port is not None)

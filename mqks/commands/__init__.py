@@ -35,6 +35,7 @@ from mqks.commands.guesses import Commands
 from mqks.commands.options import Told, note
 from mqks.commands.push import push
 from mqks.commands.serve import Serve, serve
+from mqks.commands.size import size
 from mqks.commands.top import top
 from mqks.commands.trace import trace
 from mqks.commands.transfer import export, import_
@@ -66,6 +67,7 @@ def version() -> Told:
 COMMANDS: dict[str, dict[Run, str]] = {
     RUN: {
         bench: "mqks bench stream confirm --json",
+        size: "mqks size --publishes 5000 --bytes 300 --consumers 20 --backlog 1000000",
         version: "mqks version",
     },
     KEEP: {

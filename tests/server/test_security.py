@@ -140,7 +140,7 @@ CASES: list[tuple[bytes, set[str]]] = [
     (b"resume --confirm work-1", {"root", "worker"}),
     (b"resume --confirm other", {"root"}),
     (b"trace --confirm x --for=1", {"root"}),
-    (b"rename --confirm renamed renamed.too", {"root"}),
+    (b"rename --confirm other renamed", {"root"}),
     (b"trace --confirm --off", {"root"}),
     (b"rebind --confirm work-1 --remove secret", {"root", "worker"}),
     (b"rebind --confirm work-1 --remove-mask *.*", {"root", "worker"}),
