@@ -1,8 +1,8 @@
 """`python -m benchmarks.footprint`: installed size, memory, and memory per message and connection.
 
 The installed size is that of the package and of everything it depends on, without extras. Memory is
-the resident memory of a broker process: empty, with messages of 100 bytes that wait in a queue, and
-with connections that have had an answer of 20,000 bytes, and sent half of a line.
+the resident memory of a broker process: empty, with messages that wait in a queue, and with
+connections that have had an answer of 20,000 bytes, and sent half of a line.
 
 The one rule: nothing is estimated; each figure is read from the file system, /proc or the server.
 """
@@ -23,7 +23,7 @@ import mqks
 from benchmarks.flow import free_port
 from mqks.testing import BrokerProcess
 
-PAYLOAD = "x" * 100
+AT_ONCE = 1_000_000
 CONNECTIONS = 400
 ANSWER = b"p ok " + b"x" * 20_000 + b"\n"
 HOST = "127.0.0.1"
@@ -51,23 +51,31 @@ def installed_bytes(name: str) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def measured(count: int) -> dict[str, float]:
+def measured(count: int, data_bytes: int) -> dict[str, float]:
+    data = "x" * data_bytes
     sizes = {name: installed_bytes(name) for name in needed("mqks", set())}
     with tempfile.TemporaryDirectory() as directory:
         db = Path(directory, "mqks.db")
         with BrokerProcess(db) as broker, mqks.blocking.connect(broker.url) as client:
             client.subscribe("q", ["e"])
             empty = broker.resident_bytes
-            client.publish_many(("e", PAYLOAD) for _ in range(count))
+            for left in range(count, 0, -AT_ONCE):
+                messages = (("e", data) for _ in range(min(left, AT_ONCE)))
+                client.publish_many(messages, timeout_s=600)
             full = broker.resident_bytes
             stats = json.loads(client.request("stats"))
             assert stats["messages_ready"] == count
+        files = [path for path in Path(directory).rglob("*") if path.is_file()]
+        disk = sum(path.stat().st_size for path in files)
     return {
         "installed_bytes": sum(sizes.values()),
         "installed_without_dependencies_bytes": sizes["mqks"],
         "empty_broker_bytes": empty,
         "message_memory_bytes": (full - empty) / count,
         "message_counted_bytes": stats["memory_bytes"] / count,
+        "full_broker_bytes": full,
+        "disk_bytes": disk,
+        "message_disk_bytes": disk / count,
     }
 
 
@@ -95,8 +103,9 @@ def connection_bytes(directory: Path, *, with_tls: bool) -> float:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=1_000_000, help="messages that wait")
-    count = parser.parse_args(arguments).count
-    figures = measured(count)
+    parser.add_argument("--bytes", type=int, default=100, help="of data of each")
+    wanted = parser.parse_args(arguments)
+    figures = measured(wanted.count, wanted.bytes)
     for name, with_tls in (("connection_bytes", False), ("tls_connection_bytes", True)):
         with tempfile.TemporaryDirectory() as directory:
             figures[name] = connection_bytes(Path(directory), with_tls=with_tls)

@@ -444,6 +444,19 @@ ERRORS_PER_SECOND_MAX: Final = 100
 AUDIT_TOLD_MAX: Final = 1000
 """Records of the audit, the last ones, that are kept in memory for stats."""
 
+RENAMED_BINDINGS_MAX: Final = 100_000
+RENAMED_QUEUES_MAX: Final = 1000
+RENAMED_BYTES_MAX: Final = 1024 * 1024
+"""Bindings of a queue that is renamed, queues whose dead letters go there, and the length of what
+schedules publish there: they are changed in one step."""
+
+TRACES_MAX: Final = 16
+"""Names that are traced at once."""
+
+TRACE_S: Final = 600.0
+TRACE_S_MAX: Final = 86_400.0
+"""How long they are traced, by default and at most."""
+
 AUDIT_TEXT_BYTES_MAX: Final = 256
 """Of the arguments of a request in its record."""
 

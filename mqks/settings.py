@@ -358,6 +358,11 @@ class Settings:
         "Number of logins and requests stored for mqks inspect audit.",
         (0, 10_000_000, "records"),
     )
+    trace_bytes_max: int = _advanced(
+        16 * MIB,
+        "Memory of what mqks trace has noted; what is beyond it pushes out the oldest.",
+        (64 * 1024, GIB, "bytes"),
+    )
     bindings_per_queue_max: int = _advanced(
         100_000, "Maximum number of bindings of one queue.", (1, 100_000_000, "bindings")
     )
@@ -430,6 +435,7 @@ class Settings:
         limits = (
             *(self.memory_bytes, self.metadata_bytes_max, self.unacked_bytes_max),
             *(self.unhandled_bytes_max, self.unsent_bytes_max, 2 * self.batch_bytes_max),
+            self.trace_bytes_max,
         )
         schedules, once = SCHEDULES_MAX * SCHEDULE_BYTES_MAX, self.once_ids_max * ONCE_ID_BYTES
         gateways = (self.api_port is not None) + (self.sqs_port is not None)

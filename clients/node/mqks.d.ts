@@ -154,6 +154,7 @@ export class Client {
   subscribe(queue: Name, events?: Name[], options?: { add?: Name[]; masks?: Name[] }): Promise<void>
   /** With `events`, even none, they and `masks` replace all bindings. */
   rebind(queue: Name, changes?: { events?: Name[]; remove?: Name[]; removeMasks?: Name[]; add?: Name[]; masks?: Name[] }): Promise<void>
+  renameQueue(queue: Name, to: Name): Promise<void>
   deleteQueue(queue: Name): Promise<void>
   purge(queue: Name): Promise<number>
   stats(...words: string[]): Promise<any>

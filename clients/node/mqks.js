@@ -923,6 +923,10 @@ class Client {
     await this.request('rebind --confirm', name(queue), ...bindings({ events, remove, removeMasks, add, masks }))
   }
 
+  async renameQueue(queue, to) {
+    await this.request('rename --confirm', name(queue), name(to))
+  }
+
   async deleteQueue(queue) {
     await this.request('delete_queue --confirm', name(queue))
   }

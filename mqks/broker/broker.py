@@ -18,6 +18,7 @@ from mqks.broker.features.admission.once import OnceWindow
 from mqks.broker.features.table import FEATURES
 from mqks.broker.features.tails.tails import MessageTail, Tails
 from mqks.broker.features.time.ticks import NextTick, Schedules, no_cron
+from mqks.broker.features.trace.traces import Traces
 from mqks.broker.policies import Policies
 from mqks.broker.spine.base.facts import Facts
 from mqks.broker.spine.base.notices import Notices
@@ -163,6 +164,12 @@ class Broker:
             self.audit,
         )
         self.publishing = Publishing(settings, self.shared, self.bindings, self.tails, self.once)
+        self.traces = Traces(
+            settings.trace_bytes_max,
+            self.shared,
+            self.publishing,
+            lambda: [*self.queues.values(), *self.orphans.values()],
+        )
         self.schedules = Schedules(self.shared, self.bindings, self.publishing, next_tick)
         self.policies = Policies(self.queues, self.turns, settings.queue_tables)
 
@@ -292,7 +299,7 @@ class Broker:
         queue = self.queues.get(name)
         if queue is None:
             return 0
-        count = yield from queue.trim(queue.lane.next_seq if end is None else end)
+        count = yield from queue.trim(end)
         self.purged += count
         return count
 
@@ -386,13 +393,28 @@ class Broker:
         queue = self._new_queue(self.next_queue_id, name)
         self._changed(queue)
         self.policies.apply(queue)
-        orphaned = self._adopt(name)
+        self._serve_orphans(queue)
+        return queue
+
+    def _serve_orphans(self, queue: Queue) -> None:
+        """Consumers of an earlier queue of its name are served again."""
+        orphaned = self._adopt(queue.name)
         if orphaned is not None:
             for consumer in consumers_of(orphaned):
                 consumer.queue = queue
                 queue.attach(consumer)
                 consumer.resume(Rest.NO_QUEUE)
-        return queue
+
+    def rename_queue(self, queue: Queue, new: bytes) -> None:
+        """Give a queue a name that no other has; `Bindings.renamed` does the rest."""
+        self.metadata.bytes += queue_bytes(new) - queue_bytes(queue.name)
+        del self.queues[queue.name]
+        queue.name = new
+        self.queues[new] = queue
+        queue.show = self.tails.shower(new)
+        self._changed(queue)
+        self.policies.apply(queue)
+        self._serve_orphans(queue)
 
     def dead_letter_queue(self, queue: Place, reason: str) -> Queue | None:
         name = queue.rules.dead_letters
@@ -439,6 +461,7 @@ class Broker:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)
         queue = self.queues[name] = Queue(self.shared, queue_id, name)
         queue.show = self.tails.shower(name)
+        queue.tracer = self.traces.of_queue()
         self.metadata.bytes += queue_bytes(name)
         return queue
 

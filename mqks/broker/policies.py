@@ -68,14 +68,14 @@ class Policies:
                 rules = rules.changed({"dead_letters": None}, reset=False)
         queue.apply(rules)
 
-    def check(self, name: bytes, target: bytes) -> None:
+    def check(self, name: bytes, target: bytes, action: str = "set_queue") -> None:
         """Raise if dead letters of the queue `name` must not go to `target`."""
         *chain, last = self._chain(name, target)
         queues = [self._queues.get(each) for each in chain]
         by_default = any(queue is None or queue.policy.dead_letters is None for queue in queues)
         if len(chain) >= DEAD_LETTERS_MAX or (last == name and by_default):
             raise BadRequest(
-                f"set_queue: --dead-letters of {shown(name)} would form a cycle with a default, or "
+                f"{action}: --dead-letters of {shown(name)} would form a cycle with a default, or "
                 f"a chain of more than {DEAD_LETTERS_MAX} queues"
             )
 

@@ -415,6 +415,25 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         """End any pause of a queue. Raises RequestFailed if there is no such queue."""
         self._request(requests.confirmed("resume", queue), timeout_s)
 
+    def rename_queue(self, queue: str, new: str, *, timeout_s: float | None = None) -> None:
+        """Give a queue another name, which no queue has. Raises QueueMissing, and RequestFailed."""
+        body = requests.confirmed("rename", queue, new)
+        self.check_queue(queue, timeout_s=timeout_s)
+        self._request(body, timeout_s)
+
+    def trace(
+        self, name: str, *, for_s: float | None = None, timeout_s: float | None = None
+    ) -> None:
+        """Note what becomes of the messages with this id or event, those whose event it matches as
+        a mask, and those in the queue of this name, for 10 minutes or `for_s` seconds.
+        `stats("message", id)` tells the steps. Raises RequestFailed."""
+        self._request(requests.confirmed("trace", name, for_s=for_s), timeout_s)
+
+    def end_trace(self, name: str | None = None, *, timeout_s: float | None = None) -> None:
+        """End a trace; None: all of them, and forget what was noted."""
+        words = () if name is None else (name,)
+        self._request(requests.confirmed("trace", *words, off=True), timeout_s)
+
     def check_queue(self, queue: str, *, timeout_s: float | None = None) -> None:
         """Raises QueueMissing unless the queue exists. A user who may neither consume from it nor
         inspect the server gets no error."""

@@ -36,7 +36,9 @@ from mqks.commands.guesses import Commands
 from mqks.commands.options import Told, note
 from mqks.commands.push import push
 from mqks.commands.serve import Serve, serve
+from mqks.commands.size import size
 from mqks.commands.top import top
+from mqks.commands.trace import trace
 from mqks.commands.transfer import export, import_
 from mqks.compiled import is_compiled
 from mqks.errors import MqksError, reason
@@ -66,6 +68,7 @@ def version() -> Told:
 COMMANDS: dict[str, dict[Run, str]] = {
     RUN: {
         bench: "mqks bench stream confirm --json",
+        size: "mqks size --publishes 5000 --bytes 300 --consumers 20 --backlog 1000000",
         version: "mqks version",
         operate.drain: "mqks drain --timeout 60",
         operate.read_only: "mqks read-only on",
@@ -101,6 +104,7 @@ COMMANDS: dict[str, dict[Run, str]] = {
         queues.set_queue: "mqks set-queue mailer --retries 5 --ttl 3600",
         pauses.pause: "mqks pause mailer --for 30m --deliveries",
         pauses.resume: "mqks resume mailer",
+        queues.rename: "mqks rename orders orders.old",
         queues.purge: "mqks purge mailer --yes",
         queues.trim: "mqks trim mailer 4711 --yes",
         queues.delete_queue: "mqks delete-queue mailer --when-unused 60",
@@ -113,6 +117,7 @@ COMMANDS: dict[str, dict[Run, str]] = {
         ask.ping: "mqks ping --url mqks://127.0.0.1:25000",
         diagnose: "mqks diagnose report.json --db /var/lib/mqks/mqks.db",
         ask.eval_: "mqks eval 'len(state.queues)'",
+        trace: "mqks trace 'order.*' --for 10m",
         top: "mqks top --sort rate --interval 5",
     },
 }

@@ -164,6 +164,28 @@ def messages(
     table(rows, columns, as_json=as_json, cut="data" if data and not full else "")
 
 
+def message(
+    source: "Source", id: Annotated[str, "ID", "The message id."], as_json: AsJson = False
+) -> None:
+    """Tell what became of a traced message, step by step: see mqks trace."""
+    from mqks.inspection.source import told_of  # here, as above
+
+    rows = source.message(id)
+    if not as_json:
+        rows = (
+            row | {"time": time_text(row["time_us"])[:23], "told": told_of(row)} for row in rows
+        )
+    table(rows, ("time", "what", "queue", "seq", "told"), as_json=as_json)
+
+
+def traces(source: "Source", as_json: AsJson = False) -> None:
+    """List what is traced, for how long, and by whom."""
+    rows = source.traces()
+    if not as_json:
+        rows = (row | {"left": _duration(row["left_s"])} for row in rows)
+    table(rows, ("name", "left", "user", "client", "connection"), as_json=as_json)
+
+
 def letters(source: "Source", name: Name, limit: Rows = 20, as_json: AsJson = False) -> None:
     """Count the dead letters of a queue by cause, the most frequent first.
 
@@ -294,6 +316,8 @@ COMMANDS: dict[Run, str] = {
     consumers: "mqks inspect consumers",
     connections: "mqks inspect connections",
     messages: "mqks inspect messages mail --limit 5 --data --event 'user.*'",
+    message: "mqks inspect message order-17",
+    traces: "mqks inspect traces",
     letters: "mqks inspect letters mail",
     unacked: "mqks inspect unacked mail",
     schedules: "mqks inspect schedules --db mqks.db",

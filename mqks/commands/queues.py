@@ -177,6 +177,23 @@ def redrive(
     return {"queue": queue, "to": to, "redriven": count}, counted(count, "redriven")
 
 
+def rename(
+    server: ServerOptions,
+    queue: Queue,
+    new: Annotated[str, "NEW", "The new name, which no queue has."],
+    yes: Yes = False,
+) -> Told:
+    """Give a queue another name. Messages, bindings, policy and consumers stay.
+
+    Schedules that publish to it, and queues whose dead letters go there, name it anew.
+    """
+    with server.connected() as client:
+        check_queue(client, queue)
+        confirm(f"Rename {printable(queue)} to {printable(new)}?", yes)
+        client.rename_queue(queue, new)
+    return {"queue": queue, "new": new}, ""
+
+
 def trim(
     server: ServerOptions,
     queue: Queue,

@@ -82,6 +82,13 @@ class Live:
     def schedules(self) -> Iterator[Row]:
         return self._rows("schedules", "name")
 
+    def message(self, message_id: str) -> Iterator[Row]:
+        """The steps of a traced message."""
+        return self._rows(_words("message", message_id), "step")
+
+    def traces(self) -> Iterator[Row]:
+        return self._rows("traces", "name")
+
     def journal(self) -> Row:
         return self._object("journal")
 

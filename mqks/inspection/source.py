@@ -92,6 +92,18 @@ def dead_letter_row(told: DeadLetter) -> Row:
     return told._asdict() | times
 
 
+STEP = ("step", "time_us", "what", "queue", "seq")
+"""What each step of a message has; there may be more."""
+
+
+def told_of(step: Row) -> str:
+    """What else a step tells, as `key=value`, without what is unknown."""
+    some = {key: value for key, value in step.items() if key not in STEP and value is not None}
+    if until_us := some.pop("until_us", None):
+        some["until"] = time_text(until_us)
+    return " ".join(f"{key}={value}" for key, value in some.items())
+
+
 def group_of(dead_letter: Row) -> tuple[str, str, str]:
     """What dead letters with the same cause have in common: the queue, the reason, and what the
     consumer said, see `cause`."""

@@ -30,6 +30,7 @@ _ONLY_OF_A_SERVER = (
     *("received", "routed", "unroutable", "confirmed", "delivered", "redelivered"),
     *("acknowledged", "rejected", "dead", "dropped", "purged", "errors", "failed_logins"),
     *("loop_held", "loop_late", "reverts_seen", "timer_repeats"),
+    *("traces", "trace_bytes"),
 )
 """Totals that only a server knows."""
 _ARCHIVE = (
@@ -195,6 +196,12 @@ class StoppedSource:
 
     def connections(self) -> Iterator[Row]:
         return self._nobody("connections")
+
+    def message(self, message_id: str) -> Iterator[Row]:
+        return self._nobody("steps of messages")
+
+    def traces(self) -> Iterator[Row]:
+        return self._nobody("traces")
 
     def _nobody(self, what: str) -> Iterator[Row]:
         if not self._file.server:

@@ -142,6 +142,10 @@ def _to_connection(form: Form) -> str:
     return f"/connection?number={quoted(form['connection'])}"
 
 
+def _back(form: Form) -> str:
+    return form.get("back") or "/message"
+
+
 def _to_schedule(form: Form) -> str:
     return schedule_link(form["schedule"])
 
@@ -170,6 +174,14 @@ ACTIONS: Final = {
         lambda client, form: client.delete_queue(form["queue"], if_exists=True),
         "Queue {queue} deleted.",
         lambda form: "/queues",
+    ),
+    "rename": PageAction(
+        "Rename",
+        "Rename {queue} to {to}? Messages, bindings, policy and consumers stay.",
+        lambda client, form: client.rename_queue(form["queue"], form["to"]),
+        "{queue} is {to} now.",
+        lambda form: queue_link(form["to"]),
+        lambda form: requests.name(form["to"]),
     ),
     "policy": PageAction(
         "Change policy",
@@ -256,6 +268,20 @@ ACTIONS: Final = {
         lambda client, form: client.resume(form["queue"]),
         "{queue} is resumed.",
         _to_queue,
+    ),
+    "trace": PageAction(
+        "Trace",
+        "Note what becomes of {name} for 10 minutes?",
+        lambda client, form: client.trace(form["name"]),
+        "{name} is traced.",
+        _back,
+    ),
+    "untrace": PageAction(
+        "End trace",
+        "End the trace of {name}?",
+        lambda client, form: client.end_trace(form["name"]),
+        "{name} is not traced any more.",
+        _back,
     ),
     "pause": PageAction(
         "Pause",

@@ -32,8 +32,8 @@ from mqks.client.errors import (
     RequestFailed,
 )
 from mqks.client.messages import PeekedMessage
-from mqks.inspection.source import group_of
-from mqks.inspection.text import moment, printable
+from mqks.inspection.source import group_of, told_of
+from mqks.inspection.text import moment, printable, time_text
 from mqks.page import tables
 from mqks.page.actions import ACTIONS, policy_values
 from mqks.page.headers import SECURITY
@@ -56,6 +56,8 @@ NAMES: Final = 200
 """Names of a list on one page."""
 NAMED: Final = {"events": "events", "masks": "masks", "consumers": "consumer_ids"}
 """What `stats queue` calls these lists."""
+STEPS: Final = 500
+"""Steps of a message on one page."""
 HELD: Final = 100
 """Unacked messages of a queue on one page."""
 MESSAGES: Final = 20
@@ -167,6 +169,7 @@ class Page:
             Route("/queue", self._guarded(self._queue)),
             Route("/connection", self._guarded(self._connection)),
             Route("/schedule", self._guarded(self._schedule)),
+            Route("/message", self._guarded(self._traced)),
             Route("/publish", self._guarded(self._publish)),
             Route("/do/{action}", self._guarded(self._act), methods=["POST"]),
             Route("/events", self._guarded(self._events)),
@@ -383,6 +386,24 @@ class Page:
                 columns = tables.SCHEDULES.columns[1:]
                 return await self._shown("schedule.html", session, schedule=row, columns=columns)
         return await self._failed(404, f"There is no schedule {printable(name)}.", session)
+
+    async def _traced(self, request: Request, session: PageSession) -> Response:
+        """What became of a message."""
+        message_id, steps = _parameter(request, "id"), list[dict[str, Any]]()
+        if message_id:
+            steps = await session.client.stats("message", message_id, f"--limit={STEPS}")
+        told = [
+            each | {"time": time_text(each["time_us"])[:23], "told": told_of(each)}
+            for each in steps
+        ]
+        return await self._shown(
+            "message.html",
+            session,
+            id=message_id,
+            steps=told,
+            cut=len(told) == STEPS,
+            traces=await session.client.stats("traces"),
+        )
 
     async def _publish(self, request: Request, session: PageSession) -> Response:
         typed, session.typed = session.typed, {}

@@ -42,6 +42,8 @@ from mqks.limits import (
     STEP_LINE_BYTES,
     TAIL_NAMES_MAX,
     TIME_S_MAX,
+    TRACE_S,
+    TRACE_S_MAX,
     WORDS_MAX,
 )
 from mqks.protocol.durations import in_seconds
@@ -307,6 +309,20 @@ class DrainFor(NamedTuple):
     """Drain the server, and wait for so long; or deliver again."""
 
     timeout_s: float = DRAIN_S
+    off: bool = False
+
+
+class Renaming(NamedTuple):
+    queue: bytes
+    new: bytes
+
+
+class WantedTrace(NamedTuple):
+    """A trace of a queue, an event or mask, or a message id, or its end."""
+
+    name: bytes | None = None
+    """None: all of them end."""
+    for_us: int = round(TRACE_S * 1e6)
     off: bool = False
 
 
@@ -680,9 +696,9 @@ def _delay_us(value: bytes, most: float = DURATION_S_MAX) -> int:
     return round(_seconds(value, most) * 1e6)
 
 
-def _duration_s(value: bytes) -> float:
+def _duration_s(value: bytes, most: float = DURATION_S_MAX) -> float:
     """At least one microsecond."""
-    seconds = _seconds(value, DURATION_S_MAX)
+    seconds = _seconds(value, most)
     if not seconds:
         raise BadRequest(f"{shown(value)} is not a number of seconds greater than 0")
     return max(seconds, 1e-6)
@@ -833,6 +849,18 @@ def _tail(*words: bytes, queue: bytes | None = None) -> WantedTail:
     return WantedTail(queue, [word for word in words if b"*" not in word], masks)
 
 
+def _rename(queue: bytes, new: bytes) -> Renaming:
+    if queue == new:
+        raise BadRequest(f"{shown(new)} is its name already")
+    return Renaming(queue, _name(new))
+
+
+def _trace(name: bytes | None = None, **values: Any) -> WantedTrace:
+    if name is None and "off" not in values:
+        raise BadRequest("a queue, an event, a mask or a message id is missing")
+    return WantedTrace(name, **values)
+
+
 def _only(value: Any = None, worker: int = 0) -> Any:
     return value
 
@@ -975,6 +1003,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "read --to": ("end", sequence_number),
     "reject --pause": ("pause_us", partial(_delay_us, most=REJECT_PAUSE_S_MAX)),
     "receive --limit": ("limit", _number(1, RECEIVE_MAX)),
+    "trace --for": ("for_us", lambda value: round(_duration_s(value, TRACE_S_MAX) * 1e6)),
     "schedules --after": ("after", bytes),
     "schedules --limit": ("limit", _number(1, STATS_ROWS_MAX)),
     "stats --after": ("after", bytes),
@@ -1115,6 +1144,7 @@ _TABLE = (
         is_audited=True,
     ),
     Action("resume", "{queue}", Pausing, OF_QUEUE, confirm_anywhere=True, is_audited=True),
+    Action("rename", "{queue} {queue}", _rename, ADMIN, confirm_anywhere=True, is_audited=True),
     Action(
         "purge",
         "{queue} [--scheduled] " + CHOICE,
@@ -1167,6 +1197,14 @@ _TABLE = (
         {"": "monitoring"},
     ),
     Action("unschedule", "{name}", Scheduling, {"name": "schedule"}, is_audited=True),
+    Action(
+        "trace",
+        "[{name}] [--for={seconds}|--off]",
+        _trace,
+        ADMIN,
+        confirm_anywhere=True,
+        is_audited=True,
+    ),
     Action("help", "[{action}]", _only),
     Action("auth", "{token} | {user} {password}", lambda *words: words, parser=_credentials),
     Action("set_name", "{name}", _only),

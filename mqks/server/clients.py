@@ -235,7 +235,9 @@ class Clients:
             if confirms:
                 self._await(client, size)
 
-    def _add_slowed(self, client: ServerClient, rate: UserRate, data: bytes, *, waits: bool) -> None:
+    def _add_slowed(
+        self, client: ServerClient, rate: UserRate, data: bytes, *, waits: bool
+    ) -> None:
         """Its user has a rate: what it publishes is a step of its own, which is counted."""
         intake, counters = self._intake, self._broker.shared.counters
         intake.finish()

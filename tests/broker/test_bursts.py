@@ -133,6 +133,8 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
     ),
     b"schedules": (b"", (b"--after=n", b"--limit=3"), b""),
     b"unschedule": (b"n%d", (), b""),
+    b"rename": (b"s%d t%d", (), b""),
+    b"trace": (b"t%d", (b"--for=9", b"--off"), b""),
     b"help": (b"publish", (), b""),
     b"auth": (b"wrong", (), b""),
     b"set_name": (b"n%d", (), b""),

@@ -26,6 +26,7 @@ from mqks.protocol.requests import (
     Purge,
     Range,
     Rebind,
+    Renaming,
     Scheduled,
     Selection,
     SetQueue,
@@ -33,6 +34,7 @@ from mqks.protocol.requests import (
     Stats,
     Trim,
     WantedTail,
+    WantedTrace,
 )
 
 NAMES_MAX = 3
@@ -110,6 +112,9 @@ def parse(line: bytes) -> Any:
         (b"_eval --1", "--1"),
         (b"ping --confirm  x ", b"--confirm  x "),
         (b"pause q --for=1.5 --deliveries", Pausing(b"q", 1_500_000, deliveries=True)),
+        (b"trace a.* --for=1.5", WantedTrace(b"a.*", 1_500_000)),
+        (b"rename q r", Renaming(b"q", b"r")),
+        (b"trace --off", WantedTrace(off=True)),
         (b"resume q", Pausing(b"q")),
         (b"set_queue q", SetQueue(b"q", {}, False)),
         (b"set_queue --reset q --ttl=", SetQueue(b"q", {"ttl_s": None}, True)),

@@ -364,7 +364,7 @@ def test_a_queue_deleted_between_two_rebinds(has_masks: bool) -> None:
     first, second = world.connection("k"), world.connection("other")
 
     world.intake.receive(first, b"r1 rebind --confirm q %b\n" % names)
-    while not world.broker.bindings._busy:
+    while not world.broker.bindings.busy:
         world.broker.go_on()  # It is parsed in turns, too.
     world.intake.receive(second, b"d delete_queue --confirm q\n")
     world.intake.receive(first, b"r2 rebind --confirm q --add-mask x.*\n")

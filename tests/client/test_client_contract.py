@@ -300,6 +300,31 @@ async def test_a_queue_is_paused_and_resumed(client: Any) -> None:
         await client.resume("none")
 
 
+async def test_a_queue_is_renamed(client: Any) -> None:
+    await client.subscribe("q", ["e"])
+    await client.publish("e", "x", confirm=True)
+    await client.rename_queue("q", "r")
+    await client.publish("e", "y", confirm=True)
+    assert [each.data for each in await client.peek("r")] == [b"x", b"y"]
+    with pytest.raises(QueueMissing):
+        await client.rename_queue("q", "s")
+    await client.subscribe("s", ["e"])
+    with pytest.raises(RequestFailed):
+        await client.rename_queue("r", "s")
+
+
+async def test_a_message_is_traced(client: Any) -> None:
+    await client.trace("e", for_s=60)
+    await client.publish("e", "x", id="m", confirm=True)
+    [step] = await client.stats("message", "m")
+    assert (step["what"], step["event"]) == ("published", "e")
+    assert [each["name"] for each in await client.stats("traces")] == ["e"]
+    await client.end_trace("e")
+    assert len(await client.stats("message", "m")) == 1
+    await client.end_trace()
+    assert await client.stats("message", "m") == []
+
+
 async def test_set_queue(client: Any) -> None:
     await client.set_queue("q", retries=3, backoff=(0.5, 60), dead_letter_queue="d", ttl_s=1.5)
     await client.set_queue("q", ttl_s=None, single_consumer=True)

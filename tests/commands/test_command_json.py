@@ -53,6 +53,9 @@ LIVE = {
     "mqks set-queue": "made --ttl 5 --retries= --create",
     "mqks pause": "made --for 1h --deliveries",
     "mqks resume": "made",
+    "mqks rename": "spare spare.new --yes",
+    "mqks size": "--publishes 10",
+    "mqks trace": "'order.*' --for 10m",
     "mqks cancel": "made --all",
     "mqks promote": "made --all",
     "mqks move": "made imported",
@@ -72,6 +75,8 @@ LIVE = {
     "mqks inspect letters": "letters",
     "mqks inspect unacked": "",
     "mqks inspect schedules": "",
+    "mqks inspect message": "m2",
+    "mqks inspect traces": "",
     "mqks inspect archives": "",
     "mqks inspect journal": "",
     "mqks inspect stats": "",
@@ -104,7 +109,9 @@ STOPPED = {
     },
 }
 
-NEEDS_A_SERVER = {f"mqks inspect {what}" for what in ("consumers", "connections", "archives")}
+NEEDS_A_SERVER = {
+    f"mqks inspect {what}" for what in ("consumers", "connections", "archives", "message", "traces")
+}
 
 
 class World:
@@ -120,6 +127,7 @@ class World:
             self.error_id = client.ask(b"x frob").split(b" error ")[1].decode()
         self.client = LineClient(self.server.address)
         assert self.client.ask(b"r range q --archived=1").startswith(b"r ok ")
+        assert self.client.ask(b"t trace --confirm e2") == b"t ok "
         self.client.send(b"w consume held e2 --manual-ack\nm publish e2 x\n")
         assert self.client.line() == b"w ok m event=e2 x"
         line = b"d set_queue --confirm held --dead-letters=letters"

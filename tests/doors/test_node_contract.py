@@ -59,6 +59,8 @@ NOT_HERE = {
     "it has other names": (
         "priority_and_key_are_told_with_meta",
         "a_queue_is_paused_and_resumed",
+        "a_message_is_traced",
+        "a_queue_is_renamed",
         "set_queue",
         "any_action_that_is_answered_with_one_line",
         "manual_ack_is_the_contrary_of_auto_ack",

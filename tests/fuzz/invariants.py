@@ -377,7 +377,7 @@ def _check_sums(broker: Broker) -> None:
     theirs = sum(len(each.consumers) for each in broker.connections.values())
     require(len(consumers) == theirs, "a consumer that is attached to no connection")
     timers = sum(queue.timer is not None for queue in broker.queues.values())
-    timers += broker.tails.is_telling + broker.audit.is_counting
+    timers += broker.tails.is_telling + broker.audit.is_counting + len(broker.traces.rows)
     timers += sum(each.pause_entry is not None for each in consumers)
     waiting_ones = chain.from_iterable(each.receivers for each in broker.connections.values())
     receivers = [each for each in waiting_ones if isinstance(each, Receiver)]
@@ -403,6 +403,11 @@ def _check_sums(broker: Broker) -> None:
     require(
         len(broker.pending.entry.errors) <= settings.errors_kept_max, "errors wait without a bound"
     )
+    traces = broker.traces
+    size = sum(step.size for step in traces.steps)
+    require(traces.bytes == size <= settings.trace_bytes_max, "bytes of steps")
+    tracers = {queue.tracer for queue in broker.queues.values()}
+    require(tracers <= {traces if traces.rows else None}, "a queue has a wrong tracer")
     audit = broker.audit
     records = len(broker.pending.entry.audit), len(audit.last)
     require(max(records) <= min(settings.audit_kept_max, AUDIT_TOLD_MAX), "the audit has no bound")

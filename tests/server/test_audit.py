@@ -71,6 +71,8 @@ DOES: dict[str, list[tuple[bytes, int | None]]] = {
     "set_queue": [(b"q --retries=3", None)],
     "pause": [(b"q --for=9", None)],
     "resume": [(b"r", None)],
+    "trace": [(b"a.*", None)],
+    "rename": [(b"r r2", None)],
     "purge": [(b"q --id=m1", 1), (b"q", 2)],
     "trim": [(b"q 3", 2)],
     "schedule": [(b"beat --every=9 publish beat", None), (b"beat --pause", None)],

@@ -8,6 +8,7 @@ from mqks.broker.requests import (
     operating,
     queues,
     redrives,
+    renaming,
     scheduled,
     transactions,
 )
@@ -38,6 +39,7 @@ _RUNS: dict[bytes, Run] = {
     b"set_queue": queues.set_queue,
     b"pause": queues.pause,
     b"resume": queues.resume,
+    b"rename": renaming.rename,
     b"purge": queues.purge,
     b"peek": looking.peek,
     b"tail": looking.tail,
@@ -48,6 +50,7 @@ _RUNS: dict[bytes, Run] = {
     b"unschedule": messages.unschedule,
     b"schedules": looking.tell_stats,
     b"stats": looking.tell_stats,
+    b"trace": operating.trace,
     b"help": operating.help_,
     b"auth": operating.auth,
     b"set_name": operating.set_name,

@@ -26,7 +26,7 @@ BEGIN = b" begin"
 PLACING = frozenset(
     (
         *(b"publish", b"reject", b"release", b"promote", b"move", b"redrive", b"schedule"),
-        *(b"unschedule", b"commit"),
+        *(b"unschedule", b"commit", b"rename"),
     )
 )
 """Actions that give messages new places, or ticks, which is not possible on a full disk."""
@@ -158,7 +158,9 @@ class Intake:
         wait; the lines that are left are the first ones of its next turn.
         """
         broker, works, publishes = self._broker, connection.works, self._publishes
-        if publishes.gathered and connection.permissions is not self._permissions:
+        if publishes.gathered and (
+            connection.permissions is not self._permissions or broker.publishing.tracer is not None
+        ):
             self.finish()
         lines, at = connection.lines, connection.handled
         room = min(broker.settings.output_buffer_bytes_max, broker.shared.outboxes.room)

@@ -9,7 +9,7 @@ from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.outbox import Slow
 from mqks.errors import BadRequest
 from mqks.protocol import replies
-from mqks.protocol.requests import ACTIONS, DrainFor, Request, shown
+from mqks.protocol.requests import ACTIONS, DrainFor, Request, WantedTrace, shown
 
 
 def help_(broker: Broker, connection: Connection, request: Request, name: bytes | None) -> None:
@@ -29,6 +29,17 @@ def close_connection(
     broker.refusals.expel(other, f"closed by {name_of(connection)} (close_connection)")
     broker.expelled.append(other)
     return 1
+
+
+def trace(
+    broker: Broker, connection: Connection, request: Request, wanted: WantedTrace
+) -> Work[Effect]:
+    if wanted.off:
+        return Effect.of(0, (yield from broker.traces.end(wanted.name)))
+    name = wanted.name or b""
+    broker.metadata.check_names("name", [name])
+    yield from broker.traces.begin(name, wanted.for_us / 1e6, connection.who)
+    return Effect.of(0, True)
 
 
 def set_name(broker: Broker, connection: Connection, request: Request, name: bytes) -> None:

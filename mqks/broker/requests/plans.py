@@ -144,6 +144,8 @@ class Plan:
                     target = broker.queue_for(each.to)
                     gone.setdefault(target, []).append((each.number, each.line))
             source.lane.leave_together(dropped)
+            if source.tracer is not None:
+                source.tracer.left(source, "trimmed", dropped)
             broker.purged += len(dropped)
             move_out(source, gone)
             touched |= dict.fromkeys((*gone, source))

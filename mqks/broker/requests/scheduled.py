@@ -45,6 +45,8 @@ def cancel_all(queue: Queue) -> Work[int]:
     while some := [*islice(numbers, STEP_BODIES)]:
         if not queue.deleted:
             queue.lane.settle(some)
+            if queue.tracer is not None:
+                queue.tracer.left(queue, "cancelled", some)
         count += len(some)
         yield GOES_ON
     yield from queue.tidy()
@@ -69,6 +71,8 @@ def _promote(broker: Broker, wanted: Scheduled) -> Work[int]:
 
 def _settle(queue: Queue, found: Sequence[Delivery]) -> None:
     queue.lane.settle([number for number, _ in found])
+    if queue.tracer is not None:
+        queue.tracer.note(queue, "cancelled", found)
 
 
 def _found(queue: Queue, message_id: bytes, act: Act) -> Work[int]:

@@ -91,6 +91,8 @@ def totals(broker: Broker) -> Work[Row]:
         "loop_late": broker.loop_late,
         "reverts_seen": broker.reverts_seen,
         "timer_repeats": broker.schedule.repeats,
+        "traces": len(broker.traces.rows),
+        "trace_bytes": broker.traces.bytes,
     }
 
 
@@ -368,6 +370,16 @@ def audit(broker: Broker, after: int, limit: int) -> Rows:
     yield [*map(asdict, found[:limit] if after else found[-limit:])]
 
 
+def traces(broker: Broker, after: bytes, limit: int) -> Rows:
+    names = yield from _smallest(limit, [*broker.traces.rows], after)
+    now_s = broker.clock()
+    yield [
+        {"name": _text(name), "left_s": round(row.until_s - now_s, 3), **row.who._asdict()}
+        for name in names
+        if (row := broker.traces.rows.get(name)) is not None
+    ]
+
+
 def _smallest(
     limit: int, items: Iterable[Any], after: Any, key: Callable[[Any], Any] | None = None
 ) -> Generator[list[Row], None, list[Any]]:
@@ -422,12 +434,16 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
             return audit(broker, _number(after[0]), limit)
         case [b"users"]:
             return users(broker, after[0], limit)
+        case [b"traces"]:
+            return traces(broker, after[0], limit)
+        case [b"message", message_id]:
+            return broker.traces.told(message_id, _number(after[0]), limit)
         case [b"schedules"]:
             return schedules(broker, after[0], limit)
         case [b"journal"]:
             return journal(broker)
     raise BadRequest(
         f"stats: unknown statistics {shown(b' '.join(wanted.words))}; there are queues, "
-        "queue NAME, bindings, consumers, connections, unacked, errors, audit, schedules, "
-        "users and journal"
+        "queue NAME, bindings, consumers, connections, unacked, errors, audit, schedules, users, "
+        "traces, message ID and journal"
     )

@@ -90,6 +90,7 @@ def _do(
     """All of it, in this turn."""
     messages = _check(broker, connection, kept, routes, plan)
     publishing, waiters = broker.publishing, broker.pending.waiters
+    publishing.publisher = connection
     # Moves and trims are the first: consumers may take what is ready when others make room.
     taken = plan.do()
     queues: Queues = {}

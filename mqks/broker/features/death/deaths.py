@@ -31,14 +31,17 @@ def kill(queue: Place, dead: Sequence[Dead], reason: Event, why: bytes = b"") ->
         return
     target = queue.dead_letter_queue(reason)
     queue.count_dead(len(dead), reason, dropped=target is None)
+    if queue.tracer is not None:
+        told = {"reason": str(reason)}
+        queue.tracer.note(queue, "dead", [(n, line) for n, line, _ in dead], told)
     if target is None:
         queue.lane.settle([each.number for each in dead])
         return
     death = Death(reason, queue.name, queue.shared.schedule.wall_us(), why)
-    told = [
+    letters = [
         (n, death.dead_letter(line, tries, partial(queue.arrived_us, n))) for n, line, tries in dead
     ]
-    move(queue, target, told)
+    move(queue, target, letters)
     target.deliver()
 
 
@@ -83,7 +86,10 @@ def kill_oldest(queue: Place, end: int, reason: Event, count: int = STEP_MESSAGE
     """Kill at most `count` ready messages with numbers below `end`, the oldest first."""
     lane = queue.lane
     if queue.dead_letter_queue(reason) is None:
-        queue.count_dead(lane.trim_some(end, count), reason, dropped=True)
+        gone = lane.trim_some(end, count)
+        queue.count_dead(len(gone), reason, dropped=True)
+        if queue.tracer is not None:
+            queue.tracer.left(queue, "dead", gone, {"reason": str(reason)})
     else:
         fitting = STEP_BYTES * lane.blocks.count // (lane.ready_bytes + 1) + 1
         kill_ready(queue, lane.oldest_ready(end, min(count, fitting)), reason)

@@ -5,7 +5,7 @@ The one rule: `fate` decides, and `_apply` does what was decided. The counts of 
 rejects, losses) change only here, and for those that a consumer held at a crash in `Lane.restore`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -170,8 +170,8 @@ def _is_overdue(queue: Place, number: int) -> bool:
 def _apply(
     queue: Place,
     state: State,
-    deliveries: Iterable[Delivery],
-    fates: Iterable[Fate],
+    deliveries: Sequence[Delivery],
+    fates: Sequence[Fate],
     why: bytes = b"",
 ) -> None:
     """Do what was decided about messages in this state, and deliver."""
@@ -200,10 +200,22 @@ def _apply(
                 line = with_published(line, queue.arrived_us(number))
             tail.append((number, line))
             marks.append(mark)
+    if queue.tracer is not None:
+        queue.tracer.scheduled(queue, *_put_off(state, deliveries, fates, queue))
     move(queue, queue, tail, marks)
     for event, some in dead.items():
         kill(queue, some, event, why)
     queue.deliver()
+
+
+def _put_off(
+    state: State, deliveries: Sequence[Delivery], fates: Sequence[Fate], queue: Place
+) -> tuple[list[Delivery], list[int]]:
+    """Those that were scheduled, and until when."""
+    each = zip(deliveries, fates, strict=True)
+    some = [pair for pair in each if AFTER[state, pair[1].event] is State.SCHEDULED]
+    now_us = queue.shared.schedule.wall_us()
+    return [delivery for delivery, _ in some], [now_us + told.wait_us for _, told in some]
 
 
 def put_off(

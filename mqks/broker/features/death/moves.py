@@ -29,12 +29,25 @@ def move(
     which may be the same queue. `marks` are their new ones; None: they have attributes and no
     marks. The caller delivers."""
     source.lane.leave_together([number for number, _ in deliveries])
+    if source.tracer is not None:
+        _trace(source, to, deliveries)
     if source is not to:
         # What is settled here and appended there is of two lanes: no piece may have one alone.
         source.lane.pending.in_one_piece = True
         to.take_in([line for _, line in deliveries], marks)
     else:
         to.lane.append_all([line for _, line in deliveries], marks or ())
+
+
+def _trace(source: Place, to: Place, deliveries: Sequence[Delivery]) -> None:
+    """What joins another queue is noted by that, too."""
+    assert source.tracer is not None
+    if source is not to:
+        told = {"to": to.name.decode("utf-8", "surrogateescape")}
+        source.tracer.note(source, "moved", deliveries, told)
+    else:
+        lines = [line for _, line in deliveries]
+        source.tracer.note(source, "joined", enumerate(lines, source.lane.next_seq))
 
 
 class Ready:
@@ -138,6 +151,8 @@ def purge_some(queue: Place, chosen: Chosen, limit: int) -> Work[int]:
             lane.take_out(number)
         if gone:
             lane.settle(gone)
+            if queue.tracer is not None:
+                queue.tracer.note(queue, "purged", [(number, found[number]) for number in gone])
             queue.deliver()
         count += len(gone)
         yield GOES_ON

@@ -140,7 +140,7 @@ class Schedules:
                 later_us = now_us + TICK_MISSED_S * SECOND_US
                 if row.next_us > self._after(row._replace(next_us=later_us), later_us):
                     next_us = self._after(row._replace(next_us=now_us), now_us)
-                    self._store(name, row._replace(next_us=next_us))
+                    self.store(name, row._replace(next_us=next_us))
 
     # -- requests
 
@@ -173,17 +173,17 @@ class Schedules:
         new = new._replace(next_us=now_us)
         new = new._replace(next_us=self._after(new, now_us))
         if old is None or not old.is_same(new):
-            self._store(name, new)
+            self.store(name, new)
             self.last_queues.pop(name, None)
         elif wanted.pause and not old.paused:
-            self._store(name, old._replace(paused=True))
+            self.store(name, old._replace(paused=True))
 
     def pause(self, name: bytes, *, paused: bool) -> None:
         row = self.found(name)
         if row.paused != paused:
             # Ticks of the time in which it was paused are not missed.
             next_us = self._after(row, self._schedule.wall_us())
-            self._store(name, row._replace(paused=paused, next_us=next_us))
+            self.store(name, row._replace(paused=paused, next_us=next_us))
 
     def remove(self, name: bytes) -> None:
         if self.rows.pop(name, None) is not None:
@@ -197,6 +197,17 @@ class Schedules:
         row, now_us = self.found(name), self._schedule.wall_us()
         yield from self._publish(name, row, now_us, row._replace(last_us=now_us))
 
+    def to_queue(self, old: bytes, new: bytes) -> dict[bytes, ScheduleRow]:
+        """The rows of those that publish `--to` a queue, with its new name."""
+        flag, to = ((b"--to=" + each).decode("utf-8", "surrogateescape") for each in (old, new))
+        changed = {}
+        for name, row in self.rows.items():
+            if flag in row.publish and row.wanted.to == old:
+                words = row.publish.split(" ")
+                words[words.index(flag)] = to
+                changed[name] = row._replace(publish=" ".join(words))
+        return changed
+
     # -- ticks
 
     def _after(self, row: ScheduleRow, now_us: int) -> int:
@@ -205,7 +216,7 @@ class Schedules:
             return self._next_tick(row.cron, row.zone, now_us)
         return row.next_us + max(0, (now_us - row.next_us) // row.every_us + 1) * row.every_us
 
-    def _store(self, name: bytes, row: ScheduleRow) -> None:
+    def store(self, name: bytes, row: ScheduleRow) -> None:
         self.rows[name] = row
         self.errors.pop(name, None)
         self._pending.entry.schedules[name] = json.dumps(
@@ -247,7 +258,7 @@ class Schedules:
         try:
             missed_us = now_us - row.jitter_us - TICK_MISSED_S * SECOND_US
             if row.next_us < missed_us and row.missed == "skip":
-                self._store(name, row._replace(next_us=self._after(row, missed_us)))
+                self.store(name, row._replace(next_us=self._after(row, missed_us)))
                 return
             # One message is for all that were missed; what is late only is published tick by tick.
             passed_us = now_us if row.next_us < missed_us else row.next_us
@@ -275,6 +286,7 @@ class Schedules:
             return
         # What is in many queues takes several turns; the row is with the first of them.
         self._pending.in_one_piece = True
-        self._store(name, new)
+        self.store(name, new)
         self.last_queues[name] = sum(not queue.deleted for queue in queues)
+        publishing.publisher = None
         yield from publishing.put_in_turns(queues, message.new)

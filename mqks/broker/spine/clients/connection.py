@@ -135,7 +135,7 @@ class Connection(Outbox):
         may_all = GuestPermissions(None) if guest else None
         self.permissions: Permissions | None = STRANGER if stranger else may_all
         """None: it may do everything."""
-        self.rate: UserUserRate | None = None
+        self.rate: UserRate | None = None
         """How much its user may send."""
         self.works: deque[Work[None]] = deque()
         """Unfinished work of its lines: the next lines wait for it."""

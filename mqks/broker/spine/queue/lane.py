@@ -334,12 +334,12 @@ class Lane:
             mark = mark.shifted(set_us)
         return mark
 
-    def trim_some(self, end: int, count_max: int = SEQ_MAX) -> int:
+    def trim_some(self, end: int, count_max: int = SEQ_MAX) -> Sequence[int]:
         """Drop the oldest ready messages with numbers below `end`, as many as one step takes;
-        return how many."""
+        return their numbers."""
         oldest = self.blocks.first
         if oldest is None or oldest >= end:
-            return 0
+            return ()
         if oldest < self.cursor:  # In one step either those that were delivered before, or others.
             end = min(end, self.cursor)
         if self.marks or self.expiry:  # Each one may have a mark or an expiry to remove.
@@ -350,7 +350,7 @@ class Lane:
         else:
             self._advance()
         self.settle(gone)
-        return len(gone)
+        return gone
 
     # -- changes for the journal
 

@@ -19,7 +19,7 @@ from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import REJECT, Event
 from mqks.broker.spine.queue.lane import Delivery, Lane, free
 from mqks.broker.spine.queue.order import UNLIMITED, Fifo, Order, Rest, Ring, Taker
-from mqks.broker.spine.queue.seams import HeldBack, Throttle, Timers
+from mqks.broker.spine.queue.seams import HeldBack, Throttle, Timers, Tracer
 from mqks.broker.spine.queue.shared import Fetch, Place, Shared
 from mqks.errors import BadRequest, MqksError
 from mqks.limits import SCHEDULED_SEQ, SEQ_MAX, STEP_BYTES, STEP_MESSAGES, STEP_RULED, TAKERS_MAX
@@ -74,7 +74,7 @@ class Queue:
         *("ack_timeout_us", "archive", "capacity", "consumers", "dead", "deleted"),
         *("has_forgotten", "id", "is_dropping", "is_ruled", "lane", "marks", "name", "order"),
         *("policy", "returning", "ring", "rules", "shared", "show", "throttle", "timer", "times"),
-        *("told_at", "updates"),
+        *("told_at", "tracer", "updates"),
     )
 
     def __init__(self, shared: Shared, queue_id: int, name: bytes) -> None:
@@ -116,6 +116,8 @@ class Queue:
         """One that cannot take messages is removed at its turn."""
         self.show: Callable[[list[bytes]], None] | None = None
         """Shows the messages that join it to those who watch, if any do."""
+        self.tracer: Tracer | None = None
+        """Notes what becomes of its messages, while something is traced."""
         self.updates = 0
         """Number of updates of its bindings for its consumers."""
         self._update_capacity()
@@ -296,6 +298,8 @@ class Queue:
         if self.show is not None:
             self.show(lines)
         lane = self.lane
+        if self.tracer is not None:
+            self.tracer.note(self, "joined", enumerate(lines, lane.next_seq))
         if lane.expiry is not None:
             lane.expiry.joined(lane.next_seq)
         # If nothing is ready before them, and a consumer waits, they are delivered without having
@@ -340,6 +344,8 @@ class Queue:
         times = self.timed()
         due_us = [own.due_us if own.is_dated else own.clock_us for own in all_terms]
         times.add(first, lines, marks, due_us)
+        if self.tracer is not None:
+            self.tracer.scheduled(self, enumerate(lines, first), [mark.due_us for mark in marks])
         times.set_alarms()
         self._update_capacity()
 
@@ -375,6 +381,8 @@ class Queue:
             self.show(lines)
         if marks and any(mark.expires_us for mark in marks):
             self.timed()
+        if self.tracer is not None:
+            self.tracer.note(self, "joined", enumerate(lines, self.lane.next_seq))
         self.lane.append_all(lines, marks or ())
 
     @property
@@ -391,16 +399,22 @@ class Queue:
         """Settle messages that a consumer has acked. `together`: it must not be written without the
         rest of its entry."""
         self.shared.counters.consumed += len(numbers)
+        if self.tracer is not None:
+            self.tracer.left(self, "acked", numbers)
         if together:
             self.lane.leave_together(numbers)
         else:
             self.lane.settle(numbers)
 
-    def trim(self, end: int) -> Work[int]:
-        """Drop the ready messages with numbers below `end`; return how many."""
-        count = 0
+    def trim(self, end: int | None) -> Work[int]:
+        """Drop the ready messages with numbers below `end`, or all that are there now; return how
+        many."""
+        count, what = 0, "purged" if end is None else "trimmed"
+        end = self.lane.next_seq if end is None else end
         while not self.deleted and (some := self.lane.trim_some(end)):
-            count += some
+            count += len(some)
+            if self.tracer is not None:
+                self.tracer.left(self, what, some)
             yield GOES_ON
         if self.capacity.is_watched and not self.deleted:
             self._update_capacity()
@@ -458,6 +472,8 @@ class Queue:
         if self.has_forgotten:
             self.lane.see(line for _, line in deliveries)
             self.has_forgotten = bool(self.unacked or self.returning)
+        if self.tracer is not None:
+            self.tracer.returned(self, event, deliveries, why)
         returns = self.shared.features.returns
         reason = returns.give_back(self, deliveries, event, delay_us, defaults, why)
         if self.times is not None or event is not REJECT:
@@ -750,6 +766,9 @@ class Queue:
                         lane.settle(numbers)
                 elif held is not None:
                     held += numbers
+            if self.tracer is not None:
+                for index, taker in enumerate(takers, start):
+                    self._trace(taker, all_numbers[index:end:turns], lines[index:end:turns])
             if stored and manual and held is None and all_numbers[0] >= lane.cursor:
                 lane.tell_cursor()
             taken = end
@@ -759,6 +778,13 @@ class Queue:
             if taken < total and self.shared.turns.over:
                 break
         return taken
+
+    def _trace(self, taker: Taker, numbers: Sequence[int], lines: Sequence[bytes]) -> None:
+        """Note that they were delivered."""
+        assert self.tracer is not None
+        told = {"consumer": taker.id.decode("utf-8", "surrogateescape")}
+        what = "received" if taker.is_brief else "delivered" if taker.manual_ack else "consumed"
+        self.tracer.note(self, what, zip(numbers, lines, strict=True), told)
 
     def _deliver_out(
         self, numbers: Sequence[int], lines: list[bytes], to: Taker | None = None
@@ -774,6 +800,8 @@ class Queue:
                 lane.keep_returned(number, line)
         elif taken := len(numbers):
             to.take(numbers, lines, None)
+            if self.tracer is not None:
+                self._trace(to, numbers, lines)
             self.shared.counters.delivered += taken
             if to.manual_ack:
                 held += numbers
@@ -866,6 +894,8 @@ class Queue:
         turns."""
         # A work that is under way sees `deleted` at its next step, and ends.
         self.deleted = True
+        if self.tracer is not None:
+            self.tracer.deleted(self)
         self.policy = self.rules = DEFAULT
         self.throttle = self.shared.features.throttle(self, self.throttle)
         self.capacity.apply(DEFAULT)

@@ -5,12 +5,13 @@ The one rule: it asks for a batch, and knows no feature by name. A queue has tim
 of its messages waits for a time, and a consumer only from its first ack timeout on.
 """
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, NamedTuple, Protocol
 
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.log.pending import Mark
 from mqks.broker.spine.message.policy import Policy
+from mqks.broker.spine.message.states import Event
 
 
 class Expiring(Protocol):
@@ -224,3 +225,41 @@ class Admissions:
         self.default_max = default_max
         self.tight: dict[Held, None] = {}
         """Queues that the messages of one chunk may fill, see `Admission.is_tight`."""
+
+
+class Traced(Protocol):
+    """A queue, as its tracer sees it."""
+
+    id: int
+    name: bytes
+
+
+class Tracer(Protocol):
+    """Notes what becomes of messages. A queue has one only while something is traced."""
+
+    def note(
+        self,
+        queue: Traced,
+        what: str,
+        deliveries: Iterable[tuple[int, bytes]],
+        told: Mapping[str, Any] = ...,
+    ) -> None:
+        """This has happened to messages; a text may be empty if the queue does not need it."""
+
+    def left(
+        self, queue: Traced, what: str, numbers: Sequence[int], told: Mapping[str, Any] = ...
+    ) -> None:
+        """It has happened to messages of which nobody has the text."""
+
+    def returned(
+        self, queue: Traced, event: Event, deliveries: Sequence[tuple[int, bytes]], why: bytes
+    ) -> None:
+        """A consumer has given back messages; `why` as in `Returns.give_back`."""
+
+    def scheduled(
+        self, queue: Traced, deliveries: Iterable[tuple[int, bytes]], due_us: Iterable[int]
+    ) -> None:
+        """Messages wait until these times of the wall clock."""
+
+    def deleted(self, queue: Traced) -> None:
+        """So are all its messages."""

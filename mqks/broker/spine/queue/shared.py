@@ -24,6 +24,7 @@ from mqks.broker.spine.queue.seams import (
     Admissions,
     Throttle,
     Timers,
+    Tracer,
 )
 from mqks.limits import STEP_MESSAGES
 from mqks.settings import Settings
@@ -59,6 +60,7 @@ class Place(Protocol):
     rules: Policy
     shared: "Shared"
     show: Callable[[list[bytes]], None] | None
+    tracer: Tracer | None
 
     @property
     def ready(self) -> int: ...

@@ -61,7 +61,7 @@ class Bindings:
         self._walks = Places(1)
         """For a walk that takes more than a step: bindings do not change meanwhile, so that a queue
         whose bindings are replaced misses no message."""
-        self._busy: dict[bytes, Places] = {}
+        self.busy: dict[bytes, Places] = {}
         """Names whose bindings are being changed in turns: one request after the other, in their
         order of arrival."""
 
@@ -142,7 +142,7 @@ class Bindings:
     def rebind(self, request: Rebind) -> Work[int]:
         """Replace, then remove, then remove by mask, then add. Return how many bindings changed.
         Raises LimitExceeded before anything is changed."""
-        return one_at_a_time(self._busy, request.queue, self._rebind(request))
+        return one_at_a_time(self.busy, request.queue, self._rebind(request))
 
     def _rebind(self, request: Rebind) -> Work[int]:
         for mask in request.add_masks:
@@ -278,12 +278,21 @@ class Bindings:
                         route(event, queue, True)
                 yield GOES_ON
 
+    def renamed(self, old: bytes, new: bytes, changes: dict[tuple[bytes, bytes], bool]) -> None:
+        """What was bound to the name `old` is bound to `new`, which has no bindings: these are the
+        `changes` for the journal. Routes have the queue itself, and stay."""
+        for table in (self.by_name, self.masks_by_name):
+            if bound := table.pop(old, None):
+                table[new] = bound
+        self.metadata.bytes += any(self.bound(new)) * (len(new) - len(old))
+        self._pending.entry.bindings.update(changes)
+
     def remove_all(self, name: bytes, queue: Queue | None) -> Work[bool]:
         """Remove all bindings of a name; `queue` had this name, and is deleted. Return whether
         there were any."""
         if queue is not None:
             self._leaving.setdefault(name, []).append(queue)
-        return one_at_a_time(self._busy, name, self._remove_all(name, queue))
+        return one_at_a_time(self.busy, name, self._remove_all(name, queue))
 
     def _remove_all(self, name: bytes, queue: Queue | None) -> Work[bool]:
         events, masks = map(list, self.bound(name))

@@ -11,6 +11,7 @@ from functools import lru_cache
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol
 
+from mqks.audit import Who
 from mqks.broker.spine.base.turns import WAITS, Work, slices
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.log.pending import Pending
@@ -202,6 +203,11 @@ class Watchers(Protocol):
     def show(self, tails: tuple[Any, ...], lines: list[bytes]) -> None: ...
 
 
+class PublishTracer(Protocol):
+    def published(self, who: Who | None, queues: Queues, new: NewMessages) -> None:
+        """Somebody, or a schedule, has published messages to these queues."""
+
+
 class Publishing:
     def __init__(
         self,
@@ -219,6 +225,10 @@ class Publishing:
         self.gathering = Gathering(self._publish_gathered)
         self.works: deque[Work[None]] = deque()
         """The works of the connection of the current chunk."""
+        self.publisher: Connection | None = None
+        """Whose messages follow; none's, those of schedules."""
+        self.tracer: PublishTracer | None = None
+        """While it is there, messages of several connections are not published together."""
         self.lines = 0
         """Lines of the current chunk: the maximum number of messages that can gather."""
 
@@ -316,6 +326,9 @@ class Publishing:
         counters.queued += count * len(queues)
         if tails := self._tails.of_events:
             self._tails.show(tails, new.bodies)
+        if self.tracer is not None:
+            who = None if self.publisher is None else self.publisher.who
+            self.tracer.published(who, queues, new)
 
     def _route(self, queues: Queues, new: NewMessages) -> Work[None]:
         """In queues that may become full the messages have their places from now on: the next
@@ -412,6 +425,7 @@ class Publishing:
     def _take(self, connection: Connection, message: Single, queues: Queues) -> list[bytes] | None:
         """What is to be written of the id of a message, if anything; None if it is known, and the
         message dropped. The id of a message that no queue gets may come again."""
+        self.publisher = connection
         if not message.once_s:
             return []
         if is_nowhere(queues):
