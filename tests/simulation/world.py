@@ -82,7 +82,7 @@ PADDING = " " + 100_000 * "x"
 LOG = "log"
 """A queue that nobody consumes."""
 READ_S = 300.0
-HASTE_S, MANY = 15.0, 500
+HASTE_S, MANY = 15.0, 1000
 LAST = 50
 """Events that a failure tells."""
 
@@ -397,7 +397,7 @@ class World:
             await asyncio.sleep(self.rng.expovariate(1 / HASTE_S))
             with suppress(OSError):
                 transport, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", PORT)
-                size = self.rng.choice((1, 5, 5, 5, 5, 5, MANY))
+                size = self.rng.choice((1, 5, 5, 5, MANY))
                 names = [f"{HASTY}-{next(number)}" for _ in range(size)]
                 event = "burst" if size == MANY else "e"
                 lines = [f"{name} publish {event} {name}\n".encode() for name in names]
