@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
-SEEDS: Final = 10
+SEEDS: Final = 12
 SEED_S: Final = 300
 WORLD: Final = "20"
 LIVES: Final = "3 --lives"
@@ -229,7 +229,11 @@ FAULTS: Final = (
     Fault(
         "sent-before-the-end",
         "server/clients.py",
-        ("        # What it has sent before it left.\n        self.handle_chunks()\n"),
+        (
+            "            if connection.overrun:\n"
+            "                self._turn.go_on_with(client)\n"
+            "                return\n"
+        ),
         "",
         WORLD,
         "publishes sent just before the connection was closed could be lost",

@@ -17,6 +17,8 @@ from tests.simulation.loop import NOBODY, PROCESS, Process, SimulatedLoop, run_i
 
 LATENCY_S = 0.001
 PIECE_BYTES = 64 * 1024
+AT_ONCE = 0.3
+"""How often one more piece is read in a turn."""
 
 
 class Watch(Protocol):
@@ -136,7 +138,7 @@ class Transport(asyncio.Transport):
         self._context = contextvars.copy_context()
         self.watch: Watch | None = None
         self.breaks = False
-        """It is reset in the middle of what is written next."""
+        """It ends in the middle of what is written next."""
         loop.call_soon(protocol.connection_made, self)
         loop.call_soon(self._read)
 
@@ -150,13 +152,24 @@ class Transport(asyncio.Transport):
             self._schedule()
 
     def _schedule(self) -> None:
-        if self._reads and self.inbox and not self._is_reading_scheduled:
+        if self._may_read and not self._is_reading_scheduled:
             self._is_reading_scheduled = True
             self._loop.happen(0, self._read, self._context)
 
     def _read(self) -> None:
+        """One piece, or several and the end in one turn: loops differ."""
         self._is_reading_scheduled = False
-        if not (self._reads and self.inbox) or self._lost or self._closing:
+        self._read_piece()
+        while self._may_read and self._loop.rng.random() < AT_ONCE:
+            self._read_piece()
+        self._schedule()
+
+    @property
+    def _may_read(self) -> bool:
+        return self._reads and bool(self.inbox) and not (self._lost or self._closing)
+
+    def _read_piece(self) -> None:
+        if not self._may_read:
             return
         data = self.inbox.popleft()
         if data is None:
@@ -174,7 +187,6 @@ class Transport(asyncio.Transport):
         else:
             self._took(data)
             self._protocol.data_received(data)
-        self._schedule()
 
     def _took(self, data: bytes) -> None:
         if self.watch is not None:
@@ -211,7 +223,12 @@ class Transport(asyncio.Transport):
             start = end
         if self.breaks:
             self.breaks = False
-            self._loop.happen(self._last_s - self._loop.time(), self.reset, NOBODY)
+            if rng.random() < 0.5:
+                self._loop.happen(self._last_s - self._loop.time(), self.reset, NOBODY)
+            else:  # The other side reads what was written before it ends.
+                self._deliver(None)
+                self._ended = True
+                self.lose_by_reset()
         elif self._unsent > self._high and not self._is_paused:
             self._is_paused = True
             self._protocol.pause_writing()

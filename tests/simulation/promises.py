@@ -258,7 +258,8 @@ class Judge:
         due = "due", noticed_s, *rank
         if late_s + self.clock_s < newest.get(due, -inf):
             self.violate(f"{what}: one that is due later came before it")
-        if due_s > noticed_s:
+        # What is handled after its time joins at once, before what is still being read.
+        if due_s > noticed_s and (message.handled_s <= due_s or not message.is_dated):
             newest[due] = max(due_s, newest.get(due, -inf))
 
     def _comes_again(self, consumer: Consumer, place: Place, retry: int, what: str) -> None:

@@ -36,7 +36,7 @@ from tests.simulation.loop import (
     in_world,
 )
 from tests.simulation.network import LATENCY_S, Network
-from tests.simulation.promises import Judge
+from tests.simulation.promises import KEEP_ALIVE_S, Judge
 
 HURRIED_S = 0.001
 STEPS_S = 0.0, 0.0, 1e-5, 1e-3
@@ -71,6 +71,7 @@ BURST_S, PAUSE_S = 20.0, 150.0
 """What is published at once is due in this time. Between two bursts."""
 STOPPED, STOPS_S = 3, (5, 20, 60)
 """So many processes may be stopped at the same time, and for how long, about."""
+ASKING, STILL_S = 8, 7 * KEEP_ALIVE_S
 TOGETHER = 3
 """Messages of a transaction."""
 ALL = 1_000_000
@@ -81,7 +82,7 @@ PADDING = " " + 100_000 * "x"
 LOG = "log"
 """A queue that nobody consumes."""
 READ_S = 300.0
-HASTE_S = 15.0
+HASTE_S, MANY = 15.0, 1000
 LAST = 50
 """Events that a failure tells."""
 
@@ -159,7 +160,7 @@ class World:
     """So many publish."""
     kinds: Sequence[str] = (
         *("kill_servers", "kill_consumers", "fill_disk", "cut_connections", "stop_processes"),
-        *("set_clock", "read_log", "haste", "burst"),
+        *("stand_still", "set_clock", "read_log", "haste", "burst"),
     )
     """Methods that may be left out: faults, and visitors."""
 
@@ -396,9 +397,11 @@ class World:
             await asyncio.sleep(self.rng.expovariate(1 / HASTE_S))
             with suppress(OSError):
                 transport, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", PORT)
-                for _ in range(self.rng.choice((1, 5))):
-                    name = f"{HASTY}-{next(number)}"
-                    transport.write(f"{name} publish e {name}\n".encode())
+                size = self.rng.choice((1, 5, 5, 5, MANY))
+                names = [f"{HASTY}-{next(number)}" for _ in range(size)]
+                event = "burst" if size == MANY else "e"
+                lines = [f"{name} publish {event} {name}\n".encode() for name in names]
+                transport.writelines([b"".join(lines)] if size == MANY else lines)
                 await asyncio.sleep(self.rng.choice((0, LATENCY_S)))
                 if self.rng.random() < 0.5:
                     sock = transport.get_extra_info("socket")
@@ -416,6 +419,7 @@ class World:
             self.fill_disk(),
             self.cut_connections(),
             *(self.stop_processes(consumers, *others) for _ in range(STOPPED)),
+            self.stand_still(consumers, *others),
             self.set_clock(),
         ]
 
@@ -469,6 +473,23 @@ class World:
             process.stop()
             await asyncio.sleep(self.rng.expovariate(1 / self.rng.choice(STOPS_S)))
             process.go_on(asyncio.get_running_loop())
+
+    async def stand_still(self, *processes: Sequence[Process]) -> None:
+        """A server does, and some of those who ask it and wait, for longer than they wait."""
+        while self.has_faults:
+            await asyncio.sleep(self.rng.expovariate(1 / 300))
+            server = self.rng.choice(self.servers())
+            waiting = self.rng.sample([*chain(*processes)], ASKING)
+            self.note("stands still", server.name)
+            server.stop()
+            await asyncio.gather(*map(self.pause, waiting), asyncio.sleep(STILL_S))
+            server.go_on(asyncio.get_running_loop())
+
+    async def pause(self, process: Process) -> None:
+        await asyncio.sleep(self.rng.uniform(KEEP_ALIVE_S, 2 * KEEP_ALIVE_S))
+        process.stop()
+        await asyncio.sleep(self.rng.uniform(2.5, 4) * KEEP_ALIVE_S)
+        process.go_on(asyncio.get_running_loop())
 
     def servers(self) -> list[Process]:
         """To be chosen from."""
