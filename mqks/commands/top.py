@@ -196,7 +196,7 @@ def _head(seen: Row) -> "RenderableType":
     if why := journal["unwritable"] or journal.get("waits"):
         head.append(f"  {why.upper()}", style="bold red")
     for state in ("draining", "read_only"):
-        if totals[state]:
+        if totals.get(state):  # An earlier version has no such states.
             head.append(f"  {state.upper().replace('_', '-')}", style="bold red")
     return head
 

@@ -96,10 +96,10 @@ class Refusals:
         if connection.first_error is None or pause_us > ERRORS_BURST_US:
             connection.first_error = record
         connection.last_error_us = record.time_us
-        if isinstance(failure, Draining):
-            connection.write(replies.error(b"-", record.id, record.reason))
-        elif not connection.closed:
-            connection.write(replies.error(request_id, record.id))
+        if not connection.closed:
+            is_told = isinstance(failure, Draining)
+            told = (b"-", record.id, record.reason) if is_told else (request_id, record.id)
+            connection.write(replies.error(*told))
 
     def reply(self, address: str, reason: str, *, told: bool) -> bytes:
         """Record an error without a connection, and return its reply; `told`: with its reason."""
