@@ -18,7 +18,7 @@ ADDS = (
     *(b"subscribe q g", b"subscribe new e", b"subscribe q --add-mask g.*", b"rebind q --add g"),
     *(b"consume new", b"consume q e g", b"set_queue q --ttl=9", b"set_queue new"),
     *(b"move q r", b"redrive dead", b"schedule other --every=5 publish e x"),
-    *(b"schedule beat --run", b"schedule beat --pause"),
+    *(b"schedule beat --run", b"schedule beat --pause", b"rename r other"),
 )
 QUEUED = 2
 """Messages from before."""
@@ -26,7 +26,7 @@ GOES_ON = (
     *(b"subscribe q e", b"rebind r --remove f", b"consume q e", b"consume r"),
     *(b"reject c m1", b"release c --all", b"ack c m1", b"touch c --all", b"receive r"),
     *(b"promote q m2", b"cancel q m2", b"pause q", b"resume q", b"purge q", b"trim q 1"),
-    *(b"peek q", b"unschedule beat", b"delete_queue r", b"begin", b"tail e", b"stats"),
+    *(b"peek q", b"unschedule beat", b"delete_queue r", b"begin", b"tail e", b"trace e", b"stats"),
 )
 
 
