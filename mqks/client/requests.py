@@ -499,6 +499,8 @@ class PolicyKeywords(TypedDict, total=False):
     """As `100/s`, `100/m` or `100/h`, and with a burst, as `100/s,20`."""
     concurrency_per_key: int | None
     rate_per_key: str | None
+    limit: str | None
+    """As `api,concurrency=5,rate=100/s,20`."""
     readers: str | None
     """Names with commas."""
     labels: str | None

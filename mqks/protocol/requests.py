@@ -875,9 +875,19 @@ def _readers(value: bytes) -> bytes:
     return value
 
 
+_RATE_TEXT = rb"[1-9]\d{0,8}/[smh](,[1-9]\d{0,8})?"
+_LIMIT_TEXT = rb"[A-Za-z][\w.-]{0,63}(,concurrency=[1-9]\d{0,8})?(,rate=%b)?" % _RATE_TEXT
+
+
 def _rate(value: bytes) -> str:
-    if not re.fullmatch(rb"[1-9]\d{0,8}/[smh](,[1-9]\d{0,8})?", value):
+    if not re.fullmatch(_RATE_TEXT, value):
         raise BadRequest(f"{shown(value)} is not a rate, as 100/s, 100/m, 100/h or 100/s,20")
+    return value.decode()
+
+
+def _limit(value: bytes) -> str:
+    if not re.fullmatch(_LIMIT_TEXT, value):
+        raise BadRequest(f"{shown(value)} is not a limit, as api,concurrency=5,rate=100/s,20")
     return value.decode()
 
 
@@ -920,6 +930,7 @@ _TIME: _Kind = partial(_seconds, most=TIME_S_MAX), "TIME"
 _YES_NO: _Kind = partial(_one_of, {b"yes": True, b"no": False}), "yes|no"
 _KEY: _Kind = partial(_one_of, {b"key": "key"}), "key"
 _RATE: _Kind = _rate, "RATE"
+_LIMIT: _Kind = _limit, "NAME[,concurrency=N][,rate=RATE]"
 _READERS: _Kind = _readers, "NAME[,NAME...]"
 _LABELS: _Kind = (
     partial(check_meta, reserved=True, bytes_max=LABELS_BYTES_MAX),
@@ -946,6 +957,7 @@ _POLICY = {
     "rate": (_RATE, "The most deliveries, as 100/s, 100/m or 100/h; with a burst, 100/s,20."),
     "concurrency_per_key": (_MOST, "The most unacked and leased messages of each key."),
     "rate_per_key": (_RATE, "The most deliveries of each key, as for --rate."),
+    "limit": (_LIMIT, "A limit for all queues that name it together."),
     "readers": (_READERS, "Trim the queue only up to where the slowest of these is."),
     "labels": (_LABELS, "Labels, for people and programs that manage queues."),
 }
@@ -957,6 +969,7 @@ POLICY_FIELDS = {field.flag: field.name for field in POLICY}
 BARE = {"once_s": math.inf, "rule": DeleteRule(None)}
 """What flags mean without the value that they may have, by their field."""
 VALUES: dict[str, tuple[str, Reader]] = {
+    **{each.flag.decode(): (each.name, each.read) for each in POLICY},
     "--add": ("add", bytes),
     "--add-mask": ("add_masks", bytes),
     "--after": ("after", sequence_number),
@@ -1008,7 +1021,6 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "schedules --limit": ("limit", _number(1, STATS_ROWS_MAX)),
     "stats --after": ("after", bytes),
     "stats --limit": ("limit", _number(1, STATS_ROWS_MAX)),
-    **{each.flag.decode(): (each.name, each.read) for each in POLICY},
     **{
         f"set_queue {each.flag.decode()}": (each.name, partial(_or_none, each.read))
         for each in POLICY
@@ -1128,7 +1140,8 @@ _TABLE = (
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] "
         "[--ordered=key] [--fair=key] [--paused=yes|no] [--publishes-paused=yes|no] "
         "[--paused-until={time}] [--concurrency={n}] [--rate={rate}] "
-        "[--concurrency-per-key={n}] [--rate-per-key={rate}] [--readers={name}[,...]] "
+        "[--concurrency-per-key={n}] [--rate-per-key={rate}] "
+        "[--limit={name}[,concurrency={n}][,rate={rate}]] [--readers={name}[,...]] "
         "[--labels={key}={value}[&...]] [--reset]",
         lambda queue, reset=False, **changes: SetQueue(queue, changes, reset),
         {"queue": "consume", "dead_letters": "consume"},

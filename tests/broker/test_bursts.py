@@ -108,6 +108,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
                 b"--rate=9/s",
                 b"--concurrency-per-key=2",
                 b"--rate-per-key=9/s",
+                b"--limit=l,concurrency=9,rate=9/s",
             ),
             b"--readers=a,b",
             b"--labels=a=b",

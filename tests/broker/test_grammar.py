@@ -122,7 +122,7 @@ def parse(line: bytes) -> Any:
             b"set_queue q --retries=0 --losses=3 --backoff=1,60 --dead-letters=dead --ttl=0.5 "
             b"--messages-max=10 --bytes-max=1000 --overflow=drop --single-consumer=yes "
             b"--ack-timeout=30 --ordered=key --fair=key --concurrency=9 --rate=5/h --readers=a,b-2 "
-            b"--concurrency-per-key=1 --rate-per-key=7/s,7 "
+            b"--concurrency-per-key=1 --rate-per-key=7/s,7 --limit=api "
             b"--labels=team=ops&a%20b=",
             SetQueue(
                 b"q",
@@ -143,6 +143,7 @@ def parse(line: bytes) -> Any:
                     "rate": "5/h",
                     "concurrency_per_key": 1,
                     "rate_per_key": "7/s,7",
+                    "limit": "api",
                     "readers": b"a,b-2",
                     "labels": b"team=ops&a%20b=",
                 },
@@ -255,6 +256,14 @@ def test_ten_years_are_a_delay(line: bytes) -> None:
         *(b"set_queue q --losses=many", b"set_queue q --messages-max=0", b"set_queue q --ttl"),
         *(b"set_queue q --bytes-max=1e6", b"set_queue q --overflow=keep", b"set_queue q --all"),
         *(b"set_queue q --rate=%b" % each for each in (b"1", b"0/s", b"1/d", b"1/s,0", b"1/s,")),
+        *(
+            b"set_queue q --limit=%b" % each
+            for each in (b"5", b"a,b", b"a,rate=1", b"%b" % (65 * b"a"))
+        ),
+        *(
+            b"set_queue q --limit=%b" % each
+            for each in (b"a,concurrency=0", b"a,rate=1/s,concurrency=1")
+        ),
         *(b"set_queue q --single-consumer=1", b"set_queue q --single-consumer"),
         *(b"set_queue q --backoff=5,1", b"set_queue q --backoff=1,", b"set_queue q --backoff=,1"),
         *(b"set_queue q --backoff=1,2,3", b"set_queue q --dead-letters=--reset"),

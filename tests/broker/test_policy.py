@@ -26,6 +26,7 @@ POLICIES = [
         rate="5/m,2",
         concurrency_per_key=3,
         rate_per_key="1/h",
+        limit="a.b_c-1,concurrency=5,rate=100/m,7",
         readers=b"lake,warehouse",
         labels=b"team=ops&a%20b=",
         is_sparse=True,
@@ -49,7 +50,7 @@ def test_what_is_not_set_is_not_stored() -> None:
         *('{"x": 1}', '{"retries": -1}', '{"retries": null}', '{"ttl_s": [1]}', '{"ttl_s": NaN}'),
         *('{"backoff": {}}', '{"backoff": [1, null]}', '{"dead_letters": 5}', '{"is_sparse": 1}'),
         *('{"overflow": "keep"}', '{"single_consumer": 1}', '{"dead_letters": "\\ud800"}'),
-        *('{"readers": ["a"]}', '{"rate": 5}'),
+        *('{"readers": ["a"]}', '{"rate": 5}', '{"limit": 5}'),
     ],
 )
 def test_what_is_no_policy_is_refused(text: str) -> None:

@@ -17,6 +17,7 @@ from mqks.broker.features.death.deaths import _kill_read
 from mqks.broker.features.order.keyed import Keyed
 from mqks.broker.features.order.limited import LimitedKeys
 from mqks.broker.features.order.ranked import Ranked
+from mqks.broker.features.throttle.common import CommonLimit, CommonTerms
 from mqks.broker.features.throttle.rate import Paced
 from mqks.broker.features.throttle.throttles import Throttles
 from mqks.broker.features.time.deadlines import Deadlines
@@ -408,6 +409,8 @@ def _check_sums(broker: Broker) -> None:
     require(traces.bytes == size <= settings.trace_bytes_max, "bytes of steps")
     tracers = {queue.tracer for queue in broker.queues.values()}
     require(tracers <= {traces if traces.rows else None}, "a queue has a wrong tracer")
+    for limit in broker.shared.limits.values():
+        _check_limit(broker, limit)
     audit = broker.audit
     records = len(broker.pending.entry.audit), len(audit.last)
     require(max(records) <= min(settings.audit_kept_max, AUDIT_TOLD_MAX), "the audit has no bound")
@@ -418,6 +421,16 @@ def _check_sums(broker: Broker) -> None:
         require(connection.unconfirmed >= 0, "fewer than no confirms are due")
         tail = connection.splitter.tail_bytes
         require(tail <= connection.splitter.line_bytes_max + 1, "a tail longer than a line")
+
+
+def _check_limit(broker: Broker, limit: CommonLimit) -> None:
+    rules = [(queue, queue.rules.limit) for queue in broker.queues.values()]
+    named = [queue for queue, text in rules if text and CommonTerms.of(text).name == limit.name]
+    require(limit.queues == len(named) > 0, "a limit has other queues than those that name it")
+    held = sum(queue.unacked + queue.leased for queue in named)
+    require(limit.held >= held, f"{held} messages are held, and a limit counts {limit.held}")
+    known = [*limit.line, *limit.stale]
+    require({member.queue for member in known} <= {*named}, "a limit keeps a queue")
 
 
 def _alarms(broker: Broker) -> int:
@@ -431,6 +444,8 @@ def _alarms(broker: Broker) -> int:
     for throttle in (queue.throttle for queue in broker.queues.values()):
         parts = throttle.parts if isinstance(throttle, Throttles) else [throttle]
         alarms += [part._alarm for part in parts if isinstance(part, Paced)]
+    paced = [limit._paced for limit in broker.shared.limits.values()]
+    alarms += [each._alarm for each in paced if each is not None]
     orders = [queue.order for queue in broker.queues.values()]
     alarms += [order._alarm for order in orders if isinstance(order, LimitedKeys)]
     awaited = [each.deadlines for each in _consumers(broker)]

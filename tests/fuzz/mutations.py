@@ -28,7 +28,7 @@ FLAGS: Final = b"""
 --x --retries --losses --deliveries --backoff --dead-letters --ttl --messages-max --bytes-max
 --overflow --reset --single-consumer --ack-timeout --meta --delay --dead --prefetch --for
 --scheduled --event --fate --concurrency --rate
---concurrency-per-key --rate-per-key
+--concurrency-per-key --rate-per-key --limit=l,concurrency=2 --limit=l,rate=5/s
 """.split()
 PUBLISH_FLAGS: Final = b"""
 --once --mandatory --ttl=9 --ttl=1e6 --delay=1 --at=1005 --to=q1 --meta=a=b --meta=

@@ -64,7 +64,15 @@ VALUES: Final[dict[str, Callable[[Chance], str]]] = {
     "user": _of("u", "admin"),
     "value": _of("v", "1", ""),
     "what": _of(
-        "queues", "queue", "bindings", "consumers", "connections", "unacked", "errors", "users"
+        "queues",
+        "queue",
+        "bindings",
+        "consumers",
+        "connections",
+        "unacked",
+        "errors",
+        "users",
+        "limits",
     ),
     "zone": _of("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "UTC", "Mars/Olympus"),
 }

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 from mqks.broker.broker import Broker
 from mqks.broker.features.order.keyed import Keyed
 from mqks.broker.features.order.ranked import Ranked
+from mqks.broker.features.throttle.common import CommonLimit
 from mqks.broker.spine.base.turns import GOES_ON, Work, ordered, slices
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer, consumers_of
@@ -291,6 +292,12 @@ def schedules(broker: Broker, after: bytes, limit: int) -> Rows:
             yield [found.told(name, schedules.errors.get(name), schedules.last_queues.get(name))]
 
 
+def limits(broker: Broker, after: bytes, limit: int) -> Rows:
+    known = broker.shared.limits
+    names = yield from _smallest(limit, [*known], _text(after))
+    yield from _rows(names, known, CommonLimit.told)
+
+
 def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:
     last, last_seq = after
     key = last, _number(last_seq)
@@ -438,12 +445,14 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
             return traces(broker, after[0], limit)
         case [b"message", message_id]:
             return broker.traces.told(message_id, _number(after[0]), limit)
+        case [b"limits"]:
+            return limits(broker, after[0], limit)
         case [b"schedules"]:
             return schedules(broker, after[0], limit)
         case [b"journal"]:
             return journal(broker)
     raise BadRequest(
         f"stats: unknown statistics {shown(b' '.join(wanted.words))}; there are queues, "
-        "queue NAME, bindings, consumers, connections, unacked, errors, audit, schedules, users, "
-        "traces, message ID and journal"
+        "queue NAME, bindings, consumers, connections, unacked, errors, audit, limits, "
+        "schedules, users, traces, message ID and journal"
     )

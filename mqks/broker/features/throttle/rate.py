@@ -4,11 +4,11 @@ The one rule: it goes by the monotonic clock, and is never fuller than its burst
 is full: a broker that is often restarted would deliver nothing at a low rate otherwise.
 """
 
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from mqks.broker.spine.base.schedule import Alarm
 from mqks.broker.spine.queue.seams import HeldBack, Throttle
-from mqks.broker.spine.queue.shared import Place
+from mqks.broker.spine.queue.shared import Place, Shared
 from mqks.limits import PACE_NS
 
 _PERIODS_NS = {"s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
@@ -45,10 +45,18 @@ class Rate(NamedTuple):
         return now_ns + max(0, self.burst - old.tokens(full_ns, now_ns)) * self.interval_ns
 
 
+class Deliverer(Protocol):
+    """A queue, or several."""
+
+    @property
+    def shared(self) -> Shared: ...
+    def deliver(self) -> None: ...
+
+
 class Paced(Throttle):
     __slots__ = ("_alarm", "_full_ns", "_queue", "_rate")
 
-    def __init__(self, queue: Place, rate: Rate) -> None:
+    def __init__(self, queue: Deliverer, rate: Rate) -> None:
         self._queue = queue
         self._rate = rate
         self._full_ns = self._now_ns
@@ -57,17 +65,25 @@ class Paced(Throttle):
     @classmethod
     def by_rules(cls, queue: Place, old: Throttle | None) -> Self | None:
         text, part = queue.rules.rate, old if isinstance(old, cls) else None
-        if part is not None:
-            part._alarm.set(None)
         if text is None:
+            if part is not None:
+                part.end()
             return None
         rate = Rate.of(text)
         if part is None:
             return cls(queue, rate)
-        if rate != part._rate:
-            part._full_ns = rate.follow(part._rate, part._full_ns, part._now_ns)
-            part._rate = rate
+        part.follow(rate)
         return part
+
+    def follow(self, rate: Rate) -> None:
+        """Deliver at this rate from now on."""
+        if rate != self._rate:
+            self.end()
+            self._full_ns = rate.follow(self._rate, self._full_ns, self._now_ns)
+            self._rate = rate
+
+    def end(self) -> None:
+        self._alarm.set(None)
 
     @property
     def _now_ns(self) -> int:

@@ -6,13 +6,15 @@ The one rule: a part that still suits stays, with what it knows.
 from collections.abc import Sequence
 
 from mqks.broker.features.admission.pauses import Paused
+from mqks.broker.features.throttle.common import CommonThrottle
 from mqks.broker.features.throttle.concurrency import Concurrency
 from mqks.broker.features.throttle.rate import Paced
 from mqks.broker.spine.queue.order import UNLIMITED
 from mqks.broker.spine.queue.seams import HeldBack, Throttle
 from mqks.broker.spine.queue.shared import Place
 
-PARTS = Paused, Concurrency, Paced
+PARTS = Paused, Concurrency, Paced, CommonThrottle
+"""The last one is asked only where no other holds back: who asks it waits in a line."""
 
 
 class Throttles(Throttle):
@@ -37,6 +39,10 @@ class Throttles(Throttle):
     def freed(self) -> None:
         for part in self.parts:
             part.freed()
+
+    def ended(self) -> None:
+        for part in self.parts:
+            part.ended()
 
     @property
     def holds(self) -> HeldBack | None:

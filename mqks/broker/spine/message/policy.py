@@ -62,6 +62,9 @@ class Policy:
     concurrency_per_key: int | None = None
     rate_per_key: str | None = None
     """Both limits, for the messages of each key."""
+    limit: str | None = None
+    """The name of a limit that queues have in common, and its values, as
+    `api,concurrency=5,rate=100/s,20`."""
     readers: bytes | None = None
     """Names with commas: the queue is trimmed only up to where the slowest of these is."""
     labels: bytes | None = None

@@ -624,6 +624,8 @@ class Queue:
                     break
         if times is not None:
             times.set_alarms()
+        if self.throttle is not None:
+            self.throttle.ended()
         lane = self.lane
         if self.capacity.is_watched or lane.blocks.count >= self.told_at:
             self._update_capacity()

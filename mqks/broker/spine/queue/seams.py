@@ -161,6 +161,9 @@ class Throttle:
     def freed(self) -> None:
         """Consumers hold fewer messages."""
 
+    def ended(self) -> None:
+        """A delivery has ended: also after each change of what is leased."""
+
     @property
     def holds(self) -> HeldBack | None:
         """What holds messages back now."""

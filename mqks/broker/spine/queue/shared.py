@@ -5,7 +5,7 @@ queue only as a `Place`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from mqks.broker.spine.base.budget import Budget
 from mqks.broker.spine.base.facts import Facts
@@ -57,6 +57,7 @@ class Place(Protocol):
     lane: Lane
     order: Order
     policy: Policy
+    returning: int
     rules: Policy
     shared: "Shared"
     show: Callable[[list[bytes]], None] | None
@@ -204,6 +205,8 @@ class Shared:
         wait for it."""
         self.wanted = Wanted()
         self.capacities = Admissions(settings.queue_messages_max)
+        self.limits: dict[str, Any] = {}
+        """Limits that several queues have in common, by their names; the features make them."""
         self.draining = False
         """Nothing is delivered, until the server stops or the drain ends."""
         self.read_only = settings.read_only
