@@ -136,9 +136,9 @@ class CommonLimit:
             room = min(room, self._grant)
         elif len(self.line) > (member in self.line):
             room = 0
-            self.deliver()
         if not room and member.queue.ready:
             self.line[member] = None
+            self.deliver()
         return room
 
     def delivered(self, member: "CommonThrottle", count: int) -> None:
