@@ -96,7 +96,7 @@ class ResultLog:
 
 
 class MqksResultBackend(AsyncResultBackend[T]):
-    """Keeps each result for `expire_s` seconds, and of all the last `results_max`, at least; so
+    """Keeps each result for `expire_s` seconds, and at most `results_max`, the last ones; so
     with progress. It is in the queues `{queue_prefix}.0` to `.15`, and `{queue_prefix}.progress.0`
     to `.15`."""
 
