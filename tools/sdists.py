@@ -16,6 +16,7 @@ OTHERWISE = {
     "django": "6.1.3",
     "django-tasks-db": "0.13.0",
     "moto": "5.2.5",
+    "taskiq": "0.13.0",
 }
 """The versions of those that are not installed. Django has tasks from 6.0."""
 
