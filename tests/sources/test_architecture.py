@@ -53,6 +53,7 @@ ARROWS = {
     "follow": {"journal", "pipeline", "files", "errors"},
     "django": {"client", "errors"},
     "celery": {"client", "protocol", "errors", "version"},
+    "dramatiq": {"client"},
     "inspection": {"client", "journal", "protocol", "errors", "settings"},
     "page": {"inspection", "client", "protocol", "errors"},
     "api": {"inspection", "client", "protocol", "limits"},
