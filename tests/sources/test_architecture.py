@@ -54,6 +54,7 @@ ARROWS = {
     "django": {"client", "errors"},
     "celery": {"client", "protocol", "errors", "version"},
     "taskiq": {"client", "protocol"},
+    "dramatiq": {"client"},
     "inspection": {"client", "journal", "protocol", "errors", "settings"},
     "page": {"inspection", "client", "protocol", "errors"},
     "api": {"inspection", "client", "protocol", "limits"},
