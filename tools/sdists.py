@@ -13,9 +13,11 @@ from pathlib import Path
 DIRECTORY = Path(sys.prefix) / "sdists"
 OTHERWISE = {
     "kombu": "5.7.0",
+    "dramatiq": "2.2.1",
     "django": "6.1.3",
     "django-tasks-db": "0.13.0",
     "moto": "5.2.5",
+    "taskiq": "0.13.0",
 }
 """The versions of those that are not installed. Django has tasks from 6.0."""
 

@@ -927,6 +927,20 @@ class Client {
     await this.request('rename --confirm', name(queue), name(to))
   }
 
+  /** Deliveries and publishes, or one of them, for some seconds or until it is resumed. */
+  async pauseQueue(queue, { for: seconds, deliveries = false, publishes = false, ...strange } = {}) {
+    refuse(strange)
+    const flags = []
+    if (seconds !== undefined) flags.push(`--for=${number(seconds, 'for')}`)
+    if (deliveries) flags.push('--deliveries')
+    if (publishes) flags.push('--publishes')
+    await this.request('pause --confirm', name(queue), ...flags)
+  }
+
+  async resumeQueue(queue) {
+    await this.request('resume --confirm', name(queue))
+  }
+
   async deleteQueue(queue) {
     await this.request('delete_queue --confirm', name(queue))
   }

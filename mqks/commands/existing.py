@@ -29,6 +29,23 @@ def check_queue(client: "BlockingClient", name: str, otherwise: str = "") -> Non
         raise
 
 
+def queues_of(client: "BlockingClient", name: str) -> list[str]:
+    """The queue of this name, or those that it matches as a mask. Raises QueueMissing,
+    InspectionFailed if the mask matches none, RequestFailed if the user may not see the queues."""
+    if "*" not in name:
+        check_queue(client, name)
+        return [name]
+    from mqks.client.requests import encoded  # here, as above
+    from mqks.client.wire import rows
+    from mqks.protocol.masks import name_masks
+
+    matches = name_masks([encoded(name)])
+    names = (row["name"] for row in rows(client.stats, "queues", "name"))
+    if not (found := [each for each in names if matches(encoded(each))]):
+        raise InspectionFailed(f"no queue matches {name}")
+    return found
+
+
 def check(client: "BlockingClient", what: str, key: str, wanted: str) -> None:
     """Check that there is a consumer, or what else has a list in `stats`, and this `key` there."""
     found = listed(client, what, key)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from mqks.commands.complete import Queue
 from mqks.commands.connection import ServerOptions
-from mqks.commands.existing import check_queue
+from mqks.commands.existing import queues_of
 from mqks.commands.options import Told
 
 
@@ -20,20 +20,27 @@ def pause(
     deliveries: Annotated[bool, "Pause only deliveries."] = False,
     publishes: Annotated[bool, "Pause only publishes: they are refused."] = False,
 ) -> Told:
-    """Pause the deliveries and publishes of a queue. Consumers stay attached.
+    """Pause the deliveries and publishes of a queue, or of those that match a mask.
 
-    It replaces an earlier pause, and outlives a restart.
+    Consumers stay attached. It replaces an earlier pause, and outlives a restart.
     """
     with server.connected() as client:
-        check_queue(client, queue)
-        client.pause(queue, for_s=for_s, deliveries=deliveries, publishes=publishes)
+        names = queues_of(client, queue)
+        for name in names:
+            client.pause(name, for_s=for_s, deliveries=deliveries, publishes=publishes)
     what = "deliveries" if deliveries else "publishes" if publishes else "all"
-    return {"queue": queue, "paused": what, "for_s": for_s}, ""
+    return _told(queue, names, paused=what, for_s=for_s)
 
 
 def resume(server: ServerOptions, queue: Queue) -> Told:
-    """End any pause of a queue."""
+    """End any pause of a queue, or of those that match a mask."""
     with server.connected() as client:
-        check_queue(client, queue)
-        client.resume(queue)
-    return {"queue": queue, "paused": None}, ""
+        names = queues_of(client, queue)
+        for name in names:
+            client.resume(name)
+    return _told(queue, names, paused=None)
+
+
+def _told(queue: str, names: list[str], **what: object) -> Told:
+    is_mask = names != [queue]
+    return {"queue": queue, "queues": names, **what}, "\n".join(names) if is_mask else ""

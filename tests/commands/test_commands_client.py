@@ -648,6 +648,24 @@ def test_scheduled_messages_and_dead_letters(shell: Console) -> None:
         """)
 
 
+def test_queues_are_paused_by_a_mask(shell: Console, server: ServerProcess) -> None:
+    shell.play("""
+        $ mqks subscribe orders.new e
+        $ mqks subscribe orders.old e
+        $ mqks subscribe other e
+        $ mqks pause 'orders.*' --deliveries
+        orders.new
+        orders.old
+        $ mqks pause other
+        $ mqks resume 'o*'
+        other
+        """)
+    code, _, error = shell("pause", "none.*")
+    assert (code, error) == (65, b"mqks: no queue matches none.*\n")
+    paused = {row["name"]: row["paused"] for row in shell.rows("inspect", "queues")}
+    assert paused == {"orders.new": "deliveries", "orders.old": "deliveries", "other": None}
+
+
 def test_schedules(shell: Console, server: ServerProcess, db: Path) -> None:
     zone = "--tz Europe/Berlin --missed one --jitter 5"
     shell.play(f"""

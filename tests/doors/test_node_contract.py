@@ -58,7 +58,6 @@ NOT_HERE = {
     "its peek is one request": ("more_is_peeked_than_one_answer_has",),
     "it has other names": (
         "priority_and_key_are_told_with_meta",
-        "a_queue_is_paused_and_resumed",
         "a_message_is_traced",
         "a_queue_is_renamed",
         "set_queue",

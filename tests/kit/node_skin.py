@@ -291,6 +291,14 @@ class NodeClient:
         options = {_camel(name.removesuffix("_s")): value for name, value in policy.items()}
         await self.ask("setQueue", _name(queue), options)
 
+    async def pause(self, queue: str, **how: Any) -> None:
+        await self.ask(
+            "pauseQueue", _name(queue), {_camel(k.removesuffix("_s")): v for k, v in how.items()}
+        )
+
+    async def resume(self, queue: str) -> None:
+        await self.ask("resumeQueue", _name(queue))
+
     async def delete_queue(self, queue: str) -> None:
         await self.ask("deleteQueue", _name(queue))
 

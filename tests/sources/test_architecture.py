@@ -53,6 +53,8 @@ ARROWS = {
     "follow": {"journal", "pipeline", "files", "errors"},
     "django": {"client", "errors"},
     "celery": {"client", "protocol", "errors", "version"},
+    "taskiq": {"client", "protocol"},
+    "dramatiq": {"client"},
     "inspection": {"client", "journal", "protocol", "errors", "settings"},
     "page": {"inspection", "client", "protocol", "errors"},
     "api": {"inspection", "client", "protocol", "limits"},
