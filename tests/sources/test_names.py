@@ -7,6 +7,7 @@ from tests.sources.test_architecture import MODULES
 
 TWICE = {
     "Broker",  # That of `mqks.testing`, which users import, is called so there.
+    "MqksBroker",  # Users of dramatiq and of taskiq import it, each their own.
     *("Connections", "OneTimeEvent", "SessionConnection"),  # Of the asyncio and blocking clients.
 }
 
