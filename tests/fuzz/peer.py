@@ -35,6 +35,7 @@ class Peer:
         """Requests by id, and those among them that want a confirm."""
         self._to_confirm: Counter[bytes] = Counter()
         self._vague: set[bytes] = set()
+        self._logins: set[bytes] = set()
         self._confirmed: Counter[bytes] = Counter()
         self._failed: Counter[bytes] = Counter()
         self._replaced: Counter[bytes] = Counter()
@@ -56,6 +57,8 @@ class Peer:
             request_id = b"-"
         if action == b"begin":
             self._has_begun = True
+        if action == b"auth":
+            self._logins.add(request_id)
         if action in ANSWERED_LIKE_CONFIRMS or self._has_begun:
             self._vague.add(request_id)
         self._asked[request_id] += 1
@@ -85,8 +88,8 @@ class Peer:
 
     def settle(self) -> None:
         """Nothing is due any more. Raise Finding for an answer too few, or too many."""
-        if not self._keeps_books or self.expelled:
-            return
+        if not self._keeps_books or self.expelled or not self._logins.isdisjoint(self._failed):
+            return  # What came behind a login that failed may have no answer.
         for request_id, asked in self._asked.items():
             if request_id == b"-" or request_id in self._vague:
                 continue

@@ -126,9 +126,12 @@ class Model:
 
     def trim(self, name: str, count: int) -> int:
         """Drop the first waiting messages; return how many there were."""
-        ready = self.queues[name].ready if name in self.queues else []
+        if name not in self.queues:
+            return 0
+        ready = self.queues[name].ready
         oldest = sorted(ready, key=lambda message: message.place)[:count]
         ready[:] = [message for message in ready if message not in oldest]
+        self.deliver(name)
         return len(oldest)
 
     def messages(self, name: str) -> list[Message]:

@@ -304,7 +304,7 @@ def test_a_reload_of_a_standby_is_done_when_it_takes_over(
         waiting.hang_up()
         assert active.stop() == 0
         assert waiting.address
-        assert "event=reloaded" in waiting.log
+        until(lambda: "event=reloaded" in waiting.log)
         assert waiting.stop() == 0
 
 

@@ -363,7 +363,7 @@ FAULTS: Final = (
         "broker/features/order/keyed.py",
         (
             "        if hold.key in self._ready and hold.key not in self._fetched:\n"
-            "            self._turn(hold.key)\n"
+            "            self._freed(hold.key)\n"
             "        return True"
         ),
         "        return True",

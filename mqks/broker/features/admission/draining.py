@@ -74,7 +74,7 @@ class Drain:
         is_over = not (shared.draining and self._flow.unacked.used)
         waiting, self._waiting = self._waiting, []
         for connection, request_id, end_us in waiting:
-            is_gone = connection.closed or connection.rests & Slow.END
+            is_gone = connection.closed or connection.expelled or connection.rests & Slow.END
             if is_over or end_us <= now_us or is_gone:
                 shared.turns.later(self._tell(connection, request_id))
             else:

@@ -416,8 +416,7 @@ class Queue:
             if self.tracer is not None:
                 self.tracer.left(self, what, some)
             yield GOES_ON
-        if self.capacity.is_watched and not self.deleted:
-            self._update_capacity()
+        self.deliver()  # What is in memory may wait for a page of which nothing is left.
         return count
 
     def _drop_surplus(self) -> Work[None]:
