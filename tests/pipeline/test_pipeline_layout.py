@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import uuid
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def archive(broker: Broker, path: Path, format: str, *options: str) -> int:
 
 def table_of(path: Path, format: str) -> Any:
     if format == "iceberg":
-        return load_catalog("layout").load_table("db.events").scan().to_arrow()
+        with closing(load_catalog("layout")) as catalog:
+            return catalog.load_table("db.events").scan().to_arrow()
     if format == "delta":
         return Delta(path / "lake").to_pyarrow_table()
     return ds.dataset(path / "lake", partitioning="hive").to_table()
@@ -117,7 +119,8 @@ def test_rows_are_in_the_partition_of_their_fields(
             assert row["key_bucket"] == number
             assert row["data_user"] == (data.get("user") or None)
     if format == "iceberg":
-        table = load_catalog("layout").load_table("db.events")
+        with closing(load_catalog("layout")) as catalog:
+            table = catalog.load_table("db.events")
         told = [(field.name, str(field.transform)) for field in table.spec().fields]
         assert told == [
             ("date", "day"),

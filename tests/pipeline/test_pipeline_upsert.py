@@ -5,7 +5,7 @@ The one rule: a table is read by programs of others, and its sums are those of i
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import date
 from functools import partial, partialmethod
 from itertools import chain
@@ -109,7 +109,8 @@ def put(
 def found(place: Place, key: str = "ordering_key") -> dict[Any, bytes]:
     """The last value of each key, of a table whose rows are as the sums say."""
     if str(place).startswith(ICEBERG):
-        table = load_catalog("layout").load_table("db.events").scan().to_arrow()
+        with closing(load_catalog("layout")) as catalog:
+            table = catalog.load_table("db.events").scan().to_arrow()
     else:
         table = Delta(place).to_pyarrow_table()
     with existing(place) as lake:
@@ -281,7 +282,8 @@ def test_the_order_of_rows_in_iceberg(tmp_path: Path) -> None:
     ) as lake:
         put(lake, [Sent(str(n), b"%d" % (9 - n)) for n in range(9)])
         put(lake, [*[Sent(str(n), b"%d" % (9 - n)) for n in range(9)], Sent("3", b"0")])
-    tables = [*load_catalog("layout").load_table("db.events").scan().to_arrow_batch_reader()]
+    with closing(load_catalog("layout")) as catalog:
+        tables = [*catalog.load_table("db.events").scan().to_arrow_batch_reader()]
     values = [each["value"].to_pylist() for each in tables if len(each)]
     assert all(each == sorted(each) for each in values)
     assert sorted(chain.from_iterable(values)) == [

@@ -181,6 +181,7 @@ def test_logins_failed_logins_and_whose_a_line_is(db: Path, users: str) -> None:
                 ("root", "login", "", None),
                 ("root", "purge", "work-1", 1),
             ]
+        until(lambda: "action=purge" in server.log)
         log = server.log
     assert [row["tried"] for row in lines(log, "login_failed")] == ["mallory", '""']
     assert [(row["user"], row["client"]) for row in lines(log, "login")] == [
