@@ -3,10 +3,9 @@
 from itertools import count
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from mqks.broker.features.death import deaths, moves
 from mqks.broker.features.order import keyed, ranked
@@ -18,6 +17,7 @@ from mqks.broker.spine.queue import blocks, lane, order, queue
 from mqks.broker.spine.queue.order import Rest
 from tests.fuzz.invariants import require, waiting
 from tests.kit.lab import Lab
+from tests.kit.small_steps import SmallSteps
 
 QUEUES = [b"q", b"r", b"d"]
 POLICIES = [
@@ -47,20 +47,17 @@ SMALL_STEPS = {
     scheduled: {"STEP_BODIES": 2},
     queue: {"STEP_MESSAGES": 2},
     deaths: {"STEP_MESSAGES": 2},
+    pending_module: {"BATCH_QUEUES_MAX": 1},
 }
 
 
-class Kills(RuleBasedStateMachine):
+class Kills(SmallSteps):
+    small = SMALL_STEPS
     drops = True
     """Dead messages may have been dropped."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch = pytest.MonkeyPatch()
-        for module, values in SMALL_STEPS.items():
-            for name, value in values.items():
-                self.patch.setattr(module, name, value)
-        self.patch.setattr(pending_module, "BATCH_QUEUES_MAX", 1)
         self.ids = count()
         self.published: set[bytes] = set()
         self.confirmed: set[bytes] = set()
@@ -72,13 +69,6 @@ class Kills(RuleBasedStateMachine):
         self.unconfirmed_delays: dict[bytes, bytes] = {}
         self.returned: set[bytes] = set()
         self.heard = 0
-
-    def teardown(self) -> None:
-        try:
-            if hasattr(self, "lab"):
-                self.end()
-        finally:
-            self.patch.undo()
 
     def end(self) -> None:
         lab = self.lab

@@ -5,19 +5,19 @@ back, and each queue has its turns.
 """
 
 from fractions import Fraction
-from itertools import count
 from math import inf
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
 
 from mqks.broker.features.throttle import common
 from tests.broker.test_keys import SMALL_STEPS
 from tests.kit.bare import ask, bare
 from tests.kit.compiled import patches_modules
 from tests.kit.lab import Lab
+from tests.kit.small_steps import Holders
 
 QUEUES = "abc"
 RATES = None, (1, 1), (2, 3), (50, 5)
@@ -62,44 +62,32 @@ class Limit:
             self.tokens = min(Fraction(burst), self.tokens + Fraction(passed_us * per_s, 1_000_000))
 
 
-class Common(RuleBasedStateMachine):
+class Common(Holders):
     """Messages are named `{queue}{number}`, consumers `{queue}-{n}`."""
+
+    small = SMALL_STEPS | {common: {"STEP_MESSAGES": 1}}
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch = pytest.MonkeyPatch()
-        for module, values in SMALL_STEPS.items():
-            for name, value in values.items():
-                self.patch.setattr(module, name, value)
-        self.patch.setattr(common, "STEP_MESSAGES", 1)
-        self.ids = count(1)
-        self.waiting: set[str] = set()
-        self.held: dict[str, str] = {}
-        """Message → its consumer, or its lease."""
         self.limits: dict[str, Limit] = {}
         self.of: dict[str, str] = {}
         """Queue → the name of its limit."""
         self.paused: set[str] = set()
-        self.heard = 0
-        self.at_us = 0
 
-    def teardown(self) -> None:
-        try:
+    def end(self) -> None:
+        for queue in QUEUES:
+            self.set_limit(queue, None, None, None)
+            self.pause(queue, False)
+        for _ in range(300):
+            if not (self.held or self.waiting):
+                break
             for queue in QUEUES:
-                self.set_limit(queue, None, None, None)
-                self.pause(queue, False)
-            for _ in range(300):
-                if not (self.held or self.waiting):
-                    break
-                for queue in QUEUES:
-                    self.consume(queue, 1, 5)
-                self.tick(20)
-                for message in [*self.held]:
-                    self.settle_one(message, "ack")
-            assert not self.waiting, "a message is never delivered"
-            assert not self.lab.broker.shared.limits
-        finally:
-            self.patch.undo()
+                self.consume(queue, 1, 5)
+            self.tick(20)
+            for message in [*self.held]:
+                self.settle_one(message, "ack")
+        assert not self.waiting, "a message is never delivered"
+        assert not self.lab.broker.shared.limits
 
     @initialize(memory=st.sampled_from([0, 300, 1 << 20]), calls=st.sampled_from([0, 2, 10]))
     def start(self, memory: int, calls: int) -> None:
@@ -143,26 +131,14 @@ class Common(RuleBasedStateMachine):
         for limit in self.limits.values():
             limit.pass_us(self.lab.now_us - self.at_us)
         self.at_us = self.lab.now_us
-        for line in self.lab.replies[self.heard :]:
-            words = line.decode().split(" ")
-            if len(words) > 3 and words[3].startswith("event="):
-                message = words[2]
-                assert message in self.waiting, f"{message} is delivered twice"
-                assert message[0] not in self.paused
-                self.waiting.remove(message)
-                lease = [each[6:] for each in words[3].split(",") if each.startswith("lease=")]
-                self.held[message] = lease[0] if lease else words[0]
-                if message[0] in self.of:
-                    limit = self.limits[self.of[message[0]]]
-                    most = limit.most
-                    assert most is None or self.held_by(*limit.stated) <= most, "too many are held"
-                    limit.tokens -= 1
-                    assert limit.rate is None or limit.tokens >= 0, "too many are delivered"
-        self.heard = len(self.lab.replies)
-
-    def back(self, message: str) -> None:
-        del self.held[message]
-        self.waiting.add(message)
+        for message in self.came():
+            assert message[0] not in self.paused
+            if message[0] in self.of:
+                limit = self.limits[self.of[message[0]]]
+                most = limit.most
+                assert most is None or self.held_by(*limit.stated) <= most, "too many are held"
+                limit.tokens -= 1
+                assert limit.rate is None or limit.tokens >= 0, "too many are delivered"
 
     @rule(
         queue=st.sampled_from(QUEUES),
@@ -218,11 +194,6 @@ class Common(RuleBasedStateMachine):
         self.lab.send("p", f"r receive {queue} --limit={limit} --lease=10".encode())
         self.rest()
         self.tick(1)
-
-    @rule(which=st.integers(0, 9), what=st.sampled_from(["ack", "ack", "reject", "release"]))
-    def settle(self, which: int, what: str) -> None:
-        if self.held:
-            self.settle_one(sorted(self.held)[which % len(self.held)], what)
 
     def settle_one(self, message: str, what: str) -> None:
         queue, holder = message[0], self.held[message]

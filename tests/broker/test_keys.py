@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
 
 from mqks.broker.features.order import keyed
 from mqks.broker.spine.queue import blocks, lane
@@ -19,6 +19,7 @@ from mqks.limits import STEP_RULED
 from tests.kit.bare import ask, bare
 from tests.kit.compiled import patches_modules
 from tests.kit.lab import Lab
+from tests.kit.small_steps import SmallSteps
 
 SMALL_STEPS = {
     blocks: {"BLOCK": 6, "SHORT": 2, "DELIVERY_BYTES": 60},
@@ -29,15 +30,13 @@ SMALL_STEPS = {
 ANSWERS = ["ack", "ack", "ack", "reject", "release", "reject --delay=10"]
 
 
-class Ordered(RuleBasedStateMachine):
+class Ordered(SmallSteps):
     """Messages are named `{key}{number}`; the model knows of each where it is."""
+
+    small = SMALL_STEPS
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch = pytest.MonkeyPatch()
-        for module, values in SMALL_STEPS.items():
-            for name, value in values.items():
-                self.patch.setattr(module, name, value)
         self.ids = count(1)
         self.waiting: dict[str, list[str]] = {}
         self.held: dict[str, str] = {}
@@ -46,20 +45,17 @@ class Ordered(RuleBasedStateMachine):
         """Message → when it is due."""
         self.heard = 0
 
-    def teardown(self) -> None:
-        try:
-            self.rest()
-            for _ in range(200):
-                if not self.held and not self.put_off and not any(self.waiting.values()):
-                    break
-                self.consume("a", 5)
-                self.tick(20)
-                for message in [*self.held]:
-                    self.settle_one(message, "ack")
-            assert not any(self.waiting.values()), "a message is never delivered"
-            assert not self.lab.broker.queues[b"q"].ready
-        finally:
-            self.patch.undo()
+    def end(self) -> None:
+        self.rest()
+        for _ in range(200):
+            if not self.held and not self.put_off and not any(self.waiting.values()):
+                break
+            self.consume("a", 5)
+            self.tick(20)
+            for message in [*self.held]:
+                self.settle_one(message, "ack")
+        assert not any(self.waiting.values()), "a message is never delivered"
+        assert not self.lab.broker.queues[b"q"].ready
 
     @initialize(memory=st.sampled_from([0, 300, 1 << 20]), calls=st.sampled_from([0, 2, 10]))
     def start(self, memory: int, calls: int) -> None:

@@ -5,12 +5,11 @@ holds back.
 """
 
 from fractions import Fraction
-from itertools import count
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
 
 from mqks.broker.features.order import keyed, limited
 from mqks.limits import STEP_RULED
@@ -18,49 +17,38 @@ from tests.broker.test_keys import SMALL_STEPS
 from tests.kit.bare import ask, bare
 from tests.kit.compiled import patches_modules
 from tests.kit.lab import Lab
+from tests.kit.small_steps import Holders
 
 ORDERS = "--reset", "--fair=key", "--ordered=key"
 
 
-class Throttled(RuleBasedStateMachine):
+class Throttled(Holders):
     """Messages are named `{key}{number}`."""
+
+    small = SMALL_STEPS
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch = pytest.MonkeyPatch()
-        for module, values in SMALL_STEPS.items():
-            for name, value in values.items():
-                self.patch.setattr(module, name, value)
-        self.ids = count(1)
-        self.waiting: set[str] = set()
-        self.held: dict[str, str] = {}
-        """Message → its consumer; for one that is leased, the lease."""
-        self.heard = 0
         self.most: int | None = None
         self.rate: tuple[int, int] | None = None
         """Deliveries a second, and the burst."""
         self.tokens = Fraction(0)
-        self.at_us = 0
-        """When there were so many."""
         self.key_most: int | None = None
         self.key_rate: tuple[int, int] | None = None
         self.key_tokens = dict.fromkeys("abc", Fraction(0))
 
-    def teardown(self) -> None:
-        try:
-            self.set_limit(None)
-            self.set_rate(None)
-            self.set_key_rate(None)
-            for _ in range(300):
-                if not (self.held or self.waiting):
-                    break
-                self.consume("a", 5)
-                self.tick(20)
-                for message in [*self.held]:
-                    self.settle_one(message, "ack")
-            assert not self.waiting, "a message is never delivered"
-        finally:
-            self.patch.undo()
+    def end(self) -> None:
+        self.set_limit(None)
+        self.set_rate(None)
+        self.set_key_rate(None)
+        for _ in range(300):
+            if not (self.held or self.waiting):
+                break
+            self.consume("a", 5)
+            self.tick(20)
+            for message in [*self.held]:
+                self.settle_one(message, "ack")
+        assert not self.waiting, "a message is never delivered"
 
     @initialize(
         memory=st.sampled_from([0, 300, 1 << 20]),
@@ -112,27 +100,14 @@ class Throttled(RuleBasedStateMachine):
             for key, tokens in self.key_tokens.items():
                 self.key_tokens[key] = min(Fraction(burst), tokens + passed)
         self.at_us = self.lab.now_us
-        for line in self.lab.replies[self.heard :]:
-            words = line.decode().split(" ")
-            if len(words) > 3 and words[3].startswith("event="):
-                assert words[2] in self.waiting, f"{words[2]} is delivered twice"
-                self.waiting.remove(words[2])
-                self.held[words[2]] = words[0]
-                lease = [each[6:] for each in words[3].split(",") if each.startswith("lease=")]
-                if lease:
-                    self.held[words[2]] = lease[0]
-                assert self.most is None or len(self.held) <= self.most, "too many are held"
-                self.tokens -= 1
-                assert self.rate is None or self.tokens >= 0, "too many are delivered"
-                key = words[2][0]
-                assert self.key_most is None or self.of_key(key) <= self.key_most, "of one key"
-                self.key_tokens[key] -= 1
-                assert self.key_rate is None or self.key_tokens[key] >= 0, "too often of one key"
-        self.heard = len(self.lab.replies)
-
-    def back(self, message: str) -> None:
-        del self.held[message]
-        self.waiting.add(message)
+        for message in self.came():
+            assert self.most is None or len(self.held) <= self.most, "too many are held"
+            self.tokens -= 1
+            assert self.rate is None or self.tokens >= 0, "too many are delivered"
+            key = message[0]
+            assert self.key_most is None or self.of_key(key) <= self.key_most, "of one key"
+            self.key_tokens[key] -= 1
+            assert self.key_rate is None or self.key_tokens[key] >= 0, "too often of one key"
 
     @rule(most=st.sampled_from([None, 1, 2, 3, 7]))
     def set_limit(self, most: int | None) -> None:
@@ -198,11 +173,6 @@ class Throttled(RuleBasedStateMachine):
         self.lab.send("p", f"r receive q --limit={limit} --lease=10".encode())
         self.rest()
         self.tick(1)
-
-    @rule(which=st.integers(0, 9), what=st.sampled_from(["ack", "ack", "reject", "release"]))
-    def settle(self, which: int, what: str) -> None:
-        if self.held:
-            self.settle_one(sorted(self.held)[which % len(self.held)], what)
 
     def settle_one(self, message: str, what: str) -> None:
         holder = self.held[message]

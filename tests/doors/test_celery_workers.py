@@ -401,21 +401,13 @@ def test_no_task_is_lost(
         ServerProcess(tmp_path / "db") as server,
         Workers(tmp_path, BROKER=server.url).running(monkeypatch) as workers,
     ):
-        worker = workers.start()
         policy = {"max_retries": 100, "interval_start": 0.1, "interval_max": 1}
-        for number in range(count):
-            args = (str(tmp_path / "notes"), str(number))
+
+        def send(name: str) -> None:
+            args = (str(tmp_path / "notes"), name)
             workers.tasks.note.apply_async(args, retry_policy=policy)
-            if number in (count // 4, count // 2):
-                until(lambda: len(workers.notes()) >= number // 4)  # noqa: B023
-                workers.kill(worker)
-                worker = workers.start()
-            if number in (count // 3, count * 2 // 3):
-                server.kill()
-                server.start()
-        workers.kill(worker)
-        workers.start()
-        workers.noted(*map(str, range(count)))
+
+        workers.work_on(server, count, send)
     notes = workers.notes()
     assert len(notes) == count
     with capsys.disabled():

@@ -1,11 +1,9 @@
 """Workers of taskiq on a real server: what they do when things end, fail and come back."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,51 +12,18 @@ import pytest
 from mqks import blocking
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
+from tests.kit.workers import WorkerGroup
 
 pytest.importorskip("taskiq", reason="the extra taskiq is not installed")
 
 MODULE = "tests.kit.taskiq_tasks"
 
 
-class TaskiqWorkers:
-    """Starts workers, and kills those that still run at the end."""
-
-    def __init__(self, path: Path, url: str) -> None:
-        self.log = path / "worker.log"
-        self.log.touch()
-        self._environment = os.environ | {"MQKS_URL": url}
-        self._all: list[subprocess.Popen[bytes]] = []
-
+class TaskiqWorkers(WorkerGroup):
     def start(self, *flags: str) -> subprocess.Popen[bytes]:
         """A worker that listens."""
-        before = self._listening
         words = "taskiq", "worker", f"{MODULE}:broker", "--workers", "1", "--shutdown-timeout", "60"
-        with self.log.open("ab") as log:
-            worker = subprocess.Popen(
-                [sys.executable, "-m", *words, *flags],
-                env=self._environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self._all.append(worker)
-        until(lambda: self._listening > before or worker.poll() is not None)
-        assert worker.poll() is None, self.log.read_text()
-        return worker
-
-    @property
-    def _listening(self) -> int:
-        return self.log.read_bytes().count(b"Listening started.")
-
-    def kill(self, worker: subprocess.Popen[bytes]) -> None:
-        """And its children: they are of its own group."""
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
-
-    def end(self) -> None:
-        for each in self._all:
-            if each.poll() is None:
-                self.kill(each)
+        return self.ready(b"Listening started.", sys.executable, "-m", *words, *flags)
 
 
 @pytest.fixture
@@ -71,16 +36,11 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerPr
 
 @pytest.fixture
 def workers(server: ServerProcess, tmp_path: Path) -> Iterator[TaskiqWorkers]:
-    running = TaskiqWorkers(tmp_path, server.url)
+    running = TaskiqWorkers(tmp_path, MQKS_URL=server.url)
     try:
         yield running
     finally:
         running.end()
-
-
-def notes(path: Path) -> Counter[str]:
-    """The lines that tasks have written."""
-    return Counter(path.read_text().split()) if path.exists() else Counter()
 
 
 @pytest.mark.slow
@@ -103,7 +63,7 @@ def test_no_task_is_lost(
             numbers = range(number, number + 10)
             await asyncio.gather(*(tasks.note.kiq(str(path), str(each)) for each in numbers))
             if number in (count // 4, count // 2):
-                await asyncio.to_thread(until, lambda: len(notes(path)) >= number // 4)  # noqa: B023
+                await asyncio.to_thread(until, lambda: len(workers.notes()) >= number // 4)  # noqa: B023
                 workers.kill(worker)
                 worker = await asyncio.to_thread(workers.start)
             if number in (count // 5, count * 2 // 5, count * 4 // 5):
@@ -114,9 +74,9 @@ def test_no_task_is_lost(
     asyncio.run(kick())
     workers.kill(worker)
     workers.start()
-    until(lambda: len(notes(path)) == count, workers.log.read_text()[-2000:])
+    until(lambda: len(workers.notes()) == count, workers.log.read_text()[-2000:])
     with capsys.disabled():
-        print(f"\n{count} tasks, {sum(notes(path).values()) - count} ran again")
+        print(f"\n{count} tasks, {sum(workers.notes().values()) - count} ran again")
 
 
 @pytest.mark.slow
@@ -150,17 +110,17 @@ def test_sigterm(server: ServerProcess, workers: TaskiqWorkers, tmp_path: Path) 
     async def kick() -> None:
         async with tasks.broker:
             await tasks.hold.kiq(str(held), str(gate))
-            await asyncio.to_thread(until, lambda: notes(held)["begun"])
+            await asyncio.to_thread(until, lambda: workers.notes("held")["begun"])
             await asyncio.gather(*(tasks.note.kiq(str(path), f"{each}") for each in range(50)))
 
     asyncio.run(kick())
     first.send_signal(signal.SIGTERM)
     workers.start()
-    until(lambda: len(notes(path)) == 50)
+    until(lambda: len(workers.notes()) == 50)
     gate.touch()
     assert first.wait(WAIT_S) == 0
-    assert notes(held) == {"begun": 1, "done": 1}
-    assert set(notes(path).values()) == {1}
+    assert workers.notes("held") == {"begun": 1, "done": 1}
+    assert set(workers.notes().values()) == {1}
     with blocking.connect(server.url) as client:
         until(lambda: client.stats("queue", "taskiq")["unacked"] == 0)
 
@@ -188,11 +148,11 @@ def test_schedules_and_results_outlive_a_kill(
 
     worker = workers.start()
     task_id = asyncio.run(begin())
-    until(lambda: notes(path)["beat"] >= 1)
+    until(lambda: workers.notes()["beat"] >= 1)
     workers.kill(worker)
     server.kill()
     server.start()
-    before = notes(path)["beat"]
+    before = workers.notes()["beat"]
     workers.start()
-    until(lambda: notes(path)["beat"] >= before + 2)
+    until(lambda: workers.notes()["beat"] >= before + 2)
     assert asyncio.run(found(task_id)) == 3

@@ -48,3 +48,14 @@ def connect(request: pytest.FixtureRequest) -> Any:
 def proxy(mqks_broker: Broker) -> Iterator[Proxy]:
     with Proxy(mqks_broker.port) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def layout_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalog `layout` of Iceberg, in a database."""
+    from pyiceberg.utils.config import Config  # here, since others need no pyiceberg
+
+    told = {"URI": f"sqlite:///{tmp_path}/catalog.db", "WAREHOUSE": f"file://{tmp_path}/files"}
+    for name, value in told.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAYOUT__{name}", value)
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # Else as at the import.

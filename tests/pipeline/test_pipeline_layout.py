@@ -25,7 +25,6 @@ from pyiceberg.types import (
     StringType,
     TimestamptzType,
 )
-from pyiceberg.utils.config import Config
 
 from mqks.commands import main
 from mqks.pipeline.errors import BadOption, LakeUnfit
@@ -51,12 +50,7 @@ BODIES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"URI": f"sqlite:///{tmp_path}/catalog.db", "WAREHOUSE": f"file://{tmp_path}/files"}
-    for name, value in told.items():
-        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAYOUT__{name}", value)
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # Else as at the import.
+pytestmark = pytest.mark.usefixtures("layout_catalog")
 
 
 def lake_of(path: Path, format: str) -> list[str]:

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable as Delta
 from pyiceberg.catalog import load_catalog
-from pyiceberg.utils.config import Config
 
 from mqks.commands import main
 from mqks.pipeline.archive import Archive
@@ -58,12 +57,7 @@ class Sent(NamedTuple):
     data: dict[str, Any] | None = None
 
 
-@pytest.fixture(autouse=True)
-def _catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"URI": f"sqlite:///{tmp_path}/catalog.db", "WAREHOUSE": f"file://{tmp_path}/files"}
-    for name, value in told.items():
-        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAYOUT__{name}", value)
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # Else as at the import.
+pytestmark = pytest.mark.usefixtures("layout_catalog")
 
 
 @pytest.fixture(params=FORMATS)

@@ -1,0 +1,80 @@
+"""Workers of a library of tasks: processes on a real server, and what their tasks have noted."""
+
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.kit.server_process import ServerProcess
+from tests.kit.waiting import until
+
+
+class WorkerGroup:
+    """Starts workers, and kills those that still run at the end.
+
+    Files are made in the directory `path`, which tasks also write to.
+    """
+
+    def __init__(self, path: Path, **environment: str) -> None:
+        self.path = path
+        self.environment = os.environ | environment
+        self.log = path / "worker.log"
+        self.log.touch()
+        self._all: list[subprocess.Popen[bytes]] = []
+
+    def run(self, *command: str) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            started = subprocess.Popen(
+                command, env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
+        self._all.append(started)
+        return started
+
+    def start(self, *flags: str) -> subprocess.Popen[bytes]:
+        """A worker."""
+        raise NotImplementedError
+
+    def ready(self, word: bytes, *command: str) -> subprocess.Popen[bytes]:
+        """A worker that has logged this word."""
+        before = self.log.read_bytes().count(word)
+        worker = self.run(*command)
+        until(lambda: self.log.read_bytes().count(word) > before or worker.poll() is not None)
+        assert worker.poll() is None, self.log.read_text()
+        return worker
+
+    def kill(self, worker: subprocess.Popen[bytes]) -> None:
+        """And its children: they are of its own group."""
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+
+    def end(self) -> None:
+        for each in self._all:
+            if each.poll() is None:
+                self.kill(each)
+
+    def notes(self, name: str = "notes") -> Counter[str]:
+        """The lines that tasks have written."""
+        path = self.path / name
+        return Counter(path.read_text().split()) if path.exists() else Counter()
+
+    def noted(self, *lines: str, name: str = "notes") -> None:
+        """Wait until they are all there."""
+        until(lambda: {*lines} <= {*self.notes(name)}, self.log.read_text()[-2000:])
+
+    def work_on(self, server: ServerProcess, count: int, send: Callable[[str], object]) -> None:
+        """Send so many tasks, while workers and the server are killed, until all are done."""
+        worker = self.start()
+        for number in range(count):
+            send(str(number))
+            if number in (count // 4, count // 2):
+                until(lambda: len(self.notes()) >= number // 4)  # noqa: B023
+                self.kill(worker)
+                worker = self.start()
+            if number in (count // 3, count * 2 // 3):
+                server.kill()
+                server.start()
+        self.kill(worker)
+        self.start()
+        self.noted(*map(str, range(count)))
