@@ -441,7 +441,7 @@ AVAILABLE_CATALOGS[CatalogType.REST] = _rest
 
 
 def found(url: str) -> Any:
-    """The table. Raises LakeUnfit."""
+    """The table, to be read: its catalog is closed. Raises LakeUnfit."""
     catalog, name = catalog_of(url)
     with closing(catalog):
         try:

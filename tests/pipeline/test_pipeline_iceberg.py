@@ -296,7 +296,9 @@ def test_a_vacuum_deletes_nothing_of_a_table_with_files_elsewhere(tmp_path: Path
         put(lake, batch(range(4)))
         [orphan] = stage(lake.staging, [batch(range(4, 5))])
         elsewhere = shutil.copy(files(URL)[0], tmp_path / "elsewhere.parquet")
-        found(URL).add_files([f"file://{elsewhere}"])
+        catalog, name = catalog_of(URL)
+        with closing(catalog):
+            catalog.load_table(name).add_files([f"file://{elsewhere}"])
         age(tmp_path)
     with IcebergTable(URL) as lake, pytest.raises(LakeUnfit, match="elsewhere"):
         lake.vacuum(86_400)
