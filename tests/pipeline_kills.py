@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -163,29 +163,44 @@ class Job:
         return self.told
 
 
-def workers(pid: int) -> list[int]:
-    """The Python workers among the descendants of a process."""
-    parents, is_daemon = dict[int, int](), dict[int, bool]()
+def descendants(pid: int) -> Iterator[int]:
+    """The processes that one has started, and those that they have."""
+    parents = dict[int, int]()
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            parents[int(place.name)] = int(
-                (place / "stat").read_text().rpartition(")")[2].split()[1]
-            )
-            is_daemon[int(place.name)] = b"pyspark.daemon" in (place / "cmdline").read_bytes()
+            stat = (place / "stat").read_text()
+            parents[int(place.name)] = int(stat.rpartition(")")[2].split()[1])
     family = [pid]
     for each in family:
-        family += (child for child, parent in parents.items() if parent == each)
-    # Workers are forks of the daemon.
-    return [each for each in family if is_daemon.get(each) and is_daemon.get(parents[each])]
+        children = [child for child, parent in parents.items() if parent == each]
+        family += children
+        yield from children
 
 
-def kill_workers(pid: int) -> int:
-    """SIGKILL to the Python workers of a job; gives their number."""
-    killed = workers(pid)
-    for each in killed:
+def workers(pid: int) -> set[int]:
+    """The Python workers among the descendants of a process: forks of Spark's daemon."""
+    daemons = {
+        each
+        for each in descendants(pid)
+        if b"pyspark.daemon" in read_or_empty(f"/proc/{each}/cmdline")
+    }
+    return daemons & {*chain.from_iterable(map(descendants, daemons))}
+
+
+def read_or_empty(place: str) -> bytes:
+    with suppress(OSError):
+        return Path(place).read_bytes()
+    return b""
+
+
+def kill_all(pids: Iterable[int]) -> int:
+    """SIGKILL to processes; gives their number."""
+    count = 0
+    for each in pids:
         with suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
-    return len(killed)
+            count += 1
+    return count
 
 
 @contextmanager
@@ -276,7 +291,7 @@ def archive(
 
 def disturb(proxy: "Between", job: Job, fault: str) -> None:
     if fault == "workers":
-        kill_workers(job.process.pid)
+        kill_all(workers(job.process.pid))
         return
     proxy.fault = fault
     if fault == "down":

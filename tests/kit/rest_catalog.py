@@ -1,6 +1,6 @@
 """An Iceberg REST catalog of pyiceberg's own parts: its SQL catalog behind the REST protocol.
 
-    python -m tests.kit.rest_catalog DIRECTORY     prints its port
+    python -m tests.kit.rest_catalog DIRECTORY [WAREHOUSE]     prints its port
 
 The token `good` may do everything, others nothing.
 
@@ -104,7 +104,8 @@ def _error(kind: str, message: str, code: int) -> str:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    told = {"uri": f"sqlite:///{place}/rest.db", "warehouse": f"file://{place}/warehouse"}
+    warehouse = sys.argv[2] if len(sys.argv) > 2 else f"file://{place}/warehouse"
+    told = {"uri": f"sqlite:///{place}/rest.db", "warehouse": warehouse}
     Rest.catalog = SqlCatalog("rest", **told)
     server = HTTPServer(("127.0.0.1", 0), Rest)
     print(server.server_port, flush=True)

@@ -1,4 +1,5 @@
-"""A proxy before an object store whose next conditional put fails.
+"""A proxy before an object store or a catalog whose next commit fails: a conditional put, or a POST
+to a table.
 
     python -m tests.kit.store_proxy PORT-OF-THE-STORE OWN-PORT     prints its own port; 0: any
 
@@ -12,7 +13,7 @@
     before, after  this put is held before or after the store gets it; the fault is `held` then
     file           so is the next put of a file with messages, before the store gets it
 
-`GET /_fault` tells the fault, and the number of conditional puts.
+`GET /_fault` tells the fault, and the number of commits.
 
 The one rule: what is passed is passed unchanged.
 """
@@ -28,7 +29,7 @@ class Proxy(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
     fault = ""
-    conditional = 0
+    commits = 0
     store_port = 0
 
 
@@ -41,15 +42,16 @@ class Passing(BaseHTTPRequestHandler):
         if self.path.startswith("/_fault"):
             if "=" in self.path:
                 self.server.fault = self.path.partition("=")[2]
-            self._answer(200, f"{self.server.fault},{self.server.conditional}".encode())
+            self._answer(200, f"{self.server.fault},{self.server.commits}".encode())
             return
-        is_conditional = "if-none-match" in self.headers
-        self.server.conditional += is_conditional
+        to_table = self.command == "POST" and "/tables/" in self.path
+        is_commit = to_table or "if-none-match" in self.headers
+        self.server.commits += is_commit
         fault = self.server.fault
-        if fault == "500" and is_conditional:
+        if fault == "500" and is_commit:
             self.server.fault = fault = "down"
         is_file = self.command == "PUT" and ".parquet" in self.path
-        if (fault == "before" and is_conditional) or (fault == "file" and is_file):
+        if (fault == "before" and is_commit) or (fault == "file" and is_file):
             self._hold()
         if self.server.fault == "down":
             self._answer(503, b"")
@@ -59,13 +61,13 @@ class Passing(BaseHTTPRequestHandler):
         answer = to.getresponse()
         told = answer.read()
         to.close()
-        if fault == "after" and is_conditional:
+        if fault == "after" and is_commit:
             self._hold()
-        if fault in ("swallow", "lost") and is_conditional:
+        if fault in ("swallow", "lost") and is_commit:
             self.server.fault = "down" if fault == "lost" else ""
             self.close_connection = True
             return
-        if fault == "done" and is_conditional:
+        if fault == "done" and is_commit:
             self.server.fault = ""
             self._answer(503, b"")
             return

@@ -158,7 +158,7 @@ def test_all_that_can_be_killed_is_and_each_message_is_there_once(
     def a_task_is_lost() -> bool:
         if job.is_running() and _messages(job) == sent:
             publish_more()
-        kills.kill_workers(job.process.pid)
+        kills.kill_all(kills.workers(job.process.pid))
         return "Lost task" in log.read_text()
 
     kills.wait_for("the loss", a_task_is_lost)

@@ -103,8 +103,8 @@ class Between:
         self._asked(f"/_fault={fault}")
 
     @property
-    def conditional(self) -> int:
-        """Conditional puts so far."""
+    def commits(self) -> int:
+        """Conditional puts, and posts to tables, so far."""
         return int(self._asked("/_fault")[1])
 
     def stop(self) -> None:
@@ -201,11 +201,11 @@ def test_an_answer_to_a_commit_is_lost_wrong_or_late(
     url = f"{url}-{fault}"
     with DeltaTable(url) as lake:
         put(lake, range(1, 5))
-        between.fault, before = fault, between.conditional
+        between.fault, before = fault, between.commits
         if fault == "after":  # Nobody waits as long as it is held.
             monkeypatch.setitem(objects.OPTIONS, "timeout", "1s")
         put(lake, range(5, 9))
-        assert between.conditional > before, "commits are conditional puts"
+        assert between.commits > before, "commits are conditional puts"
         assert between.fault == ("held" if fault == "after" else "")
         between.fault = ""
         assert lake.next("q", "x-1") == 9
@@ -395,7 +395,7 @@ def test_workers_are_killed_while_they_write(
     thread = threading.Thread(target=work)
     thread.start()
     kills.wait_for("a file", lambda: between.fault == "held" or not thread.is_alive())
-    assert kills.kill_workers(os.getpid())
+    assert kills.kill_all(kills.workers(os.getpid()))
     thread.join(LIMIT_S)
     [failure] = failures
     assert "Python worker exited unexpectedly" in str(failure)
