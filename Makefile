@@ -1,6 +1,7 @@
 # make serve       run a broker from this checkout on 127.0.0.1:25000
 # make test        lint, types and the quick tests
 # make test-slow   the rest: tests at length, and more examples of each property
+# make docs        the documentation as a site, in dist/docs
 # make wheel       the wheel; wheel-compiled: a wheel for this platform, some modules compiled
 # The environment is made once and installed into again only when pyproject.toml changes.
 
@@ -12,7 +13,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/pytest -q -n $(JOBS) --maxprocesses 8
 
-.PHONY: serve test test-slow lint wheel wheel-compiled clean
+.PHONY: serve test test-slow lint docs wheel wheel-compiled clean
 
 serve: $(VENV)/.installed
 	$(BIN)/mqks serve --db $(DB)
@@ -30,6 +31,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+docs: $(VENV)/.made
+	@$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs/site . dist/docs
 
 wheel: $(VENV)/.made
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
