@@ -53,7 +53,7 @@ class Writer:
         self._journal = journal
         self._release = release
         self._flush = flush
-        self._wake = asyncio.Event()
+        self._awake = asyncio.Event()
         self.disk_full = ""
         """Why there is no room."""
         self._gone = ""
@@ -96,7 +96,7 @@ class Writer:
             except LowDiskSpace as low:
                 self._low, self.disk_full = low, low.state
                 self._tell()
-                self._wake.set()
+                self._awake.set()
 
     def wake(self, *, alone: bool) -> None:
         """Something may be pending.
@@ -112,9 +112,9 @@ class Writer:
         if self.disk_full:
             # It is known already that the messages cannot be written.
             if pending.waiters:
-                self._wake.set()
+                self._awake.set()
         elif self.busy or self._failure or self._gone:
-            self._wake.set()
+            self._awake.set()
         elif need is Need.CONFIRM:
             self.committed(pending.take())
         elif need is Need.WRITE_LATER and not self.stopping:
@@ -127,7 +127,7 @@ class Writer:
         ):
             self._commit_at_once()
         else:
-            self._wake.set()
+            self._awake.set()
 
     @property
     def _must_write(self) -> bool:
@@ -155,11 +155,11 @@ class Writer:
             except MqksError as failure:
                 # A failed sync is never retried.
                 self._failure = failure
-                self._wake.set()
+                self._awake.set()
                 return
             if not is_written:
                 self._broker.pending.put_back(batch)
-                self._wake.set()
+                self._awake.set()
                 return
         took_s = monotonic() - start_s
         if took_s > SLOW_COMMIT_S:
@@ -168,7 +168,7 @@ class Writer:
         # When all is tidy, the task waits without a limit: it must learn that this has ended.
         if self._journal.overdue or not self._untidy:
             self._untidy = True
-            self._wake.set()
+            self._awake.set()
 
     def committed(self, batch: Batch) -> None:
         """A batch is durable: answer the clients that wait for it."""
@@ -180,7 +180,7 @@ class Writer:
         self._release()
         if self._broker.pending:
             # Confirms release consumers, and their deliveries must be written too.
-            self._wake.set()
+            self._awake.set()
 
     def progress(self) -> int | None:
         """Changes with each finished journal step; None while there is nothing to do."""
@@ -199,7 +199,7 @@ class Writer:
     def stop(self) -> None:
         """Write what is pending, then end `run`."""
         self.stopping = True
-        self._wake.set()
+        self._awake.set()
 
     async def run(self) -> None:
         """Raises JournalFailed if the disk cannot be trusted any more."""
@@ -210,11 +210,11 @@ class Writer:
 
     async def _run(self) -> None:
         while not self.stopping or self._broker.pending:
-            self._wake.clear()
+            self._awake.clear()
             # The pause before was no stall.
             self.busy, self._step_s = True, monotonic()
             if self._low is not None:
-                await self._leave_full_disk(self._low)
+                await self._until_room(self._low)
             self._low = None
             while self._must_write:
                 self.check()
@@ -224,6 +224,7 @@ class Writer:
                 # Nobody waits for room any more: what is left stays unconfirmed.
                 if self.stopping and self.disk_full:
                     self.busy = False
+                    self._tell_lost()
                     return
             if self._journal.overdue:
                 await self._tidy(idle=False)
@@ -242,7 +243,7 @@ class Writer:
             if gone != self._gone:
                 self._gone = gone
                 self._tell()
-                self._wake.set()
+                self._awake.set()
                 if gone:
                     log.error("database_gone", reason=gone, path=store.name, todo=TODO)
                 else:
@@ -257,7 +258,7 @@ class Writer:
                 elif was:
                     log.event("journal_goes_on")
             if self._journal.overdue:
-                self._wake.set()
+                self._awake.set()
 
     def check(self) -> None:
         """Raise the error of a commit at once, if there was one."""
@@ -269,10 +270,10 @@ class Writer:
         if self._untidy:
             with anyio.move_on_after(IDLE_S):
                 await self._wait()
-            if not self._wake.is_set():
+            if not self._awake.is_set():
                 self._untidy = False
                 self.busy, self._step_s = True, monotonic()
-                while not self._wake.is_set() and await self._tidy(idle=True):
+                while not self._awake.is_set() and await self._tidy(idle=True):
                     pass
                 self.busy = False
         if not self._must_write:
@@ -281,13 +282,13 @@ class Writer:
     async def _wait(self) -> None:
         if self._broker.pending.need is Need.WRITE_LATER:
             self._put_off()
-        await self._wake.wait()
+        await self._awake.wait()
 
     async def _tidy(self, *, idle: bool) -> bool:
         try:
             return await self._journal.maintain(idle=idle)
         except DiskFull as failure:
-            await self._leave_full_disk(failure)
+            await self._until_room(failure)
             return True
         finally:
             self.stepped()
@@ -297,14 +298,14 @@ class Writer:
         try:
             await self._journal.write(batch.entry)
         except DiskFull as failure:
-            await self._leave_full_disk(failure, batch)
+            await self._until_room(failure, batch)
         else:
             self.committed(batch)
             self._flush()
 
     # -- on a full disk
 
-    async def _leave_full_disk(self, failure: DiskFull, unwritten: Batch | None = None) -> None:
+    async def _until_room(self, failure: DiskFull, unwritten: Batch | None = None) -> None:
         """Refuse publishes until there is space again or the writer stops."""
         log.error("disk_full", reason=failure)
         self.disk_full = failure.state
@@ -321,14 +322,21 @@ class Writer:
                 self._tell()
                 log.event("disk_has_room", refused=self.refused())
                 return
-            self._wake.clear()
+            self._awake.clear()
             with anyio.move_on_after(RETRY_S):
-                await self._wake.wait()
+                await self._awake.wait()
+
+    def _tell_lost(self) -> None:
+        """Their publishers have got errors, or have not asked."""
+        batch = self._broker.pending.take(whole=True)
+        runs = [run for change in batch.entry.changes for run in change.runs]
+        if lost := sum(len(run.lines) for run in runs):
+            log.error("unwritten_at_stop", messages=lost, reason=self.disk_full)
 
     async def _answer(self, failure: DiskFull, unwritten: Batch | None) -> None:
         """Write what was accepted before, or answer waiting clients with errors."""
         pending = self._broker.pending
-        # Whole: `_leave_full_disk` confirms what is settled, and with it everybody who still waits.
+        # Whole: `_until_room` confirms what is settled, and with it everybody who still waits.
         if unwritten is not None:
             pending.put_back(unwritten)
         elif await self._write(pending.take(whole=True)):
@@ -337,7 +345,7 @@ class Writer:
         await self._let_go()
         if not (await self._has_room() and await self._write(pending.take(whole=True))):
             batch = pending.take(whole=True)
-            if batch.has_messages:  # Otherwise it is settled, and `_leave_full_disk` writes it.
+            if batch.has_messages:  # Otherwise it is settled, and `_until_room` writes it.
                 self._broker.failed(batch, failure, for_room=True)
             pending.put_back(batch)
             self._release()

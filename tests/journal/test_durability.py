@@ -220,6 +220,17 @@ def test_a_consumer_of_the_commit_that_finds_the_disk_full_gets_messages_later(d
         assert client.line() == b"c%d ok m2 event=e2 x" % number
 
 
+def test_what_a_stop_loses_on_a_full_disk_is_logged(db: Path) -> None:
+    flags = ("--db-bytes-max", str(MIB), "--ballast-bytes", "0")
+    with ServerProcess(db, *flags) as server, LineClient(server.address) as client:
+        subscribed(client, b"q", b"e")
+        while published(client, b"m", b"e", b"x" * 30 * KIB):
+            pass
+        assert not published(client, b"m", b"e", b"x")  # Not even in memory.
+        server.stop()
+        assert "event=unwritten_at_stop messages=1 reason=" in server.log
+
+
 def test_a_schema_that_was_full_is_full_after_a_restart(journal_url: DatabaseUrl) -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     flags, data = ("--db-replication", "none", "--db-bytes-max", str(MIB)), b"x" * 30 * KIB
