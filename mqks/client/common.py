@@ -213,8 +213,10 @@ class ClientConsumer(Messages):
         self._tracing = client._tracing
 
     def _tell(self, update: QueueUpdate | int) -> None:
-        if isinstance(update, QueueUpdate) and self.on_update is not None:
-            self.on_update(update)
+        if isinstance(update, QueueUpdate):
+            self.queue = update.queue  # It may have been renamed.
+            if self.on_update is not None:
+                self.on_update(update)
 
     def ack(self, messages: Iterable[Message]) -> None:
         """Ack several messages."""

@@ -704,13 +704,14 @@ class ConsumerSession(Session):
             self.fail(RequestFailed(f"the server refused the consumer, error {error_id}", error_id))
         elif not text:
             self.is_consuming = self._is_confirmed = True
-        elif (text + b" ").startswith(b"--update %b " % self._queue):
+        elif text.startswith(b"--update "):
             self._update(text.removeprefix(b"--update "))
         else:
             raise ProtocolViolation(f"the peer sent {line[:80]!r} to a consumer")
 
     def _update(self, told: bytes) -> None:
         update = QueueUpdate.parse(told)
+        self._queue = told.partition(b" ")[0]  # It may have been renamed.
         if self.is_consuming:  # Before, it says what this consume itself has bound.
             self.updates.append(update)
         # Events and masks may not fit a request; without any, the queue keeps those it has.

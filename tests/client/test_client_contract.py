@@ -306,6 +306,11 @@ async def test_a_queue_is_renamed(client: Any) -> None:
     await client.rename_queue("q", "r")
     await client.publish("e", "y", confirm=True)
     assert [each.data for each in await client.peek("r")] == [b"x", b"y"]
+    async with client.consume("r", auto_ack=True) as consumer:
+        await client.rename_queue("r", "t")
+        await client.publish("e", "z", confirm=True)
+        assert [(await consumer.receive(WAIT_S)).data for _ in range(3)] == [b"x", b"y", b"z"]
+        await client.rename_queue("t", "r")
     with pytest.raises(QueueMissing):
         await client.rename_queue("q", "s")
     await client.subscribe("s", ["e"])

@@ -1,5 +1,6 @@
 """Which order a queue has: by key or fair to keys, if its rules say so; by priority, while a
-message may have one; otherwise first in, first out. The spine knows this file as `shared.features.orders`.
+message may have one; otherwise first in, first out. The spine knows this file by
+`shared.features.orders`.
 
 The one rule: an order that still suits stays, with what it knows.
 """
