@@ -258,18 +258,15 @@ class Copy:
                 yield segment_id, kept.crc, content[kept.at : kept.at + kept.bytes]
 
     def damage(self) -> Iterator[str]:
-        """Reads all files; yields what is wrong."""
-        there = {
-            f"{each.name}/{name}"
-            for each in self.generations(removed=True)
-            for name in self.names(each.name)
-        }
+        """Reads all files; yields what is wrong, also beside a follower, which adds and removes."""
+        there = self._files()
         for name in sorted(there):
             if not name.endswith(".new"):  # Its follower was killed.
                 try:
                     self.read(name)
                 except JournalDamaged as error:
-                    yield str(error)
+                    if str(error).endswith("is damaged"):  # Or removed since: see below.
+                        yield str(error)
         told = set[str]()
         for generation in self.generations():
             try:
@@ -277,11 +274,21 @@ class Copy:
                 for look in self.looks(generation):
                     state.after(difference_of(self.read(look.name)))
                     lost = {kept.file for kept in state.segments.values()} - there - told
+                    if lost:
+                        there |= self._files()
+                        lost -= there
                     told |= lost
                     yield from (f"{self.name}/{name} is missing" for name in sorted(lost))
             except JournalDamaged as error:
-                if not str(error).endswith("is damaged"):
+                if not str(error).endswith("is damaged") and generation in self.generations():
                     yield str(error)
+
+    def _files(self) -> set[str]:
+        return {
+            f"{each.name}/{name}"
+            for each in self.generations(removed=True)
+            for name in self.names(each.name)
+        }
 
 
 def look_file(difference: bytes, bodies: Iterable[bytes]) -> bytes:

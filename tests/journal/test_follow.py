@@ -178,6 +178,8 @@ def test_any_moment_is_what_had_been_confirmed_by_then(db: Path, copy: Copy) -> 
     while now_us() < begin_us + 25_000_000 or kills < 10:
         [step] = rng.choices([busy.publish, busy.trim, busy.be_killed], [20, 6, 1])
         step()
+        if rng.random() < 0.1:
+            assert main(["verify", copy.name]) == 0
         if rng.random() < 0.04:
             following.kill()
             started_after, kills = len(copy.generations()), kills + 1
