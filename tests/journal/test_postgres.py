@@ -229,6 +229,44 @@ def test_a_commit_whose_reply_was_swallowed_is_confirmed_and_there_once(
             assert [each for each, _ in consumed(client, b"q", b"last")] == [b"m", b"last"]
 
 
+def test_an_open_transaction_does_not_slow_commits_down(
+    postgres: Postgres, journal_url: DatabaseUrl
+) -> None:
+    """No version of the owner's row can be removed meanwhile: a commit reads one page of them."""
+    table = f"{journal_url.text.rpartition('schema=')[2]}.owner"
+    query = f"""
+        select n_tup_upd, heap_blks_read + heap_blks_hit, pg_relation_size(relid) / 8192
+        from pg_stat_user_tables join pg_statio_user_tables using (relid)
+        where relid = '{table}'::regclass"""
+    with (
+        served(journal_url) as server,
+        LineClient(server.address) as client,
+        postgres.connection() as operator,
+        postgres.connection() as reader,
+    ):
+
+        def after(commits: int) -> tuple[int, int, int]:
+            """What the server tells, once a second, of at least so many more."""
+            written, *_ = figures()
+            for _ in range(commits):
+                assert client.ask(b"m publish --confirm e x") == b"m ok "
+            until(lambda: figures()[0] >= written + commits)
+            return figures()
+
+        def figures() -> tuple[int, int, int]:
+            [row] = operator.execute(query.encode()).fetchall()
+            return row[0], row[1], row[2]
+
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        reader.execute(f"analyze {table}".encode())
+        reader.execute("begin isolation level repeatable read")
+        reader.execute(f"select from {table}".encode())
+        written, read, _ = after(1500)
+        now_written, now_read, pages = after(150)
+        assert pages > 15, "no version of the row was kept"
+        assert (now_read - read) / (now_written - written) < pages / 2
+
+
 # ------------------------------------------------------------------------------- a standby
 
 
