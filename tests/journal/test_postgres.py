@@ -284,12 +284,14 @@ def standby(primary: Postgres) -> Iterator[Postgres]:
         yield server
 
 
-def waits(server: Postgres, statement: str = "") -> list[int]:
-    """Processes of backends that wait for a standby, with this in their statement."""
+def waits(server: Postgres, statement: str = "", long_s: float = 0.0) -> list[int]:
+    """Processes of backends that wait for a standby, with this in their statement, for so long."""
     found = f"{BACKEND} and wait_event = 'SyncRep' and position(%s in query) > 0"
+    age = "clock_timestamp() - query_start >= %s * interval '1 second'"
     with server.connection() as operator:
         rows = operator.execute(
-            f"select pid from pg_stat_activity where {found}".encode(), [statement]
+            f"select pid from pg_stat_activity where {found} and {age}".encode(),
+            [statement, long_s],
         )
         return [pid for (pid,) in rows]
 
@@ -326,6 +328,29 @@ def test_a_commit_that_no_standby_has_is_not_confirmed(
         assert until(lambda: line_of(client)) == b"last ok "
     with Broker(url) as broker, LineClient(("127.0.0.1", broker.port)) as client:
         assert [each for each, _ in consumed(client, b"q", b"last")] == [b"m", b"last"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quiet")
+def test_a_commit_that_waits_until_no_standby_is_named_is_not_confirmed(
+    primary: Postgres, standby: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PostgreSQL reports success then."""
+    with (
+        Broker(DatabaseUrl(primary.url())) as broker,
+        LineClient(("127.0.0.1", broker.port), 0.3) as client,
+    ):
+        client.send(b"s subscribe --confirm q e\n")
+        assert until(lambda: line_of(client)) == b"s ok "
+        standby.kill()
+        client.send(b"m publish --confirm e x\n")
+        until(lambda: waits(primary, long_s=1.0))
+        primary.change(synchronous_standby_names="")
+        told = until(lambda: line_of(client) or "journal_waits" in caplog.messages)
+        assert (told, line_of(client)) == (True, None)
+        primary.change(synchronous_standby_names="s1")
+        standby.start()
+        assert until(lambda: line_of(client)) == b"m ok "
 
 
 @pytest.mark.slow
