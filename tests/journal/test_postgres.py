@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from mqks import __version__, blocking
+from mqks.broker.spine.log.pending import Entry
 from mqks.commands import main
 from mqks.errors import (
     ClaimLost,
@@ -26,11 +27,12 @@ from mqks.errors import (
     JournalFailed,
     JournalReverted,
 )
+from mqks.journal.segment import NewSegment
 from mqks.server import silence
 from mqks.settings import DatabaseUrl, Settings
 from mqks.testing import Broker
 from tests.kit.line_client import LineClient
-from tests.kit.postgres import Postgres
+from tests.kit.postgres import Postgres, taken_over
 from tests.kit.proxy import CHUNK_BYTES, Peer
 from tests.kit.server_process import ServerProcess, refusal
 from tests.kit.waiting import WAIT_S, until
@@ -124,6 +126,35 @@ async def test_an_owner_beats_while_it_loads(
     await asyncio.sleep(0.05)
     assert owner(postgres, journal_url)[3] == beat, "there are no two who commit"
     await loading.close()
+
+
+WRITES: dict[str, Callable[[PostgresStore], Awaitable[object]]] = {
+    "a segment": lambda store: store.commit([NewSegment(1, b"head", [b"text"], 8)]),
+    "anything else": lambda store: store.commit([], Entry(once=[b"m"])),
+    "a beat": lambda store: store._claim.beat(),
+    "an epoch": lambda store: store.become("another"),
+    "a gap": lambda store: store.skip_to(9),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+async def test_an_owner_that_was_taken_over_writes_nothing(
+    postgres: Postgres,
+    journal_url: DatabaseUrl,
+    write: Callable[[PostgresStore], Awaitable[object]],
+) -> None:
+    old = await PostgresStore.open(Settings(db=journal_url, db_replication="none"), print)
+    await old.claim(wait=False)
+    async for _ in old.segments(await old.load()):
+        pass
+    await old.begin()
+    taken_over(journal_url)
+    before = owner(postgres, journal_url)
+    with pytest.raises(ClaimLost):
+        await write(old)
+    await old.close()
+    assert owner(postgres, journal_url) == before
 
 
 @pytest.mark.slow
