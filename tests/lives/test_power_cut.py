@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from mqks.testing import Broker
 from tests.kit import disk_log, unsynced
 from tests.kit.seeds import printed_seed
 from tests.kit.server_process import ServerProcess
@@ -58,3 +62,16 @@ def test_a_file_is_there_when_its_command_is_done(
         disk.take(record)
         for _ in range(3):
             assert disk.files(unsynced.something(rng)).get(name) in contents
+
+
+def test_a_database_that_was_only_begun_is_begun_again(db: Path) -> None:
+    """Beside it lies SQLite's journal, by which that is seen."""
+    begun = db.with_name("begun.db")
+    with closing(sqlite3.connect(begun, isolation_level=None)) as making:
+        making.executescript("pragma cache_size = 1; begin; create table t (x)")
+        making.execute("insert into t values (zeroblob(100000))")
+        for end in ("", "-journal"):
+            shutil.copy(f"{begun}{end}", f"{db}{end}")
+    assert db.stat().st_size
+    with Broker(db) as broker:
+        assert broker.port
