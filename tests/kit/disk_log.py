@@ -147,26 +147,8 @@ int ftruncate(int fd, off_t size)
     LOCKED(int, NEXT(ftruncate)(fd, size), about_file('T', done, fd, size, 0))
 int ftruncate64(int fd, off64_t size)
     LOCKED(int, NEXT(ftruncate64)(fd, size), about_file('T', done, fd, size, 0))
-int fallocate(int fd, int mode, off_t at, off_t size)
-    LOCKED(int, NEXT(fallocate)(fd, mode, at, size), about_file('A', done || mode, fd, at, size))
-int fallocate64(int fd, int mode, off64_t at, off64_t size)
-    LOCKED(int, NEXT(fallocate64)(fd, mode, at, size), about_file('A', done || mode, fd, at, size))
-int posix_fallocate(int fd, off_t at, off_t size)
-    LOCKED(int, NEXT(posix_fallocate)(fd, at, size), about_file('A', done, fd, at, size))
-int posix_fallocate64(int fd, off64_t at, off64_t size)
-    LOCKED(int, NEXT(posix_fallocate64)(fd, at, size), about_file('A', done, fd, at, size))
-
 int unlink(const char *path)
     LOCKED(int, NEXT(unlink)(path),
-           if (!done && inside(path)) put_text('U', 0, 0, inside(path)))
-
-int mkdir(const char *path, mode_t mode)
-    LOCKED(int, NEXT(mkdir)(path, mode),
-           struct stat about;
-           if (!done && inside(path) && !stat(path, &about))
-               put_text('D', about.st_ino, 0, inside(path)))
-int rmdir(const char *path)
-    LOCKED(int, NEXT(rmdir)(path),
            if (!done && inside(path)) put_text('U', 0, 0, inside(path)))
 
 static void renamed(int failed, const char *old, const char *new) {

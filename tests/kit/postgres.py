@@ -199,11 +199,6 @@ class Postgres:
     def is_running(self) -> bool:
         return self._server is not None and self._server.poll() is None
 
-    @property
-    def socket(self) -> str:
-        """The path of its Unix socket."""
-        return f"{self._directory}/.s.PGSQL.5432"
-
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             if isinstance(error, BaseException):

@@ -165,6 +165,22 @@ def test_times_and_delays_join_in_one_order_and_only_times_follow_the_clock(
         assert server.terminate() == 0, server.log
 
 
+def test_an_ack_that_came_while_the_server_stood_still_was_in_time(db: Path) -> None:
+    with served(db) as (server, client):
+        client.send(b"c consume --confirm q e --manual-ack --ack-timeout=2 --prefetch=2\n")
+        assert client.line() == b"c ok "
+        client.send(b"m publish e x\nn publish e x\n")
+        assert [client.line().split()[2] for _ in range(2)] == [b"m", b"n"]
+        with server.paused():
+            client.send(b"x publish f %b\n" % (b"x" * 1000) * 1000 + b"a ack c m\n")
+            time.sleep(2.5)
+        # The other one has not been acked in time.
+        assert client.line() == b"c ok n event=e,retry=1 x"
+        assert client.ask(b"a ack --confirm c n") == b"a ok "
+        assert client.stats()["redelivered"] == 1
+        assert server.terminate() == 0, server.log
+
+
 def test_a_late_timer_does_not_wait_for_those_who_never_stop(db: Path) -> None:
     with served(db) as (server, client), LineClient(server.address) as other:
         assert client.ask(b"c consume --confirm q e") == b"c ok "
