@@ -17,7 +17,7 @@ FAILED = 1
 """How pytest ends when tests have failed. With any other status it did not run all of them."""
 REPEATED_MAX = 5
 """With more that have failed there is no chance to blame."""
-NEVER_BY_CHANCE = re.compile(r"test_(chaos|fuzz|damage|takeover|power_cut)\.py::")
+NEVER_BY_CHANCE = re.compile(r"test_(chaos|fuzz|damage|power_cut|simulation)\.py::")
 SEED = re.compile(r"TEST_SEED=(\d+)|--hypothesis-seed=(\d+)")
 
 

@@ -47,7 +47,7 @@ def pytest_sessionstart() -> None:
 
 JVMS = "tests/pipeline/test_pipeline_jobs", "tests/pipeline/"
 """Beginnings of files that share a JVM."""
-LONGEST = *JVMS, "tests/lives/test_power_cut", "tests/sources/test_compiled"
+LONGEST = *JVMS, "tests/lives/test_simulation", "tests/sources/test_compiled"
 """Beginnings of files that take long, and so begin first."""
 
 

@@ -235,7 +235,7 @@ def test_over_tcp(story: Story, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@each(STORIES)
+@each(story for story in STORIES if story.needs_a_process)
 def test_over_tcp_with_all_texts_in_files(story: Story, tmp_path: Path) -> None:
     flag = "--text-file-bytes-min=1"
     played(story, lambda left: TcpWorld(tmp_path / f"{left}.db", story, flag))

@@ -86,6 +86,8 @@ def returned(queue: Queue) -> list[int]:
 
 class Machine(RuleBasedStateMachine):
     open_store: OpenStore = staticmethod(open_store)
+    share = 1
+    """Of the examples, one in so many is played."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -738,6 +740,7 @@ class MachineInMemory(Machine):
 
 
 class MachineInPostgres(Machine):
+    share = 4
     server: Postgres
     schemas = count(1)
 
@@ -797,7 +800,7 @@ def test_broker_and_journal_against_the_model(
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=settings().max_examples,
+            max_examples=settings().max_examples // machine.share,
             stateful_step_count=40,
             deadline=None,
             print_blob=True,

@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,8 +11,6 @@ from mqks.broker.spine.base.schedule import RINGS_MAX
 from mqks.errors import BadRequest
 from mqks.server.cron import next_tick
 from tests.kit.bare import BareWorld, ask, bare
-from tests.kit.line_client import LineClient
-from tests.kit.server_process import ServerProcess
 
 SECOND_US = 1_000_000
 
@@ -303,27 +300,6 @@ def test_a_tick_that_is_not_later_does_not_flood_its_queue(
     assert len(on_disk(each.world)[0]) == before + 3
     assert {*repeated} == {"schedule 'daily'"}
     assert json.loads(ask(each.world, b"s stats")[5:])["timer_repeats"] == len(repeated) > 3
-
-
-@pytest.mark.slow
-def test_ticks_outlive_kills(server: ServerProcess) -> None:
-    with LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        assert client.ask(b"t schedule --confirm a --every=1 publish e x") == b"t ok "
-    for count in range(2, 6):
-        with LineClient(server.address) as client:
-            while client.stats("queue q")["ready"] < count:
-                time.sleep(0.1)
-        server.kill()
-        server.start()
-    with LineClient(server.address) as client:
-        assert client.ask(b"t schedule --confirm a --pause") == b"t ok "
-        ready = client.stats("queue q")["ready"]
-        assert client.ask(b"c consume --confirm q") == b"c ok "
-        ids = [client.line().split(b" ")[2] for _ in range(ready)]
-        assert len(ids) == len(set(ids)) >= 5
-        [schedule] = json.loads(_rest(client.ask(b"s schedules")))
-        assert schedule["paused"]
 
 
 def _rest(answer: bytes) -> bytes:

@@ -2,7 +2,6 @@
 
     python -m tests.fuzz 10000000 --seed 7      ten million mutated lines
     python -m tests.fuzz --long 1200            only lines of a mebibyte, for 20 minutes of CPU
-    python -m tests.fuzz --grow 300             look for new corpus entries for five minutes
     python -m tests.fuzz --replay finding.txt   run the steps of a finding again
 
 A finding is a `Finding`, or any other exception that leaves `World.run`. The one rule: everything

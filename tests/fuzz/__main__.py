@@ -10,13 +10,11 @@ from pathlib import Path
 from random import Random
 from time import monotonic, process_time
 
-from tests.fuzz import client, expressions, mutations, world
-from tests.fuzz.grow import Growth
+from tests.fuzz import client, expressions, world
 from tests.fuzz.long_lines import LongLines
 from tests.fuzz.mass import Mass
 from tests.fuzz.reduce import kind_of, reduced
-from tests.fuzz.steps import CORPUS, Steps, load, read, save, written
-from tests.fuzz.tcp import fuzz_over_tcp
+from tests.fuzz.steps import CORPUS, Steps, load, read, written
 
 BROKER, SEEDS = CORPUS / "broker.txt", CORPUS / "seeds.txt"
 TOLD_EVERY_LINES = 500_000
@@ -31,9 +29,7 @@ def main() -> int:
     parser.add_argument("lines", type=int, nargs="?", default=1_000_000)
     parser.add_argument("--seed", type=int, default=Random().randrange(10**6))
     parser.add_argument("--first", type=int, default=0, help="number of the first episode")
-    parser.add_argument("--tcp", type=float, default=30.0, help="seconds against a real server")
     parser.add_argument("--long", type=float, help="long lines for so many seconds of CPU instead")
-    parser.add_argument("--grow", type=float, help="grow the corpus for so many seconds instead")
     parser.add_argument("--replay", type=Path, help="run the steps in this file instead")
     options = parser.parse_args()
     logging.disable()
@@ -42,8 +38,6 @@ def main() -> int:
         return _replay(options.replay)
     if options.long:
         return _long(options.long, options.seed)
-    if options.grow:
-        return _grow(options.grow, options.seed)
     return _fuzz(options)
 
 
@@ -52,19 +46,6 @@ def _replay(path: Path) -> int:
     play = client.play if steps[0].verb in ("consumer", "requests") else world.play
     play(steps)
     return 0
-
-
-def _grow(seconds: float, seed: int) -> int:
-    corpus = [*load(BROKER), *mutations.seeds()]
-    growth = Growth(filter(None, corpus), Random(seed))
-    print(f"{len(growth.reached)} entries reach {len(growth.known)} arcs", flush=True)
-    growth.run(seconds)
-    kept = growth.minimised()
-    save(BROKER, kept)
-    print(f"{growth.tried} inputs; {len(kept)} entries kept reach {len(growth.known)} arcs")
-    findings = Findings()
-    findings.tell(growth.found)
-    return findings.count()
 
 
 def _long(seconds: float, seed: int) -> int:
@@ -109,11 +90,6 @@ def _fuzz(options: argparse.Namespace) -> int:
         f"the slowest expression {looks.slowest_s * 1000:.0f} ms; {long.told()}",
         flush=True,
     )
-    if options.tcp:
-        with tempfile.TemporaryDirectory() as directory:
-            lines, failures = fuzz_over_tcp(Path(directory), options.tcp, options.seed)
-        print(f"{lines} lines over TCP", flush=True)
-        findings.tell(((), failure) for failure in failures)
     return findings.count()
 
 

@@ -102,13 +102,6 @@ class Mutator:
     def of_lines(cls, lines: Sequence[bytes], chance: Random) -> "Mutator":
         return cls([tuple(send("a", line + b"\n") for line in lines)], chance)
 
-    def add(self, steps: Steps) -> None:
-        self.corpus.append(steps)
-        for line in lines_of(steps):
-            if len(line) < 4096:
-                self._lines.append(line)
-                self._note(line)
-
     def _note(self, line: bytes) -> None:
         words = line.split(b" ")
         if len(words) > 2:

@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from mqks import __version__, blocking
+from mqks.broker.spine.log.pending import Entry
 from mqks.commands import main
 from mqks.errors import (
     ClaimLost,
@@ -26,11 +27,12 @@ from mqks.errors import (
     JournalFailed,
     JournalReverted,
 )
+from mqks.journal.segment import NewSegment
 from mqks.server import silence
 from mqks.settings import DatabaseUrl, Settings
 from mqks.testing import Broker
 from tests.kit.line_client import LineClient
-from tests.kit.postgres import Postgres
+from tests.kit.postgres import Postgres, taken_over
 from tests.kit.proxy import CHUNK_BYTES, Peer
 from tests.kit.server_process import ServerProcess, refusal
 from tests.kit.waiting import WAIT_S, until
@@ -124,6 +126,35 @@ async def test_an_owner_beats_while_it_loads(
     await asyncio.sleep(0.05)
     assert owner(postgres, journal_url)[3] == beat, "there are no two who commit"
     await loading.close()
+
+
+WRITES: dict[str, Callable[[PostgresStore], Awaitable[object]]] = {
+    "a segment": lambda store: store.commit([NewSegment(1, b"head", [b"text"], 8)]),
+    "anything else": lambda store: store.commit([], Entry(once=[b"m"])),
+    "a beat": lambda store: store._claim.beat(),
+    "an epoch": lambda store: store.become("another"),
+    "a gap": lambda store: store.skip_to(9),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+async def test_an_owner_that_was_taken_over_writes_nothing(
+    postgres: Postgres,
+    journal_url: DatabaseUrl,
+    write: Callable[[PostgresStore], Awaitable[object]],
+) -> None:
+    old = await PostgresStore.open(Settings(db=journal_url, db_replication="none"), print)
+    await old.claim(wait=False)
+    async for _ in old.segments(await old.load()):
+        pass
+    await old.begin()
+    taken_over(journal_url)
+    before = owner(postgres, journal_url)
+    with pytest.raises(ClaimLost):
+        await write(old)
+    await old.close()
+    assert owner(postgres, journal_url) == before
 
 
 @pytest.mark.slow
@@ -229,6 +260,44 @@ def test_a_commit_whose_reply_was_swallowed_is_confirmed_and_there_once(
             assert [each for each, _ in consumed(client, b"q", b"last")] == [b"m", b"last"]
 
 
+def test_an_open_transaction_does_not_slow_commits_down(
+    postgres: Postgres, journal_url: DatabaseUrl
+) -> None:
+    """No version of the owner's row can be removed meanwhile: a commit reads one page of them."""
+    table = f"{journal_url.text.rpartition('schema=')[2]}.owner"
+    query = f"""
+        select n_tup_upd, heap_blks_read + heap_blks_hit, pg_relation_size(relid) / 8192
+        from pg_stat_user_tables join pg_statio_user_tables using (relid)
+        where relid = '{table}'::regclass"""
+    with (
+        served(journal_url) as server,
+        LineClient(server.address) as client,
+        postgres.connection() as operator,
+        postgres.connection() as reader,
+    ):
+
+        def after(commits: int) -> tuple[int, int, int]:
+            """What the server tells, once a second, of at least so many more."""
+            written, *_ = figures()
+            for _ in range(commits):
+                assert client.ask(b"m publish --confirm e x") == b"m ok "
+            until(lambda: figures()[0] >= written + commits)
+            return figures()
+
+        def figures() -> tuple[int, int, int]:
+            [row] = operator.execute(query.encode()).fetchall()
+            return row[0], row[1], row[2]
+
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        reader.execute(f"analyze {table}".encode())
+        reader.execute("begin isolation level repeatable read")
+        reader.execute(f"select from {table}".encode())
+        written, read, _ = after(1500)
+        now_written, now_read, pages = after(150)
+        assert pages > 15, "no version of the row was kept"
+        assert (now_read - read) / (now_written - written) < pages / 2
+
+
 # ------------------------------------------------------------------------------- a standby
 
 
@@ -246,12 +315,14 @@ def standby(primary: Postgres) -> Iterator[Postgres]:
         yield server
 
 
-def waits(server: Postgres, statement: str = "") -> list[int]:
-    """Processes of backends that wait for a standby, with this in their statement."""
+def waits(server: Postgres, statement: str = "", long_s: float = 0.0) -> list[int]:
+    """Processes of backends that wait for a standby, with this in their statement, for so long."""
     found = f"{BACKEND} and wait_event = 'SyncRep' and position(%s in query) > 0"
+    age = "clock_timestamp() - query_start >= %s * interval '1 second'"
     with server.connection() as operator:
         rows = operator.execute(
-            f"select pid from pg_stat_activity where {found}".encode(), [statement]
+            f"select pid from pg_stat_activity where {found} and {age}".encode(),
+            [statement, long_s],
         )
         return [pid for (pid,) in rows]
 
@@ -288,6 +359,29 @@ def test_a_commit_that_no_standby_has_is_not_confirmed(
         assert until(lambda: line_of(client)) == b"last ok "
     with Broker(url) as broker, LineClient(("127.0.0.1", broker.port)) as client:
         assert [each for each, _ in consumed(client, b"q", b"last")] == [b"m", b"last"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quiet")
+def test_a_commit_that_waits_until_no_standby_is_named_is_not_confirmed(
+    primary: Postgres, standby: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PostgreSQL reports success then."""
+    with (
+        Broker(DatabaseUrl(primary.url())) as broker,
+        LineClient(("127.0.0.1", broker.port), 0.3) as client,
+    ):
+        client.send(b"s subscribe --confirm q e\n")
+        assert until(lambda: line_of(client)) == b"s ok "
+        standby.kill()
+        client.send(b"m publish --confirm e x\n")
+        until(lambda: waits(primary, long_s=1.0))
+        primary.change(synchronous_standby_names="")
+        told = until(lambda: line_of(client) or "journal_waits" in caplog.messages)
+        assert (told, line_of(client)) == (True, None)
+        primary.change(synchronous_standby_names="s1")
+        standby.start()
+        assert until(lambda: line_of(client)) == b"m ok "
 
 
 @pytest.mark.slow

@@ -1,17 +1,15 @@
 """A library that, loaded before others, writes down in one log and in order what a process asks of
-its disk and what passes between it and its clients.
+its disk.
 
 A sync does nothing but take a while: what it would have made durable is for whoever reads the log
-to know. What the log holds is checked by its readers: all writes again give the files that are
-there, and what was sent is what clients got.
+to know.
 
-The one rule: each record stands where it was true: a write, and what was sent, when it was done;
-what was got, before anybody knew of it; a sync twice, when it began and when it ended.
+The one rule: each record stands where it was true: a write when it was done, a sync twice, when it
+began and when it ended.
 """
 
 from __future__ import annotations
 
-import fcntl
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,14 +23,10 @@ _SOURCE = r"""
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -49,26 +43,23 @@ _SOURCE = r"""
     return done; \
 }
 
-/* A signal's handler may come while its thread has it, to write to a pipe. */
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static int log_fd = -1;
-static const char *root, *ends;
+static const char *root;
 static size_t root_length;
 
-/* A header, then the pieces up to `length`. A gateway writes into the same log. */
+/* A header, then the pieces up to `length`. */
 static void put(char kind, uint64_t who, uint64_t at, uint64_t length,
                 const struct iovec *pieces, int count) {
     struct { char kind[8]; uint64_t who, at, length, bytes; } header = {{kind}, who, at, length, 0};
     if (log_fd < 0) return;
     if (pieces) header.bytes = length;
-    flock(log_fd, LOCK_EX);
     syscall(SYS_write, log_fd, &header, sizeof header);
     for (int i = 0; i < count && length; i++) {
         size_t size = pieces[i].iov_len < length ? pieces[i].iov_len : length;
         syscall(SYS_write, log_fd, pieces[i].iov_base, size);
         length -= size;
     }
-    flock(log_fd, LOCK_UN);
 }
 
 static void put_text(char kind, uint64_t who, uint64_t at, const char *text) {
@@ -80,15 +71,12 @@ __attribute__((constructor)) static void begin(void) {
     struct stat about;
     const char *path = getenv("DISK_LOG");
     root = getenv("DISK_LOG_OF");
-    ends = getenv("DISK_LOG_ENDS_ONCE_EXISTS");
     if (!path || !root || stat(root, &about)) return;
     root_length = strlen(root);
     int fd = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     log_fd = syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 900);
     syscall(SYS_close, fd);
-    /* The server's gateways inherit the variable. */
-    if (!getenv("DISK_LOG_BEGUN")) put('P', about.st_ino, 0, 0, NULL, 0);
-    setenv("DISK_LOG_BEGUN", "", 1);
+    put('P', about.st_ino, 0, 0, NULL, 0);
 }
 
 /* The name of a file in the directory, or nothing. */
@@ -96,14 +84,6 @@ static const char *inside(const char *path) {
     if (log_fd < 0 || strncmp(path, root, root_length) || path[root_length] != '/') return NULL;
     return path + root_length + 1;
 }
-
-static int is_tcp(int fd) {
-    int domain = 0;
-    socklen_t size = sizeof domain;
-    return !getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) && domain == AF_INET;
-}
-
-static uint64_t connection(int fd) { return (uint64_t)getpid() << 32 | fd; }
 
 /* -- files */
 
@@ -135,7 +115,6 @@ OPEN(open64)
 static void wrote(int fd, ssize_t done, off_t at, const struct iovec *pieces, int count) {
     struct stat about;
     if (log_fd < 0 || done <= 0 || fstat(fd, &about)) return;
-    if (S_ISSOCK(about.st_mode) && is_tcp(fd)) put('S', connection(fd), 0, done, pieces, count);
     if (!S_ISREG(about.st_mode)) return;
     if (at < 0) at = lseek(fd, 0, SEEK_CUR) - done;
     put('W', about.st_ino, at, done, pieces, count);
@@ -168,26 +147,8 @@ int ftruncate(int fd, off_t size)
     LOCKED(int, NEXT(ftruncate)(fd, size), about_file('T', done, fd, size, 0))
 int ftruncate64(int fd, off64_t size)
     LOCKED(int, NEXT(ftruncate64)(fd, size), about_file('T', done, fd, size, 0))
-int fallocate(int fd, int mode, off_t at, off_t size)
-    LOCKED(int, NEXT(fallocate)(fd, mode, at, size), about_file('A', done || mode, fd, at, size))
-int fallocate64(int fd, int mode, off64_t at, off64_t size)
-    LOCKED(int, NEXT(fallocate64)(fd, mode, at, size), about_file('A', done || mode, fd, at, size))
-int posix_fallocate(int fd, off_t at, off_t size)
-    LOCKED(int, NEXT(posix_fallocate)(fd, at, size), about_file('A', done, fd, at, size))
-int posix_fallocate64(int fd, off64_t at, off64_t size)
-    LOCKED(int, NEXT(posix_fallocate64)(fd, at, size), about_file('A', done, fd, at, size))
-
 int unlink(const char *path)
     LOCKED(int, NEXT(unlink)(path),
-           if (!done && inside(path)) put_text('U', 0, 0, inside(path)))
-
-int mkdir(const char *path, mode_t mode)
-    LOCKED(int, NEXT(mkdir)(path, mode),
-           struct stat about;
-           if (!done && inside(path) && !stat(path, &about))
-               put_text('D', about.st_ino, 0, inside(path)))
-int rmdir(const char *path)
-    LOCKED(int, NEXT(rmdir)(path),
            if (!done && inside(path)) put_text('U', 0, 0, inside(path)))
 
 static void renamed(int failed, const char *old, const char *new) {
@@ -200,90 +161,22 @@ static void renamed(int failed, const char *old, const char *new) {
 int rename(const char *old, const char *new)
     LOCKED(int, NEXT(rename)(old, new), renamed(done, old, new))
 
-
-#define MAP(name, offset) \
-void *name(void *address, size_t size, int protection, int flags, int fd, offset at) { \
-    void *done = NEXT(name)(address, size, protection, flags, fd, at); \
-    if (fd >= 0 && flags & MAP_SHARED && protection & PROT_WRITE) \
-        about_file('M', done == MAP_FAILED, fd, at, size); \
-    return done; \
-}
-MAP(mmap, off_t)
-MAP(mmap64, off64_t)
-
 static int synced(int fd) {
-    static int has_failed;
     struct stat about;
-    char how = 0;
     if (log_fd < 0) return 0;
     if (fstat(fd, &about)) return -1;
     pthread_mutex_lock(&lock);
     put('B', about.st_ino, gettid(), 0, NULL, 0);
-    int end = ends ? syscall(SYS_openat, AT_FDCWD, ends, O_RDONLY | O_CLOEXEC) : -1;
-    if (end >= 0) {
-        syscall(SYS_read, end, &how, 1);
-        syscall(SYS_close, end);
-        /* Nobody is between a write and its record now. */
-        if (how == 'k') kill(getpid(), SIGKILL);
-        if (how == 'o' && has_failed++) how = 0;
-    }
     pthread_mutex_unlock(&lock);
     usleep(random() % 1000);
     pthread_mutex_lock(&lock);
-    put(how ? 'F' : 'E', about.st_ino, gettid(), 0, NULL, 0);
+    put('E', about.st_ino, gettid(), 0, NULL, 0);
     pthread_mutex_unlock(&lock);
-    errno = EIO;
-    return how ? -1 : 0;
+    return 0;
 }
 
 int fsync(int fd) { return synced(fd); }
 int fdatasync(int fd) { return synced(fd); }
-
-/* -- clients */
-
-ssize_t send(int fd, const void *data, size_t size, int flags)
-    LOCKED(ssize_t, NEXT(send)(fd, data, size, flags), wrote_one(fd, done, 0, data))
-ssize_t sendto(int fd, const void *data, size_t size, int flags,
-               const struct sockaddr *to, socklen_t length)
-    LOCKED(ssize_t, NEXT(sendto)(fd, data, size, flags, to, length), wrote_one(fd, done, 0, data))
-ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
-    LOCKED(ssize_t, NEXT(sendmsg)(fd, message, flags),
-           wrote(fd, done, 0, message->msg_iov, message->msg_iovlen))
-
-static ssize_t got(int fd, ssize_t done, const void *data) {
-    struct iovec piece = {(void *)data, done > 0 ? done : 0};
-    int error = errno;
-    if (log_fd >= 0 && done > 0 && is_tcp(fd)) {
-        pthread_mutex_lock(&lock);
-        put('G', connection(fd), 0, done, &piece, 1);
-        pthread_mutex_unlock(&lock);
-    }
-    errno = error;
-    return done;
-}
-
-ssize_t read(int fd, void *data, size_t size) { return got(fd, NEXT(read)(fd, data, size), data); }
-ssize_t recv(int fd, void *data, size_t size, int flags) {
-    return got(fd, NEXT(recv)(fd, data, size, flags), data);
-}
-
-static int accepted(int fd) {
-    int error = errno;
-    if (fd >= 0 && is_tcp(fd)) {
-        pthread_mutex_lock(&lock);
-        put('O', connection(fd), 0, 0, NULL, 0);
-        pthread_mutex_unlock(&lock);
-    }
-    errno = error;
-    return fd;
-}
-
-int accept(int fd, struct sockaddr *from, socklen_t *length) {
-    return accepted(NEXT(accept)(fd, from, length));
-}
-int accept4(int fd, struct sockaddr *from, socklen_t *length, int flags) {
-    return accepted(NEXT(accept4)(fd, from, length, flags));
-}
 """
 
 
@@ -298,10 +191,7 @@ class Record(NamedTuple):
     T  truncated: inode, size               A  allocated: inode, offset, length
     D  a directory was made: inode, name
     U  unlinked: name                       R  renamed: old name, a zero byte, new name
-    M  mapped for writing: inode
     B  a sync begins: inode, thread         E  it has ended, F  it has failed: inode, thread
-    O  a connection came: process and descriptor, as for
-    G  got from it, data                    S  sent to it, data
     """
 
     kind: str
@@ -314,7 +204,6 @@ class Record(NamedTuple):
 def records(log: Path) -> Iterator[Record]:
     """What was written down, in order."""
     with log.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)  # A gateway may live a moment longer than its server.
         while header := file.read(_HEADER.size):
             kind, who, at, length, size = _HEADER.unpack(header)
             yield Record(kind.decode(), who, at, length, file.read(size))
@@ -325,13 +214,11 @@ def compiled(directory: Path) -> Path:
     return built(_SOURCE, directory / "disk_log.so")
 
 
-def environment(library: Path, log: Path, directory: Path, ends: Path) -> dict[str, str]:
+def environment(library: Path, log: Path, directory: Path) -> dict[str, str]:
     """Variables for a process that is to be watched: its files in `directory`, to which nobody
-    else writes. Once the file `ends` exists its next sync kills it ("killed" is written there), or
-    fails, alone ("once") or with all others ("failing")."""
+    else writes."""
     return {
         "LD_PRELOAD": str(library),
         "DISK_LOG": str(log),
         "DISK_LOG_OF": str(directory),
-        "DISK_LOG_ENDS_ONCE_EXISTS": str(ends),
     }

@@ -50,9 +50,8 @@ class Postgres:
     """Runs from entry to exit; its clients need `environment`. Raises PostgresMissing.
 
     `settings` are those of postgresql.conf. With a `primary` it is a standby of it, and `name` is
-    what synchronous_standby_names calls it. Its directory is made `within` another one. What was
-    committed outlives a kill of its processes; with `fsync=off`, which makes it quicker, not a
-    power cut.
+    what synchronous_standby_names calls it. What was committed outlives a kill of its processes;
+    with `fsync=off`, which makes it quicker, not a power cut.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class Postgres:
         *,
         primary: Postgres | None = None,
         name: str = "standby",
-        within: Path | None = None,
         **settings: str,
     ) -> None:
         found = installations()
@@ -70,7 +68,7 @@ class Postgres:
             )
         self._installation = found[0]
         # Not pytest's directory, which is root's alone; and its path may be too long for a socket.
-        self._directory = Path(tempfile.mkdtemp(prefix="mqks-pg-", dir=within))
+        self._directory = Path(tempfile.mkdtemp(prefix="mqks-pg-"))
         self._data = self._directory / "data"
         self._as: dict[str, Any] = {"cwd": self._directory}
         self._server: subprocess.Popen[bytes] | None = None
@@ -113,7 +111,7 @@ class Postgres:
             self._as |= {"user": NOBODY, "group": NOBODY, "extra_groups": []}
             self._let_nobody_reach_it()
         if self._primary is not None:
-            self.copy(self._primary)
+            self._copy(self._primary)
             return self
         initdb = [self._program("initdb"), "--pgdata", str(self._data), "--username", "postgres"]
         subprocess.run(
@@ -125,29 +123,13 @@ class Postgres:
         self.start()
         return self
 
-    def copy(self, primary: Postgres) -> None:
-        """Become a standby of it. What there was is gone."""
-        if self._data.exists():
-            shutil.rmtree(self._data)
+    def _copy(self, primary: Postgres) -> None:
+        """Become a standby of it."""
         backup = [self._program("pg_basebackup"), "--pgdata", str(self._data), "--no-sync"]
         place = ["--host", str(primary._directory), "--username", "postgres"]
         subprocess.run([*backup, *place, "--checkpoint", "fast"], check=True, **self._as)
-        self.follow(primary)
-
-    def rewind(self, primary: Postgres) -> bool:
-        """Become a standby of it, after having been a primary itself, if its WAL goes back far
-        enough. It does not run."""
-        source = f"host={primary._directory} user=postgres dbname=postgres"
-        rewind = [self._program("pg_rewind"), "--target-pgdata", str(self._data), "--no-sync"]
-        done = subprocess.run([*rewind, "--source-server", source], capture_output=True, **self._as)
-        if not done.returncode:
-            self.follow(primary)
-        return not done.returncode
-
-    def follow(self, primary: Postgres | None) -> None:
-        """Start as a standby of it, or one that has no primary. It does not run."""
-        place = f"user=postgres application_name={self._name} host="
-        self._settings["primary_conninfo"] = f"{place}{primary._directory}" if primary else ""
+        conninfo = f"user=postgres application_name={self._name} host={primary._directory}"
+        self._settings["primary_conninfo"] = conninfo
         subprocess.run(["touch", str(self._data / "standby.signal")], check=True, **self._as)
         self.start()
 
@@ -216,11 +198,6 @@ class Postgres:
     @property
     def is_running(self) -> bool:
         return self._server is not None and self._server.poll() is None
-
-    @property
-    def socket(self) -> str:
-        """The path of its Unix socket."""
-        return f"{self._directory}/.s.PGSQL.5432"
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:

@@ -103,21 +103,15 @@ def something(rng: random.Random) -> Part:
 
 
 class Disk:
-    """Takes records one by one. Of what a failed sync had to write, `failed` is written. A sync of
-    a file of which `lies` is true makes nothing certain."""
+    """Takes records one by one. Of what a failed sync had to write, `failed` is written."""
 
-    def __init__(
-        self, failed: Part = nothing, lies: Callable[[str], bool] = lambda name: False
-    ) -> None:
+    def __init__(self, failed: Part = nothing) -> None:
         self._failed = failed
-        self._lies = lies
         self._root = _Directory()
         self._inodes: dict[int, _File | _Directory] = {}
         self._made: list[_File | _Directory] = []
         """All that were ever made: inodes are used again."""
         self._syncs: dict[tuple[int, int], int] = {}
-        self.syncs = 0
-        self.mapped: set[str] = set()
 
     def take(self, record: Record) -> None:
         kind, inode = record.kind, record.who
@@ -126,9 +120,6 @@ class Disk:
             self._syncs.clear()
         elif kind in "CDUR":
             self._rename(record)
-        elif kind == "M":
-            file = self._inodes.get(inode)
-            self.mapped |= {n for n, each in self._root.names.items() if each is file}
         elif kind in "BEF":
             self._sync(record)
         elif kind in "WTA" and inode in self._inodes:
@@ -160,15 +151,12 @@ class Disk:
             self._syncs[record.who, record.at] = target.count
             return
         count = self._syncs.pop((record.who, record.at))
-        if any(self._lies(name) for name, file in self._root.names.items() if file is target):
-            return
         part = everything if record.kind == "E" else self._failed
         for each in chain.from_iterable(map(part, target.synced(count))):
             if isinstance(target, _File):
                 _change(target.certain, each)
             else:
                 _rename(target.certain, each, self._made)
-        self.syncs += 1
 
     def files(self, part: Part) -> dict[str, bytes]:
         """The directory as it may be: of each change that is not certain, `part` is there. A

@@ -39,8 +39,8 @@ from tests.kit.seeds import printed_seed
     ("lives", "texts"),
     [
         (2, False),
-        pytest.param(12, False, marks=pytest.mark.slow),
-        pytest.param(12, True, marks=pytest.mark.slow),
+        pytest.param(15, False, marks=pytest.mark.slow),
+        pytest.param(15, True, marks=pytest.mark.slow),
     ],
     ids=["few", "many", "all texts in files"],
 )

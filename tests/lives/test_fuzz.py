@@ -15,13 +15,10 @@ from mqks.client.session import ConsumerSession
 from mqks.errors import BadRequest
 from mqks.protocol import replies
 from tests.fuzz import client, mutations, steps
-from tests.fuzz.coverage import traced
 from tests.fuzz.expressions import Expressions
-from tests.fuzz.grow import arcs_of
 from tests.fuzz.mass import Mass
 from tests.fuzz.reduce import failure_of, kind_of, reduced
 from tests.fuzz.steps import CORPUS, Step, load, read, save, written
-from tests.fuzz.tcp import fuzz_over_tcp
 from tests.fuzz.world import play
 from tests.kit.compiled import patches_modules
 from tests.kit.seeds import printed_seed
@@ -94,13 +91,6 @@ def test_mutated_replies(count: int) -> None:
         raise failure
 
 
-@pytest.mark.slow
-def test_over_tcp(tmp_path: Path) -> None:
-    lines, failures = fuzz_over_tcp(tmp_path, 10.0, printed_seed())
-    assert lines
-    assert failures == []
-
-
 # -- what it would find
 
 
@@ -158,15 +148,6 @@ def test_a_finding_is_reduced_to_what_it_needs(monkeypatch: pytest.MonkeyPatch) 
     assert failure is not None
     least = reduced(entry, kind_of(failure))
     assert sum(map(len, steps.lines_of(least))) <= len(b"s subscribe q e" + b"x purge q")
-
-
-def test_arcs_tell_one_input_from_another() -> None:
-    known = arcs_of(read("a:p ping x\\n"))
-    # On a busy machine the turn may be over in between.
-    assert any(arcs_of(read("a:p ping y\\n")) <= known for _ in range(20))
-    assert arcs_of(read("a:p ping y\\nr rebind q\\n")) - known
-    with traced(known):
-        pass
 
 
 # -- what it has found

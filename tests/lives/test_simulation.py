@@ -124,20 +124,39 @@ FAULTS = {
 }
 FAULTS_WITH_STANDBY = {
     "commits that do not depend on who owns the journal": """
-    from tests.takeover.without import SAFEGUARDS
-    SAFEGUARDS["condition"]()
+    from mqks.journal.postgres import claim, statements
+    for module, name in (claim, "BEAT"), (statements, "ADD"), (statements, "CHANGE"):
+        setattr(module, name, getattr(module, name).replace(claim.IS_OURS, "true"))
 """,
     "a standby that does not wait until the owner is silent": """
     from mqks.journal.postgres import claim
     claim.LOOKS, claim.SUSPECT_S = 1, 0.0
 """,
     "a commit that only the primary has, by a warning": """
-    from tests.takeover.without import SAFEGUARDS
-    SAFEGUARDS["warnings"]()
+    from mqks.journal.postgres.connection import PostgresConnection
+    rows = PostgresConnection.rows
+    async def deaf(self, *words):
+        found = await rows(self, *words)
+        self.warnings.clear()
+        return found
+    PostgresConnection.rows = deaf
 """,
     "a commit that only the primary has, after a lost reply": """
-    from tests.takeover.without import SAFEGUARDS
-    SAFEGUARDS["beat"]()
+    from mqks.journal.postgres.claim import Claim
+    checked, commit = Claim._checked, Claim._commit
+    class Exists(BaseException):
+        pass
+    def found(self, found, before, after):
+        if checked(self, found, before, after) != before and self._is_ours:
+            raise Exists(found)
+        return found
+    async def committed(self, *words):
+        try:
+            return await commit(self, *words)
+        except Exists as exists:
+            [self.owner], self.waits = exists.args, ""
+            return ()
+    Claim._checked, Claim._commit = found, committed
 """,
 }
 with_standby = pytest.mark.skipif(find_spec("psycopg") is None, reason="psycopg is not installed")

@@ -4,7 +4,6 @@ the server stands still for a while."""
 import json
 import threading
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -163,39 +162,6 @@ def test_times_and_delays_join_in_one_order_and_only_times_follow_the_clock(
         clock.ahead(YEAR_S)
         assert client.line().split()[2] == b"n1"
         assert json.loads(client.ask(b"s stats queue q").removeprefix(b"s ok "))["scheduled"] == 1
-        assert server.terminate() == 0, server.log
-
-
-def test_a_daily_schedule_in_the_hour_that_clocks_repeat(clock: Clock, db: Path) -> None:
-    """Clocks in Berlin show ten past two for the second time."""
-    repeated_s = datetime.fromisoformat("2026-10-25T01:10Z").timestamp()
-    next_us = round(datetime.fromisoformat("2026-10-26T01:30Z").timestamp()) * 1_000_000
-
-    def is_right(client: LineClient) -> bool:
-        [row] = json.loads(client.ask(b"s schedules").removeprefix(b"s ok "))
-        told = client.stats()
-        assert told["received"] == told["timer_repeats"] == 0
-        return bool(row["next_us"] == next_us)
-
-    clock.ahead(round(repeated_s - time.time()))
-    with served(db, environment=clock.environment) as (server, client):
-        line = b"s schedule --confirm daily 30 2 * * * --tz=Europe/Berlin --missed=one publish e x"
-        assert client.ask(line) == b"s ok "
-        assert is_right(client)
-        server.kill()
-    with served(db, environment=clock.environment) as (server, client):
-        assert is_right(client)
-        for line in (b"s schedule --confirm daily --pause", b"s schedule --confirm daily --resume"):
-            assert client.ask(line) == b"s ok "
-        assert is_right(client)
-        server.kill()
-    clock.ahead(round(repeated_s - time.time()) + 3 * 86_400)
-    with served(db, environment=clock.environment) as (server, client):
-        until(lambda: client.stats()["received"] == 1, "the tick that was missed does not come")
-        clock.ahead(round(repeated_s - time.time()))
-        server.kill()
-    with served(db, environment=clock.environment) as (server, client):
-        until(lambda: is_right(client), "it waits for a clock that was set back")
         assert server.terminate() == 0, server.log
 
 

@@ -96,8 +96,10 @@ def served(server: ServerProcess, what: Callable[[LineClient], bytes]) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("open_files", [OPEN_FILES_MIN, 128, 256])
-@pytest.mark.parametrize("loop", ["--uvloop", "--no-uvloop"])
+@pytest.mark.parametrize(
+    ("open_files", "loop"),
+    [(OPEN_FILES_MIN, "--uvloop"), (OPEN_FILES_MIN, "--no-uvloop"), (256, "--uvloop")],
+)
 def test_a_crowd_of_every_kind(tmp_path: Path, tls_port: int, open_files: int, loop: str) -> None:
     authority = trustme.CA()
     cert, key, users = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "users"

@@ -155,6 +155,8 @@ class Server:
             return
         commit = self._waiting.popleft()
         try:
+            if self._cluster.is_full and self.tables.adds(commit.statement):
+                raise psycopg.errors.DiskFull("no space left on device")
             self._is_committing = self.tables.is_met(commit.statement, commit.values)
         except psycopg.Error as error:
             commit.backend.answer(error)
@@ -238,6 +240,8 @@ class Cluster:
         self.trap: tuple[Phase, Callable[[Server, Connection[Any]], object]] | None = None
         """What happens to the next commit that is there."""
         self.slow_mean_s = 0.0
+        self.is_full = False
+        """There is no room for segments."""
         self.shortest_s = inf
         """The shortest time without a commit after which an owner has lost its claim."""
         self.cut_off: Process | None = None

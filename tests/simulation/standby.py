@@ -111,7 +111,7 @@ class WithStandby(World):
 
     def ended(self, place: Place, process: Process, task: asyncio.Task[None]) -> None:
         """By itself: its supervisor starts it again, as systemd would."""
-        from mqks.errors import ClaimLost, DatabaseUnreachable, JournalFailed
+        from mqks.errors import ClaimLost, DatabaseUnreachable, DiskFull, JournalFailed
 
         if process.dead or task.cancelled():
             return
@@ -122,7 +122,7 @@ class WithStandby(World):
         self.ends[f"ended by {type(error).__name__}"] += 1
         expected = [ClaimLost, DatabaseUnreachable, type(None)]
         if not place.is_started or place.stop.is_set():
-            expected.append(JournalFailed)  # It can't read, or not wait for its last commit.
+            expected += [JournalFailed, DiskFull]  # It can't read, or not make its last commit.
         if type(error) not in expected:
             self.violated(f"{process.name} has ended: {error!r}")
         self.again(place, process)
@@ -197,9 +197,14 @@ class WithStandby(World):
                 name = f"{number}-{each}"
                 delay_s = self.rng.choice((None, None, 5.0, 600.0))
                 newest, began_s = self.newest, self.clock.monotonic_s
-                await client.publish(
-                    "e", name, id=name, confirm=True, once=True, delay_s=delay_s, timeout_s=1e6
-                )
+                how: dict[str, Any] = {"id": name, "confirm": True, "once": True}
+                while True:
+                    try:
+                        await client.publish("e", name, delay_s=delay_s, timeout_s=1e6, **how)
+                        break
+                    except mqks().RequestFailed:  # There was no room for it.
+                        self.note("refused", name)
+                        await asyncio.sleep(self.rng.expovariate(1 / 2))
                 took_s = self.clock.monotonic_s - began_s
                 self.slowest_s = max(self.slowest_s, took_s)
                 if took_s > ANSWER_S:
@@ -283,6 +288,7 @@ class WithStandby(World):
             self.split,
             self.cut_off,
             self.be_slow,
+            self.be_full,
             self.lose_standby,
             self.lose_standby,
         ]
@@ -357,6 +363,11 @@ class WithStandby(World):
         self.cluster.slow_mean_s = self.rng.choice((0.1, 1.0, 4.0))
         await asyncio.sleep(self.pause_s(15))
         self.cluster.slow_mean_s = 0.0
+
+    async def be_full(self) -> None:
+        self.cluster.is_full = True
+        await asyncio.sleep(self.pause_s(10))
+        self.cluster.is_full = False
 
     async def lose_standby(self) -> None:
         """Nothing is durable meanwhile, though the primary may be started again and have more than

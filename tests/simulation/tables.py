@@ -65,6 +65,11 @@ class Tables:
         is_claim = CHANGES.get(of_anybody(statement)) is Tables.claim
         return is_claim and self.owner["holder"] is not None
 
+    @staticmethod
+    def adds(statement: str) -> bool:
+        """Whether it has segments."""
+        return CHANGES.get(of_anybody(statement)) in (Tables.add, Tables.change)
+
     def is_met(self, statement: str, values: Any) -> bool:
         """Whether its condition holds. Raises UniqueViolation."""
         if IS_OURS in statement:

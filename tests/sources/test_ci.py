@@ -74,7 +74,7 @@ def test_a_file_that_is_not_read_fails_the_run(tmp_path: Path) -> None:
 def test_none_that_looks_for_losses_may(tmp_path: Path) -> None:
     assert run(tmp_path, "test_chaos.py")[::2] == (1, ["test_chaos.py::test_a"])
     never = runpy.run_path(str(PROGRAM))["NEVER_BY_CHANCE"]
-    for kind in ("chaos", "fuzz", "damage", "takeover", "power_cut"):
+    for kind in ("chaos", "fuzz", "damage", "power_cut", "simulation"):
         path = f"tests/lives/test_{kind}.py"
         assert (ROOT / path).exists()
         assert never.search(f"{path}::test_a[1]")
