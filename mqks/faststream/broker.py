@@ -6,7 +6,7 @@ The one rule: what is declared wrongly raises where it is declared.
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Unpack, cast
+from typing import Annotated, Any, Unpack
 
 from fast_depends import Provider, dependency_provider
 from faststream._internal.basic_types import LoggerProto
@@ -138,21 +138,15 @@ class MqksRegistrator(Registrator[Message, MqksBrokerConfig]):
         self,
         event: str,
         *,
-        headers: dict[str, str] | None = None,
-        reply_to: str = "",
         persistent: bool = True,
         title: str | None = None,
         description: str | None = None,
         schema: Any = None,
         include_in_schema: bool = True,
-        **terms: Unpack[Publishing],
+        **options: Unpack[Publishing],
     ) -> MqksPublisher:
-        """What publishes an event, with these headers and options of `client.publish`. Raises
-        InvalidRequest and TypeError."""
+        """What publishes an event, with these options. Raises InvalidRequest and TypeError."""
         requests.name(event)
-        given: dict[str, Any] = {**terms}
-        flags = given.keys() & requests.Terms.__annotations__.keys()
-        requests.publish_flags(cast(requests.Terms, {flag: given[flag] for flag in flags}))
         told = PublisherSpecificationConfig(
             title_=title,
             description_=description,
@@ -163,9 +157,7 @@ class MqksRegistrator(Registrator[Message, MqksBrokerConfig]):
         made = MqksPublisher(
             PublisherUsecaseConfig(_outer_config=outer),
             MqksPublisherSpecification(outer, told, event),
-            headers=headers,
-            reply_to=reply_to,
-            terms=terms,
+            options,
         )
         super().publisher(made, persistent=persistent)
         return made
@@ -250,7 +242,7 @@ class MqksBroker(MqksRegistrator, BrokerUsecase[Message, AsyncClient, MqksBroker
     ) -> None:
         self.lazy = LazyClient(url, options)
         if specification_url is None:
-            specification_url = [f"{protocol}://{each}" for each in urls.parse(url).each]
+            specification_url = map(_shown, urls.parse(url).each)
         elif isinstance(specification_url, str):
             specification_url = [specification_url]
         config = MqksBrokerConfig(
@@ -321,26 +313,14 @@ class MqksBroker(MqksRegistrator, BrokerUsecase[Message, AsyncClient, MqksBroker
         return True
 
     async def publish(
-        self,
-        message: Any = None,
-        event: str = "",
-        *,
-        headers: dict[str, str] | None = None,
-        correlation_id: str | None = None,
-        reply_to: str = "",
-        **terms: Unpack[Publishing],
+        self, message: Any = None, event: str = "", **options: Unpack[Publishing]
     ) -> str:
         """Publish an event, and return the id of its message when the server has stored it. The
-        options are those of `client.publish`, as `delay_s` and `priority`; what handlers of
-        `reply_to` get is what its handler returns. Raises what `client.publish` raises."""
-        cmd = MqksPublishCommand(
-            message,
-            event,
-            headers=headers,
-            correlation_id=correlation_id or self.config.id_generator(),
-            reply_to=reply_to,
-            terms=terms,
-        )
+        options are headers, a correlation id, and those of `client.publish`, as `delay_s` and
+        `priority`; what its handler returns is published as the event `reply_to`. Raises what
+        `client.publish` raises."""
+        cmd = MqksPublishCommand(message, event, **options)
+        cmd.correlation_id = cmd.correlation_id or self.config.id_generator()
         stored: str = await self._basic_publish(cmd, producer=self.config.producer)
         return stored
 
@@ -356,16 +336,19 @@ class MqksBroker(MqksRegistrator, BrokerUsecase[Message, AsyncClient, MqksBroker
         """Publish an event, and return what its handler returns, as a message. Raises what
         `client.call` raises: TimeoutError after so many seconds (by default `timeout_s` of the
         options), RequestFailed if no queue is bound to the event."""
-        cmd = MqksPublishCommand(
-            message,
-            event,
-            headers=headers,
-            correlation_id=correlation_id or self.config.id_generator(),
-            timeout_s=timeout,
-            publish_type=PublishType.REQUEST,
-        )
+        told = Publishing(headers=headers, correlation_id=correlation_id)
+        kind = PublishType.REQUEST
+        cmd = MqksPublishCommand(message, event, publish_type=kind, wait_s=timeout, **told)
+        cmd.correlation_id = cmd.correlation_id or self.config.id_generator()
         reply: MqksMessage = await self._basic_request(cmd, producer=self.config.producer)
         return reply
+
+
+def _shown(server: urls.Address) -> str:
+    """Its URL, without credentials."""
+    if server.path:
+        return f"mqks+unix://{server.path}"
+    return f"{'mqkss' if server.tls else 'mqks'}://{server}"
 
 
 class MqksLogger(DefaultLoggerStorage):

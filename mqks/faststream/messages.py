@@ -34,8 +34,13 @@ def address(event: str) -> Address:
 
 
 class Publishing(TypedDict, total=False):
-    """Those of `client.publish`, except `meta`: its attributes are headers here."""
+    """Headers and correlation id, and the options of `client.publish`, except `meta`: its
+    attributes are headers here."""
 
+    headers: dict[str, str] | None
+    correlation_id: str | None
+    reply_to: str
+    """The event of the reply."""
     id: str | None
     once: bool
     once_s: float | None
@@ -124,32 +129,31 @@ async def decode(message: StreamMessage[Any]) -> Any:
 
 
 class MqksPublishCommand(PublishCommand):
-    """Raises TypeError for terms that there are not."""
+    """Raises TypeError for options that there are not."""
 
     def __init__(
         self,
         message: Any,
         event: str = "",
         *,
-        headers: dict[str, str] | None = None,
-        correlation_id: str | None = None,
-        reply_to: str = "",
-        timeout_s: float | None = None,
-        terms: Publishing | None = None,
         publish_type: PublishType = PublishType.PUBLISH,
+        wait_s: float | None = None,
+        **options: Unpack[Publishing],
     ) -> None:
+        terms: dict[str, Any] = {**options}
         super().__init__(
             message,
             destination=event,
-            headers=headers,
-            correlation_id=correlation_id,
-            reply_to=reply_to,
+            headers=terms.pop("headers", None),
+            correlation_id=terms.pop("correlation_id", None),
+            reply_to=terms.pop("reply_to", ""),
             _publish_type=publish_type,
         )
-        self.timeout_s = timeout_s
-        """Of a request."""
-        self.terms: Publishing = terms or {}
-        for word in self.terms.keys() - Publishing.__annotations__.keys():
+        self.wait_s = wait_s
+        """How long a request waits for its reply."""
+        self.terms = terms
+        """Options of `client.publish`."""
+        for word in terms.keys() - Publishing.__annotations__.keys():
             wrong = f"a publish has no option {word!r}"
             raise TypeError(wrong + did_you_mean(word, Publishing.__annotations__))
 
@@ -160,29 +164,23 @@ class MqksPublishCommand(PublishCommand):
         return cls(
             cmd.body,
             cmd.destination,
+            publish_type=cmd.publish_type,
             headers=cmd.headers,
             correlation_id=cmd.correlation_id,
             reply_to=cmd.reply_to,
-            publish_type=cmd.publish_type,
         )
 
 
 class MqksResponse(Response):
-    """What a handler returns to choose how it is published: with headers, and with the options of
-    `client.publish`, as in `MqksResponse(17, priority=5)`."""
+    """What a handler returns to choose how it is published, as in `MqksResponse(17, priority=5)`.
+    Raises TypeError."""
 
-    def __init__(
-        self,
-        body: Any,
-        *,
-        headers: dict[str, str] | None = None,
-        correlation_id: str | None = None,
-        **terms: Unpack[Publishing],
-    ) -> None:
-        super().__init__(body, headers=headers, correlation_id=correlation_id)
-        self.terms = terms
+    def __init__(self, body: Any, **options: Unpack[Publishing]) -> None:
+        told = MqksPublishCommand(body, **options)
+        super().__init__(body, headers=told.headers, correlation_id=told.correlation_id)
+        self._options = options
 
     def as_publish_command(self) -> MqksPublishCommand:
-        return MqksPublishCommand(
-            self.body, headers=self.headers, correlation_id=self.correlation_id, terms=self.terms
-        )
+        options = self._options.copy()
+        options |= {"headers": self.headers, "correlation_id": self.correlation_id}
+        return MqksPublishCommand(self.body, **options)

@@ -7,7 +7,7 @@ was lost and it was sent again.
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from faststream._internal.configs import (
     BrokerConfig,
@@ -25,6 +25,7 @@ from faststream.specification.asyncapi.utils import resolve_payloads
 from faststream.specification.schema import Message as MessageSpec
 from faststream.specification.schema import Operation, PublisherSpec
 
+from mqks.client import requests
 from mqks.client.async_client import AsyncClient
 from mqks.client.messages import Message
 from mqks.faststream.messages import (
@@ -74,14 +75,14 @@ class MqksProducer(ProducerProto[MqksPublishCommand]):
 
     async def publish(self, cmd: MqksPublishCommand) -> str:
         data, meta = await self.encoded(cmd)
-        terms: Publishing = {"confirm": True, **cmd.terms}
+        terms = {"confirm": True, **cmd.terms}
         if not terms.keys() & {"id", "once", "once_s"}:
             terms |= {"id": secrets.token_hex(16), "once_s": self._config.once_s}
         return await self._config.client.publish(cmd.destination, data, meta=meta, **terms)
 
     async def request(self, cmd: MqksPublishCommand) -> Message:
         data, meta = await self.encoded(cmd)
-        return await self._config.client.call(cmd.destination, data, cmd.timeout_s, meta=meta)
+        return await self._config.client.call(cmd.destination, data, cmd.wait_s, meta=meta)
 
     async def publish_batch(self, cmd: MqksPublishCommand) -> None:
         raise FeatureNotSupportedException(
@@ -136,11 +137,12 @@ class MqksPublisher(PublisherUsecase):
         self,
         config: PublisherUsecaseConfig,
         specification: MqksPublisherSpecification,
-        **command: Any,
+        options: Publishing,
     ) -> None:
         super().__init__(config, specification)
-        MqksPublishCommand(None, **command)  # What is wrong raises now.
-        self._command = command
+        self._own = MqksPublishCommand(None, **options)
+        flags = self._own.terms.keys() & requests.Terms.__annotations__.keys()
+        requests.publish_flags(cast(Any, {flag: self._own.terms[flag] for flag in flags}))
 
     @property
     def event(self) -> str:
@@ -148,26 +150,19 @@ class MqksPublisher(PublisherUsecase):
 
     def _filled(self, cmd: MqksPublishCommand) -> MqksPublishCommand:
         """With what the publisher has and the command does not have."""
+        own, new_id = self._own, self._outer_config.id_generator
         cmd.destination = cmd.destination or self.event
-        cmd.add_headers(self._command["headers"] or {}, override=False)
-        cmd.reply_to = cmd.reply_to or self._command["reply_to"]
-        cmd.terms = {**self._command["terms"], **cmd.terms}
-        cmd.correlation_id = cmd.correlation_id or self._outer_config.id_generator()
+        cmd.add_headers(own.headers, override=False)
+        cmd.correlation_id = cmd.correlation_id or own.correlation_id or new_id()
+        cmd.reply_to = cmd.reply_to or own.reply_to
+        cmd.terms = {**own.terms, **cmd.terms}
         return cmd
 
     async def publish(
-        self,
-        message: Any = None,
-        event: str = "",
-        *,
-        headers: dict[str, str] | None = None,
-        correlation_id: str | None = None,
-        reply_to: str = "",
-        **terms: Unpack[Publishing],
+        self, message: Any = None, event: str = "", **options: Unpack[Publishing]
     ) -> str:
         """As `MqksBroker.publish`. What is not given is as the publisher has it."""
-        told: Any = {"headers": headers, "correlation_id": correlation_id, "reply_to": reply_to}
-        cmd = self._filled(MqksPublishCommand(message, event, terms=terms, **told))
+        cmd = self._filled(MqksPublishCommand(message, event, **options))
         producer = self._outer_config.producer
         stored: str = await self._basic_publish(cmd, producer=producer, _extra_middlewares=())
         return stored
@@ -189,6 +184,7 @@ class MqksPublisher(PublisherUsecase):
         timeout: float | None = None,
     ) -> Any:
         """As `MqksBroker.request`."""
-        told: Any = {"correlation_id": correlation_id, "publish_type": PublishType.REQUEST}
-        cmd = MqksPublishCommand(message, event, headers=headers, timeout_s=timeout, **told)
+        told = Publishing(headers=headers, correlation_id=correlation_id)
+        kind = PublishType.REQUEST
+        cmd = MqksPublishCommand(message, event, publish_type=kind, wait_s=timeout, **told)
         return await self._basic_request(self._filled(cmd), producer=self._outer_config.producer)

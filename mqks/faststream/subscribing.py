@@ -106,19 +106,22 @@ class MqksSubscriber(SubscriberUsecase[Message]):
         return self.specification.queue
 
     @property
-    def bindings(self) -> tuple[list[str], list[str]]:
-        """Events and masks."""
-        names = [address(event).broker_address for event in self.specification.events]
+    def bindings(self) -> list[str]:
+        """Events, and masks, which have a `*`."""
+        return [address(event).broker_address for event in self.specification.events]
+
+    def _bound(self) -> dict[str, list[str]]:
+        names = self.bindings
         masks = [name for name in names if "*" in name]
-        return [name for name in names if "*" not in name], masks
+        return {"events": [name for name in names if name not in masks], "masks": masks}
 
     async def _parse(self, message: Message) -> MqksMessage:
         return await parse(message, self.specification.events, self._returning)
 
     async def declare(self) -> None:
         """Create the queue, bind it, and set its policy. Raises RequestFailed."""
-        client, (events, masks) = self._outer_config.client, self.bindings
-        await client.subscribe(self.queue, events, masks=masks)
+        client = self._outer_config.client
+        await client.subscribe(self.queue, **self._bound())
         if self._policy:
             await client.set_queue(self.queue, **self._policy)
 
@@ -135,16 +138,22 @@ class MqksSubscriber(SubscriberUsecase[Message]):
 
     async def _opened(self) -> AsyncConsumer:
         if self._consumer is None:
-            events, masks = self.bindings
-            options = {"masks": masks, "meta": True, "create": True, **self._consuming}
-            consumer = self._outer_config.client.consume(self.queue, events, **options)
+            options = {**self._bound(), "meta": True, "create": True, **self._consuming}
+            consumer = self._outer_config.client.consume(self.queue, **options)
             self._consumer = await consumer.__aenter__()
         return self._consumer
 
     async def _work(self, consumer: AsyncConsumer) -> None:
         try:
             async for message in consumer:
-                await self.consume(message)
+                try:
+                    await self.consume(message)
+                except asyncio.CancelledError as error:
+                    task = asyncio.current_task()
+                    if task is None or task.cancelling():
+                        raise
+                    # Not this worker was cancelled, but what its handler has waited for.
+                    message.reject(reason=error, **self._returning)
         except ClientError as error:
             if self.has_failed or not self.running:
                 return

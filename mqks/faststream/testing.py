@@ -7,7 +7,7 @@ event has a copy, which goes to one of its subscribers.
 import secrets
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
 import anyio
@@ -17,7 +17,7 @@ from faststream.exceptions import SubscriberNotFound
 from mqks.client import requests
 from mqks.client.messages import Message, MetaMessage
 from mqks.faststream.broker import MqksBroker
-from mqks.faststream.messages import MqksPublishCommand, Publishing
+from mqks.faststream.messages import MqksPublishCommand
 from mqks.faststream.publishing import MqksProducer, MqksPublisher
 from mqks.faststream.subscribing import MqksSubscriber
 from mqks.protocol.masks import bound_matches
@@ -32,10 +32,8 @@ class TestMqksBroker(TestBroker[MqksBroker, EnterType], broker=MqksBroker):
     ) -> tuple[MqksSubscriber, bool]:
         if found := next(bound(self.brokers, publisher.event), None):
             return found, True
-        queue = f"test.{secrets.token_hex(8)}"
-        prefix = broker.config.prefix
-        event = publisher.event.removeprefix(prefix)
-        return broker.subscriber(queue, [event], delete_when_unused=True, persistent=False), False
+        queue, events = f"test.{secrets.token_hex(8)}", [publisher.event]
+        return broker.subscriber(queue, events, delete_when_unused=True, persistent=False), False
 
     @contextmanager
     def _patch_producer(self, broker: MqksBroker) -> Generator[None, None, None]:
@@ -66,7 +64,7 @@ class FakeProducer(MqksProducer):
     async def request(self, cmd: MqksPublishCommand) -> Message:
         message = await self._made(cmd)
         for subscriber in bound(self._brokers, cmd.destination):
-            with anyio.fail_after(cmd.timeout_s):
+            with anyio.fail_after(cmd.wait_s):
                 result = await subscriber.process_message(message)
             cmd = MqksPublishCommand.from_cmd(result.as_publish_command())
             cmd.destination = "reply.test"
@@ -76,13 +74,11 @@ class FakeProducer(MqksProducer):
     async def _made(self, cmd: MqksPublishCommand) -> Message:
         """A delivery, as it comes from the server."""
         data, meta = await self.encoded(cmd)
-        terms = cast(Publishing, {"priority": 0, **cmd.terms})
-        known = {word: terms.get(word) for word in ("priority", "key")}
-        flags = {b",%b" % flag.removeprefix(b"--") for flag in requests.flags("publish", known)}
-        attributes = b"".join(requests.flags("publish", {"meta": meta})).removeprefix(b"--meta=")
-        event = b"event=%b,retry=0%b,meta=%b"
-        event %= requests.name(cmd.destination), b"".join(sorted(flags, reverse=True)), attributes
-        name = requests.name(terms.get("id") or secrets.token_hex(16))
+        terms = {word: cmd.terms.get(word) for word in ("priority", "key")}
+        flags = requests.flags("publish", {**terms, "meta": meta})  # In the order of a delivery.
+        event = b"event=%b,retry=0" % requests.name(cmd.destination)
+        event += b"".join(flag.replace(b"--", b",", 1) for flag in flags)
+        name = requests.name(cmd.terms.get("id") or secrets.token_hex(16))
         return MetaMessage(b"test", name, event, data, lambda message, action: None)
 
 
@@ -97,13 +93,6 @@ def bound(
                 queues.setdefault(each.queue, []).append(each)
     name = requests.name(event)
     for queue, subscribers in queues.items():
-        bindings = [each.bindings for each in subscribers]
-        if (
-            queue == to
-            if to
-            else any(
-                event in events or any(bound_matches(requests.name(mask), name) for mask in masks)
-                for events, masks in bindings
-            )
-        ):
+        masks = [requests.name(mask) for each in subscribers for mask in each.bindings]
+        if queue == to if to else any(bound_matches(mask, name) for mask in masks):
             yield subscribers[0]

@@ -165,6 +165,27 @@ async def test_handlers_have_no_more_than_their_workers(mqks_broker: Broker) -> 
     assert most == 3
 
 
+async def test_a_cancellation_in_a_handler_is_a_failure(mqks_broker: Broker) -> None:
+    """Of what it waits for, for example; its worker goes on."""
+    broker, ran = MqksBroker(mqks_broker.url), list[str]()
+
+    @broker.subscriber("q", backoff=3600)
+    async def handle(body: str) -> None:
+        if body == "cancelled":
+            future = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+        ran.append(body)
+
+    async with broker:
+        await broker.start()
+        for body in ("cancelled", "next"):
+            await broker.publish(body, "q")
+        await until(lambda: ran)
+        await settles(broker, 0, 0, 1)
+        assert ran == ["next"]
+
+
 async def test_a_stop_gives_back_what_no_handler_has(mqks_broker: Broker) -> None:
     """And waits for the handler, whose message is acked."""
     broker, begun, goes_on = MqksBroker(mqks_broker.url), asyncio.Event(), asyncio.Event()
@@ -337,12 +358,34 @@ async def test_requests_of_nobody_and_at_the_same_time(mqks_broker: Broker) -> N
         await broker.start()
         with pytest.raises(mqks.RequestFailed, match="no queue is bound"):
             await broker.request(1, "nobody")
-        replies = await asyncio.gather(*(broker.request(number, "q") for number in range(300)))
-        assert [await each.decode() for each in replies] == [-number for number in range(300)]
+        replies = await asyncio.gather(*(broker.request(number, "q") for number in range(100)))
+        assert [await each.decode() for each in replies] == [-number for number in range(100)]
         asked = (broker.request(1, "q", correlation_id="c") for _ in range(2))
         first, second = await asyncio.gather(*asked, return_exceptions=True)
         assert not isinstance(first, BaseException)
         assert isinstance(second, mqks.InvalidRequest)
+
+
+async def test_a_first_start_loses_nothing(mqks_broker: Broker) -> None:
+    """What a handler publishes is kept for subscribers that start after it."""
+    broker, got = MqksBroker(mqks_broker.url), list[int]()
+
+    def chained(number: int) -> None:
+        @broker.subscriber(f"q{number}", [f"e{number}"])
+        @broker.publisher(f"e{number + 1}")
+        async def handle(body: int) -> int:
+            got.append(body)
+            return body + 1
+
+    for number in range(8):  # They start in any order.
+        chained(number)
+    async with mqks.connect(mqks_broker.url) as client:
+        await client.subscribe("q0", ["e0"])
+        await client.publish("e0", 0, confirm=True)
+    async with broker:
+        await broker.start()
+        await until(lambda: len(got) == 8)
+    assert got == [*range(8)]
 
 
 async def test_other_clients(mqks_broker: Broker) -> None:

@@ -1,7 +1,14 @@
 """The cases that FastStream has for each of its brokers, on ours: on a server, and on the test
 broker. Its sources have no tests, so these are ours, under its names.
 
-The one rule: each case that does not apply is named here, with its reason.
+The one rule: each case that does not apply is named here, with its reason:
+
+- consume and publish of batches: asyncio.gather publishes many together, and each message is acked
+  alone;
+- connection arguments of `connect`: it has none;
+- paths in publishers: an event that is published is a name;
+- SASL, OAuth, GSSAPI: credentials are in the URL, TLS in Options;
+- concurrency between partitions: there are none.
 """
 
 from __future__ import annotations
@@ -23,7 +30,7 @@ from tests.kit.waiting import WAIT_S
 pytest.importorskip("faststream", reason="the extra faststream is not installed")
 import prometheus_client
 from faststream import BaseMiddleware, Context, Depends, ExceptionMiddleware, FastStream, Path
-from faststream.exceptions import IncorrectState, StopConsume, SubscriberNotFound
+from faststream.exceptions import IncorrectState, SetupError, StopConsume, SubscriberNotFound
 from faststream.message import StreamMessage
 from faststream.middlewares import AckPolicy
 from faststream.response import Response
@@ -37,6 +44,7 @@ from pydantic import BaseModel
 
 from mqks.faststream import (
     MqksBroker,
+    MqksMessage,
     MqksMessageContext,
     MqksResponse,
     MqksRoute,
@@ -49,14 +57,6 @@ from mqks.faststream.opentelemetry import MqksTelemetryMiddleware
 from mqks.faststream.prometheus import MqksPrometheusMiddleware
 
 pytestmark = pytest.mark.anyio
-NOT_HERE = {
-    "test_consume_batch, test_publish_batch": "asyncio.gather publishes many together, and a "
-    "handler has one message, which is acked alone",
-    "test_connect_merge_kwargs_with_priority": "its `connect` has no arguments",
-    "test_path with `test.{name}.{name2}` in a publisher": "an event that is published is a name",
-    "security: test_scram, test_oauth, test_gssapi": "credentials are in the URL, TLS in Options",
-    "test_concurrent_consume_between_partitions": "there are no partitions",
-}
 NUMBERS = itertools.count()
 
 
@@ -243,33 +243,38 @@ async def test_stop_consume_exc(server: Broker) -> None:
 # -- publish
 
 
-@pytest.mark.parametrize(
-    ("sent", "of", "expected"),
-    [
-        ("hello", str, "hello"),
-        (b"hello", bytes, b"hello"),
-        (b"\x00\n\xff\t\r", bytes, b"\x00\n\xff\t\r"),
-        (1, int, 1),
-        (1.5, float, 1.5),
-        (False, bool, False),
-        ({"m": "1"}, dict[str, int], {"m": 1}),
-        ([1, 2], list[float], [1.0, 2.0]),
-        (Order(no=3), Order, Order(no=3)),
-        (datetime(2026, 1, 2), datetime, datetime(2026, 1, 2)),
-        (None, Any, b""),
-    ],
-)
-async def test_serialize(case: Case, sent: Any, of: Any, expected: Any) -> None:
+SERIALIZED: list[tuple[Any, Any, Any]] = [
+    ("hello", str, "hello"),
+    (b"hello", bytes, b"hello"),
+    (b"\x00\n\xff\t\r", bytes, b"\x00\n\xff\t\r"),
+    (1, int, 1),
+    (1.5, float, 1.5),
+    (False, bool, False),
+    ({"m": "1"}, dict[str, int], {"m": 1}),
+    ([1, 2], list[float], [1.0, 2.0]),
+    (Order(no=3), Order, Order(no=3)),
+    (datetime(2026, 1, 2), datetime, datetime(2026, 1, 2)),
+    (None, Any, b""),
+]
+"""What is sent, what a handler declares, and what it gets."""
+
+
+async def test_serialize(case: Case) -> None:
     broker = case.broker()
 
-    async def handle(body: Any) -> None:
-        case.got.put_nowait(body)
+    def handled(number: int, of: Any) -> None:
+        async def handle(body: Any) -> None:
+            case.got.put_nowait(body)
 
-    handle.__annotations__["body"] = of
-    broker.subscriber(case.queue)(handle)
+        handle.__annotations__["body"] = of
+        broker.subscriber(f"{case.queue}.{number}")(handle)
+
+    for number, (_, of, _) in enumerate(SERIALIZED):
+        handled(number, of)
     async with case.running(broker):
-        await broker.publish(sent, case.queue)
-        assert await case.next() == expected
+        for number, (sent, _, expected) in enumerate(SERIALIZED):
+            await broker.publish(sent, f"{case.queue}.{number}")
+            assert await case.next() == expected
 
 
 async def test_unwrap(case: Case) -> None:
@@ -371,6 +376,17 @@ async def test_message_context(case: Case) -> None:
         headers = {"custom": "ä & = ,", "content-type": "text/plain"}
         name = await broker.publish(b"text", case.queue, headers=headers)
         assert await case.next() == ("ä & = ,", name, "text/plain")
+
+
+async def test_a_message_is_declared_with_its_context() -> None:
+    broker = MqksBroker()
+
+    @broker.subscriber("q")
+    async def handle(body: str, message: MqksMessage) -> None: ...
+
+    with pytest.raises(SetupError, match="MqksMessageContext"):
+        async with TestMqksBroker(broker, connect_only=False):
+            pass
 
 
 # -- requests

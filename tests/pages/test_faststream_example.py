@@ -27,7 +27,7 @@ def test_the_documentation_can_be_typed(tmp_path: Path) -> None:
     ):
         text = (ROOT / "docs/faststream.md").read_text()
         typist.type(text.replace("mqks://localhost", server.url))
-    assert typist.typed == 4
+    assert typist.typed == 3
 
 
 @pytest.mark.slow
