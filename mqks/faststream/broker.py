@@ -41,7 +41,7 @@ from mqks.client.lazy import LazyClient
 from mqks.client.messages import Message
 from mqks.client.options import Options
 from mqks.client.requests import Backoff, PolicyKeywords
-from mqks.faststream.messages import MqksMessage, MqksPublishCommand, Publishing
+from mqks.faststream.messages import MqksMessage, MqksPublishCommand, PublishOptions
 from mqks.faststream.publishing import (
     ONCE_S,
     MqksBrokerConfig,
@@ -143,7 +143,7 @@ class MqksRegistrator(Registrator[Message, MqksBrokerConfig]):
         description: str | None = None,
         schema: Any = None,
         include_in_schema: bool = True,
-        **options: Unpack[Publishing],
+        **options: Unpack[PublishOptions],
     ) -> MqksPublisher:
         """What publishes an event, with these options. Raises InvalidRequest and TypeError."""
         requests.name(event)
@@ -313,7 +313,7 @@ class MqksBroker(MqksRegistrator, BrokerUsecase[Message, AsyncClient, MqksBroker
         return True
 
     async def publish(
-        self, message: Any = None, event: str = "", **options: Unpack[Publishing]
+        self, message: Any = None, event: str = "", **options: Unpack[PublishOptions]
     ) -> str:
         """Publish an event, and return the id of its message when the server has stored it. The
         options are headers, a correlation id, and those of `client.publish`, as `delay_s` and
@@ -336,7 +336,7 @@ class MqksBroker(MqksRegistrator, BrokerUsecase[Message, AsyncClient, MqksBroker
         """Publish an event, and return what its handler returns, as a message. Raises what
         `client.call` raises: TimeoutError after so many seconds (by default `timeout_s` of the
         options), RequestFailed if no queue is bound to the event."""
-        told = Publishing(headers=headers, correlation_id=correlation_id)
+        told = PublishOptions(headers=headers, correlation_id=correlation_id)
         kind = PublishType.REQUEST
         cmd = MqksPublishCommand(message, event, publish_type=kind, wait_s=timeout, **told)
         cmd.correlation_id = cmd.correlation_id or self.config.id_generator()

@@ -33,7 +33,7 @@ def address(event: str) -> Address:
     return Address(event, MASKS)
 
 
-class Publishing(TypedDict, total=False):
+class PublishOptions(TypedDict, total=False):
     """Headers and correlation id, and the options of `client.publish`, except `meta`: its
     attributes are headers here."""
 
@@ -138,7 +138,7 @@ class MqksPublishCommand(PublishCommand):
         *,
         publish_type: PublishType = PublishType.PUBLISH,
         wait_s: float | None = None,
-        **options: Unpack[Publishing],
+        **options: Unpack[PublishOptions],
     ) -> None:
         terms: dict[str, Any] = {**options}
         super().__init__(
@@ -153,9 +153,9 @@ class MqksPublishCommand(PublishCommand):
         """How long a request waits for its reply."""
         self.terms = terms
         """Options of `client.publish`."""
-        for word in terms.keys() - Publishing.__annotations__.keys():
+        for word in terms.keys() - PublishOptions.__annotations__.keys():
             wrong = f"a publish has no option {word!r}"
-            raise TypeError(wrong + did_you_mean(word, Publishing.__annotations__))
+            raise TypeError(wrong + did_you_mean(word, PublishOptions.__annotations__))
 
     @classmethod
     def from_cmd(cls, cmd: PublishCommand) -> "MqksPublishCommand":
@@ -175,7 +175,7 @@ class MqksResponse(Response):
     """What a handler returns to choose how it is published, as in `MqksResponse(17, priority=5)`.
     Raises TypeError."""
 
-    def __init__(self, body: Any, **options: Unpack[Publishing]) -> None:
+    def __init__(self, body: Any, **options: Unpack[PublishOptions]) -> None:
         told = MqksPublishCommand(body, **options)
         super().__init__(body, headers=told.headers, correlation_id=told.correlation_id)
         self._options = options

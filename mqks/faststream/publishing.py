@@ -33,7 +33,7 @@ from mqks.faststream.messages import (
     CORRELATION_ID,
     REPLY_TO,
     MqksPublishCommand,
-    Publishing,
+    PublishOptions,
     decode,
     parse,
 )
@@ -137,7 +137,7 @@ class MqksPublisher(PublisherUsecase):
         self,
         config: PublisherUsecaseConfig,
         specification: MqksPublisherSpecification,
-        options: Publishing,
+        options: PublishOptions,
     ) -> None:
         super().__init__(config, specification)
         self._own = MqksPublishCommand(None, **options)
@@ -159,7 +159,7 @@ class MqksPublisher(PublisherUsecase):
         return cmd
 
     async def publish(
-        self, message: Any = None, event: str = "", **options: Unpack[Publishing]
+        self, message: Any = None, event: str = "", **options: Unpack[PublishOptions]
     ) -> str:
         """As `MqksBroker.publish`. What is not given is as the publisher has it."""
         cmd = self._filled(MqksPublishCommand(message, event, **options))
@@ -184,7 +184,7 @@ class MqksPublisher(PublisherUsecase):
         timeout: float | None = None,
     ) -> Any:
         """As `MqksBroker.request`."""
-        told = Publishing(headers=headers, correlation_id=correlation_id)
+        told = PublishOptions(headers=headers, correlation_id=correlation_id)
         kind = PublishType.REQUEST
         cmd = MqksPublishCommand(message, event, publish_type=kind, wait_s=timeout, **told)
         return await self._basic_request(self._filled(cmd), producer=self._outer_config.producer)
