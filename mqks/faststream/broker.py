@@ -228,7 +228,7 @@ class MqksBroker(MqksRegistrator, BrokerUsecase[Message, AsyncClient, MqksBroker
         routers: Iterable[Registrator[Any, Any]] = (),
         ack_policy: AckPolicy = EMPTY,
         id_generator: IdGenerator = gen_cor_id,
-        specification_url: str | Iterable[str] | None = None,
+        specification_url: str | None = None,
         protocol: str = "mqks",
         protocol_version: str | None = None,
         description: str | None = None,
@@ -241,10 +241,7 @@ class MqksBroker(MqksRegistrator, BrokerUsecase[Message, AsyncClient, MqksBroker
         context: ContextRepo | None = None,
     ) -> None:
         self.lazy = LazyClient(url, options)
-        if specification_url is None:
-            specification_url = map(_shown, urls.parse(url).each)
-        elif isinstance(specification_url, str):
-            specification_url = [specification_url]
+        servers = [specification_url] if specification_url else map(_shown, urls.parse(url).each)
         config = MqksBrokerConfig(
             once_s=min(2 * (options or Options()).timeout_s, ONCE_S),
             broker_middlewares=middlewares,
@@ -276,7 +273,7 @@ class MqksBroker(MqksRegistrator, BrokerUsecase[Message, AsyncClient, MqksBroker
             config=config,
             routers=routers,
             specification=BrokerSpec(
-                [*specification_url], protocol, protocol_version, description, tags, None
+                [*servers], protocol, protocol_version, description, tags, None
             ),
         )
 
@@ -354,21 +351,16 @@ def _shown(server: urls.Address) -> str:
 class MqksLogger(DefaultLoggerStorage):
     """Lines of the log have the queue."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._width = 4
-
     def register_subscriber(self, params: dict[str, Any]) -> None:
-        self._width = max(self._width, len(params.get("queue", "")))
+        """Columns are not aligned."""
 
     def get_logger(self, *, context: ContextRepo) -> LoggerProto:
         if (made := self._get_logger_ref()) is None:
-            queue, message = f"%(queue)-{self._width}s", "%(message_id)-10s - %(message)s"
             made = get_broker_logger(
                 name="mqks",
                 default_context={"queue": ""},
                 message_id_ln=10,
-                fmt=f"%(asctime)s %(levelname)-8s - {queue} | {message}",
+                fmt="%(asctime)s %(levelname)-8s - %(queue)s %(message_id)-10s - %(message)s",
                 context=context,
                 log_level=self.logger_log_level,
             )
