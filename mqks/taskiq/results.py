@@ -18,11 +18,11 @@ from taskiq.serializers import JSONSerializer
 
 from mqks.client.async_client import AsyncClient
 from mqks.client.errors import RequestFailed
+from mqks.client.lazy import LazyClient
 from mqks.client.messages import PeekedMessage
 from mqks.client.options import Options
 from mqks.client.requests import PolicyKeywords
 from mqks.client.urls import Urls
-from mqks.taskiq.connecting import LazyClient
 
 LOGS = 16
 """The queues among which results are spread by their ids. Who waits for one reads the results of

@@ -379,6 +379,30 @@ async def test_calls_are_answered(connect: Any, mqks_broker: Broker) -> None:
         assert queues == "3"  # One for all replies.
 
 
+async def test_a_call_with_attributes(client: Any) -> None:
+    """One of them may be the correlation id, for one call at a time."""
+    meta = {"correlation-id": "7", "custom": "1", "reply-to": "elsewhere"}
+    async with client.consume("q", ["e"], meta=True) as consumer:
+        with pytest.raises(ReplyTimeout):
+            await client.call("e", "late", 0.05, meta=meta)
+
+        async def answer() -> None:
+            request = await consumer.receive(WAIT_S)
+            while request.text != "first":  # That of before may have been delivered.
+                request = await consumer.receive(WAIT_S)
+            assert request.meta["reply-to"].startswith("reply.")
+            assert (request.meta["correlation-id"], request.meta["custom"]) == ("7", "1")
+            with pytest.raises(InvalidRequest, match="another call waits"):
+                await client.call("e", "second", meta=meta)
+            await client.reply(request, "answer")
+            request.ack()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(answer)
+            reply = await client.call("e", "first", meta=meta)
+        assert (reply.text, reply.correlation_id) == ("answer", "7")
+
+
 async def test_a_service_that_fails_tells_the_caller(connect: Any, mqks_broker: Broker) -> None:
     async with serving(adder(mqks_broker.url)), connect(mqks_broker.url) as client:
         await client.subscribe("troubles", ["fail"])

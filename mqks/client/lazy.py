@@ -1,7 +1,7 @@
 """A client that is connected when it is first needed.
 
-The one rule: a task of its own opens and closes it, since taskiq starts a broker in one task and
-ends it in another.
+The one rule: a task of its own opens and closes it, since a framework may start its broker in one
+task and end it in another.
 """
 
 import asyncio
