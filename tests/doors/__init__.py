@@ -1,1 +1,1 @@
-"""Ways in for others: HTTP, SQS, Celery, dramatiq, taskiq, Django, Node.js."""
+"""Ways in for others: HTTP, SQS, Celery, dramatiq, huey, taskiq, Django, Node.js."""

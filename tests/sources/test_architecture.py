@@ -55,6 +55,7 @@ ARROWS = {
     "celery": {"client", "protocol", "errors", "version"},
     "taskiq": {"client", "protocol"},
     "dramatiq": {"client"},
+    "huey": {"client", "limits"},
     "inspection": {"client", "journal", "protocol", "errors", "settings"},
     "page": {"inspection", "client", "protocol", "errors"},
     "api": {"inspection", "client", "protocol", "limits"},
