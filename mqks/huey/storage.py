@@ -40,7 +40,7 @@ class TaskData(bytes):
     eta: datetime | None
 
 
-class Held(threading.local):
+class OfThread(threading.local):
     """What a thread has of the queue."""
 
     consumer: blocking.BlockingConsumer | None = None
@@ -78,7 +78,7 @@ class HueyStorage(BaseStorage):
         self._policy = policy
         self._read_timeout_s = read_timeout_s
         self._utc = utc
-        self._held = Held()
+        self._held = OfThread()
         each_max = -(-results_max // LOGS)
         kept = requests.PolicyKeywords(ttl_s=expire_s, messages_max=each_max, overflow="drop")
         at = self.client, name
@@ -89,7 +89,7 @@ class HueyStorage(BaseStorage):
         """Close the connections; what threads hold returns to the queue. The next use opens them
         again."""
         self.client.close()
-        self._held = Held()
+        self._held = OfThread()
 
     # -- tasks
 
@@ -134,7 +134,8 @@ class HueyStorage(BaseStorage):
         except TimeoutError:
             return None
         except ClientError:
-            held.consumer = None
+            with suppress(ClientError):
+                self.leave()
             raise
         return held.message.data
 
