@@ -228,12 +228,9 @@ class HueyData(KeyLog):
     def _write(self, id_: str, action: str, name: str, data: bytes, **meta: object) -> None:
         if action in ("put", "add", "incr"):
             with self._lock:
-                others = {each: value for each, (value, _) in self._kept.items() if each != name}
-                size = sum(map(len, [*others, *others.values(), *self._counters, name, data]))
-            if size > self._bytes_max:
-                raise ValueError(
-                    f"more than {self._bytes_max} bytes of keys and values: {self.queue}"
-                )
+                size = len(self._sum()) + len(json.dumps([name, data.decode("latin-1")]))
+            if size > self._bytes_max:  # A sum has to fit into one message.
+                raise ValueError(f"more than {self._bytes_max} bytes are kept: {self.queue}")
         super()._write(id_, action, name, data, **meta)
 
     def _do(self, action: str, name: str, message: PeekedMessage) -> Any:
@@ -282,12 +279,15 @@ class HueyData(KeyLog):
         return found
 
     def _sum_up(self) -> None:
-        base, now_s = self._next_seq - 1, time.time()
+        base = self._next_seq - 1
+        super()._write(secrets.token_hex(8), "sum", "", self._sum(), base=base)
+        self._client.trim(self.queue, base + 1)
+
+    def _sum(self) -> bytes:
+        late_s = time.time() - FORGOTTEN_S
         kept = {
             name: (value.decode("latin-1"), ends_s)
             for name, (value, ends_s) in self._kept.items()
-            if self._is_kept((value, ends_s), now_s - FORGOTTEN_S)
+            if self._is_kept((value, ends_s), late_s)
         }
-        data = json.dumps([kept, self._counters])
-        super()._write(secrets.token_hex(8), "sum", "", data.encode(), base=base)
-        self._client.trim(self.queue, base + 1)
+        return json.dumps([kept, self._counters]).encode()

@@ -53,7 +53,7 @@ class HueyStorage(BaseStorage):
     - `url`, `options`: as of `mqks.blocking.connect`; by default MQKS_URL, else localhost.
     - `policy`: that of the queue of tasks, as in `client.set_queue`.
     - `expire_s`, `results_max`: so long, in seconds, and so many results are kept, the last ones.
-    - `data_bytes_max`: the most bytes of values in one log of data.
+    - `data_bytes_max`: the most bytes in one log of data, as JSON.
     - `read_timeout_s`: how long `dequeue` waits.
     - `utc`: whether times are in UTC; otherwise in local time.
     """

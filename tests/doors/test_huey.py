@@ -202,6 +202,8 @@ def test_what_does_not_fit_is_refused_before_it_is_sent(shop: Any) -> None:
         shop.put("k" * 5000, 1)
     with pytest.raises(ValueError, match="more than 262144 bytes"):
         shop.put("a", "x" * 300_000)
+    with pytest.raises(ValueError, match="more than 262144 bytes"):
+        shop.storage.put_data("a", bytes(50_000))
     assert (shop.pending_count(), shop.result_count()) == (0, 0)
 
 
