@@ -1,5 +1,5 @@
-"""Run the tests of Celery, dramatiq, taskiq, FastStream and Django with the newest of what they
-stand on.
+"""Run the tests of Celery, dramatiq, huey, taskiq, FastStream and Django with the newest of what
+they stand on.
 
     python3.13 -m tools.newest
 
@@ -16,11 +16,12 @@ from pathlib import Path
 
 NEWEST = (
     *("celery", "kombu", "flower", "dramatiq", "redis", "django", "django-tasks-db", "faststream"),
-    "taskiq",
+    *("huey", "taskiq"),
 )
 SUITES = (
     *("celery", "celery_workers", "dramatiq", "dramatiq_workers", "dramatiq_suites"),
     *("django", "django_example", "django_suites", "taskiq"),
+    *("huey", "huey_suites", "huey_workers"),
     *("faststream", "faststream_cases", "faststream_workers"),
 )
 NEEDED = (
@@ -45,7 +46,7 @@ def main() -> None:
 
         environment = os.environ | {"VIRTUAL_ENV": directory}
         pytest = "pytest", "pytest-anyio", "pytest-timeout", "pytest-xdist"
-        mine = "--editable", ".[celery,django,dramatiq,faststream,postgres,taskiq]"
+        mine = "--editable", ".[celery,django,dramatiq,faststream,huey,postgres,taskiq]"
         run("pip", "install", "--quiet", *mine, *pytest, *NEEDED)
         run("pip", "install", "--quiet", "--upgrade", *NEWEST)
         run("pip", "list")

@@ -18,6 +18,7 @@ OTHERWISE = {
     "django-tasks-db": "0.13.0",
     "moto": "5.2.5",
     "taskiq": "0.13.0",
+    "huey": "3.5.4",
 }
 """The versions of those that are not installed. Django has tasks from 6.0."""
 

@@ -1,1 +1,1 @@
-"""Ways in for others: HTTP, SQS, Celery, dramatiq, FastStream, taskiq, Django, Node.js."""
+"""Ways in for others: HTTP, SQS, Celery, dramatiq, huey, FastStream, taskiq, Django, Node.js."""

@@ -56,6 +56,7 @@ ARROWS = {
     "taskiq": {"client", "protocol"},
     "dramatiq": {"client"},
     "faststream": {"client", "protocol", "errors", "limits"},
+    "huey": {"client", "limits"},
     "inspection": {"client", "journal", "protocol", "errors", "settings"},
     "page": {"inspection", "client", "protocol", "errors"},
     "api": {"inspection", "client", "protocol", "limits"},

@@ -1,0 +1,51 @@
+"""The tasks of the consumers that tests start: `huey_consumer tests.kit.huey_tasks.huey`.
+
+With GREENLETS in the environment, gevent has changed the standard library first.
+"""
+
+import os
+
+if os.environ.get("GREENLETS"):
+    from gevent import monkey  # type: ignore[import-untyped]
+
+    monkey.patch_all()
+
+import time
+from pathlib import Path
+from typing import Any
+
+from huey import signals
+
+from mqks.huey import MqksHuey
+
+huey: Any = MqksHuey("shop", policy={"losses": 3, "dead_letter_queue": "shop.dead"})
+
+
+@huey.task(retries=3, retry_delay=0.01)
+def note(path: str, what: str) -> None:
+    """Its effect is a line of a file. One in a hundred fails first."""
+    if what.endswith("99") and not (failed := Path(f"{path}.{what}")).exists():
+        failed.touch()
+        raise RuntimeError("at first")
+    with open(path, "a") as file:
+        file.write(f"{what}\n")
+
+
+@huey.task()
+def hold(path: str, gate: str) -> str:
+    """Until there is a file."""
+    note.call_local(path, "begun")
+    while not Path(gate).exists():
+        time.sleep(0.01)
+    note.call_local(path, "done")
+    return "held"
+
+
+@huey.task()
+def die() -> None:
+    os._exit(1)
+
+
+@huey.signal(signals.SIGNAL_ERROR)
+def told(signal: str, task: object, error: Exception) -> None:
+    print(signal, error, flush=True)
