@@ -35,7 +35,7 @@ from mqks.server.steps import done
 RUN = struct.Struct("<4q")
 """First number, count, time of arrival in microseconds, bytes of text."""
 
-LINES: Final = {"peek", "scheduled"}
+LINES: Final = {"peek", "scheduled", "soonest"}
 ATTRIBUTES: Final = re.compile(rb"\t([^\t\n]*)(?:\t[^\t\n]*(?:\t([^\n]*))?)?")
 """Attributes of a message, an internal field, and its traits."""
 TRAITS: Final = b"\t,"
@@ -105,7 +105,7 @@ class Reads:
     def _kind(self, read: Read) -> int:
         if read.form == "range" and read.at_us is None:
             return 0
-        if read.chosen is not None or read.form in ("scheduled", "range"):
+        if read.chosen is not None or read.form in ("scheduled", "soonest", "range"):
             return 2
         queue = self._queue(read) if read.form == "peek" else None
         return 2 if queue is not None and queue.hides_some else 1
@@ -151,7 +151,7 @@ class Reads:
         size = min(READ_BYTES, max(READ_BYTES_MIN, self._broker.shared.outboxes.room // 8))
         if read.chosen is not None:
             return await self._selected(read, read.chosen, index, size)
-        if read.form == "scheduled":
+        if read.form in ("scheduled", "soonest"):
             return await self._scheduled(read, index, size)
         if read.form == "peek" and (queue := self._queue(read)) and queue.hides_some:
             return await self._unhidden(read, index, queue, size)
@@ -163,8 +163,16 @@ class Reads:
     async def _scheduled(self, read: Read, index: QueueIndex, size: int) -> bytes:
         queue, due = self._queue(read), dict[int, int]()
         if queue is not None:
-            due = dict(await done(queue.listed(read.first - 1, read.limit)))
+            after = None if read.form == "soonest" else read.first - 1
+            due = dict(await done(queue.listed(after, read.limit)))
         pieces = await self._journal.log.these(read.queue_id, index, [*due], size)
+        if read.form == "soonest":
+            lines = [
+                Piece(seq, 1, piece.time_us, line + b"\n")
+                for piece in pieces
+                for seq, line in enumerate(split(piece.text[:-1]), piece.first)
+            ]
+            pieces = sorted(lines, key=lambda each: (due[each.first], each.first))
         return self._lines(read, pieces, due)
 
     async def _selected(self, read: Read, chosen: Chosen, index: QueueIndex, size: int) -> bytes:
