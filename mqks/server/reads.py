@@ -166,13 +166,6 @@ class Reads:
             after = None if read.form == "soonest" else read.first - 1
             due = dict(await done(queue.listed(after, read.limit)))
         pieces = await self._journal.log.these(read.queue_id, index, [*due], size)
-        if read.form == "soonest":
-            lines = [
-                Piece(seq, 1, piece.time_us, line + b"\n")
-                for piece in pieces
-                for seq, line in enumerate(split(piece.text[:-1]), piece.first)
-            ]
-            pieces = sorted(lines, key=lambda each: (due[each.first], each.first))
         return self._lines(read, pieces, due)
 
     async def _selected(self, read: Read, chosen: Chosen, index: QueueIndex, size: int) -> bytes:
@@ -265,14 +258,20 @@ class Reads:
         """`last`: the messages behind this number are still to be looked at."""
         queue = self._queue(read)
         marks: Mapping[int, Mark] = queue.lane.marks if queue is not None else {}
+        rows = [
+            (seq, piece.time_us, line)
+            for piece in pieces
+            for seq, line in enumerate(split(piece.text[:-1]), piece.first)
+        ]
+        if due is not None and read.form == "soonest":
+            rows.sort(key=lambda row: due[row[0]])
         told = []
-        for piece in pieces:
-            for seq, line in enumerate(split(piece.text[:-1]), piece.first):
-                where = b",seq=%d,time=%d" % (seq, piece.time_us)
-                if due is not None:
-                    where += b",due=%.3f" % (due[seq] / 1e6)
-                retry = marks.get(seq, NO_MARK).retry
-                told.append(replies.shown(read.request_id, line, retry, where))
+        for seq, time_us, line in rows:
+            where = b",seq=%d,time=%d" % (seq, time_us)
+            if due is not None:
+                where += b",due=%.3f" % (due[seq] / 1e6)
+            retry = marks.get(seq, NO_MARK).retry
+            told.append(replies.shown(read.request_id, line, retry, where))
         told.append(read.request_id + b" ok --end" + (b" after=%d" % last if last else b"") + b"\n")
         return b"".join(told)
 

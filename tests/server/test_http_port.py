@@ -17,7 +17,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from mqks.limits import (
     HTTP_CONNECTIONS_MAX,
@@ -65,7 +65,7 @@ class Seen:
 
     def ask(self, *sent: bytes) -> list[bytes]:
         """What is answered to each of these, which are sent at once on connections of their own."""
-        routes = [Route("/took", self._took, methods=["GET", "POST"])]
+        routes: list[BaseRoute] = [Route("/took", self._took, methods=["GET", "POST"])]
         routes += (Mount(f"/{each.__name__}", each) for each in (silent, raises, breaks, short))
         app = Starlette(routes=[*routes, Route("/read", self._read, methods=["POST"])])
 

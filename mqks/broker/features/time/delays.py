@@ -69,15 +69,16 @@ class ByChecksum:
         bucket[1].append(crc & 0xFFFF)
         self.count += 1
 
-    def find(self, wanted: Iterable[int], mask: int) -> Work[set[int]]:
-        """Those of one of these checksums, as far as the mask has them."""
+    def find(self, wanted: Iterable[int], mask: int, living: Numbers) -> Work[set[int]]:
+        """Living ones that have one of these checksums, as far as the mask goes."""
         found = set[int]()
         for crc in wanted:
             numbers, ends = self._buckets.get(crc >> 16, ((), ()))
             for start in range(0, len(numbers), STEP_BODIES):
                 some = slice(start, start + STEP_BODIES)
                 each = zip(numbers[some], ends[some], strict=True)
-                found.update(number for number, end in each if end & mask == crc & 0xFFFF)
+                of_crc = (number for number, end in each if end & mask == crc & 0xFFFF)
+                found.update(number for number in of_crc if number in living)
                 yield GOES_ON
         return found
 
@@ -329,7 +330,7 @@ class Delays:
                 yield GOES_ON
             self._searches = 0
         if known is not None:
-            found = {each for each in (yield from known.find(wanted, mask)) if each in self.numbers}
+            found = yield from known.find(wanted, mask, self.numbers)
         else:
             self._searches += 1
             for some in slices(self._all(), STEP_BODIES):
