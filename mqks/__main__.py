@@ -8,7 +8,6 @@ import sys
 
 SERVER = frozenset(
     {"aiosqlite", "cronsim", "h11", "jinja2", "prometheus_client", "rich", "starlette", "typer"}
-    | {"uvicorn"}
 )
 """What the extra `server` brings."""
 

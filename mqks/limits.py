@@ -254,6 +254,9 @@ HTTP_PIECE_BYTES_MAX: Final = 64 * 1024
 HTTP_PIECE_LINES_MAX: Final = 256
 """What is parsed of a request in a turn, and the line ends in it: chunks of one byte take 2 ms."""
 
+HTTP_BODY_BYTES_MAX: Final = 64 * 1024
+"""Of a body, what is parsed before somebody reads it, up to a piece more."""
+
 HTTP_HEAD_LINES_MAX: Final = 256
 """Lines of the head of a request, and of what follows its last chunk; the last piece of it may have
 more."""

@@ -13,6 +13,7 @@ from pathlib import Path
 DIRECTORY = Path(sys.prefix) / "sdists"
 OTHERWISE = {
     "kombu": "5.7.0",
+    "celery": "5.7.0",
     "dramatiq": "2.2.1",
     "django": "6.1.3",
     "django-tasks-db": "0.13.0",

@@ -148,7 +148,7 @@ export class Client {
    * when the server does not answer for as long, and for at least a second.
    */
   get(queue: Name, options?: { timeoutMs?: number }): Promise<Message | undefined>
-  peek(queue: Name, options?: { limit?: number; after?: number; scheduled?: boolean }): Promise<Message[]>
+  peek(queue: Name, options?: { limit?: number; after?: number; scheduled?: boolean; soonest?: boolean }): Promise<Message[]>
   /** As the flags of `set_queue`: `{ retries: 5, backoff: [1, 60], deadLetters: 'jobs.dead', ttl: null }`. */
   setQueue(queue: Name, policy?: Record<string, number | string | boolean | null | number[]>): Promise<void>
   subscribe(queue: Name, events?: Name[], options?: { add?: Name[]; masks?: Name[] }): Promise<void>

@@ -881,11 +881,12 @@ class Client {
   }
 
   /** Messages of a queue, which stay there. */
-  async peek(queue, { limit = 10, after, scheduled, ...strange } = {}) {
+  async peek(queue, { limit = 10, after, scheduled, soonest, ...strange } = {}) {
     refuse(strange)
     const words = ['peek', name(queue), `--limit=${number(limit, 'limit')}`]
     if (after !== undefined) words.push(`--after=${number(after, 'after')}`)
     if (scheduled) words.push('--scheduled')
+    if (soonest) words.push('--soonest')
     const id = this.connection.newId()
     const lines = await this.ask(id, line(id, ...words), { isMany: true })
     return lines.map((each) => {

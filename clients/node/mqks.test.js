@@ -135,6 +135,7 @@ test('once, mandatory, delay, at and ttl', async () => {
   const facts = await client.stats('queue', q)
   assert.deepEqual([facts.ready, facts.scheduled], [3, 2])
   assert.equal((await client.peek(q, { scheduled: true })).length, 2)
+  assert.equal((await client.peek(q, { soonest: true, limit: 1 })).length, 1)
   await client.renameQueue(q, `${q}-new`)
   assert.equal(await client.purge(`${q}-new`), 3)
   await client.renameQueue(`${q}-new`, q)

@@ -140,11 +140,23 @@ class Link(Session):
         InvalidRequest for one that the server would not read, ReplyTimeout, and ConnectionLost."""
         return self.wait([self.start(body, request_id)])[0]
 
+    def ask_lines(self, body: bytes) -> list[bytes]:
+        """All lines of the answer but the last. Raises as `ask`."""
+        lines = list[bytes]()
+        self.wait([self.start(body, lines=lines)])
+        return lines
+
     def start(
-        self, body: bytes, request_id: bytes | None = None, consumer: LinkConsumer | None = None
+        self,
+        body: bytes,
+        request_id: bytes | None = None,
+        consumer: LinkConsumer | None = None,
+        lines: list[bytes] | None = None,
     ) -> Call:
-        """Send a request whose answer is to be waited for; a `consume` with its consumer."""
+        """Send a request whose answer is to be waited for; a `consume` with its consumer, and one
+        that has many `lines` with a list for them."""
         call = Call()
+        call.lines = lines
         with self._lock:
             request_id = request_id or self.new_id()
             self._ask(request_id, requests.line(request_id, body), call)

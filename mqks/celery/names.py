@@ -9,6 +9,8 @@ from urllib.parse import quote, unquote
 from kombu.exceptions import ChannelError
 
 _SAFE = "@:/+$!~"
+TASK_BYTES_MAX = 200
+"""Of an id: 17 bytes more are what differs in a group."""
 
 
 def key(text: str) -> str:
@@ -26,6 +28,12 @@ def published(event: str) -> tuple[str, str]:
     """Exchange and routing key of a message with this event."""
     exchange, _, routing_key = event.partition(".")
     return unquote(exchange), unquote(routing_key)
+
+
+def group(task_id: str) -> str:
+    """What the ids of the messages of a task begin with; empty if that would be too long."""
+    quoted = key(task_id)
+    return f"{quoted}#" if len(quoted) <= TASK_BYTES_MAX else ""
 
 
 def bound(kind: str, exchange: str, routing_key: str) -> tuple[list[str], list[str]]:

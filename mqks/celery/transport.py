@@ -10,11 +10,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from datetime import UTC, datetime
 from functools import partial, partialmethod
+from importlib import import_module
+from secrets import token_hex
 from typing import Any
 from uuid import uuid4
 
 from amqp.protocol import queue_declare_ok_t
-from celery.signals import before_task_publish
+from celery.signals import before_task_publish, worker_ready
 from kombu.exceptions import ChannelError
 from kombu.message import Message
 from kombu.transport import base
@@ -233,19 +235,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         event = told.removeprefix(b"event=").removesuffix(ESCAPED)
         name, _, retry = event.partition(b",retry=")
         exchange, routing_key = names.published(requests.decoded(name))
-        data = unescape(data) if told.endswith(ESCAPED) else data
-        first, _, body = data.partition(b"\n")
-        try:
-            about = loads(first)
-            args = {
-                "body": body,
-                "content_type": about["content-type"],
-                "content_encoding": about["content-encoding"],
-                "headers": {**about["headers"]},
-                "properties": {**about["properties"]},
-            }
-        except Exception:  # Another program has published it, and kombu's types raise anything.
-            args = {"body": data, "content_type": "application/json", "content_encoding": "utf-8"}
+        args = arguments(unescape(data) if told.endswith(ESCAPED) else data)
         return self.Message(
             channel=self,
             delivery_tag=delivery_tag,
@@ -364,6 +354,22 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         raise ChannelError("MQKS has no flow control by channel: use prefetch")
 
 
+def arguments(data: bytes) -> dict[str, Any]:
+    """Of the message with these data."""
+    first, _, body = data.partition(b"\n")
+    try:
+        about = loads(first)
+        return {
+            "body": body,
+            "content_type": about["content-type"],
+            "content_encoding": about["content-encoding"],
+            "headers": {**about["headers"]},
+            "properties": {**about["properties"]},
+        }
+    except Exception:  # Another program has published it, and kombu's types raise anything.
+        return {"body": data, "content_type": "application/json", "content_encoding": "utf-8"}
+
+
 @contextmanager
 def pipelined(producer: Any) -> Iterator[None]:
     """What is published with this producer of kombu is confirmed when the block ends, all together.
@@ -380,10 +386,16 @@ def pipelined(producer: Any) -> Iterator[None]:
 
 def _identify(properties: dict[str, Any], **_: Any) -> None:
     """Celery retries what a finished task publishes by itself, each time with a copy of these."""
-    properties.setdefault(ID, uuid4().hex)
+    group = names.group(str(properties.get("correlation_id") or ""))
+    properties.setdefault(ID, group + token_hex(8))
+
+
+def _control(**_: Any) -> None:
+    import_module("mqks.celery.control")  # Here, since it needs what only workers load.
 
 
 before_task_publish.connect(_identify)
+worker_ready.connect(_control)
 
 
 def _seconds(eta: Any) -> float | None:

@@ -570,21 +570,24 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         after: int = 0,
         limit: int = 100,
         scheduled: bool = False,
+        soonest: bool = False,
         timeout_s: float | None = None,
         **selection: Unpack[requests.SelectionKeywords],
     ) -> list[PeekedMessage]:
         """The first ready and unacked messages of the queue with sequence numbers above `after`;
-        with `scheduled`, the scheduled ones instead. The selection is that of `move`. Nothing is
-        consumed."""
+        with `scheduled`, the scheduled ones instead; with `soonest`, which goes with `limit` alone,
+        the scheduled ones that are due first, at most 1000. The selection is that of `move`.
+        Nothing is consumed."""
         found: list[PeekedMessage] = []
         goes_on: int | None = after
         while goes_on is not None and len(found) < limit:
-            left = limit - len(found)
-            body, lines = requests.peek(queue, goes_on, left, scheduled, selection), list[bytes]()
+            left, lines = limit - len(found), list[bytes]()
+            body = requests.peek(queue, goes_on, left, scheduled, selection, soonest=soonest)
             answer = self._ask(partial(self._ask_lines, body, lines), timeout_s)
             page = [*map(PeekedMessage.parse, lines)]
             found += page
-            goes_on = requests.peek_goes_on(answer, [each.seq for each in page])
+            seqs = [] if soonest else [each.seq for each in page]
+            goes_on = requests.peek_goes_on(answer, seqs)
         if not found:
             self.check_queue(queue, timeout_s=timeout_s)
         return found

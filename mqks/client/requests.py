@@ -659,10 +659,18 @@ def tail(events: Iterable[str], queue: str | None) -> bytes:
 
 
 def peek(
-    queue: str, after: int, limit: int, scheduled: bool, selection: SelectionKeywords
+    queue: str,
+    after: int,
+    limit: int,
+    scheduled: bool,
+    selection: SelectionKeywords,
+    *,
+    soonest: bool = False,
 ) -> bytes:
     rows = min(count("limit", limit, SEQ_MAX), PEEK_ROWS_MAX)
-    values = {"after": after, "limit": rows, "scheduled": scheduled, **selection}
+    values = {"limit": rows, "scheduled": scheduled, "soonest": soonest, **selection}
+    if after:
+        values["after"] = after
     return b" ".join([b"peek", name(queue), *flags("peek", values)])
 
 

@@ -41,6 +41,7 @@ from mqks.commands.options import (
     Rows,
     Scheduled,
     SelectionOptions,
+    Soonest,
     Told,
     Url,
     note,
@@ -547,6 +548,7 @@ def peek(
     limit: Rows = 20,
     after: After = 0,
     scheduled: Scheduled = False,
+    soonest: Soonest = False,
     as_json: AsJson = False,
     **selection: Unpack[SelectionOptions],
 ) -> None:
@@ -560,7 +562,7 @@ def peek(
 
     form = _shown if sys.stdout.isatty() else _raw
     with Live(server.url, limited(server.timeout_s)) as source:
-        for row in source.messages(queue, WantedRows(after, limit, scheduled, selection)):
+        for row in source.messages(queue, WantedRows(after, limit, scheduled, selection, soonest)):
             if as_json:
                 tell(message_object(row, data=True), as_json)
             else:

@@ -40,6 +40,7 @@ AddMask = Annotated[Names, "MASK", "Add a mask such as logs.** to the bindings. 
 Create = Annotated[bool, "Create the queue if it does not exist."]
 Replace = Annotated[bool, "The events replace all bindings, for every consumer."]
 Scheduled = Annotated[bool, "Only scheduled messages."]
+Soonest = Annotated[bool, "Only scheduled messages, by the time when they are due."]
 After = Annotated[
     int, typer.Option(min=0, metavar="SEQ", help="Only messages with higher numbers.")
 ]

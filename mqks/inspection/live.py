@@ -103,6 +103,8 @@ class Live:
 
     def messages(self, queue: str, wanted: WantedRows = EVERY) -> Iterator[Row]:
         self._check_readable(queue)
+        if wanted.soonest:
+            return self._peeked(queue, wanted, True)
         forms = [False, True] if wanted.scheduled is None else [wanted.scheduled]
         found = (self._peeked(queue, wanted, scheduled) for scheduled in forms)
         return islice(merge(*found, key=itemgetter("seq")), wanted.limit)
@@ -125,11 +127,15 @@ class Live:
         rows = min(wanted.limit or requests.PAGE_ROWS, requests.PAGE_ROWS)
         goes_on: int | None = wanted.after
         while goes_on is not None:
-            body = requests.peek(queue, goes_on, rows, scheduled, chosen)
+            soonest = wanted.soonest
+            body = requests.peek(
+                queue, goes_on, rows, scheduled and not soonest, chosen, soonest=soonest
+            )
             lines, end = self._server.ask_lines(body)
             page = [message_row(**peeked(line)._asdict()) for line in lines]
             yield from page
-            goes_on = requests.peek_goes_on(end, [each["seq"] for each in page])
+            seqs = [] if wanted.soonest else [each["seq"] for each in page]
+            goes_on = requests.peek_goes_on(end, seqs)
 
     def _rows(self, words: str, *keys: str) -> Iterator[Row]:
         return rows(self._server.stats, words, *keys)

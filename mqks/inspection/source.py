@@ -30,6 +30,8 @@ class WantedRows(NamedTuple):
     """Only scheduled ones, only others, or both."""
     selection: Mapping[str, Any] = MappingProxyType({})
     """Those that a selection of the client selects, see `SelectionKeywords`."""
+    soonest: bool = False
+    """Scheduled ones by the time when they are due; `after` and `selection` do not count."""
 
 
 EVERY: Final = WantedRows()

@@ -106,10 +106,10 @@ class QueueLog:
     async def these(
         self, queue_id: int, queue: QueueIndex, numbers: Sequence[int], bytes_max: int
     ) -> list[Piece]:
-        """The living ones of these messages, as many as fit a page, at least the first one."""
+        """By number, the living ones of these messages: as many of the first as fit a page."""
         while True:
             fitting = numbers[: _fitting(queue, numbers, bytes_max)]
-            wanted = await self._where(queue_id, fitting)
+            wanted = await self._where(queue_id, sorted(fitting))
             pieces = await self._pieces(queue_id, wanted)
             if pieces is not None:
                 return pieces

@@ -211,6 +211,7 @@ class Peek(NamedTuple):
     after: int = 0
     limit: int = PEEK_ROWS_DEFAULT
     selection: Selection | None = None
+    soonest: bool = False
 
 
 class Range(NamedTuple):
@@ -1166,7 +1167,13 @@ _TABLE = (
         apart=((b"--scheduled", b"--event", b"--id", b"--older", b"--where", b"--limit"),),
         is_audited=True,
     ),
-    Action("peek", "{queue} [--scheduled] [--after={seq}] " + CHOICE, Peek, READS),
+    Action(
+        "peek",
+        "{queue} [--scheduled|--soonest] [--after={seq}] " + CHOICE,
+        Peek,
+        READS,
+        apart=((b"--soonest", b"--after", b"--event", b"--id", b"--older", b"--where"),),
+    ),
     Action(
         "tail",
         "[--queue={queue}] [{event}|{mask} ...]",

@@ -35,7 +35,7 @@ from mqks.server.steps import done
 RUN = struct.Struct("<4q")
 """First number, count, time of arrival in microseconds, bytes of text."""
 
-LINES: Final = {"peek", "scheduled"}
+LINES: Final = {"peek", "scheduled", "soonest"}
 ATTRIBUTES: Final = re.compile(rb"\t([^\t\n]*)(?:\t[^\t\n]*(?:\t([^\n]*))?)?")
 """Attributes of a message, an internal field, and its traits."""
 TRAITS: Final = b"\t,"
@@ -105,7 +105,7 @@ class Reads:
     def _kind(self, read: Read) -> int:
         if read.form == "range" and read.at_us is None:
             return 0
-        if read.chosen is not None or read.form in ("scheduled", "range"):
+        if read.chosen is not None or read.form in ("scheduled", "soonest", "range"):
             return 2
         queue = self._queue(read) if read.form == "peek" else None
         return 2 if queue is not None and queue.hides_some else 1
@@ -151,7 +151,7 @@ class Reads:
         size = min(READ_BYTES, max(READ_BYTES_MIN, self._broker.shared.outboxes.room // 8))
         if read.chosen is not None:
             return await self._selected(read, read.chosen, index, size)
-        if read.form == "scheduled":
+        if read.form in ("scheduled", "soonest"):
             return await self._scheduled(read, index, size)
         if read.form == "peek" and (queue := self._queue(read)) and queue.hides_some:
             return await self._unhidden(read, index, queue, size)
@@ -163,7 +163,8 @@ class Reads:
     async def _scheduled(self, read: Read, index: QueueIndex, size: int) -> bytes:
         queue, due = self._queue(read), dict[int, int]()
         if queue is not None:
-            due = dict(await done(queue.listed(read.first - 1, read.limit)))
+            after = None if read.form == "soonest" else read.first - 1
+            due = dict(await done(queue.listed(after, read.limit)))
         pieces = await self._journal.log.these(read.queue_id, index, [*due], size)
         return self._lines(read, pieces, due)
 
@@ -257,14 +258,20 @@ class Reads:
         """`last`: the messages behind this number are still to be looked at."""
         queue = self._queue(read)
         marks: Mapping[int, Mark] = queue.lane.marks if queue is not None else {}
+        rows = [
+            (seq, piece.time_us, line)
+            for piece in pieces
+            for seq, line in enumerate(split(piece.text[:-1]), piece.first)
+        ]
+        if due is not None and read.form == "soonest":
+            rows.sort(key=lambda row: due[row[0]])
         told = []
-        for piece in pieces:
-            for seq, line in enumerate(split(piece.text[:-1]), piece.first):
-                where = b",seq=%d,time=%d" % (seq, piece.time_us)
-                if due is not None:
-                    where += b",due=%.3f" % (due[seq] / 1e6)
-                retry = marks.get(seq, NO_MARK).retry
-                told.append(replies.shown(read.request_id, line, retry, where))
+        for seq, time_us, line in rows:
+            where = b",seq=%d,time=%d" % (seq, time_us)
+            if due is not None:
+                where += b",due=%.3f" % (due[seq] / 1e6)
+            retry = marks.get(seq, NO_MARK).retry
+            told.append(replies.shown(read.request_id, line, retry, where))
         told.append(read.request_id + b" ok --end" + (b" after=%d" % last if last else b"") + b"\n")
         return b"".join(told)
 

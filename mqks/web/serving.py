@@ -5,20 +5,17 @@ The one rule: whatever happens here, the broker continues. Failures are logged a
 so that nobody is kept out by silence.
 """
 
+import asyncio
 import html
 import ipaddress
 import re
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 
 import anyio
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn import Config
-from uvicorn import Server as Uvicorn
-from uvicorn.lifespan import off as off  # Else when it serves: then a crowd may have all files.
 
 from mqks.limits import HTTP_QUERY_FIELDS_MAX
 from mqks.page.headers import SECURITY
@@ -33,37 +30,22 @@ STOP_S = 1
 """How long a stopping server waits for requests to finish."""
 
 
-class _Uvicorn(Uvicorn):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """The server handles signals."""
-        yield
-
-
 async def answer(sock: socket.socket, app: ASGIApp, connections_max: int) -> None:
     """Answer on this socket until cancelled."""
-    server = _Uvicorn(
-        Config(
-            # Beyond loopback nobody can know its names.
-            _guarded(app, has_names=is_loopback(sock.getsockname()[0])),
-            http=type("Protocol", (HttpProtocol,), {"port": Port(connections_max)}),
-            # Event loops accept all at once that wait there, before one can be closed.
-            backlog=connections_max // 4,
-            ws="none",
-            lifespan="off",
-            server_header=False,
-            timeout_graceful_shutdown=STOP_S,
-            # Its messages are noise, or reach `failed` as well.
-            log_config=None,
-            log_level="critical",
-            access_log=False,
-        )
-    )
+    # Beyond loopback nobody can know its names.
+    guarded = _guarded(app, has_names=is_loopback(sock.getsockname()[0]))
+    port = Port(guarded, connections_max)
+    # Event loops accept all at once that wait there, before one can be closed.
+    backlog = connections_max // 4
+    connect = partial(HttpProtocol, port)
+    server = await asyncio.get_running_loop().create_server(connect, sock=sock, backlog=backlog)
     try:
-        await server.serve([sock])
+        await anyio.sleep_forever()
     finally:
+        server.close()
+        sock.close()
         with anyio.CancelScope(shield=True):
-            await server.shutdown([sock])
+            await port.close(STOP_S)
 
 
 def _guarded(app: ASGIApp, *, has_names: bool) -> ASGIApp:

@@ -118,7 +118,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
     b"pause": (b"q", (b"--for=9", b"--deliveries", b"--publishes"), b""),
     b"resume": (b"q", (), b""),
     b"purge": (b"q", (*SOME, b"--scheduled"), b""),
-    b"peek": (b"q", (*SOME, b"--scheduled", b"--after=1"), b""),
+    b"peek": (b"q", (*SOME, b"--scheduled", b"--soonest", b"--after=1"), b""),
     b"tail": (b"", (b"--queue=q",), b"e"),
     b"range": (b"q", (b"--at=1", b"--archived=1"), b""),
     b"read": (b"q", (b"--from=1", b"--to=9", b"--limit=3", b"--epoch=1", b"--meta"), b""),

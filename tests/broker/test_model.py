@@ -54,8 +54,8 @@ CONSUMERS = st.sampled_from(["c1", "c2", "c3"])
 QUEUES = st.sampled_from(["q1", "q2"])
 EVENTS = st.sampled_from(["e1", "a.b", "a.c.b"])
 SOME_EVENTS = st.lists(EVENTS, max_size=3)
-MESSAGES = st.sampled_from(["m1", "m2", "m3"])
-SETTLED = st.sampled_from(["m1", "m2", "m3", "--all"])
+MESSAGES = st.sampled_from(["m1", "m#2", "m#3"])
+SETTLED = st.sampled_from(["m1", "m#2", "m#3", "--all"])
 RULES = st.sampled_from([None, None, "", "5"])
 DELAYS = st.sampled_from([1.0, 2.0, 4.0])
 FLAGS = st.sets(
@@ -685,7 +685,7 @@ class MachineWithTimes(Machine):
             elif step == 1:
                 self.redrive(connection)
 
-    @rule(connection=CONNECTIONS, queue=QUEUES, message_id=SETTLED)
+    @rule(connection=CONNECTIONS, queue=QUEUES, message_id=SETTLED | st.just("m#*"))
     def cancel(self, connection: str, queue: str, message_id: str) -> None:
         self.send(connection, f"cl cancel --confirm {queue} {message_id}")
         self._fetch()

@@ -72,6 +72,9 @@ async def test_scheduled_messages(client: Any) -> None:
     assert (first.id, first.event, first.data, first.meta) == ("m1", "e", b"later", {"k": "v"})
     assert 0 < first.due - time.time() <= HOUR_S
     assert abs(then.due - due.timestamp()) < 0.01
+    await client.publish("e", "sooner", confirm=True, id="m#5", delay_s=HOUR_S / 2)
+    assert [each.id for each in await client.peek("q", soonest=True, limit=2)] == ["m#5", "m1"]
+    assert await client.cancel("q", "m#*") == 1
 
     assert await client.cancel("q", "m2") == 1
     assert await client.promote("q", "m1") == 1

@@ -101,6 +101,13 @@ def test_a_message_for_one_queue(shell: Console) -> None:
         """)
 
 
+def test_what_is_due_first_is_shown(shell: Console) -> None:
+    shell.subscribe()
+    for data, delay in (("later", "2h"), ("sooner", "1h"), ("last", "3h")):
+        assert shell("publish", "e", data, "--delay", delay)[0] == 0
+    assert shell("peek", "q", "--soonest", "--limit", "2") == (0, b"sooner\nlater\n", b"")
+
+
 def test_a_file_goes_there_and_back(shell: Console) -> None:
     shell.subscribe()
     sent = [bytes(range(256)) * 100, b"", b"text\n"]

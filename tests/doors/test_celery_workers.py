@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from tests.kit.waiting import WAIT_S, until
 from tests.server.test_tls import with_tls
 
 pytest.importorskip("celery")
+
+from mqks.celery.control import ASKED_MAX, SCHEDULED_MAX
+from mqks.celery.transport import pipelined
 
 # What Celery leaves open.
 pytestmark = [
@@ -141,6 +145,81 @@ def test_revoked_tasks_do_not_run(workers: Workers) -> None:
     workers.noted("last")
     assert workers.notes() == {"begun": 1, "last": 1}
     assert (waiting.state, later.state, running.state) == ("REVOKED",) * 3
+
+
+@pytest.mark.slow
+def test_what_waits_in_the_server_is_inspected(workers: Workers, mqks_broker: Broker) -> None:
+    """A bounded number of tasks, soonest first, of the queues of the worker."""
+    tasks, path = workers.tasks, str(workers.path / "notes")
+    workers.start("-P", "threads", "-c", "1", "-Q", "celery,second", *QUIET)
+    ids = dict[int, str]()
+    for hours in (3, 1, 2, 4):
+        queue = "second" if hours == 1 else "celery"
+        how = {"countdown": hours * 3600, "queue": queue, "priority": hours}
+        ids[hours] = tasks.note.apply_async((path, f"{hours}"), **how).id
+    with blocking.connect(mqks_broker.url) as client:
+        client.publish(".celery", "no task", delay_s=60, confirm=True)
+        inspect = tasks.app.control.inspect(timeout=10, limit=1)
+        for told in (inspect.scheduled, lambda: inspect._request("dump_schedule")):
+            ((_, found),) = told().items()
+            assert [each["request"]["id"] for each in found] == [ids[each] for each in (1, 2, 3, 4)]
+            assert [each["priority"] for each in found] == [1, 2, 3, 4]
+            assert found == sorted(found, key=lambda each: str(each["eta"]))
+        assert found[0]["request"]["name"] == tasks.note.name
+        assert found[0]["request"]["args"] == repr((path, "1"))
+        assert found[0]["request"]["delivery_info"]["routing_key"] == "second"
+        with (
+            tasks.app.producer_pool.acquire(block=True) as producer,
+            pipelined(producer),
+        ):
+            for minutes in range(150, 0, -1):
+                tasks.note.apply_async((path, "x"), countdown=60 * minutes, producer=producer)
+        ((_, found),) = inspect.scheduled().items()
+        assert len(found) == SCHEDULED_MAX
+        assert found == sorted(found, key=lambda each: str(each["eta"]))
+        assert client.stats("queue", "celery")["scheduled"] == 154
+
+
+@pytest.mark.slow
+def test_what_is_revoked_leaves_the_server(workers: Workers, mqks_broker: Broker) -> None:
+    """Of several workers each tries; also a task of several calls, and many at once."""
+    tasks, path = workers.tasks, str(workers.path / "notes")
+    for number in range(2):
+        workers.start("-P", "threads", "-c", "1", "-n", f"w{number}", *QUIET)
+    with blocking.connect(mqks_broker.url) as client:
+
+        def scheduled() -> int:
+            return int(client.stats("queue", "celery")["scheduled"])
+
+        for id_ in ("one", "two words #*", "two", "x" * 210):
+            for _ in range(2):
+                tasks.note.apply_async((path, id_), countdown=3600, task_id=id_)
+        events = list[dict[str, Any]]()
+
+        def seen_event(event: dict[str, Any]) -> None:
+            events.append(event)
+            receiver.should_stop = True
+
+        with tasks.app.connection() as connection:
+            receiver = tasks.app.events.Receiver(connection, handlers={"task-revoked": seen_event})
+            revoke = partial(tasks.app.control.revoke, "two words #*")
+            receiver.on_consume_ready = lambda *_, **__: revoke()
+            receiver.capture(limit=None, timeout=WAIT_S, wakeup=False)
+        assert [each["uuid"] for each in events] == ["two words #*"]
+        until(lambda: scheduled() == 6)
+        assert tasks.app.AsyncResult("two words #*").state == "REVOKED"
+        # What has a long id stays; a worker that gets it does not run it.
+        tasks.app.control.revoke(["one", "unknown", "x" * 210])
+        until(lambda: scheduled() == 4)
+        left = [each.id.partition("#")[0] for each in client.peek("celery", scheduled=True)]
+        assert left[:2] == ["two"] * 2
+        client.purge("celery", scheduled=True)
+        many = [str(number) for number in range(ASKED_MAX + 50)]
+        with tasks.app.producer_pool.acquire(block=True) as producer, pipelined(producer):
+            for id_ in many:
+                tasks.note.apply_async((path, id_), countdown=3600, task_id=id_, producer=producer)
+        tasks.app.control.revoke(many)
+        until(lambda: scheduled() == 0)
 
 
 @pytest.mark.slow
@@ -320,6 +399,9 @@ def test_users_over_tls(
             workers.start("-c", "1")
             assert workers.tasks.add.delay(1, 2).get(timeout=WAIT_S) == 3
             assert workers.tasks.app.control.ping(timeout=10, limit=1)
+            later = workers.tasks.add.apply_async((1, 2), countdown=3600)
+            ((_, (told,)),) = workers.tasks.app.control.inspect(timeout=10).scheduled().items()
+            assert told["request"]["id"] == later.id
         environment["BROKER"] = f"mqkss://wrong@127.0.0.1:{tls_port}"
         (tmp_path / "wrong").mkdir()
         with Workers(tmp_path / "wrong", **environment).running(monkeypatch) as workers:
@@ -383,6 +465,9 @@ def test_flower(workers: Workers) -> None:
                 return json.load(answer)
 
     name = next(iter(until(lambda: asked("workers?refresh=1"))))
+    later = workers.tasks.add.apply_async((1, 2), countdown=3600)
+    told = until(lambda: asked(f"workers?refresh=1&workername={name}")[name].get("scheduled"))
+    assert [each["request"]["id"] for each in told] == [later.id]
     task = workers.tasks.add.delay(1, 2)
     until(lambda: (asked("tasks") or {}).get(task.id, {}).get("state") == "SUCCESS")
     assert asked(f"task/info/{task.id}")["result"] == "3"

@@ -178,7 +178,7 @@ def test_a_stop_deletes_no_foreign_wal(tmp_path: Path) -> None:
 
 
 def test_readiness_while_the_database_is_gone(tmp_path: Path) -> None:
-    pytest.importorskip("uvicorn")
+    pytest.importorskip("h11")
     from tests.server.test_metrics import Web
 
     db = tmp_path / "mqks.db"

@@ -280,7 +280,12 @@ class Model:
 
     def cancel(self, name: str, message_id: str) -> int:
         queue = self.queues.get(name) or ModelQueue()
-        found = [each for each in queue.scheduled if message_id in ("--all", each[1].id)]
+        group = message_id.removesuffix("*") if message_id.endswith("#*") else ""
+        found = [
+            each
+            for each in queue.scheduled
+            if message_id in ("--all", each[1].id) or (group and each[1].id.startswith(group))
+        ]
         queue.scheduled = [each for each in queue.scheduled if each not in found]
         return len(found)
 

@@ -5,8 +5,10 @@ counted, and what comes behind an answer is executed or not.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -15,7 +17,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from mqks.limits import (
     HTTP_CONNECTIONS_MAX,
@@ -24,7 +26,7 @@ from mqks.limits import (
     HTTP_PIECE_LINES_MAX,
     HTTP_QUERY_FIELDS_MAX,
 )
-from mqks.web import serving
+from mqks.web import connection, serving
 from tests.kit.waiting import WAIT_S
 
 CHUNKED = b"POST %b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -41,6 +43,9 @@ class Seen:
         self.events: Counter[tuple[int, type]] = Counter()
         """Of a turn."""
         self.bodies: list[bytes] = []
+        self.loop = "asyncio"
+        self.trickle: bytes | None = None
+        """Sent behind the rest, and then a byte now and then."""
         next_event = h11.Connection.next_event
 
         def counted(connection: h11.Connection) -> Any:
@@ -60,7 +65,8 @@ class Seen:
 
     def ask(self, *sent: bytes) -> list[bytes]:
         """What is answered to each of these, which are sent at once on connections of their own."""
-        routes = [Route("/took", self._took, methods=["GET", "POST"])]
+        routes: list[BaseRoute] = [Route("/took", self._took, methods=["GET", "POST"])]
+        routes += (Mount(f"/{each.__name__}", each) for each in (silent, raises, breaks, short))
         app = Starlette(routes=[*routes, Route("/read", self._read, methods=["POST"])])
 
         async def run() -> list[bytes]:
@@ -76,13 +82,13 @@ class Seen:
                 tick()
                 with anyio.fail_after(WAIT_S):
                     answers = await asyncio.gather(
-                        *(_exchange(sock.getsockname(), each) for each in sent)
+                        *(_exchange(sock.getsockname(), each, self.trickle) for each in sent)
                     )
                 self.ticks.cancel()
                 tasks.cancel_scope.cancel()
             return answers
 
-        return anyio.run(run)
+        return anyio.run(run, backend_options={"use_uvloop": self.loop == "uvloop"})
 
     async def _took(self, request: Request) -> Response:
         self.bodies.append(b"")
@@ -93,13 +99,48 @@ class Seen:
         return PlainTextResponse("read")
 
 
-async def _exchange(address: Any, sent: bytes) -> bytes:
+async def _exchange(address: Any, sent: bytes, trickle: bytes | None) -> bytes:
     reader, writer = await asyncio.open_connection(*address)
+
+    async def send_on(data: bytes) -> None:
+        while True:
+            writer.write(data)
+            await asyncio.sleep(0.05)
+            data = data and b"a"
+
+    answer, sending = b"", None
     try:
         writer.write(sent)
-        return await reader.read()
+        if trickle is not None:
+            if sent:
+                answer = await reader.readuntil(b"took")
+            sending = asyncio.ensure_future(send_on(trickle))
+        with suppress(ConnectionResetError):
+            answer += await reader.read()
+        return answer
     finally:
+        if sending is not None:
+            sending.cancel()
         writer.close()
+
+
+async def silent(scope: Any, receive: Any, send: Any) -> None:
+    pass
+
+
+async def raises(scope: Any, receive: Any, send: Any) -> None:
+    raise ValueError
+
+
+async def breaks(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200})
+    raise ValueError
+
+
+async def short(scope: Any, receive: Any, send: Any) -> None:
+    headers = [(b"content-length", b"5")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"a"})
 
 
 @pytest.fixture
@@ -245,3 +286,53 @@ def test_a_body_that_is_wrong_ends_its_request(seen: Seen) -> None:
         assert answer.count(b"HTTP/1.1 ") == 1
         assert answer.startswith(b"HTTP/1.1 400 ")
     assert seen.bodies == []
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize(
+    ("path", "start"),
+    [
+        (b"/silent/", b"HTTP/1.1 500 "),
+        (b"/raises/", b"HTTP/1.1 500 "),
+        (b"/breaks/", b"HTTP/1.1 200 "),
+        (b"/short/", b"HTTP/1.1 200 "),
+    ],
+)
+def test_who_gets_no_answer_or_half_of_one_is_not_left_waiting(
+    seen: Seen, path: bytes, start: bytes, loop: str
+) -> None:
+    seen.loop = loop
+    [answer] = seen.ask(GET.replace(b"/took", path).replace(b"close", b"keep-alive"))
+    assert answer.startswith(start)
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_a_body_may_wait_until_it_is_wanted(seen: Seen) -> None:
+    for path, first in (
+        (b"/read", b"HTTP/1.1 100 Continue\r\n\r\nHTTP"),
+        (b"/took", b"HTTP/1.1 200"),
+    ):
+        head = closing(LENGTH % (path, 1)).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n")
+        [answer] = seen.ask(head + b"a")
+        assert answer.startswith(first)
+        assert answer.endswith(path[1:])
+    assert seen.bodies == [b"a", b""]
+
+
+def test_a_head_is_answered_without_a_body(seen: Seen) -> None:
+    [answer] = seen.ask(GET.replace(b"GET", b"HEAD"))
+    assert b"\r\ncontent-length: 4\r\n" in answer
+    assert re.search(rb"\r\ndate: \w{3}, \d\d \w{3} \d{4} [\d:]{8} GMT\r\n", answer)
+    assert answer.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("asked", [b"", GET.replace(b"close", b"keep-alive")])
+@pytest.mark.parametrize("sent", [b"", b"G", b"GET /took HTTP/1.1\r\na: b\r\n"])
+def test_who_sends_no_whole_request_is_closed(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, asked: bytes, sent: bytes
+) -> None:
+    """Also one that goes on sending a byte now and then."""
+    monkeypatch.setattr(connection, "REQUEST_S", 0.2)
+    seen.trickle = sent
+    [answer] = seen.ask(asked)
+    assert answer.count(b"HTTP/1.1 ") == bool(asked)

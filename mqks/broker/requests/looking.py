@@ -23,7 +23,7 @@ def peek(broker: Broker, connection: Connection, request: Request, wanted: Peek)
     queue = broker.queues.get(wanted.queue)
     # A queue that does not exist has number 0, and no messages; its name is not stored.
     name, queue_id = (b"", 0) if queue is None else (queue.name, queue.id)
-    form = "scheduled" if wanted.scheduled else "peek"
+    form = "soonest" if wanted.soonest else "scheduled" if wanted.scheduled else "peek"
     some = wanted.selection
     chosen = None if some is None else Chosen(some, broker.schedule.wall_us())
     first, limit = wanted.after + 1, wanted.limit

@@ -13,6 +13,7 @@ from mqks.broker.features.time.times import timed
 from mqks.broker.requests.checks import Doing, check_writable
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.log.pending import group_of
 from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.queue import Queue
 from mqks.limits import STEP_BODIES
@@ -76,10 +77,11 @@ def _settle(queue: Queue, found: Sequence[Delivery]) -> None:
 
 
 def _found(queue: Queue, message_id: bytes, act: Act) -> Work[int]:
-    """Take out the messages with this id, in steps; return how many."""
+    """Take out the messages with this id, or of this group, in steps; return how many."""
     if queue.times is None:
         return 0
     times, count = timed(queue), 0
+    group = group_of(message_id)
     delays = times.delays
     place = yield from times.searches.take()
     try:
@@ -90,7 +92,9 @@ def _found(queue: Queue, message_id: bytes, act: Act) -> Work[int]:
             for number, line in lines.items():
                 # It may have joined the queue while others were read.
                 is_there = number in delays.numbers and not queue.deleted
-                if is_there and replies.message_id(line) == message_id:
+                id_ = replies.message_id(line)
+                is_wanted = id_.startswith(group) if group else id_ == message_id
+                if is_there and is_wanted:
                     delays.remove(number)
                     found.append((number, line))
             if found:

@@ -10,12 +10,11 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
-from zlib import crc32
 
 from mqks.broker.spine.base.budget import Budget
 from mqks.broker.spine.base.ranges import Numbers
 from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, emptied, ordered, slices
-from mqks.broker.spine.log.pending import Mark
+from mqks.broker.spine.log.pending import Mark, id_checksums
 from mqks.broker.spine.queue.blocks import MESSAGE_OVERHEAD_BYTES
 from mqks.broker.spine.queue.lane import Delivery
 from mqks.limits import (
@@ -70,9 +69,18 @@ class ByChecksum:
         bucket[1].append(crc & 0xFFFF)
         self.count += 1
 
-    def find(self, crc: int) -> list[int]:
-        numbers, ends = self._buckets.get(crc >> 16, ((), ()))
-        return [number for number, end in zip(numbers, ends, strict=True) if end == crc & 0xFFFF]
+    def find(self, wanted: Iterable[int], mask: int, living: Numbers) -> Work[set[int]]:
+        """Living ones that have one of these checksums, as far as the mask goes."""
+        found = set[int]()
+        for crc in wanted:
+            numbers, ends = self._buckets.get(crc >> 16, ((), ()))
+            for start in range(0, len(numbers), STEP_BODIES):
+                some = slice(start, start + STEP_BODIES)
+                each = zip(numbers[some], ends[some], strict=True)
+                of_crc = (number for number, end in each if end & mask == crc & 0xFFFF)
+                found.update(number for number in of_crc if number in living)
+                yield GOES_ON
+        return found
 
 
 class Delays:
@@ -309,8 +317,10 @@ class Delays:
     # -- searching
 
     def search(self, message_id: bytes) -> Work[list[int]]:
-        """Numbers of messages that may have this id. The caller lets only one search at a time."""
-        wanted, found = crc32(message_id), set[int]()
+        """Numbers of messages that may have this id, or are of this group. The caller lets only one
+        search at a time."""
+        mask, wanted = id_checksums(message_id)
+        found = set[int]()
         known = self._by_checksum
         if known is None and self._searches >= SEARCHES_MAX:
             known = self._by_checksum = ByChecksum()
@@ -320,11 +330,11 @@ class Delays:
                 yield GOES_ON
             self._searches = 0
         if known is not None:
-            found.update(number for number in known.find(wanted) if number in self.numbers)
+            found = yield from known.find(wanted, mask, self.numbers)
         else:
             self._searches += 1
             for some in slices(self._all(), STEP_BODIES):
-                found.update(_number(entry) for entry in some if entry & _CRC == wanted)
+                found.update(_number(entry) for entry in some if entry & mask in wanted)
                 yield GOES_ON
         return (yield from ordered(found))
 
@@ -345,6 +355,14 @@ class Delays:
             last = found[-1][0] if len(found) == limit else SEQ_MAX
             yield GOES_ON
         return found
+
+    def soonest(self, limit: int) -> Work[list[tuple[int, int]]]:
+        """Number and time of the messages that are due first, in this order."""
+        first = list[int]()
+        for some in slices(self._all(), STEP_BODIES):
+            first = heapq.nsmallest(limit, chain(first, filter(self._counts, some)))
+            yield GOES_ON
+        return [(_number(entry), entry >> _TIME_SHIFT) for entry in first]
 
     def _all(self) -> list[int]:
         return [*chain(self._far, self._near, *self._aside)]

@@ -99,9 +99,11 @@ class Times:
             self.do_due()
             yield WAITS
 
-    def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
-        """Number and due time, by the wall clock, of the first messages above a number."""
-        found = yield from self.delays.listed(after, limit)
+    def listed(self, after: int | None, limit: int) -> Work[list[tuple[int, int]]]:
+        """Number and due time, by the wall clock, of the first messages above a number; with None,
+        of those that are due first, in this order."""
+        delays = self.delays
+        found = yield from delays.soonest(limit) if after is None else delays.listed(after, limit)
         ahead_us = self._ahead()
         return [(number, due_us + ahead_us) for number, due_us in found]
 

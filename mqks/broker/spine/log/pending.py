@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple, Protocol
+from zlib import crc32
 
 from mqks.audit import AuditRecord
 from mqks.broker.spine.base.ranges import Range
@@ -19,6 +20,30 @@ from mqks.limits import AUDIT_TOLD_MAX, BATCH_COPIES_MAX, BATCH_QUEUES_MAX
 
 SMALL_RECORDS_MAX: Final = 256
 """Larger batches go to the writer's task, so that the next batch forms meanwhile."""
+
+
+_GROUP: Final = 0xFFFF0000
+"""The bits of a checksum that are those of the group."""
+
+
+def id_checksum(message_id: bytes) -> int:
+    """By this a scheduled message is searched: by its id, or by its group."""
+    group, has_group, _ = message_id.partition(b"#")
+    crc = crc32(message_id)
+    return crc32(group) & _GROUP | crc & ~_GROUP if has_group else crc
+
+
+def id_checksums(wanted: bytes) -> tuple[int, set[int]]:
+    """A mask, and what the checksum of a wanted message has there."""
+    if group := group_of(wanted):
+        return _GROUP, {id_checksum(group) & _GROUP}
+    # Up to 0.2 there were no groups.
+    return 0xFFFFFFFF, {id_checksum(wanted), crc32(wanted)}
+
+
+def group_of(wanted: bytes) -> bytes:
+    """What the ids of the wanted group begin with; empty if one id is wanted."""
+    return wanted[:-1] if wanted.endswith(b"#*") else b""
 
 
 class Run(NamedTuple):
@@ -56,7 +81,7 @@ class Mark(NamedTuple):
     joined_us: int = 0
     """When it joined the queue, if that is not the time of its number."""
     id_crc: int = 0
-    """Checksum of its id, while it is scheduled."""
+    """The `id_checksum` of its id, while it is scheduled."""
 
     def changed(self, **changes: Any) -> "Mark":
         """The next version."""

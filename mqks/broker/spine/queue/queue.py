@@ -10,11 +10,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import NamedTuple
-from zlib import crc32
 
 from mqks.broker.spine.base.ranges import Range, compress, union
 from mqks.broker.spine.base.turns import GOES_ON, Work
-from mqks.broker.spine.log.pending import Mark, QueueState, Run
+from mqks.broker.spine.log.pending import Mark, QueueState, Run, id_checksum
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import REJECT, Event
 from mqks.broker.spine.queue.lane import Delivery, Lane, free
@@ -42,7 +41,7 @@ class PublishTerms(NamedTuple):
             is_dated=self.is_dated,
             due_us=self.due_us,
             expires_us=self.expires_us,
-            id_crc=crc32(message_id),
+            id_crc=id_checksum(message_id),
         )
 
 
@@ -834,9 +833,9 @@ class Queue:
         """Whether this message is one of them."""
         return self.lane.is_hole(number) or self.is_put_off(number)
 
-    def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
+    def listed(self, after: int | None, limit: int) -> Work[list[tuple[int, int]]]:
         """Number and due time, in microseconds since 1970, of the first scheduled messages with
-        numbers above `after`."""
+        numbers above `after`; with None, of those that are due first, in this order."""
         return [] if self.times is None else (yield from self.times.listed(after, limit))
 
     # -- recovery and deletion

@@ -101,7 +101,7 @@ class Timers(Protocol):
     def set_alarms(self) -> None:
         """What waits, or what is ready, has changed."""
 
-    def listed(self, after: int, limit: int) -> Work[list[tuple[int, int]]]:
+    def listed(self, after: int | None, limit: int) -> Work[list[tuple[int, int]]]:
         """Number and due time, by the wall clock, of the first messages above a number."""
 
     def tidy(self) -> Work[None]:

@@ -84,9 +84,10 @@ class Chosen:
 class Read(NamedTuple):
     """A request for the messages of a queue with numbers from `first` up to `end`.
 
-    `form` is the form of the reply: `peek` lines; `scheduled` lines of scheduled messages; `read`
-    columns, with attributes if `has_meta`; `range` only the first and last number, with `at_us` the
-    first message that arrived then or later. If something is `chosen`, only that is in the reply.
+    `form` is the form of the reply: `peek` lines; `scheduled` lines of scheduled messages, and
+    `soonest` those that are due first; `read` columns, with attributes if `has_meta`; `range` only
+    the first and last number, with `at_us` the first message that arrived then or later. If
+    something is `chosen`, only that is in the reply.
     `confirm`: a confirm follows it.
     """
 
