@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
 from mqks.client.blocking import connect
 from mqks.commands import main
+from mqks.pipeline.older import to_arrow_type
 from mqks.pipeline.payloads import parsed, parsed_here, proposed
 from mqks.testing import Broker
 
@@ -59,7 +59,7 @@ def outcomes(spark: "SparkSession", ddl: str, texts: list[bytes]) -> list[tuple[
     """What Arrow and Spark make of each."""
     schema = StructType.fromDDL(ddl)
     assert isinstance(schema, StructType)
-    kind = to_arrow_type(schema, timezone="UTC")
+    kind = to_arrow_type(schema)
     rows = spark.createDataFrame([(text,) for text in texts], "value binary")
     theirs = parsed(rows, schema).select("data").toArrow()["data"].combine_chunks()
     assert theirs.type == kind
