@@ -335,7 +335,8 @@ class _Run:
         """What Spark has parsed."""
         from pyspark.sql import SparkSession
         from pyspark.sql.functions import col
-        from pyspark.sql.pandas.types import from_arrow_type
+
+        from mqks.pipeline.older import from_arrow_type
 
         count = len(batch.ranges)
         tasks = min(self.spark.defaultParallelism, count)
@@ -352,7 +353,7 @@ class _Run:
     def _schemas(self) -> "list[tuple[Payloads, StructType]]":
         """Of payloads, by patterns of events, with types as wide as the lake has them, and Spark's
         of JSON. Raises LakeUnfit."""
-        from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
+        from mqks.pipeline.older import from_arrow_type, to_arrow_type
 
         every = {**self.job.schemas} if self.job.schema is None else {"**": self.job.schema}
         patterns = [*map(pattern, every)]
@@ -365,7 +366,7 @@ class _Run:
             if isinstance(given, RecordSchema):
                 records, own = given, given.kind
             else:
-                records, own = None, to_arrow_type(given, timezone="UTC")
+                records, own = None, to_arrow_type(given)
             new = renamed(own, self.lake.layout.names)
             fitted = self.lake.prepared(new, partial(is_of, at)) or own
             kind = named(fitted, own)

@@ -82,17 +82,10 @@ class Lineage:
             progress.messages, progress.bytes, progress.files, producer=PRODUCER
         )
         namespace, name = _name(self._lake)
-        self._emit(
-            events.RunState.RUNNING,
-            inputs=[
-                events.InputDataset(
-                    self._source, progress.queue, inputFacets={"inputStatistics": read}
-                )
-            ],
-            outputs=[
-                events.OutputDataset(namespace, name, outputFacets={"outputStatistics": written})
-            ],
-        )
+        facets: dict[str, Any] = {"inputStatistics": read}
+        queue = events.InputDataset(self._source, progress.queue, inputFacets=facets)
+        lake = events.OutputDataset(namespace, name, outputFacets={"outputStatistics": written})
+        self._emit(events.RunState.RUNNING, inputs=[queue], outputs=[lake])
 
     def _emit(self, state: events.RunState, run: dict[str, Any] | None = None, **told: Any) -> None:
         if time.monotonic() < self._silent_until_s:

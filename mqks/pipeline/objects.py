@@ -129,17 +129,12 @@ def store(url: str) -> Any:
         raise ExtraMissing(
             "an object store needs another package: pip install 'mqks[delta]'"
         ) from None
+    given: Any = {name: OPTIONS[name] for name in ("timeout", "connect_timeout")}
+    retries, retry_s = int(OPTIONS["max_retries"]), timedelta(seconds=RETRIES_S)
     return from_url(
         url,
-        client_options={
-            "timeout": OPTIONS["timeout"],
-            "connect_timeout": OPTIONS["connect_timeout"],
-            "allow_http": True,
-        },
-        retry_config={
-            "max_retries": int(OPTIONS["max_retries"]),
-            "retry_timeout": timedelta(seconds=RETRIES_S),
-        },
+        client_options=given | {"allow_http": True},
+        retry_config={"max_retries": retries, "retry_timeout": retry_s},
     )
 
 

@@ -93,13 +93,8 @@ class QueueReader(Connected):
         flags = b"".join(flag % number for flag, number in told if number is not None)
         reply = self._ask(b"r range %b%b \n" % (self._queue, flags), "range")
         fields = _fields(reply)
-        number = fields.get("at")
-        return LogRange(
-            fields["epoch"],
-            int(fields["first"]),
-            int(fields["next"]),
-            None if number is None else int(number),
-        )
+        at = int(fields["at"]) if "at" in fields else None
+        return LogRange(fields["epoch"], int(fields["first"]), int(fields["next"]), at)
 
     def range_if_there(self, at_us: int | None = None) -> LogRange | None:
         """The range of the queue now, or None if there is no such queue."""
@@ -190,10 +185,8 @@ class QueueReader(Connected):
         with QueueReader(None, self._name, server=self._connection.server) as other:
             first = other.range().first
         if first > gap:
-            lost(
-                f"messages {gap} to {min(first, after) - 1} of the queue {self._name} are gone",
-                fail,
-            )
+            last = min(first, after) - 1
+            lost(f"messages {gap} to {last} of the queue {self._name} are gone", fail)
 
     def _ask(self, line: bytes, asked: str) -> bytes:
         if self._connection.ahead:  # A reading was left in its middle.

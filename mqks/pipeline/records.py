@@ -104,11 +104,11 @@ class RecordSchema:
 
 def fields_of(schema: "StructType | RecordSchema") -> set[str]:
     """Of payloads, by dots, also of those in arrays."""
-    from pyspark.sql.pandas.types import to_arrow_type
+    from mqks.pipeline.older import to_arrow_type
 
     if isinstance(schema, RecordSchema):
         return {*names_of(schema.kind)}
-    return {*names_of(to_arrow_type(schema, timezone="UTC"))}
+    return {*names_of(to_arrow_type(schema))}
 
 
 def records_of(told: str, registry: str | None = None) -> RecordSchema | None:

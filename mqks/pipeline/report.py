@@ -146,11 +146,8 @@ def report(
     milliseconds or microseconds since 1970, or ISO 8601 text) to the arrival at the broker; without
     it, from the arrival to the archive. Raises BadOption.
     """
-    counts = [
-        F.count("*"),
-        F.coalesce(F.sum(F.length("value")), F.lit(0)),
-        F.count_distinct("key"),
-    ]
+    total = F.coalesce(F.sum(F.length("value")), F.lit(0))
+    counts = [F.count("*"), total, F.count_distinct("key")]
     times = [F.unix_micros(F.min("timestamp")), F.unix_micros(F.max("timestamp"))]
     events = [
         ReportedEvent(event, messages, size, ids, _time(first), _time(last))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -16,18 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
-from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, IntegerType, Row, StringType, StructType
 
 from mqks.client import requests
 from mqks.client.errors import RequestFailed
 from mqks.client.wire import Wire
 from mqks.pipeline.columns import FIELDS, replaced
 from mqks.pipeline.errors import BadOption, BadRow, PipelineError
+from mqks.pipeline.older import DataSourceStreamArrowWriter, to_arrow_schema
 from mqks.pipeline.options import WriteOptions, unknown
 from mqks.pipeline.wire import Connected, QueueConnection, ServerAddress
 from mqks.protocol.escapes import escape
@@ -166,6 +164,8 @@ class _Writer:
                 "the event of each message is missing: add a column topic, or the option topic"
             )
         self._options = options
+        taken = ("key", "value", "topic", *_TYPES)
+        self._schema = StructType([field for field in schema if field.name in taken])
         self._run = secrets.token_hex(8)
 
     def _publish(self, batches: Iterator[pa.RecordBatch], run: str) -> Published:
@@ -245,3 +245,12 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         if not all(told) or not told:
             raise PipelineError("Spark has not set the query and batch of this task")
         return self._publish(iterator, " ".join(map(str, told)))
+
+
+class RowsStreamWriter(StreamWriter):
+    """For a Spark that gives the sink of a stream rows."""
+
+    def write(self, iterator: Iterator[Row]) -> Published:
+        schema = to_arrow_schema(self._schema)
+        some = iter(lambda: [row.asDict() for row in islice(iterator, WINDOW_ROWS)], [])
+        return super().write(pa.RecordBatch.from_pylist(rows, schema) for rows in some)

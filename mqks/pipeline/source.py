@@ -20,18 +20,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyspark
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from mqks.client.errors import ClientError
@@ -39,6 +35,15 @@ from mqks.limits import SEQ_MAX
 from mqks.pipeline import columns
 from mqks.pipeline.columns import FIELDS
 from mqks.pipeline.errors import BadOption, PipelineError
+from mqks.pipeline.older import (
+    HAS_LIMITS,
+    TAKES_ARROW,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    to_arrow_schema,
+)
 from mqks.pipeline.options import (
     EARLIEST,
     ERROR,
@@ -51,7 +56,7 @@ from mqks.pipeline.options import (
     write_options,
 )
 from mqks.pipeline.reader import LogRange, QueueReader, lost, matching, parts
-from mqks.pipeline.sink import BatchWriter, StreamWriter
+from mqks.pipeline.sink import BatchWriter, RowsStreamWriter, StreamWriter
 from mqks.pipeline.wire import QueueConnection
 
 if TYPE_CHECKING:
@@ -66,6 +71,8 @@ ROWS_PER_PARTITION = 500_000
 _log = logging.getLogger("mqks.pipeline")
 
 Offset = dict[str, Any]
+_PASSING = (OSError, ClientError, PipelineError)
+"""What may be over by the next time."""
 
 
 class MqksDataSource(DataSource):
@@ -82,13 +89,14 @@ class MqksDataSource(DataSource):
         return BatchReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(self.options, schema)
+        return (StreamReader if HAS_LIMITS else UnlimitedStreamReader)(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         return BatchWriter(write_options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        return StreamWriter(write_options(self.options), schema, overwrite)
+        made = StreamWriter if TAKES_ARROW else RowsStreamWriter
+        return made(write_options(self.options), schema, overwrite)
 
 
 def register(spark: "SparkSession") -> None:
@@ -102,7 +110,7 @@ def offsets_behind(source: Mapping[str, Any]) -> dict[str, float]:
     `avgOffsetsBehindLatest`, which Spark's source for Kafka has among its metrics, and a source in
     Python cannot. Empty where it is not known."""
     told = [source[name] for name in ("endOffset", "latestOffset")]
-    if not all(text.startswith("{") for text in told):  # Spark writes its null as text.
+    if not HAS_LIMITS or not all(text.startswith("{") for text in told):  # Its null is a text, too.
         return {}
     ends, latest = (offset.get("queues", {"": offset}) or {} for offset in map(json.loads, told))
     behind = [
@@ -252,6 +260,8 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
     batch then, and ask for no limit.
     """
 
+    _passing: tuple[type[Exception], ...] = _PASSING
+
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema)
         for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
@@ -301,8 +311,8 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
                 waits = log.at is not None and not self.options.strategy
                 first = self._start(queue, log, LATEST) if begun is None or waits else log.first
                 if not waits or first < log.next:  # What comes next may be of before that time.
-                    told[queue] = _offset(log.epoch, first)
-        except _PASSING as error:
+                    told[queue] = self._begun(log, first)
+        except self._passing as error:
             names = ", ".join(self.options.queues)
             _log.warning("no new offset of the queue %s: %s", names, error)
             return start
@@ -320,8 +330,9 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [
             each
             for queue, after in until.items()
-            if queue in begun and begun[queue] != after
-            for each in self._planned(queue, begun[queue], after)
+            # Another Spark may go on with a checkpoint, so each knows a first batch of the others.
+            if (before := begun.get(queue) or after.get("from", after)) != after
+            for each in self._planned(queue, before, after)
         ]
 
     def commit(self, end: Offset) -> None:
@@ -360,6 +371,10 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
             most[queue] = min(new[queue], max(1, left // (len(new) - count)))
             left -= most[queue]
         return most
+
+    def _begun(self, log: LogRange, first: int) -> Offset:
+        """The end of the first batch of a queue."""
+        return _offset(log.epoch, first)
 
     def _latest(self, queue: str, start: Offset, most: int, log: LogRange | None) -> Offset:
         """The end of the next batch; empty for a queue that is gone."""
@@ -408,10 +423,43 @@ class StreamReader(_Query, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {self.options.queues[0]: offset} if offset["epoch"] else None
 
 
+class UnlimitedStreamReader(StreamReader):
+    """For a Spark that gives each batch all that is new, and does not say where it begins.
+
+    Its availableNow is one batch. So the first one is not empty: its end has its begin, too. And a
+    server that is away is an error: it must not look like the end of the stream.
+    """
+
+    _passing = ()
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        super().__init__(options, schema)
+        for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger"):
+            if name in options:
+                raise BadOption(f"{name} needs PySpark 4.2: {_NO_LIMIT}")
+        self._connection = QueueConnection(self.options.server)
+        self._next = self._packed(None)
+        """Where the next batch begins."""
+
+    def initialOffset(self) -> Offset:
+        _log.warning(_NO_LIMIT)
+        return super().initialOffset()
+
+    def latestOffset(self) -> Offset:  # type: ignore[override]
+        self._next = super().latestOffset(self._next, ReadAllAvailable())
+        return self._next
+
+    def _begun(self, log: LogRange, first: int) -> Offset:
+        return _offset(log.epoch, log.next) | {"from": _offset(log.epoch, first)}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        self._next = end  # A query that goes on plans an empty batch first, at its place.
+        return super().partitions(start, end)
+
+
+_NO_LIMIT = f"PySpark {pyspark.__version__} gives a batch of a stream all that is new"
 _NOWHERE: Offset = {"epoch": "", "offset": -1}
 """Of a queue before its first batch."""
-_PASSING = (OSError, ClientError, PipelineError)
-"""What may be over by the next time."""
 
 
 def _broken(queue: str, epoch: str, start: int, log: LogRange | None) -> str:
@@ -443,7 +491,7 @@ def _position(offset: Offset) -> tuple[str, int]:
 def _arrow_schema(schema: StructType, has_many: bool) -> pa.Schema:
     """The columns asked for. Raises BadOption for those that a message does not have."""
     known = FIELDS | ({QUEUE.name: pa.string()} if has_many else {})
-    wanted = to_arrow_schema(schema, timezone="UTC")
+    wanted = to_arrow_schema(schema)
     for field in wanted:
         if field.name not in known:
             raise unknown("column", field.name, known)

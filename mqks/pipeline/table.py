@@ -44,16 +44,7 @@ from mqks.pipeline.lake import (
     names_of,
 )
 from mqks.pipeline.layout import USUAL, Layout, partition
-from mqks.pipeline.objects import (
-    DELETED,
-    OPTIONS,
-    Got,
-    Place,
-    asked,
-    delete,
-    make_directory,
-    tried,
-)
+from mqks.pipeline.objects import DELETED, OPTIONS, Got, Place, asked, delete, make_directory, tried
 from mqks.pipeline.sums import added, records, records_of_commit, sums_of_file
 from mqks.pipeline.upsert import UPSERT, LastRows, Upsert, last_rows
 

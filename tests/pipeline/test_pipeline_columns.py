@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyiceberg.utils.config import Config
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
 from mqks.client.blocking import connect
@@ -21,6 +20,7 @@ from mqks.pipeline.errors import BadOption, LakeUnfit
 from mqks.pipeline.iceberg import files as files_of
 from mqks.pipeline.iceberg import found
 from mqks.pipeline.lake import WRITTEN
+from mqks.pipeline.older import to_arrow_type
 from mqks.pipeline.payloads import parsed
 from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.reader import QueueReader
@@ -219,7 +219,7 @@ def test_names_that_differ_by_case(
     lake, format = place_of(kind, tmp_path, monkeypatch)
 
     def kept(ddl: str) -> pa.DataType:
-        return to_arrow_type(StructType.fromDDL(ddl), timezone="UTC")
+        return to_arrow_type(StructType.fromDDL(ddl))
 
     def archive(ddl: str, offset: int) -> None:
         with lake_at(lake, format) as opened:

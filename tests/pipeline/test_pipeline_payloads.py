@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
 from mqks.client.blocking import connect
 from mqks.commands import main
+from mqks.pipeline.older import from_arrow_type, to_arrow_type
 from mqks.pipeline.payloads import parsed, parsed_here, proposed
 from mqks.testing import Broker
 
@@ -59,7 +59,7 @@ def outcomes(spark: "SparkSession", ddl: str, texts: list[bytes]) -> list[tuple[
     """What Arrow and Spark make of each."""
     schema = StructType.fromDDL(ddl)
     assert isinstance(schema, StructType)
-    kind = to_arrow_type(schema, timezone="UTC")
+    kind = to_arrow_type(schema)
     rows = spark.createDataFrame([(text,) for text in texts], "value binary")
     theirs = parsed(rows, schema).select("data").toArrow()["data"].combine_chunks()
     assert theirs.type == kind
@@ -94,6 +94,12 @@ def test_arrow_gives_what_spark_gives(spark: "SparkSession", kind: str) -> None:
                 held += 1
                 assert equal(ours.to_pylist(), theirs), (ddl, text)
     assert held > 20
+
+
+def test_types_of_spark_are_the_same_after_arrow(spark: "SparkSession") -> None:
+    ddl = "a timestamp, b timestamp_ntz, c array<struct<x: timestamp_ntz, y: timestamp>>"
+    schema = StructType.fromDDL(f"{ddl}, d map<string, date>, e decimal(5, 2), f binary")
+    assert from_arrow_type(to_arrow_type(schema)) == schema
 
 
 def test_a_schema_is_proposed(spark: "SparkSession") -> None:

@@ -17,6 +17,7 @@ from pyspark.sql.types import IntegerType, StringType, StructType
 import mqks
 from mqks.pipeline import sink, wire
 from mqks.pipeline.errors import BadOption, BadRow, PipelineError
+from mqks.pipeline.older import HAS_LIMITS
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.sink import BatchWriter
 from mqks.pipeline.source import MqksDataSource
@@ -317,6 +318,34 @@ def test_spark_names_the_row_that_cannot_be_said(spark: "SparkSession", broker: 
         frame.coalesce(1).write.format("mqks").option("url", broker.url).mode("append").save()
 
 
+def test_a_stream_writes_all_that_a_message_has(
+    spark: "SparkSession", broker: Broker, tmp_path: Path
+) -> None:
+    given = [(b"\x00\xff\n", 3, "k 1"), (b"", None, None), ("ü".encode(), -1, None)]
+    with mqks.blocking.connect(broker.url) as client:
+        client.subscribe("source", ["s"])
+        for data, priority, key in given:
+            client.publish("s", data, priority=priority, key=key)
+    frame = spark.readStream.format("mqks").options(url=broker.url, queue="source")
+    query = (
+        frame.option("startingOffsets", "earliest")
+        .load()
+        .drop("topic")
+        .writeStream.format("mqks")
+        .options(url=broker.url, topic="e", checkpointLocation=str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(WAIT_S)
+
+    with QueueReader(broker.url, "source") as log:
+        [ids] = [batch["key"].to_pylist() for batch in log.read(1, 4)]
+    found = published(broker.url)
+    assert [row["key"] for row in found] == ids
+    told = [(row["value"], row["priority"], row["ordering_key"]) for row in found]
+    assert told == [(data, priority or 0, key) for data, priority, key in given]
+
+
 @pytest.mark.slow
 def test_a_stream_run_again_publishes_nothing_twice(
     spark: "SparkSession", broker: Broker, tmp_path: Path
@@ -329,9 +358,10 @@ def test_a_stream_run_again_publishes_nothing_twice(
     def run() -> None:
         stream = spark.readStream.format("mqks").option("url", broker.url)
         stream = stream.option("queue", "source").option("startingOffsets", "earliest")
+        if HAS_LIMITS:
+            stream = stream.option("maxOffsetsPerTrigger", 10)
         query = (
-            stream.option("maxOffsetsPerTrigger", 10)
-            .load()
+            stream.load()
             .select("value")
             .writeStream.format("mqks")
             .queryName("copied")

@@ -16,12 +16,6 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import LongType, StringType, StructType
 
 import mqks
@@ -29,6 +23,12 @@ from mqks.client import urls
 from mqks.client.errors import RequestFailed
 from mqks.pipeline import columns, wire
 from mqks.pipeline.errors import BadOption, DataLost
+from mqks.pipeline.older import (
+    HAS_LIMITS,
+    ReadAllAvailable,
+    ReadMaxRows,
+    to_arrow_schema,
+)
 from mqks.pipeline.options import EARLIEST, Places, ReadPlace, read_options, write_options
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.source import (
@@ -38,6 +38,7 @@ from mqks.pipeline.source import (
     MqksDataSource,
     Slice,
     StreamReader,
+    UnlimitedStreamReader,
     offsets_behind,
 )
 from mqks.testing import Broker, BrokerProcess
@@ -118,6 +119,10 @@ def publish_to(broker: Broker, queue: str, numbers: Iterable[int]) -> None:
 
 def told(found: Iterable[dict[str, Any]]) -> list[tuple[str, int]]:
     return sorted((row["queue"], int(row["value"])) for row in found)
+
+
+def limited(made: MqksDataSource) -> StreamReader:
+    return StreamReader(made.options, made.schema())
 
 
 def test_a_batch_of_several_queues(mqks_broker: Broker) -> None:
@@ -218,8 +223,7 @@ def test_a_stream_of_a_list_with_times(mqks_broker: Broker) -> None:
         if strategy:
             options["startingOffsetsByTimestampStrategy"] = strategy
         made = several(mqks_broker.url, "a,b", **options)
-        reader = made.streamReader(made.schema())
-        assert isinstance(reader, StreamReader)
+        reader = limited(made)
         pinned = reader.latestOffset(reader.initialOffset(), ReadMaxRows(100))
         assert {name: at["offset"] for name, at in pinned["queues"].items()} == positions
         reader.stop()
@@ -235,8 +239,7 @@ def test_how_far_a_stream_is_behind(mqks_broker: Broker) -> None:
     for queue, count in (("a", 10), ("b", 4)):
         publish_to(mqks_broker, queue, range(count))
     made = several(mqks_broker.url, "a,b", startingOffsets="earliest")
-    reader = made.streamReader(made.schema())
-    assert isinstance(reader, StreamReader)
+    reader = limited(made)
     start = reader.initialOffset()
 
     def behind(end: Any) -> dict[str, float]:
@@ -246,11 +249,12 @@ def test_how_far_a_stream_is_behind(mqks_broker: Broker) -> None:
     assert behind(start) == {}
     pinned = reader.latestOffset(start, ReadMaxRows(4))
     end = reader.latestOffset(pinned, ReadMaxRows(4))
-    assert [*behind(end).items()] == [
+    expected = [
         ("minOffsetsBehindLatest", 2),
         ("maxOffsetsBehindLatest", 8),
         ("avgOffsetsBehindLatest", 5),
     ]
+    assert [*behind(end).items()] == (expected if HAS_LIMITS else [])
     assert offsets_behind({"endOffset": json.dumps(end), "latestOffset": "null"}) == {}
     reader.stop()
 
@@ -258,8 +262,7 @@ def test_how_far_a_stream_is_behind(mqks_broker: Broker) -> None:
 def test_a_stream_of_several_queues_reads_later_ones_from_their_begin(mqks_broker: Broker) -> None:
     publish_to(mqks_broker, "o.eu", range(3))
     made = source(mqks_broker.url, queue="o.*", startingOffsets="latest")
-    reader = made.streamReader(made.schema())
-    assert isinstance(reader, SupportsTriggerAvailableNow)
+    reader = limited(made)
     offset, found = reader.initialOffset(), list[dict[str, Any]]()
 
     def drain_it() -> None:
@@ -282,8 +285,7 @@ def test_a_lone_busy_queue_has_what_others_leave(mqks_broker: Broker) -> None:
     for queue, count in (("o.a", 100), ("o.b", 1), ("o.c", 0), ("o.d", 30)):
         publish_to(mqks_broker, queue, range(count))
     made = source(mqks_broker.url, queue="o.*", startingOffsets="earliest")
-    reader = made.streamReader(made.schema())
-    assert isinstance(reader, SupportsTriggerAvailableNow)
+    reader = limited(made)
     offset, taken = reader.initialOffset(), []
     while (end := reader.latestOffset(offset, ReadMaxRows(41))) != offset:
         offset = end
@@ -318,9 +320,7 @@ def test_a_queue_that_is_gone_is_a_loss(
 ) -> None:
     def reader(**options: str) -> StreamReader:
         made = source(mqks_broker.url, queue=queue, startingOffsets="earliest", **options)
-        found = made.streamReader(made.schema())
-        assert isinstance(found, StreamReader)
-        return found
+        return limited(made)
 
     def numbers(offset: dict[str, Any]) -> dict[str, int]:
         told = offset["queues"] if queue == "o.*" else {queue: offset}
@@ -515,7 +515,7 @@ def test_patience() -> None:
 
 
 def test_the_columns_are_the_same_for_spark_and_for_arrow() -> None:
-    assert to_arrow_schema(SCHEMA, timezone="UTC") == columns.SCHEMA
+    assert to_arrow_schema(SCHEMA) == columns.SCHEMA
 
 
 def test_a_subset_of_the_columns(mqks_broker: Broker) -> None:
@@ -525,7 +525,7 @@ def test_a_subset_of_the_columns(mqks_broker: Broker) -> None:
 
     assert rows(reader, reader.partitions()) == [{"offset": 1, "topic": "e.1"}]
     [batch] = reader.read(reader.partitions()[0])
-    assert batch.schema == to_arrow_schema(schema, timezone="UTC")
+    assert batch.schema == to_arrow_schema(schema)
 
 
 @pytest.mark.parametrize(
@@ -880,11 +880,104 @@ def test_a_log_that_has_become_shorter_after_the_plan(stream_reader: Make) -> No
         assert offsets(reader, planned) == [1, 2, 3]
 
 
+# ------------------------------------------------------------------ for a Spark without limits
+
+
+Unlimited = Callable[..., UnlimitedStreamReader]
+
+
+@pytest.fixture
+def unlimited() -> Iterator[Unlimited]:
+    with ExitStack() as made:
+
+        def make(url: str, queue: str = "q", **options: object) -> UnlimitedStreamReader:
+            told = source(url, queue=queue, **{"startingOffsets": EARLIEST} | options)
+            reader = UnlimitedStreamReader(told.options, told.schema())
+            made.callback(reader.stop)
+            return reader
+
+        yield make
+
+
+def test_without_limits_the_first_batch_has_all(
+    unlimited: Unlimited, mqks_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(mqks_broker, range(10))
+    for starts, expected in ((EARLIEST, range(1, 11)), (4, range(4, 11)), ("latest", range(0))):
+        reader = unlimited(mqks_broker.url, startingOffsets=starts)
+        begin = reader.initialOffset()
+        end = json.loads(json.dumps(reader.latestOffset()))
+        assert offsets(reader, reader.partitions(begin, end)) == [*expected]
+        assert reader.latestOffset() == end
+    assert "all that is new" in caplog.text
+    # The query dies within that batch, and this or another Spark runs it again.
+    publish(mqks_broker, range(5))
+    again = unlimited(mqks_broker.url, startingOffsets="latest")
+    assert again.initialOffset() == begin
+    for other in (again, limited(source(mqks_broker.url))):
+        assert other.partitions(begin, end) == []
+        assert other.partitions(end, end) == []  # How Spark tells a reader where the query is.
+        more = again.latestOffset()
+        assert offsets(other, other.partitions(end, more)) == [*range(11, 16)]
+        again.partitions(end, end)
+        other.stop()
+
+
+def test_without_limits_later_queues_are_read_from_their_begin(
+    unlimited: Unlimited, mqks_broker: Broker
+) -> None:
+    publish_to(mqks_broker, "o.eu", range(3))
+    reader = unlimited(mqks_broker.url, "o.*", startingOffsets="latest")
+    start = reader.initialOffset()
+    begun = reader.latestOffset()
+    assert reader.partitions(start, begun) == []
+    publish_to(mqks_broker, "o.us", range(4))
+    publish_to(mqks_broker, "o.eu", range(3, 6))
+    end = reader.latestOffset()
+
+    for other in (reader, limited(source(mqks_broker.url, queue="o.*"))):
+        found = told(rows(other, other.partitions(begun, end)))
+        assert found == [*(("o.eu", n) for n in (3, 4, 5)), *(("o.us", n) for n in range(4))]
+        other.stop()
+
+
+@pytest.mark.parametrize(("happens", "goes_on", "told"), LOSSES)
+def test_without_limits_a_loss_fails_too(
+    unlimited: Unlimited, happens: Callable[[LogPeer], None], goes_on: dict[str, Any], told: str
+) -> None:
+    with log_of(range(1, 11)) as peer:
+        reader = unlimited(peer.url)
+        assert reader.partitions(at(6), at(6)) == []
+        happens(peer)
+        end = reader.latestOffset()
+        with pytest.raises(DataLost, match=told):
+            reader.partitions(at(6), end)
+
+
+def test_without_limits_a_server_away_is_no_end(unlimited: Unlimited, mqks_broker: Broker) -> None:
+    publish(mqks_broker, range(3))
+    reader = unlimited(mqks_broker.url, numRetries=2)
+    reader.initialOffset()
+    mqks_broker.stop()
+    with pytest.raises(ConnectionError):
+        reader.latestOffset()
+    mqks_broker.start()
+    assert reader.latestOffset()["offset"] == 4
+
+
+@pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "minOffsetsPerTrigger"])
+def test_without_limits_none_is_taken(unlimited: Unlimited, name: str) -> None:
+    with pytest.raises(BadOption, match=rf"{name} needs PySpark 4\.2"):
+        unlimited("mqks://h", **{name: 5})
+
+
 # ------------------------------------------------------------------------------- with Spark
 
 
 def load(spark: "SparkSession", url: str, **options: object) -> "DataFrame":
     stream = spark.readStream.format("mqks").option("url", url).option("queue", "q")
+    if not HAS_LIMITS:
+        options.pop("maxOffsetsPerTrigger", None)
     for name, value in {"startingOffsets": EARLIEST, **options}.items():
         stream = stream.option(name, str(value))
     return stream.load()
@@ -939,11 +1032,13 @@ def test_available_now_twice_over(
 ) -> None:
     publish(mqks_broker, range(10))
     query = drain(load(spark, mqks_broker.url, maxOffsetsPerTrigger=4), tmp_path)
-    assert [step["numInputRows"] for step in query.recentProgress] == [0, 4, 4, 2]
+    read = [0, 4, 4, 2] if HAS_LIMITS else [10]
+    assert [step["numInputRows"] for step in query.recentProgress] == read
     publish(mqks_broker, range(5))
     query = drain(load(spark, mqks_broker.url, maxOffsetsPerTrigger=4), tmp_path)
 
-    assert [step["numInputRows"] for step in query.recentProgress if step["numInputRows"]] == [4, 1]
+    read = [4, 1] if HAS_LIMITS else [5]
+    assert [step["numInputRows"] for step in query.recentProgress if step["numInputRows"]] == read
     assert archived(spark, tmp_path) == list(range(1, 16))
 
 
@@ -980,7 +1075,8 @@ def test_a_crash_in_the_first_batch_loses_nothing(
     with pytest.raises(PySparkException, match="crash"):
         drain(frame, tmp_path, each=each)
     publish(mqks_broker, range(5))
-    drain(load(spark, mqks_broker.url, startingOffsets="latest"), tmp_path, each=each)
+    for _ in range(1 if HAS_LIMITS else 2):  # One batch each: the first is the one that failed.
+        drain(load(spark, mqks_broker.url, startingOffsets="latest"), tmp_path, each=each)
 
     assert found == [11, 12, 13, 14, 15]
 
@@ -1073,5 +1169,6 @@ def test_a_query_goes_on_as_messages_come(
     finally:
         query.stop()
 
-    assert found == [[], [1, 2, 3, 4, 5, 6], [7, 8, 9, 10], [11, 12, 13]]
-    assert [*behind.values()] == [0, 0, 0]
+    first = [[], [1, 2, 3, 4, 5, 6], [7, 8, 9, 10]] if HAS_LIMITS else [[*range(1, 11)]]
+    assert found == [*first, [11, 12, 13]]
+    assert [*behind.values()] == ([0, 0, 0] if HAS_LIMITS else [])
