@@ -41,6 +41,8 @@ class LogRange(NamedTuple):
     """The number after the last durable message."""
     at: int | None = None
     """The first message that arrived at or after the given time, or `next`."""
+    is_paused: bool = False
+    """Whether its deliveries are paused."""
 
 
 class _Page(NamedTuple):
@@ -99,6 +101,7 @@ class QueueReader(Connected):
             int(fields["first"]),
             int(fields["next"]),
             None if number is None else int(number),
+            "paused" in fields,
         )
 
     def range_if_there(self, at_us: int | None = None) -> LogRange | None:
