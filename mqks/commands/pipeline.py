@@ -124,7 +124,7 @@ def archive(
     upsert: Annotated[
         str | None,
         "FIELD",
-        "Only the last message of each value of this column or field is in the table: ordering_key"
+        "Only the last message of each value of this column or field is in a table: ordering_key"
         " (publish --key), key (the message id), data.id. One with an empty payload deletes."
         " \\[default: as the table has it]",
     ] = None,
@@ -225,8 +225,8 @@ def archive(
         names = renames(rename) if rename else {}
         keys = None
         if upsert:
-            if table_by or is_mask(queue):
-                raise BadOption("--upsert is of one queue and one table: give each its own archive")
+            if is_mask(queue):
+                raise BadOption("--upsert is of one queue: give each its own archive")
             where = column("--delete-where", delete_where, "boolean") if delete_where else None
             keys = Upsert(queue, column("--upsert", upsert, "key"), where)
         elif delete_where:

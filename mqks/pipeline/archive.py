@@ -282,7 +282,7 @@ class _Run:
         files, bad_files = self._stage(epoch, start, end, bad_start)
         if self.lake.adopts(queue, epoch, start, files):
             more, _ = self._stage(epoch, start, end, bad_start=end)
-            files += (file for file in more if file.rows)
+            files += (file for file in more if file.rows or file.replaced)
         if self.bad is not None:
             # First: what is in this lake and not in the other one is not added again.
             if bad_files:
