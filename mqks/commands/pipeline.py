@@ -205,14 +205,14 @@ def archive(
     """
     lake = _in_catalog(lake, catalog)
     with _job("archive", spark, url) as begin:
-        from mqks.pipeline.archive import Archive
+        from mqks.pipeline.archive import Archive, warm
         from mqks.pipeline.errors import BadOption
         from mqks.pipeline.job import by_mask, schema_of, stop_on_signal
         from mqks.pipeline.layout import Layout, column, is_of_data, order, partitions, renames
         from mqks.pipeline.places import lake_at
         from mqks.pipeline.reader import is_mask
         from mqks.pipeline.records import fields_of, records_of
-        from mqks.pipeline.session import BRIEF, LOGGING, context
+        from mqks.pipeline.session import BRIEF, LATER, context
         from mqks.pipeline.tables import EventTables
         from mqks.pipeline.upsert import Upsert
         from mqks.pipeline.wire import ServerAddress
@@ -273,7 +273,10 @@ def archive(
             if bad_rows:
                 other = _in_catalog(bad_rows, catalog) if catalog else _place(bad_rows)
                 bad = stack.enter_context(lake_at(other, format, layout.plain()))
-            running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
+            java = BRIEF if all(records.values()) else LATER
+            running = begin(partial(context, url=url), java)
+            if schema or not once:  # Meanwhile it reads schemas, or waits for messages.
+                warm(running)
             given = {  # It asks Spark.
                 mask: records[mask] or schema_of(text) for mask, text in schemas.items()
             }

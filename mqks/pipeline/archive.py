@@ -20,11 +20,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import chain
-from threading import Event
+from threading import Event, Thread
 from typing import TYPE_CHECKING, cast
 
 from mqks.client.errors import RequestFailed
-from mqks.pipeline.batch import READ, Payloads, Staged, TaskBatch, first_of
+from mqks.pipeline.batch import READ, Payloads, Staged, TaskBatch, first_of, warmed
 from mqks.pipeline.errors import DataLost, NoQueue, StoreAway
 from mqks.pipeline.job import reasons
 from mqks.pipeline.lake import File, Lake
@@ -50,6 +50,18 @@ FILES_MANY = 1000
 """Of one batch: each file and its directory cost a sync, and each reader opens each file."""
 
 _log = logging.getLogger("mqks.pipeline")
+
+
+def warm(spark: "SparkContext") -> None:
+    """Start the workers, which import what a batch needs. If that fails, the first batch tells
+    why."""
+
+    def start() -> None:
+        with suppress(Exception):
+            count = spark.defaultParallelism
+            spark.parallelize(range(count), count).mapPartitions(warmed).collect()
+
+    Thread(target=start, daemon=True).start()
 
 
 @dataclass(frozen=True, slots=True)

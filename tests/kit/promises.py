@@ -40,7 +40,7 @@ LATE = b"late "
 """The data of a job that is due in an hour begins with it."""
 LATE_S = 3600
 LOOKS_MAX = 2000
-_RANGE = re.compile(rb"epoch=(\S+) first=(\d+) next=(\d+)")
+_RANGE = re.compile(rb"epoch=(\S+) first=(\d+) next=(\d+)(?: paused=yes)?")
 
 Shape = tuple[frozenset[bytes], bool, float | None]
 """Of a queue's name: what is bound to it, whether it exists, the delay of its delete rule."""

@@ -1035,12 +1035,14 @@ def test_a_signal_waits_until_java_has_started(number: signal.Signals) -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_an_archive_beside_its_broker_is_gentle(mqks_broker: Broker, tmp_path: Path) -> None:
-    """It leaves a core, and its workers have the lowest priority."""
+    """It leaves a core, and its workers, which wait for the first message, have the lowest
+    priority."""
     subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 500))
     flags = ["--url", mqks_broker.url, "--interval", "0"]
     lake = str(tmp_path / "lake")
     job = kills.Job(tmp_path / "log", "archive", "clicks", lake, *flags, master=())
+    kills.wait_for("workers", lambda: job.is_running() and kills.workers(job.process.pid))
+    publish(mqks_broker, some(0, 500))
     kills.wait_for("a batch", lambda: job.told or not job.is_running())
     priorities = [os.getpriority(os.PRIO_PROCESS, each) for each in kills.workers(job.process.pid)]
     job.process.terminate()
