@@ -223,7 +223,7 @@ def archives(source: "Source", as_json: AsJson = False) -> None:
     """List the archives of queues: how far they are, when they told so, and their last commit.
 
     An archive that has told nothing for a minute is silent: it has ended, hangs, or waits for its
-    store.
+    store. One is paused with the deliveries of its queue: mqks pause QUEUE --deliveries.
     """
     rows = (row for row in source.queues() if row["archived_seq"] is not None)
     found = ({"queue": row["name"]} | {name: row[name] for name in ARCHIVE_OF} for row in rows)

@@ -22,7 +22,8 @@ def pause(
 ) -> Told:
     """Pause the deliveries and publishes of a queue, or of those that match a mask.
 
-    Consumers stay attached. It replaces an earlier pause, and outlives a restart.
+    Consumers stay attached, and archives of the queue wait with the deliveries. It replaces an
+    earlier pause, and outlives a restart.
     """
     with server.connected() as client:
         names = queues_of(client, queue)

@@ -124,7 +124,7 @@ def archive(
     upsert: Annotated[
         str | None,
         "FIELD",
-        "Only the last message of each value of this column or field is in the table: ordering_key"
+        "Only the last message of each value of this column or field is in a table: ordering_key"
         " (publish --key), key (the message id), data.id. One with an empty payload deletes."
         " \\[default: as the table has it]",
     ] = None,
@@ -205,14 +205,14 @@ def archive(
     """
     lake = _in_catalog(lake, catalog)
     with _job("archive", spark, url) as begin:
-        from mqks.pipeline.archive import Archive
+        from mqks.pipeline.archive import Archive, warm
         from mqks.pipeline.errors import BadOption
         from mqks.pipeline.job import by_mask, schema_of, stop_on_signal
         from mqks.pipeline.layout import Layout, column, is_of_data, order, partitions, renames
         from mqks.pipeline.places import lake_at
         from mqks.pipeline.reader import is_mask
         from mqks.pipeline.records import fields_of, records_of
-        from mqks.pipeline.session import BRIEF, LOGGING, context
+        from mqks.pipeline.session import BRIEF, LATER, context
         from mqks.pipeline.tables import EventTables
         from mqks.pipeline.upsert import Upsert
         from mqks.pipeline.wire import ServerAddress
@@ -225,8 +225,8 @@ def archive(
         names = renames(rename) if rename else {}
         keys = None
         if upsert:
-            if table_by or is_mask(queue):
-                raise BadOption("--upsert is of one queue and one table: give each its own archive")
+            if is_mask(queue):
+                raise BadOption("--upsert is of one queue: give each its own archive")
             where = column("--delete-where", delete_where, "boolean") if delete_where else None
             keys = Upsert(queue, column("--upsert", upsert, "key"), where)
         elif delete_where:
@@ -273,7 +273,10 @@ def archive(
             if bad_rows:
                 other = _in_catalog(bad_rows, catalog) if catalog else _place(bad_rows)
                 bad = stack.enter_context(lake_at(other, format, layout.plain()))
-            running = begin(partial(context, url=url), LOGGING if schema else BRIEF)
+            java = BRIEF if all(records.values()) else LATER
+            running = begin(partial(context, url=url), java)
+            if schema or not once:  # Meanwhile it reads schemas, or waits for messages.
+                warm(running)
             given = {  # It asks Spark.
                 mask: records[mask] or schema_of(text) for mask, text in schemas.items()
             }

@@ -251,7 +251,7 @@ ACTIONS: Final = {
     ),
     "pause_queue": PageAction(
         "Pause",
-        "Pause {what} of {queue}? Consumers stay attached.",
+        "Pause {what} of {queue}? Consumers stay attached, archives wait.",
         lambda client, form: client.pause(
             form["queue"],
             for_s=_number(form, "for_s"),

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import chain
-from threading import Event
+from threading import Event, Thread
 from typing import TYPE_CHECKING, cast
 
 from mqks.client.errors import RequestFailed
-from mqks.pipeline.batch import READ, Payloads, Staged, TaskBatch, first_of
+from mqks.pipeline.batch import READ, Payloads, Staged, TaskBatch, first_of, warmed
 from mqks.pipeline.errors import DataLost, NoQueue, StoreAway
 from mqks.pipeline.job import reasons
 from mqks.pipeline.lake import File, Lake
@@ -50,6 +50,18 @@ FILES_MANY = 1000
 """Of one batch: each file and its directory cost a sync, and each reader opens each file."""
 
 _log = logging.getLogger("mqks.pipeline")
+
+
+def warm(spark: "SparkContext") -> None:
+    """Start the workers, which import what a batch needs. If that fails, the first batch tells
+    why."""
+
+    def start() -> None:
+        with suppress(Exception):
+            count = spark.defaultParallelism
+            spark.parallelize(range(count), count).mapPartitions(warmed).collect()
+
+    Thread(target=start, daemon=True).start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +139,11 @@ class Archive:
         runs, gone = dict[str, _Run](), set[str]()
         lakes = [lake] if bad is None else [lake, bad]
         find_s = expire_s = -math.inf
-        patience = Patience(stop)
+        patience, rests = Patience(stop), False
 
         with closing(QueueConnection(self.server)) as connection:
             while not stop.is_set():
-                if self.keep_s is not None and time.monotonic() >= expire_s:
+                if self.keep_s is not None and time.monotonic() >= expire_s and not rests:
                     for each in lakes:
                         each.expire((datetime.now(UTC) - timedelta(seconds=self.keep_s)).date())
                     expire_s = time.monotonic() + EXPIRE_S
@@ -182,11 +194,13 @@ class Archive:
                         break
                 if self.once and not (runs or gone):
                     break
-                if is_idle and not self.once:
+                # Whoever pauses all of them may be at work on the lake.
+                rests = bool(runs) and all(run.is_paused for run in runs.values())
+                if is_idle:
                     stop.wait(min(1.0, max(IDLE_S, self.interval_s)))
-                    for each in lakes:
+                    for each in [] if rests else lakes:
                         each.roll(self.roll_s)
-        for each in lakes:
+        for each in [] if rests else lakes:
             each.roll(0)
 
     def _lose(self, lake: Lake, queue: str, what: str) -> None:
@@ -213,6 +227,7 @@ class _Run:
     waited_until: float = field(default_factory=time.monotonic)
     is_done: bool = False
     """Whether everything is archived that an archive with `once` shall."""
+    is_paused: bool = False
 
     def step(self) -> Progress | None:
         """One batch, or none."""
@@ -223,6 +238,11 @@ class _Run:
         # The last run may have died between the two, and a server that starts knows no marks.
         if job.trim and (job.reader or (is_first and log.first < start)):
             self._trim(log.epoch, start)
+        if log.is_paused != self.is_paused:
+            self.is_paused = log.is_paused
+            _log.warning("the queue %s is %s", self.queue, "paused" if log.is_paused else "resumed")
+        if log.is_paused:
+            return None
         end = min(log.next, start + job.batch_messages)
         if job.once and (start >= self.goal or end <= start):
             self.is_done = True
@@ -274,7 +294,7 @@ class _Run:
         files, bad_files = self._stage(epoch, start, end, bad_start)
         if self.lake.adopts(queue, epoch, start, files):
             more, _ = self._stage(epoch, start, end, bad_start=end)
-            files += (file for file in more if file.rows)
+            files += (file for file in more if file.rows or file.replaced)
         if self.bad is not None:
             # First: what is in this lake and not in the other one is not added again.
             if bad_files:

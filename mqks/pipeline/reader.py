@@ -41,6 +41,8 @@ class LogRange(NamedTuple):
     """The number after the last durable message."""
     at: int | None = None
     """The first message that arrived at or after the given time, or `next`."""
+    is_paused: bool = False
+    """Whether its deliveries are paused."""
 
 
 class _Page(NamedTuple):
@@ -94,7 +96,8 @@ class QueueReader(Connected):
         reply = self._ask(b"r range %b%b \n" % (self._queue, flags), "range")
         fields = _fields(reply)
         at = int(fields["at"]) if "at" in fields else None
-        return LogRange(fields["epoch"], int(fields["first"]), int(fields["next"]), at)
+        first, end = int(fields["first"]), int(fields["next"])
+        return LogRange(fields["epoch"], first, end, at, "paused" in fields)
 
     def range_if_there(self, at_us: int | None = None) -> LogRange | None:
         """The range of the queue now, or None if there is no such queue."""

@@ -66,7 +66,8 @@ class EventStaging(NamedTuple):
                 staging, start = found
                 if pc.min(part["offset"]).as_py() < start:
                     part = part.filter(pc.greater_equal(part["offset"], start))
-                yield from (replace(file, event=event) for file in staging.written(part))
+                for file in staging.written(part):
+                    yield replace(file, event=event) if file.rows else file
             elif self.is_whole:
                 first = part["offset"][0].as_py()
                 arrived_us = part["timestamp"][0].value
@@ -85,6 +86,7 @@ class EventTables(Lake):
         tables_max: int = TABLES_MAX,
     ) -> None:
         super().__init__(place, layout)
+        lake_at(place, format, layout)  # Raises LakeUnfit before there is a control.
         self._format = format
         self._tables_max = tables_max
         self._entered = ExitStack()
@@ -115,6 +117,11 @@ class EventTables(Lake):
                 self.layout = self.layout._replace(by=control.layout.partitions)
                 self._events = {*events_of(control)}
                 tables = self._made(entered, self._events)
+                # One that was not made yet gets the keys of the others.
+                upserts = filter(None, (lake.layout.upsert for lake in tables.values()))
+                upsert = next(upserts, self.layout.upsert)
+                for lake in (self, *tables.values()):
+                    lake.layout = lake.layout._replace(upsert=upsert)
                 self._entered, self._tables = entered.pop_all(), tables
         return self._tables
 

@@ -212,7 +212,7 @@ def compared(
         logs = {queue: reader.range_if_there() for queue, reader in readers.items()}
         lake, *tables = (opened.enter_context(existing(part)) for part in parts_of(place))
         holders = [*(tables or [lake])]
-        if lake.layout.upsert:
+        if holders[0].layout.upsert:
             raise LakeUnfit(f"{place} has only the last value of each key: leave out --url")
         if bad is not None:
             holders.append(opened.enter_context(existing(bad)))

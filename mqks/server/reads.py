@@ -225,6 +225,8 @@ class Reads:
         words = f"epoch={self._epoch(read)} first={first} next={index.next_seq}"
         if at is not None:
             words += f" at={max(at, first)}"
+        if (queue := self._queue(read)) and queue.rules.paused:
+            words += " paused=yes"
         return b"%b ok %b\n" % (read.request_id, words.encode())
 
     def _columns(self, read: Read, page: LogPage) -> bytes:

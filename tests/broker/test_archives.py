@@ -34,6 +34,20 @@ def test_an_archive_that_tells_nothing_is_silent() -> None:
     assert told(lab) == ["running", 6, 0, 0, 0]
 
 
+def test_an_archive_is_paused_with_the_deliveries_of_its_queue() -> None:
+    lab = Lab(1 << 24)
+    lab.do("a", b"s subscribe q e", b"r range q --archived=1", b"p pause q --publishes")
+    assert told(lab)[0] == "running"
+    lab.do("a", b"p pause q --deliveries --for=90")
+    assert told(lab)[0] == "paused"
+    lab.wait(61)
+    assert told(lab)[0] == "silent"
+    lab.do("a", b"r range q --archived=1")
+    assert told(lab)[0] == "paused"
+    lab.wait(30)
+    assert told(lab)[0] == "running"
+
+
 def test_of_several_readers_the_slowest_counts() -> None:
     lab = Lab(1 << 24)
     lab.do("a", b"s subscribe q e", *[b"m%d publish e x" % number for number in range(5)])

@@ -35,7 +35,7 @@ from tests.chaos.server import Server, Servers
 from tests.chaos.ward import QUEUES, Ward
 from tests.chaos.wire import Life, Wire
 
-_RANGE = re.compile(rb"epoch=(\S+) first=(\d+) next=(\d+)")
+_RANGE = re.compile(rb"epoch=(\S+) first=(\d+) next=(\d+)(?: paused=yes)?")
 
 
 class _Looker:

@@ -650,6 +650,13 @@ def test_archives(page: Page, client: mqks.BlockingClient, server: ServerProcess
         expect(page.locator("#rows tr")).to_contain_text(re.compile(rf"orders\s*running\s*{end}"))
         reader.range(archived=end)
     expect(page.locator("#rows tr")).to_contain_text(re.compile(r"orders\s*running\s*0"))
+    page.reload()
+    sure(page, "Pause", "orders is paused.")
+    page.goto("/archives")
+    expect(page.locator("#rows tr")).to_contain_text(re.compile(r"orders\s*paused\s*0"))
+    sure(page, "Resume", "orders is resumed.")
+    page.goto("/archives")
+    expect(page.locator("#rows tr")).to_contain_text(re.compile(r"orders\s*running\s*0"))
 
 
 def test_a_consumer_is_ended_and_its_messages_go_to_others(

@@ -1035,12 +1035,14 @@ def test_a_signal_waits_until_java_has_started(number: signal.Signals) -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_an_archive_beside_its_broker_is_gentle(mqks_broker: Broker, tmp_path: Path) -> None:
-    """It leaves a core, and its workers have the lowest priority."""
+    """It leaves a core, and its workers, which wait for the first message, have the lowest
+    priority."""
     subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 500))
     flags = ["--url", mqks_broker.url, "--interval", "0"]
     lake = str(tmp_path / "lake")
     job = kills.Job(tmp_path / "log", "archive", "clicks", lake, *flags, master=())
+    kills.wait_for("workers", lambda: job.is_running() and kills.workers(job.process.pid))
+    publish(mqks_broker, some(0, 500))
     kills.wait_for("a batch", lambda: job.told or not job.is_running())
     priorities = [os.getpriority(os.PRIO_PROCESS, each) for each in kills.workers(job.process.pid)]
     job.process.terminate()
@@ -1175,6 +1177,52 @@ def test_queues_by_a_mask_into_one_table(
     keys = {"orders.eu": [*range(10), 50, 51, 52], "orders.new": [60, 61]}
     keys["orders.us"] = [*range(100, 110)]
     assert sorted(rows) == sorted((name, f"m{n}") for name in keys for n in keys[name])
+
+
+def test_a_paused_archive_commits_nothing_and_goes_on(
+    spark: "SparkSession", tmp_path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, plain = count(), QueueReader.range
+
+    def looked(reader: QueueReader, *told: Any, **how: Any) -> Any:
+        next(looks)
+        return plain(reader, *told, **how)
+
+    def follow(broker: Served, *, once: bool, until: int) -> None:
+        """Archive; it is stopped after so many looks, or ends by itself."""
+
+        def stopped() -> None:
+            first = next(looks)
+            kills.wait_for("looks", lambda: next(looks) > first + 2 * until)
+            stop.set()
+
+        stop, server = Event(), ServerAddress(url=broker.url)
+        job = archives.Archive(queue="clicks", server=server, interval_s=0.05, once=once)
+        with kills.at_the_same_time(stopped if until else lambda: None), FileLake(lake) as opened:
+            found.extend(job.run(spark.sparkContext, opened, stop))
+
+    monkeypatch.setattr(QueueReader, "range", looked)
+    found: list[archives.Progress] = []
+    with BrokerProcess(tmp_path / "mqks.db") as broker:
+        subscribe(broker)
+        publish(broker, some(0, 5))
+        follow(broker, once=False, until=40)
+        assert [each.messages for each in found] == [5]
+        with connect(broker.url) as client:
+            client.pause("clicks", deliveries=True)
+        publish(broker, some(5, 5))
+        follow(broker, once=True, until=20)
+        broker.kill()
+        broker.start()
+        follow(broker, once=False, until=20)
+        with connect(broker.url) as client:
+            row = client.stats("queue", "clicks")
+            assert (row["archive_state"], row["archive_lag"], row["ready"]) == ("paused", 5, 5)
+            assert len(found) == 1
+            client.resume("clicks")
+        follow(broker, once=True, until=0)
+        assert keys(lake) == sorted(f"m{n}" for n in range(10))
+        assert waits(broker) == []
 
 
 def test_the_server_shows_how_far_an_archive_is(

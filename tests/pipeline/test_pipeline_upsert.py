@@ -21,17 +21,19 @@ import pytest
 from deltalake import DeltaTable as Delta
 from pyiceberg.catalog import load_catalog
 
+from mqks.client.blocking import connect
 from mqks.commands import main
 from mqks.pipeline.archive import Archive
 from mqks.pipeline.errors import LakeInUse, LakeUnfit, StoreAway
 from mqks.pipeline.job import schema_of
-from mqks.pipeline.lake import WRITTEN, FileLake, Lake, fitted, stage
+from mqks.pipeline.lake import WRITTEN, File, FileLake, Lake, fitted, stage, table_at
 from mqks.pipeline.layout import Layout, partitions
 from mqks.pipeline.objects import ICEBERG, Place
 from mqks.pipeline.places import existing, lake_at
 from mqks.pipeline.sink import Publisher
 from mqks.pipeline.sums import batches_of
 from mqks.pipeline.table import COMPACTION
+from mqks.pipeline.tables import EventTables
 from mqks.pipeline.upsert import Upsert
 from mqks.pipeline.verify import Verification
 from mqks.pipeline.wire import ServerAddress
@@ -104,7 +106,8 @@ def found(place: Place, key: str = "ordering_key") -> dict[Any, bytes]:
     """The last value of each key, of a table whose rows are as the sums say."""
     if str(place).startswith(ICEBERG):
         with closing(load_catalog("layout")) as catalog:
-            table = catalog.load_table("db.events").scan().to_arrow()
+            name = str(place).removeprefix("iceberg://layout/")
+            table = catalog.load_table(name).scan().to_arrow()
     else:
         table = Delta(place).to_pyarrow_table()
     with existing(place) as lake:
@@ -177,6 +180,95 @@ def test_the_last_value_of_each_key_whatever_dies(
             continue
     assert found(lake.place) == model(sent)
     assert found(lake.place)
+
+
+EVENTS = ["e1", "e.2", "e1", "e_3"]
+
+
+def event(number: int) -> str:
+    return "late" if number > 120 and number % 5 == 0 else EVENTS[number % 4]
+
+
+def put_by_event(lake: Lake, sent: Sequence[Sent], most: int) -> None:
+    def staged() -> list[File]:
+        lake.prepared(None)
+        made = rows(start, sent[start:until], None)
+        named = enumerate(made, start)
+        told = (one.set_column(2, "topic", pa.array([event(n)])) for n, one in named)
+        return [*stage(lake.staging, told)]
+
+    while (start := lake.next("q", "x-1") or 0) < len(sent):
+        until = min(len(sent), start + most)
+        files = staged()
+        if lake.adopts("q", "x-1", start, files):
+            files += staged()
+        lake.commit("q", "x-1", until, files)
+        lake.roll(1)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_table_of_last_values_for_each_event_whatever_dies(
+    tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key is that of its event; archives that are not told of the keys keep them."""
+    chance = random.Random(printed_seed())
+    sent = history(200, 8, chance)
+    place = "iceberg://layout/db.events" if format == "iceberg" else tmp_path / "lake"
+    commits = dies_at = 0
+
+    def dying(self: Any, *told: Any, kept: Any) -> None:
+        nonlocal commits
+        commits += 1
+        if commits == dies_at:
+            raise DiesError
+        kept(self, *told)
+        if commits == dies_at + 1:
+            raise DiesError
+
+    kind: Any = type(lake_at(place, format))
+    with EventTables(place, format, Layout(upsert=BY_KEY)) as lake:
+        put_by_event(lake, sent[:4], 4)
+    for name in ("_upsert", "_commit"):
+        monkeypatch.setattr(kind, name, partialmethod(dying, kept=getattr(kind, name)))
+    for deaths in range(40):
+        commits, dies_at = 0, 1 + deaths % 7
+        try:
+            with EventTables(place, format, Layout(upsert=BY_KEY if deaths % 2 else None)) as lake:
+                put_by_event(lake, sent, chance.randrange(20, 60))
+            break
+        except DiesError:
+            continue
+    for one in {*EVENTS, "late"}:
+        own = [each for number, each in enumerate(sent) if event(number) == one]
+        assert found(table_at(place, one)) == model(own)
+
+
+@pytest.mark.slow
+def test_a_queue_becomes_a_table_for_each_event(
+    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
+) -> None:
+    subscribe(mqks_broker)
+
+    def put(*messages: tuple[str, str, str]) -> int:
+        with connect(mqks_broker.url) as client:
+            for name, key, value in messages:
+                client.publish(name, value, key=key, confirm=True)
+        with EventTables(tmp_path / "lake", "delta", layouts.pop(0)) as lake:
+            return archived(spark, mqks_broker, lake)
+
+    layouts = [Layout(upsert=Upsert("clicks", "ordering_key")), Layout()]
+    one = [("page.view", "a", "1"), ("order.new", "a", "2"), ("page.view", "a", "3")]
+    assert put(*one, ("page.view", "b", "4")) == 4
+    assert put(("page.view", "a", ""), ("order.new", "b", "5"), ("rare", "a", "6")) == 3
+    names = "page.view", "order.new", "rare"
+    assert [found(tmp_path / "lake" / each) for each in names] == [
+        {"b": b"4"},
+        {"a": b"2", "b": b"5"},
+        {"a": b"6"},
+    ]
+    assert main(["pipeline", "verify", str(tmp_path / "lake")]) == 0
+    told = ["pipeline", "verify", str(tmp_path / "lake"), "--url", mqks_broker.url]
+    assert main(told) == 65
 
 
 def test_what_is_merged_and_removed_by_day(opened: Callable[..., Lake]) -> None:
@@ -387,7 +479,7 @@ def test_the_command(mqks_broker: Broker, tmp_path: Path, format: str) -> None:
         (["--format", "delta", "--upsert", "headers"], 78),
         (["--format", "delta", "--upsert", "data.id"], 78),
         (["--format", "delta", "--upsert", "key", "--delete-where", "priority"], 78),
-        (["--format", "delta", "--upsert", "key", "--table-by", "event"], 78),
+        (["--upsert", "ordering_key", "--table-by", "event"], 65),
         (["--format", "delta", "--delete-where", "data.gone", "--schema", "gone boolean"], 78),
         (["--format", "delta", "--bad-rows", "bad"], 78),
     ],
@@ -399,6 +491,11 @@ def test_what_the_command_refuses(
     told = ["pipeline", "archive", "clicks", str(tmp_path / "lake"), "--url", mqks_broker.url]
     assert main([*told, "--once", *options]) == code
     assert not (tmp_path / "lake").exists()
+
+
+def test_the_command_refuses_a_mask(mqks_broker: Broker, tmp_path: Path) -> None:
+    told = ["pipeline", "archive", "clicks.*", str(tmp_path / "lake"), "--url", mqks_broker.url]
+    assert main([*told, "--once", "--format", "delta", "--upsert", "key"]) == 78
 
 
 @pytest.mark.slow

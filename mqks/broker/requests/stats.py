@@ -132,7 +132,9 @@ def _archive_row(queue: Queue, now_s: float) -> Row:
     told = queue.archive
     told_age_s = None if told is None else round(now_s - told.told_s, 3)
     committed_s = None if told is None else told.committed_s
-    state = "silent" if (told_age_s or 0.0) > ARCHIVE_SILENT_S else "running"
+    state = "paused" if queue.rules.paused else "running"
+    if (told_age_s or 0.0) > ARCHIVE_SILENT_S:
+        state = "silent"
     return {
         "archive_state": None if told is None else state,
         "archived_seq": queue.archived_seq,
