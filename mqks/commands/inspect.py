@@ -32,6 +32,7 @@ from mqks.commands.options import (
 )
 from mqks.errors import InspectionFailed, MqksError
 from mqks.inspection.text import data_as_text, moment, printable, time_text
+from mqks.limits import AUDIT_TOLD_MAX, SEQ_MAX
 from mqks.settings import load
 
 if TYPE_CHECKING:
@@ -170,11 +171,13 @@ def message(
     """Tell what became of a traced message, step by step: see mqks trace."""
     from mqks.inspection.source import told_of  # here, as above
 
-    rows = source.message(id)
+    rows = [*source.message(id)]
+    if not rows:
+        note(f"nothing was noted of {id}: only what mqks trace names is, from then on")
     if not as_json:
-        rows = (
+        rows = [
             row | {"time": time_text(row["time_us"])[:23], "told": told_of(row)} for row in rows
-        )
+        ]
     table(rows, ("time", "what", "queue", "seq", "told"), as_json=as_json)
 
 
@@ -195,6 +198,7 @@ def letters(source: "Source", name: Name, limit: Rows = 20, as_json: AsJson = Fa
     from mqks.inspection.source import group_of  # here, as above
 
     groups: dict[tuple[str, str, str], Row] = {}
+    other = source.queue(name)["policy"].get("dead_letters")
     for row in source.messages(name):
         if dead_letter := row["dead_letter"]:
             key, died = group_of(dead_letter), dead_letter["died"]
@@ -203,6 +207,8 @@ def letters(source: "Source", name: Name, limit: Rows = 20, as_json: AsJson = Fa
             )
             group["letters"] += 1
             group |= {"last": died, "id": row["id"]}
+    if other and not groups:
+        note(f"there are none in {name}: those of its messages are in {other['value']}")
     found = sorted(groups.values(), key=lambda group: -group["letters"])[:limit]
     if not as_json:
         found = [each | _moments(each, "first", "last") for each in found]
@@ -291,19 +297,32 @@ def errors(
 def audit(
     url: Url = None,
     db: Database = None,
+    action: Annotated[
+        list[str] | None, "ACTION", "Only records of this action, as purge. Repeatable."
+    ] = None,
+    user: Annotated[str | None, "NAME", "Only of this user."] = None,
     limit: Limit = 20,
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """List who logged in, and who changed or removed what, the newest first."""
+    """List who logged in, and who changed or removed what, the newest first.
+
+    A server tells its last 1,000 records; with --db the database is read, which has all that are
+    kept.
+    """
     from mqks.inspection.stopped import audit_of  # here, as above
 
     database, server = _kept_at(url, db, timeout)
     if server is None:
-        rows = audit_of(database, note, limit)
+        rows = audit_of(database, note, SEQ_MAX)
     else:
         with server:
-            rows = server.audit(limit)
+            rows = server.audit(AUDIT_TOLD_MAX)
+    rows = [
+        row
+        for row in rows
+        if (not action or row["action"] in action) and (user is None or row["user"] == user)
+    ][:limit]
     if not as_json:
         rows = [row | {"what": printable(row["what"])} | _moments(row, "time") for row in rows]
     table(iter(rows), AUDIT, as_json=as_json, cut="what")
@@ -392,7 +411,9 @@ def _object(row: Mapping[str, Any], as_json: bool) -> None:
     else:
         lines = []
         for name, value in row.items():
-            if name.endswith("_s"):
+            if name.endswith("until_s"):
+                name, value = name[:-2], value and moment(int(value * 1e6))
+            elif name.endswith("_s"):
                 name, value = name[:-2], _duration(value)
             text = _text(value)
             lines.append({"what": name, "value": None if text is None else str(text)})
@@ -422,8 +443,11 @@ def _text(value: object) -> object:
 
 def _policy(told: Row) -> list[str]:
     """What holds for a queue, and of defaults for which queues they are."""
+    values = {field: _text(each["value"]) for field, each in told.items()}
+    if until_s := told.get("paused_until_s"):
+        values["paused_until_s"] = moment(int(until_s["value"] * 1e6))
     return [
-        f"{field}={_text(each['value'])}" + (f" (as {each['name']})" if "name" in each else "")
+        f"{field}={values[field]}" + (f" (as {each['name']})" if "name" in each else "")
         for field, each in told.items()
     ]
 

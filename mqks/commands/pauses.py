@@ -23,7 +23,7 @@ def pause(
     """Pause the deliveries and publishes of a queue, or of those that match a mask.
 
     Consumers stay attached, and archives of the queue wait with the deliveries. It replaces an
-    earlier pause, and outlives a restart.
+    earlier pause, and outlives a restart. A mask means the queues that exist now.
     """
     with server.connected() as client:
         names = queues_of(client, queue)

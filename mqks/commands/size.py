@@ -129,7 +129,7 @@ def size(
     )
     lines = (
         f"memory       {told.memory_bytes / MIB:,.0f} MiB",
-        f"disk         {told.disk_bytes / MIB:,.0f} MiB",
+        f"disk         {told.disk_bytes / MIB:,.0f} MiB; twice that if they are rarely empty",
         f"writes       {told.written_bytes_s / MIB:,.1f} MiB a second",
         f"descriptors  {told.descriptors:,}",
         f"processor    {told.cores_min:.2f} to {told.cores_max:.2f} cores; a broker uses one",

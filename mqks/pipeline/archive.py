@@ -161,6 +161,8 @@ class Archive:
                             runs[name] = _Run(self, spark, lake, bad, name, reader)
                     if self.once and not (runs or gone):
                         raise NoQueue(f"no queue matches {self.queue}")
+                    if not names and find_s == -math.inf:
+                        _log.warning("no queue matches %s yet", self.queue)
                     once = self.once or not is_mask(self.queue)
                     find_s = math.inf if once else time.monotonic() + FIND_S
                 try:
