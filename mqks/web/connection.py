@@ -35,6 +35,9 @@ REQUEST_S: Final = 5.0
 """About how long a connection may take to send a request: silent ones must not block others."""
 LOOK_S: Final = 0.05
 """How often a port that closes looks whether all is answered."""
+LOOPBACK: Final = "127.0.0.1", "::1"
+FORWARDED_TLS: Final = b"x-forwarded-proto", b"https"
+"""The header of a proxy on this machine that adds TLS."""
 _HEAD_END: Final = re.compile(rb"\n\r?\n")
 
 
@@ -89,13 +92,15 @@ class HttpExchange:
         self._connection = connection
         path, _, query = request.target.partition(b"?")
         get_info = connection.transport.get_extra_info
+        peer = get_info("peername") or ("",)  # It may be gone.
+        is_by_tls = peer[0] in LOOPBACK and FORWARDED_TLS in request.headers
         self._scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": request.http_version.decode(),
             "server": get_info("sockname"),
-            "client": get_info("peername"),
-            "scheme": "http",
+            "client": peer,
+            "scheme": "https" if is_by_tls else "http",
             "method": request.method.decode(),
             "root_path": "",
             "path": unquote(path.decode()),
