@@ -704,7 +704,7 @@ class ConsumerSession(Session):
             self.fail(RequestFailed(f"the server refused the consumer, error {error_id}", error_id))
         elif not text:
             self.is_consuming = self._is_confirmed = True
-        elif text.startswith(b"--update "):
+        elif text.startswith(b"--update ") and text != b"--update ":
             self._update(text.removeprefix(b"--update "))
         else:
             raise ProtocolViolation(f"the peer sent {line[:80]!r} to a consumer")

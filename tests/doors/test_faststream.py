@@ -160,6 +160,7 @@ async def test_handlers_have_no_more_than_their_workers(mqks_broker: Broker) -> 
         await broker.start()
         await asyncio.gather(*(broker.publish(number, "q") for number in range(10)))
         await settles(broker, 7, 3, 0)
+        await until(lambda: asyncio.sleep(0, most == 3))
         goes_on.set()
         await settles(broker, 0, 0, 0)
     assert most == 3
