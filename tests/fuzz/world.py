@@ -34,7 +34,7 @@ ENDED: Final = "consumes under this id now", "has ended it (delete_consumer)"
 """How the reasons of errors end that are told to a connection because of another one."""
 OUTBOX_BYTES_MAX: Final = 64 * 1024 * 1024
 """For one connection in one turn: `output_buffer_bytes_max`, and what one more request brings."""
-_MORE_THAN_ENDLESS: Final = 5000
+_MORE_THAN_ENDLESS: Final = 30_000
 
 USERS: Final = [
     User(
