@@ -8,6 +8,7 @@ The one rule: requirements are checked and updates applied here, as by any serve
 """
 
 import json
+import os
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -106,6 +107,8 @@ if __name__ == "__main__":
     place = Path(sys.argv[1])
     warehouse = sys.argv[2] if len(sys.argv) > 2 else f"file://{place}/warehouse"
     told = {"uri": f"sqlite:///{place}/rest.db", "warehouse": warehouse}
+    if url := os.environ.get("AWS_ENDPOINT_URL"):
+        told |= {"s3.endpoint": url, "s3.region": os.environ["AWS_REGION"]}
     Rest.catalog = SqlCatalog("rest", **told)
     server = HTTPServer(("127.0.0.1", 0), Rest)
     print(server.server_port, flush=True)
