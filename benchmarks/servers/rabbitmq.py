@@ -143,7 +143,8 @@ class Rabbitmq(Server):
     def command(self, directory: Path, port: int) -> list[str]:
         told = [f"{name}={value}" for name, value in environment(directory, port).items()]
         (directory / "plugins").write_text("[rabbitmq_consistent_hash_exchange].\n")
-        return ["env", *told, "sh", "-c", 'epmd & exec "$0"', self.program]
+        # A node that is killed leaves a dump of its tables where it runs.
+        return ["env", f"--chdir={directory}", *told, "sh", "-c", 'epmd & exec "$0"', self.program]
 
     def connect(self, port: int) -> socket.socket:
         sock = connect(port)

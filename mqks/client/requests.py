@@ -689,6 +689,12 @@ def peek_goes_on(answer: bytes, numbers: Sequence[int]) -> int | None:
     return numbers[-1] if numbers else None
 
 
+def fields_told(answer: str) -> dict[str, str]:
+    """The `name=value` words of a reply, as of one to `range`."""
+    pairs = (word.partition("=") for word in answer.split(" "))
+    return {name: value for name, _, value in pairs}
+
+
 def is_peek_end(text: bytes) -> bool:
     """Whether this is the last line of a reply of several lines."""
     return text == b"--end" or text.startswith(PEEK_GOES_ON)

@@ -198,7 +198,6 @@ def letters(source: "Source", name: Name, limit: Rows = 20, as_json: AsJson = Fa
     from mqks.inspection.source import group_of  # here, as above
 
     groups: dict[tuple[str, str, str], Row] = {}
-    other = source.queue(name)["policy"].get("dead_letters")
     for row in source.messages(name):
         if dead_letter := row["dead_letter"]:
             key, died = group_of(dead_letter), dead_letter["died"]
@@ -207,7 +206,7 @@ def letters(source: "Source", name: Name, limit: Rows = 20, as_json: AsJson = Fa
             )
             group["letters"] += 1
             group |= {"last": died, "id": row["id"]}
-    if other and not groups:
+    if not groups and (other := source.queue(name)["policy"].get("dead_letters")):
         note(f"there are none in {name}: those of its messages are in {other['value']}")
     found = sorted(groups.values(), key=lambda group: -group["letters"])[:limit]
     if not as_json:
@@ -313,11 +312,12 @@ def audit(
     from mqks.inspection.stopped import audit_of  # here, as above
 
     database, server = _kept_at(url, db, timeout)
+    chooses = bool(action) or user is not None
     if server is None:
-        rows = audit_of(database, note, SEQ_MAX)
+        rows = audit_of(database, note, SEQ_MAX if chooses else limit)
     else:
         with server:
-            rows = server.audit(AUDIT_TOLD_MAX)
+            rows = server.audit(AUDIT_TOLD_MAX if chooses else limit)
     rows = [
         row
         for row in rows
@@ -412,7 +412,7 @@ def _object(row: Mapping[str, Any], as_json: bool) -> None:
         lines = []
         for name, value in row.items():
             if name.endswith("until_s"):
-                name, value = name[:-2], value and moment(int(value * 1e6))
+                name, value = name[:-2], value and _moment_s(value)
             elif name.endswith("_s"):
                 name, value = name[:-2], _duration(value)
             text = _text(value)
@@ -445,7 +445,7 @@ def _policy(told: Row) -> list[str]:
     """What holds for a queue, and of defaults for which queues they are."""
     values = {field: _text(each["value"]) for field, each in told.items()}
     if until_s := told.get("paused_until_s"):
-        values["paused_until_s"] = moment(int(until_s["value"] * 1e6))
+        values["paused_until_s"] = _moment_s(until_s["value"])
     return [
         f"{field}={values[field]}" + (f" (as {each['name']})" if "name" in each else "")
         for field, each in told.items()
@@ -460,6 +460,10 @@ def _shortened(row: Row) -> Row:
 
 def _duration(seconds: float | None) -> str | None:
     return None if seconds is None else duration(seconds)
+
+
+def _moment_s(seconds: float) -> str:
+    return moment(int(seconds * 1e6))
 
 
 def _times(row: Row, as_json: bool, *names: str) -> Row:

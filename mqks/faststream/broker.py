@@ -30,7 +30,6 @@ from faststream._internal.types import CustomCallable, IdGenerator
 from faststream.message import gen_cor_id
 from faststream.middlewares import AckPolicy
 from faststream.params import Context
-from faststream.response import PublishType
 from faststream.specification.schema import BrokerSpec
 
 from mqks.client import requests, urls
@@ -334,8 +333,7 @@ class MqksBroker(MqksRegistrator, BrokerUsecase[Message, AsyncClient, MqksBroker
         `client.call` raises: TimeoutError after so many seconds (by default `timeout_s` of the
         options), RequestFailed if no queue is bound to the event."""
         told = PublishOptions(headers=headers, correlation_id=correlation_id)
-        kind = PublishType.REQUEST
-        cmd = MqksPublishCommand(message, event, publish_type=kind, wait_s=timeout, **told)
+        cmd = MqksPublishCommand.request(message, event, timeout, **told)
         cmd.correlation_id = cmd.correlation_id or self.config.id_generator()
         reply: MqksMessage = await self._basic_request(cmd, producer=self.config.producer)
         return reply

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 from faststream._internal.utils.path import Address, AddressSyntax, match_path
 from faststream.exceptions import HandlerException
@@ -156,6 +156,11 @@ class MqksPublishCommand(PublishCommand):
         for word in terms.keys() - PublishOptions.__annotations__.keys():
             wrong = f"a publish has no option {word!r}"
             raise TypeError(wrong + did_you_mean(word, PublishOptions.__annotations__))
+
+    @classmethod
+    def request(cls, message: Any, event: str, wait_s: float | None, **options: Any) -> Self:
+        kind = PublishType.REQUEST
+        return cls(message, event, publish_type=kind, wait_s=wait_s, **options)
 
     @classmethod
     def from_cmd(cls, cmd: PublishCommand) -> "MqksPublishCommand":

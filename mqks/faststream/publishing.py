@@ -20,7 +20,7 @@ from faststream._internal.endpoint.utils import ParserComposition
 from faststream._internal.parser import CodecProto, DefaultCodec
 from faststream._internal.producer import ProducerProto
 from faststream.exceptions import FeatureNotSupportedException, IncorrectState
-from faststream.response import PublishCommand, PublishType
+from faststream.response import PublishCommand
 from faststream.specification.asyncapi.utils import resolve_payloads
 from faststream.specification.schema import Message as MessageSpec
 from faststream.specification.schema import Operation, PublisherSpec
@@ -185,6 +185,5 @@ class MqksPublisher(PublisherUsecase):
     ) -> Any:
         """As `MqksBroker.request`."""
         told = PublishOptions(headers=headers, correlation_id=correlation_id)
-        kind = PublishType.REQUEST
-        cmd = MqksPublishCommand(message, event, publish_type=kind, wait_s=timeout, **told)
+        cmd = MqksPublishCommand.request(message, event, timeout, **told)
         return await self._basic_request(self._filled(cmd), producer=self._outer_config.producer)

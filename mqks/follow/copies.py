@@ -40,6 +40,10 @@ _LOOK: Final = re.compile(r"(\d{6,})-(\d{8}T\d{6}\.\d{6}Z)")
 _TIME: Final = "%Y%m%dT%H%M%S.%fZ"
 
 
+class CopyFileMissing(JournalDamaged):
+    """A file of a copy is not there."""
+
+
 class Kept(NamedTuple):
     """Where the copy has the body of a segment."""
 
@@ -175,7 +179,7 @@ class Copy:
         except FileNotFoundError:
             raw = None
         if raw is None:
-            raise JournalDamaged(f"{self.name}/{name} is missing")
+            raise CopyFileMissing(f"{self.name}/{name} is missing")
         head, _, payload = raw.partition(b"\n")
         magic, _, rest = head.rpartition(b" ")
         if rest != _sum(name, payload) or magic not in (MAGIC + b" zlib", MAGIC + b" plain"):
@@ -221,7 +225,7 @@ class Copy:
         )
         for number, look in enumerate(looks):
             if look.number != number:
-                raise JournalDamaged(f"{self.name}/{generation.name}/{number:06}-… is missing")
+                raise CopyFileMissing(f"{self.name}/{generation.name}/{number:06}-… is missing")
         return looks
 
     def state(self, until_us: int | None = None) -> CopyState:
@@ -264,9 +268,10 @@ class Copy:
             if not name.endswith(".new"):  # Its follower was killed.
                 try:
                     self.read(name)
+                except CopyFileMissing:
+                    pass  # It was removed since; if a look needs it, that is told below.
                 except JournalDamaged as error:
-                    if str(error).endswith("is damaged"):  # Or removed since: see below.
-                        yield str(error)
+                    yield str(error)
         told = set[str]()
         for generation in self.generations():
             try:
@@ -279,9 +284,11 @@ class Copy:
                         lost -= there
                     told |= lost
                     yield from (f"{self.name}/{name} is missing" for name in sorted(lost))
-            except JournalDamaged as error:
-                if not str(error).endswith("is damaged") and generation in self.generations():
+            except CopyFileMissing as error:
+                if generation in self.generations():
                     yield str(error)
+            except JournalDamaged:
+                pass  # That is told above.
 
     def _files(self) -> set[str]:
         return {

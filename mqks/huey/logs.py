@@ -120,7 +120,7 @@ class KeyLog:
     def _range(self) -> tuple[int, int]:
         """The first number and the next one. What was read of another queue is forgotten."""
         answer = self._sure(lambda: self._client.request("range", self.queue))
-        told = dict(word.split("=", 1) for word in answer.split())
+        told = requests.fields_told(answer)
         if told["epoch"] != self._epoch:
             self._epoch, self._next_seq = told["epoch"], 1
             self._kept.clear()

@@ -94,7 +94,7 @@ class QueueReader(Connected):
         told = ((b" --at=%d", at_us), (b" --archived=%d", archived))
         flags = b"".join(flag % number for flag, number in told if number is not None)
         reply = self._ask(b"r range %b%b \n" % (self._queue, flags), "range")
-        fields = _fields(reply)
+        fields = requests.fields_told(requests.decoded(reply))
         at = int(fields["at"]) if "at" in fields else None
         first, end = int(fields["first"]), int(fields["next"])
         return LogRange(fields["epoch"], first, end, at, "paused" in fields)
@@ -159,7 +159,7 @@ class QueueReader(Connected):
         header = wire.answer(b"r", f"to read the queue {self._name}")
         if not header.startswith(b"--read "):
             raise ProtocolViolation(f"the peer sent {header[:80]!r} to a read")
-        fields = _fields(header)
+        fields = requests.fields_told(requests.decoded(header))
         count, size, after = (int(fields[name]) for name in ("runs", "bytes", "next"))
         if count and after < end:
             self._send_read(wire, after, end)
@@ -229,12 +229,6 @@ def matching(connection: QueueConnection, *masks: str) -> list[str]:
         matches = [re.compile(pattern(mask)).search for mask in masks]
         names += (row["name"] for row in found if any(of(row["name"]) for of in matches))
     return [*dict.fromkeys(names)]
-
-
-def _fields(words: bytes) -> dict[str, str]:
-    """The `name=value` words of a reply."""
-    pairs = (word.partition("=") for word in requests.decoded(words).split(" "))
-    return {name: value for name, _, value in pairs}
 
 
 def _gap(page: _Page, start: int) -> int | None:

@@ -16,6 +16,7 @@ from taskiq.abc.serializer import TaskiqSerializer
 from taskiq.depends.progress_tracker import TaskProgress
 from taskiq.serializers import JSONSerializer
 
+from mqks.client import requests
 from mqks.client.async_client import AsyncClient
 from mqks.client.errors import RequestFailed
 from mqks.client.lazy import LazyClient
@@ -78,7 +79,7 @@ class ResultLog:
 
     async def _read_on(self) -> None:
         answer = await self._client.request("range", self.queue)
-        told = dict(word.split("=", 1) for word in answer.split())
+        told = requests.fields_told(answer)
         if told["epoch"] != self._epoch:  # The queue is another one of this name.
             self._seqs.clear()
             self._epoch, self._next_seq = told["epoch"], 1

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,8 @@ class Crew(WorkerGroup):
         monkeypatch.setenv("BROKER", self.environment["BROKER"])
         monkeypatch.delitem(sys.modules, MODULE, raising=False)
         self.tasks = importlib.import_module(MODULE)
-        try:
+        with self, closing(self.tasks.broker):
             yield self
-        finally:
-            self.tasks.broker.close()
-            self.end()
 
 
 @pytest.fixture

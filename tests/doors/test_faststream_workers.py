@@ -38,11 +38,8 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def workers(server: ServerProcess, tmp_path: Path) -> Iterator[FastStreamWorkers]:
-    running = FastStreamWorkers(tmp_path, MQKS_URL=server.url)
-    try:
+    with FastStreamWorkers(tmp_path, MQKS_URL=server.url) as running:
         yield running
-    finally:
-        running.end()
 
 
 def test_no_message_is_lost(

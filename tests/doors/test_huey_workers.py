@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,10 @@ def workers(
 ) -> Iterator[HueyWorkers]:
     monkeypatch.setenv("MQKS_URL", server.url)
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
-    running = HueyWorkers(tmp_path, MQKS_URL=server.url)
-    running.tasks = importlib.import_module(MODULE)
-    try:
-        yield running
-    finally:
-        running.tasks.huey.storage.close()
-        running.end()
+    with HueyWorkers(tmp_path, MQKS_URL=server.url) as running:
+        running.tasks = importlib.import_module(MODULE)
+        with closing(running.tasks.huey.storage):
+            yield running
 
 
 @pytest.mark.slow

@@ -36,11 +36,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerPr
 
 @pytest.fixture
 def workers(server: ServerProcess, tmp_path: Path) -> Iterator[TaskiqWorkers]:
-    running = TaskiqWorkers(tmp_path, MQKS_URL=server.url)
-    try:
+    with TaskiqWorkers(tmp_path, MQKS_URL=server.url) as running:
         yield running
-    finally:
-        running.end()
 
 
 @pytest.mark.slow

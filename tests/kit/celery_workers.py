@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,5 @@ class Workers(WorkerGroup):
             monkeypatch.setenv(name, value)
         monkeypatch.delitem(sys.modules, MODULE, raising=False)
         self.tasks = importlib.import_module(MODULE)
-        try:
+        with self, closing(self.tasks.app):
             yield self
-        finally:
-            self.tasks.app.close()
-            self.end()

@@ -7,6 +7,7 @@ from pathlib import Path
 import dramatiq
 
 from mqks.dramatiq import MqksBroker
+from tests.kit import task_notes
 
 broker = MqksBroker(os.environ["BROKER"])
 dramatiq.set_broker(broker)
@@ -14,12 +15,7 @@ dramatiq.set_broker(broker)
 
 @dramatiq.actor(max_retries=3, min_backoff=1, max_backoff=10)
 def note(path: str, what: str) -> None:
-    """Its effect is a line of a file. One in a hundred fails first."""
-    if what.endswith("99") and not (failed := Path(f"{path}.{what}")).exists():
-        failed.touch()
-        raise RuntimeError("at first")
-    with open(path, "a") as file:
-        file.write(f"{what}\n")
+    task_notes.note(path, what)
 
 
 @dramatiq.actor

@@ -7,6 +7,7 @@ from pathlib import Path
 from faststream import FastStream
 
 from mqks.faststream import MqksBroker
+from tests.kit import task_notes
 
 broker = MqksBroker(graceful_timeout=60)
 app = FastStream(broker)
@@ -14,12 +15,7 @@ app = FastStream(broker)
 
 @broker.subscriber("note", max_workers=10, backoff=0.01)
 def note(path: str, what: str) -> None:
-    """Its effect is a line of a file. One in a hundred fails first."""
-    if what.endswith("99") and not (failed := Path(f"{path}.{what}")).exists():
-        failed.touch()
-        raise RuntimeError("at first")
-    with open(path, "a") as file:
-        file.write(f"{what}\n")
+    task_notes.note(path, what)
 
 
 @broker.subscriber("hold", prefetch=5)

@@ -17,18 +17,14 @@ from typing import Any
 from huey import signals
 
 from mqks.huey import MqksHuey
+from tests.kit import task_notes
 
 huey: Any = MqksHuey("shop", policy={"losses": 3, "dead_letter_queue": "shop.dead"})
 
 
 @huey.task(retries=3, retry_delay=0.01)
 def note(path: str, what: str) -> None:
-    """Its effect is a line of a file. One in a hundred fails first."""
-    if what.endswith("99") and not (failed := Path(f"{path}.{what}")).exists():
-        failed.touch()
-        raise RuntimeError("at first")
-    with open(path, "a") as file:
-        file.write(f"{what}\n")
+    task_notes.note(path, what)
 
 
 @huey.task()

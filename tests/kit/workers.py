@@ -6,6 +6,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import until
@@ -49,7 +50,10 @@ class WorkerGroup:
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
 
-    def end(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *told: object) -> None:
         for each in self._all:
             if each.poll() is None:
                 self.kill(each)

@@ -1,4 +1,4 @@
-"""docs/faststream.md, typed; and examples/faststream, as its docstring starts it."""
+"""examples/faststream, as its docstring starts it."""
 
 import os
 import re
@@ -11,23 +11,10 @@ import pytest
 
 from mqks import blocking
 from mqks.testing import BrokerProcess
-from tests.kit.server_process import ServerProcess
-from tests.kit.typist import Typist
 from tests.kit.waiting import WAIT_S, until
 
 pytest.importorskip("faststream", reason="the extra faststream is not installed")
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.slow
-def test_the_documentation_can_be_typed(tmp_path: Path) -> None:
-    with (
-        ServerProcess(tmp_path / "mqks.db") as server,
-        Typist(tmp_path, server.url, with_spark=False) as typist,
-    ):
-        text = (ROOT / "docs/faststream.md").read_text()
-        typist.type(text.replace("mqks://localhost", server.url))
-    assert typist.typed == 3
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""docs/huey.md, typed; and examples/on_huey, as its docstring starts it."""
+"""examples/on_huey, as its docstring starts it."""
 
 import os
 import signal
@@ -9,23 +9,10 @@ from pathlib import Path
 import pytest
 
 from mqks.testing import BrokerProcess
-from tests.kit.server_process import ServerProcess
-from tests.kit.typist import Typist
 from tests.kit.waiting import WAIT_S
 
 pytest.importorskip("huey", reason="the extra huey is not installed")
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.slow
-def test_the_documentation_can_be_typed(tmp_path: Path) -> None:
-    with (
-        ServerProcess(tmp_path / "mqks.db") as server,
-        Typist(tmp_path, server.url, with_spark=False) as typist,
-    ):
-        text = (ROOT / "docs/huey.md").read_text()
-        typist.type(text.replace("mqks://localhost", server.url))
-    assert typist.typed == 3
 
 
 @pytest.mark.slow

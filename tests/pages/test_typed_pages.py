@@ -44,6 +44,19 @@ def test_what_the_page_says_can_be_typed(page: str, least: int, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("library", ["dramatiq", "faststream", "huey"])
+def test_the_page_of_a_library_can_be_typed(library: str, tmp_path: Path) -> None:
+    pytest.importorskip(library, reason=f"the extra {library} is not installed")
+    with (
+        ServerProcess(tmp_path / "mqks.db") as server,
+        Typist(tmp_path, server.url, with_spark=False) as typist,
+    ):
+        text = (ROOT / f"docs/{library}.md").read_text()
+        typist.type(text.replace("mqks://localhost", server.url))
+    assert typist.typed == 3
+
+
+@pytest.mark.slow
 def test_all_pages_are_typed_by_one_reader(tmp_path: Path) -> None:
     """What one page leaves behind is in the way of no other."""
     with ServerProcess(tmp_path / "mqks.db") as server:
