@@ -178,9 +178,11 @@ def test_any_moment_is_what_had_been_confirmed_by_then(db: Path, copy: Copy) -> 
     while now_us() < begin_us + 25_000_000 or kills < 10:
         [step] = rng.choices([busy.publish, busy.trim, busy.be_killed], [20, 6, 1])
         step()
-        if rng.random() < 0.1:
+        if rng.random() < 0.03:
             assert main(["verify", copy.name]) == 0
         if rng.random() < 0.04:
+            if kills % 2:  # Every other one has begun its copy.
+                until(lambda: len(copy.generations()) > started_after)  # noqa: B023
             following.kill()
             started_after, kills = len(copy.generations()), kills + 1
             following.start()
