@@ -5,6 +5,7 @@
     parquet, delta, iceberg    into a lake of this kind in a directory
     schema                     plain files, with JSON payloads that are parsed
     upsert, upsert-iceberg     a table of the last values of 10,000 keys
+    waited, waited-schema      the first batch of an archive that has waited for messages
     beside                     what an archive leaves of the rate of a publisher at full speed
 
 The one rule: the clock is that of the command's user, and CPU time is told beside it, which another
@@ -34,6 +35,7 @@ EVENTS = "page.view", "cart.add", "order.new"
 PAYLOADS = 20_000
 """Different ones, so many that compression finds little beyond what hexadecimal text has."""
 PAIRS = 9
+WAIT_S = 15
 KEYS = 10_000
 SCHEMA = "--schema", "n bigint, text string"
 UPSERT = "--upsert", "ordering_key"
@@ -44,6 +46,8 @@ LAKES = {
     "schema": ("lake", *SCHEMA),
     "upsert": ("lake", "--format", "delta", *UPSERT),
     "upsert-iceberg": ("db.lake", "--catalog", "bench", *UPSERT),
+    "waited": ("lake",),
+    "waited-schema": ("lake", *SCHEMA),
 }
 
 
@@ -117,6 +121,28 @@ def batches(root: Path, url: str, batch: int, *flags: str) -> Iterator[str]:
         raise RuntimeError(f"the archive ended with {process.returncode}")
 
 
+def waited(root: Path, url: str, chunks: list[bytes], *flags: str) -> Iterator[str]:
+    """The first messages of an archive that was started before them."""
+    with archiving(root, url, *flags, "--interval", "0", "--batch", "1000000") as process:
+        assert process.stdout is not None
+        time.sleep(WAIT_S)
+        for pid in tree(process.pid):
+            os.kill(pid, SIGSTOP)
+        used_s = cpu_s(process.pid)
+        fill(url, chunks)
+        for pid in tree(process.pid):
+            os.kill(pid, SIGCONT)
+        for _ in range(2):
+            told = json.loads(process.stdout.readline())
+            count, seconds, cpu = told["messages"], told["seconds"], cpu_s(process.pid)
+            rate = f"{count / seconds / 1000:,.0f} k/s, {seconds:.2f} s"
+            yield f"{count:,}: {rate} ({cpu - used_s:.1f})"
+            used_s = cpu
+            if count == len(chunks) * 10_000:
+                break
+        process.send_signal(SIGTERM)
+
+
 def beside(root: Path, url: str, chunks: list[bytes], flags: Sequence[str]) -> Iterator[str]:
     """Ratios of two rates, one after the other: the archive is at work, and it is stopped."""
     ratios, left = list[float](), len(chunks) * 10_000
@@ -160,6 +186,8 @@ def main() -> None:
                 if work == "beside":
                     fill(broker.url, chunks)
                     told = beside(root, broker.url, chunks, flags)
+                elif work.startswith("waited"):
+                    told = waited(root, broker.url, chunks, *LAKES[work], *flags)
                 else:
                     fill(broker.url, chunks)
                     told = batches(root, broker.url, given.count, *LAKES[work], *flags)
