@@ -211,6 +211,7 @@ CHARTS = {
     "Queues (from /metrics/queues)": (
         Panel("Most waiting", {"mqks_queue_messages_ready": ""}),
         Panel("Oldest message", {"mqks_queue_oldest_message_age_seconds": ""}, unit="s"),
+        Panel("Oldest unacked", {"mqks_queue_oldest_unacked_age_seconds": ""}, unit="s"),
         Panel("Most unacked", {"mqks_queue_messages_unacked": ""}),
         Panel(
             "Messages, but no consumer",

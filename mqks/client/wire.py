@@ -37,7 +37,7 @@ class Wire:
     """A connection, open within its context or after `open`; with `greets`, a server without
     credentials is asked as well whether it answers.
 
-    `ask`, `ask_lines`, `ask_many` and `stats` raise ConnectionLost, ReplyTimeout after
+    `ask`, `ask_lines`, `send_many`, `refused` and `stats` raise ConnectionLost, ReplyTimeout after
     `Options.timeout_s`, ProtocolViolation and RequestFailed; one that leaves the context gets its
     reason. What is below them raises OSError, of which the first two are."""
 
@@ -115,21 +115,38 @@ class Wire:
 
     def ask_lines(self, body: bytes) -> tuple[list[bytes], bytes]:
         """Ask for a reply of several lines: those before the last one, and that, `--end`."""
-        lines = []
+        self.ask_ahead(body)
+        return self.take_lines()
+
+    def ask_ahead(self, body: bytes) -> None:
+        """Send a request whose reply of several lines is taken by `take_lines` later, before
+        anything else is asked."""
         with self._telling():
             self.send(b"%b %b\r\n" % (ID, body))
-            while not requests.is_peek_end(text := self.answer(ID)):
+
+    def take_lines(self) -> tuple[list[bytes], bytes]:
+        lines, ok = list[bytes](), ID + b" ok "
+        with self._telling():
+            text = self.answer(ID)
+            while not requests.is_peek_end(text):
                 lines.append(text)
+                line = self.line()
+                text = line[len(ok) :] if line.startswith(ok) else told(self._parsed(line), ID)
         return lines, text
 
-    def ask_many(self, lines: list[bytes]) -> list[tuple[bytes, str]]:
-        """Send requests with their own ids, each with a reply of one line; returns the request ids
-        and error ids of those that were refused. At most some hundred KiB at a time."""
+    def send_many(self, lines: list[bytes]) -> None:
+        """Send requests with their own ids, each with a reply of one line, which `refused` takes.
+        At most some hundred KiB before that."""
         with self._telling():
-            self.send(b"".join(line + b"\r\n" for line in lines))
-            replies = [self.reply() for _ in lines[:1]]  # Before it there may be that to a name.
-            told = (self.line() for _ in lines[1:])
-            replies += [self._parsed(each) for each in told if not each.endswith(b" ok ")]
+            self.send(b"".join([line + b"\r\n" for line in lines]))
+
+    def refused(self, count: int) -> list[tuple[bytes, str]]:
+        """Take the replies to so many requests; returns the request ids and error ids of those that
+        were refused."""
+        with self._telling():
+            replies = [self.reply() for _ in range(min(1, count))]  # Before it that to a name.
+            lines = (self.line() for _ in range(count - 1))
+            replies += [self._parsed(line) for line in lines if not line.endswith(b" ok ")]
         return [(each.request_id, requests.decoded(each.text)) for each in replies if each.is_error]
 
     def stats(self, *words: str) -> Any:
@@ -168,13 +185,7 @@ class Wire:
     def answer(self, request_id: bytes, asked: str = "the request") -> bytes:
         """What follows `ok` in the next reply, which is to this request. Raises RequestFailed,
         which names what was asked."""
-        answered, is_error, text = self.reply()
-        if answered != request_id:
-            raise ProtocolViolation(f"the peer answered {answered[:80]!r}, which did not ask")
-        if is_error:
-            error_id = requests.decoded(text)
-            raise RequestFailed(f"the server refused {asked}, error {error_id}", error_id)
-        return text
+        return told(self.reply(), request_id, asked)
 
     def reply(self) -> requests.Reply:
         """The next reply. Raises ConnectionLost for one that concerns the connection."""
@@ -203,6 +214,17 @@ class Wire:
         """Fill the memory with what comes next, without a copy in between."""
         if self._replies.readinto(memory) < len(memory):
             raise ConnectionLost("the server closed the connection")
+
+
+def told(reply: requests.Reply, request_id: bytes, asked: str = "the request") -> bytes:
+    """What follows `ok` in a reply to this request. Raises RequestFailed, ProtocolViolation."""
+    answered, is_error, text = reply
+    if answered != request_id:
+        raise ProtocolViolation(f"the peer answered {answered[:80]!r}, which did not ask")
+    if is_error:
+        error_id = requests.decoded(text)
+        raise RequestFailed(f"the server refused {asked}, error {error_id}", error_id)
+    return text
 
 
 def rows(

@@ -121,6 +121,20 @@ class Live:
                 raise self._missing(queue, self._names()) from None
             raise error from None
 
+    def pages(self, queue: str) -> Iterator[list[bytes]]:
+        """The messages of a queue that are not scheduled, as `peek` tells them. Each page is asked
+        for before the one before it is processed: until the last one nothing else may be asked."""
+        self._check_readable(queue)
+        goes_on: int | None = 0
+        self._server.ask_ahead(requests.peek(queue, 0, requests.PAGE_ROWS, False, {}))
+        while goes_on is not None:
+            lines, end = self._server.take_lines()
+            goes_on = requests.peek_goes_on(end, [each.seq for each in map(peeked, lines[-1:])])
+            if goes_on is not None:
+                more = requests.peek(queue, goes_on, requests.PAGE_ROWS, False, {})
+                self._server.ask_ahead(more)
+            yield lines
+
     def _peeked(self, queue: str, wanted: WantedRows, scheduled: bool) -> Iterator[Row]:
         """Read one complete page at a time, so that other requests can be sent in between."""
         chosen = cast(requests.SelectionKeywords, wanted.selection)
@@ -132,7 +146,7 @@ class Live:
                 queue, goes_on, rows, scheduled and not soonest, chosen, soonest=soonest
             )
             lines, end = self._server.ask_lines(body)
-            page = [message_row(**peeked(line)._asdict()) for line in lines]
+            page = [*map(peeked_row, lines)]
             yield from page
             seqs = [] if wanted.soonest else [each["seq"] for each in page]
             goes_on = requests.peek_goes_on(end, seqs)
@@ -143,6 +157,11 @@ class Live:
     def _object(self, *words: str) -> Row:
         told: Row = self._server.stats(*words)
         return told
+
+
+def peeked_row(line: bytes) -> Row:
+    """A message as `peek` tells it."""
+    return message_row(**peeked(line)._asdict())
 
 
 def _words(what: str, name: str | None) -> str:

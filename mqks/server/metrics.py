@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 from mqks import __version__
 from mqks.broker.broker import Broker
 from mqks.broker.requests import stats
+from mqks.broker.spine.clients.consumer import Consumer
 from mqks.broker.spine.queue.queue import Queue
 from mqks.journal.journal import Journal
 from mqks.server.tls import Context
@@ -91,6 +92,15 @@ JOURNAL: Final = {
     "mqks_journal_checkpoints_total": "Checkpoints of the WAL.",
 }
 
+
+def _oldest_unacked_age_s(queue: Queue) -> float | None:
+    held = [each.unacked for each in queue.consumers if isinstance(each, Consumer) and each.unacked]
+    if not held:
+        return None
+    oldest_us = min(next(iter(unacked.values()))[2] for unacked in held)
+    return max(0.0, (queue.shared.schedule.wall_us() - oldest_us) / 1e6)
+
+
 # Read from each queue, with its name as the label `queue`.
 QUEUES: Final[dict[str, tuple[str, Callable[[Queue], float | None]]]] = {
     "mqks_queue_messages_ready": ("Ready messages of the queue.", lambda queue: queue.ready),
@@ -107,6 +117,11 @@ QUEUES: Final[dict[str, tuple[str, Callable[[Queue], float | None]]]] = {
     "mqks_queue_oldest_message_age_seconds": (
         "Age of the oldest ready message, accurate to ten seconds; absent without messages.",
         lambda queue: queue.oldest_age_s,
+    ),
+    "mqks_queue_oldest_unacked_age_seconds": (
+        "How long a consumer has held its first unacked message, the longest of all consumers; "
+        "absent without unacked messages.",
+        _oldest_unacked_age_s,
     ),
     "mqks_queue_paused": (
         "1 while deliveries or publishes of the queue are paused, otherwise 0.",

@@ -5,14 +5,17 @@ The one rule: memory use does not grow with the number of messages.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from json.encoder import encode_basestring_ascii as quoted
+from typing import Any
 
 from mqks.errors import InspectionFailed
+from mqks.inspection.live import Live, peeked_row
 from mqks.inspection.source import Row
 from mqks.inspection.stopped import Source
-from mqks.inspection.text import data_as_text
+from mqks.inspection.text import data_as_text, time_text
 
 VERSION = 1
 _OFTEN_EMPTY = {
@@ -20,6 +23,7 @@ _OFTEN_EMPTY = {
     *("dead_letter", "letter", "escaped", "priority", "key"),
 }
 """Fields that are omitted if they have no value."""
+_PLAIN = re.compile("([^ ]+) event=([^ ,]+)(?:,retry=([0-9]+))?,seq=([0-9]+),time=([0-9]+) (.*)")
 _OF_A_SCHEDULE = (*("name", "cron", "every_s", "tz", "missed", "jitter_s", "paused", "publish"),)
 
 
@@ -66,25 +70,45 @@ def _queues(source: Source) -> Iterator[Row]:
 
 
 def _messages(source: Source, name: str) -> Iterator[Row | str]:
-    found, queue = source.messages(name), quoted(name)
-    while True:
-        try:
-            row = next(found, None)
-        except InspectionFailed:
-            if any(row["name"] == name for row in source.queues()):
-                raise
-            return  # The queue was deleted meanwhile.
-        if row is None:
-            return
-        text = data_as_text(row.pop("data"))
-        if "data" in text and not any(map(row.get, _OFTEN_EMPTY)):
-            # As the encoder would write it, in a third of the time.
-            yield (
-                f'{{"kind": "message", "queue": {queue}, "seq": {row["seq"]}, '
-                f'"time": "{row["time"]}", "id": {quoted(row["id"])}, '
-                f'"event": {quoted(row["event"])}, '
-                f'"retry": {row["retry"]}, "data": {quoted(text["data"])}}}'
-            )
-            continue
-        told = {field: value for field, value in row.items() if value or field not in _OFTEN_EMPTY}
-        yield {"kind": "message", "queue": name, **told, **text}
+    try:
+        if isinstance(source, Live) and not source.queue(name)["scheduled"]:
+            for page in source.pages(name):
+                yield from (_plain(name, line) or _row(name, peeked_row(line)) for line in page)
+        else:
+            yield from (_row(name, row) for row in source.messages(name))
+    except InspectionFailed:
+        if any(row["name"] == name for row in source.queues()):
+            raise
+        # The queue was deleted meanwhile.
+
+
+def _plain(name: str, line: bytes) -> str | None:
+    """Of a message that has nothing but id, event and data; None for others."""
+    try:
+        found = _PLAIN.fullmatch(line.decode())
+    except UnicodeDecodeError:
+        return None
+    if found is None:
+        return None
+    message_id, event, retry, seq, time_us, data = found.groups()
+    return _encoded(name, seq, time_text(int(time_us)), message_id, event, retry or 0, data)
+
+
+def _row(name: str, row: Row) -> Row | str:
+    text = data_as_text(row.pop("data"))
+    if "data" in text and not any(map(row.get, _OFTEN_EMPTY)):
+        seq, time, message_id, event, retry = map(row.get, ("seq", "time", "id", "event", "retry"))
+        return _encoded(name, seq, time, message_id, event, retry, text["data"])
+    told = {field: value for field, value in row.items() if value or field not in _OFTEN_EMPTY}
+    return {"kind": "message", "queue": name, **told, **text}
+
+
+def _encoded(
+    name: str, seq: Any, time: Any, message_id: Any, event: Any, retry: Any, data: str
+) -> str:
+    """As the encoder would write it, in a third of the time."""
+    return (
+        f'{{"kind": "message", "queue": {quoted(name)}, "seq": {seq}, "time": "{time}", '
+        f'"id": {quoted(message_id)}, "event": {quoted(event)}, "retry": {retry}, '
+        f'"data": {quoted(data)}}}'
+    )

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain, groupby
+from json.decoder import scanstring  # type: ignore[attr-defined]  # not in the stubs
 from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import quote_from_bytes
 
@@ -34,14 +35,19 @@ SHORTEST_TTL_S: Final = 0.001
 """The TTL of messages that have expired since the export."""
 
 
-_decode = json.JSONDecoder().raw_decode
-_PLAIN_FIELDS: Final = frozenset({"kind", "queue", "seq", "time", "id", "event", "retry", "data"})
-_PLAIN: Final = re.compile(r"[^ \n\t]+ (?!--)[^ \n\t]+ [^\n\t]*")
+_EXPORTED: Final = re.compile(
+    r'\{"kind": "message", "queue": "([^"\\]*)", "seq": [0-9]+, "time": "[^"\\]*", '
+    r'"id": "([^"\\ \t\n]+)", "event": "((?!--)[^"\\ \t\n]+)", "retry": [0-9]+, "data": "'
+)
+"""How most lines of an export begin."""
 
 
 class Line(NamedTuple):
     number: int
     row: dict[str, Any]
+    parts: tuple[str, str] | None = None
+    """If the row has nothing but id, event and data, which is known: the id, and the others as a
+    request has them."""
 
     def wrong(self, reason: str) -> ImportFailed:
         return ImportFailed(f"line {self.number}: {reason}")
@@ -69,16 +75,10 @@ class Line(NamedTuple):
     def plain(self, words: str) -> bytes | None:
         """The request of a message that has nothing but id, event and data, in a fourth of the
         time, with these words behind the id; None for what takes a closer look."""
-        row = self.row
-        if not row.keys() <= _PLAIN_FIELDS:
-            return None
-        message_id, event, data = row.get("id"), row.get("event"), row.get("data")
-        if not (isinstance(message_id, str) and isinstance(event, str) and isinstance(data, str)):
-            return None
-        if not _PLAIN.fullmatch(f"{message_id} {event} {data}"):
+        if self.parts is None:
             return None
         try:
-            return f"{message_id}{words}{event} {data}".encode("utf-8", "surrogateescape")
+            return words.join(self.parts).encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
             return None
 
@@ -180,12 +180,12 @@ def lines_of(file: BinaryIO, advance: Callable[[int], object]) -> Iterator[Line]
     while raw := file.readline(LINE_BYTES_MAX + 1):
         number += 1
         try:
-            row = _row(raw)
+            line = _exported(number, raw) or Line(number, json.loads(raw))
         except (ValueError, RecursionError) as error:
             raise ImportFailed(f"line {number}: not valid JSON: {error}") from None
-        if not isinstance(row, dict) or len(raw) > LINE_BYTES_MAX:
+        if not isinstance(line.row, dict) or len(raw) > LINE_BYTES_MAX:
             raise ImportFailed(f"line {number}: not a JSON object, or too long")
-        yield Line(number, row)
+        yield line
         read += len(raw)
         if number % PROGRESS_LINES == 0:
             advance(read)
@@ -193,14 +193,20 @@ def lines_of(file: BinaryIO, advance: Callable[[int], object]) -> Iterator[Line]
     advance(read)
 
 
-def _row(raw: bytes) -> Any:
-    """As `json.loads`, which looks for other encodings first."""
+def _exported(number: int, raw: bytes) -> Line | None:
+    """A line as most of an export are; None for others."""
     try:
         text = raw.decode()
-        row, end = _decode(text)
-    except ValueError:
-        return json.loads(raw)
-    return row if end == len(text) or text[end:].isspace() else json.loads(raw)
+    except UnicodeDecodeError:
+        return None
+    if (found := _EXPORTED.match(text)) is None:
+        return None
+    queue, message_id, event = found.groups()
+    data, end = scanstring(text, found.end())
+    if text[end:] != "}\n" or "\n" in data or "\t" in data:
+        return None
+    row = {"kind": "message", "queue": queue, "id": message_id, "event": event, "data": data}
+    return Line(number, row, (message_id, f"{event} {data}"))
 
 
 class Import:
@@ -230,6 +236,8 @@ class Import:
         self._queues: dict[bytes, Line] = {}
         self._batch: list[tuple[int, bytes]] = []
         self._batch_bytes = 0
+        self._sent: list[tuple[int, bytes]] = []
+        """Those of an earlier batch, whose replies have not been read."""
         self._counts = Counter(queues=0, messages=0, bindings=0)
         self._left_out = Counter[str]()
         """How many lines of each kind were skipped."""
@@ -389,11 +397,21 @@ class Import:
         self._batch.append((line.number, request))
         self._batch_bytes += len(request)
         if len(self._batch) >= BATCH_LINES or self._batch_bytes >= BATCH_BYTES:
-            self._flush()
+            self._send()
+
+    def _send(self) -> None:
+        """The server works on this batch while the next one is read."""
+        self._take_replies()
+        self._sent, self._batch, self._batch_bytes = self._batch, [], 0
+        self._server.send_many([request for _, request in self._sent])
 
     def _flush(self) -> None:
-        batch, self._batch, self._batch_bytes = self._batch, [], 0
-        refused = self._server.ask_many([request for _, request in batch])
+        self._send()
+        self._take_replies()
+
+    def _take_replies(self) -> None:
+        batch, self._sent = self._sent, []
+        refused = self._server.refused(len(batch))
         for request_id, error_id in refused:
             number = next(n for n, request in batch if request.startswith(request_id + b" "))
             reason = self._server.reason(error_id) or "the server gives no reason"

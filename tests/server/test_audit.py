@@ -140,6 +140,18 @@ def test_moves_of_a_transaction_have_records() -> None:
     assert (trimmed.action, trimmed.what, trimmed.count) == ("trim", "q 9", 2)
 
 
+def test_who_gives_back_what_others_hold_has_a_record() -> None:
+    world = BareWorld()
+    world.send("k", BEFORE)
+    world.send("k", b"s subscribe held e\nc1 consume held --manual-ack\nm publish e x\n")
+    records = len(world.broker.audit.last)
+    world.send("k", b"r reject c1 m\ng reject c1 --all\n")
+    assert len(world.broker.audit.last) == records, "its own"
+    world.send("o", b"r reject --confirm c1 --pause=10 --all\na ack c1 --all\n")
+    told = [(each.action, each.what) for each in world.broker.audit.last][records:]
+    assert told == [("reject", "c1 --pause=10 --all"), ("ack", "c1 --all")]
+
+
 def test_who_has_read_a_queue_trims_it_without_a_record() -> None:
     world = BareWorld()
     world.send("k", BEFORE)

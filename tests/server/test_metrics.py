@@ -208,7 +208,9 @@ def test_values_after_known_traffic(server: ServerProcess, web: Web) -> None:
             "mqks_queue_consumers": [1, 1, 0],
         }
         ages = {queue for name, queue in queues if name.endswith("_age_seconds")}
-        assert ages == {"idle"}, "only what waits has an age"
+        assert ages == {"idle", "audit"}, "only what waits or is held has an age"
+        assert ("mqks_queue_oldest_unacked_age_seconds", "idle") not in queues
+        assert 0 <= queues["mqks_queue_oldest_unacked_age_seconds", "audit"] < 600
 
         journal = client.stats("journal")
         assert values["mqks_journal_commit_seconds_count", ""] == journal["commits"] > 0
@@ -370,7 +372,7 @@ def test_many_queues_are_told_once_each(server: ServerProcess, web: Web) -> None
     assert told == {
         (name, f"q{number}"): told[name, f"q{number}"]
         for name in metrics.QUEUES
-        if name != "mqks_queue_fullness" and "archive" not in name
+        if not any(word in name for word in ("fullness", "archive", "oldest_unacked"))
         for number in range(count)
     }
     assert {value for (name, _), value in told.items() if name.endswith("_ready")} == {1}

@@ -87,8 +87,18 @@ def _check_schedulable(broker: Broker) -> None:
         raise Unwritable(f"{broker.unwritable}: schedules can't be changed")
 
 
+def _note_if_of_others(
+    broker: Broker, connection: Connection, request: Request, wanted: Settle
+) -> None:
+    """A consumer's own connection acks and rejects all the time; that another one does is rare."""
+    consumer = broker.consumers.get(wanted.consumer)
+    if consumer is not None and consumer.connection is not connection:
+        broker.audit.note(connection, request.action.decode(), request.rest)
+
+
 def ack(broker: Broker, connection: Connection, request: Request, wanted: Settle) -> Doing:
     if wanted.message == ALL:
+        _note_if_of_others(broker, connection, request, wanted)
         return returning.ack_all(broker, wanted.consumer, confirm=request.confirm)
     broker.ack(wanted.consumer, [wanted.message], confirm=request.confirm)
     return None
@@ -96,6 +106,7 @@ def ack(broker: Broker, connection: Connection, request: Request, wanted: Settle
 
 def reject(broker: Broker, connection: Connection, request: Request, wanted: Settle) -> Doing:
     check_writable(broker, request)
+    _note_if_of_others(broker, connection, request, wanted)
     defaults = DEFAULT
     if wanted.retries is not None or wanted.backoff is not None:
         defaults = Policy(retries=wanted.retries, backoff=wanted.backoff)

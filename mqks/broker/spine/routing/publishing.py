@@ -77,7 +77,7 @@ class Gathering:
         """Open a group for an event with these queues. `key`: the event preceded by its flags, as
         they were written."""
         gathered = next(filter(None, map(self._by_queue.get, queues)), None)
-        if gathered is None or gathered[0] != queues or flags is not gathered[3]:
+        if gathered is None or gathered[0] != queues or flags != gathered[3]:
             if gathered is not None or (self._groups and self.width + len(queues) > GROUPS_QUEUES):
                 self.flush()
             gathered = queues, [], [], flags
@@ -254,7 +254,8 @@ class Publishing:
         if not key.startswith(_GATHERED):
             return NO_GROUP
         try:
-            flags: Publish = ACTIONS[b"publish"].parse(key, 0)
+            # Without the event: those of several events that have the same flags gather together.
+            flags: Publish = ACTIONS[b"publish"].parse(key, 0)._replace(event=b"")
         except BadRequest:
             return NO_GROUP  # The line is handled singly, and gets its error.
         queues = self._gathers(permissions, event, flags.to)
