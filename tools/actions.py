@@ -16,7 +16,10 @@ LABELS = {
     "source": "`{queue}`",
 }
 LABELS |= {"words": "except `errors`", "events": "`{event}`", "masks": "`{mask}`"}
-LABELS |= {"message": "the event of the message `{msg_id}`", "name": "what the schedule `{name}` publishes"}
+LABELS |= {
+    "message": "the event of the message `{msg_id}`",
+    "name": "what the schedule `{name}` publishes",
+}
 LABELS |= {"consumer": "the queue of `{consumer_id}`", "to": "`{queue}`"}
 COLUMNS = 110
 
