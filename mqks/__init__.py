@@ -14,8 +14,8 @@ from mqks.version import __version__
 if TYPE_CHECKING:
     from mqks import blocking as blocking
     from mqks.client.app import App
-    from mqks.client.async_client import AsyncClient, AsyncConsumer, AsyncTail, connect
-    from mqks.client.blocking import BlockingClient, BlockingConsumer, BlockingTail
+    from mqks.client.async_client import AsyncClient, AsyncConsumer, AsyncJob, AsyncTail, connect
+    from mqks.client.blocking import BlockingClient, BlockingConsumer, BlockingJob, BlockingTail
     from mqks.client.errors import (
         AuthenticationFailed,
         CallFailed,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ConnectionLost,
         ConsumerReplaced,
         InvalidRequest,
+        JobFailed,
         ProtocolViolation,
         PublishFailed,
         QueueMissing,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
         RequestFailed,
         Stopped,
     )
-    from mqks.client.messages import DeadLetter, Message, PeekedMessage, QueueUpdate
+    from mqks.client.messages import DeadLetter, JobState, Message, PeekedMessage, QueueUpdate
     from mqks.client.options import Options
     from mqks.errors import ConfigurationError, MqksError
 
@@ -39,10 +40,12 @@ __all__ = [
     "App",
     "AsyncClient",
     "AsyncConsumer",
+    "AsyncJob",
     "AsyncTail",
     "AuthenticationFailed",
     "BlockingClient",
     "BlockingConsumer",
+    "BlockingJob",
     "BlockingTail",
     "CallFailed",
     "ClientError",
@@ -51,6 +54,8 @@ __all__ = [
     "ConsumerReplaced",
     "DeadLetter",
     "InvalidRequest",
+    "JobFailed",
+    "JobState",
     "Message",
     "MqksError",
     "Options",
@@ -80,9 +85,15 @@ _RENAMED = {
 
 _HOMES = {
     "mqks.client.app": ("App",),
-    "mqks.client.async_client": ("AsyncClient", "AsyncConsumer", "AsyncTail", "connect"),
-    "mqks.client.blocking": ("BlockingClient", "BlockingConsumer", "BlockingTail"),
-    "mqks.client.messages": ("DeadLetter", "Message", "PeekedMessage", "QueueUpdate"),
+    "mqks.client.async_client": (
+        "AsyncClient",
+        "AsyncConsumer",
+        "AsyncJob",
+        "AsyncTail",
+        "connect",
+    ),
+    "mqks.client.blocking": ("BlockingClient", "BlockingConsumer", "BlockingJob", "BlockingTail"),
+    "mqks.client.messages": ("DeadLetter", "JobState", "Message", "PeekedMessage", "QueueUpdate"),
     "mqks.client.options": ("Options",),
     "mqks.errors": ("ConfigurationError", "MqksError"),
 }

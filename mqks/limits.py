@@ -453,6 +453,12 @@ RENAMED_BYTES_MAX: Final = 1024 * 1024
 """Bindings of a queue that is renamed, queues whose dead letters go there, and the length of what
 schedules publish there: they are changed in one step."""
 
+PROGRESS_BYTES_MAX: Final = 200
+"""Text of a `progress`."""
+
+PROGRESS_MAX: Final = 50_000
+"""Deliveries of which the progress is known, of all consumers; the one told first is forgotten."""
+
 TRACES_MAX: Final = 16
 """Names that are traced at once."""
 

@@ -363,6 +363,22 @@ class Settings:
         "Memory of what mqks trace has noted; what is beyond it pushes out the oldest.",
         (64 * 1024, GIB, "bytes"),
     )
+    results_max: int = _advanced(
+        100_000,
+        "Number of messages and results of publish --keep-result; more are refused.",
+        (0, 10_000_000, "results"),
+    )
+    results_bytes_max: int = _advanced(
+        64 * MIB,
+        "Memory of messages and results of publish --keep-result; more are refused.",
+        (0, 64 * GIB, "bytes"),
+    )
+    result_bytes_max: int = _advanced(
+        64 * 1024, "Maximum length of the data of one result.", (0, MIB, "bytes")
+    )
+    results_keep_s_max: float = _advanced(
+        604_800, "Longest time of publish --keep-result.", (0, 31_536_000, "seconds")
+    )
     bindings_per_queue_max: int = _advanced(
         100_000, "Maximum number of bindings of one queue.", (1, 100_000_000, "bindings")
     )
@@ -435,7 +451,7 @@ class Settings:
         limits = (
             *(self.memory_bytes, self.metadata_bytes_max, self.unacked_bytes_max),
             *(self.unhandled_bytes_max, self.unsent_bytes_max, 2 * self.batch_bytes_max),
-            self.trace_bytes_max,
+            *(self.trace_bytes_max, self.results_bytes_max),
         )
         schedules, once = SCHEDULES_MAX * SCHEDULE_BYTES_MAX, self.once_ids_max * ONCE_ID_BYTES
         gateways = (self.api_port is not None) + (self.sqs_port is not None)

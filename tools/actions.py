@@ -16,7 +16,10 @@ LABELS = {
     "source": "`{queue}`",
 }
 LABELS |= {"words": "except `errors`", "events": "`{event}`", "masks": "`{mask}`"}
-LABELS |= {"name": "what the schedule `{name}` publishes"}
+LABELS |= {
+    "message": "the event of the message `{msg_id}`",
+    "name": "what the schedule `{name}` publishes",
+}
 LABELS |= {"consumer": "the queue of `{consumer_id}`", "to": "`{queue}`"}
 COLUMNS = 110
 
@@ -43,7 +46,10 @@ def needs(action: Action) -> str:
     for field, permission in action.needs.items():
         label = words.get(field) or LABELS.get(field, f"`{{{field}}}`")
         told.setdefault(
-            permission.replace("consumer", "consume").replace("schedule", "publish"), {}
+            permission.replace("consumer", "consume")
+            .replace("schedule", "publish")
+            .replace("result", "publish"),
+            {},
         )[label] = None
     return ", ".join(
         f"`{permission}` {' '.join(labels)}".rstrip() for permission, labels in told.items()

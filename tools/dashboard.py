@@ -181,6 +181,7 @@ CHARTS = {
                 "mqks_unacked_bytes": "unacked messages",
                 "mqks_metadata_bytes": "queues, bindings, consumers",
                 "mqks_once_bytes": "ids of publish --once",
+                "mqks_result_bytes": "results of publish --keep-result",
             },
             "From half of memory_bytes on, waiting messages are dropped from memory and read back "
             "from disk later.",
@@ -201,6 +202,7 @@ CHARTS = {
             is_log=True,
         ),
         Panel("Schedules that fail", {"mqks_schedules_failing": ""}),
+        Panel("Results of publish --keep-result", {"mqks_results": ""}),
         Panel(
             "Time until the certificate expires",
             {f"mqks_certificate_expiry_timestamp_seconds{{{ONE}}} - time()": "{{instance}}"},

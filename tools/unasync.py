@@ -27,6 +27,7 @@ WORDS = {
     "async_connection": "blocking_connection",
     "AsyncClient": "BlockingClient",
     "AsyncConsumer": "BlockingConsumer",
+    "AsyncJob": "BlockingJob",
     "AsyncMessages": "BlockingMessages",
     "AsyncTail": "BlockingTail",
     "AsyncTransaction": "BlockingTransaction",

@@ -10,14 +10,17 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, count, islice
 from math import inf
-from typing import get_args
+from typing import TypeVar, get_args
 
 from mqks.audit import Audit, AuditRecord
 from mqks.broker.features.admission.draining import Drain
 from mqks.broker.features.admission.once import OnceWindow
+from mqks.broker.features.jobs.progress import AllProgress
+from mqks.broker.features.jobs.results import Results
 from mqks.broker.features.table import FEATURES
 from mqks.broker.features.tails.tails import MessageTail, Tails
 from mqks.broker.features.time.ticks import NextTick, Schedules, no_cron
+from mqks.broker.features.trace.both import all_of
 from mqks.broker.features.trace.traces import Traces
 from mqks.broker.policies import Policies
 from mqks.broker.spine.base.facts import Facts
@@ -43,6 +46,7 @@ from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.order import Rest
 from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.seams import Tracer
 from mqks.broker.spine.queue.selection import Read
 from mqks.broker.spine.queue.shared import Place, Shared
 from mqks.broker.spine.routing.bindings import Bindings
@@ -62,6 +66,7 @@ from mqks.protocol.requests import DeleteRule, SetQueue, shown
 from mqks.settings import Settings
 from mqks.users import Permissions
 
+T = TypeVar("T")
 CALM_S = 60.0
 """A repeated event is reported again only after it has not happened for this long."""
 
@@ -169,7 +174,10 @@ class Broker:
             self.shared,
             self.publishing,
             lambda: [*self.queues.values(), *self.orphans.values()],
+            self.tracer_of,
         )
+        self.progress = AllProgress()
+        self.results = Results(settings, self.shared, self.tracer_of, self._progress_of)
         self.schedules = Schedules(self.shared, self.bindings, self.publishing, next_tick)
         self.policies = Policies(self.queues, self.turns, settings.queue_tables)
 
@@ -181,6 +189,14 @@ class Broker:
     @unwritable.setter
     def unwritable(self, why: str) -> None:
         self.pending.unwritable = why
+
+    def tracer_of(self, queue: Queue) -> Tracer | None:
+        """Whoever is to be told what becomes of its messages."""
+        return all_of(self.traces.of_queue(), self.results.of_queue(queue))
+
+    def _progress_of(self, consumer_id: bytes, message_id: bytes, number: int) -> bytes:
+        found = self.progress.of(self.consumers.get(consumer_id), message_id, number)
+        return b"" if found is None else found.told
 
     def set_read_only(self, read_only: bool) -> bool:
         """Add nothing by requests, or again; return whether that changed."""
@@ -303,14 +319,14 @@ class Broker:
         self.purged += count
         return count
 
-    def dropped(self, name: bytes, work: Work[int | None], *, confirm: bool) -> Work[int | None]:
+    def dropped(self, name: bytes, work: Work[T], *, confirm: bool) -> Work[T]:
         """Do what drops messages of this queue. With `confirm` it raises as `ack`."""
         queue = self.queues.get(name)
         is_durable = queue is None or not queue.lane.has_unwritten_moves
-        count = yield from work
+        told = yield from work
         if confirm:
             self.check_durable(is_durable)
-        return count
+        return told
 
     def read(self, connection: Connection, read: Read) -> None:
         """Queue a read request, which the server answers."""
@@ -461,7 +477,7 @@ class Broker:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)
         queue = self.queues[name] = Queue(self.shared, queue_id, name)
         queue.show = self.tails.shower(name)
-        queue.tracer = self.traces.of_queue()
+        queue.tracer = self.tracer_of(queue)
         self.metadata.bytes += queue_bytes(name)
         return queue
 
@@ -737,6 +753,8 @@ class Broker:
             yield GOES_ON
         if waiters.held:
             self._let_go(waiters, is_written=True)
+        if batch.entry.results:
+            yield from self.results.committed(batch.entry.results)
         for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
             lane.committed(change.next_seq)
             weight += 1
@@ -791,6 +809,7 @@ class Broker:
     def start_timers(self) -> None:
         """After recovery every delay starts again. A delete rule without a delay applies only after
         a consumer has attached and ended: a start deletes no queue whose consumers are late."""
+        self.results.start(self.queues.values())
         for queue in list(self.queues.values()):
             queue.start()
             rule = queue.policy.delete_when_unused

@@ -64,6 +64,8 @@ class _Service:
     retries: int | None
     backoff: Backoff | None
     atomic: bool
+    is_async: bool
+    """Its function runs in the event loop, and can be cancelled."""
 
 
 @strict()
@@ -99,6 +101,8 @@ class App:
         self._on_startup: list[Hook] = []
         self._on_shutdown: list[Hook] = []
         self._client: AsyncClient | None = None
+        self._scopes: dict[Message, anyio.CancelScope] = {}
+        """Of async functions that can be cancelled, while they run."""
 
     def consumer(
         self,
@@ -114,6 +118,7 @@ class App:
         backoff: Backoff | None = BACKOFF_S,
         ack_timeout_s: float | None = None,
         atomic: bool = False,
+        cancellable: bool = False,
     ) -> Callable[[F], F]:
         """Let a function handle the messages of a queue, at most `concurrency` at a time. One
         without `async` runs in threads, so that it may block. Raises TypeError for anything that
@@ -132,6 +137,11 @@ class App:
         With `atomic`, what the function publishes by `message.publish`, the reply to a request, and
         the ack are one transaction: all of it is stored, or nothing, and the message is redelivered
         if the function raises, also a request.
+
+        With `cancellable`, `cancel_job` cancels an async function: a CancelledError is raised in
+        it. One in a thread is not interrupted: it may look at `message.cancelled`, and return.
+        The message is acked then. What the function returns is the result of a message that was
+        published with `keep_result_s`.
         """
 
         # What is wrong raises now, not when it runs or at the first failure.
@@ -146,11 +156,13 @@ class App:
         consuming |= {"prefetch": concurrency if prefetch is None else prefetch, "meta": True}
         consuming |= {"create": True, "delete_when_unused": delete_when_unused}
         consuming |= {"backoff": backoff, "ack_timeout_s": ack_timeout_s}
+        consuming |= {"cancellable": cancellable}
         requests.consume(queue, **consuming)
 
         def register(function: F) -> F:
             work = _work_of(function, concurrency)
-            service = _Service(work, queue, consuming, concurrency, retries, backoff, atomic)
+            how = concurrency, retries, backoff, atomic
+            service = _Service(work, queue, consuming, *how, is_async=work is function)
             self._services.append(service)
             return function
 
@@ -238,6 +250,7 @@ class App:
     async def _serve(self, service: _Service, stop: anyio.Event) -> None:
         async with self.client.consume(service.queue, **service.consuming) as consumer:
             _log.info("consuming from %s", service.queue)
+            consumer._session.on_cancel = self._cancel
             async with anyio.create_task_group() as tasks:
                 for _ in range(service.concurrency):
                     tasks.start_soon(self._work, service, consumer)
@@ -247,12 +260,15 @@ class App:
     async def _work(self, service: _Service, consumer: AsyncConsumer) -> None:
         async for message in consumer:
             try:
+                result: object = None
                 if service.atomic:
                     await self._handle_atomically(service, message)
                 elif message.reply_to is None:
-                    await self._handle(service, message)
+                    result = await self._handle(service, message)
                 else:
                     await self._answer(service, message)
+                if result is not None and message.wants_result:
+                    await self._ack(consumer, message, result)
             except Exception as error:
                 await self._tell(error, message)
                 fate = await self._reject(service, consumer, message, error)
@@ -268,9 +284,28 @@ class App:
             if message.reply_to is not None:
                 event, meta = requests.reply(message.meta, None)
                 step.publish(event, result, meta=meta)
-            step.ack(message)
+            step.ack(message, result=result if message.wants_result else None)
+
+    def _cancel(self, message: Message) -> None:
+        if (scope := self._scopes.get(message)) is not None:
+            scope.cancel()
 
     async def _handle(self, service: _Service, message: Message) -> object:
+        if not (service.is_async and service.consuming["cancellable"]):
+            return await self._handle_whole(service, message)
+        with anyio.CancelScope() as scope:
+            self._scopes[message] = scope
+            if message.cancelled:  # Before its turn came.
+                scope.cancel()
+            try:
+                return await self._handle_whole(service, message)
+            finally:
+                del self._scopes[message]
+        what = message.id, service.queue, message.cancel_reason or "no reason given"
+        _log.info("message %s of %s was cancelled: %s", *what)
+        return None
+
+    async def _handle_whole(self, service: _Service, message: Message) -> object:
         tracing = self.client._tracing
         work = service.work
         for middleware in reversed(self._middleware):
@@ -306,23 +341,15 @@ class App:
         self, service: _Service, consumer: AsyncConsumer, message: Message, error: Exception
     ) -> str:
         """Reject it, and say if that was its last try."""
-        settle, answered = message._settle, OneTimeEvent()
+        settle = message._settle
         if settle is None or settle is settled:
             return ""
-        call, actions = Call(answered.set), list[bytes]()
-
-        def told(message: Message, action: bytes) -> None:
-            actions.append(action)
-            consumer._session.settle_told(message, action, call)
-
-        message._settle = told
-        message.reject(retries=service.retries, backoff=service.backoff, reason=error)
-        try:
-            await answered.wait(self.client._options.timeout_s)
-        finally:
-            consumer._session.abandon(call)
+        reject = partial(
+            message.reject, retries=service.retries, backoff=service.backoff, reason=error
+        )
+        call, action = await self._settle_told(consumer, message, reject, b"--confirm --fate")
         if call.failed:  # A full disk: the place is not durable, but the message has to go on.
-            settle(message, actions[0])
+            settle(message, action)
         fate = requests.decoded(call.answer).split(" ")
         if fate == [""]:
             return ""
@@ -330,9 +357,48 @@ class App:
             return f", the last one: it went to the dead-letter queue {target[0]}"
         return ", the last one: it was dropped, because the queue has no dead-letter queue"
 
+    async def _ack(self, consumer: AsyncConsumer, message: Message, result: object) -> None:
+        """Ack it with a result. If that is not possible, it is acked without."""
+        settle = message._settle
+        if settle is None or settle is settled:
+            return
+        error_id = ""
+        try:
+            ack = partial(message.ack, result=result)
+            call, _ = await self._settle_told(consumer, message, ack, b"--confirm")
+            error_id = f"error {call.failed[0][1]}" if call.failed else ""
+        except InvalidRequest as error:
+            error_id = str(error)
+        if error_id:
+            message._settle = settle
+            _log.warning("the result of message %s is not kept: %s", message.id, error_id)
+
+    async def _settle_told(
+        self, consumer: AsyncConsumer, message: Message, how: Callable[[], None], flags: bytes
+    ) -> tuple[Call, bytes]:
+        """Settle a message, and wait for what the server tells; and the action."""
+        answered, actions, session = OneTimeEvent(), list[bytes](), consumer._session
+        call = Call(answered.set)
+
+        def told(message: Message, action: bytes) -> None:
+            actions.append(action)
+            session.settle_told(message, action, call, flags)
+
+        message._settle = told
+        how()
+        try:
+            await answered.wait(self.client._options.timeout_s)
+        finally:
+            session.abandon(call)
+        return call, actions[0]
+
     async def _answer(self, service: _Service, message: Message) -> None:
         try:
-            await self.client.reply(message, await self._handle(service, message))
+            result = await self._handle(service, message)
+            if (why := message.cancel_reason) is not None and result is None:
+                await self.client.reply(message, why, error="Cancelled")
+            else:
+                await self.client.reply(message, result)
         except Exception as error:
             await self._tell(error, message)
             _log.exception("request %s of %s failed", message.id, service.queue)

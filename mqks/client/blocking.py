@@ -5,6 +5,7 @@ Generated from `async_client.py` by `python -m tools.unasync`: edit that file.
 The one rule: a session is touched with its lock held.
 """
 
+import json
 import math
 import secrets
 import time
@@ -20,13 +21,15 @@ from mqks.client.errors import (
     ClientError,
     ConnectionLost,
     InvalidRequest,
+    JobFailed,
     PublishFailed,
     QueueMissing,
+    ReplyTimeout,
     RequestFailed,
     Stopped,
 )
 from mqks.client.keywords import check, checking, strict
-from mqks.client.messages import Message, PeekedMessage
+from mqks.client.messages import JobState, Message, PeekedMessage
 from mqks.client.options import Options, named
 from mqks.client.session import Asked, Call, ReplySession, Session, SessionState
 from mqks.client.steps import Step
@@ -36,6 +39,9 @@ TURN_MESSAGES = 256
 """After this number of messages without a wait, the connection's `turn` is called."""
 NAMES_COMPARED_MAX = 10_000
 """Queues among which the nearest name is looked for."""
+KEEP_RESULT_S = 3600.0
+JOB_WAIT_S = 20.0
+"""How long one request waits for the end of a job."""
 REASON_S = 2.0
 """How long a refused call waits for the reason."""
 
@@ -198,6 +204,8 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         - `ttl_s`: the time to live in a queue, in seconds.
         - `meta`: attributes. Consumers get them if they ask for them.
         - `to`: put the message only into the queue of this name, whatever its bindings.
+        - `keep_result_s`: the server keeps what becomes of it, until so many seconds after its end;
+          see `submit`.
         - `priority`: from -128 to 127; consumers get it if they ask for `meta`. So with `key`, a
           text of at most 256 bytes, percent-encoded.
         """
@@ -334,6 +342,34 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
             with connection.lock:
                 session.forget(correlation_id)
         return call.message()
+
+    def submit(
+        self,
+        event: str,
+        data: requests.Data = None,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[requests.Sent],
+    ) -> "BlockingJob":
+        """Publish a message, wait until the server has stored it, and return it as a job, whose end
+        is known until `keep_result_s` seconds after it, an hour by default. The options are those
+        of `publish`. Raises RequestFailed unless exactly one queue is bound to the event."""
+        options.setdefault("keep_result_s", KEEP_RESULT_S)
+        id = self.publish(event, data, confirm=True, timeout_s=timeout_s, **options)
+        return self.job(id)
+
+    def job(self, id: str) -> "BlockingJob":
+        """The job of the message with this id, which was published with `keep_result_s`."""
+        return BlockingJob(self, id)
+
+    def cancel_job(
+        self, queue: str, id: str, *, reason: str | None = None, timeout_s: float | None = None
+    ) -> str:
+        """Cancel a message. Returns `cancelled`: it has waited, and is removed; `told`: a consumer
+        holds it, and was told; `held`: a consumer holds it that was not; or `none`: it is not
+        there."""
+        body = requests.confirmed("cancel_job", queue, id, reason=reason or None)
+        return requests.decoded(self._request(body, timeout_s))
 
     def reply(
         self,
@@ -775,6 +811,54 @@ class BlockingMessages(Messages):
                 if self._tracing is not None:
                     self._tracing.consumed(self.queue, len(batch))
                 yield batch
+
+
+@strict()
+class BlockingJob:
+    """A message whose end is known. `submit` and `job` create it."""
+
+    def __init__(self, client: BlockingClient, id: str) -> None:
+        self.id = id
+        self._client = client
+        self._loads: Callable[[bytes], Any] = client._options.json_loads or json.loads
+
+    def state(self, wait_s: float = 0, *, timeout_s: float | None = None) -> JobState:
+        """What has become of it; with `wait_s`, at most 60, not before its end or this time."""
+        body = b" ".join(
+            [b"result", requests.name(self.id), *requests.flags("result", {"wait_s": wait_s})]
+        )
+        if timeout_s is None:
+            timeout_s = wait_s + self._client._options.timeout_s
+        return JobState.parse(self._client._request(body, timeout_s))
+
+    def progress(self, *, timeout_s: float | None = None) -> int | None:
+        """In percent, as its consumer has told it last; None if it has not."""
+        return (self.state(timeout_s=timeout_s)).progress
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Wait for its end, and return its result, read from JSON; None if it was acked without
+        one. Raises JobFailed if it has ended otherwise, and ReplyTimeout if it has not."""
+        ends_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, ends_s - time.monotonic())
+            told = self.state(min(JOB_WAIT_S, left_s))
+            if told.state == "done":
+                return None if told.data is None else self._loads(told.data)
+            if told.has_ended:
+                raise JobFailed(self.id, told.state, told.reason)
+            if not left_s:
+                raise ReplyTimeout(f"the job {self.id} has not ended in {timeout_s} s")
+
+    def cancel(self, reason: str | None = None, *, timeout_s: float | None = None) -> str:
+        """Cancel it, see `cancel_job` of the client."""
+        told = self.state(timeout_s=timeout_s)
+        if told.queue is None or told.has_ended:
+            return "none"
+        client = self._client
+        return client.cancel_job(told.queue, self.id, reason=reason, timeout_s=timeout_s)
+
+    def __repr__(self) -> str:
+        return f"<BlockingJob {self.id}>"
 
 
 class BlockingTransaction(Step):

@@ -134,6 +134,7 @@ class Client(Generic[ConsumerT, TailT, TransactionT]):
         - `delete_when_unused`: delete the queue after this number of seconds without a consumer;
           True: immediately.
         - `meta`: messages include their attributes.
+        - `cancellable`: `message.cancelled` tells whether somebody wants to cancel it.
         """
         if self._tracing is not None:
             options["meta"] = True  # It has the trace.

@@ -13,6 +13,7 @@
         │   ├── PublishFailed       some messages of a publish_many; `failed` lists them
         │   └── AuthenticationFailed  the server refused the credentials
         ├── CallFailed          65  the called service raised an error
+        ├── JobFailed           65  a job has ended without a result
         └── ProtocolViolation   69  the peer is not an MQKS server
 
 The number is the exit code of a command that ends with this error.
@@ -69,6 +70,17 @@ class CallFailed(ClientError, exit_code=65):
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(" ".join(f"{kind}: {text}".split()))
         self.kind = kind
+
+
+class JobFailed(ClientError, exit_code=65):
+    """A job has ended otherwise than by the ack of its message: `state` is dead, cancelled, gone
+    or none, and `reason` tells why."""
+
+    def __init__(self, id: str, state: str, reason: str) -> None:
+        why = f": {reason}" if reason else ""
+        super().__init__(f"the job {id} is {state if state != 'none' else 'not known'}{why}")
+        self.state = state
+        self.reason = reason
 
 
 class Refused(NamedTuple):

@@ -16,9 +16,11 @@ from mqks.client.requests import (
     Backoff,
     Data,
     Sent,
+    ack,
     decoded,
     flags,
     is_number,
+    progress,
     reject,
     unexpected,
 )
@@ -28,7 +30,7 @@ from mqks.protocol.replies import ESCAPED, read_traits
 
 Settle = Callable[["Message", bytes], None]
 
-_TRAITS = rb"((?:,escaped=1)?(?:,priority=-?\d{1,3})?(?:,key=[^ ,]+)?)"
+_TRAITS = rb"((?:,escaped=1)?(?:,priority=-?\d{1,3})?(?:,result=1)?(?:,key=[^ ,]+)?)"
 _PEEKED = re.compile(
     rb"event=(.*?)(?:,retry=(\d+))?" + _TRAITS + rb"(?:,meta=([^ ,]+))?"
     rb",seq=(\d+),time=(\d+)(?:,due=(\d+\.\d{3}))?(?:,lease=([^ ,]+))?"
@@ -57,7 +59,7 @@ class DeadLetter(NamedTuple):
 class Message:
     """One delivery to a consumer."""
 
-    __slots__ = ("_event", "_id", "_settle", "_step", "consumer_id", "data")
+    __slots__ = ("_cancel", "_event", "_id", "_settle", "_step", "consumer_id", "data")
 
     _loads: ClassVar[Any] = staticmethod(json.loads)
 
@@ -77,6 +79,7 @@ class Message:
         self._event = event  # as on the wire: event=NAME[,retry=N][,escaped=1]
         self._settle = settle
         self._step: Any
+        self._cancel: str
 
     @property
     def id(self) -> str:
@@ -142,6 +145,22 @@ class Message:
         """Its trace (W3C Trace Context)."""
         return self.meta.get("traceparent")
 
+    @property
+    def wants_result(self) -> bool:
+        """Whether somebody keeps the result of its ack; False if the consumer has no `meta`."""
+        return b",result=1" in self._traits()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody has asked to cancel it since it was delivered to this consumer, which
+        was started with `cancellable`. Any thread may look."""
+        return self.cancel_reason is not None
+
+    @property
+    def cancel_reason(self) -> str | None:
+        """The reason that was given, which may be empty; None if it is not to be cancelled."""
+        return getattr(self, "_cancel", None)
+
     def _traits(self) -> bytes:
         return b""
 
@@ -160,13 +179,19 @@ class Message:
         except RecursionError:
             raise ValueError("the JSON is nested too deeply") from None
 
-    def ack(self) -> None:
-        """The message is done. Sent together with other acks, a moment later.
+    def ack(self, *, result: Data = None) -> None:
+        """The message is done. Sent together with other acks, a moment later. A `result` is sent
+        as JSON, and kept if the message was published with `keep_result_s`.
 
         Only the first ack, reject or release counts. After a reconnect it has no effect, since the
         message has returned to its queue. Raises InvalidRequest with `auto_ack`.
         """
-        self._settle_once(b"ack")
+        self._settle_once(ack(result))
+
+    def progress(self, percent: int, text: str = "") -> None:
+        """Tell how far the work on it is, from 0 to 100, with a text of at most 200 bytes, and
+        start its ack timeout again. Raises InvalidRequest with `auto_ack`."""
+        self._tell(progress(percent, text))
 
     def reject(
         self,
@@ -207,10 +232,13 @@ class Message:
         action = b" ".join([b"touch", *flags("touch", {"for_s": for_s})])
         if for_s == 0:
             self._settle_once(action)
-        elif self._settle is None:
-            raise InvalidRequest("this consumer was started with auto_ack")
         else:
-            self._settle(self, action)
+            self._tell(action)
+
+    def _tell(self, action: bytes) -> None:
+        if self._settle is None:
+            raise InvalidRequest("this consumer was started with auto_ack")
+        self._settle(self, action)
 
     def _settle_once(self, action: bytes) -> None:
         settle, self._settle = self._settle, settled
@@ -318,6 +346,43 @@ class PeekedMessage(NamedTuple):
         traits = read_traits(told.traits).priority, key_of(told.traits)
         lease = decoded(told.lease) or None
         return cls(told.seq, told.time_us / 1e6, *what, *traits, lease)
+
+
+class JobState(NamedTuple):
+    """What has become of a message that was published with `keep_result_s`."""
+
+    state: str
+    """waiting, running, done, dead, cancelled, gone (how it ended is unknown), or none: it is not
+    known, or no more."""
+    queue: str | None = None
+    """Where it is, or has ended."""
+    progress: int | None = None
+    """In percent, as its consumer has told it last."""
+    text: str = ""
+    """What was told with the progress."""
+    reason: str = ""
+    """Why it is dead or cancelled."""
+    data: bytes | None = None
+    """The result of its ack as it was sent."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state not in ("waiting", "running")
+
+    @classmethod
+    def parse(cls, answer: bytes) -> "JobState":
+        """From the reply to `result`. Raises ProtocolViolation."""
+        state, _, rest = answer.partition(b" ")
+        queue, has_more, more = rest.partition(b" ")
+        told = decoded(state), decoded(queue) or None
+        if state == b"done":
+            return cls(*told, data=more if has_more else None)
+        if state == b"running":
+            percent, _, text = more.partition(b" ")
+            if percent and not is_number(percent):
+                raise unexpected(answer, "a progress")
+            return cls(*told, progress=int(percent) if percent else None, text=decoded(text))
+        return cls(*told, reason=unquote(decoded(more), errors="surrogateescape"))
 
 
 class _Peek(NamedTuple):

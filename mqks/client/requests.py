@@ -25,6 +25,7 @@ from mqks.limits import (
     DURATION_S_MAX,
     PEEK_ROWS_MAX,
     PREFETCH,
+    PROGRESS_BYTES_MAX,
     REASON_BYTES_MAX,
     SEQ_MAX,
     STATS_ROWS_DEFAULT,
@@ -77,6 +78,8 @@ class Repeatable(TypedDict, total=False):
 
 class Terms(Repeatable, total=False):
     at: datetime | float | None
+    keep_result_s: float | None
+    """How long the server keeps what becomes of it, after its end."""
 
 
 class Many(Terms, total=False):
@@ -151,6 +154,39 @@ def _name(text: str | bytes) -> bytes:
             "or contain a space, a tab or a newline"
         )
     return raw
+
+
+SUFFIX = b" \0"
+"""In an action that settles a message: what follows stands behind the id."""
+
+
+def settling(
+    request_id: bytes, action: bytes, consumer_id: bytes, message_id: bytes, told: bytes = b""
+) -> bytes:
+    """A line that acks, returns, touches … a message; `told` are flags before all others."""
+    action, is_more, behind = action.partition(SUFFIX)
+    verb, _, flags = action.partition(b" ")
+    before = filter(None, (verb, told, flags))
+    return line(request_id, *before, consumer_id, message_id, *([behind] if is_more else []))
+
+
+def ack(result: Data, to_json: Callable[[object], str] = _json) -> bytes:
+    """An ack with a result, which is sent as JSON. Raises InvalidRequest."""
+    if result is None:
+        return b"ack"
+    try:
+        return b"ack%b--result=%b" % (SUFFIX, encoded(to_json(result)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the result cannot be written as JSON: {error}") from None
+
+
+def progress(percent: int, text: str) -> bytes:
+    """Raises TypeError, InvalidRequest."""
+    told = payload(" ".join(text.split()))
+    if len(told) > PROGRESS_BYTES_MAX:
+        raise InvalidRequest(f"the text of a progress has at most {PROGRESS_BYTES_MAX} bytes")
+    words = b"%d" % count("percent", percent, 100, 0), *([told] if told else [])
+    return b"progress%b%b" % (SUFFIX, b" ".join(words))
 
 
 def line(*words: bytes) -> bytes:
@@ -392,6 +428,7 @@ class Consuming(TypedDict, total=False):
     backoff: Backoff | None
     ack_timeout_s: float | None
     meta: bool
+    cancellable: bool
     masks: Iterable[str]
     replace: bool
     """Whether `events` and `masks` replace all bindings of the queue, for every consumer."""
@@ -423,7 +460,8 @@ def consume(queue: str, events: Iterable[str] = (), **options: Unpack[Consuming]
             "prefetch, backoff and ack_timeout_s are for unacked messages, and auto_ack leaves none"
         )
     held["prefetch"] = held["prefetch"] or None
-    return b" ".join([*words, *flags("consume", {**held, "meta": options.get("meta")})])
+    more = {each: options.get(each) for each in ("meta", "cancellable")}
+    return b" ".join([*words, *flags("consume", {**held, **more})])
 
 
 def with_prefetch(arguments: bytes, prefetch: int) -> bytes:

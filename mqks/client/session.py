@@ -16,6 +16,7 @@ from enum import Enum
 from itertools import accumulate, count, starmap
 from math import inf
 from typing import Any
+from urllib.parse import unquote
 
 from mqks.client import failures, requests
 from mqks.client.errors import (
@@ -47,6 +48,12 @@ CATCH_UP_S = 0.5
 """After that, answers that have come get so long to be read."""
 ANSWER_STEPS = 10
 """Looks at the time while an answer is awaited. What has come is read between two of them."""
+
+
+NOTES = frozenset((b"--update", b"--cancel"))
+"""What a consumer is told besides its messages."""
+KEEPING = b"touch", b"progress"
+"""Actions after which a message is still held."""
 
 
 class SessionState(Enum):
@@ -536,6 +543,10 @@ class ConsumerSession(Session):
         """Whether a message was ever acked or returned."""
         self.is_awaited = False
         """Whether the program waits for a message."""
+        self._held: dict[bytes, Message] | None = {} if b"--cancellable" in words else None
+        """Messages that are not settled, by id, of a consumer that is told of cancels."""
+        self.on_cancel: Callable[[Message], object] | None = None
+        """Called with a message that is to be cancelled."""
         has_meta = self.has_meta or b"--meta" in words
         self.message_type: type[Message] = reading(
             MetaMessage if has_meta else Message, options.json_loads
@@ -571,17 +582,23 @@ class ConsumerSession(Session):
     def settle(self, message: Message, action: bytes) -> None:
         """Send an ack or reject, unless the server has taken the message back already."""
         self._is_settling = True
+        if self._held and not action.startswith(KEEPING):
+            self._held.pop(message._id, None)
         if message.consumer_id is self.consumer_id and self.state is SessionState.UP:
             # Where messages arrive one by one, nothing follows the ack of the last one.
             is_prompt = self._is_single and not self.ready
-            self._put(requests.line(b"a", action, self.consumer_id, message._id), is_prompt)
+            line = requests.settling(b"a", action, self.consumer_id, message._id)
+            self._check(line)
+            self._put(line, is_prompt)
 
-    def settle_told(self, message: Message, action: bytes, call: Call) -> None:
+    def settle_told(
+        self, message: Message, action: bytes, call: Call, told: bytes = b"--confirm"
+    ) -> None:
         """Settle a message; `call` gets what the server tells of it, or nothing."""
         if message.consumer_id is self.consumer_id and self.state is SessionState.UP:
-            verb, _, flags = action.partition(b" ")
-            words = verb, b"--confirm --fate", *flags.split(), self.consumer_id, message._id
-            self.request(b" ".join(words), call)
+            request_id, mine = self.new_id(), self.consumer_id
+            line = requests.settling(request_id, action, mine, message._id, told)
+            self._ask(request_id, line, call)
         else:
             call.settle()
 
@@ -609,6 +626,8 @@ class ConsumerSession(Session):
         ack = b"a ack %b %%b\n" % mine.replace(b"%", b"%%")
         lines = []
         for message in messages:
+            if self._held:
+                self._held.pop(message._id, None)
             if message.consumer_id is mine and message._settle is not settled:
                 lines.append(ack % message._id)
             message._settle = settled
@@ -649,6 +668,8 @@ class ConsumerSession(Session):
         """Nothing: what was delivered goes back by itself, and the consumer starts again."""
         if self._settle is not None:
             self.ready.clear()
+        if self._held:
+            self._held.clear()
         self._earlier_id, self.consumer_id = self.consumer_id or self._earlier_id, b""
         self._outbox.clear()
         self._outbox_bytes = 0
@@ -670,13 +691,15 @@ class ConsumerSession(Session):
     def _replies(self, lines: list[bytes]) -> None:
         # One split and one object per delivery. `python -m benchmarks.client` measures it.
         ready, mine, settle = self.ready.append, self.consumer_id, self._settle
+        if self._held is not None:
+            ready = self._hold
         message = self.message_type
         for line in lines:
             words = line.split(b" ", 4)
             if (
                 len(words) == 5
                 and words[3][:6] == b"event="
-                and words[2] != b"--update"
+                and words[2] not in NOTES
                 and words[0] == mine
             ):
                 data = words[4]
@@ -686,6 +709,18 @@ class ConsumerSession(Session):
             else:
                 super()._replies([line])
                 mine = self.consumer_id
+
+    def _hold(self, message: Message) -> None:
+        assert self._held is not None
+        self.ready.append(message)
+        self._held[message._id] = message
+
+    def _cancel(self, told: bytes) -> None:
+        message_id, _, reason = told.partition(b" ")
+        if (message := (self._held or {}).get(message_id)) is not None:
+            message._cancel = unquote(requests.decoded(reason), errors="surrogateescape")
+            if self.on_cancel is not None:
+                self.on_cancel(message)
 
     def _reply(self, line: bytes) -> None:
         if not self.consumer_id or not line.startswith(self.consumer_id + b" "):
@@ -704,6 +739,8 @@ class ConsumerSession(Session):
             self.fail(RequestFailed(f"the server refused the consumer, error {error_id}", error_id))
         elif not text:
             self.is_consuming = self._is_confirmed = True
+        elif text.startswith(b"--cancel "):
+            self._cancel(text.removeprefix(b"--cancel "))
         elif text.startswith(b"--update ") and text != b"--update ":
             self._update(text.removeprefix(b"--update "))
         else:

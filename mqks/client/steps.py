@@ -43,10 +43,10 @@ class Step:
         self._lines.append(line)
         return requests.decoded(message_id)
 
-    def ack(self, message: Message) -> None:
-        """Ack a message with the step. Raises InvalidRequest if it is acked or returned already.
-        If its consumer does not hold it any more, the step is refused."""
-        self._take(message).ack()
+    def ack(self, message: Message, *, result: requests.Data = None) -> None:
+        """Ack a message with the step, as `Message.ack`. Raises InvalidRequest if it is acked or
+        returned already. If its consumer does not hold it any more, the step is refused."""
+        self._take(message).ack(result=result)
 
     def reject(self, message: Message, **how: Any) -> None:
         """Reject a message with the step; `how` is that of `Message.reject`."""
@@ -83,7 +83,8 @@ class Step:
         return message
 
     def _add(self, message: Message, action: bytes) -> None:
-        self._lines.append(requests.line(self._new_id(), action, message.consumer_id, message._id))
+        told = self._new_id(), action, message.consumer_id, message._id
+        self._lines.append(requests.settling(*told))
 
     def _undo(self) -> None:
         """Its messages may be acked or returned otherwise."""

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 from anyio import CancelScope
 
 from mqks.audit import AuditRecord
-from mqks.broker.spine.log.pending import Entry, ErrorRecord, QueueState
+from mqks.broker.spine.log.pending import Entry, ErrorRecord, QueueState, ResultRow
 from mqks.broker.spine.message.policy import DEFAULT, Policy, UnknownField
 from mqks.errors import JournalDamaged, SchemaTooNew
 from mqks.journal.segment import NewSegment
@@ -66,6 +66,8 @@ class Metadata:
     """Ids that may not be published again, oldest first."""
     schedules: dict[bytes, str] = field(default_factory=dict)
     """Name → row, as the broker wrote it."""
+    results: dict[bytes, ResultRow] = field(default_factory=dict)
+    """The same of messages, by id."""
     errors: list[ErrorRecord] = field(default_factory=list)
     """Oldest first."""
     audit: list[AuditRecord] = field(default_factory=list)

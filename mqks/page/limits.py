@@ -58,6 +58,8 @@ LIMITS: Final[dict[str, Callable[[Row], Nearest]]] = {
     "db_bytes_max": _db_bytes,
     "wal_bytes_max": _of("journal", "wal_bytes"),
     "once_ids_max": _of("journal", "once_ids"),
+    "results_max": _of("totals", "results"),
+    "results_bytes_max": _of("totals", "result_bytes"),
 }
 """By the setting: what comes nearest to it."""
 NEEDS: Final = frozenset({"queues", "consumers", "connections"})

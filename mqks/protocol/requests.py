@@ -30,6 +30,7 @@ from mqks.limits import (
     PEEK_ROWS_MAX,
     PRIORITY_MAX,
     PRIORITY_MIN,
+    PROGRESS_BYTES_MAX,
     READ_ROWS_DEFAULT,
     READ_ROWS_MAX,
     READERS_MAX,
@@ -90,15 +91,18 @@ class Publish(NamedTuple):
     key: bytes = b""
     letter: bytes | None = None
     """The attributes of the dead letter that it becomes again; None: it becomes none."""
+    keep_us: int = 0
+    """How long its result is kept after its end; 0: it is not."""
 
     @property
     def traits(self) -> bytes:
         """See `replies.Parts`."""
-        if not (self.escaped or self.priority or self.key):
+        if not (self.escaped or self.priority or self.key or self.keep_us):
             return b""
-        return b"%b%b%b" % (
+        return b"%b%b%b%b" % (
             b",escaped=1" if self.escaped else b"",
             b",priority=%d" % self.priority if self.priority else b"",
+            b",result=1" if self.keep_us else b"",
             b",key=" + self.key if self.key else b"",
         )
 
@@ -142,6 +146,8 @@ class Settle(NamedTuple):
     """A touch: the lease ends after this time; None: after the ack timeout."""
     tell: bool = False
     """An end of the consumer is told to its connection, if that is another one."""
+    result: bytes | None = None
+    """What the work on the message has given, told with an ack."""
 
 
 class SetPrefetch(NamedTuple):
@@ -155,6 +161,25 @@ class Scheduled(NamedTuple):
 
     queue: bytes
     message: bytes
+
+
+class CancelJob(NamedTuple):
+    queue: bytes
+    message: bytes
+    why: bytes = b""
+    """Percent-encoded."""
+
+
+class WantedProgress(NamedTuple):
+    consumer: bytes
+    message: bytes
+    percent: int
+    text: bytes = b""
+
+
+class WantedResult(NamedTuple):
+    message: bytes
+    wait_us: int = 0
 
 
 class Receive(NamedTuple):
@@ -353,6 +378,8 @@ class Consume(Rebind):
     ack_timeout_s: float | None = None
     """None: that of its queue."""
     meta: bool = False
+    cancellable: bool = False
+    """It is told which of its messages are to be cancelled."""
     existing: bool = False
     """The queue must exist already."""
     keep: bool = False
@@ -442,7 +469,7 @@ class Action:
         self.flags: dict[bytes, Flag] = {}
         self._parse = parser or _plain
         self._apart = apart
-        self._words: list[str] = []
+        self.words: list[str] = []
         self._needed: list[bytes] = []
         self._least = self._most = 0
         for token in _TOKEN.findall(usage):
@@ -453,9 +480,9 @@ class Action:
                 self._needed += words
             self._apart += (tuple(words),) if len(words) > 1 else ()
             if not words:
-                self._words += re.findall(r"{(\w+)}", token)
-                self._most = WORDS_MAX if "..." in token else len(self._words)
-        self._readers = {at: WORDS[word] for at, word in enumerate(self._words) if word in WORDS}
+                self.words += re.findall(r"{(\w+)}", token)
+                self._most = WORDS_MAX if "..." in token else len(self.words)
+        self._readers = {at: WORDS[word] for at, word in enumerate(self.words) if word in WORDS}
 
     def _add_flag(self, word: str, equals: str, names: str) -> bytes:
         field, read = word[2:].replace("-", "_"), None
@@ -496,7 +523,7 @@ class Action:
     def made(self, words: list[bytes], found: dict[str, Any]) -> Any:
         """The request of these words and values of flags."""
         if len(words) < self._least:
-            raise self.error(f"the {self._words[len(words)]} is missing")
+            raise self.error(f"the {self.words[len(words)]} is missing")
         if len(words) > self._most:
             raise self.error(f"unexpected argument {shown(words[self._most])}")
         for word in self._needed:
@@ -534,6 +561,20 @@ def _plain(action: Action, rest: bytes, names_max: int) -> Any:
         else:
             action.take(argument, found)
     return action.made(words, found)
+
+
+def _with_result(action: Action, rest: bytes, names_max: int) -> Any:
+    """Words, then, behind the flag, data."""
+    rest, has_result, data = rest.partition(b" --result=")
+    wanted = _plain(action, rest, names_max)
+    if has_result and wanted.message == ALL:
+        raise action.error("--result is only possible with one message, not with --all")
+    return wanted._replace(result=data) if has_result else wanted
+
+
+def _with_text(action: Action, rest: bytes, names_max: int) -> Any:
+    """Words, each ended by one space, then text."""
+    return action.made([*filter(None, rest.split(b" ", len(action.words) - 1))], {})
 
 
 def _with_data(action: Action, rest: bytes, names_max: int) -> Any:
@@ -783,8 +824,8 @@ def _subscribe(queue: bytes, **bindings: Any) -> Rebind:
 def _consume(queue: bytes, **values: Any) -> Consume:
     request = Consume(queue, **values)
     wants_acks = request.prefetch or request.backoff or request.ack_timeout_s
-    if wants_acks and not request.manual_ack:
-        raise BadRequest("--prefetch, --backoff and --ack-timeout need --manual-ack")
+    if (wants_acks or request.cancellable) and not request.manual_ack:
+        raise BadRequest("--prefetch, --backoff, --ack-timeout and --cancellable need --manual-ack")
     return request
 
 
@@ -800,6 +841,12 @@ def _reject(consumer: bytes, message: bytes, **values: Any) -> Settle:
     if "fate" in values and message == ALL:
         raise BadRequest("--fate is only possible with one message, not with --all")
     return Settle(consumer, message, **values)
+
+
+def _progress(consumer: bytes, message: bytes, percent: int, text: bytes = b"") -> WantedProgress:
+    if len(text) > PROGRESS_BYTES_MAX:
+        raise BadRequest(f"the text has {len(text)} bytes, the limit is {PROGRESS_BYTES_MAX}")
+    return WantedProgress(consumer, message, percent, text)
 
 
 def _move(source: bytes, to: bytes | None = None, **values: Any) -> Move:
@@ -833,8 +880,8 @@ def _schedule(name: bytes, *cron: bytes, **values: Any) -> Scheduling:
             raise BadRequest("publish, --pause, --resume or --run is missing")
     elif bool(cron) == bool(request.every_us):
         raise BadRequest("one of a cron expression and --every is needed")
-    elif request.publish.once_s or request.publish.at_us:
-        raise BadRequest("--once and --at have no meaning in a schedule")
+    elif request.publish.once_s or request.publish.at_us or request.publish.keep_us:
+        raise BadRequest("--once, --at and --keep-result have no meaning in a schedule")
     return request
 
 
@@ -900,6 +947,7 @@ WORDS: dict[str, Reader] = {
     "seq": sequence_number,
     "number": sequence_number,
     "n": _number(0, COUNT_MAX),
+    "percent": _number(0, 100),
     "expression": _source,
     "switch": partial(_one_of, {b"on": True, b"off": False}),
 }
@@ -984,6 +1032,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--from": ("first", sequence_number),
     "--id": ("message_id", _message_id),
     "--jitter": ("jitter_us", _delay_us),
+    "--keep-result": ("keep_us", lambda value: round(_duration_s(value) * 1e6)),
     "--key": ("key", check_key),
     "--lease": ("lease_us", _delay_us),
     "--limit": ("limit", _number(1, SEQ_MAX)),
@@ -998,6 +1047,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--reader": ("reader", bytes),
     "--reason": ("why", check_reason),
     "--remove": ("remove", bytes),
+    "--result": ("result", bytes),
     "--remove-mask": ("remove_masks", bytes),
     "--then": ("then", bytes),
     "--timeout": ("timeout_s", partial(_seconds, most=DRAIN_S_MAX)),
@@ -1044,7 +1094,7 @@ _TABLE = (
         "publish",
         "[--once[={seconds}]] [--mandatory] [--delay={seconds}|--at={time}] [--ttl={seconds}] "
         "[--meta={key}={value}[&...]] [--to={queue}] [--escaped] [--priority={n}] [--key={key}] "
-        "[--dead-letter={meta}] {event} {data}",
+        "[--dead-letter={meta}] [--keep-result={seconds}] {event} {data}",
         Publish,
         {"event": "publish", "to": "consume", "letter": "admin"},
         parser=_with_data,
@@ -1062,7 +1112,8 @@ _TABLE = (
         "consume",
         f"{{queue}} [{{event}} ...] {ADD} "
         "[--delete-queue-when-unused[={seconds}]] [--manual-ack] [--prefetch={n}] "
-        "[--backoff={first}[,{max}]] [--ack-timeout={seconds}] [--meta] [--existing] [--keep]",
+        "[--backoff={first}[,{max}]] [--ack-timeout={seconds}] [--meta] [--cancellable] "
+        "[--existing] [--keep]",
         _consume,
         {**BINDS, "id": "consumer"},
         parser=_with_names,
@@ -1076,7 +1127,14 @@ _TABLE = (
         parser=_with_names,
         is_audited=True,
     ),
-    Action("ack", ONE_OR_ALL, Settle, OF_CONSUMER, is_kept=True),
+    Action(
+        "ack",
+        ONE_OR_ALL + " [--result={data}]",
+        Settle,
+        OF_CONSUMER,
+        parser=_with_result,
+        is_kept=True,
+    ),
     Action(
         "reject",
         ONE_OR_ALL + " [--dead] [--retries={n}] [--delay={seconds}|--backoff={first}[,{max}]] "
@@ -1095,6 +1153,22 @@ _TABLE = (
         is_kept=True,
     ),
     Action("touch", ONE_OR_ALL + " [--for={seconds}]", Settle, OF_CONSUMER, confirm_anywhere=True),
+    Action(
+        "progress",
+        "{consumer_id} {msg_id} {percent} [{text}]",
+        _progress,
+        OF_CONSUMER,
+        parser=_with_text,
+    ),
+    Action(
+        "cancel_job",
+        "{queue} {msg_id} [--reason={text}]",
+        CancelJob,
+        OF_QUEUE,
+        confirm_anywhere=True,
+        is_audited=True,
+    ),
+    Action("result", "{msg_id} [--wait={seconds}]", WantedResult, {"message": "result"}),
     Action("set_prefetch", "{consumer_id} {n}", SetPrefetch, OF_CONSUMER, confirm_anywhere=True),
     Action("begin", "", _only),
     Action("commit", "", _only),

@@ -50,6 +50,8 @@ TOTALS: Final = {
     "mqks_messages_ready": "Ready messages of all queues.",
     "mqks_messages_unacked": "Unacked messages of all queues.",
     "mqks_messages_scheduled": "Scheduled messages of all queues.",
+    "mqks_results": "Messages and results of publish --keep-result.",
+    "mqks_result_bytes": "What these take in memory.",
     "mqks_messages_received_total": "Messages published.",
     "mqks_messages_routed_total": "Messages added to queues, one per queue.",
     "mqks_messages_unroutable_total": "Published messages without a queue bound to their event.",

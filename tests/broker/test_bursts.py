@@ -32,6 +32,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
         (
             *(b"--once", b"--mandatory", b"--delay=5", b"--at=1005", b"--ttl=60"),
             *(b"--meta=a=b", b"--to=q", b"--escaped", b"--priority=5", b"--key=k"),
+            b"--keep-result=9",
             b"--dead-letter=reason=ttl&queue=q&tries=1&published=1.000&died=2.000",
         ),
         b"e x",
@@ -42,12 +43,12 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
         (
             *ADDS,
             *(b"--delete-queue-when-unused", b"--manual-ack", b"--prefetch=3", b"--meta"),
-            *(b"--existing", b"--keep", b"--backoff=1", b"--ack-timeout=9"),
+            *(b"--existing", b"--keep", b"--backoff=1", b"--ack-timeout=9", b"--cancellable"),
         ),
         b"",
     ),
     b"rebind": (b"s%d", (*ADDS, b"--remove f%d", b"--remove-mask *.f%d"), b""),
-    b"ack": (b"c", (b"--all",), b"h%d"),
+    b"ack": (b"c h%d", (b"--all", b"--result=x"), b""),
     b"reject": (
         b"c h%d",
         (
@@ -66,6 +67,9 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
     b"release": (b"c h%d", (b"--delay=5", b"--all"), b""),
     b"touch": (b"c h%d", (b"--all", b"--for=9"), b""),
     b"set_prefetch": (b"c %d", (), b""),
+    b"progress": (b"c h%d %d x", (), b""),
+    b"cancel_job": (b"q h%d", (b"--reason=gone",), b""),
+    b"result": (b"h%d", (b"--wait=9",), b""),
     b"begin": (b"", (), b""),
     b"commit": (b"", (), b""),
     b"rollback": (b"", (), b""),

@@ -10,7 +10,7 @@ from itertools import groupby
 from mqks.broker.broker import Broker
 from mqks.broker.spine.base.facts import Facts
 from mqks.broker.spine.base.ranges import compress
-from mqks.broker.spine.log.pending import Entry, Mark, QueueState, Run
+from mqks.broker.spine.log.pending import Entry, Mark, QueueState, ResultRow, Run
 from mqks.limits import PAGE_BYTES, SCHEDULED_SEQ
 
 FAR_MORE = 1 << 40
@@ -34,6 +34,7 @@ class Disk:
         self.bindings: set[tuple[bytes, bytes]] = set()
         self.once: list[bytes] = []
         self.schedules: dict[bytes, str] = {}
+        self.results: dict[bytes, ResultRow] = {}
         self.next_queue_id = 1
 
     def write(self, entry: Entry) -> None:
@@ -52,6 +53,10 @@ class Disk:
             self.schedules.pop(name, None)
             if row is not None:
                 self.schedules[name] = row
+        for message_id, result in entry.results.items():
+            self.results.pop(message_id, None)
+            if result is not None:
+                self.results[message_id] = result
         for change in entry.changes:
             queue = self.queues.get(change.lane_id)
             if queue is None:
@@ -106,6 +111,7 @@ class Disk:
             broker.bindings.restore(name, events)
         broker.once.restore(self.once)
         broker.schedules.restore(self.schedules)
+        broker.results.restore(self.results)
         for queue_id, state in sorted(self.states.items()):
             queue = broker.restore_queue(queue_id, state.name, state.policy)
             known = self.queues[queue_id]

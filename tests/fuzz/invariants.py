@@ -14,6 +14,7 @@ from typing import Final
 from mqks.broker.broker import Broker
 from mqks.broker.features.admission.pauses import PausableCapacity
 from mqks.broker.features.death.deaths import _kill_read
+from mqks.broker.features.jobs.waiter import ResultWaiter
 from mqks.broker.features.order.keyed import Keyed
 from mqks.broker.features.order.limited import LimitedKeys
 from mqks.broker.features.order.ranked import Ranked
@@ -24,6 +25,7 @@ from mqks.broker.features.time.deadlines import Deadlines
 from mqks.broker.features.time.delays import _number
 from mqks.broker.features.time.receiver import Receiver
 from mqks.broker.features.time.times import timed
+from mqks.broker.features.trace.both import Tracers
 from mqks.broker.spine.clients.consumer import UNACKED_OVERHEAD_BYTES, Consumer, consumers_of
 from mqks.broker.spine.log.metadata import binding_bytes, consumer_bytes, mask_bytes, queue_bytes
 from mqks.broker.spine.log.pending import NO_MARK
@@ -381,8 +383,12 @@ def _check_sums(broker: Broker) -> None:
     timers += broker.tails.is_telling + broker.audit.is_counting + len(broker.traces.rows)
     timers += sum(each.pause_entry is not None for each in consumers)
     waiting_ones = chain.from_iterable(each.receivers for each in broker.connections.values())
-    receivers = [each for each in waiting_ones if isinstance(each, Receiver)]
-    require(len(receivers) == broker.flow.receivers, "number of receives that wait")
+    some = [*waiting_ones]
+    receivers = [each for each in some if isinstance(each, Receiver)]
+    waiters = [each for each in some if isinstance(each, ResultWaiter)]
+    require(len(some) == broker.flow.receivers, "number of receives and results that wait")
+    timers += sum(each.timer is not None for each in waiters)
+    _check_results(broker, waiters)
     waiting = {taker for queue in _all_queues(broker) for taker in queue.ring} & {*receivers}
     served = {each for each in receivers if not (each.rests or each.queue.deleted)}
     require(waiting == served, "receives that wait")
@@ -407,8 +413,13 @@ def _check_sums(broker: Broker) -> None:
     traces = broker.traces
     size = sum(step.size for step in traces.steps)
     require(traces.bytes == size <= settings.trace_bytes_max, "bytes of steps")
-    tracers = {queue.tracer for queue in broker.queues.values()}
-    require(tracers <= {traces if traces.rows else None}, "a queue has a wrong tracer")
+    for queue in broker.queues.values():
+        tracer = queue.tracer
+        known = tracer._tracers if isinstance(tracer, Tracers) else (tracer,)
+        require((traces in known) == bool(traces.rows), "a queue has a wrong tracer")
+        watched = queue.id in broker.results._places
+        # A queue is left later.
+        require(not watched or broker.results in known, "a queue has a wrong tracer of results")
     for limit in broker.shared.limits.values():
         _check_limit(broker, limit)
     audit = broker.audit
@@ -421,6 +432,25 @@ def _check_sums(broker: Broker) -> None:
         require(connection.unconfirmed >= 0, "fewer than no confirms are due")
         tail = connection.splitter.tail_bytes
         require(tail <= connection.splitter.line_bytes_max + 1, "a tail longer than a line")
+
+
+def _check_results(broker: Broker, waiters: list[ResultWaiter]) -> None:
+    results = broker.results
+    rows, settings = results.rows.values(), broker.settings
+    require(results.bytes == sum(found.size for found in rows), "bytes of results")
+    require(len(rows) <= settings.results_max, "more results than there may be")
+    known = {*chain.from_iterable(each.values() for each in results._places.values())}
+    require(known == {found for found in rows if not found.until_us}, "results that wait")
+    for queue in broker.queues.values():
+        for number, found in results._places.get(queue.id, {}).items():
+            is_here = found.place is queue and found.number == number and not found.until_us
+            require(is_here, "a result is not where it is said to be")
+    ended = {*chain.from_iterable(results._buckets.values())}
+    require(ended == {found.id for found in rows if found.until_us}, "results that are forgotten")
+    require(sorted(results._due) == sorted(results._buckets), "times of results")
+    waiting = {*chain.from_iterable(results.waiters.values())}
+    require(waiting == {*waiters}, "waiters for results")
+    require(all(results.waiters.values()), "nobody waits for a result")
 
 
 def _check_limit(broker: Broker, limit: CommonLimit) -> None:
@@ -450,6 +480,7 @@ def _alarms(broker: Broker) -> int:
     alarms += [order._alarm for order in orders if isinstance(order, LimitedKeys)]
     awaited = [each.deadlines for each in _consumers(broker)]
     alarms += [each._alarm for each in awaited if isinstance(each, Deadlines)]
+    alarms.append(broker.results._alarm)
     return sum(alarm.is_set for alarm in [*alarms, *broker.schedules._alarms.values()])
 
 

@@ -27,12 +27,12 @@ FLAGS: Final = b"""
 --delete-queue-when-unused --when-unused --limit --after --from --to --at --epoch --worker -- --- -
 --x --retries --losses --deliveries --backoff --dead-letters --ttl --messages-max --bytes-max
 --overflow --reset --single-consumer --ack-timeout --meta --delay --dead --prefetch --for
---scheduled --event --fate --concurrency --rate
+--scheduled --event --fate --concurrency --rate --cancellable --keep-result=5 --result=x --wait=5
 --concurrency-per-key --rate-per-key --limit=l,concurrency=2 --limit=l,rate=5/s
 """.split()
 PUBLISH_FLAGS: Final = b"""
 --once --mandatory --ttl=9 --ttl=1e6 --delay=1 --at=1005 --to=q1 --meta=a=b --meta=
---escaped --priority=0 --key=k --x
+--escaped --priority=0 --key=k --keep-result=5 --x
 """.split()
 NAMES: Final = [
     *b"""q q1 q2 e e1 e2 a.b a.c.b m1 m2 m3 c1 c2 * *.b a.* ** *.*.* . .. event=x = ok error

@@ -52,6 +52,7 @@ VALUES: Final[dict[str, Callable[[Chance], str]]] = {
     "n": _of("0", "1", "2", "5", "100", "1000", "1000000"),
     "name": _of("s1", "s2", "q1", "a b", "nightly"),
     "number": _of("0", "1", "7", "30"),
+    "percent": _of("0", "40", "100", "101"),
     "password": _of("secret", "wrong"),
     "queue": _of("q1", "q2", "q3", "dead", "aside"),
     "rate": _of("5/s", "100/m,20", "1000/h", "5"),

@@ -2,6 +2,7 @@
 
 from mqks.broker.requests import (
     binding,
+    jobs,
     leases,
     looking,
     messages,
@@ -24,6 +25,9 @@ _RUNS: dict[bytes, Run] = {
     b"reject": messages.reject,
     b"release": messages.release,
     b"touch": messages.touch,
+    b"progress": jobs.progress,
+    b"cancel_job": jobs.cancel_job,
+    b"result": jobs.result,
     b"set_prefetch": binding.set_prefetch,
     b"begin": transactions.begin,
     b"commit": transactions.commit,

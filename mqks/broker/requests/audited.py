@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mqks.broker.broker import Broker
-from mqks.broker.requests.checks import Doing, Effect
+from mqks.broker.requests.checks import NOTHING, Doing, Effect
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.connection import Connection
 from mqks.protocol.requests import Request, Scheduling, Trim
@@ -35,7 +35,9 @@ def _noting(
     work: Work[int | bytes | None],
 ) -> Work[int | bytes | None]:
     told = yield from work
-    if not isinstance(told, int):
+    if told == NOTHING:
+        pass
+    elif not isinstance(told, int):
         note(broker, connection, request, wanted)
     elif told > 0 or (told == 0 and isinstance(told, Effect)):
         note(broker, connection, request, wanted, told or None)

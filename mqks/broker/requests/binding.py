@@ -58,6 +58,7 @@ def consume(
         broker.settings.prefetch_max,
         prefetch=wanted.prefetch,
         meta=wanted.meta,
+        cancellable=wanted.cancellable,
         defaults=_defaults(wanted),
     )
     if request.confirm:

@@ -11,6 +11,10 @@ Doing = Work[int | bytes | None] | None
 """Work for later turns, or None; a number or text that it returns is put into the confirm."""
 
 
+NOTHING = b"none"
+"""Told by what has changed nothing, where a number would not say enough."""
+
+
 class Effect(int):
     """What a request has changed, for the audit: so many messages or bindings, or something else;
     negative if nothing. Its confirm does not tell it."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from mqks.broker.broker import Broker
-from mqks.broker.requests import returning
+from mqks.broker.requests import jobs, returning
 from mqks.broker.requests.checks import Doing, check_not_read_only, check_writable, existing
 from mqks.broker.spine.base.turns import WAITS, Work
 from mqks.broker.spine.clients.connection import Connection
@@ -26,7 +26,9 @@ from mqks.protocol.requests import ALL, Publish, Request, Scheduling, Settle
 def publish(broker: Broker, connection: Connection, request: Request, wanted: Publish) -> Doing:
     broker.metadata.check_names("event", [wanted.event])
     message = broker.publishing.single(request.id, wanted)
-    queues = broker.bindings.route(wanted.event) if wanted.to is None else None
+    queues = None
+    if wanted.to is None and not wanted.keep_us:
+        queues = broker.bindings.route(wanted.event)
     if queues is None or (message.once_s and broker.publishing.once.unfinished):
         return _publish_later(broker, connection, message, wanted)
     check_publish(broker, connection, message, wanted, queues)
@@ -38,8 +40,8 @@ def _publish_later(
     broker: Broker, connection: Connection, message: Single, wanted: Publish
 ) -> Work[None]:
     """Publish a message when routing takes several turns, after unfinished `--once` publishes, or
-    to one queue, whatever its event is bound to. No other work runs between the check and the
-    reservation in its queues."""
+    to one queue, whatever its event is bound to, or of which the result is kept. No other work runs
+    between the check and the reservation in its queues."""
     if wanted.to is None:
         queues = yield from broker.publishing.find(message)
     else:
@@ -47,19 +49,28 @@ def _publish_later(
             yield WAITS
         queues = {existing(broker, "publish", wanted.to): None}
     check_publish(broker, connection, message, wanted, queues)
-    if wanted.to is None:
+    if wanted.keep_us:
+        jobs.publish(broker, connection, message, wanted, queues)
+    elif wanted.to is None:
         yield from broker.publishing.publish_later(connection, message, queues)
     else:
         broker.publishing.publish_to(connection, message, queues)
 
 
 def check_publish(
-    broker: Broker, connection: Connection, message: Single, wanted: Publish, queues: Queues
+    broker: Broker,
+    connection: Connection,
+    message: Single,
+    wanted: Publish,
+    queues: Queues,
+    results_before: int = 0,
 ) -> None:
     """Raise if it must not be published to these queues."""
     publishing = broker.publishing
     is_known = bool(wanted.once_s) and publishing.once.knows(connection, message.id)
     publishing.check(message, queues, mandatory=wanted.mandatory, is_known=is_known)
+    if wanted.keep_us and not is_known:
+        broker.results.check(wanted, queues, results_before)
 
 
 def schedule(broker: Broker, connection: Connection, request: Request, wanted: Scheduling) -> Doing:
@@ -100,6 +111,8 @@ def ack(broker: Broker, connection: Connection, request: Request, wanted: Settle
     if wanted.message == ALL:
         _note_if_of_others(broker, connection, request, wanted)
         return returning.ack_all(broker, wanted.consumer, confirm=request.confirm)
+    if wanted.result is not None:
+        return jobs.ack(broker, request, wanted)
     broker.ack(wanted.consumer, [wanted.message], confirm=request.confirm)
     return None
 

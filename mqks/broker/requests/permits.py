@@ -56,6 +56,11 @@ def check(
                 allowed = permissions.may_publish(event)
                 allowed = allowed and (to is None or permissions.may_consume(to))
                 _require(allowed, f"no permission for the schedule {shown(value)}")
+        elif permission == "result":
+            # Who may publish the message may know what became of it.
+            if (found := broker.results.rows.get(value)) is not None:
+                allowed = permissions.may_publish(found.event)
+                _require(allowed, f"no permission for the result of {shown(value)}")
         elif permission in ("publish", "consume", "read"):
             allowed = getattr(permissions, f"may_{permission}")(value)
             _require(allowed, f"no permission to {permission} {shown(value)}")

@@ -35,7 +35,12 @@ def _cancel(broker: Broker, wanted: Scheduled) -> Work[int]:
         return 0
     if wanted.message == ALL:
         return (yield from cancel_all(queue))
-    return (yield from _found(queue, wanted.message, partial(_settle, queue)))
+    return (yield from cancel_some(queue, wanted.message))
+
+
+def cancel_some(queue: Queue, message_id: bytes) -> Work[int]:
+    """Remove the scheduled messages with this id, or of this group; return how many."""
+    return _found(queue, message_id, partial(_settle, queue))
 
 
 def cancel_all(queue: Queue) -> Work[int]:

@@ -94,6 +94,8 @@ def totals(broker: Broker) -> Work[Row]:
         "timer_repeats": broker.schedule.repeats,
         "traces": len(broker.traces.rows),
         "trace_bytes": broker.traces.bytes,
+        "results": len(broker.results.rows),
+        "result_bytes": broker.results.bytes,
     }
 
 
@@ -239,6 +241,7 @@ def _consumer_row(consumer: Consumer, now_us: int) -> Row:
         "prefetch": consumer.prefetch or None,
         "ack_timeout_s": consumer.defaults.ack_timeout_s,
         "meta": consumer.meta,
+        "cancellable": consumer.cancellable,
         "unacked": consumer.unacked_count,
         "unacked_bytes": consumer.unacked_bytes,
         "oldest_age_s": None if oldest_us is None else max(0, now_us - oldest_us) / 1e6,
@@ -312,11 +315,12 @@ def unacked(broker: Broker, name: bytes | None, after: Key, limit: int) -> Rows:
     )
     found = yield from _smallest(limit, held, key, itemgetter(0))
     for some in slices(found, STEP_ROWS):
-        yield [_unacked_row(consumer, seq, line) for (_, seq), consumer, line in some]
+        yield [_unacked_row(broker, consumer, seq, line) for (_, seq), consumer, line in some]
 
 
-def _unacked_row(consumer: Consumer, seq: int, line: bytes) -> Row:
+def _unacked_row(broker: Broker, consumer: Consumer, seq: int, line: bytes) -> Row:
     message_id, event, data = line.split(b" ", 2)
+    progress = broker.progress.of(consumer, message_id, seq)
     return {
         "queue": _text(consumer.queue.name),
         "consumer": _text(consumer.id),
@@ -326,6 +330,8 @@ def _unacked_row(consumer: Consumer, seq: int, line: bytes) -> Row:
         "retry": consumer.queue.lane.marks.get(seq, NO_MARK).retry,
         "data_bytes": len(data),
         "delivered_us": consumer.held_since_us(message_id, seq),
+        "progress": None if progress is None else progress.percent,
+        "progress_text": None if progress is None else _text(progress.text),
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, cast
 
 from mqks.broker.broker import Broker
-from mqks.broker.requests import permits, redrives
+from mqks.broker.requests import jobs, permits, redrives
 from mqks.broker.requests.audited import note
 from mqks.broker.requests.checks import check_not_read_only, existing
 from mqks.broker.requests.messages import check_publish, reject, release
@@ -103,8 +103,9 @@ def _do(
             told = b"%d" % taken[number]
             if taken[number]:
                 note(broker, connection, request, wanted, taken[number])
-        # Those with an id of `--once` go singly.
-        gathered = None if message is None or message[0].once_s else message
+        # Those with an id of `--once`, or of which the result is kept, go singly.
+        keeps = isinstance(wanted, Publish) and wanted.keep_us
+        gathered = None if message is None or message[0].once_s or keeps else message
         key = None if gathered is None else (gathered[1], _kind(gathered[0].terms))
         if step and key != alike:
             _give(broker, queues, step)
@@ -112,6 +113,8 @@ def _do(
         if gathered is not None:
             alike, queues = key, gathered[1]
             step.append(gathered[0])
+        elif message is not None and isinstance(wanted, Publish) and wanted.keep_us:
+            jobs.publish(broker, connection, message[0], wanted, message[1])
         elif message is not None:
             publishing.publish_to(connection, *message)
         elif told is None:
@@ -156,7 +159,7 @@ def _check(
     one of them is not possible, together with those before it; its id gets an error, too."""
     if broker.unwritable:
         raise Unwritable(f"{broker.unwritable}: commits are refused until the journal is writable")
-    copies = plan.copies
+    copies, results, result_bytes = plan.copies, 0, 0
     found: list[tuple[Single, Queues] | None] = []
     settled: Counter[tuple[bytes, bytes]] = Counter()
     publishing = broker.publishing
@@ -177,7 +180,8 @@ def _check(
                 copies += len(queues)
                 check_copies(copies)
                 message = publishing.single(request.id, wanted, now)
-                check_publish(broker, connection, message, wanted, queues)
+                check_publish(broker, connection, message, wanted, queues, results)
+                results += wanted.keep_us > 0
                 # What follows in this transaction finds so much less room.
                 publishing.reserve(queues, len(message.body))
                 found[-1] = message, queues
@@ -190,6 +194,7 @@ def _check(
             elif isinstance(wanted, Settle):
                 settled[wanted.consumer, wanted.message] += 1
                 _check_held(broker, request, wanted, settled)
+                result_bytes += jobs.check_result(broker, wanted, result_bytes)
     except BadRequest as failure:
         raise _refused(broker, connection, request, failure) from None
     finally:
@@ -257,6 +262,7 @@ def _settle(
 ) -> bytes | None:
     """Do what was checked; return what its confirm tells."""
     if request.action == b"ack":
+        jobs.give_result(broker, wanted)
         broker.ack(wanted.consumer, [wanted.message], together=True)
         return None
     work = (reject if request.action == b"reject" else release)(broker, connection, request, wanted)

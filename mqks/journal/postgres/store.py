@@ -170,6 +170,7 @@ class PostgresStore(Store):
             bindings=[(queue, event) for queue, event in await self._rows(statements.BINDINGS)],
             once=[each for _, _, ids in once for each in ids.split(b"\n")],
             schedules=dict(await self._rows(statements.SCHEDULES)),
+            results={row[0]: (row[1], row[2]) for row in await self._rows(statements.RESULTS)},
             errors=[error_record(*row) for row in await self._rows(statements.ERRORS)],
             audit=[AuditRecord.parse(*row) for row in await self._rows(statements.AUDIT)],
             next_queue_id=next_queue_id,
@@ -279,6 +280,10 @@ class PostgresStore(Store):
             "deleted_once": ints(row.number for row in gone),
             **statements.NEW_SCHEDULES.values(each for each in schedules if each[1] is not None),
             "deleted_schedules": [name for name, row in schedules if row is None],
+            **statements.NEW_RESULTS.values(
+                (name, *row) for name, row in entry.results.items() if row is not None
+            ),
+            "deleted_results": [name for name, row in entry.results.items() if row is None],
             **statements.NEW_ERRORS.values(map(_error_row, found)),
             **statements.NEW_AUDIT.values((each.id, each.row()) for each in entry.audit),
             "audit_end": Int8(entry.audit[-1].id - self._audit_kept_max if entry.audit else 0),

@@ -34,7 +34,7 @@ from mqks.journal.store import (
 PUT_META: Final = "insert or replace into meta values (?, ?, ?)"
 PUT_TALLY: Final = "insert or replace into tally values (?, ?, ?, ?, ?)"
 INSERT_SEGMENT: Final = "insert into segment values (?, ?, ?, ?, ?)"
-TALLIED: Final = ("queue", "binding", "once", "segment", "schedule")
+TALLIED: Final = ("queue", "binding", "once", "segment", "schedule", "result")
 _PUT_QUEUE: Final = "insert or replace into queue values (?, ?, ?, ?, ?, ?)"
 _PUT_BINDING: Final = "insert or ignore into binding values (?, ?, ?)"
 _DELETE_BINDING: Final = "delete from binding where queue = ? and event = ?"
@@ -67,15 +67,18 @@ class Tables:
         self.queues: dict[int, QueueRow] = {}
         self.tallies: dict[str, Tally] = {}
         self.once = OnceRows(once_ids_max)
-        self.schedules: dict[bytes, int] = {}
-        """Checksums by name."""
+        self.named: dict[str, dict[bytes, int]] = {"schedule": {}, "result": {}}
+        """Of tables whose rows have a name: the checksums, by name."""
         self._errors_kept_max = errors_kept_max
         self._audit_kept_max = audit_kept_max
 
     def restored(self, rows: Rows) -> None:
         """Start with what was loaded."""
         self.queues, self.tallies = dict(rows.queues), dict(rows.tallies)
-        self.schedules = {row[0]: row_crc("schedule", *row) for row in rows.schedules.items()}
+        self.named = {
+            "schedule": {row[0]: row_crc("schedule", *row) for row in rows.schedules.items()},
+            "result": {each: row_crc("result", each, *row) for each, row in rows.results.items()},
+        }
         for number, count, ids in rows.once:
             self.once.restored(OnceRow(number, count, row_crc("once", number, count, ids)))
         self.once.next = self.tallies["once"].next
@@ -98,6 +101,7 @@ class Tables:
         """
         tallies: dict[str, Tally] = {}
         once: OnceRow | None = None
+        named: dict[str, dict[bytes, int | None]] = {}
         queues = changed_queues(self.queues, last_words, {} if entry is None else entry.queues)
         with transaction(db):
             if drop:
@@ -112,8 +116,9 @@ class Tables:
                     tallies["binding"] = self._put_bindings(db, entry.bindings)
                 if entry.once:
                     once, tallies["once"] = self._put_once(db, entry.once)
-                if entry.schedules:
-                    tallies["schedule"] = self._put_schedules(db, entry.schedules)
+                for table, rows in _named(entry).items():
+                    if rows:
+                        named[table], tallies[table] = self._put_named(db, table, rows)
                 if entry.errors:
                     self._put_errors(db, entry.errors)
                 if entry.audit:
@@ -123,10 +128,12 @@ class Tables:
         if once:
             self.once.written(once)
         keep_queues(self.queues, queues)
-        for name, row in () if entry is None else entry.schedules.items():
-            self.schedules.pop(name, None)
-            if row is not None:
-                self.schedules[name] = row_crc("schedule", name, row)
+        for table, crcs in named.items():
+            known = self.named[table]
+            for name, crc in crcs.items():
+                known.pop(name, None)
+                if crc is not None:
+                    known[name] = crc
 
     def _put_queues(self, db: sqlite3.Connection, rows: Mapping[int, QueueRow | None]) -> Tally:
         olds = [self.queues[queue_id] for queue_id in rows if queue_id in self.queues]
@@ -159,17 +166,22 @@ class Tables:
         tally = self.tallies["once"]._replace(next=number + 1)
         return row, tally.minus([old.crc for old in gone]).plus([row.crc])
 
-    def _put_schedules(self, db: sqlite3.Connection, rows: Mapping[bytes, str | None]) -> Tally:
-        olds = [(name, self.schedules[name]) for name in rows if name in self.schedules]
-        news = [
-            (name, row, row_crc("schedule", name, row))
-            for name, row in rows.items()
-            if row is not None
-        ]
-        db.executemany("delete from schedule where name = ?", [(name,) for name, _ in olds])
-        db.executemany("insert into schedule values (?, ?, ?)", news)
-        tally = self.tallies["schedule"].minus([crc for _, crc in olds])
-        return tally.plus([crc for *_, crc in news])
+    def _put_named(
+        self, db: sqlite3.Connection, table: str, rows: Mapping[bytes, Row | None]
+    ) -> tuple[dict[bytes, int | None], Tally]:
+        """Replace or delete rows by their names; return their new checksums, and the tally."""
+        known, crcs = self.named[table], dict[bytes, int | None]()
+        olds = [name for name in rows if name in known]
+        db.executemany(f"delete from {table} where name = ?", [(name,) for name in olds])
+        news = list[Row]()
+        for name, row in rows.items():
+            crcs[name] = None if row is None else row_crc(table, name, *row)
+            if row is not None:
+                news.append((name, *row, crcs[name]))
+        if news:
+            db.executemany(f"insert into {table} values ({_marks(news[0])})", news)
+        tally = self.tallies[table].minus([known[name] for name in olds])
+        return crcs, tally.plus([crc for *_, crc in news])
 
     def _put_errors(self, db: sqlite3.Connection, errors: list[ErrorRecord]) -> None:
         db.executemany(
@@ -227,6 +239,7 @@ class Tables:
             "binding": rows.bindings,
             "once": rows.once,
             "schedule": [*found.schedules.items()],
+            "result": [(each, *row) for each, row in found.results.items()],
             "error": [record[:6] for record in found.errors],
             "audit": [(record.id, record.row()) for record in found.audit],
             "tally": [(name, *rows.tallies[name]) for name in TALLIED],
@@ -243,10 +256,17 @@ class Tables:
                 # A look-up by key may find nothing if pages are damaged.
                 db.execute(f"delete from {table}")
                 for row in values:
-                    marks = ", ".join("?" * (len(row) + 1))
-                    db.execute(
-                        f"insert into {table} values ({marks})", (*row, row_crc(table, *row))
-                    )
+                    stored = *row, row_crc(table, *row)
+                    db.execute(f"insert into {table} values ({_marks(stored)})", stored)
+
+
+def _named(entry: Entry) -> dict[str, dict[bytes, Row | None]]:
+    schedules = {name: row if row is None else (row,) for name, row in entry.schedules.items()}
+    return {"schedule": schedules, "result": {**entry.results}}
+
+
+def _marks(row: Row) -> str:
+    return ", ".join("?" * len(row))
 
 
 def become_another(db: sqlite3.Connection, epoch: str) -> None:

@@ -30,24 +30,13 @@ def move(
     marks. The caller delivers."""
     source.lane.leave_together([number for number, _ in deliveries])
     if source.tracer is not None:
-        _trace(source, to, deliveries)
+        source.tracer.moved(source, to, deliveries, to.lane.next_seq)
     if source is not to:
         # What is settled here and appended there is of two lanes: no piece may have one alone.
         source.lane.pending.in_one_piece = True
         to.take_in([line for _, line in deliveries], marks)
     else:
         to.lane.append_all([line for _, line in deliveries], marks or ())
-
-
-def _trace(source: Place, to: Place, deliveries: Sequence[Delivery]) -> None:
-    """What joins another queue is noted by that, too."""
-    assert source.tracer is not None
-    if source is not to:
-        told = {"to": to.name.decode("utf-8", "surrogateescape")}
-        source.tracer.note(source, "moved", deliveries, told)
-    else:
-        lines = [line for _, line in deliveries]
-        source.tracer.note(source, "joined", enumerate(lines, source.lane.next_seq))
 
 
 class Ready:

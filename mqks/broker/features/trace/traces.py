@@ -19,7 +19,7 @@ from mqks.broker.spine.base.turns import GOES_ON, Work, slices
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.queue import NewMessages, Queue
-from mqks.broker.spine.queue.seams import Traced
+from mqks.broker.spine.queue.seams import Traced, Tracer
 from mqks.broker.spine.queue.shared import Shared
 from mqks.broker.spine.routing.masks import Queues
 from mqks.broker.spine.routing.publishing import Publishing
@@ -89,6 +89,7 @@ class Traces:
         shared: Shared,
         publishing: Publishing,
         queues: Callable[[], Sequence[Queue]],
+        tracer_of: Callable[[Queue], Tracer | None],
     ) -> None:
         self.rows: dict[bytes, Trace] = {}
         self.steps: deque[MessageStep] = deque()
@@ -100,11 +101,12 @@ class Traces:
         self._matches = name_masks(())
         self._events: dict[bytes, bool] = {}
         self._shared, self._publishing, self._queues = shared, publishing, queues
+        self._tracer_of = tracer_of
 
     # -- what is traced
 
     def of_queue(self) -> "Traces | None":
-        """The tracer that each queue has now."""
+        """The tracer that each queue has now, besides others."""
         return self if self.rows else None
 
     def begin(self, name: bytes, for_s: float, who: Who) -> Work[None]:
@@ -144,7 +146,7 @@ class Traces:
         self._publishing.tracer = self.of_queue()
         for some in slices(self._queues(), STEP_NAMES):
             for queue in some:
-                queue.tracer = self.of_queue()
+                queue.tracer = self._tracer_of(queue)
             yield GOES_ON
 
     def _has_event(self, event: bytes) -> bool:
@@ -218,6 +220,14 @@ class Traces:
     ) -> None:
         for delivery, each_us in zip(deliveries, due_us, strict=True):
             self.note(queue, "scheduled", [delivery], {"until_us": each_us})
+
+    def moved(self, source: Traced, to: Traced, deliveries: Sequence[Delivery], first: int) -> None:
+        if source is to:
+            lines = [line for _, line in deliveries]
+            self.note(source, "joined", enumerate(lines, first))
+        else:  # What joins another queue is noted by that, too.
+            told = {"to": to.name.decode("utf-8", "surrogateescape")}
+            self.note(source, "moved", deliveries, told)
 
     def deleted(self, queue: Traced) -> None:
         if self._last.pop(queue.id, None):

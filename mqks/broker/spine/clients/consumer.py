@@ -36,7 +36,16 @@ Held = tuple[int, bytes, int]
 
 class Consumer(Taker):
     __slots__ = (
-        *("ack_timeout_us", "budget", "connection", "deadlines", "defaults", "meta", "prefetch"),
+        *(
+            "ack_timeout_us",
+            "budget",
+            "cancellable",
+            "connection",
+            "deadlines",
+            "defaults",
+            "meta",
+            "prefetch",
+        ),
         *("pause_entry", "prefetch_max", "prefix", "queue", "repeated", "separator", "unacked"),
         *("out_of_order", "unacked_bytes", "unacked_max", "update_due", "wall_us"),
     )
@@ -51,6 +60,7 @@ class Consumer(Taker):
         *,
         prefetch: int = 0,
         meta: bool = False,
+        cancellable: bool = False,
         defaults: Policy = DEFAULT,
     ) -> None:
         super().__init__(consumer_id, manual_ack)
@@ -65,6 +75,8 @@ class Consumer(Taker):
         """Of the end of its pause in the schedule."""
         self.meta = meta
         """Its deliveries have attributes."""
+        self.cancellable = cancellable
+        """It is told which of its messages are to be cancelled."""
         self.defaults = defaults
         """What applies to its losses where its queue has no rule."""
         timeout_s = defaults.ack_timeout_s
@@ -365,6 +377,8 @@ class Consumer(Taker):
             flags += b" --ack-timeout=" + policy_text(ACK_TIMEOUT, timeout_s)
         if self.meta:
             flags += b" --meta"
+        if self.cancellable:
+            flags += b" --cancellable"
         return replies.update(self.id, about, flags)
 
 

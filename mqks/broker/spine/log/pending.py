@@ -201,6 +201,10 @@ class QueueState(NamedTuple):
     policy: Policy
 
 
+ResultRow = tuple[str, bytes]
+"""What is stored of a message whose end somebody waits for: JSON, and the data of its result."""
+
+
 class ErrorRecord(NamedTuple):
     """Details of one error reply, for log and database; never a payload.
 
@@ -234,13 +238,20 @@ class Entry:
     """Message ids that may not be published again, oldest first."""
     schedules: dict[bytes, str | None] = field(default_factory=dict)
     """Name of a schedule → its new row, None if it was removed."""
+    results: dict[bytes, ResultRow | None] = field(default_factory=dict)
+    """Id of a message → its new row, None if it is forgotten."""
     records: int = 0
     """Approximate number of messages, acks and marks in it."""
 
     @property
     def has_more(self) -> bool:
         """Whether there is more than messages, acks, marks and ids."""
-        return bool(self.queues or self.bindings or self.schedules or self.errors or self.audit)
+        return self.has_named or bool(self.queues or self.bindings or self.errors or self.audit)
+
+    @property
+    def has_named(self) -> bool:
+        """Whether there are rows of schedules or results."""
+        return bool(self.schedules or self.results)
 
     @property
     def has_metadata(self) -> bool:
@@ -254,7 +265,8 @@ class Entry:
     @property
     def must_last(self) -> bool:
         """Whether there is more than errors and the audit, which no confirm covers."""
-        return bool(self.changes or self.queues or self.bindings or self.once or self.schedules)
+        others = self.changes or self.queues or self.bindings or self.once
+        return self.has_named or bool(others)
 
     def extend(self, later: "Entry", errors_max: int) -> None:
         """Add what came `later`; of two states of a queue, binding or schedule its one counts."""
@@ -262,6 +274,7 @@ class Entry:
         self.bindings.update(later.bindings)
         self.once += later.once
         self.schedules.update(later.schedules)
+        self.results.update(later.results)
         self.errors += later.errors
         del self.errors[errors_max:]
         self.audit += later.audit
@@ -329,9 +342,13 @@ class Batch:
     def has_messages(self) -> bool:
         """Whether some of it needs more space than it frees."""
         entry = self.entry
-        return bool(entry.once or entry.schedules) or any(
-            change.runs or change.moved or (self.in_one_piece and change.marks)
-            for change in entry.changes
+        return (
+            entry.has_named
+            or bool(entry.once)
+            or any(
+                change.runs or change.moved or (self.in_one_piece and change.marks)
+                for change in entry.changes
+            )
         )
 
     def cut_piece(self) -> "Batch | None":
@@ -532,15 +549,22 @@ class Pending:
 
     def take_settled(self) -> Batch:
         """Take what frees space on a full disk: acks of durable messages, queues, bindings, errors,
-        and everybody who waits. Messages stay pending, and so do `--once` ids and schedules: a
-        durable id without its message would block the message permanently, and a tick be lost."""
+        and everybody who waits. Messages stay pending, and so do `--once` ids, schedules and
+        results: a durable id without its message would block the message permanently, and a tick be
+        lost."""
         batch = self.take(whole=True)
         entry = batch.entry
         rest = Batch(
-            Entry(once=entry.once, schedules=entry.schedules, records=len(entry.once)),
+            Entry(
+                once=entry.once,
+                schedules=entry.schedules,
+                results=entry.results,
+                records=len(entry.once) + len(entry.results),
+            ),
             in_one_piece=batch.in_one_piece,
         )
         changes, entry.changes, entry.once, entry.schedules = entry.changes, [], [], {}
+        entry.results = {}
         for change, (lane, taken_end) in zip(changes, batch.taken, strict=True):
             # A mark may be of a transaction, whose messages stay pending.
             settled, later = split(change, taken_end, 0 if batch.in_one_piece else taken_end)

@@ -49,7 +49,7 @@ class Event(StrEnum):
     """It is an ordinary message there: it may be delivered, and may die."""
     DROP = "dropped"
     PURGE = "purge, trim"
-    CANCEL = "cancel"
+    CANCEL = "cancel, cancel_job"
     DELETION = "delete_queue"
 
 
@@ -75,6 +75,7 @@ AFTER: Final = {
     (State.READY, Event.TTL): State.DEAD,
     (State.READY, Event.OVERFLOW): State.DEAD,
     (State.READY, Event.PURGE): State.NONE,
+    (State.READY, Event.CANCEL): State.NONE,
     (State.READY, Event.DELETION): State.NONE,
     (State.UNACKED, Event.REJECT): State.READY,
     (State.UNACKED, Event.RELEASE): State.READY,

@@ -297,7 +297,7 @@ class Queue:
         if self.show is not None:
             self.show(lines)
         lane = self.lane
-        if self.tracer is not None:
+        if self.tracer is not None and ids is not None:
             self.tracer.note(self, "joined", enumerate(lines, lane.next_seq))
         if lane.expiry is not None:
             lane.expiry.joined(lane.next_seq)
@@ -491,6 +491,8 @@ class Queue:
             self.shared.features.returns.join(self, due, since_us)
         else:
             lane.leave_together([number for number, _ in due])
+            if self.tracer is not None:
+                self.tracer.moved(self, self, due, lane.next_seq)
             self.publish(None, [line for _, line in due])
 
     def dead_letter_queue(self, reason: str) -> Place | None:

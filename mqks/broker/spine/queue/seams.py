@@ -238,7 +238,8 @@ class Traced(Protocol):
 
 
 class Tracer(Protocol):
-    """Notes what becomes of messages. A queue has one only while something is traced."""
+    """Notes what becomes of messages. A queue has one only while something is traced, or somebody
+    waits for the end of one of its messages."""
 
     def note(
         self,
@@ -263,6 +264,12 @@ class Tracer(Protocol):
         self, queue: Traced, deliveries: Iterable[tuple[int, bytes]], due_us: Iterable[int]
     ) -> None:
         """Messages wait until these times of the wall clock."""
+
+    def moved(
+        self, source: Traced, to: Traced, deliveries: Sequence[tuple[int, bytes]], first: int
+    ) -> None:
+        """Messages have left their places for the end of `to`, which may be the same queue: they
+        will have numbers from `first` on."""
 
     def deleted(self, queue: Traced) -> None:
         """So are all its messages."""
