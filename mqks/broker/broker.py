@@ -15,6 +15,7 @@ from typing import get_args
 from mqks.audit import Audit, AuditRecord
 from mqks.broker.features.admission.draining import Drain
 from mqks.broker.features.admission.once import OnceWindow
+from mqks.broker.features.batches.batches import Batches
 from mqks.broker.features.table import FEATURES
 from mqks.broker.features.tails.tails import MessageTail, Tails
 from mqks.broker.features.time.ticks import NextTick, Schedules, no_cron
@@ -171,6 +172,7 @@ class Broker:
             lambda: [*self.queues.values(), *self.orphans.values()],
         )
         self.schedules = Schedules(self.shared, self.bindings, self.publishing, next_tick)
+        self.batches = Batches(settings, self.shared, self.bindings, self.publishing)
         self.policies = Policies(self.queues, self.turns, settings.queue_tables)
 
     @property
@@ -797,6 +799,7 @@ class Broker:
             if rule is not None and rule.delay_s is not None:
                 finish(self.unused(queue))
         self.schedules.start()
+        self.batches.start()
 
 
 def _read_nothing(connection: Connection, request_id: bytes) -> None:

@@ -81,7 +81,7 @@ async def _begin(target: Store) -> None:
     async for _ in target.segments(there):
         there.damage.clear()
         there.next_segment = 0
-    rows = there.bindings or there.errors or there.audit or there.schedules
+    rows = there.bindings or there.errors or there.audit or there.schedules or there.batches
     if there.next_segment != 1 or there.next_queue_id != 1 or rows:
         raise CannotWrite(f"{target.name} has a journal already: name one that does not exist")
     await target.begin()
@@ -141,6 +141,8 @@ async def _copy_metadata(found: Metadata, target: Store) -> None:
         await target.commit([], Entry(once=ids))
     for schedules in _some([*found.schedules.items()]):
         await target.commit([], Entry(schedules=dict(schedules)))
+    for batches in _some([*found.batches.items()]):
+        await target.commit([], Entry(batches=dict(batches)))
     for errors in _some(found.errors):
         await target.commit([], Entry(errors=errors))
     for audit in _some(found.audit):

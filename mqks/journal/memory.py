@@ -55,6 +55,7 @@ class MemoryStore(Store):
             known,
             queues=dict(known.queues),
             schedules=dict(known.schedules),
+            batches=dict(known.batches),
             queue_ids_end=known.next_queue_id,
             damage=[],
             notes=[],
@@ -96,6 +97,8 @@ class MemoryStore(Store):
         kept.bindings = [key for key, is_bound in bound.items() if is_bound]
         schedules = kept.schedules | entry.schedules
         kept.schedules = {name: row for name, row in schedules.items() if row is not None}
+        batches = kept.batches | entry.batches
+        kept.batches = {name: row for name, row in batches.items() if row is not None}
         once = kept.once + entry.once
         kept.once = once[-self._once_ids_max or len(once) :]
         errors = kept.errors + [record._replace(user=None) for record in entry.errors]

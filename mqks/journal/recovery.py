@@ -112,6 +112,7 @@ class Recovery:
             broker.bindings.restore(name, [event for _, event in bound])
         broker.once.restore(metadata.once)
         broker.schedules.restore(metadata.schedules)
+        broker.batches.restore(metadata.batches)
         queues = [
             (row.id, broker.restore_queue(row.id, row.name, Policy.decode(row.policy)))
             for row in metadata.queues.values()

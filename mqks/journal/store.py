@@ -66,6 +66,8 @@ class Metadata:
     """Ids that may not be published again, oldest first."""
     schedules: dict[bytes, str] = field(default_factory=dict)
     """Name → row, as the broker wrote it."""
+    batches: dict[bytes, str] = field(default_factory=dict)
+    """The same of batches."""
     errors: list[ErrorRecord] = field(default_factory=list)
     """Oldest first."""
     audit: list[AuditRecord] = field(default_factory=list)

@@ -34,6 +34,7 @@ class Disk:
         self.bindings: set[tuple[bytes, bytes]] = set()
         self.once: list[bytes] = []
         self.schedules: dict[bytes, str] = {}
+        self.batches: dict[bytes, str] = {}
         self.next_queue_id = 1
 
     def write(self, entry: Entry) -> None:
@@ -52,6 +53,10 @@ class Disk:
             self.schedules.pop(name, None)
             if row is not None:
                 self.schedules[name] = row
+        for name, row in entry.batches.items():
+            self.batches.pop(name, None)
+            if row is not None:
+                self.batches[name] = row
         for change in entry.changes:
             queue = self.queues.get(change.lane_id)
             if queue is None:
@@ -106,6 +111,7 @@ class Disk:
             broker.bindings.restore(name, events)
         broker.once.restore(self.once)
         broker.schedules.restore(self.schedules)
+        broker.batches.restore(self.batches)
         for queue_id, state in sorted(self.states.items()):
             queue = broker.restore_queue(queue_id, state.name, state.policy)
             known = self.queues[queue_id]

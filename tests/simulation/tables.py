@@ -32,6 +32,7 @@ class Tables:
         self.bindings: dict[Row, None] = {}
         self.once: dict[int, Row] = {}
         self.schedules: dict[bytes, Row] = {}
+        self.batches: dict[bytes, Row] = {}
         self.errors: dict[str, Row] = {}
         self.audit: dict[int, Row] = {}
 
@@ -125,6 +126,8 @@ class Tables:
         self.once |= keyed(statements.NEW_ONCE, values)
         remove(self.schedules, values["deleted_schedules"])
         self.schedules |= keyed(statements.NEW_SCHEDULES, values)
+        remove(self.batches, values["deleted_batches"])
+        self.batches |= keyed(statements.NEW_BATCHES, values)
         if values["has_errors"]:
             old = sorted(self.errors, reverse=True)[values["errors_kept"] :]
             remove(self.errors, old)
@@ -176,6 +179,7 @@ READS: dict[str, Callable[[Tables, Any], list[Row]]] = {
     statements.BINDINGS: lambda tables, _: [*tables.bindings],
     statements.ONCE: lambda tables, _: in_order(tables.once),
     statements.SCHEDULES: lambda tables, _: [*tables.schedules.values()],
+    statements.BATCHES: lambda tables, _: [*tables.batches.values()],
     statements.ERRORS: lambda tables, _: in_order(tables.errors),
     statements.AUDIT: lambda tables, _: in_order(tables.audit),
     statements.HEADS: lambda tables, values: tables.heads(*values),

@@ -43,6 +43,7 @@ BOUND: Final = Unnested("bound", "queue bytea, event bytea")
 UNBOUND: Final = Unnested("unbound", "queue bytea, event bytea")
 NEW_ONCE: Final = Unnested("new_once", "number bigint, count bigint, ids bytea")
 NEW_SCHEDULES: Final = Unnested("new_schedule", "name bytea, row text")
+NEW_BATCHES: Final = Unnested("new_batch", "name bytea, row text")
 NEW_ERRORS: Final = Unnested(
     "new_error",
     "id text, time_us bigint, connection bytea, request_id bytea, action bytea, reason bytea",
@@ -102,6 +103,14 @@ with owned as (
 ), schedules as (
     insert into schedule select new_schedule.* from owned, {NEW_SCHEDULES.sql}
     on conflict (sha256(name)) do update set row = excluded.row
+), deleted_batches as (
+    delete from batch using owned
+    where sha256(name) in (
+        select sha256(old.name) from unnest(%(deleted_batches)b::bytea[]) as old (name)
+    )
+), batches as (
+    insert into batch select new_batch.* from owned, {NEW_BATCHES.sql}
+    on conflict (sha256(name)) do update set row = excluded.row
 ), errors as (
     insert into error select new_error.* from owned, {NEW_ERRORS.sql}
     on conflict do nothing
@@ -131,6 +140,7 @@ QUEUES: Final = "select id, name, policy, next_seq, cursor from queue order by i
 BINDINGS: Final = "select queue, event from binding"
 ONCE: Final = "select number, count, ids from once order by number"
 SCHEDULES: Final = "select name, row from schedule"
+BATCHES: Final = "select name, row from batch"
 ERRORS: Final = "select id, time_us, connection, request_id, action, reason from error order by id"
 AUDIT: Final = "select id, row from audit order by id"
 HEADS: Final = """

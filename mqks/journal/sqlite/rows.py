@@ -28,6 +28,7 @@ TEXTS_SINCE: Final = 6
 TEXT_FILES_SINCE: Final = 7
 SCHEDULES_SINCE: Final = 8
 AUDIT_SINCE: Final = 9
+BATCHES_SINCE: Final = 10
 """The first schemas that have them."""
 ROWS_TOLD_MAX: Final = 20
 SHOWN_MAX: Final = 200
@@ -133,6 +134,7 @@ _TABLES: Final = {
     "binding": _Table("queue, event", (bytes, bytes), lambda row: all(map(is_name, row))),
     "once": _Table("number, count, ids", (int, int, bytes), _is_once),
     "schedule": _Table("name, row", (bytes, str), lambda row: is_name(row[0])),
+    "batch": _Table("name, row", (bytes, str), lambda row: is_name(row[0])),
     "error": _Table(
         "id, time_us, connection, request_id, action, reason",
         (str, int, str, bytes, bytes, str),
@@ -163,7 +165,8 @@ def _table(name: str, version: int) -> _Table:
 
 def read_by(version: int) -> dict[str, str]:
     """The tables of a database of this schema, and the columns to read of each."""
-    since = {"tally": CHECKSUMS_SINCE, "once": EPOCH_SINCE, "schedule": SCHEDULES_SINCE}
+    since = {"tally": CHECKSUMS_SINCE, "once": EPOCH_SINCE}
+    since |= {"schedule": SCHEDULES_SINCE, "batch": BATCHES_SINCE}
     crc = ", crc" if version >= CHECKSUMS_SINCE else ""
     return {
         name: _table(name, version).columns + crc
@@ -221,6 +224,9 @@ class Rows:
         self.schedules: dict[bytes, str] = dict(self._whole("schedule"))
         if version >= SCHEDULES_SINCE:
             self._count("schedule", 1)
+        self.batches: dict[bytes, str] = dict(self._whole("batch"))
+        if version >= BATCHES_SINCE:
+            self._count("batch", 1)
         self._count("once", max((number for number, _, _ in self.once), default=0) + 1)
         queues_are_whole = all(place != "table queue" for place, _ in self.damage)
         self.queue_ids_end = self.tallies["queue"].next if self._has_checksums else SEQ_MAX

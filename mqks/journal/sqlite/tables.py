@@ -34,7 +34,7 @@ from mqks.journal.store import (
 PUT_META: Final = "insert or replace into meta values (?, ?, ?)"
 PUT_TALLY: Final = "insert or replace into tally values (?, ?, ?, ?, ?)"
 INSERT_SEGMENT: Final = "insert into segment values (?, ?, ?, ?, ?)"
-TALLIED: Final = ("queue", "binding", "once", "segment", "schedule")
+TALLIED: Final = ("queue", "binding", "once", "segment", "schedule", "batch")
 _PUT_QUEUE: Final = "insert or replace into queue values (?, ?, ?, ?, ?, ?)"
 _PUT_BINDING: Final = "insert or ignore into binding values (?, ?, ?)"
 _DELETE_BINDING: Final = "delete from binding where queue = ? and event = ?"
@@ -67,15 +67,16 @@ class Tables:
         self.queues: dict[int, QueueRow] = {}
         self.tallies: dict[str, Tally] = {}
         self.once = OnceRows(once_ids_max)
-        self.schedules: dict[bytes, int] = {}
-        """Checksums by name."""
+        self.named: dict[str, dict[bytes, int]] = {"schedule": {}, "batch": {}}
+        """Of these tables the checksums of the rows by name."""
         self._errors_kept_max = errors_kept_max
         self._audit_kept_max = audit_kept_max
 
     def restored(self, rows: Rows) -> None:
         """Start with what was loaded."""
         self.queues, self.tallies = dict(rows.queues), dict(rows.tallies)
-        self.schedules = {row[0]: row_crc("schedule", *row) for row in rows.schedules.items()}
+        for table, named in ("schedule", rows.schedules), ("batch", rows.batches):
+            self.named[table] = {row[0]: row_crc(table, *row) for row in named.items()}
         for number, count, ids in rows.once:
             self.once.restored(OnceRow(number, count, row_crc("once", number, count, ids)))
         self.once.next = self.tallies["once"].next
@@ -98,6 +99,7 @@ class Tables:
         """
         tallies: dict[str, Tally] = {}
         once: OnceRow | None = None
+        named: dict[str, dict[bytes, str | None]] = {}
         queues = changed_queues(self.queues, last_words, {} if entry is None else entry.queues)
         with transaction(db):
             if drop:
@@ -112,8 +114,10 @@ class Tables:
                     tallies["binding"] = self._put_bindings(db, entry.bindings)
                 if entry.once:
                     once, tallies["once"] = self._put_once(db, entry.once)
-                if entry.schedules:
-                    tallies["schedule"] = self._put_schedules(db, entry.schedules)
+                named = {"schedule": entry.schedules, "batch": entry.batches}
+                for table, rows in named.items():
+                    if rows:
+                        tallies[table] = self._put_named(db, table, rows)
                 if entry.errors:
                     self._put_errors(db, entry.errors)
                 if entry.audit:
@@ -123,10 +127,12 @@ class Tables:
         if once:
             self.once.written(once)
         keep_queues(self.queues, queues)
-        for name, row in () if entry is None else entry.schedules.items():
-            self.schedules.pop(name, None)
-            if row is not None:
-                self.schedules[name] = row_crc("schedule", name, row)
+        for table, rows in named.items():
+            crcs = self.named[table]
+            for name, row in rows.items():
+                crcs.pop(name, None)
+                if row is not None:
+                    crcs[name] = row_crc(table, name, row)
 
     def _put_queues(self, db: sqlite3.Connection, rows: Mapping[int, QueueRow | None]) -> Tally:
         olds = [self.queues[queue_id] for queue_id in rows if queue_id in self.queues]
@@ -159,16 +165,17 @@ class Tables:
         tally = self.tallies["once"]._replace(next=number + 1)
         return row, tally.minus([old.crc for old in gone]).plus([row.crc])
 
-    def _put_schedules(self, db: sqlite3.Connection, rows: Mapping[bytes, str | None]) -> Tally:
-        olds = [(name, self.schedules[name]) for name in rows if name in self.schedules]
+    def _put_named(
+        self, db: sqlite3.Connection, table: str, rows: Mapping[bytes, str | None]
+    ) -> Tally:
+        crcs = self.named[table]
+        olds = [(name, crcs[name]) for name in rows if name in crcs]
         news = [
-            (name, row, row_crc("schedule", name, row))
-            for name, row in rows.items()
-            if row is not None
+            (name, row, row_crc(table, name, row)) for name, row in rows.items() if row is not None
         ]
-        db.executemany("delete from schedule where name = ?", [(name,) for name, _ in olds])
-        db.executemany("insert into schedule values (?, ?, ?)", news)
-        tally = self.tallies["schedule"].minus([crc for _, crc in olds])
+        db.executemany(f"delete from {table} where name = ?", [(name,) for name, _ in olds])
+        db.executemany(f"insert into {table} values (?, ?, ?)", news)
+        tally = self.tallies[table].minus([crc for _, crc in olds])
         return tally.plus([crc for *_, crc in news])
 
     def _put_errors(self, db: sqlite3.Connection, errors: list[ErrorRecord]) -> None:
@@ -227,6 +234,7 @@ class Tables:
             "binding": rows.bindings,
             "once": rows.once,
             "schedule": [*found.schedules.items()],
+            "batch": [*found.batches.items()],
             "error": [record[:6] for record in found.errors],
             "audit": [(record.id, record.row()) for record in found.audit],
             "tally": [(name, *rows.tallies[name]) for name in TALLIED],

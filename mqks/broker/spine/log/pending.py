@@ -82,6 +82,8 @@ class Mark(NamedTuple):
     """When it joined the queue, if that is not the time of its number."""
     id_crc: int = 0
     """The `id_checksum` of its id, while it is scheduled."""
+    batch: int = 0
+    """The number of the batch that it is a member of."""
 
     def changed(self, **changes: Any) -> "Mark":
         """The next version."""
@@ -182,6 +184,20 @@ class Changed(Protocol):
     def spill(self, committed: int) -> Work[None]: ...
 
 
+class Members(Protocol):
+    """The batches, as lanes see them: each knows how many of its messages are alive."""
+
+    def number(self, name: bytes) -> int:
+        """That of the batch of this name, to which messages may be added; 0: there is none."""
+
+    def count(self, batch: int, living: int, *, new: int = 0, dead: int = 0) -> None:
+        """So many more of its messages are alive; so many are new, or have died."""
+
+    def end(self) -> None:
+        """A commit is about to take all that is pending: add what follows from the batches that
+        have ended."""
+
+
 class Replier(Protocol):
     """An `Outbox` that has asked for confirms."""
 
@@ -234,13 +250,15 @@ class Entry:
     """Message ids that may not be published again, oldest first."""
     schedules: dict[bytes, str | None] = field(default_factory=dict)
     """Name of a schedule → its new row, None if it was removed."""
+    batches: dict[bytes, str | None] = field(default_factory=dict)
+    """Name of a batch → its new row, None if it has ended."""
     records: int = 0
     """Approximate number of messages, acks and marks in it."""
 
     @property
     def has_more(self) -> bool:
         """Whether there is more than messages, acks, marks and ids."""
-        return bool(self.queues or self.bindings or self.schedules or self.errors or self.audit)
+        return self.must_stand or bool(self.errors or self.audit)
 
     @property
     def has_metadata(self) -> bool:
@@ -254,7 +272,12 @@ class Entry:
     @property
     def must_last(self) -> bool:
         """Whether there is more than errors and the audit, which no confirm covers."""
-        return bool(self.changes or self.queues or self.bindings or self.once or self.schedules)
+        return bool(self.changes or self.once) or self.must_stand
+
+    @property
+    def must_stand(self) -> bool:
+        """Whether there are rows that a start relies on."""
+        return bool(self.queues or self.bindings or self.schedules or self.batches)
 
     def extend(self, later: "Entry", errors_max: int) -> None:
         """Add what came `later`; of two states of a queue, binding or schedule its one counts."""
@@ -262,6 +285,7 @@ class Entry:
         self.bindings.update(later.bindings)
         self.once += later.once
         self.schedules.update(later.schedules)
+        self.batches.update(later.batches)
         self.errors += later.errors
         del self.errors[errors_max:]
         self.audit += later.audit
@@ -329,7 +353,7 @@ class Batch:
     def has_messages(self) -> bool:
         """Whether some of it needs more space than it frees."""
         entry = self.entry
-        return bool(entry.once or entry.schedules) or any(
+        return bool(entry.once or entry.schedules or entry.batches) or any(
             change.runs or change.moved or (self.in_one_piece and change.marks)
             for change in entry.changes
         )
@@ -427,7 +451,9 @@ class Pending:
         self.is_urgent = False
         """It has messages, or was to be written before, and does not wait for others."""
         self.in_one_piece = False
-        """A move from one lane to another, a tick or a transaction must not be written in part."""
+        """A move from one lane to another, a tick, a transaction or what a batch counts must not be
+        written in part."""
+        self.members: Members | None = None
         self.dirty: list[Changed] = []
         self.unwritable = ""
         """Why nothing can be written durably; publishes are refused while this is not empty."""
@@ -480,6 +506,8 @@ class Pending:
     def take(self, *, whole: bool = False) -> Batch:
         """Take everything; the next batch begins. A batch of very many queues or messages is taken
         in pieces, unless `whole`."""
+        if self.members is not None:
+            self.members.end()
         if whole or self.in_one_piece:
             self._gather_rest()
         batch, self._rest = self._rest or self._gathered(), None
@@ -532,15 +560,22 @@ class Pending:
 
     def take_settled(self) -> Batch:
         """Take what frees space on a full disk: acks of durable messages, queues, bindings, errors,
-        and everybody who waits. Messages stay pending, and so do `--once` ids and schedules: a
-        durable id without its message would block the message permanently, and a tick be lost."""
+        and everybody who waits. Messages stay pending, and so do `--once` ids, schedules and
+        batches: a durable id without its message would block the message permanently, and a tick,
+        or what follows a batch, be lost."""
         batch = self.take(whole=True)
         entry = batch.entry
         rest = Batch(
-            Entry(once=entry.once, schedules=entry.schedules, records=len(entry.once)),
+            Entry(
+                once=entry.once,
+                schedules=entry.schedules,
+                batches=entry.batches,
+                records=len(entry.once),
+            ),
             in_one_piece=batch.in_one_piece,
         )
-        changes, entry.changes, entry.once, entry.schedules = entry.changes, [], [], {}
+        changes, entry.changes, entry.once = entry.changes, [], []
+        entry.schedules, entry.batches = {}, {}
         for change, (lane, taken_end) in zip(changes, batch.taken, strict=True):
             # A mark may be of a transaction, whose messages stay pending.
             settled, later = split(change, taken_end, 0 if batch.in_one_piece else taken_end)
