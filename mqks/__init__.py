@@ -14,8 +14,8 @@ from mqks.version import __version__
 if TYPE_CHECKING:
     from mqks import blocking as blocking
     from mqks.client.app import App
-    from mqks.client.async_client import AsyncClient, AsyncConsumer, AsyncTail, connect
-    from mqks.client.blocking import BlockingClient, BlockingConsumer, BlockingTail
+    from mqks.client.async_client import AsyncBatch, AsyncClient, AsyncConsumer, AsyncTail, connect
+    from mqks.client.blocking import BlockingBatch, BlockingClient, BlockingConsumer, BlockingTail
     from mqks.client.errors import (
         AuthenticationFailed,
         CallFailed,
@@ -37,10 +37,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "App",
+    "AsyncBatch",
     "AsyncClient",
     "AsyncConsumer",
     "AsyncTail",
     "AuthenticationFailed",
+    "BlockingBatch",
     "BlockingClient",
     "BlockingConsumer",
     "BlockingTail",
@@ -80,8 +82,14 @@ _RENAMED = {
 
 _HOMES = {
     "mqks.client.app": ("App",),
-    "mqks.client.async_client": ("AsyncClient", "AsyncConsumer", "AsyncTail", "connect"),
-    "mqks.client.blocking": ("BlockingClient", "BlockingConsumer", "BlockingTail"),
+    "mqks.client.async_client": (
+        "AsyncBatch",
+        "AsyncClient",
+        "AsyncConsumer",
+        "AsyncTail",
+        "connect",
+    ),
+    "mqks.client.blocking": ("BlockingBatch", "BlockingClient", "BlockingConsumer", "BlockingTail"),
     "mqks.client.messages": ("DeadLetter", "Message", "PeekedMessage", "QueueUpdate"),
     "mqks.client.options": ("Options",),
     "mqks.errors": ("ConfigurationError", "MqksError"),

@@ -18,6 +18,8 @@ LABELS = {
 LABELS |= {"words": "except `errors`", "events": "`{event}`", "masks": "`{mask}`"}
 LABELS |= {"name": "what the schedule `{name}` publishes"}
 LABELS |= {"consumer": "the queue of `{consumer_id}`", "to": "`{queue}`"}
+OF_ANOTHER = {"consumer": "consume", "schedule": "publish", "batch": "publish"}
+"""Permissions that are those to do what another thing does."""
 COLUMNS = 110
 
 
@@ -42,9 +44,9 @@ def needs(action: Action) -> str:
     told: dict[str, dict[str, None]] = {}
     for field, permission in action.needs.items():
         label = words.get(field) or LABELS.get(field, f"`{{{field}}}`")
-        told.setdefault(
-            permission.replace("consumer", "consume").replace("schedule", "publish"), {}
-        )[label] = None
+        if permission == "batch":
+            label = f"{'and ' if 'publish' in told else ''}what follows the batch"
+        told.setdefault(OF_ANOTHER.get(permission, permission), {})[label] = None
     return ", ".join(
         f"`{permission}` {' '.join(labels)}".rstrip() for permission, labels in told.items()
     )

@@ -111,6 +111,7 @@ def publish(
     meta: Annotated[Names, "KEY=VALUE", "An attribute. Repeatable."] = None,
     priority: Annotated[int | None, "N", "Its priority, from -128 to 127."] = None,
     key: Annotated[str | None, "KEY", "Its key."] = None,
+    batch: Annotated[str | None, "NAME", "The batch that it joins."] = None,
 ) -> Told:
     """Publish one message, each line of stdin, or a file.
 
@@ -130,7 +131,7 @@ def publish(
             "--mandatory needs the confirm: without it, there is no error reply"
         )
     terms: Terms = {"delay_s": delay, "at": _time(at), "ttl_s": ttl, "meta": pairs(meta or ())}
-    terms |= {"to": to, "priority": priority, "key": key}
+    terms |= {"to": to, "priority": priority, "key": key, "batch": batch}
     content = Path(file).read_bytes() if file is not None else data or ""
     with server.connected() as client:
         if to is not None:

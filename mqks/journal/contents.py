@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, Self
 
 from mqks.audit import AuditRecord
-from mqks.broker.features.batches.batches import BatchRow
 from mqks.broker.features.time.ticks import ScheduleRow
 from mqks.broker.spine.base.ranges import Range, below, numbers
 from mqks.broker.spine.log.pending import NO_MARK, ErrorRecord, Mark
@@ -123,8 +122,6 @@ class Contents:
     """Name of the queue, whether it exists or not, and event; sorted."""
     schedules: dict[bytes, ScheduleRow]
     """Sorted by name."""
-    batches: dict[bytes, BatchRow]
-    """Sorted by name."""
     facts: DatabaseFacts
     damage: list[Damage]
     torn: str = ""
@@ -136,7 +133,6 @@ class Contents:
         self.name = name
         self._thorough = thorough
         self.queues, self.bindings, self.schedules, self.damage = [], [], {}, []
-        self.batches = {}
         self._segments: dict[int, SegmentContent] = {}
         self._rows: Mapping[int, QueueRow] = {}
 
@@ -191,9 +187,6 @@ class Contents:
 
     def _keep_schedules(self, rows: Iterable[tuple[bytes, str]]) -> None:
         self.schedules = {name: ScheduleRow.parse(name, row) for name, row in sorted(rows)}
-
-    def _keep_batches(self, rows: Iterable[tuple[bytes, str]]) -> None:
-        self.batches = {name: BatchRow.parse(name, row) for name, row in sorted(rows)}
 
     # -- what all segments together say
 

@@ -90,7 +90,6 @@ class Database(Contents):
         self._segments = {segment_id: self._segments[segment_id] for segment_id in ids}
         self.bindings = sorted((queue, event) for queue, event in self._all(statements.BINDINGS))
         self._keep_schedules(self._all(statements.SCHEDULES))
-        self._keep_batches(self._all(statements.BATCHES))
         if len(ids) != segments:
             what = f"{len(ids)} exist, {segments} were written"
             self.damage.append(Damage("table segment", what))

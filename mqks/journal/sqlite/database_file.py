@@ -208,7 +208,6 @@ class DatabaseFile(Contents):
         self._segments = {i: self._segments[i] for i in ids if i in self._segments}
         self.bindings = sorted(rows.bindings)
         self._keep_schedules(rows.schedules.items())
-        self._keep_batches(rows.batches.items())
         self.damage += rows.count_segments(ids)
         self._build(rows.queues, rows.queue_ids_end)
         sizes = [segment.size for segment in self._segments.values()]
