@@ -14,8 +14,21 @@ from mqks.version import __version__
 if TYPE_CHECKING:
     from mqks import blocking as blocking
     from mqks.client.app import App
-    from mqks.client.async_client import AsyncClient, AsyncConsumer, AsyncJob, AsyncTail, connect
-    from mqks.client.blocking import BlockingClient, BlockingConsumer, BlockingJob, BlockingTail
+    from mqks.client.async_client import (
+        AsyncBatch,
+        AsyncClient,
+        AsyncConsumer,
+        AsyncJob,
+        AsyncTail,
+        connect,
+    )
+    from mqks.client.blocking import (
+        BlockingBatch,
+        BlockingClient,
+        BlockingConsumer,
+        BlockingJob,
+        BlockingTail,
+    )
     from mqks.client.errors import (
         AuthenticationFailed,
         CallFailed,
@@ -38,11 +51,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "App",
+    "AsyncBatch",
     "AsyncClient",
     "AsyncConsumer",
     "AsyncJob",
     "AsyncTail",
     "AuthenticationFailed",
+    "BlockingBatch",
     "BlockingClient",
     "BlockingConsumer",
     "BlockingJob",
@@ -86,13 +101,20 @@ _RENAMED = {
 _HOMES = {
     "mqks.client.app": ("App",),
     "mqks.client.async_client": (
+        "AsyncBatch",
         "AsyncClient",
         "AsyncConsumer",
         "AsyncJob",
         "AsyncTail",
         "connect",
     ),
-    "mqks.client.blocking": ("BlockingClient", "BlockingConsumer", "BlockingJob", "BlockingTail"),
+    "mqks.client.blocking": (
+        "BlockingBatch",
+        "BlockingClient",
+        "BlockingConsumer",
+        "BlockingJob",
+        "BlockingTail",
+    ),
     "mqks.client.messages": ("DeadLetter", "JobState", "Message", "PeekedMessage", "QueueUpdate"),
     "mqks.client.options": ("Options",),
     "mqks.errors": ("ConfigurationError", "MqksError"),

@@ -48,6 +48,8 @@ Limit = Literal[
     "metadata_bytes_max",
     "queues_max",
     "schedules_max",
+    "batches_max",
+    "batches_bytes_max",
     "rename_max",
     "traces_max",
     "queue_messages_max",

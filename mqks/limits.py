@@ -420,6 +420,12 @@ SCHEDULES_MAX: Final = 1000
 SCHEDULE_BYTES_MAX: Final = 64 * 1024
 """Flags, event and data of what a schedule publishes."""
 
+BATCH_BYTES: Final = 1024
+"""What a batch counts besides its name and what follows it."""
+
+BATCH_ENDS_MAX: Final = 256
+"""Batches that end in one commit; others that are done end in the next ones."""
+
 CRON_BYTES_MAX: Final = 256
 """Cron expression of a schedule, and name of its time zone."""
 

@@ -379,6 +379,19 @@ class Settings:
     results_keep_s_max: float = _advanced(
         604_800, "Longest time of publish --keep-result.", (0, 31_536_000, "seconds")
     )
+    batches_max: int = _advanced(
+        10_000, "Maximum number of batches that have not ended.", (0, 1_000_000, "batches")
+    )
+    batches_bytes_max: int = _advanced(
+        16 * MIB,
+        "Memory of batches: their names, and what is published when they end.",
+        (64 * 1024, GIB, "bytes"),
+    )
+    batch_expiry_s: float = _advanced(
+        7 * 86_400.0,
+        "A batch that has not ended after so long is forgotten, unless it was opened with --for.",
+        (1, 1_000_000_000, "seconds"),
+    )
     bindings_per_queue_max: int = _advanced(
         100_000, "Maximum number of bindings of one queue.", (1, 100_000_000, "bindings")
     )
@@ -451,7 +464,7 @@ class Settings:
         limits = (
             *(self.memory_bytes, self.metadata_bytes_max, self.unacked_bytes_max),
             *(self.unhandled_bytes_max, self.unsent_bytes_max, 2 * self.batch_bytes_max),
-            *(self.trace_bytes_max, self.results_bytes_max),
+            *(self.trace_bytes_max, self.results_bytes_max, self.batches_bytes_max),
         )
         schedules, once = SCHEDULES_MAX * SCHEDULE_BYTES_MAX, self.once_ids_max * ONCE_ID_BYTES
         gateways = (self.api_port is not None) + (self.sqs_port is not None)

@@ -21,6 +21,8 @@ LABELS |= {
     "name": "what the schedule `{name}` publishes",
 }
 LABELS |= {"consumer": "the queue of `{consumer_id}`", "to": "`{queue}`"}
+OF_ANOTHER = {"consumer": "consume", "schedule": "publish", "batch": "publish", "result": "publish"}
+"""Permissions that are those to do what another thing does."""
 COLUMNS = 110
 
 
@@ -45,12 +47,9 @@ def needs(action: Action) -> str:
     told: dict[str, dict[str, None]] = {}
     for field, permission in action.needs.items():
         label = words.get(field) or LABELS.get(field, f"`{{{field}}}`")
-        told.setdefault(
-            permission.replace("consumer", "consume")
-            .replace("schedule", "publish")
-            .replace("result", "publish"),
-            {},
-        )[label] = None
+        if permission == "batch":
+            label = f"{'and ' if 'publish' in told else ''}what follows the batch"
+        told.setdefault(OF_ANOTHER.get(permission, permission), {})[label] = None
     return ", ".join(
         f"`{permission}` {' '.join(labels)}".rstrip() for permission, labels in told.items()
     )

@@ -204,6 +204,9 @@ CHARTS = {
         Panel("Schedules that fail", {"mqks_schedules_failing": ""}),
         Panel("Results of publish --keep-result", {"mqks_results": ""}),
         Panel(
+            "Batches", {"mqks_batches": "open", "rate(mqks_batches_expired_total[5m])": "expired"}
+        ),
+        Panel(
             "Time until the certificate expires",
             {f"mqks_certificate_expiry_timestamp_seconds{{{ONE}}} - time()": "{{instance}}"},
             ABOUT["mqks_certificate_expiry_timestamp_seconds"],

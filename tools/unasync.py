@@ -26,6 +26,7 @@ WORDS = {
     "async_client": "blocking",
     "async_connection": "blocking_connection",
     "AsyncClient": "BlockingClient",
+    "AsyncBatch": "BlockingBatch",
     "AsyncConsumer": "BlockingConsumer",
     "AsyncJob": "BlockingJob",
     "AsyncMessages": "BlockingMessages",

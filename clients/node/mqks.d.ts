@@ -72,6 +72,8 @@ export interface PublishOptions {
   meta?: Record<string, string>
   /** To this queue alone. */
   to?: Name
+  /** The batch that it joins. */
+  batch?: Name
   timeoutMs?: number
 }
 

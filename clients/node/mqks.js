@@ -989,7 +989,7 @@ class Client {
 
 /** Id and line of a message, and whether it is to be confirmed. */
 function publishing(newId, event, data, options) {
-  const { id = newId, confirm = true, once = confirm, mandatory, delay, at, ttl, priority, key, meta, to, ...strange } = options
+  const { id = newId, confirm = true, once = confirm, mandatory, delay, at, ttl, priority, key, meta, to, batch, ...strange } = options
   refuse(strange)
   const words = [id === newId ? id : name(id), 'publish']
   if (confirm) words.push('--confirm')
@@ -1003,6 +1003,7 @@ function publishing(newId, event, data, options) {
   const attributes = meta === undefined ? '' : metaText(meta)
   if (attributes) words.push(`--meta=${attributes}`)
   if (to !== undefined) words.push(Buffer.concat([Buffer.from('--to='), name(to)]))
+  if (batch !== undefined) words.push(Buffer.concat([Buffer.from('--batch='), name(batch)]))
   const [raw, isEscaped] = published(data)
   if (isEscaped) words.push('--escaped')
   return [words[0], line(...words, name(event), raw), confirm]

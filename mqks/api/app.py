@@ -50,6 +50,7 @@ LOGIN: Final = {"WWW-Authenticate": 'Bearer realm="mqks", Basic realm="mqks"'}
 STATUS: Final = (
     ("no permission", 403),
     ("there is no queue", 404),
+    ("there is no batch", 404),
     ("no queue is bound", 404),
     ("lease: ", 400),
 )
@@ -102,6 +103,7 @@ HEADERS: Final[Terms] = {
     "mqks-key": ("key", _flag_text),
     "mqks-meta": ("meta", _flag_text),
     "mqks-to": ("to", _name_of),
+    "mqks-batch": ("batch", _name_of),
     "idempotency-key": ("id", _unquoted),
 }
 """Headers of a message: the option of `publish`, and what reads it."""
@@ -148,6 +150,8 @@ class Api:
                 Route("/publish/{event:path}", self._publish, methods=["POST"]),
                 Route("/queues/{queue:path}/receive", self._receive, methods=["POST"]),
                 Route("/leases/{lease}/{what}", self._settle, methods=["POST"]),
+                Route("/batches/{batch:path}/close", self._close_batch, methods=["POST"]),
+                Route("/batches/{batch:path}", self._batch, methods=["GET", "PUT"]),
                 Route("/events/{mask:path}", self._events, methods=["GET"]),
                 Route("/openapi.json", self._describe, methods=["GET"]),
             ],
@@ -203,6 +207,28 @@ class Api:
         if not was_there:
             raise HTTPException(410, "the lease has ended")
         return answer(200, {"done": what})
+
+    async def _batch(self, request: Request) -> Response:
+        """Opens a batch, or tells what one counts."""
+        credentials, name = self._credentials(request), _name(request)
+        if request.method != "PUT":
+            async with self._clients.of(credentials) as client:
+                counts = await client.batch_counts(name)
+            if counts is None:
+                raise HTTPException(404, f"there is no batch {name!r}")
+            return answer(200, counts)
+        options = _parameters(request, {"for": ("for_s", _seconds)})
+        async with self._bodies.read(request) as body, self._clients.of(credentials) as client:
+            await client.open_batch(name, **options, **_follows(body))
+        return answer(200, {"name": name})
+
+    async def _close_batch(self, request: Request) -> Response:
+        credentials, name = self._credentials(request), _name(request, behind=1)
+        options = _parameters(request, {"discard": ("discard", _flag)})
+        async with self._clients.of(credentials) as client:
+            if not await client.close_batch(name, **options):
+                raise HTTPException(404, f"there is no batch {name!r}")
+        return answer(200, {"name": name})
 
     async def _events(self, request: Request) -> Response:
         if request.method == "HEAD":
@@ -283,6 +309,26 @@ def _name(request: Request, behind: int = 0) -> str:
         raise HTTPException(404, "a slash of the path is encoded")
     name = raw.rsplit(b"/", behind)[0]
     return requests.decoded(unquote_to_bytes(name))
+
+
+def _follows(body: bytes) -> dict[str, Any]:
+    """What follows a batch, as the body says. Raises HTTPException."""
+    try:
+        told = json.loads(body or b"{}")
+        each = {
+            key: (told[key]["event"], told[key]["data"])
+            for key in ("then", "on_dead")
+            if key in told
+        }
+        if (
+            isinstance(told, dict)
+            and len(each) == len(told)
+            and all(isinstance(event, str) for event, _ in each.values())
+        ):
+            return each
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise HTTPException(400, 'the body is not as {"then": {"event": "e", "data": "x"}}')
 
 
 def _options(request: Request) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import TypeVar, get_args
 from mqks.audit import Audit, AuditRecord
 from mqks.broker.features.admission.draining import Drain
 from mqks.broker.features.admission.once import OnceWindow
+from mqks.broker.features.batches.batches import Batches
 from mqks.broker.features.jobs.progress import AllProgress
 from mqks.broker.features.jobs.results import Results
 from mqks.broker.features.table import FEATURES
@@ -179,6 +180,7 @@ class Broker:
         self.progress = AllProgress()
         self.results = Results(settings, self.shared, self.tracer_of, self._progress_of)
         self.schedules = Schedules(self.shared, self.bindings, self.publishing, next_tick)
+        self.batches = Batches(settings, self.shared, self.bindings, self.publishing)
         self.policies = Policies(self.queues, self.turns, settings.queue_tables)
 
     @property
@@ -816,6 +818,7 @@ class Broker:
             if rule is not None and rule.delay_s is not None:
                 finish(self.unused(queue))
         self.schedules.start()
+        self.batches.start()
 
 
 def _read_nothing(connection: Connection, request_id: bytes) -> None:

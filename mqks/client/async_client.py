@@ -210,6 +210,7 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
           see `submit`.
         - `priority`: from -128 to 127; consumers get it if they ask for `meta`. So with `key`, a
           text of at most 256 bytes, percent-encoded.
+        - `batch`: the batch that it joins.
         """
         session, flags = self._session, b""
         if terms:
@@ -601,6 +602,65 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
         server."""
         return await self._rows("schedules", "name", math.inf, timeout_s)
 
+    def batch(
+        self,
+        name: str | None = None,
+        *,
+        then: requests.Follows | None = None,
+        on_dead: requests.Follows | None = None,
+        for_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> "AsyncBatch":
+        """A batch, as a context: it is opened at the beginning of the block and closed at its end,
+        unless the block raises. What is published through it belongs to it. When all of that is
+        acked or dead, the server publishes `then`, event and data; or `on_dead` in its place, if
+        that is given and a message has died. Both may have options of `publish` as a third. After
+        `for_s` seconds the batch expires. Without a `name` it has a new one."""
+        if name is None:
+            name = requests.decoded(self._session.new_id())
+        return AsyncBatch(self, name, then, on_dead, for_s, timeout_s)
+
+    async def open_batch(
+        self,
+        name: str,
+        *,
+        then: requests.Follows | None = None,
+        on_dead: requests.Follows | None = None,
+        for_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Open a batch, or set what follows one that is open already; see `batch`. Messages join it
+        by `publish(…, batch=name)`. Raises RequestFailed if it is closed."""
+        await self._request(requests.open_batch(name, then, for_s=for_s), timeout_s)
+        if on_dead is not None:
+            body = requests.open_batch(name, on_dead, on_dead=True)
+            await self._request(body, timeout_s)
+
+    async def close_batch(
+        self, name: str, *, discard: bool = False, timeout_s: float | None = None
+    ) -> bool:
+        """Let a batch end when all of its messages are done; with `discard`, forget it, and publish
+        nothing. Return whether there was one."""
+        body = requests.confirmed("close_batch", name, discard=discard)
+        return requests.number_told(await self._request(body, timeout_s)) > 0
+
+    async def batch_counts(
+        self, name: str, *, timeout_s: float | None = None
+    ) -> dict[str, Any] | None:
+        """How many messages of a batch are `waiting`, `running`, `done` and `dead`, and what else
+        the server tells of it. None if there is none, as after its end."""
+        try:
+            return requests.stats_told(await self._request(requests.batch(name), timeout_s))  # type: ignore[no-any-return]
+        except RequestFailed as failure:
+            if "there is no batch" in (failure.reason or ""):
+                return None
+            raise
+
+    async def batches(self, *, timeout_s: float | None = None) -> list[dict[str, Any]]:
+        """All batches that have not ended by name, as `stats` shows them. Needs the permission to
+        inspect the server."""
+        return await self._rows("batches", "name", math.inf, timeout_s)
+
     async def peek(
         self,
         queue: str,
@@ -883,6 +943,53 @@ class AsyncTransaction(Step):
             raise
         if kind is not None:
             self._undo()
+
+
+class AsyncBatch:
+    """See `AsyncClient.batch`."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        name: str,
+        then: requests.Follows | None,
+        on_dead: requests.Follows | None,
+        for_s: float | None,
+        timeout_s: float | None,
+    ) -> None:
+        self.name = name
+        self._client = client
+        self._then, self._on_dead, self._for_s = then, on_dead, for_s
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> Self:
+        follows: dict[str, Any] = {"then": self._then, "on_dead": self._on_dead}
+        client, timeout_s = self._client, self._timeout_s
+        await client.open_batch(self.name, for_s=self._for_s, timeout_s=timeout_s, **follows)
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            await self._client.close_batch(self.name, timeout_s=self._timeout_s)
+
+    async def publish(
+        self, event: str, data: requests.Data, *, confirm: bool = True, **options: Any
+    ) -> str:
+        """Publish a message of the batch, as `AsyncClient.publish` does, by default confirmed:
+        nobody would miss one that is lost."""
+        options["batch"] = self.name
+        return await self._client.publish(event, data, confirm=confirm, **options)
+
+    async def publish_many(
+        self, messages: Iterable[tuple[str, requests.Data]], **options: Unpack[requests.Many]
+    ) -> int:
+        """Publish many messages of the batch, as `AsyncClient.publish_many`."""
+        options["batch"] = self.name
+        return await self._client.publish_many(messages, **options)
+
+    async def counts(self) -> dict[str, Any] | None:
+        """See `AsyncClient.batch_counts`."""
+        return await self._client.batch_counts(self.name, timeout_s=self._timeout_s)
 
 
 @strict()

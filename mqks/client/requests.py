@@ -80,6 +80,8 @@ class Terms(Repeatable, total=False):
     at: datetime | float | None
     keep_result_s: float | None
     """How long the server keeps what becomes of it, after its end."""
+    batch: str | None
+    """The batch that it joins."""
 
 
 class Many(Terms, total=False):
@@ -636,6 +638,28 @@ def schedule(of: str, cron: str | None, event: str, data: Data, options: Schedul
     flag, raw = published(data)
     words = [timed(of, cron, timing), *flags("publish", given), *flag.split(), name(event), raw]
     return b" ".join(words)
+
+
+Follows = tuple[str, Data] | tuple[str, Data, Mapping[str, Any]]
+"""What is published when a batch ends: event, data, and options of `publish`."""
+
+
+def batch(of: str) -> bytes:
+    """Raises InvalidRequest."""
+    return b"batch " + name(of)
+
+
+def open_batch(
+    of: str, follows: Follows | None, *, on_dead: bool = False, for_s: float | None = None
+) -> bytes:
+    """Raises InvalidRequest."""
+    body = confirmed("open_batch", of, on_dead=on_dead, for_s=for_s)
+    if follows is None:
+        return body
+    event, data, *options = follows
+    flag, raw = published(data)
+    words = [*flags("publish", options[0] if options else {}), *flag.split(), name(event), raw]
+    return b" ".join([body, b"publish", *words])
 
 
 class SelectionKeywords(TypedDict, total=False):

@@ -15,6 +15,7 @@ import typer
 from mqks import __version__
 from mqks.commands import (
     ask,
+    batch,
     detach,
     inspect,
     jobs,
@@ -130,6 +131,7 @@ for panel, commands in COMMANDS.items():
     for run, example in commands.items():
         declare(app, run, example, panel=panel)
 app.add_typer(inspect.app, name="inspect", rich_help_panel=LOOK)
+app.add_typer(batch.app, name="batch", rich_help_panel=MESSAGES)
 app.add_typer(schedule.app, name="schedule", rich_help_panel=MESSAGES)
 app.add_typer(user.app, name="user", rich_help_panel=RUN)
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=PIPELINE)

@@ -220,7 +220,7 @@ def unacked(
     as_json: AsJson = False,
 ) -> None:
     """List unacked messages of consumers, or those when the server ended."""
-    rows = (row | _times(row, as_json, "delivered") for row in source.unacked(name))
+    rows = (row | times(row, as_json, "delivered") for row in source.unacked(name))
     listed(rows, UNACKED, as_json)
 
 
@@ -247,7 +247,7 @@ def schedules(source: "Source", as_json: AsJson = False) -> None:
 
 
 def show_schedules(rows: Iterable[Row], as_json: bool) -> None:
-    told = (row | _times(row, as_json, "next", "last") for row in rows)
+    told = (row | times(row, as_json, "next", "last") for row in rows)
     table(told if as_json else map(_schedule, told), SCHEDULE, as_json=as_json, cut="publish")
 
 
@@ -466,7 +466,7 @@ def _moment_s(seconds: float) -> str:
     return moment(int(seconds * 1e6))
 
 
-def _times(row: Row, as_json: bool, *names: str) -> Row:
+def times(row: Row, as_json: bool, *names: str) -> Row:
     """Times that `stats` tells in microseconds, as text."""
     shown = time_text if as_json else moment
     return {name: (at := row[f"{name}_us"]) and shown(at) for name in names}

@@ -114,6 +114,7 @@ def publish(
     keep_result: Annotated[
         float | None, "SECONDS", "Keep what becomes of it until so long after its end."
     ] = None,
+    batch: Annotated[str | None, "NAME", "The batch that it joins."] = None,
 ) -> Told:
     """Publish one message, each line of stdin, or a file.
 
@@ -133,7 +134,8 @@ def publish(
             "--mandatory needs the confirm: without it, there is no error reply"
         )
     terms: Terms = {"delay_s": delay, "at": _time(at), "ttl_s": ttl, "meta": pairs(meta or ())}
-    terms |= {"to": to, "priority": priority, "key": key, "keep_result_s": keep_result}
+    terms |= {"to": to, "priority": priority, "key": key, "batch": batch}
+    terms |= {"keep_result_s": keep_result}
     content = Path(file).read_bytes() if file is not None else data or ""
     with server.connected() as client:
         if to is not None:

@@ -81,8 +81,8 @@ async def _begin(target: Store) -> None:
     async for _ in target.segments(there):
         there.damage.clear()
         there.next_segment = 0
-    rows = there.bindings or there.errors or there.audit or there.schedules or there.results
-    if there.next_segment != 1 or there.next_queue_id != 1 or rows:
+    rows = there.bindings, there.errors, there.audit, there.schedules, there.results, there.batches
+    if there.next_segment != 1 or there.next_queue_id != 1 or any(rows):
         raise CannotWrite(f"{target.name} has a journal already: name one that does not exist")
     await target.begin()
     await target.become("")
@@ -143,6 +143,8 @@ async def _copy_metadata(found: Metadata, target: Store) -> None:
         await target.commit([], Entry(schedules=dict(schedules)))
     for results in _some([*found.results.items()]):
         await target.commit([], Entry(results=dict(results)))
+    for batches in _some([*found.batches.items()]):
+        await target.commit([], Entry(batches=dict(batches)))
     for errors in _some(found.errors):
         await target.commit([], Entry(errors=errors))
     for audit in _some(found.audit):

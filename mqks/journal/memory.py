@@ -56,6 +56,7 @@ class MemoryStore(Store):
             queues=dict(known.queues),
             schedules=dict(known.schedules),
             results=dict(known.results),
+            batches=dict(known.batches),
             queue_ids_end=known.next_queue_id,
             damage=[],
             notes=[],
@@ -99,6 +100,8 @@ class MemoryStore(Store):
         kept.schedules = {name: row for name, row in schedules.items() if row is not None}
         results = kept.results | entry.results
         kept.results = {each: row for each, row in results.items() if row is not None}
+        batches = kept.batches | entry.batches
+        kept.batches = {name: row for name, row in batches.items() if row is not None}
         once = kept.once + entry.once
         kept.once = once[-self._once_ids_max or len(once) :]
         errors = kept.errors + [record._replace(user=None) for record in entry.errors]

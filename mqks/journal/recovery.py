@@ -113,6 +113,7 @@ class Recovery:
         broker.once.restore(metadata.once)
         broker.schedules.restore(metadata.schedules)
         broker.results.restore(metadata.results)
+        broker.batches.restore(metadata.batches)
         queues = [
             (row.id, broker.restore_queue(row.id, row.name, Policy.decode(row.policy)))
             for row in metadata.queues.values()

@@ -10,7 +10,7 @@ segments mean the same in any order. `docs/storage.md` describes the format.
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain, pairwise, repeat
 from operator import mul
 from typing import Final, NamedTuple
 
@@ -24,17 +24,23 @@ from mqks.protocol.lines import split
 MAGIC: Final = b"MQS2"
 MAGIC_OLD: Final = b"MQS1"
 """Sections of these segments have one list of marks."""
+MAGIC_BATCHES: Final = b"MQS3"
+"""Some of the messages are members of batches."""
 HEADER: Final = struct.Struct("<4sI")
 """Magic, number of sections."""
 SECTION: Final = struct.Struct("<QQQIIII")
 """Queue id, next sequence, cursor, number of runs, of ack ranges, of short and of long marks."""
 SECTION_OLD: Final = struct.Struct("<QQQIII")
+SECTION_BATCHES: Final = struct.Struct("<QQQIIIII")
+"""One more: the number of member marks."""
 RUN: Final = struct.Struct("<QIQQQ")
 """First number, count, time of arrival in microseconds, offset and length of the text."""
 SHORT_MARK: Final = struct.Struct("<QIHHHB")
 """Number, version, retry, rejects, losses, flags: a mark without times and checksum."""
 LONG_MARK: Final = struct.Struct("<QQIIIBQQQI")
 """As a short mark, wider; then when it is due, expires and joined, and the checksum of its id."""
+MEMBER_MARK: Final = struct.Struct("<QQIIIBQQQIQ")
+"""As a long mark, then the number of its batch."""
 MARK_OLD: Final = struct.Struct("<QI")
 """Number, twice its retry; one more when it was redelivered."""
 RANGE_BYTES: Final = 16
@@ -63,12 +69,14 @@ class StoredMarks(NamedTuple):
 
     short: bytes = b""
     long: bytes = b""
+    members: bytes = b""
     old: bytes = b""
 
     def items(self) -> Iterator[tuple[int, Mark]]:
         for number, stored in MARK_OLD.iter_unpack(self.old):
             yield number, Mark(stored, retry=stored // 2, redelivered=stored % 2 == 1)
-        for marks, form in ((self.short, SHORT_MARK), (self.long, LONG_MARK)):
+        stored = (self.short, SHORT_MARK), (self.long, LONG_MARK), (self.members, MEMBER_MARK)
+        for marks, form in stored:
             for number, *fields in form.iter_unpack(marks):
                 yield number, mark_of(*fields)
 
@@ -118,16 +126,18 @@ class Section(NamedTuple):
 def encode(sections: Sequence[Section]) -> tuple[bytes, list[bytes]]:
     """Return the head and the pieces of the text. Queues that received the same list of messages
     share one copy."""
-    pieces = [HEADER.pack(MAGIC, len(sections))]
+    marked = [_packed(section.marks) for section in sections]
+    has_members = any(members for _, _, members in marked)
+    magic, form = (MAGIC_BATCHES, SECTION_BATCHES) if has_members else (MAGIC, SECTION)
+    pieces = [HEADER.pack(magic, len(sections))]
     texts: list[bytes] = []
     text_bytes = 0
     shared: dict[tuple[int, int, int], tuple[list[bytes], int, int]] = {}
-    for section in sections:
-        queue_id, next_seq, cursor, runs, acks, marks = section
-        short, long = _packed(marks)
-        pieces.append(
-            SECTION.pack(queue_id, next_seq, cursor, len(runs), len(acks), len(short), len(long))
-        )
+    for section, (short, long, members) in zip(sections, marked, strict=True):
+        queue_id, next_seq, cursor, runs, acks, _ = section
+        counts = [len(runs), len(acks), len(short), len(long)]
+        counts += [len(members)] if has_members else []
+        pieces.append(form.pack(queue_id, next_seq, cursor, *counts))
         for first, time_us, lines in runs:
             key = (id(lines[0]), id(lines[-1]), len(lines))
             twin = shared.get(key)
@@ -144,25 +154,30 @@ def encode(sections: Sequence[Section]) -> tuple[bytes, list[bytes]]:
             pieces.append(struct.pack(f"<{2 * len(acks)}Q", *chain.from_iterable(acks)))
         pieces += short
         pieces += long
+        pieces += members
     return b"".join(pieces), texts
 
 
-def _packed(marks: Sequence[tuple[int, Mark]]) -> tuple[list[bytes], list[bytes]]:
-    """The short marks and the long marks."""
-    short: list[bytes] = []
-    long: list[bytes] = []
-    known, rest = None, b""
+def _packed(
+    marks: Sequence[tuple[int, Mark]],
+) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    """The short marks, the long marks and those of members."""
+    short, long, members = list[bytes](), list[bytes](), list[bytes]()
+    known, rest, to = None, b"", short
     for number, mark in marks:
         if mark is known:  # Most are the same object.
-            short.append(number.to_bytes(8, "little") + rest)
+            to.append(number.to_bytes(8, "little") + rest)
             continue
         version, retry, rejects, losses, *_ = mark
-        if any(mark[7:]) or version >> 32 or (retry | rejects | losses) >> 16:
-            long.append(LONG_MARK.pack(number, *mark[:4], flags_of(mark), *mark[7:]))
+        if mark.batch:
+            to, stored = members, MEMBER_MARK.pack(number, *mark[:4], flags_of(mark), *mark[7:])
+        elif any(mark[7:]) or version >> 32 or (retry | rejects | losses) >> 16:
+            to, stored = long, LONG_MARK.pack(number, *mark[:4], flags_of(mark), *mark[7:11])
         else:
-            short.append(SHORT_MARK.pack(number, *mark[:4], flags_of(mark)))
-            known, rest = mark, short[-1][8:]
-    return short, long
+            to, stored = short, SHORT_MARK.pack(number, *mark[:4], flags_of(mark))
+        to.append(stored)
+        known, rest = mark, stored[8:]
+    return short, long, members
 
 
 def segments(sections: list[Section], first_id: int) -> list[tuple[NewSegment, list[Section]]]:
@@ -203,7 +218,7 @@ def cut(sections: Sequence[Section], size_max: int) -> Iterator[list[Section]]:
 def _pieces(sections: Sequence[Section], size_max: int) -> Iterator[tuple[int, list[Section]]]:
     """The smallest parts and their sizes. Queues that share a text still share it."""
     texts: dict[tuple[int, int, int], list[tuple[Section, ArrivedRun]]] = {}
-    count = max(1, size_max // LONG_MARK.size)
+    count = max(1, size_max // MEMBER_MARK.size)
     for section in sections:
         bare = section._replace(runs=[], acks=[], marks=[])
         yield SECTION.size, [bare]
@@ -212,7 +227,7 @@ def _pieces(sections: Sequence[Section], size_max: int) -> Iterator[tuple[int, l
             yield RANGE_BYTES * len(acks), [bare._replace(acks=acks)]
         for start in range(0, len(section.marks), count):
             marks = section.marks[start : start + count]
-            yield LONG_MARK.size * len(marks), [bare._replace(marks=marks)]
+            yield MEMBER_MARK.size * len(marks), [bare._replace(marks=marks)]
         for run in section.runs:
             key = (id(run.lines[0]), id(run.lines[-1]), len(run.lines))
             twins = texts.setdefault(key, [])
@@ -272,42 +287,50 @@ def head_bytes(body: bytes) -> int:
         raise SegmentDamaged("ends too early") from error
 
 
-def _layout(body: bytes) -> tuple[bool, int, struct.Struct, tuple[int, ...], int]:
-    """Whether it is of the old format, the number of sections, the form of each, the sizes of what
-    they list, and the length of the head."""
+class _Form(NamedTuple):
+    """How the sections of a segment are stored, by its magic."""
+
+    section: struct.Struct
+    marks: tuple[struct.Struct, ...]
+    names: tuple[str, ...] = ("short", "long", "members")
+    """Of the lists of marks, in `StoredMarks`."""
+
+
+_FORMS: Final = {
+    MAGIC_OLD: _Form(SECTION_OLD, (MARK_OLD,), ("old",)),
+    MAGIC: _Form(SECTION, (SHORT_MARK, LONG_MARK)),
+    MAGIC_BATCHES: _Form(SECTION_BATCHES, (SHORT_MARK, LONG_MARK, MEMBER_MARK)),
+}
+
+
+def _layout(body: bytes) -> tuple[int, _Form, tuple[int, ...], int]:
+    """The number of sections, the form of each, the sizes of what they list, and the length of the
+    head."""
     magic, section_count = HEADER.unpack_from(body)
-    if magic not in (MAGIC, MAGIC_OLD):
+    form = _FORMS.get(magic)
+    if form is None:
         raise SegmentDamaged("does not begin as a segment")
-    is_old = magic == MAGIC_OLD
-    section = SECTION_OLD if is_old else SECTION
-    sizes = (
-        RUN.size,
-        RANGE_BYTES,
-        *((MARK_OLD.size,) if is_old else (SHORT_MARK.size, LONG_MARK.size)),
-    )
+    sizes = (RUN.size, RANGE_BYTES, *(mark.size for mark in form.marks))
     text = HEADER.size
     for _ in range(section_count):
-        _, _, _, *counts = section.unpack_from(body, text)
-        text += section.size + sum(map(mul, counts, sizes))
+        _, _, _, *counts = form.section.unpack_from(body, text)
+        text += form.section.size + sum(map(mul, counts, sizes))
     if text > len(body):
         raise SegmentDamaged("ends too early")
-    return is_old, section_count, section, sizes, text
+    return section_count, form, sizes, text
 
 
 def _decode(body: bytes) -> list[StoredSection]:
-    is_old, section_count, section, sizes, text = _layout(body)
+    section_count, form, sizes, text = _layout(body)
     sections, at = [], HEADER.size
     for _ in range(section_count):
-        queue_id, next_seq, cursor, *counts = section.unpack_from(body, at)
-        runs_at, acks_at, marks_at, *long_at, at = accumulate(
-            map(mul, counts, sizes), initial=at + section.size
+        queue_id, next_seq, cursor, *counts = form.section.unpack_from(body, at)
+        runs_at, acks_at, *marks_at = accumulate(
+            map(mul, counts, sizes), initial=at + form.section.size
         )
+        at = marks_at[-1]
         numbers = struct.unpack_from(f"<{2 * counts[1]}Q", body, acks_at)
-        marks = (
-            StoredMarks(old=body[marks_at:at])
-            if is_old
-            else StoredMarks(body[marks_at : long_at[0]], body[long_at[0] : at])
-        )
+        lists = [body[start:end] for start, end in pairwise(marks_at)]
         sections.append(
             StoredSection(
                 queue_id,
@@ -320,7 +343,7 @@ def _decode(body: bytes) -> list[StoredSection]:
                     )
                 ],
                 list(zip(numbers[::2], numbers[1::2], strict=True)),
-                marks,
+                StoredMarks(**dict(zip(form.names, lists, strict=False))),
             )
         )
     return sections

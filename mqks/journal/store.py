@@ -68,6 +68,8 @@ class Metadata:
     """Name → row, as the broker wrote it."""
     results: dict[bytes, ResultRow] = field(default_factory=dict)
     """The same of messages, by id."""
+    batches: dict[bytes, str] = field(default_factory=dict)
+    """The same of batches."""
     errors: list[ErrorRecord] = field(default_factory=list)
     """Oldest first."""
     audit: list[AuditRecord] = field(default_factory=list)

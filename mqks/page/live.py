@@ -194,7 +194,7 @@ class LivePage:
 
 def key_of(table: str) -> str:
     """What a list is sorted by."""
-    return "name" if table in ("queues", "archives", "schedules") else "id"
+    return "name" if table in ("queues", "archives", "schedules", "batches") else "id"
 
 
 async def rows_of(client: AsyncClient, key: str, after: str = "") -> list[Row]:

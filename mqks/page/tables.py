@@ -299,6 +299,25 @@ SCHEDULES: Final = Table(
     "name",
     "name",
 )
+BATCHES: Final = Table(
+    "batches",
+    "Batches",
+    (
+        Column("name", "Name", "text"),
+        Column("total", "Messages", "count"),
+        Column("waiting", "Waiting", "count"),
+        Column("running", "Running", "count"),
+        Column("done", "Done", "count"),
+        Column("dead", "Dead", "count"),
+        Column("closed", "Closed", "yes"),
+        Column("then", "Then", "text"),
+        Column("on_dead", "If some are dead", "text"),
+        Column("opened_us", "Opened, UTC", "time"),
+        Column("expires_us", "Expires, UTC", "time"),
+    ),
+    "name",
+    "name",
+)
 ERRORS: Final = Table(
     "errors",
     "Errors",
@@ -379,6 +398,6 @@ TABLES: Final = {
     each.key: each
     for each in (
         *(ATTENTION, QUEUES, CONSUMERS, CONNECTIONS, ARCHIVES),
-        *(SCHEDULES, ERRORS, AUDIT, LIMITS, USERS),
+        *(SCHEDULES, BATCHES, ERRORS, AUDIT, LIMITS, USERS),
     )
 }

@@ -93,6 +93,8 @@ class Publish(NamedTuple):
     """The attributes of the dead letter that it becomes again; None: it becomes none."""
     keep_us: int = 0
     """How long its result is kept after its end; 0: it is not."""
+    batch: bytes | None = None
+    """The batch that it joins."""
 
     @property
     def traits(self) -> bytes:
@@ -311,6 +313,28 @@ class Scheduling(NamedTuple):
     pause: bool = False
     resume: bool = False
     run: bool = False
+
+    @property
+    def event(self) -> bytes | None:
+        return None if self.publish is None else self.publish.event
+
+    @property
+    def to(self) -> bytes | None:
+        return None if self.publish is None else self.publish.to
+
+
+class Batching(NamedTuple):
+    """A batch that is opened, or of which it is set what follows it; looked at; or closed."""
+
+    name: bytes
+    publish: Publish | None = None
+    line: bytes = b""
+    """That publish as it came: flags, event and data."""
+    on_dead: bool = False
+    """It is published instead if a message of the batch has died."""
+    for_us: int = 0
+    """It expires after this time; 0: as the server's settings say."""
+    discard: bool = False
 
     @property
     def event(self) -> bytes | None:
@@ -871,6 +895,11 @@ def _short_text(value: bytes) -> str:
     return value.decode("utf-8", "replace")
 
 
+def _is_watched(publish: Publish) -> bool:
+    """Whether its end matters to somebody: what is published again and again has none."""
+    return bool(publish.keep_us or publish.batch)
+
+
 def _schedule(name: bytes, *cron: bytes, **values: Any) -> Scheduling:
     request = Scheduling(_name(name), _short_text(b" ".join(cron)), **values)
     if request.publish is None:
@@ -880,8 +909,22 @@ def _schedule(name: bytes, *cron: bytes, **values: Any) -> Scheduling:
             raise BadRequest("publish, --pause, --resume or --run is missing")
     elif bool(cron) == bool(request.every_us):
         raise BadRequest("one of a cron expression and --every is needed")
-    elif request.publish.once_s or request.publish.at_us or request.publish.keep_us:
-        raise BadRequest("--once, --at and --keep-result have no meaning in a schedule")
+    elif request.publish.once_s or request.publish.at_us or _is_watched(request.publish):
+        raise BadRequest("--once, --at, --keep-result and --batch have no meaning in a schedule")
+    return request
+
+
+def _open_batch(name: bytes, *words: bytes, **values: Any) -> Batching:
+    request = Batching(_name(name), **values)
+    if words:
+        raise BadRequest(f"unexpected argument {shown(words[0])}; publish precedes the event")
+    if request.publish is None:
+        if request.on_dead:
+            raise BadRequest("publish is missing, as in: open_batch b --on-dead publish failed b")
+    elif request.publish.once_s or _is_watched(request.publish):
+        raise BadRequest(
+            "--once, --keep-result and --batch have no meaning in what follows a batch"
+        )
     return request
 
 
@@ -1022,6 +1065,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--add": ("add", bytes),
     "--add-mask": ("add_masks", bytes),
     "--after": ("after", sequence_number),
+    "--batch": ("batch", _any_name),
     "--at": ("at_us", partial(_delay_us, most=TIME_S_MAX)),
     "--delay": ("delay_us", _delay_us),
     "--delete-queue-when-unused": ("rule", _rule),
@@ -1057,6 +1101,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--when-unused": ("rule", _rule),
     "--where": ("where", partial(check_meta, reserved=True)),
     "--worker": ("worker", partial(_one_of, {b"0": 0})),
+    "open_batch --for": ("for_us", lambda value: round(_duration_s(value) * 1e6)),
     "pause --for": ("for_us", lambda value: round(_duration_s(value) * 1e6)),
     "peek --limit": ("limit", _number(1, PEEK_ROWS_MAX)),
     "publish --dead-letter": ("letter", check_letter),
@@ -1068,6 +1113,8 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "reject --pause": ("pause_us", partial(_delay_us, most=REJECT_PAUSE_S_MAX)),
     "receive --limit": ("limit", _number(1, RECEIVE_MAX)),
     "trace --for": ("for_us", lambda value: round(_duration_s(value, TRACE_S_MAX) * 1e6)),
+    "batches --after": ("after", bytes),
+    "batches --limit": ("limit", _number(1, STATS_ROWS_MAX)),
     "schedules --after": ("after", bytes),
     "schedules --limit": ("limit", _number(1, STATS_ROWS_MAX)),
     "stats --after": ("after", bytes),
@@ -1094,9 +1141,9 @@ _TABLE = (
         "publish",
         "[--once[={seconds}]] [--mandatory] [--delay={seconds}|--at={time}] [--ttl={seconds}] "
         "[--meta={key}={value}[&...]] [--to={queue}] [--escaped] [--priority={n}] [--key={key}] "
-        "[--dead-letter={meta}] [--keep-result={seconds}] {event} {data}",
+        "[--dead-letter={meta}] [--keep-result={seconds}] [--batch={name}] {event} {data}",
         Publish,
-        {"event": "publish", "to": "consume", "letter": "admin"},
+        {"event": "publish", "to": "consume", "letter": "admin", "batch": "batch"},
         parser=_with_data,
         is_kept=True,
     ),
@@ -1291,6 +1338,29 @@ _TABLE = (
         {"": "monitoring"},
     ),
     Action("unschedule", "{name}", Scheduling, {"name": "schedule"}, is_audited=True),
+    Action(
+        "open_batch",
+        "{name} [--for={seconds}] [--on-dead] [publish [{flag} ...] {event} {data}]",
+        _open_batch,
+        {"event": "publish", "to": "consume", "name": "batch"},
+        parser=_with_publish,
+        is_audited=True,
+    ),
+    Action(
+        "close_batch",
+        "{name} [--discard]",
+        Batching,
+        {"name": "batch"},
+        confirm_anywhere=True,
+        is_audited=True,
+    ),
+    Action("batch", "{name}", Batching, {"name": "batch"}),
+    Action(
+        "batches",
+        "[--after={name}] [--limit={n}]",
+        partial(Stats, (b"batches",)),
+        {"": "monitoring"},
+    ),
     Action(
         "trace",
         "[{name}] [--for={seconds}|--off]",

@@ -152,6 +152,11 @@ HISTOGRAMS: Final = {
 READY: Final = ("mqks_ready", "1 while /readyz answers 200, otherwise 0.")
 ACTIVE: Final = ("mqks_active", "1 on the broker that owns the journal, 0 on a standby.")
 SCHEDULES_FAILING: Final = ("mqks_schedules_failing", "Schedules whose last tick failed.")
+BATCHES: Final = ("mqks_batches", "Batches that have not ended.")
+BATCHES_EXPIRED: Final = (
+    "mqks_batches_expired_total",
+    "Batches that expired before all of their messages were done.",
+)
 CERTIFICATE: Final = (
     "mqks_certificate_expiry_timestamp_seconds",
     "When the TLS certificate in use expires, in seconds since the epoch; absent without TLS.",
@@ -172,6 +177,7 @@ BUILD_INFO: Final = (
 NAMES: Final[tuple[str, ...]] = (
     *(*TOTALS, *JOURNAL, *QUEUES),
     *(READY[0], ACTIVE[0], SCHEDULES_FAILING[0], CERTIFICATE[0], *HISTOGRAMS),
+    *(BATCHES[0], BATCHES_EXPIRED[0]),
     *(name for name, _ in (DEAD, LIMIT, LIMIT_REACHED, BUILD_INFO)),
 )
 
@@ -196,6 +202,8 @@ def of_broker(
     yield GaugeMetricFamily(*READY, not why_not_ready)
     yield role(is_active=True)
     yield GaugeMetricFamily(*SCHEDULES_FAILING, len(broker.schedules.errors))
+    yield GaugeMetricFamily(*BATCHES, len(broker.batches.rows))
+    yield CounterMetricFamily(*BATCHES_EXPIRED, broker.batches.expired)
     if certificate:
         yield GaugeMetricFamily(*CERTIFICATE, certificate.expires_s)
     for name, about in HISTOGRAMS.items():

@@ -45,6 +45,10 @@ class LoggedNotices(Notices):
     def tick_failed(self, schedule: bytes, reason: str) -> None:
         log.warning("tick_failed", schedule=log.name(schedule), reason=reason)
 
+    def batch_expired(self, batch: bytes) -> None:
+        if self._errors.allows():
+            log.warning("batch_expired", batch=log.name(batch))
+
     def timer_repeats(self, timer: str) -> None:
         if self._errors.allows():
             log.error("timer_repeats", timer=timer)

@@ -33,6 +33,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
             *(b"--once", b"--mandatory", b"--delay=5", b"--at=1005", b"--ttl=60"),
             *(b"--meta=a=b", b"--to=q", b"--escaped", b"--priority=5", b"--key=k"),
             b"--keep-result=9",
+            b"--batch=open",
             b"--dead-letter=reason=ttl&queue=q&tries=1&published=1.000&died=2.000",
         ),
         b"e x",
@@ -138,6 +139,10 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
     ),
     b"schedules": (b"", (b"--after=n", b"--limit=3"), b""),
     b"unschedule": (b"n%d", (), b""),
+    b"open_batch": (b"n%d", (b"--for=9", b"--on-dead"), b"publish e x"),
+    b"close_batch": (b"n%d", (b"--discard",), b""),
+    b"batch": (b"n%d", (), b""),
+    b"batches": (b"", (b"--after=n", b"--limit=3"), b""),
     b"rename": (b"s%d t%d", (), b""),
     b"trace": (b"t%d", (b"--for=9", b"--off"), b""),
     b"help": (b"publish", (), b""),
@@ -190,7 +195,7 @@ class World(BareWorld):
         self.send("k", b"s set_queue d --dead-letters=dead\nr rebind d e\n")
         self.send("c", b"c consume d --manual-ack\n")
         self.send("k", held + b"x reject c --all --dead\n")
-        self.send("k", b"r rebind d\ns subscribe q e\n")
+        self.send("k", b"r rebind d\ns subscribe q e\no open_batch open\n")
         self.send("k", held + held.replace(b"publish", b"publish --delay=9"))
         self.received("k")
         self.received("c")
@@ -287,6 +292,7 @@ def test_a_burst_is_published_and_confirmed_once(form: bytes, tmp_path: Path) ->
         LineClient(server.address) as other,
     ):
         assert other.ask(b"s subscribe --confirm q e") == b"s ok "
+        assert other.ask(b"o open_batch --confirm open") == b"o ok "
         client.send(b"".join(b"m%d %b\n" % (number, form) for number in range(SIZE)))
         client.close_sending_side()
         told = Counter(client.rest())

@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 from mqks.broker.broker import Broker
 from mqks.broker.requests.intake import Intake
 from mqks.broker.spine.clients.connection import Connection
-from mqks.broker.spine.log.pending import ErrorRecord, Run
+from mqks.broker.spine.log.pending import Batch, ErrorRecord, Run
 from mqks.broker.spine.queue import blocks as blocks_module
 from mqks.broker.spine.queue import lane as lane_module
 from mqks.broker.spine.queue.queue import Queue
@@ -46,7 +46,7 @@ from mqks.journal.store import OpenStore
 from mqks.settings import DatabaseUrl, Settings
 from tests.fuzz.invariants import waiting
 from tests.kit.compiled import patches_modules
-from tests.kit.model import Model
+from tests.kit.model import Model, ModelBatch
 from tests.kit.postgres import Postgres
 
 CONNECTIONS = st.sampled_from(["k1", "k2", "k3"])
@@ -193,6 +193,33 @@ class Machine(RuleBasedStateMachine):
     @rule(connection=CONNECTIONS, consumer_id=CONSUMERS, queue=QUEUES, confirm=st.booleans())
     def consume_more(self, connection: str, consumer_id: str, queue: str, confirm: bool) -> None:
         self.consume(connection, consumer_id, queue, [], ["e1"], None, True, confirm)
+
+    @rule(connection=CONNECTIONS, ids=st.lists(MESSAGES, min_size=1, max_size=4))
+    def publish_in_batch(self, connection: str, ids: list[str]) -> None:
+        if self.bounded:
+            ids = ids[:1]
+        if self.model.batch is None:
+            number = next(self.requests)
+            self.send(connection, f"o open_batch b1 publish e1 d{number}")
+            self.model.batch = ModelBatch(number, f"d{number}")
+        datas = [f"d{next(self.requests)}" for _ in ids]
+        lines = [f"{m} publish --batch=b1 e1 {d}" for m, d in zip(ids, datas, strict=True)]
+        self.send(connection, "\n".join(lines))
+        for message_id, data in zip(ids, datas, strict=True):
+            self.model.publish_in_batch(message_id, data, self.bound_to("e1"))
+
+    @rule(connection=CONNECTIONS)
+    def close_batch(self, connection: str) -> None:
+        self.send(connection, "cb close_batch b1")
+        if self.model.batch is not None:
+            self.model.batch.closed = True
+
+    def _take(self) -> Batch:
+        """What follows a batch is published as the commit takes what is pending."""
+        queues = self.bound_to("e1")
+        batch = self.broker.pending.take()
+        self.model.end_batch(queues)
+        return batch
 
     @rule(connection=CONNECTIONS, message_id=MESSAGES, event=EVENTS)
     def publish_confirmed(self, connection: str, message_id: str, event: str) -> None:
@@ -382,7 +409,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         self._flush()
-        batch = self.broker.pending.take()
+        batch = self._take()
         self.runner.run(self.journal.write(batch.entry))
         # What the confirms set going is not in this commit any more.
         self.on_disk = deepcopy(self.model)
@@ -414,7 +441,7 @@ class Machine(RuleBasedStateMachine):
     @rule(queue=QUEUES)
     def commit_fails(self, queue: str) -> None:
         self._flush()
-        batch = self.broker.pending.take()
+        batch = self._take()
         if batch.waiters:
             # What a failure tells to those who wait is the disk-full tests' to check.
             self.broker.pending.put_back(batch)
@@ -577,6 +604,15 @@ class Machine(RuleBasedStateMachine):
             name.decode(): {each.decode() for each in chain(*bindings.bound(name))}
             for name in {*bindings.by_name, *bindings.masks_by_name}
         } == self.model.bindings
+
+    @invariant()
+    def the_batch_is_the_models(self) -> None:
+        batch, rows = self.model.batch, self.broker.batches.rows
+        assert {
+            name: (row.living, row.row.total, row.row.closed) for name, row in rows.items()
+        } == (
+            {} if batch is None else {b"b1": (self.model.living(batch), batch.total, batch.closed)}
+        )
 
 
 class MachineWithTimes(Machine):

@@ -224,7 +224,32 @@ def test_the_description_is_valid(api: Api) -> None:
     validate(told)
     leases = {f"/leases/{{lease}}/{what}" for what in LEASE}
     paths = {"/publish/{event}", "/queues/{queue}/receive", "/events/{mask}", *leases}
+    paths |= {"/batches/{batch}", "/batches/{batch}/close"}
     assert paths == set(told["paths"])
+
+
+def test_batches(api: Api, client: BlockingClient) -> None:
+    client.subscribe("rows", ["row"])
+    client.subscribe("reports", ["made", "failed"])
+    follows = {
+        "then": {"event": "made", "data": {"no": 1}},
+        "on_dead": {"event": "failed", "data": "x"},
+    }
+    for wrong in (b"[]", b"{", b'{"then": 1}', b'{"then": {"event": "e"}}', b'{"other": {}}'):
+        assert api.ask("/batches/a/b", wrong, method="PUT").status == 400
+    assert api.ask("/batches/a/b", method="GET").status == 404
+    body = json.dumps(follows).encode()
+    assert api.ask("/batches/a/b?for=1h", body, method="PUT")[:2] == (200, {"name": "a/b"})
+    assert api.ask("/publish/row", b"1", **{"Mqks-Batch": "a%2Fb"}).status == 200
+    assert api.ask("/publish/row", b"1", **{"Mqks-Batch": "other"}).status == 404
+    counts = api.ask("/batches/a/b", method="GET").told
+    assert (counts["waiting"], counts["then"], counts["on_dead"]) == (1, "made", "failed")
+    assert api.ask("/batches/a/b/close").status == 200
+    [message] = api.ask("/queues/rows/receive").told["messages"]
+    assert api.ask(f"/leases/{message['lease']}/ack").status == 200
+    [message] = api.ask("/queues/reports/receive").told["messages"]
+    assert (message["event"], message["data"]) == ("made", '{"no":1}')
+    assert api.ask("/batches/a/b/close?discard").status == 404
 
 
 def test_the_bounds_of_the_description_are_those_of_the_server(
@@ -233,7 +258,7 @@ def test_the_bounds_of_the_description_are_those_of_the_server(
     client.subscribe("q", ["e"])
     told, tried = api.ask("/openapi.json", method="GET").told, set()
     for path, operations in told["paths"].items():
-        place = path.format(event="e", queue="q", mask="e", lease="cSBlLjEuMQ")
+        place = path.format(event="e", queue="q", mask="e", lease="cSBlLjEuMQ", batch="b")
 
         def is_refused(name: str, where: str, value: str, place: str = place) -> bool:
             headers: dict[str, Any] = {name: value} if where == "header" else {}

@@ -35,6 +35,7 @@ class Disk:
         self.once: list[bytes] = []
         self.schedules: dict[bytes, str] = {}
         self.results: dict[bytes, ResultRow] = {}
+        self.batches: dict[bytes, str] = {}
         self.next_queue_id = 1
 
     def write(self, entry: Entry) -> None:
@@ -57,6 +58,10 @@ class Disk:
             self.results.pop(message_id, None)
             if result is not None:
                 self.results[message_id] = result
+        for name, row in entry.batches.items():
+            self.batches.pop(name, None)
+            if row is not None:
+                self.batches[name] = row
         for change in entry.changes:
             queue = self.queues.get(change.lane_id)
             if queue is None:
@@ -112,6 +117,7 @@ class Disk:
         broker.once.restore(self.once)
         broker.schedules.restore(self.schedules)
         broker.results.restore(self.results)
+        broker.batches.restore(self.batches)
         for queue_id, state in sorted(self.states.items()):
             queue = broker.restore_queue(queue_id, state.name, state.policy)
             known = self.queues[queue_id]

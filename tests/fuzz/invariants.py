@@ -480,8 +480,8 @@ def _alarms(broker: Broker) -> int:
     alarms += [order._alarm for order in orders if isinstance(order, LimitedKeys)]
     awaited = [each.deadlines for each in _consumers(broker)]
     alarms += [each._alarm for each in awaited if isinstance(each, Deadlines)]
-    alarms.append(broker.results._alarm)
-    return sum(alarm.is_set for alarm in [*alarms, *broker.schedules._alarms.values()])
+    alarms += [*broker.schedules._alarms.values(), broker.batches._alarm, broker.results._alarm]
+    return sum(alarm.is_set for alarm in alarms)
 
 
 def _metadata_bytes(broker: Broker) -> int:

@@ -93,7 +93,8 @@ class Kitchen:
 
     def take(self, recipe: str) -> None:
         blocks = re.findall(r"^```(\w+)\n(.*?)^```$", RECIPES[recipe], re.M | re.S)
-        assert {language for language, _ in blocks} <= {"sh", "python"}
+        # The others are what the same looks like in other libraries.
+        assert {language for language, _ in blocks} <= {"sh", "python", "py", "js", "elixir"}
         self._shell = iter([code for language, code in blocks if language == "sh"])
         for code in [code for language, code in blocks if language == "python"]:
             named = re.match(r"# (\w+\.py)\n", code)

@@ -31,6 +31,8 @@ class Message:
     is_away: bool = False
     """It is only on disk, and the disk is slow."""
     priority: int = 0
+    batch: int = 0
+    """The generation of the batch that it is a member of."""
 
     def rank(self) -> tuple[int, int]:
         return -self.priority, self.place
@@ -51,6 +53,15 @@ class ModelConsumer:
     queue: str
     manual_ack: bool
     unacked: list[Message] = field(default_factory=list)
+
+
+@dataclass
+class ModelBatch:
+    generation: int
+    then: str
+    """The data of what follows, whose event is e1."""
+    total: int = 0
+    closed: bool = False
 
 
 @dataclass
@@ -88,16 +99,24 @@ class Model:
         """Connections whose consumer id another one uses, which they are told after its confirm."""
         """Connection and line."""
         self.once: set[str] = set()
+        self.batch: ModelBatch | None = None
 
     # -- what a client asks for
 
     def publish(
-        self, message_id: str, event: str, data: str, queues: list[str], priority: int = 0
+        self,
+        message_id: str,
+        event: str,
+        data: str,
+        queues: list[str],
+        priority: int = 0,
+        batch: int = 0,
     ) -> None:
         """`queues` are those bound to the event, in whatever order they are served."""
         assert sorted(queues) == sorted(name for name in self.queues if self.leads(event, name))
         for name in queues:
-            self._append(name, Message(0, message_id, event, data, priority=priority))
+            message = Message(0, message_id, event, data, priority=priority, batch=batch)
+            self._append(name, message)
             self.deliver(name)
 
     def publish_with(
@@ -120,6 +139,27 @@ class Model:
             self.publish(message_id, event, data, queues)
         if "--confirm" in flags:
             self.confirm(connection, message_id)
+
+    def publish_in_batch(self, message_id: str, data: str, queues: list[str]) -> None:
+        assert self.batch is not None
+        self.batch.total += len(queues)
+        self.publish(message_id, "e1", data, queues, batch=self.batch.generation)
+
+    def living(self, batch: ModelBatch) -> int:
+        """How many of its messages are neither acked nor dead."""
+        messages = [
+            *(message for queue in self.queues.values() for message in queue.ready),
+            *(message for queue in self.queues.values() for _, message in queue.scheduled),
+            *(message for consumer in self.attached for message in consumer.unacked),
+        ]
+        return sum(message.batch == batch.generation for message in messages)
+
+    def end_batch(self, queues: list[str]) -> None:
+        """A commit takes what is pending: what follows the batch is in it, if all is done."""
+        batch = self.batch
+        if batch is not None and batch.closed and not self.living(batch):
+            self.batch = None
+            self.publish("b1:end", "e1", batch.then, queues)
 
     def confirm(self, connection: str, request_id: str, count: int | str = "") -> None:
         self.confirms.append((connection, f"{request_id} ok {count}"))
@@ -257,7 +297,7 @@ class Model:
     def _kill(self, name: str, message: Message) -> None:
         target = self.queues[name].dead_letters
         if target is not None:
-            message.retry, message.died_in = 0, name
+            message.retry, message.died_in, message.batch = 0, name, 0
             self._make(target)
             self._append(target, message)
 

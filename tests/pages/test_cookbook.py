@@ -484,6 +484,72 @@ def test_consume_and_produce(kitchen: Kitchen) -> None:
     assert sorted(packing, key=key) == [{"order": o["id"], "items": o["items"]} for o in orders]
 
 
+def test_fan_out_and_fan_in(kitchen: Kitchen) -> None:
+    kitchen.take("Fan-out and fan-in")
+    kitchen.sh()
+    kitchen.sh()  # Before there is any worker.
+    with kitchen.start("crawl.py") as one, kitchen.start("crawl.py") as other:
+        both = [one, other]
+        until(lambda: "site.done small" in everything(both))
+        with kitchen.start("site.py", "large", "200") as site:
+            assert site.end() == 0
+        until(lambda: one.lines)
+        one.end(signal.SIGKILL)
+        kitchen.bounce()
+        until(lambda: "site.failed large" in everything(both))
+    told = Counter(line for line in everything(both) if line.startswith("site."))
+    assert told == {"site.done small": 1, "site.failed large": 1}
+    fetched = {line for line in everything(both) if line.startswith("fetched")}
+    assert fetched == {f"fetched {page}" for page in range(200) if page != 13}
+
+
+def test_a_pipeline_of_three_steps(kitchen: Kitchen) -> None:
+    kitchen.take("A pipeline of three steps")
+    kitchen.sh()
+    workers = list[Program]()
+    with kitchen.client() as client:
+        with kitchen.start("films.py") as worker:
+            workers.append(worker)
+            kitchen.sh()
+            until(lambda: len(workers[0].lines) > 20)
+        kitchen.bounce()
+        with kitchen.start("films.py") as worker:
+            workers.append(worker)
+            until(lambda: waiting(client, "cinema") == 20)
+            until(lambda: waiting(client, "films") + unacked(client, "films") == 0)
+        assert sorted(peeked(client, "cinema"), key=int) == [str(film) for film in range(1, 21)]
+    encoded = {line.removeprefix("encoded ") for line in everything(workers)}
+    assert encoded == {f"{film}/{part}" for film in range(1, 21) for part in range(8)}
+
+
+@pytest.mark.slow
+def test_a_nightly_import(kitchen: Kitchen) -> None:
+    kitchen.take("A nightly import")
+    kitchen.sh()
+    with kitchen.client() as client:
+        kitchen.sh()
+        with kitchen.start("nightly.py", "100000"):
+            until(lambda: waiting(client, "rows.dead") > 2)
+        kitchen.bounce()
+        with kitchen.start("nightly.py", "100000") as worker:
+            until(lambda: worker.lines)
+        assert worker.lines == ["100000 rows, 10 failed"]
+        assert waiting(client, "rows.dead") == 10
+
+
+def test_a_limited_api(kitchen: Kitchen) -> None:
+    kitchen.take("A limited API")
+    kitchen.sh()
+    with kitchen.start("lookups.py") as one, kitchen.start("lookups.py") as other:
+        kitchen.sh()
+        with kitchen.client() as client:
+            until(lambda: waiting(client, "answers") == 1)
+        until(lambda: len(everything([one, other])) == 100)
+        times = sorted(float(line.split()[0]) for line in everything([one, other]))
+    # 50 at once, and the others at the rate: what is printed may be late, but not early.
+    assert times[-1] - times[0] > 0.9
+
+
 def test_exactly_once_effects(kitchen: Kitchen) -> None:
     kitchen.take("Exactly-once effects")
     kitchen.sh()

@@ -33,6 +33,7 @@ class Tables:
         self.once: dict[int, Row] = {}
         self.schedules: dict[bytes, Row] = {}
         self.results: dict[bytes, Row] = {}
+        self.batches: dict[bytes, Row] = {}
         self.errors: dict[str, Row] = {}
         self.audit: dict[int, Row] = {}
 
@@ -128,6 +129,8 @@ class Tables:
         self.schedules |= keyed(statements.NEW_SCHEDULES, values)
         remove(self.results, values["deleted_results"])
         self.results |= keyed(statements.NEW_RESULTS, values)
+        remove(self.batches, values["deleted_batches"])
+        self.batches |= keyed(statements.NEW_BATCHES, values)
         if values["has_errors"]:
             old = sorted(self.errors, reverse=True)[values["errors_kept"] :]
             remove(self.errors, old)
@@ -180,6 +183,7 @@ READS: dict[str, Callable[[Tables, Any], list[Row]]] = {
     statements.ONCE: lambda tables, _: in_order(tables.once),
     statements.SCHEDULES: lambda tables, _: [*tables.schedules.values()],
     statements.RESULTS: lambda tables, _: [*tables.results.values()],
+    statements.BATCHES: lambda tables, _: [*tables.batches.values()],
     statements.ERRORS: lambda tables, _: in_order(tables.errors),
     statements.AUDIT: lambda tables, _: in_order(tables.audit),
     statements.HEADS: lambda tables, values: tables.heads(*values),

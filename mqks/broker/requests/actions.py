@@ -1,6 +1,7 @@
 """What does each action."""
 
 from mqks.broker.requests import (
+    batching,
     binding,
     jobs,
     leases,
@@ -53,6 +54,10 @@ _RUNS: dict[bytes, Run] = {
     b"schedule": messages.schedule,
     b"unschedule": messages.unschedule,
     b"schedules": looking.tell_stats,
+    b"open_batch": batching.open_batch,
+    b"close_batch": batching.close_batch,
+    b"batch": batching.tell,
+    b"batches": looking.tell_stats,
     b"stats": looking.tell_stats,
     b"trace": operating.trace,
     b"help": operating.help_,

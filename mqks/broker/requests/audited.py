@@ -10,7 +10,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.requests.checks import NOTHING, Doing, Effect
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.connection import Connection
-from mqks.protocol.requests import Request, Scheduling, Trim
+from mqks.protocol.requests import Batching, Request, Scheduling, Trim
 
 Run = Callable[[Broker, Connection, Request, Any], Doing]
 """Does what a request wants. Raises BadRequest."""
@@ -53,7 +53,7 @@ def note(
 
 
 def _what(request: Request, wanted: Any) -> bytes:
-    if isinstance(wanted, Scheduling) and wanted.publish is not None:
+    if isinstance(wanted, Scheduling | Batching) and wanted.publish is not None:
         # The data of what it publishes are a payload.
         before = request.rest.partition(b" publish ")[0]
         return b"%b publish %b" % (before, wanted.publish.event)

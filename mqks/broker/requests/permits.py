@@ -61,6 +61,13 @@ def check(
             if (found := broker.results.rows.get(value)) is not None:
                 allowed = permissions.may_publish(found.event)
                 _require(allowed, f"no permission for the result of {shown(value)}")
+        elif permission == "batch":
+            # Who may publish what follows it may add to it, look at it and close it.
+            batch = broker.batches.rows.get(value)
+            for publish in () if batch is None else batch.row.publishes:
+                allowed = permissions.may_publish(publish.event)
+                allowed = allowed and (publish.to is None or permissions.may_consume(publish.to))
+                _require(allowed, f"no permission for the batch {shown(value)}")
         elif permission in ("publish", "consume", "read"):
             allowed = getattr(permissions, f"may_{permission}")(value)
             _require(allowed, f"no permission to {permission} {shown(value)}")

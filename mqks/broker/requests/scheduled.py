@@ -50,7 +50,7 @@ def cancel_all(queue: Queue) -> Work[int]:
     count, numbers = 0, timed(queue).delays.take_all()
     while some := [*islice(numbers, STEP_BODIES)]:
         if not queue.deleted:
-            queue.lane.settle(some)
+            queue.lane.settle(some, dead=True)
             if queue.tracer is not None:
                 queue.tracer.left(queue, "cancelled", some)
         count += len(some)
@@ -76,7 +76,7 @@ def _promote(broker: Broker, wanted: Scheduled) -> Work[int]:
 
 
 def _settle(queue: Queue, found: Sequence[Delivery]) -> None:
-    queue.lane.settle([number for number, _ in found])
+    queue.lane.settle([number for number, _ in found], dead=True)
     if queue.tracer is not None:
         queue.tracer.note(queue, "cancelled", found)
 

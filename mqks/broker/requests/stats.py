@@ -7,7 +7,7 @@ work.
 
 import json
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -19,6 +19,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.features.order.keyed import Keyed
 from mqks.broker.features.order.ranked import Ranked
 from mqks.broker.features.throttle.common import CommonLimit
+from mqks.broker.requests.batching import count_running
 from mqks.broker.spine.base.turns import GOES_ON, Work, ordered, slices
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer, consumers_of
@@ -289,6 +290,16 @@ def users(broker: Broker, after: bytes, limit: int) -> Rows:
         ]
 
 
+def batches(broker: Broker, after: bytes, limit: int) -> Rows:
+    running = Counter[int]()
+    for _ in count_running(broker, running):
+        yield []
+    names = yield from _smallest(limit, [*broker.batches.rows], after)
+    for name in names:
+        if (batch := broker.batches.found(name)) is not None:
+            yield [broker.batches.told(batch, running[batch.row.number])]
+
+
 def schedules(broker: Broker, after: bytes, limit: int) -> Rows:
     names = yield from _smallest(limit, [*broker.schedules.rows], after)
     schedules = broker.schedules
@@ -455,6 +466,8 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
             return broker.traces.told(message_id, _number(after[0]), limit)
         case [b"limits"]:
             return limits(broker, after[0], limit)
+        case [b"batches"]:
+            return batches(broker, after[0], limit)
         case [b"schedules"]:
             return schedules(broker, after[0], limit)
         case [b"journal"]:
@@ -462,5 +475,5 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
     raise BadRequest(
         f"stats: unknown statistics {shown(b' '.join(wanted.words))}; there are queues, "
         "queue NAME, bindings, consumers, connections, unacked, errors, audit, limits, "
-        "schedules, users, traces, message ID and journal"
+        "batches, schedules, users, traces, message ID and journal"
     )

@@ -137,7 +137,7 @@ def _kind(terms: PublishTerms | None) -> int:
     # As `Queue.put` distinguishes them.
     if terms is None:
         return 0
-    return 3 if terms.due_us else 2 if terms.expires_us else 1
+    return (3 if terms.due_us else 2 if terms.expires_us else 1) + 3 * terms.batch
 
 
 def _give(broker: Broker, queues: Queues, step: list[Single]) -> None:

@@ -44,6 +44,7 @@ UNBOUND: Final = Unnested("unbound", "queue bytea, event bytea")
 NEW_ONCE: Final = Unnested("new_once", "number bigint, count bigint, ids bytea")
 NEW_SCHEDULES: Final = Unnested("new_schedule", "name bytea, row text")
 NEW_RESULTS: Final = Unnested("new_result", "name bytea, row text, data bytea")
+NEW_BATCHES: Final = Unnested("new_batch", "name bytea, row text")
 NEW_ERRORS: Final = Unnested(
     "new_error",
     "id text, time_us bigint, connection bytea, request_id bytea, action bytea, reason bytea",
@@ -111,6 +112,14 @@ with owned as (
 ), results as (
     insert into result select new_result.* from owned, {NEW_RESULTS.sql}
     on conflict (sha256(name)) do update set row = excluded.row, data = excluded.data
+), deleted_batches as (
+    delete from batch using owned
+    where sha256(name) in (
+        select sha256(old.name) from unnest(%(deleted_batches)b::bytea[]) as old (name)
+    )
+), batches as (
+    insert into batch select new_batch.* from owned, {NEW_BATCHES.sql}
+    on conflict (sha256(name)) do update set row = excluded.row
 ), errors as (
     insert into error select new_error.* from owned, {NEW_ERRORS.sql}
     on conflict do nothing
@@ -141,6 +150,7 @@ BINDINGS: Final = "select queue, event from binding"
 ONCE: Final = "select number, count, ids from once order by number"
 SCHEDULES: Final = "select name, row from schedule"
 RESULTS: Final = "select name, row, data from result"
+BATCHES: Final = "select name, row from batch"
 ERRORS: Final = "select id, time_us, connection, request_id, action, reason from error order by id"
 AUDIT: Final = "select id, row from audit order by id"
 HEADS: Final = """

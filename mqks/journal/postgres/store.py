@@ -171,6 +171,7 @@ class PostgresStore(Store):
             once=[each for _, _, ids in once for each in ids.split(b"\n")],
             schedules=dict(await self._rows(statements.SCHEDULES)),
             results={row[0]: (row[1], row[2]) for row in await self._rows(statements.RESULTS)},
+            batches=dict(await self._rows(statements.BATCHES)),
             errors=[error_record(*row) for row in await self._rows(statements.ERRORS)],
             audit=[AuditRecord.parse(*row) for row in await self._rows(statements.AUDIT)],
             next_queue_id=next_queue_id,
@@ -263,6 +264,7 @@ class PostgresStore(Store):
         count = self._segments + len(segments) - len(drop)
         last = segments[-1].id if segments else self._claim.owner.last
         bindings, schedules = entry.bindings.items(), entry.schedules.items()
+        batches = entry.batches.items()
         values = {
             "new_last": Int8(last),
             "segments": Int8(count),
@@ -284,6 +286,8 @@ class PostgresStore(Store):
                 (name, *row) for name, row in entry.results.items() if row is not None
             ),
             "deleted_results": [name for name, row in entry.results.items() if row is None],
+            **statements.NEW_BATCHES.values(each for each in batches if each[1] is not None),
+            "deleted_batches": [name for name, row in batches if row is None],
             **statements.NEW_ERRORS.values(map(_error_row, found)),
             **statements.NEW_AUDIT.values((each.id, each.row()) for each in entry.audit),
             "audit_end": Int8(entry.audit[-1].id - self._audit_kept_max if entry.audit else 0),

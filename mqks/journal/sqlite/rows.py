@@ -29,6 +29,7 @@ TEXT_FILES_SINCE: Final = 7
 SCHEDULES_SINCE: Final = 8
 AUDIT_SINCE: Final = 9
 RESULTS_SINCE: Final = 10
+BATCHES_SINCE: Final = 11
 """The first schemas that have them."""
 ROWS_TOLD_MAX: Final = 20
 SHOWN_MAX: Final = 200
@@ -135,6 +136,7 @@ _TABLES: Final = {
     "once": _Table("number, count, ids", (int, int, bytes), _is_once),
     "schedule": _Table("name, row", (bytes, str), lambda row: is_name(row[0])),
     "result": _Table("name, row, data", (bytes, str, bytes), lambda row: is_name(row[0])),
+    "batch": _Table("name, row", (bytes, str), lambda row: is_name(row[0])),
     "error": _Table(
         "id, time_us, connection, request_id, action, reason",
         (str, int, str, bytes, bytes, str),
@@ -166,7 +168,7 @@ def _table(name: str, version: int) -> _Table:
 def read_by(version: int) -> dict[str, str]:
     """The tables of a database of this schema, and the columns to read of each."""
     since = {"tally": CHECKSUMS_SINCE, "once": EPOCH_SINCE}
-    since |= {"schedule": SCHEDULES_SINCE, "result": RESULTS_SINCE}
+    since |= {"schedule": SCHEDULES_SINCE, "result": RESULTS_SINCE, "batch": BATCHES_SINCE}
     crc = ", crc" if version >= CHECKSUMS_SINCE else ""
     return {
         name: _table(name, version).columns + crc
@@ -227,6 +229,9 @@ class Rows:
         self.results = {row[0]: (row[1], row[2]) for row in self._whole("result")}
         if version >= RESULTS_SINCE:
             self._count("result", 1)
+        self.batches: dict[bytes, str] = dict(self._whole("batch"))
+        if version >= BATCHES_SINCE:
+            self._count("batch", 1)
         self._count("once", max((number for number, _, _ in self.once), default=0) + 1)
         queues_are_whole = all(place != "table queue" for place, _ in self.damage)
         self.queue_ids_end = self.tallies["queue"].next if self._has_checksums else SEQ_MAX

@@ -221,6 +221,7 @@ class SqliteStore(DatabaseSpace):
             bindings=rows.bindings,
             schedules=dict(rows.schedules),
             results=dict(rows.results),
+            batches=dict(rows.batches),
             once=[each for _, _, ids in rows.once for each in ids.split(b"\n")],
             errors=failed,
             audit=records,
@@ -353,7 +354,8 @@ class SqliteStore(DatabaseSpace):
             for row in await asyncio.get_running_loop().run_in_executor(self._thread, write):
                 self._committed(row)
         if entry is not None:
-            rows = entry.queues, entry.errors, entry.audit, entry.schedules, entry.results
+            named = entry.schedules, entry.results, entry.batches
+            rows = entry.queues, entry.errors, entry.audit, *named
             self._wal_pages += sum(map(len, rows))
         if drop:
             self._wal_pages += 2 * len(drop)

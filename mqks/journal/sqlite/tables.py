@@ -34,7 +34,7 @@ from mqks.journal.store import (
 PUT_META: Final = "insert or replace into meta values (?, ?, ?)"
 PUT_TALLY: Final = "insert or replace into tally values (?, ?, ?, ?, ?)"
 INSERT_SEGMENT: Final = "insert into segment values (?, ?, ?, ?, ?)"
-TALLIED: Final = ("queue", "binding", "once", "segment", "schedule", "result")
+TALLIED: Final = ("queue", "binding", "once", "segment", "schedule", "result", "batch")
 _PUT_QUEUE: Final = "insert or replace into queue values (?, ?, ?, ?, ?, ?)"
 _PUT_BINDING: Final = "insert or ignore into binding values (?, ?, ?)"
 _DELETE_BINDING: Final = "delete from binding where queue = ? and event = ?"
@@ -67,7 +67,7 @@ class Tables:
         self.queues: dict[int, QueueRow] = {}
         self.tallies: dict[str, Tally] = {}
         self.once = OnceRows(once_ids_max)
-        self.named: dict[str, dict[bytes, int]] = {"schedule": {}, "result": {}}
+        self.named: dict[str, dict[bytes, int]] = {"schedule": {}, "result": {}, "batch": {}}
         """Of tables whose rows have a name: the checksums, by name."""
         self._errors_kept_max = errors_kept_max
         self._audit_kept_max = audit_kept_max
@@ -78,6 +78,7 @@ class Tables:
         self.named = {
             "schedule": {row[0]: row_crc("schedule", *row) for row in rows.schedules.items()},
             "result": {each: row_crc("result", each, *row) for each, row in rows.results.items()},
+            "batch": {row[0]: row_crc("batch", *row) for row in rows.batches.items()},
         }
         for number, count, ids in rows.once:
             self.once.restored(OnceRow(number, count, row_crc("once", number, count, ids)))
@@ -240,6 +241,7 @@ class Tables:
             "once": rows.once,
             "schedule": [*found.schedules.items()],
             "result": [(each, *row) for each, row in found.results.items()],
+            "batch": [*found.batches.items()],
             "error": [record[:6] for record in found.errors],
             "audit": [(record.id, record.row()) for record in found.audit],
             "tally": [(name, *rows.tallies[name]) for name in TALLIED],
@@ -262,7 +264,8 @@ class Tables:
 
 def _named(entry: Entry) -> dict[str, dict[bytes, Row | None]]:
     schedules = {name: row if row is None else (row,) for name, row in entry.schedules.items()}
-    return {"schedule": schedules, "result": {**entry.results}}
+    batches = {name: row if row is None else (row,) for name, row in entry.batches.items()}
+    return {"schedule": schedules, "result": {**entry.results}, "batch": batches}
 
 
 def _marks(row: Row) -> str:

@@ -35,7 +35,7 @@ def kill(queue: Place, dead: Sequence[Dead], reason: Event, why: bytes = b"") ->
         told = {"reason": str(reason)}
         queue.tracer.note(queue, "dead", [(n, line) for n, line, _ in dead], told)
     if target is None:
-        queue.lane.settle([each.number for each in dead])
+        queue.lane.settle([each.number for each in dead], dead=True)
         return
     death = Death(reason, queue.name, queue.shared.schedule.wall_us(), why)
     letters = [
@@ -86,7 +86,7 @@ def kill_oldest(queue: Place, end: int, reason: Event, count: int = STEP_MESSAGE
     """Kill at most `count` ready messages with numbers below `end`, the oldest first."""
     lane = queue.lane
     if queue.dead_letter_queue(reason) is None:
-        gone = lane.trim_some(end, count)
+        gone = lane.trim_some(end, count, dead=True)
         queue.count_dead(len(gone), reason, dropped=True)
         if queue.tracer is not None:
             queue.tracer.left(queue, "dead", gone, {"reason": str(reason)})

@@ -28,7 +28,7 @@ def move(
     """Move messages that are alive in `source`, but no longer ready there, to the end of `to`,
     which may be the same queue. `marks` are their new ones; None: they have attributes and no
     marks. The caller delivers."""
-    source.lane.leave_together([number for number, _ in deliveries])
+    source.lane.leave_together([number for number, _ in deliveries], dead=marks is None)
     if source.tracer is not None:
         source.tracer.moved(source, to, deliveries, to.lane.next_seq)
     if source is not to:
@@ -124,8 +124,9 @@ def _move_these(source: Place, lines: dict[int, bytes], choose: Choose, limit: i
 def move_out(source: Place, gone: Mapping[Place, Sequence[Delivery]]) -> None:
     """Move messages that were taken out of the ready ones. The caller delivers."""
     for target, some in gone.items():
-        expires_us = [source.lane.mark_of(number).expires_us for number, _ in some]
-        move(source, target, some, [Mark(expires_us=each) for each in expires_us])
+        marks = [source.lane.mark_of(number) for number, _ in some]
+        kept = [Mark(expires_us=mark.expires_us, batch=mark.batch) for mark in marks]
+        move(source, target, some, kept)
 
 
 def purge_some(queue: Place, chosen: Chosen, limit: int) -> Work[int]:
@@ -139,7 +140,7 @@ def purge_some(queue: Place, chosen: Chosen, limit: int) -> Work[int]:
         for number in gone:
             lane.take_out(number)
         if gone:
-            lane.settle(gone)
+            lane.settle(gone, dead=True)
             if queue.tracer is not None:
                 queue.tracer.note(queue, "purged", [(number, found[number]) for number in gone])
             queue.deliver()

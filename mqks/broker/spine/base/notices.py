@@ -24,6 +24,9 @@ class Notices:
     def unacked_full(self, unacked_bytes: int) -> None:
         """A consumer must wait for others to ack, after a while without any."""
 
+    def batch_expired(self, batch: bytes) -> None:
+        """A batch was not done in time: what follows it is not published."""
+
     def tick_failed(self, schedule: bytes, reason: str) -> None:
         """The first try of a tick has failed."""
 

@@ -30,6 +30,13 @@ class Numbers:
     def __len__(self) -> int:
         return self._count
 
+    def __iter__(self) -> Iterator[int]:
+        for place, bits in [*self.blocks.items()]:
+            while bits:
+                lowest = bits & -bits
+                yield (place << _BLOCK_BITS) + lowest.bit_length() - 1
+                bits ^= lowest
+
     def __contains__(self, number: int) -> bool:
         return self.blocks.get(number >> _BLOCK_BITS, 0) >> (number & _IN_BLOCK) & 1 == 1
 

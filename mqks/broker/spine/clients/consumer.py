@@ -218,7 +218,8 @@ class Consumer(Taker):
                 if not self.meta:
                     texts[place] = replies.with_retry(lines[place], mark.retry)
                 self.queue.shared.counters.redelivered += 1
-            if self.manual_ack:
+            # One that was never delivered is marked where it is out of order (`Lane.picked`).
+            if self.manual_ack and mark.version:
                 lane.mark(number, mark.delivered())
         return texts
 

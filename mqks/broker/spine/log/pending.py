@@ -82,6 +82,8 @@ class Mark(NamedTuple):
     """When it joined the queue, if that is not the time of its number."""
     id_crc: int = 0
     """The `id_checksum` of its id, while it is scheduled."""
+    batch: int = 0
+    """The number of the batch that it is a member of."""
 
     def changed(self, **changes: Any) -> "Mark":
         """The next version."""
@@ -182,6 +184,20 @@ class Changed(Protocol):
     def spill(self, committed: int) -> Work[None]: ...
 
 
+class Members(Protocol):
+    """The batches, as lanes see them: each knows how many of its messages are alive."""
+
+    def number(self, name: bytes) -> int:
+        """That of the batch of this name, to which messages may be added; 0: there is none."""
+
+    def count(self, batch: int, living: int, *, new: int = 0, dead: int = 0) -> None:
+        """So many more of its messages are alive; so many are new, or have died."""
+
+    def end(self) -> None:
+        """A commit is about to take all that is pending: add what follows from the batches that
+        have ended."""
+
+
 class Replier(Protocol):
     """An `Outbox` that has asked for confirms."""
 
@@ -240,18 +256,15 @@ class Entry:
     """Name of a schedule → its new row, None if it was removed."""
     results: dict[bytes, ResultRow | None] = field(default_factory=dict)
     """Id of a message → its new row, None if it is forgotten."""
+    batches: dict[bytes, str | None] = field(default_factory=dict)
+    """Name of a batch → its new row, None if it has ended."""
     records: int = 0
     """Approximate number of messages, acks and marks in it."""
 
     @property
     def has_more(self) -> bool:
         """Whether there is more than messages, acks, marks and ids."""
-        return self.has_named or bool(self.queues or self.bindings or self.errors or self.audit)
-
-    @property
-    def has_named(self) -> bool:
-        """Whether there are rows of schedules or results."""
-        return bool(self.schedules or self.results)
+        return self.must_stand or bool(self.errors or self.audit)
 
     @property
     def has_metadata(self) -> bool:
@@ -265,8 +278,17 @@ class Entry:
     @property
     def must_last(self) -> bool:
         """Whether there is more than errors and the audit, which no confirm covers."""
-        others = self.changes or self.queues or self.bindings or self.once
-        return self.has_named or bool(others)
+        return bool(self.changes or self.once) or self.must_stand
+
+    @property
+    def must_stand(self) -> bool:
+        """Whether there are rows that a start relies on."""
+        return self.has_named or bool(self.queues or self.bindings)
+
+    @property
+    def has_named(self) -> bool:
+        """Whether there are rows of schedules, results or batches."""
+        return bool(self.schedules or self.results or self.batches)
 
     def extend(self, later: "Entry", errors_max: int) -> None:
         """Add what came `later`; of two states of a queue, binding or schedule its one counts."""
@@ -275,6 +297,7 @@ class Entry:
         self.once += later.once
         self.schedules.update(later.schedules)
         self.results.update(later.results)
+        self.batches.update(later.batches)
         self.errors += later.errors
         del self.errors[errors_max:]
         self.audit += later.audit
@@ -343,8 +366,8 @@ class Batch:
         """Whether some of it needs more space than it frees."""
         entry = self.entry
         return (
-            entry.has_named
-            or bool(entry.once)
+            bool(entry.once)
+            or entry.has_named
             or any(
                 change.runs or change.moved or (self.in_one_piece and change.marks)
                 for change in entry.changes
@@ -444,7 +467,9 @@ class Pending:
         self.is_urgent = False
         """It has messages, or was to be written before, and does not wait for others."""
         self.in_one_piece = False
-        """A move from one lane to another, a tick or a transaction must not be written in part."""
+        """A move from one lane to another, a tick, a transaction or what a batch counts must not be
+        written in part."""
+        self.members: Members | None = None
         self.dirty: list[Changed] = []
         self.unwritable = ""
         """Why nothing can be written durably; publishes are refused while this is not empty."""
@@ -497,6 +522,8 @@ class Pending:
     def take(self, *, whole: bool = False) -> Batch:
         """Take everything; the next batch begins. A batch of very many queues or messages is taken
         in pieces, unless `whole`."""
+        if self.members is not None:
+            self.members.end()
         if whole or self.in_one_piece:
             self._gather_rest()
         batch, self._rest = self._rest or self._gathered(), None
@@ -550,8 +577,8 @@ class Pending:
     def take_settled(self) -> Batch:
         """Take what frees space on a full disk: acks of durable messages, queues, bindings, errors,
         and everybody who waits. Messages stay pending, and so do `--once` ids, schedules and
-        results: a durable id without its message would block the message permanently, and a tick be
-        lost."""
+        results and batches: a durable id without its message would block the message permanently,
+        and a tick, or what follows a batch, be lost."""
         batch = self.take(whole=True)
         entry = batch.entry
         rest = Batch(
@@ -559,12 +586,13 @@ class Pending:
                 once=entry.once,
                 schedules=entry.schedules,
                 results=entry.results,
+                batches=entry.batches,
                 records=len(entry.once) + len(entry.results),
             ),
             in_one_piece=batch.in_one_piece,
         )
-        changes, entry.changes, entry.once, entry.schedules = entry.changes, [], [], {}
-        entry.results = {}
+        changes, entry.changes, entry.once = entry.changes, [], []
+        entry.schedules, entry.results, entry.batches = {}, {}, {}
         for change, (lane, taken_end) in zip(changes, batch.taken, strict=True):
             # A mark may be of a transaction, whose messages stay pending.
             settled, later = split(change, taken_end, 0 if batch.in_one_piece else taken_end)

@@ -7,6 +7,7 @@ aside, from SCHEDULED_SEQ on, until it joins.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Protocol
@@ -63,8 +64,8 @@ class Lane:
     __slots__ = (
         *("acked", "acked_ranges", "aside", "aside_end", "blocks", "taken_end", "cursor"),
         *("cursor_moved", "deleted", "dirty", "expiry", "has_attributes", "id", "marked", "marks"),
-        *("memory", "moved", "next_aside", "next_seq", "owner", "paging", "pending", "returned"),
-        *("unwritten", "unwritten_first", "unwritten_runs", "watcher"),
+        *("members", "memory", "moved", "next_aside", "next_seq", "owner", "paging", "pending"),
+        *("returned", "unwritten", "unwritten_first", "unwritten_runs", "watcher"),
     )
 
     def __init__(self, lane_id: int, owner: LaneOwner, memory: Budget, pending: Pending) -> None:
@@ -90,6 +91,8 @@ class Lane:
         """Some of its messages may have attributes after their text, see `replies.ATTRIBUTES`."""
         self.marks: dict[int, Mark] = {}
         """Marks of living messages that have one."""
+        self.members: dict[int, int] = {}
+        """How many of its messages are alive, by the number of their batch."""
 
         # What the next batch takes, in `take_change`.
         self.dirty = False
@@ -167,6 +170,22 @@ class Lane:
         self.tell_marks(dict(enumerate(marks, first)))
         return first
 
+    def join_batches(self, marks: Mapping[int, Mark], *, new: bool = False) -> None:
+        """These messages join, with these marks, as members of batches; `new`: for the first
+        time."""
+        self.marks.update(marks)
+        for batch, count in Counter(mark.batch for mark in marks.values()).items():
+            self._count(batch, count, new=count if new else 0)
+
+    def _count(self, batch: int, count: int, *, new: int = 0, dead: bool = False) -> None:
+        """So many more messages of a batch are alive here; those that left may be `dead`."""
+        if left := self.members.get(batch, 0) + count:
+            self.members[batch] = left
+        else:
+            del self.members[batch]
+        if (members := self.pending.members) is not None:
+            members.count(batch, count, new=new, dead=-count if dead else 0)
+
     def append_all(self, lines: list[bytes], marks: Sequence[Mark] = ()) -> None:
         """Number and append messages that may have attributes, and marks."""
         first = self.next_seq
@@ -242,8 +261,8 @@ class Lane:
             # From the cursor on a start takes each message for one that was never delivered, if no
             # mark says otherwise.
             old = self.marks
-            new = [number for number in held if number >= cursor and number not in old]
-            if self.expiry is None:
+            new = [n for n in held if n >= cursor and not old.get(n, NO_MARK).version]
+            if self.expiry is None and not self.members:
                 marks = dict.fromkeys(new, NO_MARK.delivered())
             else:
                 marks = {number: self.mark_of(number).delivered() for number in new}
@@ -289,9 +308,9 @@ class Lane:
             self.cursor = cursor
             self.tell_cursor()
 
-    def settle(self, numbers: Sequence[int]) -> None:
-        """Settle these messages: the journal may delete them."""
-        self._forget_marks(numbers)
+    def settle(self, numbers: Sequence[int], *, dead: bool = False) -> None:
+        """Settle these messages: the journal may delete them. `dead`: nobody has acked them."""
+        self._leave(numbers, dead=dead)
         # What is trimmed, or delivered without manual ack, mostly comes as a range, which is kept.
         if isinstance(numbers, range) and numbers.step == 1:
             self.acked_ranges.append((numbers.start, len(numbers)))
@@ -300,26 +319,32 @@ class Lane:
         self.pending.records += len(numbers)
         self._touch()
 
-    def _forget_marks(self, numbers: Sequence[int]) -> None:
-        """Remove the marks of these messages, which leave the queue."""
+    def _leave(self, numbers: Sequence[int], *, dead: bool) -> None:
+        """Forget what is known of these messages, which leave the queue."""
         if self.watcher is not None:
             self.watcher.left(numbers)
-        if self.marks:
-            marked: Iterable[int] = numbers
-            # Iterate over the shorter one.
-            if isinstance(numbers, range) and len(self.marks) < len(numbers):
-                marked = [number for number in self.marks if number in numbers]
-            for number in marked:
-                self.marks.pop(number, None)
+        self.forget_marks(numbers, dead=dead)
         if self.expiry is not None:
             self.expiry.discard(numbers)
             if not self.expiry:
                 self.owner.none_expires()
 
-    def leave_together(self, numbers: list[int]) -> None:
+    def forget_marks(self, numbers: Sequence[int], *, dead: bool = False) -> None:
+        """These messages leave their batches; `dead`: nobody has acked them."""
+        if self.marks:
+            marked: Iterable[int] = numbers
+            # Iterate over the shorter one.
+            if isinstance(numbers, range) and len(self.marks) < len(numbers):
+                marked = [number for number in self.marks if number in numbers]
+            gone = [self.marks.pop(number, NO_MARK) for number in marked]
+            if self.members:
+                for batch, count in Counter(mark.batch for mark in gone if mark.batch).items():
+                    self._count(batch, -count, dead=dead)
+
+    def leave_together(self, numbers: list[int], *, dead: bool = False) -> None:
         """Record that these messages leave together with what else is in the same commit, as the
-        appends of a move. Their marks are gone then."""
-        self._forget_marks(numbers)
+        appends of a move. Their marks are gone then. `dead`: they leave their batches."""
+        self._leave(numbers, dead=dead)
         self.moved += compress(numbers)
         self._touch()
 
@@ -334,9 +359,9 @@ class Lane:
             mark = mark.shifted(set_us)
         return mark
 
-    def trim_some(self, end: int, count_max: int = SEQ_MAX) -> Sequence[int]:
+    def trim_some(self, end: int, count_max: int = SEQ_MAX, *, dead: bool = False) -> Sequence[int]:
         """Drop the oldest ready messages with numbers below `end`, as many as one step takes;
-        return their numbers."""
+        return their numbers. `dead`: nobody has read them."""
         oldest = self.blocks.first
         if oldest is None or oldest >= end:
             return ()
@@ -349,7 +374,7 @@ class Lane:
             self.returned -= len(gone)
         else:
             self._advance()
-        self.settle(gone)
+        self.settle(gone, dead=dead)
         return gone
 
     # -- changes for the journal
@@ -494,7 +519,9 @@ class Lane:
 
     def _restore_mark(self, number: int, mark: Mark) -> None:
         """A mark with only a TTL is stored in `expiry`."""
-        if mark.version or mark.joined_us:
+        if mark.batch:
+            self.join_batches({number: mark})
+        elif mark.version or mark.joined_us:
             self.marks[number] = mark
         if self.expiry is not None:
             self.expiry.add(number, mark.expires_us, mark.joined_us)
@@ -535,6 +562,8 @@ class Lane:
         """Forget all messages at once. The memory is freed step by step by the returned
         iterator."""
         self.deleted = True
+        for batch, count in [*self.members.items()]:
+            self._count(batch, -count, dead=True)
         self.returned = 0
         self.expiry = None
         gone = [self.blocks.emptied()]

@@ -35,6 +35,8 @@ class PublishTerms(NamedTuple):
     expires_us: int = 0
     clock_us: int = 0
     """When it is due after a delay, by the monotonic clock."""
+    batch: int = 0
+    """The number of the batch that it joins; 0: none."""
 
     def mark(self, message_id: bytes) -> Mark:
         return Mark(
@@ -42,6 +44,7 @@ class PublishTerms(NamedTuple):
             due_us=self.due_us,
             expires_us=self.expires_us,
             id_crc=id_checksum(message_id),
+            batch=self.batch,
         )
 
 
@@ -284,8 +287,8 @@ class Queue:
             self.lane.see(new.bodies)
             if terms.due_us:
                 self._schedule(new, terms)
-            elif terms.expires_us:
-                self._publish_mortal(new, terms.expires_us)
+            elif terms.expires_us or terms.batch:
+                self._publish_marked(new, terms)
             else:
                 self.publish(new.ids, new.bodies)
 
@@ -340,6 +343,8 @@ class Queue:
         self.lane.marks.update(
             (number, mark) for number, mark in enumerate(marks, first) if mark.expires_us
         )
+        if terms.batch:
+            self.lane.join_batches(dict(enumerate(marks, first)), new=True)
         times = self.timed()
         due_us = [own.due_us if own.is_dated else own.clock_us for own in all_terms]
         times.add(first, lines, marks, due_us)
@@ -348,30 +353,38 @@ class Queue:
         times.set_alarms()
         self._update_capacity()
 
-    def _publish_mortal(self, new: NewMessages, expires_us: int) -> None:
-        """Publish messages with their own TTL."""
-        lane, times, each_us = self.lane, self.timed(), [own.expires_us for own in new.each]
-        seqs = range(lane.next_seq, lane.next_seq + len(new.ids))
-        if each_us:
-            times.expiry.add_each(seqs, each_us)
-        else:
-            times.expiry.add_new(seqs, expires_us)
+    def _publish_marked(self, new: NewMessages, terms: PublishTerms) -> None:
+        """Publish messages with their own TTL, or of a batch."""
+        lane, first = self.lane, self.lane.next_seq
+        seqs = range(first, first + len(new.ids))
+        marks = [Mark(expires_us=own.expires_us, batch=own.batch) for own in new.each or (terms,)]
+
+        def marked(numbers: range) -> dict[int, Mark]:
+            if not new.each:
+                return dict.fromkeys(numbers, marks[0])
+            some = marks[numbers.start - first : numbers.stop - first]
+            return dict(zip(numbers, some, strict=True))
+
+        times = self.timed() if terms.expires_us else None
+        if times is not None and new.each:
+            times.expiry.add_each(seqs, [mark.expires_us for mark in marks])
+        elif times is not None:
+            times.expiry.add_new(seqs, terms.expires_us)
+        if terms.batch:
+            lane.join_batches(marked(seqs), new=True)
         self.publish(new.ids, new.bodies)
-        mark, written = Mark(expires_us=expires_us), 0
-        for numbers in lane.unwritten_numbers(seqs.start):
-            if each_us:
-                some_us = each_us[numbers.start - seqs.start : numbers.stop - seqs.start]
-                marks = [Mark(expires_us=own_us) for own_us in some_us]
-                lane.tell_marks(dict(zip(numbers, marks, strict=True)))
-            else:
-                lane.tell_marks(dict.fromkeys(numbers, mark))
-            written += len(numbers)
-        if not written:
-            times.expiry.discard(seqs)
-        elif written < len(seqs):
-            kept = {*chain.from_iterable(lane.unwritten_numbers(seqs.start))}
-            times.expiry.discard([number for number in seqs if number not in kept])
-        times.set_alarms()
+        written = [*lane.unwritten_numbers(first)]
+        for numbers in written:
+            lane.tell_marks(marked(numbers))
+        if sum(map(len, written)) < len(seqs):
+            # Consumers without manual ack have taken the others, which never need the disk.
+            kept = {*chain.from_iterable(written)}
+            gone = [number for number in seqs if number not in kept]
+            if times is not None:
+                times.expiry.discard(gone)
+            lane.forget_marks(gone)
+        if times is not None:
+            times.set_alarms()
 
     def take_in(self, lines: list[bytes], marks: Sequence[Mark] | None) -> None:
         """Append messages from another queue; without `marks` they are dead letters. Limits do not
@@ -408,12 +421,12 @@ class Queue:
     def trim(self, end: int | None) -> Work[int]:
         """Drop the ready messages with numbers below `end`, or all that are there now; return how
         many."""
-        count, what = 0, "purged" if end is None else "trimmed"
+        is_purge, count = end is None, 0
         end = self.lane.next_seq if end is None else end
-        while not self.deleted and (some := self.lane.trim_some(end)):
+        while not self.deleted and (some := self.lane.trim_some(end, dead=is_purge)):
             count += len(some)
             if self.tracer is not None:
-                self.tracer.left(self, what, some)
+                self.tracer.left(self, "purged" if is_purge else "trimmed", some)
             yield GOES_ON
         self.deliver()  # What is in memory may wait for a page of which nothing is left.
         return count
@@ -878,7 +891,9 @@ class Queue:
             self.timed().restore(number, mark)
             if mark.version:  # It was returned before: its TTL continues.
                 self.timed().expiry.add(number, mark.expires_us, mark.joined_us)
-            if mark.version or mark.expires_us:
+            if mark.batch:
+                self.lane.join_batches({number: mark})
+            elif mark.version or mark.expires_us:
                 self.lane.marks[number] = mark
 
     def start(self) -> None:

@@ -34,7 +34,7 @@ from mqks.protocol.requests import ACTIONS, Publish, shown
 from mqks.settings import Settings
 from mqks.users import Permissions
 
-_GATHERED: Final = b"--ttl=", b"--delay=", b"--at=", b"--mandatory ", b"--to="
+_GATHERED: Final = b"--ttl=", b"--delay=", b"--at=", b"--mandatory ", b"--to=", b"--batch="
 """Flags that many messages have with the same value, so that they share their terms."""
 _TRAITS: Final = b"--escaped", b"--priority=", b"--key=", b"--meta="
 """Flags of single messages, which gather with those of their event that have none."""
@@ -261,6 +261,8 @@ class Publishing:
         queues = self._gathers(permissions, event, flags.to)
         if queues is None or (flags.mandatory and is_nowhere(queues)):
             return NO_GROUP
+        if flags.batch and (permissions is not None or not self._batch(flags)):
+            return NO_GROUP
         return self.gathering.open(event, queues, key, flags)
 
     def _gathers(
@@ -360,15 +362,24 @@ class Publishing:
         return self._shared.schedule.wall_us(), self._shared.schedule.clock_us()
 
     def single(self, message_id: bytes, publish: Publish, now: Now | None = None) -> Single:
-        """The message in its stored form, with its terms, which begin `now`."""
+        """The message in its stored form, with its terms, which begin `now`. Raises BadRequest if
+        its batch does not exist."""
+        if publish.batch and not self._batch(publish):
+            raise BadRequest(f"publish: there is no batch {shown(publish.batch)}")
         terms, attributes = self._terms(publish, now)
         body = replies.body(message_id, publish.event, publish.data) + attributes
         return Single(message_id, publish.event, body, terms, publish.once_s)
 
+    def _batch(self, publish: Publish) -> int:
+        """The number of its batch; 0: it has none, or that does not exist."""
+        members = self._shared.pending.members
+        return members.number(publish.batch) if members and publish.batch else 0
+
     def _terms(self, publish: Publish, now: Now | None = None) -> tuple[PublishTerms | None, bytes]:
         """The terms of a message, and the bytes after its text."""
         traits, meta, letter = publish.traits, publish.meta, publish.letter
-        if not (publish.delay_us or publish.at_us or publish.ttl_us or meta or traits or letter):
+        times = publish.delay_us or publish.at_us or publish.ttl_us
+        if not (times or meta or traits or letter or publish.batch):
             return None, b""
         now_us, clock_us = now or self.now()
         due_us = now_us + publish.delay_us if publish.delay_us else publish.at_us
@@ -380,7 +391,8 @@ class Publishing:
             meta, published = self._shared.features.restored_letter(meta, letter)
         expires_us = (due_us or now_us) + publish.ttl_us if publish.ttl_us else 0
         due_clock_us = clock_us + publish.delay_us if publish.delay_us else 0
-        terms = PublishTerms(due_us, publish.at_us > 0, expires_us, due_clock_us)
+        batch = self._batch(publish)
+        terms = PublishTerms(due_us, publish.at_us > 0, expires_us, due_clock_us, batch)
         return terms, replies.Parts(b"", meta, published, traits).joined()
 
     def publish(self, connection: Connection, message: Single, queues: Queues) -> None:

@@ -1,0 +1,1 @@
+"""Batches: a message is published when all of some others are done."""

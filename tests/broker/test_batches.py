@@ -1,0 +1,312 @@
+"""Batches: what follows one is published once and never early, whatever is killed or races."""
+
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+
+from mqks.limits import BATCH_ENDS_MAX
+from tests.kit.bare import BareWorld, ask, bare
+
+SECOND_US = 1_000_000
+
+
+def told(world: BareWorld, name: bytes = b"b", by: str = "look") -> dict[str, Any]:
+    return json.loads(ask(world, b"t batch " + name, by).removeprefix(b"t ok "))  # type: ignore[no-any-return]
+
+
+def ends(world: BareWorld, queue: bytes = b"end") -> list[bytes]:
+    """The ids of what has followed, as the journal has it."""
+    lines = world.disk.queues[world.broker.queues[queue].id].lines.values()
+    return sorted(line.partition(b" ")[0] for line in lines)
+
+
+def world_of(queues: int = 1, **settings: Any) -> BareWorld:
+    world = bare(**settings)
+    for number in range(queues):
+        assert ask(world, b"s subscribe --confirm q%d e" % number) == b"s ok \n"
+    assert ask(world, b"s subscribe --confirm end done") == b"s ok \n"
+    return world
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_what_follows_comes_once_and_never_early(first: int) -> None:
+    assert sum(map(play, range(first, first + 10))) > 30
+
+
+def play(seed: int) -> int:
+    """How many batches there were."""
+    chance = random.Random(seed)
+    world = world_of(2)
+    world.send("k", b"q set_queue q0 --retries=2 --dead-letters=dead\n")
+    opened = 0
+    for _ in range(400):
+        line = b""
+        match chance.randrange(20):
+            case 0 | 1:
+                opened += world.broker.batches.found(b"b") is None
+                line = b"o open_batch b publish done %d" % opened
+            case 2 | 3:
+                flag = chance.choice([b"", b" --delay=1", b" --ttl=9", b" --key=k"])
+                line = b"m%d publish --batch=b%b e x" % (chance.randrange(99), flag)
+            case 5 | 4:
+                line = b"x close_batch b"
+            case 6:
+                manual = chance.choice([b" --manual-ack", b" --manual-ack --prefetch=1", b""])
+                one, other = chance.randrange(2), chance.randrange(2)
+                line = b"c%d consume q%d" % (one, other) + manual
+            case 7 | 8 | 15 | 16 | 17:
+                line = b"a ack c%d --all" % chance.randrange(2)
+            case 9:
+                line = b"r reject c%d --all" % chance.randrange(2)
+            case 10:
+                line = chance.choice(
+                    [
+                        b"p purge q0",
+                        b"v move q1 q0 --limit=1",
+                        b"v cancel q0 --all",
+                        b"r redrive dead",
+                    ]
+                )
+            case 11:
+                world.now_us += SECOND_US
+                world.broker.expire()
+            case 12:
+                world.take()
+                world.fail()
+            case 13:
+                world.fill()
+                world.make_room()
+            case 14:
+                world.crash()
+                world._connections.clear()
+        if line:
+            world.intake.receive(world.connection("k"), line + b"\n")
+        if chance.randrange(3) == 0:
+            world.take()
+        if chance.randrange(3) == 0:
+            world.land()
+        world.read()
+        world.answer(9)
+        world.broker.go_on()
+        queues = [queue for queue in world.broker.queues.values() if queue.name != b"end"]
+        for batch in world.broker.batches.rows.values():
+            number = batch.row.number
+            assert batch.living == sum(queue.lane.members.get(number, 0) for queue in queues)
+            assert batch.living == sum(
+                mark.batch == number for queue in queues for mark in queue.lane.marks.values()
+            )
+            assert batch.row.total - batch.living - batch.row.dead >= 0
+        rows = {json.loads(row)["then"] for row in world.disk.batches.values()}
+        end = next(each for each in world.disk.states if world.disk.states[each].name == b"end")
+        lines = [line.split(b" ")[2] for line in world.disk.queues[end].lines.values()]
+        assert len(lines) == len({*lines})
+        # Never together with its row, nor without: in one commit one is there and the other gone.
+        assert not {b"done " + line for line in lines} & {row.encode() for row in rows}
+        for change in world.disk.queues.values():
+            living = {mark.batch for n, mark in change.marks.items() if n in change.lines}
+            assert not living & ({*range(1, 99)} - _open(world))
+    return opened
+
+
+def _open(world: BareWorld) -> set[int]:
+    """The numbers of those that the journal has; of others no message is alive."""
+    return {json.loads(row)["number"] for row in world.disk.batches.values()} | {0}
+
+
+def test_acks_of_two_that_race_while_the_disk_is_slow() -> None:
+    world = world_of()
+    ask(world, b"o open_batch --confirm b publish done x")
+    ask(world, b"m0 publish --batch=b e 0")
+    ask(world, b"m1 publish --batch=b e 1")
+    assert ask(world, b"x close_batch --confirm b") == b"x ok 1\n"
+    for name in ("k0", "k1"):
+        ask(world, b"%b consume q0 --manual-ack --prefetch=1" % name.encode(), name)
+    world.intake.receive(world.connection("k0"), b"a ack --confirm k0 m0\n")
+    world.take()
+    world.intake.receive(world.connection("k1"), b"a ack --confirm k1 m1\n")
+    world.land()
+    assert ends(world) == []
+    world.take()
+    assert world.broker.batches.found(b"b") is None
+    world.fail()
+    world.take()
+    world.land()
+    assert ends(world) == [b"b:end"]
+    world.crash()
+    world.commit()
+    assert ends(world) == [b"b:end"]
+    assert not world.disk.batches
+
+
+def test_a_publish_that_races_with_the_end() -> None:
+    """What joins before the commit keeps the batch open; what comes behind it gets an error."""
+    world = world_of()
+    ask(world, b"o open_batch --confirm b publish done x")
+    ask(world, b"m0 publish --batch=b e 0")
+    ask(world, b"c consume q0 --manual-ack", "c")
+    world.intake.receive(world.connection("k"), b"x close_batch b\na ack c m0\n")
+    world.intake.receive(world.connection("k"), b"m1 publish --batch=b e 1\n")
+    world.take()
+    assert world.broker.batches.found(b"b") is not None
+    world.land()
+    world.intake.receive(world.connection("k"), b"a ack c m1\n")
+    world.take()
+    world.intake.receive(world.connection("k"), b"m2 publish --confirm --batch=b e 2\n")
+    world.land()
+    assert re.search(rb"m2 error", ask(world, b"p ping x"))
+    assert ends(world) == [b"b:end"]
+
+
+def test_a_thousand_that_end_in_one_commit() -> None:
+    world = world_of()
+    many = 4 * BATCH_ENDS_MAX
+    lines = [b"o open_batch b%d publish done %d\n" % (n, n) for n in range(many)]
+    lines += [b"m%d publish --batch=b%d e x\nx close_batch b%d\n" % (n, n, n) for n in range(many)]
+    world.send("k", b"".join(lines))
+    ask(world, b"c consume q0 --manual-ack", "c")
+    world.intake.receive(world.connection("k"), b"a ack --confirm c --all\n")
+    while world.connection("k").works:
+        world.broker.go_on()
+    # The turn has no time for more than must be.
+    world.broker.turns.end_s = 0.0
+    world.take()
+    world.land()
+    written = len(ends(world))
+    assert BATCH_ENDS_MAX <= written < many
+    world.crash()
+    world.connect("k")
+    ask(world, b"p ping x")
+    assert ends(world) == sorted(b"b%d:end" % n for n in range(many))
+    assert not world.disk.batches
+
+
+def test_a_thousand_acks_that_end_in_one_commit() -> None:
+    world = world_of(3)
+    ask(world, b"o open_batch --confirm b publish done x")
+    world.send("k", b"".join(b"m%d publish --batch=b e x\n" % n for n in range(1000)))
+    assert (told(world)["total"], told(world)["waiting"]) == (3000, 3000)
+    for number in range(3):
+        ask(world, b"c%d consume q%d --manual-ack" % (number, number), f"c{number}")
+    assert told(world)["running"] == 3000
+    ask(world, b"x close_batch b")
+    world.send("k", b"".join(b"a ack c%d --all\n" % number for number in range(2)))
+    assert (told(world)["done"], ends(world)) == (2000, [])
+    world.send("k", b"a ack c2 --all\n")
+    assert ends(world) == [b"b:end"]
+
+
+def test_what_is_leased_runs() -> None:
+    world = world_of()
+    ask(world, b"o open_batch b publish done x")
+    world.send("k", b"m1 publish --batch=b e x\nm2 publish --batch=b e x\n")
+    lease = ask(world, b"r receive q0 --lease=60")
+    assert (told(world)["waiting"], told(world)["running"]) == (1, 1)
+    name = re.search(rb"lease=(\S+?)[, ]", lease)
+    assert name is not None, lease
+    ask(world, b"x close_batch b")
+    assert ask(world, b"a lease --confirm q0 %b --ack" % name[1]) == b"a ok 1\n"
+    assert told(world)["done"] == 1
+
+
+def test_consumers_without_acks_take_what_is_never_written() -> None:
+    world = world_of()
+    ask(world, b"c consume q0", "c")
+    ask(world, b"o open_batch b publish done x")
+    ask(world, b"m1 publish --batch=b e x")
+    assert (told(world)["total"], told(world)["done"]) == (1, 1)
+    world.crash()
+    world.connect("look")
+    assert (told(world)["total"], told(world)["done"]) == (1, 1)
+    world.connect("k")
+    ask(world, b"x close_batch b")
+    assert ends(world) == [b"b:end"]
+
+
+def test_limits() -> None:
+    world = world_of(batches_max=2, batches_bytes_max=64 * 1024)
+    assert ask(world, b"o open_batch --confirm b1 publish done x") == b"o ok \n"
+    reasons = list[str]()
+    world.broker.refusals._on_error = lambda record: reasons.append(record.reason) or True  # type: ignore[func-returns-value]
+    long = b"x" * 63 * 1024
+    assert b" error " in ask(world, b"o open_batch --confirm b2 publish done " + long)
+    assert ask(world, b"o open_batch --confirm b2") == b"o ok \n"
+    assert b" error " in ask(world, b"o open_batch --confirm b2 --on-dead publish done " + long)
+    assert b" error " in ask(world, b"o open_batch --confirm b3")
+    assert len(world.disk.batches) == 2
+    reached = world.broker.limits_reached
+    assert (reached["batches_max"], reached["batches_bytes_max"]) == (1, 2)
+    for name in (b"b1", b"b2"):
+        assert ask(world, b"x close_batch --confirm %b --discard" % name) == b"x ok 1\n"
+    assert (world.broker.batches.bytes, world.disk.batches) == (0, {})
+
+
+def test_expiry() -> None:
+    """A clock that is set back puts it off; a message of a batch that has expired counts for none
+    that is opened later."""
+    world = world_of(batch_expiry_s=3600)
+    for name in (b"b", b"long --for=9000"):
+        ask(world, b"o open_batch %b publish done x" % name)
+    ask(world, b"m1 publish --batch=b e x")
+    expired = list[bytes]()
+    world.broker.notices.batch_expired = expired.append  # type: ignore[method-assign, assignment]
+    world.advance(3599)
+    world.now_us -= 3600 * SECOND_US
+    world.advance(3600)
+    assert not expired
+    world.crash()
+    world.broker.notices.batch_expired = expired.append  # type: ignore[method-assign, assignment]
+    world.connect("k")
+    world.advance(2)
+    assert expired == [b"b"]
+    assert ask(world, b"x close_batch --confirm b") == b"x ok 0\n"
+    world.crash()
+    world.connect("k")
+    world.connect("look")
+    ask(world, b"o open_batch b publish done y")
+    ask(world, b"m2 publish --batch=b e x")
+    ask(world, b"p purge q0 --limit=1")
+    assert (told(world)["total"], told(world)["waiting"], told(world)["dead"]) == (1, 1, 0)
+
+
+def test_a_full_disk_keeps_the_end_until_there_is_room() -> None:
+    world = world_of()
+    ask(world, b"o open_batch --confirm b publish done x")
+    ask(world, b"m1 publish --batch=b e x")
+    ask(world, b"x close_batch b")
+    ask(world, b"c consume q0 --manual-ack", "c")
+    world.fill()
+    world.intake.receive(world.connection("k"), b"a ack --confirm c m1\n")
+    world.commit()
+    assert world.disk.batches
+    assert ends(world) == []
+    world.crash()
+    world.connect("k")
+    ask(world, b"p ping x")
+    assert ends(world) == [b"b:end"]
+
+
+def test_queues_without_batches_keep_no_marks() -> None:
+    world = world_of()
+    ask(world, b"o open_batch b publish done x")
+    ask(world, b"m1 publish e x")
+    assert not world.broker.queues[b"q0"].lane.marks
+    ask(world, b"m2 publish --batch=b e x")
+    ask(world, b"c consume q0 --manual-ack", "c")
+    ask(world, b"a ack c m2")
+    lane = world.broker.queues[b"q0"].lane
+    assert (lane.marks, lane.members) == ({}, {})
+
+
+def test_one_line_of_a_mebibyte() -> None:
+    world = world_of(line_bytes_max=2 * 1024 * 1024)
+    long = b"x" * 1024 * 1024
+    assert b" error " in ask(world, b"o open_batch --confirm b publish done " + long)
+    assert b" error " in ask(world, b"o open_batch --confirm " + long)
+    assert b" error " in ask(world, b"x close_batch --confirm b " + long)
+    assert b" error " in ask(world, b"m publish --confirm --batch=%b e x" % long)
+    ask(world, b"o open_batch --confirm b publish done x")
+    assert ask(world, b"m publish --confirm --batch=b e " + long) == b"m ok \n"
+    assert told(world)["total"] == 1
