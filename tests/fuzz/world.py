@@ -96,7 +96,7 @@ class World(Played):
         self._going: list[Peer] = []
         self._states = States()
         super().crash()
-        self.broker.access.users = Users(USERS, b"key")
+        self.broker.set_users(Users(USERS, b"key"))
         if not self.calls_a_turn:
             self.broker.turns.clock, self.broker.turns.chunk_s = self._stopwatch, CHUNK_S
 
