@@ -43,6 +43,8 @@ USERS: Final = [
         publish=["e*", "a.**"],
         consume=["q*"],
         bind=["e*", "*.b"],
+        queues_max=3,
+        queue_bytes_max=1000,
     ),
     User("admin", token=hash_token("token-of-admin"), publish=["**"], consume=["**"], admin=True),
     User("looker", token=hash_token("token-of-looker"), eval=True),
