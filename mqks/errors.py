@@ -67,6 +67,8 @@ Limit = Literal[
     "tails_per_connection_max",
     "logins_waiting_max",
     "user_connections_max",
+    "user_queues_max",
+    "user_queue_bytes_max",
     "unhandled_bytes_max",
     "unsent_bytes_max",
     "unacked_bytes_max",

@@ -6,7 +6,8 @@ One JSON object per line:
      "sqs": "ACCESS KEY:SECRET",
      "publish": ["orders.**"], "consume": ["alice-*"], "read": [], "bind": ["**"],
      "monitoring": false, "admin": false, "eval": false,
-     "publishes_per_s": 0, "bytes_per_s": 0, "connections_max": 0}
+     "publishes_per_s": 0, "bytes_per_s": 0, "connections_max": 0,
+     "queues_max": 0, "queue_bytes_max": 0}
 
 Only the name is required. SALT, HASH and SHA-256 are hexadecimal digits.
 
@@ -23,7 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from mqks.errors import BadRequest, ConfigurationError
-from mqks.limits import COUNT_MAX, MASKED_NAME_BYTES_MAX, SCRYPT_MEMORY_BYTES_MAX
+from mqks.limits import COUNT_MAX, MASKED_NAME_BYTES_MAX, SCRYPT_MEMORY_BYTES_MAX, SEQ_MAX
 from mqks.protocol.masks import covering, name_masks
 from mqks.rates import UserRate
 
@@ -94,8 +95,11 @@ STRANGER: Final = Permissions()
 """Permissions of an unauthenticated client."""
 
 
-LIMITS: Final = ("publishes_per_s", "bytes_per_s", "connections_max")
-"""Fields of a user that are limits."""
+LIMITS: Final = {
+    **dict.fromkeys(("publishes_per_s", "bytes_per_s", "connections_max", "queues_max"), COUNT_MAX),
+    "queue_bytes_max": SEQ_MAX,
+}
+"""Fields of a user that are limits, and the greatest value of each."""
 _KINDS: Final = {
     **dict.fromkeys(("name", "password", "token", "sqs"), str),
     **dict.fromkeys(("publish", "consume", "read", "bind"), list),
@@ -127,15 +131,18 @@ class User:
     bytes_per_s: int = 0
     connections_max: int = 0
     """Limits of all its connections together; 0: none."""
+    queues_max: int = 0
+    queue_bytes_max: int = 0
+    """Limits of all queues that it has made; 0: none."""
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name} has the wrong type")
-        for name in LIMITS:
+        for name, most in LIMITS.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not 0 <= value <= COUNT_MAX:
-                raise ValueError(f"{name} is not a number from 0 to {COUNT_MAX}")
+            if isinstance(value, bool) or not 0 <= value <= most:
+                raise ValueError(f"{name} is not a number from 0 to {most}")
         check_word("name", self.name)
         for mask in (*self.publish, *self.consume, *self.read, *self.bind):
             check_word("mask", mask)
@@ -261,10 +268,9 @@ class Users:
         self.signing: list[User] = []
         """Those who sign requests of SQS, without their other secrets."""
         for user in users:
-            publishes_per_s, bytes_per_s, connections_max = (getattr(user, key) for key in LIMITS)
-            is_slowed = publishes_per_s or bytes_per_s
-            rate = UserRate(publishes_per_s, bytes_per_s) if is_slowed else None
-            known = Known(user.name, user.permissions(), rate, connections_max)
+            is_slowed = user.publishes_per_s or user.bytes_per_s
+            rate = UserRate(user.publishes_per_s, user.bytes_per_s) if is_slowed else None
+            known = Known(user.name, user.permissions(), rate, user.connections_max)
             self._known[user.name] = known
             self.shown.append({key: getattr(user, key) for key in _SHOWN})
             if user.password:

@@ -10,10 +10,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, count, islice
 from math import inf
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from mqks.audit import Audit, AuditRecord
 from mqks.broker.features.admission.draining import Drain
+from mqks.broker.features.admission.made import MadeQueues, made_policy
 from mqks.broker.features.admission.once import OnceWindow
 from mqks.broker.features.batches.batches import Batches
 from mqks.broker.features.jobs.progress import AllProgress
@@ -65,7 +66,7 @@ from mqks.protocol import replies
 from mqks.protocol.masks import MASK
 from mqks.protocol.requests import DeleteRule, SetQueue, shown
 from mqks.settings import Settings
-from mqks.users import Permissions
+from mqks.users import Permissions, Users
 
 T = TypeVar("T")
 CALM_S = 60.0
@@ -100,6 +101,7 @@ class Broker:
         self.withholds = False
         self.shared = Shared(settings, self, FEATURES, facts or Facts(), clock=clock, now_us=now_us)
         self.turns, self.pending = self.shared.turns, self.shared.pending
+        self.made = MadeQueues(self.queues, self.turns)
         self._answers: deque[Work[None]] = deque()
         """Of the last commits, in their order."""
         self._held_answers = Rounds[Callable[[], None]]()
@@ -214,6 +216,15 @@ class Broker:
         masks = chain.from_iterable(bindings.masks_by_name.values())
         plain = (mask.removeprefix(MASK) for mask in masks)
         return sum(map(self.metadata.is_long, chain(names, events, plain)))
+
+    def set_users(self, users: Users) -> None:
+        """These are the users from now on; what connections may do is changed by the server."""
+        self.access.users = users
+        self.made.use(users.given.values())
+
+    def users_shown(self) -> list[dict[str, Any]]:
+        """Their permissions and limits, and what they use of these, for people."""
+        return [row | self.made.told(row["name"]) for row in self.access.users.shown]
 
     def _audited(self, record: AuditRecord) -> None:
         self.notices.audited(record)
@@ -393,22 +404,24 @@ class Broker:
 
     # -- queues and consumers
 
-    def make_queue(self, name: bytes) -> Work[Queue]:
-        """Return the queue of this name; create it if it does not exist.
+    def make_queue(self, name: bytes, user: str | None = None) -> Work[Queue]:
+        """Return the queue of this name; create it for a user if it does not exist.
 
         Consumers of an earlier queue of that name are served again.
         """
         queue = self.queues.get(name)
         if queue is not None:
             return queue
-        queue = self.new_queue(name)
+        queue = self.new_queue(name, user)
         yield from self.bindings.queue_made(queue)
         # That takes many turns if there are many bindings, and somebody may delete it meanwhile.
-        return (yield from self.make_queue(name)) if queue.deleted else queue
+        return (yield from self.make_queue(name, user)) if queue.deleted else queue
 
-    def new_queue(self, name: bytes) -> Queue:
+    def new_queue(self, name: bytes, user: str | None) -> Queue:
         """Create a queue that does not exist; `Bindings.queue_made` does the rest."""
         queue = self._new_queue(self.next_queue_id, name)
+        queue.policy = made_policy(user)
+        self.made.added(queue)
         self._changed(queue)
         self.policies.apply(queue)
         self._serve_orphans(queue)
@@ -439,14 +452,14 @@ class Broker:
         # Of a cycle, these would make a loop that nobody drives.
         if name is not None and reason in (Event.TTL, Event.OVERFLOW):
             name = None if self.policies.returns(queue.name, name) else name
-        return None if name is None else self.queue_for(name)
+        return None if name is None else self.queue_for(name, queue.policy.made_by)
 
-    def queue_for(self, name: bytes) -> Queue:
-        """The queue of this name for a moved message: created even beyond the limits, so that the
-        message is not lost."""
+    def queue_for(self, name: bytes, user: str | None) -> Queue:
+        """The queue of this name for a moved message: created for a user even beyond the limits, so
+        that the message is not lost."""
         queue = self.queues.get(name)
         if queue is None:
-            queue = self.new_queue(name)
+            queue = self.new_queue(name, user)
             self.turns.add(self.bindings.queue_made(queue))
         return queue
 
@@ -457,13 +470,15 @@ class Broker:
             self.metadata.bytes -= queue_bytes(name)
         return orphan
 
-    def check_queue(self, *names: bytes) -> None:
-        """Raise if one of these queues does not exist and must not be created."""
+    def check_queue(self, user: str | None, *names: bytes, besides: int = 0) -> None:
+        """Raise if one of these queues does not exist and must not be created for a user, when so
+        many others are to be."""
         new = [name for name in names if name not in self.queues]
         if not new:
             return
         self.metadata.check_names("queue", new)
-        if len(self.queues) + len(new) > self.settings.queues_max:
+        self.made.check(user, new, besides)
+        if len(self.queues) + len(new) + besides > self.settings.queues_max:
             raise LimitExceeded(
                 "queues_max",
                 f"the limit of {self.settings.queues_max} queues is reached (queues_max)",
@@ -494,17 +509,17 @@ class Broker:
         self._outdate(queue)
         return True
 
-    def set_queue(self, wanted: SetQueue) -> Work[bool]:
-        """Change the policy of a queue. The queue and its dead-letter queue are created if needed.
-        Return whether that changed anything."""
+    def set_queue(self, wanted: SetQueue, user: str | None = None) -> Work[bool]:
+        """Change the policy of a queue. The queue and its dead-letter queue are created for a user
+        if needed. Return whether that changed anything."""
         name, target = wanted.queue, wanted.changes.get("dead_letters")
         if target is not None:
             self.policies.check(name, target)
         names = [name] if target is None else [name, target]
-        self.check_queue(*names)
+        self.check_queue(user, *names)
         if labels := wanted.changes.get("labels"):
             self.metadata.check_room(len(labels))
-        made = [self.new_queue(new) for new in names if new not in self.queues]
+        made = [self.new_queue(new, user) for new in names if new not in self.queues]
         queue = self.queues[name]
         policy = queue.policy.changed(wanted.changes, reset=wanted.reset)
         changed = bool(made) or policy != queue.policy
@@ -681,6 +696,7 @@ class Broker:
             ruled = queue.policy.delete_when_unused is not None
             self._stop_timer(queue)
             self.metadata.bytes -= queue.policy.size_bytes
+            self.made.removed(queue)
             self.turns.add(queue.delete())
             self.pending.entry.queues[queue.id] = None
             # Consumers are of a name: they get the messages of the next queue that has it.
@@ -805,6 +821,7 @@ class Broker:
         # Defaults are applied when all queues exist: what was set has priority.
         queue.policy = policy
         self.metadata.bytes += policy.size_bytes
+        self.made.added(queue)
         queue.apply(policy)
         return queue
 

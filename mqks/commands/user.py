@@ -22,7 +22,6 @@ from mqks.commands.inspect import listed
 from mqks.commands.options import AsJson, Names, Told
 from mqks.errors import BadRequest, ConfigurationError
 from mqks.files import exists
-from mqks.limits import COUNT_MAX
 from mqks.settings import load
 from mqks.users import (
     LIMITS,
@@ -172,16 +171,26 @@ def limit(
     connections: Annotated[
         int | None, "N", r"Connections at a time; 0: no limit. \[default: as it is]"
     ] = None,
+    queues: Annotated[
+        int | None, "N", r"Queues that it has made; 0: no limit. \[default: as it is]"
+    ] = None,
+    queue_bytes: Annotated[
+        int | None, "N", r"Bytes that wait in all of them; 0: no limit. \[default: as it is]"
+    ] = None,
 ) -> Told:
-    """Set limits of a user, for all its connections together; what is not given stays.
+    """Set limits of a user; what is not given stays.
 
-    At a rate the connections are read more slowly, and nothing is refused.
+    Rates and connections are of all its connections together: above a rate they are read more
+    slowly, and nothing is refused. Above the others what is new is refused.
     """
-    given = dict(zip(LIMITS, (publishes_per_s, bytes_per_s, connections), strict=True))
-    if all(value is None for value in given.values()):
-        raise typer.BadParameter("give --publishes-per-s, --bytes-per-s or --connections")
-    if any(value is not None and not 0 <= value <= COUNT_MAX for value in given.values()):
-        raise typer.BadParameter(f"a limit must be from 0 to {COUNT_MAX}")
+    values = publishes_per_s, bytes_per_s, connections, queues, queue_bytes
+    given = dict(zip(LIMITS, values, strict=True))
+    if all(value is None for value in values):
+        flags = "--publishes-per-s, --bytes-per-s, --connections, --queues or --queue-bytes"
+        raise typer.BadParameter(f"give {flags}")
+    for key, value in given.items():
+        if value is not None and not 0 <= value <= LIMITS[key]:
+            raise typer.BadParameter(f"a limit must be from 0 to {LIMITS[key]}")
     with _changed(users, name) as (user, _):
         for key, value in given.items():
             if value is not None:

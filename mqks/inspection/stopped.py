@@ -171,12 +171,14 @@ class StoppedSource:
         if row is None:
             raise self._missing(name)
         raw = requests.name(name)
-        own = next(queue.policy.fields() for queue in self._file.queues if queue.name == raw)
-        policy = {field: {"value": value, "from": "set_queue"} for field, value in own.items()}
+        own = next(queue.policy for queue in self._file.queues if queue.name == raw)
+        fields = own.fields().items()
+        policy = {field: {"value": value, "from": "set_queue"} for field, value in fields}
         bound = [each for queue, each in self._file.bindings if queue == raw]
         events = [requests.decoded(each) for each in bound if each[:1] != MASK]
         masks = [requests.decoded(each[1:]) for each in bound if each[:1] == MASK]
-        return row | {"policy": policy, "events": events, "masks": masks, "consumer_ids": []}
+        row |= {"made_by": own.made_by or None, "policy": policy}
+        return row | {"events": events, "masks": masks, "consumer_ids": []}
 
     def bindings(self, event: str | None) -> Iterator[Row]:
         names = {queue.name for queue in self._file.queues}

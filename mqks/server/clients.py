@@ -346,7 +346,7 @@ class Clients:
 
     def set_users(self, users: Users) -> None:
         """Apply permissions to open connections too; close those of removed users."""
-        self._broker.access.users = users
+        self._broker.set_users(users)
         for client in list(self.by_id.values()):
             name = client.connection.user
             if name is None or client.ended:

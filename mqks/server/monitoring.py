@@ -67,7 +67,7 @@ async def serve(
             page = Page(
                 open_inside,
                 may_act=settings.page == "full",
-                users=None if settings.users is None else lambda: broker.access.users.shown,
+                users=None if settings.users is None else broker.users_shown,
                 limits=settings.public(),
                 history=history,
                 broker=settings.broker_name or "",

@@ -140,7 +140,7 @@ async def serve(
             next_tick=next_tick,
         )
         broker.turns.chunk_s, broker.turns.clock = CHUNK_S, time.monotonic
-        broker.access.users = users
+        broker.set_users(users)
         recovery = Recovery(journal, broker, _report)
         load = partial(recovery.run, salvage=settings.salvage, wait=settings.standby)
         http_logged = ""

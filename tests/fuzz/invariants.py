@@ -12,6 +12,7 @@ from itertools import chain, islice
 from typing import Final
 
 from mqks.broker.broker import Broker
+from mqks.broker.features.admission.made import MadeCapacity
 from mqks.broker.features.admission.pauses import PausableCapacity
 from mqks.broker.features.death.deaths import _kill_read
 from mqks.broker.features.jobs.waiter import ResultWaiter
@@ -122,6 +123,9 @@ def _check_queue(queue: Queue) -> None:
     require(lane.dirty == (lane in lane.pending.dirty), f"{name!r}: dirty")
     tight = queue in queue.shared.capacities.tight
     require(queue.capacity.is_tight == tight, f"{name!r}: tight")
+    if isinstance(queue.capacity, MadeCapacity):
+        counted, size = queue.capacity._counted, queue.capacity.backlog[1]
+        require(counted == size, f"{name!r}: {counted} bytes count for its user, and {size} wait")
     _check_deadline(queue)
     _check_times_end(queue)
     _check_turns(queue)
@@ -367,7 +371,21 @@ def _check_bindings(broker: Broker) -> None:
         require(found is None or {*found} == wanted, f"{event!r} goes elsewhere")
 
 
+def _check_made(broker: Broker) -> None:
+    """What counts for users is what their queues say."""
+    made, queues = broker.made, broker.queues.values()
+    counts = Counter(queue.policy.made_by for queue in queues if queue.policy.made_by)
+    require(made._counts == counts, f"{made._counts} queues are made")
+    used = Counter[int]()
+    for queue in queues:
+        if isinstance(queue.capacity, MadeCapacity):
+            used[id(queue.capacity.budget)] += queue.capacity._counted
+    for user, budget in made._budgets.items():
+        require(budget.used == used[id(budget)], f"{user}: {budget.used} bytes are used")
+
+
 def _check_sums(broker: Broker) -> None:
+    _check_made(broker)
     settings = broker.settings
     shared = broker.shared
     memory = sum(map(memory_bytes, broker.queues.values()))

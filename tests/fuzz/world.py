@@ -43,6 +43,8 @@ USERS: Final = [
         publish=["e*", "a.**"],
         consume=["q*"],
         bind=["e*", "*.b"],
+        queues_max=3,
+        queue_bytes_max=1000,
     ),
     User("admin", token=hash_token("token-of-admin"), publish=["**"], consume=["**"], admin=True),
     User("looker", token=hash_token("token-of-looker"), eval=True),
@@ -96,7 +98,7 @@ class World(Played):
         self._going: list[Peer] = []
         self._states = States()
         super().crash()
-        self.broker.access.users = Users(USERS, b"key")
+        self.broker.set_users(Users(USERS, b"key"))
         if not self.calls_a_turn:
             self.broker.turns.clock, self.broker.turns.chunk_s = self._stopwatch, CHUNK_S
 

@@ -18,10 +18,12 @@ from mqks.protocol.requests import Consume, Rebind, Request, SetPrefetch, Settle
 def subscribe(
     broker: Broker, connection: Connection, request: Request, wanted: Rebind
 ) -> Work[Effect]:
-    broker.check_queue(wanted.queue)
+    user = connection.user
+    broker.check_queue(user, wanted.queue)
     is_new = wanted.queue not in broker.queues
-    changed = yield from broker.bindings.rebind(wanted)
-    yield from broker.make_queue(wanted.queue)
+    with broker.made.making(user, wanted.queue):
+        changed = yield from broker.bindings.rebind(wanted)
+        yield from broker.make_queue(wanted.queue, user)
     if changed:
         yield from broker.tell_update(wanted.queue)
     yield from _warn_of_stars(broker, connection, request, wanted)
@@ -42,13 +44,14 @@ def consume(
     is_new = wanted.queue not in broker.queues
     is_kept = wanted.keep and not is_new
     _check_existing(broker, wanted)
-    broker.check_queue(wanted.queue)
+    broker.check_queue(connection.user, wanted.queue)
     rebound = 0
-    if not is_kept:
-        rebound = yield from broker.bindings.rebind(wanted)
-        # It may be deleted meanwhile; then its bindings are, too, these among them.
-        _check_existing(broker, wanted)
-    queue = yield from broker.make_queue(wanted.queue)
+    with broker.made.making(connection.user, wanted.queue):
+        if not is_kept:
+            rebound = yield from broker.bindings.rebind(wanted)
+            # It may be deleted meanwhile; then its bindings are, too, these among them.
+            _check_existing(broker, wanted)
+        queue = yield from broker.make_queue(wanted.queue, connection.user)
     ruled = not is_kept and broker.set_rule(queue, wanted.rule)
     consumer = Consumer(
         request.id,

@@ -34,10 +34,12 @@ class Taken(NamedTuple):
 
 
 class Plan:
-    """It changes nothing before `do`. Each step is a number, greater than those before it."""
+    """It changes nothing before `do`, which creates queues for a `user`. Each step is a number,
+    greater than those before it."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, user: str | None) -> None:
         self._broker = broker
+        self._user = user
         self._taken: dict[tuple[Queue, int], Taken] = {}
         """In the order of the last step of each."""
         self.targets: dict[bytes, None] = {}
@@ -126,8 +128,8 @@ class Plan:
     def do(self) -> Counter[int]:
         """Do it, at once; return how many messages each step has taken. What is no longer ready is
         left alone."""
-        broker, counts = self._broker, Counter[int]()
-        touched: dict[Place, None] = dict.fromkeys(map(broker.queue_for, self.targets))
+        broker, user, counts = self._broker, self._user, Counter[int]()
+        touched: dict[Place, None] = {broker.queue_for(name, user): None for name in self.targets}
         for (_, source), some in groupby(
             self._taken.values(), lambda each: (each.steps[-1], each.source)
         ):
@@ -141,7 +143,7 @@ class Plan:
                 if each.to is None:
                     dropped.append(each.number)
                 else:
-                    target = broker.queue_for(each.to)
+                    target = broker.queue_for(each.to, user)
                     gone.setdefault(target, []).append((each.number, each.line))
             source.lane.leave_together(dropped)
             if source.tracer is not None:

@@ -27,7 +27,7 @@ def set_queue(
     broker: Broker, connection: Connection, request: Request, wanted: SetQueue
 ) -> Work[Effect]:
     check_not_read_only(broker)
-    return Effect.of(0, (yield from broker.set_queue(wanted)))
+    return Effect.of(0, (yield from broker.set_queue(wanted, connection.user)))
 
 
 def delete_queue(

@@ -27,17 +27,19 @@ def move(broker: Broker, connection: Connection, request: Request, wanted: Move)
     check_not_read_only(broker)
     check_writable(broker, request)
     source = existing(broker, request.action.decode(), wanted.source)
-    return _move(broker, source, wanted, aim_of(request, wanted, connection.permissions))
+    aim = aim_of(request, wanted, connection.permissions)
+    return _move(broker, source, wanted, aim, connection.user)
 
 
-def _move(broker: Broker, source: Queue, wanted: Move, aim: Aim) -> Work[int]:
+def _move(broker: Broker, source: Queue, wanted: Move, aim: Aim, user: str | None) -> Work[int]:
     if wanted.to is not None:
-        broker.check_queue(wanted.to)
-        yield from broker.make_queue(wanted.to)
+        broker.check_queue(user, wanted.to)
+        with broker.made.making(user, wanted.to):
+            yield from broker.make_queue(wanted.to, user)
 
     def choose(message: bytes) -> tuple[Queue, bytes] | None:
         aimed = aim(message)
-        return None if aimed is None else (broker.queue_for(aimed[0]), aimed[1])
+        return None if aimed is None else (broker.queue_for(aimed[0], user), aimed[1])
 
     def is_stuck() -> bool:
         return bool(broker.unwritable)

@@ -153,7 +153,8 @@ def queue(broker: Broker, name: bytes, after: bytes, limit: int) -> Work[Row]:
     if found is None:
         raise BadRequest(f"stats: there is no queue {shown(name)}")
     events, masks = yield from broker.bindings.events(name)
-    row = queue_row(broker, found) | {"policy": broker.policies.told(found)}
+    row = queue_row(broker, found) | {"made_by": found.policy.made_by or None}
+    row["policy"] = broker.policies.told(found)
     consumer_ids = [each.id for each in found.consumers]
     if after or len(consumer_ids) >= limit:  # Otherwise they are in the order in which they came.
         consumer_ids = yield from ordered(consumer_ids)
@@ -285,6 +286,7 @@ def users(broker: Broker, after: bytes, limit: int) -> Rows:
     for some in slices((yield from _smallest(limit, [*given], _text(after))), STEP_ROWS):
         yield [
             {"name": name, "connections": broker.access.connected[name]}
+            | broker.made.told(name)
             | {key: getattr(given[name], key) or None for key in LIMITS}
             for name in some
         ]

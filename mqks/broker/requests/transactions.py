@@ -162,6 +162,7 @@ def _check(
     copies, results, result_bytes = plan.copies, 0, 0
     found: list[tuple[Single, Queues] | None] = []
     settled: Counter[tuple[bytes, bytes]] = Counter()
+    new: set[bytes] = set()
     publishing = broker.publishing
     now = publishing.now()
     # A queue may have been deleted since its messages were routed.
@@ -189,8 +190,9 @@ def _check(
                 check_not_read_only(broker)
                 if wanted.source not in plan.targets:
                     existing(broker, request.action.decode(), wanted.source)
-                if wanted.to is not None:
-                    broker.check_queue(wanted.to)
+                if wanted.to is not None and wanted.to not in new:
+                    broker.check_queue(connection.user, wanted.to, besides=len(new))
+                    new |= {wanted.to} - broker.queues.keys()
             elif isinstance(wanted, Settle):
                 settled[wanted.consumer, wanted.message] += 1
                 _check_held(broker, request, wanted, settled)
@@ -208,7 +210,7 @@ def _plan(
     broker: Broker, connection: Connection, kept: list[tuple[Request, Any]], copies: int
 ) -> Work[Plan]:
     """What moves and trims take: what is ready before the step that does it all."""
-    plan, may = Plan(broker), connection.permissions
+    plan, may = Plan(broker, connection.user), connection.permissions
     try:
         for step, (request, wanted) in enumerate(kept):
             if isinstance(wanted, Move):

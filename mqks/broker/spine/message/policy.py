@@ -12,8 +12,8 @@ from typing import Any, Final, Self
 from mqks.errors import BadRequest
 from mqks.protocol.requests import POLICY_FIELDS, Backoff, DeleteRule, policy_value
 
-SEEN: Final = "is_sparse", "has_priorities"
-"""Fields that say what the queue has seen."""
+SEEN: Final = {"is_sparse": bool, "has_priorities": bool, "made_by": str}
+"""Fields that say what the queue has seen, and their types."""
 
 
 class UnknownField(ValueError):
@@ -89,12 +89,16 @@ class Policy:
     has_priorities: bool = False
     """Some of its messages had a priority. Only the queue sets it, and it is never reset."""
 
+    made_by: str = ""
+    """The name of the user who made the queue; empty: it was made without one. It is never
+    reset."""
+
     def encode(self) -> str:
         """A JSON object with the fields that are set."""
         fields = self.fields()
         if self.delete_when_unused is not None:
             fields["delete_when_unused"] = {"delay_s": self.delete_when_unused.delay_s}
-        fields |= {name: True for name in SEEN if getattr(self, name)}
+        fields |= {name: value for name in SEEN if (value := getattr(self, name))}
         return json.dumps(fields)
 
     @classmethod
@@ -104,10 +108,10 @@ class Policy:
         try:
             fields = json.loads(text)
             rule = fields.pop("delete_when_unused", None)
-            seen = {name: fields.pop(name, False) for name in SEEN}
+            seen = {name: fields.pop(name, kind()) for name, kind in SEEN.items()}
             if unknown := fields.keys() - FLAGS:
                 raise UnknownField(", ".join(sorted(unknown)))
-            if not all(isinstance(value, bool) for value in seen.values()):
+            if not all(isinstance(value, SEEN[name]) for name, value in seen.items()):
                 raise ValueError(f"not a policy: {seen}")
             return cls(
                 delete_when_unused=None if rule is None else DeleteRule(**rule),
@@ -137,7 +141,8 @@ class Policy:
         if self is DEFAULT or defaults is DEFAULT:  # Many queues share them.
             return defaults if self is DEFAULT else self
         missing = {name: getattr(defaults, name) for name in FLAGS if getattr(self, name) is None}
-        return replace(self, **missing)
+        # Of queues that have nothing but a maker there are many, too.
+        return defaults if len(missing) == len(FLAGS) else replace(self, **missing)
 
 
 FLAGS = {field: flag for flag, field in POLICY_FIELDS.items()}

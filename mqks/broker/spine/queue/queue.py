@@ -18,7 +18,7 @@ from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import REJECT, Event
 from mqks.broker.spine.queue.lane import Delivery, Lane, free
 from mqks.broker.spine.queue.order import UNLIMITED, Fifo, Order, Rest, Ring, Taker
-from mqks.broker.spine.queue.seams import HeldBack, Throttle, Timers, Tracer
+from mqks.broker.spine.queue.seams import Admission, HeldBack, Throttle, Timers, Tracer
 from mqks.broker.spine.queue.shared import Fetch, Place, Shared
 from mqks.errors import BadRequest, MqksError
 from mqks.limits import SCHEDULED_SEQ, SEQ_MAX, STEP_BYTES, STEP_MESSAGES, STEP_RULED, TAKERS_MAX
@@ -198,6 +198,11 @@ class Queue:
             if rules.single_consumer != before.single_consumer:
                 self._serve_single()
             self._rules_changed()
+
+    def admit_by(self, capacity: Admission) -> None:
+        """Let this decide from now on what may join."""
+        self.capacity = capacity
+        self._update_capacity()
 
     def _rules_changed(self) -> None:
         rules = self.rules

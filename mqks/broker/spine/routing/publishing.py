@@ -458,9 +458,18 @@ class Publishing:
         if is_known:
             return
         # Whoever publishes learns the reason, but not whose queue it is.
-        where = f"in a queue bound to {shown(message.event)}"
-        for queue in self._tight(queues):
-            queue.capacity.check(len(message.body), where)
+        where, size = f"in a queue bound to {shown(message.event)}", len(message.body)
+        # Several of them may have a limit together: each leaves so much less to the next one.
+        tight, checked = self._tight(queues), list[Queue]()
+        try:
+            for queue in tight:
+                queue.capacity.check(size, where)
+                if len(tight) > 1:
+                    queue.capacity.reserve(1, size)
+                    checked.append(queue)
+        finally:
+            for queue in checked:
+                queue.capacity.reserve(-1, -size)
         if mandatory and is_nowhere(queues):
             raise BadRequest(f"publish: no queue is bound to {shown(message.event)}")
 
