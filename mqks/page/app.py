@@ -5,6 +5,7 @@ change a token that only our own forms know.
 """
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -167,6 +168,8 @@ class Page:
         self._environment.filters["plain"] = printable
         self._environment.filters["duration"] = tables.duration
         self._environment.filters["setting"] = tables.setting
+        # Commands are copied, and names come from clients.
+        self._environment.filters["shell"] = lambda name: shlex.quote(printable(name))
         self._environment.globals.update(
             broker=broker,
             cell=tables.cell,

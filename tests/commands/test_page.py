@@ -196,6 +196,26 @@ def test_queues_are_sorted_and_filtered(page: Page, client: mqks.BlockingClient)
     expect(names).to_have_count(3)
 
 
+def test_without_scripts_everything_is_there(
+    browser: Browser, client: mqks.BlockingClient, server: ServerProcess
+) -> None:
+    client.subscribe("$(reboot);", ["$(reboot);"])
+    context = browser.new_context(base_url=web_url(server), java_script_enabled=False)
+    page = context.new_page()
+    page.goto("/queues")
+    page.get_by_label("Filter").fill("REB")
+    page.get_by_role("button", name="Apply").click()
+    page.locator("#rows td.queue").get_by_role("link").click()
+    told = page.locator("pre").all_text_contents()
+    assert told[0] == "mqks consume '$(reboot);'"
+    assert told[1].startswith("mqks publish '$(reboot);' ")
+    page.get_by_role("button", name="Delete queue").click()
+    page.get_by_label("to confirm").fill("$(reboot);")
+    page.locator("button.sure").click()
+    expect(page.locator(".notice")).to_have_text("Queue $(reboot); deleted.")
+    context.close()
+
+
 @pytest.mark.slow
 def test_ten_thousand_queues(page: Page, client: mqks.BlockingClient) -> None:
     client.delete_queue("orders")
