@@ -19,7 +19,7 @@ from mqks.testing import BrokerProcess
 from mqks.users import User, hash_token
 
 HERE = Path(__file__).parent
-LOAD_S = 45.0
+LOAD_S = 330.0
 QUEUES = {
     "billing": ["order.paid", "refund.*"],
     "emails": ["order.**", "user.created"],
@@ -48,20 +48,24 @@ REASONS = (
     "KeyError: 'total'",
 )
 VIEWS = {
-    "overview": ("/", 800),
-    "queues": ("/queues", 480),
-    "queue": ("/queue?name=orders", 1150),
+    "overview": ("/", 850),
+    "queues": ("/queues", 600),
+    "queue": ("/queue?name=orders", 1200),
     "dead-letters": ("/queue?name=dead-letters", 1200),
-    "consumers": ("/consumers", 420),
-    "connections": ("/connections", 420),
-    "connection": ("/connections", 480),
-    "schedules": ("/schedules", 360),
-    "errors": ("/errors", 300),
-    "limits": ("/limits", 620),
-    "users": ("/users", 320),
-    "publish": ("/publish", 620),
+    "delete": ("/queue?name=exports", 600),
+    "tail": ("/tail?events=order.**", 600),
+    "trace": ("/message?id=4711", 640),
+    "consumers": ("/consumers", 600),
+    "connections": ("/connections", 600),
+    "connection": ("/connections", 600),
+    "schedules": ("/schedules", 600),
+    "errors": ("/errors", 600),
+    "limits": ("/limits", 700),
+    "users": ("/users", 600),
+    "publish": ("/publish", 760),
 }
 """Path and height of each picture."""
+WIDTH = 1366
 EVENTS = ["order.new"] * 8 + ["order.paid"] * 5 + ["product.changed"] * 4 + ["image.uploaded"] * 2
 EVENTS += ["order.changed", "user.created", "refund.new", "report.due"]
 
@@ -122,6 +126,9 @@ def main() -> None:
                 client.schedule("nightly", "0 3 * * *", "report.due", tz="Europe/Berlin")
                 client.schedule("heartbeat", None, "beat", "x", every_s=5)
                 client.schedule("cleanup", None, "clean", every_s=5, to="cleaners")
+                client.set_queue("thumbnails", rate="25/s")
+                client.pause("exports", deliveries=True)
+                client.trace("4711")
                 for words in MISTAKES:
                     with suppress(mqks.RequestFailed):
                         client.request(*words)
@@ -141,23 +148,33 @@ def take(url: str, web: str) -> None:
                 executable_path=shutil.which("chromium"), args=["--no-sandbox"]
             )
             context = browser.new_context(
-                base_url=web, viewport={"width": 1120, "height": 800}, color_scheme="light"
+                base_url=web, color_scheme="light", timezone_id="Europe/Berlin"
             )
             page = context.new_page()
             page.goto("/login")
             page.get_by_label("Token").fill(TOKEN)
             page.get_by_role("button", name="Log in").click()
             page.wait_for_timeout(LOAD_S * 1000)
+            with mqks.blocking.connect(url, client_name="shop-web") as client:
+                client.publish("order.new", {"number": 4711, "total": 49.9}, id="4711")
             for name, (path, height) in VIEWS.items():
-                page.set_viewport_size({"width": 1120, "height": height})
+                page.set_viewport_size({"width": WIDTH, "height": height})
                 page.goto(path)
                 if name == "connection":
                     page.get_by_role("row").filter(has_text="search-index").get_by_role(
                         "link"
                     ).first.click()
+                if name == "delete":
+                    page.get_by_role("button", name="Delete queue").click()
                 if name == "publish":
                     for label, text in FORM.items():
                         page.get_by_label(label, exact=label == "Event").fill(text)
+                page.wait_for_timeout(5_000)
+                page.screenshot(path=HERE / f"page-{name}.png")
+            for name, width in (("dark", WIDTH), ("phone", 390)):
+                page.emulate_media(color_scheme="dark" if name == "dark" else "light")
+                page.set_viewport_size({"width": width, "height": 850})
+                page.goto("/")
                 page.wait_for_timeout(5_000)
                 page.screenshot(path=HERE / f"page-{name}.png")
             browser.close()

@@ -48,7 +48,7 @@ Limit = Annotated[int, typer.Option(min=1, max=1000, help="The most rows.")]
 
 REASON_S = 0.2
 
-QUEUE = ("name", "ready", "unacked", "scheduled", "consumers", "bindings", "oldest", "rule")
+QUEUE = ("name", "ready", "oldest", "consumers", "unacked", "scheduled", "bindings", "rule")
 BINDING = ("queue", "event", "mask", "exists")
 CONSUMER = (
     *("id", "queue", "connection", "client", "address", "manual_ack", "prefetch"),

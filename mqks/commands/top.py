@@ -13,6 +13,7 @@ import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
@@ -29,7 +30,9 @@ ROWS_MAX = 10_000
 """Queues and consumers that are read for each view, the first by name."""
 PATIENCE_S = 2.0
 """A server that does not reply within this time is shown as not connected."""
-RATE_WIDTH, WORD_WIDTH, GAP = 26, 12, 2
+RATE_WIDTH, WORD_WIDTH, WORD_WIDTH_MAX, GAP = 26, 12, 28, 2
+WORDS = {"received": "published", "acknowledged": "acked"}
+"""Rates that the page calls otherwise than `stats`."""
 """Widths in characters, for a narrow terminal."""
 Row = dict[str, Any]
 
@@ -82,7 +85,13 @@ def _first(seen: Row, sort: Sort, rows: int) -> Row:
     """The view with only the first rows of each list."""
     if not seen["connected"]:
         return seen
-    queues = sorted(seen["queues"], key=ORDERS[sort])[:rows]
+    from mqks.inspection.marks import queue_marks
+
+    dead = {queue["dead_letters"] for queue in seen["queues"]}
+    queues = [
+        queue | {"state": queue_marks(queue, is_dead=queue["name"] in dead, grows=_grows(queue))}
+        for queue in sorted(seen["queues"], key=ORDERS[sort])[:rows]
+    ]
     consumers = sorted(seen["consumers"], key=lambda consumer: -consumer["unacked"])[:rows]
     return seen | {"queues": queues, "consumers": consumers}
 
@@ -216,7 +225,7 @@ def _journal(journal: Row) -> str:
 
 
 def _rates(seen: Row, width: int) -> "RenderableType":
-    told = [f"{key} {_rate(rate)}/s" for key, rate in seen["rates_per_s"].items()]
+    told = [f"{WORDS.get(key, key)} {_rate(rate)}/s" for key, rate in seen["rates_per_s"].items()]
     beside = max(1, min(3, width // RATE_WIDTH))
     lines = -(-len(told) // beside)
     rows = [tuple(told[start::lines]) for start in range(lines)]
@@ -226,36 +235,51 @@ def _rates(seen: Row, width: int) -> "RenderableType":
 def _queues(seen: Row, width: int) -> "RenderableType":
     rows: list[tuple[str, ...]] = [
         (
-            printable(queue["name"]) + (" (paused)" if queue["paused"] else ""),
-            *(f"{queue[key]:,}" for key in ("ready", "unacked", "scheduled", "consumers")),
-            *(_rate(queue[key]) for key in ("in_per_s", "out_per_s")),
+            queue["state"][0],
+            printable(queue["name"]),
+            f"{queue['ready']:,}",
             "-" if (age_s := queue["oldest_age_s"]) is None else duration(age_s),
+            f"{queue['consumers']:,}",
+            *(_rate(queue[key]) for key in ("in_per_s", "out_per_s")),
+            *(f"{queue[key]:,}" for key in ("unacked", "scheduled", "dead")),
             "-" if (lag := queue["archive_lag"]) is None else f"{lag:,}",
             _rate(queue["archived_per_s"]),
         )
         for queue in seen["queues"]
     ]
-    columns = ("queue", "ready", "unacked", "scheduled", "consumers", "in/s", "out/s", "oldest")
-    spare = ("scheduled", "consumers", "oldest", "in/s", "out/s")
+    columns = (
+        *("state", "name", "ready", "oldest", "consumers"),
+        *("in/s", "out/s", "unacked", "scheduled", "dead"),
+    )
+    first = "scheduled", "dead", "consumers", "unacked"
+    last = "oldest", "state", "in/s", "out/s"
     if any(queue["archive_lag"] is not None for queue in seen["queues"]):
         archive = "lag", "archived/s"
-        return _table((*columns, *archive), rows, width, spare=(*spare, *reversed(archive)))
+        spare = *first, *reversed(archive), *last
+        return _table((*columns, *archive), rows, width, spare=spare)
     rows = [row[: len(columns)] for row in rows]
-    return _table(columns, rows, width, spare=spare)
+    return _table(columns, rows, width, spare=(*first, *last))
+
+
+def _grows(queue: Row) -> bool:
+    """Nobody takes what has come in since the last view."""
+    return bool(queue["in_per_s"] and not queue["out_per_s"] and queue["ready"])
 
 
 def _consumers(seen: Row, width: int) -> "RenderableType":
     rows = [
         (
+            "paused" if consumer["blocked"] else "ok",
             printable(consumer["id"]),
-            f"{consumer['unacked']:,}",
             printable(consumer["queue"]),
-            printable(consumer["client"] or consumer["address"])
-            + "  blocked" * consumer["blocked"],
+            f"{consumer['unacked']:,}",
+            "-" if (age_s := consumer["oldest_age_s"]) is None else duration(age_s),
+            printable(consumer["client"] or consumer["address"]),
         )
         for consumer in seen["consumers"]
     ]
-    return _table(("consumer", "unacked", "queue", "client"), rows, width, spare=("client",))
+    columns = ("state", "consumer", "queue", "unacked", "held for", "client")
+    return _table(columns, rows, width, spare=("held for", "client", "state"))
 
 
 def _table(
@@ -270,7 +294,7 @@ def _table(
     from rich.table import Column, Table
     from rich.text import Text
 
-    words = ("", "queue", "consumer", "client")
+    words = ("", "state", "name", "queue", "consumer", "client")
     for name in spare:
         widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
         least = [
@@ -281,21 +305,34 @@ def _table(
             break
         at = columns.index(name)
         columns, *rows = [(*line[:at], *line[at + 1 :]) for line in (columns, *rows)]
+    widths = [max(map(len, column)) for column in zip_longest(columns, *rows, fillvalue="")]
+    given = [
+        min(each, WORD_WIDTH_MAX) if name in words else each
+        for name, each in zip(columns, widths, strict=True)
+    ]
+    texts = [at for at, name in enumerate(columns) if name in words]
+    while sum(given) + GAP * (len(given) - 1) > width and max(given[at] for at in texts) > GAP:
+        given[max(texts, key=given.__getitem__)] -= 1  # Numbers are never cut.
     table = Table(
         *(
-            Column(name, no_wrap=True, max_width=28)
-            if name in words
-            else Column(name, justify="right", no_wrap=True)
-            for name in columns
+            Column(name, justify="left" if name in words else "right", no_wrap=True, width=each)
+            for name, each in zip(columns, given, strict=True)
         ),
         box=None,
         show_header=show_header,
         header_style="bold",
         pad_edge=False,
     )
-    for row in rows:
-        table.add_row(*map(Text, row))  # As Text, brackets are not taken for markup.
+    for row in rows:  # As Text, brackets are not taken for markup.
+        cells = zip(columns, row, strict=False)
+        table.add_row(*(Text(each, _style(name, each)) for name, each in cells))
     return table
+
+
+def _style(column: str, text: str) -> str:
+    from mqks.inspection.marks import AT_REST, STYLES
+
+    return STYLES.get(text, AT_REST) if column == "state" else ""
 
 
 def _rate(per_second: float | None) -> str:

@@ -36,6 +36,8 @@ class PageAction:
     """Where to go afterwards."""
     check: Callable[[Form], object] = lambda form: None
     """Raises InvalidRequest for fields that are wrong, before it asks."""
+    typed: str = ""
+    """The field whose value is typed once more before all of something is destroyed."""
     kind: str = "ready"
     """What it does to all messages of this kind unless some are selected."""
 
@@ -47,6 +49,9 @@ class PageAction:
         fields |= {"which": _one_or_all(form, self.kind), "result": str(result)}
         fields["also"] = ", and every scheduled one" if "scheduled" in form else ""
         return text.format_map(fields)
+
+    def to_type(self, form: Form) -> str:
+        return printable(form[self.typed]) if self.typed and not form.get("id") else ""
 
 
 def _one_or_all(form: Form, what: str) -> str:
@@ -167,6 +172,7 @@ ACTIONS: Final = {
         ),
         "{result} purged.",
         _to_queue,
+        typed="queue",
     ),
     "delete": PageAction(
         "Delete queue",
@@ -174,6 +180,7 @@ ACTIONS: Final = {
         lambda client, form: client.delete_queue(form["queue"], if_exists=True),
         "Queue {queue} deleted.",
         lambda form: "/queues",
+        typed="queue",
     ),
     "rename": PageAction(
         "Rename",
@@ -220,6 +227,7 @@ ACTIONS: Final = {
         lambda client, form: client.cancel(form["queue"], form.get("id") or None),
         "{result} cancelled.",
         _to_queue,
+        typed="queue",
         kind="scheduled",
     ),
     "close": PageAction(
@@ -310,5 +318,6 @@ ACTIONS: Final = {
         lambda client, form: client.unschedule(form["schedule"]),
         "Removed the schedule {schedule}.",
         lambda form: "/schedules",
+        typed="schedule",
     ),
 }

@@ -5,6 +5,7 @@ change a token that only our own forms know.
 """
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -31,7 +32,7 @@ from mqks.client.errors import (
     InvalidRequest,
     RequestFailed,
 )
-from mqks.client.messages import PeekedMessage
+from mqks.client.messages import Message, PeekedMessage
 from mqks.inspection.source import group_of, told_of
 from mqks.inspection.text import moment, printable, time_text
 from mqks.page import tables
@@ -39,11 +40,21 @@ from mqks.page.actions import ACTIONS, policy_values
 from mqks.page.headers import SECURITY
 from mqks.page.limits import NEEDS, rows
 from mqks.page.live import ERRORS_MAX, ROWS_MAX, Derived, LivePage, key_of, rows_of
-from mqks.page.overview import GROUPS, RateHistory, archives, attention, mark, numbers
+from mqks.page.overview import (
+    FIGURES,
+    GROUPS,
+    RateHistory,
+    archives,
+    attention,
+    mark,
+    numbers,
+    queue_told,
+)
 from mqks.page.sessions import COOKIE, Opener, PageSession, Sessions, refusal
 from mqks.protocol.requests import POLICY
 
 STATIC: Final = {
+    "open-props.css": "text/css",
     "page.css": "text/css",
     "page.js": "text/javascript",
     "uplot.min.css": "text/css",
@@ -60,6 +71,17 @@ STEPS: Final = 500
 """Steps of a message on one page."""
 HELD: Final = 100
 """Unacked messages of a queue on one page."""
+TAILS_MAX: Final = 20
+"""Live tails that are open at a time."""
+TAIL_READ: Final = 1000
+TAIL_ROWS: Final = 50
+TAIL_S: Final = 0.25
+"""A live tail takes at most so many messages, shows the last of them, and waits for so many
+seconds: it stays near what is published, and costs no more of the event loop than that."""
+TAIL_QUIET_S: Final = 2.0
+"""Without a message it says so often that it is there."""
+TAIL_BYTES: Final = 500
+"""Shown of the data of a message in a live tail."""
 MESSAGES: Final = 20
 """Messages of a queue on one page."""
 DEAD_LETTERS_COUNTED_MAX: Final = 1000
@@ -73,9 +95,7 @@ STEP_S: Final = 0.005
 """Pages are laid out one at a time, for so long in one turn of the event loop."""
 LAYOUT: Final = json.JSONEncoder(indent=2, ensure_ascii=False)
 
-FIGURES: Final = ("ready", "unacked", "scheduled", "consumers")
-"""Of a queue, renewed while its page is open."""
-QUEUE_SERIES: Final = ("In /s", "published"), ("Out /s", "acked"), ("Messages", "rejected", "all")
+QUEUE_SERIES: Final = ("In/s", "published"), ("Out/s", "acked"), ("Messages", "waiting", "all")
 BROKER_SERIES: Final = (
     *(("Published", "published"), ("Delivered", "delivered"), ("Acked", "acked")),
     *(("Rejected", "rejected"), ("Dead", "dead")),
@@ -93,6 +113,11 @@ class _Events(StreamingResponse):
         until then the page counts as open and is renewed."""
         async with aclosing(cast(AsyncGenerator[bytes], self.body_iterator)):
             await super().__call__(*ends)
+
+
+def _events(events: AsyncGenerator[bytes]) -> Response:
+    headers = {"X-Accel-Buffering": "no"}
+    return _Events(events, media_type="text/event-stream", headers=headers)
 
 
 class Page:
@@ -125,8 +150,14 @@ class Page:
             for key, table in tables.TABLES.items()
             if (users or key != "users") and key != "attention"
         }
+        hidden = ({"users"} - self._tables.keys()) | (set() if may_act else {"publish"})
+        self._views = {
+            group: [view for view in views if view[0] not in hidden]
+            for group, views in tables.VIEWS.items()
+        }
+        self._tails = 0
         watching = partial(self._sessions.client, trusted=True)
-        self.live = LivePage(watching, derived, partial(mark, history))
+        self.live = LivePage(watching, derived, history)
         self._environment = Environment(
             loader=PackageLoader("mqks.page"),
             autoescape=select_autoescape(default=True),
@@ -137,6 +168,8 @@ class Page:
         self._environment.filters["plain"] = printable
         self._environment.filters["duration"] = tables.duration
         self._environment.filters["setting"] = tables.setting
+        # Commands are copied, and names come from clients.
+        self._environment.filters["shell"] = lambda name: shlex.quote(printable(name))
         self._environment.globals.update(
             broker=broker,
             cell=tables.cell,
@@ -171,6 +204,8 @@ class Page:
             Route("/schedule", self._guarded(self._schedule)),
             Route("/message", self._guarded(self._traced)),
             Route("/publish", self._guarded(self._publish)),
+            Route("/tail", self._guarded(self._tail)),
+            Route("/tailed", self._guarded(self._tailed)),
             Route("/do/{action}", self._guarded(self._act), methods=["POST"]),
             Route("/events", self._guarded(self._events)),
             Route("/login", self._login, methods=["GET", "POST"]),
@@ -245,6 +280,7 @@ class Page:
             .part(tables.view_of(tables.ATTENTION, {}))
             .rows,
             numbers=numbers(sample),
+            trends=sample["trends"],
             chart=self._chart(request, sample["totals"]["uptime_s"], None),
             totals=sample["totals"],
             journal=sample["journal"],
@@ -338,6 +374,8 @@ class Page:
             "queue.html",
             session,
             queue=row,
+            told=queue_told(self._history, row),
+            consumers=await _consumers(session.client, row),
             chart=self._chart(request, (await session.client.stats())["uptime_s"], name),
             held=held,
             held_rows=map(_held, held),
@@ -373,8 +411,8 @@ class Page:
         return await self._shown(
             "connection.html",
             session,
-            connection=found[0],
-            columns=tables.CONNECTIONS.columns[1:],
+            connection=found[0] | {"mark": mark(self._history, "connections", found[0])},
+            columns=tables.CONNECTIONS.columns,
             consumers=consumers,
             links=_links(request, here, "consumers", ids, NAMES),
         )
@@ -383,7 +421,8 @@ class Page:
         name = _parameter(request, "name")
         for row in await rows_of(session.client, "schedules"):
             if row["name"] == name:
-                columns = tables.SCHEDULES.columns[1:]
+                row["mark"] = mark(self._history, "schedules", row)
+                columns = tables.SCHEDULES.columns
                 return await self._shown("schedule.html", session, schedule=row, columns=columns)
         return await self._failed(404, f"There is no schedule {printable(name)}.", session)
 
@@ -392,9 +431,15 @@ class Page:
         message_id, steps = _parameter(request, "id"), list[dict[str, Any]]()
         if message_id:
             steps = await session.client.stats("message", message_id, f"--limit={STEPS}")
+        before_us = [each["time_us"] for each in (*steps[:1], *steps)]
         told = [
-            each | {"time": time_text(each["time_us"])[:23], "told": told_of(each)}
-            for each in steps
+            {
+                **each,
+                "time": time_text(each["time_us"])[:23].replace("T", " "),
+                "after": tables.interval((each["time_us"] - before) / 1e6),
+                "told": told_of(each),
+            }
+            for before, each in zip(before_us, steps, strict=False)
         ]
         return await self._shown(
             "message.html",
@@ -411,6 +456,50 @@ class Page:
         wanted = {key: typed.get(key) or _parameter(request, key) for key in keys}
         return await self._shown("publish.html", session, here="publish", wanted=wanted)
 
+    async def _tail(self, request: Request, session: PageSession) -> Response:
+        wanted = {key: _parameter(request, key) for key in ("events", "queue")}
+        named = urlencode(wanted, errors="surrogateescape")
+        link = f"/tailed?{named}" if any(wanted.values()) else ""
+        return await self._shown("tail.html", session, here="tail", wanted=wanted, link=link)
+
+    async def _tailed(self, request: Request, session: PageSession) -> Response:
+        if self._tails >= TAILS_MAX:
+            return await self._failed(503, "Too many live tails are open.")
+        events = self._tail_events(session.client, request)
+        return _events(self._sessions.watched(session, events))
+
+    async def _tail_events(self, client: AsyncClient, request: Request) -> AsyncGenerator[bytes]:
+        """What comes meanwhile beyond what the broker keeps for a tail, it drops and counts."""
+        names, queue = _parameter(request, "events").split(), _parameter(request, "queue") or None
+        skipped = 0
+        self._tails += 1
+        try:
+            async with client.tail(*names, queue=queue) as tail:
+                yield b"retry: 2000\n\n"
+                while True:
+                    batch = list[Message]()
+                    with suppress(TimeoutError):
+                        some = cast(
+                            AsyncGenerator[list[Message]], tail.batches(TAIL_READ, TAIL_QUIET_S)
+                        )
+                        async with aclosing(some):
+                            batch = await anext(some, batch)
+                    rows = [
+                        (printable(each.event), each.id, _text(each.data[:TAIL_BYTES]))
+                        for each in batch[-TAIL_ROWS:]
+                    ]
+                    skipped += len(batch) - len(rows)
+                    now = moment(int(time() * 1e6))
+                    told = json.dumps(
+                        {"time": now, "rows": rows, "dropped": tail.dropped + skipped}
+                    )
+                    yield f"data: {told}\n\n".encode()
+                    await anyio.sleep(TAIL_S)
+        except (InvalidRequest, RequestFailed) as failure:
+            yield f"event: failed\ndata: {json.dumps(f'{failure}.')}\n\n".encode()
+        finally:
+            self._tails -= 1
+
     async def _act(self, request: Request, session: PageSession) -> Response:
         """Ask, and when the answer is yes, do it."""
         form = await _form(request)
@@ -419,10 +508,14 @@ class Page:
             return await self._failed(403, "This page does not allow that.", session)
         try:
             action.check(form)
-            if form.pop("sure", "") != "yes":
+            sure, typed = form.pop("sure", ""), form.pop("typed", "")
+            wanted = action.to_type(form)
+            if sure != "yes" or printable(typed).strip() != wanted.strip():
                 session.typed = {**form}
                 about: dict[str, Any] = {"key": key, "button": action.button, "form": form}
-                about |= {"question": action.told(action.question, form)}
+                about |= {"question": action.told(action.question, form), "wanted": wanted}
+                if sure:
+                    session.wrong = f"That is not {wanted}."
                 return await self._shown("ask.html", session, back=action.back(form), **about)
             result = await action.do(session.client, form)
             session.notice, session.typed = action.told(action.done, form, result), {}
@@ -442,11 +535,7 @@ class Page:
         if queue := _parameter(request, "queue"):
             await session.client.stats("queue", queue, "--limit=1")  # Whether the user may look.
             events = self._figures(session.client, queue, events)
-        return _Events(
-            self._sessions.watched(session, events),
-            media_type="text/event-stream",
-            headers={"X-Accel-Buffering": "no"},
-        )
+        return _events(self._sessions.watched(session, events))
 
     async def _figures(
         self, client: AsyncClient, queue: str, events: AsyncGenerator[bytes]
@@ -457,10 +546,8 @@ class Page:
                 yield event
                 with suppress(RequestFailed):  # It may be deleted.
                     row = await client.stats("queue", queue, "--limit=1")
-                    points = self._history.points(requests.name(queue), day=False)
-                    numbers = {f"queue.{key}": f"{row[key]:,}" for key in FIGURES}
-                    told = {"numbers": numbers, "point": points[-1] if points else []}
-                    yield f"event: queue\ndata: {json.dumps(told)}\n\n".encode()
+                    told = json.dumps(queue_told(self._history, row))
+                    yield f"event: queue\ndata: {told}\n\n".encode()
 
     async def _file(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -495,7 +582,7 @@ class Page:
                 wrong=wrong,
                 may_act=self._may_act,
                 here=here,
-                tables=self._tables.values(),
+                views=self._views,
                 **values,
             )
             began_s = monotonic()
@@ -556,6 +643,15 @@ def _links(
     if len(shown) == most:
         links[f"Next {key}"] = f"{here}&{key}={tables.quoted(str(shown[-1]))}#{key}"
     return links
+
+
+async def _consumers(client: AsyncClient, queue: tables.Row) -> list[tables.Row]:
+    """Those of a queue that are listed, with what they hold if they are among the first of the
+    server."""
+    known = {(each["queue"], each["id"]): each for each in await client.stats("consumers")}
+    nothing = {"client": None, "address": None, "unacked": None, "oldest_age_s": None}
+    ids = queue["consumer_ids"]
+    return [known.get((queue["name"], each), {**nothing, "id": each}) for each in ids]
 
 
 def _held(row: tables.Row) -> Mapping[str, Any]:
@@ -619,8 +715,11 @@ def _data(data: bytes) -> str:
                     break
             else:
                 return "".join(pieces)
-    some = data[:DATA_BYTES_MAX]
+    return _text(data[:DATA_BYTES_MAX])
+
+
+def _text(data: bytes) -> str:
     try:
-        return printable(some.decode())
+        return printable(data.decode())
     except UnicodeDecodeError:
-        return repr(some)
+        return repr(data)

@@ -20,8 +20,8 @@ from mqks.client.async_client import AsyncClient
 from mqks.client.errors import ClientError
 from mqks.inspection.sample import add_rates
 from mqks.inspection.source import Row
-from mqks.page.overview import numbers
-from mqks.page.tables import TABLES, Ordered, TableView, cell
+from mqks.page.overview import RateHistory, mark, numbers, trends
+from mqks.page.tables import TABLES, Ordered, TableView, cell, trend
 
 INTERVAL_S: Final = 2.0
 SHARE: Final = 100
@@ -34,6 +34,7 @@ FIRST_S: Final = 1.0
 EVENT_S: Final = 0.0003
 """About the time that one event takes on its way to its page."""
 RATES: Final = ("received", "delivered", "acknowledged", "rejected", "dead")
+MARKED: Final = frozenset({"queues", "consumers", "connections", "schedules"})
 WATCHERS_MAX: Final = 192
 """Fewer than connections to the HTTP port, so that metrics and health always have some."""
 ROWS_MAX: Final = 10_000
@@ -64,15 +65,15 @@ class Derived(NamedTuple):
 
 class LivePage:
     """`open_client` connects to the broker, with every permission. `derived` has the tables that
-    are no lists of `stats`; `mark` tells about a queue what its row does not."""
+    are no lists of `stats`; the `history` tells what the rows do not."""
 
     def __init__(
         self,
         open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
         derived: Mapping[str, Derived],
-        mark: Callable[[Row], str],
+        history: RateHistory,
     ) -> None:
-        self._mark = mark
+        self._history = history
         self._open_client = open_client
         self._derived = derived
         self._watchers: set[Watcher] = set()
@@ -185,8 +186,13 @@ class LivePage:
             sample["journal"] = await client.stats("journal")
             for key in sorted(lists):
                 sample[key] = await rows_of(client, key, after)
+        for key in lists & MARKED:
+            for row in sample[key]:
+                row["mark"] = mark(self._history, key, row)
         for queue in sample["queues"]:
-            queue["mark"] = self._mark(queue)
+            queue["trend"] = trend(self._history.trend(requests.name(queue["name"]), 2))
+        if "attention" in derived:
+            sample["trends"] = trends(self._history)
         for key, each in derived.items():
             sample[key] = each.rows(sample)
         return sample
@@ -222,6 +228,7 @@ class PageMessages:
             "time": round(time(), 1),
             "numbers": numbers(sample),
             "rates": [sample["rates_per_s"][key] for key in RATES],
+            "trends": sample.get("trends", {}),
         }
         self._head = _json(told).removesuffix("}")
         self._tables: dict[str, Ordered] = {}

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from mqks.client import requests
+from mqks.inspection.marks import queue_marks
 from mqks.page.limits import rows
-from mqks.page.tables import FORMATS, Row, duration
+from mqks.page.tables import FORMATS, Row, duration, trend
 
 SHARE_MOST: Final = 0.8
 """Of a limit; more needs a person."""
@@ -20,10 +21,13 @@ class RateHistory(Protocol):
     None for a queue that has none."""
 
     def points(self, queue: bytes | None, *, day: bool) -> list[list[float]] | None: ...
+    def trend(self, queue: bytes | None, column: int) -> list[float]: ...
     def growth(self, queue: bytes) -> int: ...
     def is_dead_letter_queue(self, name: bytes) -> bool: ...
 
 
+RATES: Final = 7
+"""So many rates come before the numbers of messages in a point of the history of the broker."""
 GROUPS: Final = {
     ("Messages", "totals"): {
         "messages_ready": ("Ready", "count"),
@@ -66,6 +70,49 @@ GROUPS: Final = {
 """By title and the part of a sample that has them: numbers, each with its title and how it is
 shown, a key of `FORMATS`."""
 
+TRENDS: Final = {
+    **{f"rates_per_s.{key}": at for at, key in enumerate(GROUPS["Per second", "rates_per_s"])},
+    **{f"totals.{key}": at for at, key in enumerate(GROUPS["Messages", "totals"], RATES)},
+}
+"""Those whose last ten minutes are drawn, and where the history of the broker has them."""
+QUEUE_TRENDS: Final = {"in_per_s": 0, "out_per_s": 1, "ready": 2}
+"""The same figures of a queue; in place of the ready messages all that are in it."""
+FIGURES: Final = {
+    "ready": ("Ready", "count"),
+    "unacked": ("Unacked", "count"),
+    "scheduled": ("Scheduled", "count"),
+    "oldest_age_s": ("Oldest", "age"),
+    "in_per_s": ("In/s", "rate"),
+    "out_per_s": ("Out/s", "rate"),
+    "dead": ("Dead", "count"),
+    "consumers": ("Consumers", "count"),
+}
+"""Of a queue, renewed while its page is open."""
+
+
+def trends(history: RateHistory) -> dict[str, str]:
+    return {key: trend(history.trend(None, column)) for key, column in TRENDS.items()}
+
+
+def queue_told(history: RateHistory, queue: Row) -> dict[str, Any]:
+    """What the page of a queue renews: its figures, their trends, the last point of its chart."""
+    name = requests.name(queue["name"])
+    points = history.points(name, day=False)
+    last = points[-1] if points else []
+    row = {**queue, **dict(zip(QUEUE_TRENDS, last[1:3], strict=False))}
+    return {
+        "numbers": {
+            f"queue.{key}": "—" if row.get(key) is None else FORMATS[kind](row[key])
+            for key, (_, kind) in FIGURES.items()
+        },
+        "trends": {
+            f"queue.{key}": trend(history.trend(name, column))
+            for key, column in QUEUE_TRENDS.items()
+        },
+        "mark": mark(history, "queues", queue),
+        "point": last,
+    }
+
 
 def numbers(sample: Row) -> dict[str, str]:
     """All of them, formatted, by the part of the sample and their keys."""
@@ -78,10 +125,27 @@ def numbers(sample: Row) -> dict[str, str]:
     }
 
 
+NEEDS: Final = {
+    "Requests fail": "fails",
+    "A schedule fails": "fails",
+    "A limit is near": "near",
+    "The disk is nearly full": "near",
+    "The event loop was held": "slow",
+    "Dead letters grow": "dead letters",
+    "Grows behind its consumers": "grows",
+    "Grows without a consumer": "grows",
+    "Messages wait for long": "old",
+    "A schedule reaches no queue": "no queue",
+    "The server drains": "paused",
+    "The server is read-only": "paused",
+}
+"""What needs a person, and the mark of its row; of anything else it is stuck."""
+
+
 def attention(settings: Mapping[str, Any], history: RateHistory, sample: Row) -> list[Row]:
     """What needs a person: rows of the table `ATTENTION`."""
     return [
-        {"rank": rank, "what": what, "queue": queue, "told": told}
+        {"rank": rank, "mark": NEEDS.get(what, "stuck"), "what": what, "queue": queue, "told": told}
         for rank, (what, queue, told) in enumerate(_needs(settings, history, sample))
     ]
 
@@ -103,10 +167,8 @@ def _needs(
     free, least = sample["journal"].get("disk_free_bytes"), settings["disk_free_bytes_min"]
     if free is not None and free < 2 * least:
         yield "The disk is nearly full", None, f"{FORMATS['bytes'](free)} free"
-    *_, errors, held = [
-        0.0,
-        *map(sum, zip(*history.points(None, day=False) or [[0] * 8], strict=True)),
-    ]
+    points = history.points(None, day=False) or []
+    errors, held = (sum(point[at] for point in points) for at in (RATES - 1, RATES))
     for what, rate in (("Requests fail", errors), ("The event loop was held", held)):
         if rate:
             yield what, None, f"{max(1, round(rate * ERRORS_S)):,} in the last 10 minutes"
@@ -140,20 +202,16 @@ def archives(sample: Row) -> list[Row]:
     return [queue for queue in sample["queues"] if queue["archived_seq"] is not None]
 
 
-PAUSED: Final = {
-    "all": "paused",
-    "deliveries": "deliveries paused",
-    "publishes": "publishes paused",
-}
-"""By what is paused: how the page tells it."""
+def mark(history: RateHistory, table: str, row: Row) -> str:
+    """What a person should know of a row of a list; "ok" is nothing."""
+    if table == "queues":
+        return ", ".join(_queue_marks(history, row))
+    told = {"slowed": row.get("slowed"), "paused": row.get("blocked") or row.get("paused")}
+    told |= {"fails": row.get("error"), "no queue": row.get("last_queues") == 0}
+    return ", ".join(key for key, counts in told.items() if counts) or "ok"
 
 
-def mark(history: RateHistory, queue: Row) -> str:
-    """What a person should know of a queue in a list."""
+def _queue_marks(history: RateHistory, queue: Row) -> list[str]:
     key = requests.name(queue["name"])
-    is_dead = history.is_dead_letter_queue(key)
-    told = "dead letters" if is_dead else "" if queue["consumers"] else "no consumer"
     grows = history.growth(key) > (GROWTH_MOST if queue["consumers"] else 0)
-    paused, held = PAUSED.get(queue["paused"], ""), queue["held_by"]
-    limit = f"held by {held}" if held and held != "pause" else ""
-    return ", ".join(filter(None, (paused, limit, "grows" if grows else "", told)))
+    return queue_marks(queue, is_dead=history.is_dead_letter_queue(key), grows=grows)

@@ -12,6 +12,8 @@ from mqks.inspection.text import moment, printable
 
 Row = Mapping[str, Any]
 PAGE_ROWS: Final = 100
+TREND_MEANS: Final = 60
+"""Of ten seconds each."""
 CELL_CHARACTERS: Final = 200
 """A longer name is shortened in a table; its own page has all of it."""
 LINKED_CHARACTERS_MAX: Final = 4096
@@ -26,7 +28,10 @@ class Column(NamedTuple):
 
     @property
     def is_number(self) -> bool:
-        return self.kind not in ("text", "texts", "queue", "schedule", "need", "yes")
+        return self.kind not in TEXTS
+
+
+TEXTS: Final = ("text", "texts", "address", "queue", "schedule", "need", "yes", "marks", "trend")
 
 
 class Cell(NamedTuple):
@@ -87,6 +92,11 @@ def duration(value: float) -> str:
     return f"{value:.0f} s"
 
 
+def interval(value: float) -> str:
+    """Of two steps, with milliseconds if it is short; nothing for none."""
+    return f"{value * 1000:.3g} ms" if 0 < value < 1 else duration(value) if value > 0 else ""
+
+
 def setting(value: object) -> str:
     """A value of a policy."""
     if isinstance(value, bool):
@@ -102,8 +112,23 @@ def short(value: object) -> str:
     return told if len(told) <= CELL_CHARACTERS else told[:CELL_CHARACTERS] + "…"
 
 
+def trend(means: Sequence[float]) -> str:
+    """The last ten minutes as the corners of a shape, 100 wide and 24 high, for SVG; its sides
+    and its ground are beyond the edges. Empty without means."""
+    if not means:
+        return ""
+    highest, first = max(*means, 0.0) or 1.0, TREND_MEANS - len(means)
+    heights = [f"{22 - 20 * each / highest:.3g}" for each in means]
+    step = 100 / (TREND_MEANS - 1)
+    line = [f"{(first + at) * step:.3g},{height}" for at, height in enumerate(heights)]
+    return f"{first * step - 2:.3g},26 {first * step - 2:.3g},{heights[0]} {' '.join(line)} " + (
+        f"102,{heights[-1]} 102,26"
+    )
+
+
 FORMATS: Final[dict[str, Callable[[Any], str]]] = {
     "text": short,
+    "address": short,
     "queue": short,
     "schedule": short,
     "count": number,
@@ -111,6 +136,8 @@ FORMATS: Final[dict[str, Callable[[Any], str]]] = {
     "bytes": size,
     "age": duration,
     "need": short,
+    "marks": str,
+    "trend": str,
     "figure": str,
     "time": moment,
     "connection": number,
@@ -203,24 +230,24 @@ class Ordered:
         return order
 
 
+STATE: Final = Column("mark", "State", "marks")
+"""What a person should know of a row: words with commas between them."""
 QUEUES: Final = Table(
     "queues",
     "Queues",
     (
         # What tells that something is wrong comes first: a narrow screen shows no more.
+        STATE,
         Column("name", "Name", "queue"),
-        Column("mark", "Mark", "text"),
         Column("ready", "Ready", "count"),
+        Column("trend", "10 minutes", "trend"),
         Column("oldest_age_s", "Oldest", "age"),
         Column("consumers", "Consumers", "count"),
-        Column("in_per_s", "In /s", "rate"),
-        Column("out_per_s", "Out /s", "rate"),
+        Column("in_per_s", "In/s", "rate"),
+        Column("out_per_s", "Out/s", "rate"),
         Column("unacked", "Unacked", "count"),
         Column("scheduled", "Scheduled", "count"),
         Column("dead", "Dead", "count"),
-        Column("archive_lag", "Archive lag", "count"),
-        Column("archived_per_s", "Archived/s", "rate"),
-        Column("bindings", "Bindings", "count"),
         Column("memory_bytes", "Memory", "bytes"),
     ),
     "ready",
@@ -230,18 +257,18 @@ CONSUMERS: Final = Table(
     "consumers",
     "Consumers",
     (
+        STATE,
         Column("id", "Consumer", "text"),
         Column("queue", "Queue", "queue"),
-        Column("connection", "Connection", "connection"),
-        Column("client", "Client", "text"),
-        Column("address", "Address", "text"),
-        Column("manual_ack", "Manual ack", "yes"),
-        Column("prefetch", "Prefetch", "count"),
-        Column("ack_timeout_s", "Ack timeout", "age"),
         Column("unacked", "Unacked", "count"),
         Column("oldest_age_s", "Held for", "age"),
+        Column("client", "Client", "text"),
+        Column("connection", "Connection", "connection"),
+        Column("address", "Address", "address"),
+        Column("prefetch", "Prefetch", "count"),
+        Column("ack_timeout_s", "Ack timeout", "age"),
+        Column("manual_ack", "Manual ack", "yes"),
         Column("unacked_bytes", "Bytes", "bytes"),
-        Column("blocked", "Paused", "yes"),
     ),
     "unacked",
     "id",
@@ -250,16 +277,15 @@ CONNECTIONS: Final = Table(
     "connections",
     "Connections",
     (
+        STATE,
         Column("id", "Number", "connection"),
-        Column("address", "Address", "text"),
+        Column("address", "Address", "address"),
         Column("name", "Client", "text"),
         Column("user", "User", "text"),
-        Column("slowed", "Slowed", "yes"),
         Column("consumers", "Consumers", "count"),
         Column("unacked", "Unacked", "count"),
         Column("unconfirmed", "Unconfirmed", "count"),
         Column("outbox_bytes", "Unsent", "bytes"),
-        Column("blocked", "Paused", "yes"),
     ),
     "id",
     "address",
@@ -268,8 +294,8 @@ ARCHIVES: Final = Table(
     "archives",
     "Archives",
     (
+        Column("archive_state", "State", "marks"),
         Column("name", "Queue", "queue"),
-        Column("archive_state", "State", "text"),
         Column("archive_lag", "Lag", "count"),
         Column("archived_per_s", "Archived/s", "rate"),
         Column("archived_seq", "Archived up to", "count"),
@@ -283,6 +309,7 @@ SCHEDULES: Final = Table(
     "schedules",
     "Schedules",
     (
+        STATE,
         Column("name", "Name", "schedule"),
         Column("event", "Event", "text"),
         Column("cron", "Cron", "text"),
@@ -291,7 +318,6 @@ SCHEDULES: Final = Table(
         Column("next_us", "Next, UTC", "time"),
         Column("last_us", "Last, UTC", "time"),
         Column("last_queues", "Queues of the last", "count"),
-        Column("paused", "Paused", "yes"),
         Column("error", "Error", "text"),
         Column("missed", "If missed", "text"),
         Column("jitter_s", "Jitter", "age"),
@@ -326,10 +352,10 @@ ERRORS: Final = Table(
         Column("reason", "Reason", "text"),
         Column("action", "Action", "text"),
         Column("request_id", "Request", "text"),
-        Column("connection", "Connection", "text"),
+        Column("connection", "Connection", "address"),
         Column("client", "Client", "text"),
         Column("user", "User", "text"),
-        Column("id", "Error id", "text"),
+        Column("id", "Error id", "address"),
     ),
     "time_us",
     "reason",
@@ -345,7 +371,7 @@ AUDIT: Final = Table(
         Column("count", "Count", "count"),
         Column("requests", "Requests", "count"),
         Column("client", "Client", "text"),
-        Column("connection", "Connection", "text"),
+        Column("connection", "Connection", "address"),
     ),
     "time_us",
     "what",
@@ -390,6 +416,7 @@ ATTENTION: Final = Table(
     "attention",
     "What needs a person",
     (
+        STATE,
         Column("what", "What needs a person", "need"),
         Column("queue", "Queue", "queue"),
         Column("told", "Figures", "text"),
@@ -398,6 +425,28 @@ ATTENTION: Final = Table(
     "what",
 )
 """Shown by the overview."""
+VIEWS: Final = {
+    "Messages": (
+        ("overview", "Overview", "o"),
+        ("queues", "Queues", "q"),
+        ("schedules", "Schedules", "s"),
+        ("archives", "Archives", "a"),
+        ("tail", "Live tail", "t"),
+        ("message", "Trace", "m"),
+        ("publish", "Publish", "p"),
+    ),
+    "Clients": (
+        ("consumers", "Consumers", "c"),
+        ("connections", "Connections", "n"),
+        ("users", "Users", "u"),
+    ),
+    "Server": (
+        ("errors", "Errors", "e"),
+        ("limits", "Limits", "l"),
+        ("audit", "Audit", "d"),
+    ),
+}
+"""Path and title of each view, and the key that opens it after a g."""
 TABLES: Final = {
     each.key: each
     for each in (

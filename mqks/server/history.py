@@ -7,12 +7,14 @@ busiest ones have a history; of the others some are compared with them at each s
 from array import array
 from collections.abc import Iterable
 from itertools import islice
+from operator import add
 from time import monotonic, time
 from typing import Final
 
 import anyio
 
 from mqks.broker.broker import Broker
+from mqks.broker.spine.base.turns import slices
 from mqks.broker.spine.queue.queue import Queue
 from mqks.limits import HISTORY_QUEUES_MAX
 
@@ -21,6 +23,8 @@ RECENT: Final = 300
 """Points of ten minutes."""
 DAY: Final = 1440
 """Points of a day, a minute each."""
+TREND: Final = 5
+"""Points of ten seconds: what is drawn small."""
 MINUTE: Final = 30
 """Samples of a minute."""
 WALK_QUEUES: Final = 500
@@ -28,6 +32,8 @@ WALK_QUEUES: Final = 500
 FADES: Final = 0.995
 """Share of its weight that the activity of a queue keeps at each sample: half after 5 minutes."""
 BROKER: Final = ("received", "delivered", "acknowledged", "rejected", "dead", "errors", "held")
+"""Rates. The messages of `HELD` stand behind them."""
+HELD: Final = ("ready", "unacked", "scheduled")
 QUEUE: Final = ("in", "out", "waiting")
 
 Points = list[list[float]]
@@ -61,6 +67,13 @@ class Ring:
         """How much higher the last value is than the first one."""
         values = self._columns[column]
         return values[self._next - 1] - values[self._next % len(values)] if values else 0.0
+
+    def means(self, column: int, of: int) -> list[float]:
+        """Of so many points after the other, always the same ones: what is drawn of the past does
+        not change when a point is added."""
+        values, first = self._columns[column], self._next
+        ordered = [*values[first:], *values[:first]][-first % of :]
+        return [sum(some) / len(some) for some in slices(ordered, of)]
 
     def points(self) -> Points:
         rows = [[*row] for row in zip(self._times, *self._columns, strict=True)]
@@ -111,12 +124,14 @@ class History:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._series = Series(len(BROKER))
+        self._series = Series(len(BROKER) + len(HELD))
         self._counted = self._counters()
         self._tracked: dict[Queue, Tracked] = {}
         self._walked: dict[Queue, int] = {}
         """Numbers of some other queues at the last sample."""
         self._walk_first = 0
+        self._walk_held = self._held = [0] * len(HELD)
+        """Messages of the queues that this round has walked, and of all in the last round."""
         self._found = set[bytes]()
         self._found_before = set[bytes]()
         self._before_s = monotonic()
@@ -128,23 +143,30 @@ class History:
 
     def points(self, queue: bytes | None, *, day: bool) -> Points | None:
         """Those of the broker, or of a queue; None for a queue that is none of the busiest."""
-        series: Series | None = self._series
-        if queue is not None:
-            found = self._broker.queues.get(queue)
-            tracked = None if found is None else self._tracked.get(found)
-            series = None if tracked is None else tracked.series
-        if series is None:
+        if (series := self._series_of(queue)) is None:
             return None
         # By the wall clock as it goes now: it may have been set.
         ahead_s = time() - monotonic()
         points = (series.day if day else series.recent).points()
         return [[round(at_s + ahead_s, 1), *values] for at_s, *values in points]
 
-    def growth(self, queue: bytes) -> int:
-        """How many more messages a queue has than ten minutes ago, as far as is known."""
+    def trend(self, queue: bytes | None, column: int) -> list[float]:
+        """One value of the points of the last ten minutes, as means of ten seconds; empty for a
+        queue that is none of the busiest."""
+        series = self._series_of(queue)
+        return [] if series is None else series.recent.means(column, TREND)
+
+    def _series_of(self, queue: bytes | None) -> Series | None:
+        if queue is None:
+            return self._series
         found = self._broker.queues.get(queue)
         tracked = None if found is None else self._tracked.get(found)
-        return 0 if tracked is None else round(tracked.series.recent.change(2))
+        return None if tracked is None else tracked.series
+
+    def growth(self, queue: bytes) -> int:
+        """How many more messages a queue has than ten minutes ago, as far as is known."""
+        series = self._series_of(queue)
+        return 0 if series is None else round(series.recent.change(2))
 
     def is_dead_letter_queue(self, name: bytes) -> bool:
         """Whether the policy of a queue names this one, as far as was found lately."""
@@ -155,7 +177,7 @@ class History:
         passed_s, self._before_s = max(0.001, now_s - self._before_s), now_s
         counted = self._counters()
         pairs = zip(counted, self._counted, strict=True)
-        self._series.add(now_s, [(now - before) / passed_s for now, before in pairs])
+        rates = [(now - before) / passed_s for now, before in pairs]
         self._counted = counted
         for queue, tracked in [*self._tracked.items()]:
             if queue.deleted:
@@ -164,6 +186,7 @@ class History:
                 tracked.sample(queue, now_s, passed_s)
         self._compare()
         self._walk()
+        self._series.add(now_s, [*rates, *self._held])
 
     def _counters(self) -> list[int]:
         told = self._broker.shared.counters
@@ -192,9 +215,13 @@ class History:
         first, end = self._walk_first, self._walk_first + WALK_QUEUES
         some = [*islice(self._broker.queues.values(), first, end)]
         self._found.update(each.rules.dead_letters for each in some if each.rules.dead_letters)
+        held = zip(*((each.ready, each.unacked, each.scheduled) for each in some), strict=True)
+        walked = [*map(sum, held)] or [0] * len(HELD)
+        self._walk_held = [*map(add, self._walk_held, walked)]
         self._walk_first = end
         if len(some) < WALK_QUEUES:
             self._walk_first = 0
+            self._held, self._walk_held = self._walk_held, [0] * len(HELD)
             self._found_before, self._found = self._found, set()
         self._walked = {each: each.lane.next_seq for each in some if each not in self._tracked}
 

@@ -6,7 +6,7 @@ import pytest
 
 from mqks.limits import HISTORY_QUEUES_MAX
 from mqks.server import history as module
-from mqks.server.history import RECENT, WALK_QUEUES, History
+from mqks.server.history import BROKER, RECENT, WALK_QUEUES, History
 from tests.kit.bare import BareWorld
 
 
@@ -40,6 +40,24 @@ def test_a_queue_that_becomes_busy_takes_the_place_of_one_that_is_not() -> None:
     assert len(history.points(None, day=True) or ()) >= RECENT // 30
     times = [point[0] for point in history.points(None, day=False) or ()]
     assert times == sorted(times)
+
+
+def test_what_is_drawn_small_does_not_change_when_a_point_is_added() -> None:
+    world = BareWorld()
+    history = History(world.broker)
+    world.send("k", b"s subscribe q e\n")
+    for number in range(RECENT + 3):
+        world.send("k", b"m%d publish e x\n" % number)
+        history.sample()
+    ready, published = BROKER.index("held") + 1, 0
+    before = history.trend(None, ready)
+    assert before[-1] == RECENT + 2, "the mean of three points, of which each has one more"
+    assert before[-2] == RECENT - 2
+    assert min(history.trend(None, published)) > 0
+    assert history.trend(b"q", 2)[-1] > RECENT
+    assert history.trend(b"none", 2) == []
+    history.sample()
+    assert history.trend(None, ready)[:-1] == before[:-1]
 
 
 def test_points_are_in_order_whatever_the_clock_is_set_to(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,53 +1,67 @@
-// Renews what the page shows, from server-sent events. What arrives is set as text, never as markup.
+// Renews what the page shows, from server-sent events, and answers the keyboard. What arrives is set as text, never as
+// markup; only pages of the server itself are taken whole, when a list is filtered. Everything is there without this.
 
-const lost = document.getElementById("lost");
-const rows = document.getElementById("rows");
-const count = document.getElementById("count");
-const well = document.getElementById("well");
-const range = document.getElementById("range");
-const chart = startChart(document.getElementById("chart"));
+const byId = (id) => document.getElementById(id);
+const lost = byId("lost");
 let source = null;
+let chart = null;
+
+document.documentElement.classList.add("js");
 
 // Browsers have few connections to one host: a page that nobody sees leaves its own to others.
 function connect() {
-  if (document.hidden) {
+  const { events, tail } = document.body.dataset;
+  if (document.hidden || !(events || tail)) {
     source?.close();
     source = null;
   } else if (!source) {
-    source = new EventSource(document.body.dataset.events);
+    source = new EventSource(events ?? tail);
     source.onopen = () => { lost.hidden = true; };
     source.onerror = () => { lost.hidden = false; };
-    source.onmessage = show;
-    source.addEventListener("queue", (event) => {
-      const { numbers, point: [time, ...values] } = JSON.parse(event.data);
-      showNumbers(numbers);
-      if (time) chart?.(time, values);
+    source.onmessage = ({ data }) => {
+      lost.hidden = true;
+      (tail ? showTail : show)(JSON.parse(data));
+    };
+    source.addEventListener("queue", ({ data }) => showQueue(JSON.parse(data)));
+    source.addEventListener("failed", ({ data }) => {
+      source.close();
+      setText(byId("tail-told"), JSON.parse(data));
     });
   }
 }
 
-document.addEventListener("visibilitychange", connect);
-connect();
-
-function show(event) {
-  lost.hidden = true;
-  const sample = JSON.parse(event.data);
-  showNumbers(sample.numbers);
-  if (rows && sample.rows) {
-    showRows(sample.rows);
-    if (well) {
-      well.hidden = sample.rows.length > 0;
-      rows.closest(".scrolled").hidden = !well.hidden;
-    }
-    if (count) setText(count, `${sample.total.toLocaleString("en")} in all`);
-    if (range) setText(range, `${sample.total ? sample.first + 1 : 0} to ${sample.first + sample.rows.length}`);
-  }
-  if (well) chart?.(sample.time, sample.rates);
+function reconnect() {
+  source?.close();
+  source = null;
+  connect();
 }
 
-function showNumbers(numbers) {
+function show({ numbers, trends, rows, total, first, time, rates }) {
+  showNumbers(numbers, trends);
+  const body = byId("rows");
+  const well = byId("well");
+  if (body && rows) {
+    showRows(body, rows);
+    body.closest(".scrolled").hidden = rows.length === 0;
+    for (const each of [well, byId("empty")]) if (each) each.hidden = rows.length > 0;
+    if (byId("count")) setText(byId("count"), `${total.toLocaleString("en")} in all`);
+    if (byId("range")) setText(byId("range"), `${total ? first + 1 : 0} to ${first + rows.length}`);
+  }
+  if (well) chart?.(time, rates);
+}
+
+function showQueue({ numbers, trends, mark, point: [time, ...values] }) {
+  showNumbers(numbers, trends);
+  showBadges(byId("marks"), mark);
+  if (time) chart?.(time, values);
+}
+
+function showNumbers(numbers, trends) {
   for (const each of document.querySelectorAll("[data-number]")) {
     setText(each, numbers[each.dataset.number] ?? each.textContent);
+  }
+  for (const each of document.querySelectorAll("[data-trend]")) {
+    setAttribute(each, "points", trends[each.dataset.trend] ?? each.getAttribute("points"));
   }
 }
 
@@ -55,44 +69,155 @@ function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-function showRows(wanted) {
-  while (rows.rows.length > wanted.length) rows.deleteRow(-1);
+function setAttribute(element, name, value) {
+  if (element.getAttribute(name) !== value) element.setAttribute(name, value);
+}
+
+function child(parent, name) {
+  let found = parent.firstElementChild;
+  if (found?.localName !== name) {
+    const space = ["svg", "polygon"].includes(name) ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
+    found = document.createElementNS(space, name);
+    parent.replaceChildren(found);
+  }
+  return found;
+}
+
+function showBadges(place, marks) {
+  if (place.textContent.trim() === marks.replaceAll(", ", "")) return;
+  place.replaceChildren(...marks.split(", ").filter(Boolean).map((mark) => {
+    const badge = document.createElement("span");
+    badge.className = `badge ${mark.replaceAll(" ", "-")}`;
+    badge.textContent = mark;
+    return badge;
+  }));
+}
+
+// As the macro `content` of cell.html.
+function showCell(cell, kind, text, link) {
+  if (kind === "marks") {
+    showBadges(cell, text);
+  } else if (kind === "time" && text) {
+    const time = child(cell, "time");
+    setText(time, text);
+    setAttribute(time, "datetime", `${text.replace(" ", "T")}Z`);
+    showHere(time);
+  } else if (kind === "trend") {
+    const svg = child(cell, "svg");
+    for (const [name, value] of [["class", "trend"], ["viewBox", "0 0 100 24"], ["preserveAspectRatio", "none"], ["aria-hidden", "true"]]) setAttribute(svg, name, value);
+    setAttribute(child(svg, "polygon"), "points", text);
+  } else if (kind === "share" && text) {
+    if (cell.textContent.trim() === text) return;
+    const meter = Object.assign(document.createElement("meter"), { max: 100, high: 80, value: parseFloat(text) });
+    cell.replaceChildren(meter, ` ${text}`);
+  } else if (link) {
+    const anchor = child(cell, "a");
+    setAttribute(anchor, "href", link);
+    setText(anchor, text);
+  } else if (cell.firstElementChild || cell.textContent.trim() !== text) {
+    cell.textContent = text;
+  }
+}
+
+function showRows(body, wanted) {
+  const kinds = body.dataset.kinds.trim().split(" ");
+  while (body.rows.length > wanted.length) body.deleteRow(-1);
   wanted.forEach((cells, number) => {
-    const row = rows.rows[number] ?? rows.insertRow();
+    const row = body.rows[number] ?? body.insertRow();
     cells.forEach(([text, link], column) => {
       let cell = row.cells[column];
       if (!cell) {
         cell = row.insertCell();
-        if (rows.dataset.numbers[column] === "1") cell.className = "number";
+        cell.className = kinds[column].replace(".", " ");
       }
-      if (!link) {  // Also where a link was.
-        setText(cell, text);
-        return;
-      }
-      let anchor = cell.firstElementChild;
-      if (!anchor) {
-        anchor = document.createElement("a");
-        cell.replaceChildren(anchor);
-      }
-      if (anchor.getAttribute("href") !== link) anchor.setAttribute("href", link);
-      setText(anchor, text);
+      showCell(cell, kinds[column].split(".")[0], text, link);
     });
   });
 }
 
+// Times are those of UTC; beside them those of the reader's zone.
+function showHere(time) {
+  const then = new Date(time.dateTime);
+  if (Number.isNaN(then.getTime()) || then.getTimezoneOffset() === 0) return;
+  const local = new Date(then - then.getTimezoneOffset() * 60000).toISOString();
+  const isSameDay = local.slice(0, 10) === time.dateTime.slice(0, 10);
+  time.dataset.here = isSameDay ? local.slice(11, 19) : local.slice(0, 19).replace("T", " ");
+  time.title = Intl.DateTimeFormat().resolvedOptions().timeZone;
+}
+
+// A list is filtered while one types: the server's own page with the filter, of which the list is taken.
+function startFilter(input) {
+  let timer = 0;
+  let number = 0;
+  input.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(async () => {
+      const mine = ++number;
+      const url = `${location.pathname}?${new URLSearchParams(new FormData(input.form))}`;
+      const answer = await fetch(url);
+      const there = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (mine !== number || !there.getElementById("list")) return;
+      byId("list").replaceWith(document.adoptNode(there.getElementById("list")));
+      document.body.dataset.events = there.body.dataset.events;
+      history.replaceState(null, "", url);
+      document.querySelectorAll("#list time").forEach(showHere);
+      reconnect();
+    }, 200);
+  });
+}
+
+const TAIL_ROWS = 500;
+let held = false;
+
+function showTail({ time, rows, dropped }) {
+  const body = byId("tail");
+  if (!held) {
+    for (const [event, id, data] of rows) {
+      const row = body.insertRow(0);
+      for (const [kind, text, link] of [["time", time], ["text", event], ["data", data], ["text", id, `/message?id=${encodeURIComponent(id)}`]]) {
+        const cell = row.insertCell();
+        cell.className = kind;
+        showCell(cell, kind, text, link);
+      }
+    }
+    while (body.rows.length > TAIL_ROWS) body.deleteRow(-1);
+  }
+  const told = body.rows.length ? `The last ${body.rows.length.toLocaleString("en")}` : "Nothing was published yet";
+  setText(byId("tail-told"), `${told}${dropped ? `; ${dropped.toLocaleString("en")} came too fast to be shown` : ""}.`);
+}
+
+function startKeys() {
+  let isAfterG = false;
+  addEventListener("keydown", (event) => {
+    const isTyping = event.target.closest("input, textarea, select");
+    if (event.ctrlKey || event.metaKey || event.altKey || isTyping) return;
+    const view = isAfterG && document.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
+    isAfterG = event.key === "g";
+    if (view) location.assign(view.href);
+    else if (event.key === "?") byId("keys").togglePopover();
+    else if (event.key === "/") (document.querySelector("[type=search]") ?? document.querySelector("main input:not([type=hidden])"))?.focus();
+    else return;
+    event.preventDefault();
+  });
+  byId("show-keys").addEventListener("click", (event) => {
+    event.preventDefault();
+    byId("keys").showPopover();
+  });
+}
+
 function startChart(place) {
-  if (!place) return null;
   const style = getComputedStyle(document.documentElement);
+  const token = (name) => style.getPropertyValue(`--${name}`).trim();
   const lines = JSON.parse(place.dataset.series);
   const isDay = place.dataset.day === "1";
   const points = JSON.parse(place.dataset.history);
   const data = [0, ...lines.keys()].map((_, column) => points.map((point) => point[column]));
   const upwards = { range: (_, low, high) => [0, Math.max(1, high * 1.1)] };
-  const axis = { stroke: style.getPropertyValue("--quiet"), grid: { stroke: style.getPropertyValue("--line"), width: 1 } };
-  const size = () => ({ width: Math.max(280, place.clientWidth), height: 220 });
+  const axis = { stroke: token("quiet"), grid: { stroke: token("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
+  const size = () => ({ width: Math.max(240, place.clientWidth), height: 210 });
   const clock = (seconds, end) => new Date(seconds * 1000).toISOString().slice(11, end);
   const number = (value) => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
-  const ticks = { size: 70, values: (_, ticks) => ticks.map(number) };
+  const ticks = { size: 56, values: (_, ticks) => ticks.map(number) };
   const plot = new uPlot({
     ...size(),
     scales: {
@@ -109,7 +234,7 @@ function startChart(place) {
       },
       { ...axis, ...ticks },
       ...lines.filter(([, , scale]) => scale).map(([, colour, scale]) => (
-        { ...ticks, scale, side: 1, grid: { show: false }, stroke: style.getPropertyValue(`--${colour}`) }
+        { ...axis, ...ticks, scale, side: 1, grid: { show: false }, stroke: token(colour) }
       )),
     ],
     series: [
@@ -117,8 +242,9 @@ function startChart(place) {
       ...lines.map(([label, colour, scale = "y"], line) => ({
         label,
         scale,
-        stroke: style.getPropertyValue(`--${colour}`),
-        width: 2,
+        stroke: token(colour),
+        width: 1.5,
+        points: { show: false },
         value: (plot, value) => ((value ??= plot.data[line + 1].at(-1)) == null ? "" : number(value)),
       })),
     ],
@@ -126,6 +252,7 @@ function startChart(place) {
   // Where no pointer is: the values of the moment.
   plot.setLegend({ idx: null });
   addEventListener("resize", () => plot.setSize(size()));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => location.reload());
   return (time, values) => {
     if (time < data[0].at(-1) - 60) data.forEach((column) => { column.length = 0; });  // The clock was set back.
     if (isDay || values.includes(null) || time <= data[0].at(-1)) return;
@@ -135,3 +262,18 @@ function startChart(place) {
     if (plot.cursor.idx == null) plot.setLegend({ idx: null });
   };
 }
+
+document.querySelectorAll("time").forEach(showHere);
+if (byId("chart")) chart = startChart(byId("chart"));
+if (byId("list")) startFilter(document.querySelector("[type=search]"));
+if (byId("hold")) {
+  byId("hold").hidden = false;
+  byId("hold").addEventListener("click", ({ target }) => {
+    held = !held;
+    target.setAttribute("aria-pressed", held);
+    target.textContent = held ? "Go on" : "Hold";
+  });
+}
+startKeys();
+document.addEventListener("visibilitychange", connect);
+connect();
