@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from tests.pipeline.test_pipeline_store import Between
 
-LIMIT_S = 300.0
+LIMIT_S = 900.0
 EVENTS = ["page.view", "cart.add", "order.new"]
 DRIVER_KILLS, BROKER_KILLS = 4, 2
 KEYS = 10_000

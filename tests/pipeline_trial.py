@@ -1,6 +1,7 @@
 """Archives into lakes of all kinds while everything dies; then each message is looked for.
 
-    python -m tests.pipeline_trial 200 7     at least so many kills and faults, and the seed
+    python -m tests.pipeline_trial 200 7             at least so many kills and faults, and the seed
+    python -m tests.pipeline_trial 67 7 iceberg      into one kind: parquet, delta, iceberg
 
 Three queues get messages with attributes, priorities and keys; some are delayed, some do not fit
 the schema. An archive of all three moves them into files, then one into a Delta table on a store,
@@ -115,11 +116,11 @@ class Trial:
 
     def __init__(self, root: Path, lake: Place, bad: Place, format: str, *proxies: Between) -> None:
         self.lake, self.bad, self.proxies = lake, bad, proxies
-        self._root, self._format = root, format
+        self._root, self.format = root, format
         self.done: Counter[str] = Counter()
 
     def run(self, kills: int, chance: random.Random) -> None:
-        with BrokerProcess(self._root / f"{self._format}.db") as broker:
+        with BrokerProcess(self._root / f"{self.format}.db") as broker:
             with connect(broker.url) as client:
                 for event, queue in QUEUES.items():
                     client.subscribe(queue, [event])
@@ -143,7 +144,7 @@ class Trial:
             self._check(count, broker.url)
 
     def _job(self, broker: BrokerProcess, *more: str) -> Job:
-        options = ["--format", self._format, "--url", broker.url, "--interval", "0.2"]
+        options = ["--format", self.format, "--url", broker.url, "--interval", "0.2"]
         options += ["--roll", "2", "--batch", "10000", "--schema", "n bigint, pad string"]
         places = str(self.lake), "--bad-rows", str(self.bad)
         return Job(self._root / "job.log", "archive", "trial.**", *places, *options, *more)
@@ -198,9 +199,9 @@ class Trial:
     def _rows(self, place: Place) -> list[tuple[Any, ...]]:
         """Those that DuckDB finds."""
         with duckdb.connect() as db:
-            if self._format == "iceberg":
+            if self.format == "iceberg":
                 opened = found(str(place)).scan().to_arrow()
-            elif self._format == "delta":
+            elif self.format == "delta":
                 table = delta(place)
                 assert table is not None
                 opened = table.to_pyarrow_dataset()
@@ -234,7 +235,7 @@ def rest_catalog(root: Path, warehouse: str) -> Iterator[Between]:
         yield proxy
 
 
-def main(kills: int, seed: int) -> None:
+def main(kills: int, seed: int, kind: str | None = None) -> None:
     chance, began_s = random.Random(seed), time.monotonic()
     print(f"seed {seed}", flush=True)
     done: Counter[str] = Counter()
@@ -253,11 +254,14 @@ def main(kills: int, seed: int) -> None:
                     catalog,
                 ),
             ]
+            trials = [trial for trial in trials if kind in (None, trial.format)]
             for number, trial in enumerate(trials):
-                trial.run(kills * (number + 1) // 3 - kills * number // 3, chance)
+                parts = [kills * some // len(trials) for some in (number, number + 1)]
+                trial.run(parts[1] - parts[0], chance)
                 done += trial.done
     print(f"{done.total()} times in {time.monotonic() - began_s:.0f} s: {dict(done)}")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(1000))
+    given = sys.argv[2:]
+    main(int(sys.argv[1]), int(given[0]) if given else random.randrange(1000), *given[1:])
