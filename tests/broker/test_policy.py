@@ -16,6 +16,7 @@ POLICIES = [
     Policy(DeleteRule(None)),
     Policy(DeleteRule(0.5)),
     Policy(is_sparse=True),
+    Policy(has_priorities=True, made_by="älice"),
     Policy(retries=0, backoff=Backoff(0.1), single_consumer=False),
     Policy(
         DeleteRule(None),
@@ -49,6 +50,7 @@ def test_what_is_not_set_is_not_stored() -> None:
         *("", "[]", "1", '{"delete_when_unused": 1}', '{"delete_when_unused": {"x": 1}}'),
         *('{"x": 1}', '{"retries": -1}', '{"retries": null}', '{"ttl_s": [1]}', '{"ttl_s": NaN}'),
         *('{"backoff": {}}', '{"backoff": [1, null]}', '{"dead_letters": 5}', '{"is_sparse": 1}'),
+        *('{"made_by": true}', '{"made_by": null}', '{"made_by": ["alice"]}'),
         *('{"overflow": "keep"}', '{"single_consumer": 1}', '{"dead_letters": "\\ud800"}'),
         *('{"readers": ["a"]}', '{"rate": 5}', '{"limit": 5}'),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqks import users_file
-from mqks.users import User, Users
+from mqks.users import LIMITS, User, Users
 from tests.commands.console import MQKS, Console, Terminal
 from tests.kit.fixtures import served
 from tests.kit.waiting import WAIT_S, until
@@ -120,14 +120,14 @@ def test_a_list(user: Console) -> None:
         user.out("user", "add", name, "--token", "--publish", "x", "--publish", "y")
     user.play("""
         $ mqks user list
-        name password token sqs publish consume read bind monitoring admin eval …connections_max
-        bob no yes no x y - - ** no no no - - -
-        alice no yes no x y - - ** no no no - - -
+        name password token sqs publish consume read bind monitoring admin eval …queue_bytes_max
+        bob no yes no x y - - ** no no no - - - - -
+        alice no yes no x y - - ** no no no - - - - -
         """)
     bob, alice = user.rows("user", "list")
     nothing = dict.fromkeys(["password", "sqs", "monitoring", "admin", "eval"], False)
     lists = {"publish": ["x", "y"], "consume": [], "read": [], "bind": ["**"]}
-    limits = dict.fromkeys(["publishes_per_s", "bytes_per_s", "connections_max"])
+    limits = dict.fromkeys(LIMITS)
     assert bob == nothing | lists | limits | {"name": "bob", "token": True}
     assert alice["name"] == "alice"
 
@@ -147,6 +147,10 @@ def test_limits_are_set_one_by_one_and_lifted(user: Console, path: Path) -> None
         $ mqks user limit alice --connections -1
         a limit must be from 0
         [64]
+        $ mqks user limit alice --queues 10 --queue-bytes 5000000000
+        $ mqks user limit alice --queues 5000000000
+        a limit must be from 0 to 1000000000
+        [64]
         $ mqks user limit bob --connections 1
         mqks: …there is no user bob
         [78]
@@ -154,6 +158,7 @@ def test_limits_are_set_one_by_one_and_lifted(user: Console, path: Path) -> None
     [alice] = user.rows("user", "list")
     assert (alice["publishes_per_s"], alice["bytes_per_s"]) == (500, 1_000_000)
     assert alice["connections_max"] is None
+    assert (alice["queues_max"], alice["queue_bytes_max"]) == (10, 5_000_000_000)
 
 
 def test_users_that_are_taken_or_go(user: Console, path: Path) -> None:

@@ -556,7 +556,7 @@ def test_policies_are_kept_if_they_only_allow(server: ServerProcess, sqs: Sqs) -
 def test_requests_are_signed(tmp_path: Path) -> None:
     path = tmp_path / "users"
     everything = ["**"]
-    shop = User("shop", publish=["orders*"], consume=["orders*"], sqs="SHOP:secret")
+    shop = User("shop", publish=["orders*"], consume=["orders*"], sqs="SHOP:secret", queues_max=1)
     boss = User("boss", publish=everything, consume=everything, admin=True, sqs="BOSS:hidden")
     users_file.write(path, [shop, boss])
     assert path.stat().st_mode & 0o777 == 0o600
@@ -574,6 +574,7 @@ def test_requests_are_signed(tmp_path: Path) -> None:
         assert len(ruling.list_queues()["QueueUrls"]) == 2
         denied = "AccessDenied", 403
         assert refusal(lambda: new(shopping, "mine")) == denied
+        assert refusal(lambda: new(shopping, "orders-2")) == ("OverLimit", 403)
         assert refusal(lambda: received(shopping, other)) == denied
         assert refusal(lambda: shopping.get_queue_url(QueueName="other")) == denied
         assert refusal(lambda: shopping.send_message(QueueUrl=other, MessageBody="x")) == denied

@@ -16,12 +16,13 @@ from urllib.request import urlopen
 
 import pytest
 
-from mqks import Options
+from mqks import Options, users_file
 from mqks.commands import main
 from mqks.errors import ConfigurationError
 from mqks.server import silence
 from mqks.settings import DatabaseUrl
 from mqks.testing import Broker
+from mqks.users import User, hash_token
 from tests.commands.console import Console
 from tests.kit import following
 from tests.kit.line_client import LineClient
@@ -117,6 +118,30 @@ def test_a_standby_opens_no_socket_for_clients(journal_url: DatabaseUrl, tmp_pat
         assert waiting.address[1] == port
         assert path.exists()
         assert waiting.stop() == 0
+
+
+def test_who_made_a_queue_is_known_after_a_take_over(
+    journal_url: DatabaseUrl, tmp_path: Path
+) -> None:
+    users, every = tmp_path / "users", ["**"]
+    shop = User("shop", token=hash_token("s"), publish=every, consume=every, admin=True)
+    shop.queues_max, shop.queue_bytes_max = 1, 30
+    users_file.write(users, [shop])
+    flags = "--users", str(users), "--auth", "always"
+    with Member(journal_url, *flags) as active, standby(journal_url, *flags) as waiting:
+        for member in (active, waiting):
+            with LineClient(member.address) as client:
+                assert client.ask(b"a auth --confirm s") == b"a ok "
+                if member is active:
+                    assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+                    assert client.ask(b"m publish --confirm e 0123456789") == b"m ok "
+                told = json.loads(client.ask(b"s stats queue q")[5:])
+                assert (told["made_by"], told["ready"]) == ("shop", 1)
+                told = json.loads(client.ask(b"s stats users")[5:])[0]
+                assert (told["queues"], told["queue_bytes"]) == (1, 20)
+                assert client.ask(b"s subscribe --confirm r e").startswith(b"s error")
+                assert client.ask(b"m publish --confirm e 0123456789").startswith(b"m error")
+            active.kill()
 
 
 def test_a_service_manager_sees_a_standby_as_started(

@@ -118,6 +118,10 @@ def test_bytes_of_all_requests_count(server: ServerProcess, users: Path) -> None
                 "publishes_per_s": None,
                 "bytes_per_s": 500_000,
                 "connections_max": None,
+                "queues": 0,
+                "queue_bytes": None,
+                "queues_max": None,
+                "queue_bytes_max": None,
             }
 
 
@@ -138,6 +142,63 @@ def test_one_login_too_many_is_refused(server: ServerProcess, users: Path) -> No
             assert late.ask(b"a auth --confirm s") == b"a ok "
         until(lambda: rows(root, b"users")[1]["connections"] == 0)
         assert rows(root, b"users --after=root --limit=1")[0]["name"] == "shop"
+
+
+QUEUES_MAX = "queues_max of user shop is 2, and 2 that it has made exist"
+
+
+def reason(root: LineClient) -> str:
+    return str(rows(root, b"errors --limit=1")[0]["reason"])
+
+
+def made_by(root: LineClient, queue: bytes) -> Any:
+    return json.loads(root.ask(b"s stats queue " + queue)[5:])["made_by"]
+
+
+@pytest.mark.parametrize("store", ["db", "journal_url"])
+def test_who_made_a_queue_is_known_after_a_kill(
+    store: str, users: Path, request: pytest.FixtureRequest
+) -> None:
+    place = request.getfixturevalue(store)
+    where = str(getattr(place, "text", place))
+    flags = "--db-replication", "none", "--users", str(users), "--auth", "always"
+    users_file.write(users, [ROOT, shop(queues_max=2, queue_bytes_max=100)])
+    with ServerProcess(where, *flags) as server:
+        with login(server, b"r") as root, login(server) as client:
+            assert root.ask(b"s subscribe --confirm r e") == b"s ok "
+            assert client.ask(b"s subscribe --confirm old e") == b"s ok "
+            assert root.ask(b"n rename --confirm old q1") == b"n ok "
+            assert root.ask(b"s set_queue --confirm q1 --reset") == b"s ok "
+            assert client.ask(b"c consume --confirm q2 f") == b"c ok "
+            assert root.ask(b"m publish --confirm e " + b"x" * 70) == b"m ok "
+            assert root.ask(b"d publish --confirm --delay=99 e x").startswith(b"d error")
+        server.kill()
+    with (
+        ServerProcess(where, *flags) as server,
+        login(server, b"r") as root,
+        login(server) as client,
+    ):
+        assert [made_by(root, each) for each in (b"r", b"q1", b"q2")] == [
+            "root",
+            "shop",
+            "shop",
+        ]
+        assert client.ask(b"s subscribe --confirm q3 e").startswith(b"s error")
+        assert reason(root) == QUEUES_MAX
+        assert root.ask(b"m publish --confirm e xxxxxxxxxxxx").startswith(b"m error")
+        assert reason(root).startswith("queue_bytes_max is 100, the message has 22, and 80 ")
+        told = rows(root, b"users")[1]
+        assert [told[key] for key in ("queues", "queue_bytes", "queues_max")] == [2, 80, 2]
+        # A limit that is lifted, and set again below what is used.
+        users_file.write(users, [ROOT, shop()])
+        root.ask(b"r reload")
+        assert client.ask(b"s subscribe --confirm q3 e") == b"s ok "
+        assert root.ask(b"m publish --confirm e x") == b"m ok "
+        users_file.write(users, [ROOT, shop(queues_max=1, queue_bytes_max=1)])
+        server.hang_up()
+        until(lambda: rows(root, b"users")[1]["queue_bytes"] == 80 + 2 * 11)
+        assert rows(root, b"users")[1]["queues"] == 3
+        assert root.ask(b"m publish --confirm e x").startswith(b"m error")
 
 
 def test_a_users_file_says_what_is_wrong(server: ServerProcess, users: Path) -> None:
