@@ -109,7 +109,7 @@ def test_requests_that_race_make_no_more(action: bytes) -> None:
     many = b" ".join(b"e%d" % n for n in range(9000))
     for n in range(5):
         lab.send(f"alice{n}", b"r%d %b --confirm q%d %b" % (n, action, n % 4, many))
-    while not lab.broker.last_errors:
+    while not (lab.broker.last_errors or lab.broker.queues):
         lab.work()
         lab.take()
     assert not lab.broker.queues
@@ -124,6 +124,21 @@ def test_requests_that_race_make_no_more(action: bytes) -> None:
     lab.do("alice1", b"d delete_queue q0")
     assert lab.outcome("alice2", b"s subscribe q4 e") == ""
     assert lab.outcome("alice2", b"s subscribe q5 e") != ""
+
+
+def test_a_queue_that_two_requests_make_counts_once() -> None:
+    lab = UserLab(calls_a_turn=2, queues_max=2)
+    for n in range(2):
+        many = b" ".join(b"e%d-%d" % (n, event) for event in range(9000))
+        lab.send(f"alice{n}", b"s subscribe --confirm q " + many)
+    while b"q" not in lab.broker.queues:
+        lab.work()
+    assert lab.connections["alice1"].works
+    lab.send("alice2", b"s set_queue --confirm other")
+    assert b"other" in lab.broker.queues
+    lab.rest()
+    assert lab.told() == (2, None)
+    assert lab.outcome("alice2", b"s set_queue third") != ""
 
 
 def test_a_place_is_free_again_when_its_request_fails() -> None:
