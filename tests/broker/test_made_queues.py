@@ -169,6 +169,23 @@ def test_dead_letters_are_never_refused_and_count_for_who_made_their_queue() -> 
     lab.check()
 
 
+@pytest.mark.parametrize("is_together", [False, True])
+def test_what_would_be_redriven_into_one_too_many_stays(is_together: bool) -> None:
+    lab = UserLab(queues_max=3)
+    lab.do("alice", b"s subscribe dead", b"s subscribe dead e", b"s subscribe q1 f")
+    letter = b"reason=ttl&queue=%b&tries=1&published=1.000&died=2.000"
+    for name in (b"q1", b"q2", b"q3", b"q2"):
+        lab.do("bob", b"m publish --to=dead --dead-letter=%b e x" % (letter % name))
+    redrive = [b"b begin", b"r redrive --confirm dead", b"c commit --confirm"]
+    lab.do("alice", *(redrive if is_together else redrive[1:2]))
+    assert b"r ok 3" in lab.replies
+    ready = {name: queue.ready for name, queue in lab.broker.queues.items()}
+    assert ready == {b"dead": 1, b"q1": 1, b"q2": 2}
+    lab.do("bob", b"r redrive dead")
+    assert lab.makers()[b"q3"] == "bob"
+    lab.check()
+
+
 # ------------------------------------------------------------------------------- how much
 
 

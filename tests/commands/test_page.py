@@ -946,7 +946,7 @@ def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_p
     users = tmp_path / "users"
     password = hash_password("open-sesame", b"salt" * 4)
     lines = [
-        User("boss", password, admin=True, publish=["**"], consume=["**"]).line(),
+        User("boss", password, admin=True, publish=["**"], consume=["**"], queues_max=7).line(),
         User("guest", password, consume=["orders"]).line(),
     ]
     users.write_text("".join(lines))
@@ -971,6 +971,15 @@ def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_p
         expect(page.locator("#rows tr")).to_have_count(2)
         expect(page.locator("#rows tr").first).to_have_text(re.compile(r"boss\s*\*\*"))
         assert password not in page.content()
+        with LineClient(server.address) as client:
+            assert client.ask(b"a auth --confirm boss open-sesame") == b"a ok "
+            assert client.ask(b"s subscribe --confirm mine e") == b"s ok "
+        page.goto("/queue?name=mine")
+        expect(page.locator("dl").first).to_contain_text(re.compile(r"Made by\s*boss"))
+        page.goto("/users")
+        expect(page.locator("#rows tr").first).to_have_text(
+            re.compile(r"boss.*\b1\s*7\s*0 B\s*$", re.S)
+        )
         page.goto("/publish")
         page.get_by_label("Event", exact=True).fill("order.new")
         sure(page, "Publish", "Published as ")

@@ -124,8 +124,8 @@ def test_who_made_a_queue_is_known_after_a_take_over(
     journal_url: DatabaseUrl, tmp_path: Path
 ) -> None:
     users, every = tmp_path / "users", ["**"]
-    limits = {"queues_max": 1, "queue_bytes_max": 30}
-    shop = User("shop", token=hash_token("s"), publish=every, consume=every, admin=True, **limits)
+    shop = User("shop", token=hash_token("s"), publish=every, consume=every, admin=True)
+    shop.queues_max, shop.queue_bytes_max = 1, 30
     users_file.write(users, [shop])
     flags = "--users", str(users), "--auth", "always"
     with Member(journal_url, *flags) as active, standby(journal_url, *flags) as waiting:

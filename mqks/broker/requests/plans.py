@@ -127,7 +127,7 @@ class Plan:
 
     def do(self) -> Counter[int]:
         """Do it, at once; return how many messages each step has taken. What is no longer ready is
-        left alone."""
+        left alone, and what would need a queue that the user must not make."""
         broker, user, counts = self._broker, self._user, Counter[int]()
         touched: dict[Place, None] = {broker.queue_for(name, user): None for name in self.targets}
         for (_, source), some in groupby(
@@ -136,7 +136,8 @@ class Plan:
             gone: dict[Place, list[Delivery]] = {}
             dropped: list[int] = []
             for each in some:
-                if source.deleted or not source.lane.is_ready(each.number):
+                is_there = not source.deleted and source.lane.is_ready(each.number)
+                if not (is_there and broker.made.allows(user, each.to)):
                     continue
                 source.lane.take_out(each.number)
                 counts.update(each.steps)

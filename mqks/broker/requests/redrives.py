@@ -39,7 +39,9 @@ def _move(broker: Broker, source: Queue, wanted: Move, aim: Aim, user: str | Non
 
     def choose(message: bytes) -> tuple[Queue, bytes] | None:
         aimed = aim(message)
-        return None if aimed is None else (broker.queue_for(aimed[0], user), aimed[1])
+        if aimed is None or not broker.made.allows(user, aimed[0]):
+            return None
+        return broker.queue_for(aimed[0], user), aimed[1]
 
     def is_stuck() -> bool:
         return bool(broker.unwritable)

@@ -26,8 +26,6 @@ from mqks.users import User
 T = TypeVar("T", bound=PausableCapacity)
 STATE: Final = (*Capacity.__slots__, *PausableCapacity.__slots__)
 """What a capacity knows, whichever of both kinds it is."""
-
-
 NOTHING_KEPT: Final = nullcontext()
 
 
@@ -143,7 +141,8 @@ class MadeQueues:
         """It is about to be deleted."""
         if user := queue.policy.made_by:
             self._counts[user] -= 1
-            self._counts += Counter()  # Without those that have none.
+            if not self._counts[user]:
+                del self._counts[user]
             if isinstance(queue.capacity, MadeCapacity):
                 queue.capacity = queue.capacity.plain()
 
@@ -159,6 +158,16 @@ class MadeQueues:
         if made + count > limit:
             reason = f"queues_max of user {user} is {limit}, and {made} that it has made exist"
             raise LimitExceeded("user_queues_max", reason)
+
+    def allows(self, user: str | None, name: bytes | None) -> bool:
+        """Whether this queue exists, or the user may make it now; None is no queue."""
+        if name is None or name in self._queues:
+            return True
+        try:
+            self.check(user, [name])
+        except LimitExceeded:
+            return False
+        return True
 
     def making(self, user: str | None, name: bytes) -> AbstractContextManager[None]:
         """Keep a place for a queue that was checked, and that may be made in a later turn."""
