@@ -377,7 +377,7 @@ class Settings:
         64 * 1024, "Maximum length of the data of one result.", (0, MIB, "bytes")
     )
     results_keep_s_max: float = _advanced(
-        604_800, "Longest time of publish --keep-result.", (0, 31_536_000, "seconds")
+        604_800.0, "Longest time of publish --keep-result.", (0, 31_536_000, "seconds")
     )
     bindings_per_queue_max: int = _advanced(
         100_000, "Maximum number of bindings of one queue.", (1, 100_000_000, "bindings")

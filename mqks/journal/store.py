@@ -67,7 +67,7 @@ class Metadata:
     schedules: dict[bytes, str] = field(default_factory=dict)
     """Name → row, as the broker wrote it."""
     results: dict[bytes, ResultRow] = field(default_factory=dict)
-    """The same of messages, by id."""
+    """Id of a message → what is kept of it."""
     errors: list[ErrorRecord] = field(default_factory=list)
     """Oldest first."""
     audit: list[AuditRecord] = field(default_factory=list)
