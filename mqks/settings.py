@@ -377,7 +377,7 @@ class Settings:
         64 * 1024, "Maximum length of the data of one result.", (0, MIB, "bytes")
     )
     results_keep_s_max: float = _advanced(
-        604_800, "Longest time of publish --keep-result.", (0, 31_536_000, "seconds")
+        604_800.0, "Longest time of publish --keep-result.", (0, 31_536_000, "seconds")
     )
     batches_max: int = _advanced(
         10_000, "Maximum number of batches that have not ended.", (0, 1_000_000, "batches")

@@ -6,7 +6,8 @@ The one rule: an error has the words of the protocol, as JSON.
 import json
 import re
 from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib.resources import files
 from socket import socket
@@ -53,6 +54,7 @@ STATUS: Final = (
     ("there is no batch", 404),
     ("no queue is bound", 404),
     ("lease: ", 400),
+    ("--keep-result is for one queue", 400),
 )
 """What is in the reason of a refused request; others are limits that were reached, or a journal
 that cannot be written."""
@@ -104,6 +106,7 @@ HEADERS: Final[Terms] = {
     "mqks-meta": ("meta", _flag_text),
     "mqks-to": ("to", _name_of),
     "mqks-batch": ("batch", _name_of),
+    "mqks-keep-result": ("keep_result_s", _seconds),
     "idempotency-key": ("id", _unquoted),
 }
 """Headers of a message: the option of `publish`, and what reads it."""
@@ -112,6 +115,8 @@ RECEIVE: Final[Terms] = {
     "lease": ("lease_s", _seconds),
     "wait": ("wait_s", _seconds),
 }
+RESULT: Final[Terms] = {"wait": ("wait_s", _seconds)}
+CANCEL: Final[Terms] = {"reason": ("reason", str)}
 LEASE: Final[dict[str, Terms]] = {
     "ack": {},
     "reject": {
@@ -149,6 +154,8 @@ class Api:
             routes=[
                 Route("/publish/{event:path}", self._publish, methods=["POST"]),
                 Route("/queues/{queue:path}/receive", self._receive, methods=["POST"]),
+                Route("/queues/{queue:path}/cancel/{id}", self._cancel, methods=["POST"]),
+                Route("/results/{id:path}", self._result, methods=["GET"]),
                 Route("/leases/{lease}/{what}", self._settle, methods=["POST"]),
                 Route("/batches/{batch:path}/close", self._close_batch, methods=["POST"]),
                 Route("/batches/{batch:path}", self._batch, methods=["GET", "PUT"]),
@@ -175,19 +182,42 @@ class Api:
     async def _receive(self, request: Request) -> Response:
         credentials, options = self._credentials(request), _parameters(request, RECEIVE)
         queue, wait_s = _name(request, behind=1), options.get("wait_s", 0)
-        if wait_s and self._waits >= API_WAITS_MAX:
-            raise HTTPException(503, f"the limit of {API_WAITS_MAX} waiting requests is reached")
-        self._waits += wait_s > 0
-        try:
+        with self._waiting(wait_s):
             async with self._clients.of(credentials) as client:
                 found = await client.receive(queue, timeout_s=wait_s + TIMEOUT_S, **options)
                 if await request.is_disconnected():
                     for each in found:
                         words = queue, each.lease or "", "--undelivered"
                         await client.request("lease", "--confirm", *words)
+        return answer(200, {"messages": [_received(queue, each) for each in found]})
+
+    async def _cancel(self, request: Request) -> Response:
+        credentials, options = self._credentials(request), _parameters(request, CANCEL)
+        queue, message_id = _name(request, behind=2), _last(request)
+        async with self._clients.of(credentials) as client:
+            told = await client.cancel_job(queue, message_id, **options)
+        return answer(200, {"answer": told})
+
+    async def _result(self, request: Request) -> Response:
+        credentials, options = self._credentials(request), _parameters(request, RESULT)
+        wait_s, message_id = options.get("wait_s", 0.0), _name(request)
+        with self._waiting(wait_s):
+            async with self._clients.of(credentials) as client:
+                found = await client.job(message_id).state(wait_s, timeout_s=wait_s + TIMEOUT_S)
+        words = found._replace(data=None)._asdict().items()
+        told = {name: value for name, value in words if value not in (None, "")}
+        data = {} if found.data is None else data_as_text(found.data)
+        return answer(200, {"id": message_id, **told, **data})
+
+    @contextmanager
+    def _waiting(self, wait_s: float) -> Iterator[None]:
+        if wait_s and self._waits >= API_WAITS_MAX:
+            raise HTTPException(503, f"the limit of {API_WAITS_MAX} waiting requests is reached")
+        self._waits += wait_s > 0
+        try:
+            yield
         finally:
             self._waits -= wait_s > 0
-        return answer(200, {"messages": [_received(queue, each) for each in found]})
 
     async def _settle(self, request: Request) -> Response:
         credentials, what = self._credentials(request), request.path_params["what"]
@@ -329,6 +359,11 @@ def _follows(body: bytes) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
     raise HTTPException(400, 'the body is not as {"then": {"event": "e", "data": "x"}}')
+
+
+def _last(request: Request) -> str:
+    """The last word of the path."""
+    return requests.decoded(unquote_to_bytes(request.scope["raw_path"].rpartition(b"/")[2]))
 
 
 def _options(request: Request) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from mqks.client.errors import (
     ClientError,
     ConnectionLost,
     InvalidRequest,
-    JobFailed,
+    NoResult,
     PublishFailed,
     QueueMissing,
     ReplyTimeout,
@@ -895,7 +895,7 @@ class BlockingJob:
 
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait for its end, and return its result, read from JSON; None if it was acked without
-        one. Raises JobFailed if it has ended otherwise, and ReplyTimeout if it has not."""
+        one. Raises NoResult if it has ended otherwise, and ReplyTimeout if it has not."""
         ends_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, ends_s - time.monotonic())
@@ -903,7 +903,7 @@ class BlockingJob:
             if told.state == "done":
                 return None if told.data is None else self._loads(told.data)
             if told.has_ended:
-                raise JobFailed(self.id, told.state, told.reason)
+                raise NoResult(self.id, told.state, told.reason)
             if not left_s:
                 raise ReplyTimeout(f"the job {self.id} has not ended in {timeout_s} s")
 

@@ -13,7 +13,7 @@
         │   ├── PublishFailed       some messages of a publish_many; `failed` lists them
         │   └── AuthenticationFailed  the server refused the credentials
         ├── CallFailed          65  the called service raised an error
-        ├── JobFailed           65  a job has ended without a result
+        ├── NoResult            65  a job has ended without a result
         └── ProtocolViolation   69  the peer is not an MQKS server
 
 The number is the exit code of a command that ends with this error.
@@ -72,7 +72,7 @@ class CallFailed(ClientError, exit_code=65):
         self.kind = kind
 
 
-class JobFailed(ClientError, exit_code=65):
+class NoResult(ClientError, exit_code=65):
     """A job has ended otherwise than by the ack of its message: `state` is dead, cancelled, gone
     or none, and `reason` tells why."""
 

@@ -232,6 +232,8 @@ class StoppedSource:
                         "retry": message.retry,
                         "data_bytes": len(original(message.traits, message.data)),
                         "delivered_us": None,
+                        "progress": None,
+                        "progress_text": None,
                     }
 
     def errors(self, limit: int) -> list[Row]:

@@ -67,9 +67,9 @@ class Metadata:
     schedules: dict[bytes, str] = field(default_factory=dict)
     """Name → row, as the broker wrote it."""
     results: dict[bytes, ResultRow] = field(default_factory=dict)
-    """The same of messages, by id."""
+    """Id of a message → what is kept of it."""
     batches: dict[bytes, str] = field(default_factory=dict)
-    """The same of batches."""
+    """Name of a batch that has not ended → row."""
     errors: list[ErrorRecord] = field(default_factory=list)
     """Oldest first."""
     audit: list[AuditRecord] = field(default_factory=list)

@@ -55,6 +55,7 @@ QUEUES = st.sampled_from(["q1", "q2"])
 EVENTS = st.sampled_from(["e1", "a.b", "a.c.b"])
 SOME_EVENTS = st.lists(EVENTS, max_size=3)
 MESSAGES = st.sampled_from(["m1", "m#2", "m#3"])
+JOBS = st.sampled_from(["j1", "j2"])
 SETTLED = st.sampled_from(["m1", "m#2", "m#3", "--all"])
 RULES = st.sampled_from([None, None, "", "5"])
 DELAYS = st.sampled_from([1.0, 2.0, 4.0])
@@ -728,6 +729,53 @@ class MachineWithTimes(Machine):
         self.model.confirm(connection, "cl", self.model.cancel(queue, message_id))
 
 
+class MachineWithJobs(MachineWithTimes):
+    """What becomes of some messages is kept."""
+
+    @precondition(lambda self: "q1" in self.model.queues)
+    @rule(connection=CONNECTIONS, job=JOBS, delay=st.just(0.0) | DELAYS)
+    def submit(self, connection: str, job: str, delay: float) -> None:
+        data = f"d{next(self.requests)}"
+        flags = f"--keep-result=604800 --to=q1{f' --delay={delay}' * bool(delay)}"
+        self.send(connection, f"{job} publish --confirm {flags} e1 {data}")
+        self.model.submit(job, "q1", data, delay)
+        self.model.confirm(connection, job)
+
+    @rule(connection=CONNECTIONS, consumer_id=CONSUMERS, job=JOBS)
+    def ack_job(self, connection: str, consumer_id: str, job: str) -> None:
+        self.send(connection, f"a ack --confirm {consumer_id} {job} --result=x")
+        self.model.ack(consumer_id, job)
+        self.model.confirm(connection, "a")
+
+    @rule(
+        connection=CONNECTIONS,
+        consumer_id=CONSUMERS,
+        job=JOBS,
+        how=st.sampled_from(["reject", "reject --dead", "release"]),
+        delay=st.just(0.0) | DELAYS,
+    )
+    def give_up_job(
+        self, connection: str, consumer_id: str, job: str, how: str, delay: float
+    ) -> None:
+        self.give_up(connection, consumer_id, job, how, delay)
+
+    @rule(connection=CONNECTIONS, job=JOBS)
+    def cancel_job(self, connection: str, job: str) -> None:
+        self.send(connection, f"cj cancel_job --confirm q1 {job}")
+        self._fetch()
+        self.model.confirm(connection, "cj", self.model.cancel_job("q1", job))
+
+    @invariant()
+    def every_job_is_the_models(self) -> None:
+        self._flush()
+        while self.broker.has_work and not self.broker.go_on():
+            pass
+        for job in self.model.jobs:
+            told = self.broker.results.told(job.encode()).decode().split(" ")[0]
+            assert told in self.model.job_states(job), job
+        assert len(self.broker.results.rows) == len(self.model.jobs)
+
+
 class MachineWithPriorities(MachineWithTimes):
     """The same, of several priorities."""
 
@@ -819,6 +867,7 @@ def test_broker_and_journal_in_postgresql_against_the_model(
         Machine,
         pytest.param(MachineWithTimes, marks=pytest.mark.slow),
         pytest.param(MachineWithPriorities, marks=pytest.mark.slow),
+        pytest.param(MachineWithJobs, marks=pytest.mark.slow),
         MachineInMemory,
     ],
 )

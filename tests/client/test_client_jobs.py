@@ -10,9 +10,9 @@ from mqks import (
     App,
     AsyncClient,
     InvalidRequest,
-    JobFailed,
     JobState,
     Message,
+    NoResult,
     ReplyTimeout,
     RequestFailed,
     blocking,
@@ -90,10 +90,10 @@ async def test_a_cancel_ends_an_async_function(client: AsyncClient, mqks_broker:
             await job.result(0.01)
         assert await waiting.cancel() == "told"
         assert await job.cancel("too late") == "told"
-        with pytest.raises(JobFailed, match="j1 is cancelled: too late") as failed:
+        with pytest.raises(NoResult, match="j1 is cancelled: too late") as failed:
             await job.result()
         assert (failed.value.state, failed.value.reason) == ("cancelled", "too late")
-        with pytest.raises(JobFailed, match="j2 is cancelled"):
+        with pytest.raises(NoResult, match="j2 is cancelled"):
             await waiting.result()
     assert ends[:1] == ["j1"]
 
@@ -149,9 +149,9 @@ def test_the_blocking_client(mqks_broker: Broker) -> None:
             assert message.cancel_reason == "late"
             message.ack(result=[1, "é"])
             assert job.result(20) == [1, "é"]
-        with pytest.raises(JobFailed, match="why not"):
+        with pytest.raises(NoResult, match="why not"):
             other.result()
-        with pytest.raises(JobFailed, match="not known"):
+        with pytest.raises(NoResult, match="not known"):
             client.job("unknown").result()
 
 

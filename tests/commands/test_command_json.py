@@ -57,6 +57,8 @@ LIVE = {
     "mqks size": "--publishes 10",
     "mqks trace": "'order.*' --for 10m",
     "mqks cancel": "made --all",
+    "mqks cancel-job": "made m",
+    "mqks result": "m",
     "mqks promote": "made --all",
     "mqks move": "made imported",
     "mqks redrive": "made",

@@ -219,12 +219,39 @@ def test_other_paths_and_methods(api: Api) -> None:
     connection.close()
 
 
+def test_a_job_is_watched_and_cancelled(api: Api, client: BlockingClient) -> None:
+    client.subscribe("a/b", ["e"])
+    kept = {"Mqks_Keep_Result": "1m", "Idempotency_Key": "j/1"}
+    assert api.ask("/publish/e", b"x", **kept).told == {"id": "j/1"}
+    path = "/results/j%2F1"
+    waits = {"id": "j/1", "state": "waiting", "queue": "a/b"}
+    assert api.ask(path + "?wait=0.1", method="GET").told == waits
+    with client.consume("a/b", meta=True) as consumer:
+        message = consumer.receive(WAIT_S)
+        message.progress(40, "half")
+        until(lambda: "progress" in api.ask(path, method="GET").told)
+        told = api.ask(path, method="GET").told
+        assert told == waits | {"state": "running", "progress": 40, "text": "half"}
+        assert api.ask("/queues/a%2Fb/cancel/j%2F1").told == {"answer": "held"}
+        message.ack(result={"a": 1})
+        done = waits | {"state": "done", "data": '{"a":1}'}
+        assert api.ask(path + "?wait=20", method="GET").told == done
+    assert api.ask("/publish/e", b"x", Idempotency_Key="j2", Mqks_Keep_Result="1m").status == 200
+    assert api.ask("/queues/a%2Fb/cancel/j2?reason=no%20use").told == {"answer": "cancelled"}
+    cancelled = {"id": "j2", "state": "cancelled", "queue": "a/b", "reason": "no use"}
+    assert api.ask("/results/j2", method="GET").told == cancelled
+    assert api.ask("/results/other", method="GET").told == {"id": "other", "state": "none"}
+    assert api.ask("/publish/nobody", b"x", Mqks_Keep_Result="1m").status == 400
+    assert api.ask("/results/j2?wait=61", method="GET").status == 400
+
+
 def test_the_description_is_valid(api: Api) -> None:
     told = api.ask("/openapi.json", method="GET").told
     validate(told)
     leases = {f"/leases/{{lease}}/{what}" for what in LEASE}
     paths = {"/publish/{event}", "/queues/{queue}/receive", "/events/{mask}", *leases}
     paths |= {"/batches/{batch}", "/batches/{batch}/close"}
+    paths |= {"/results/{id}", "/queues/{queue}/cancel/{id}"}
     assert paths == set(told["paths"])
 
 
@@ -258,7 +285,7 @@ def test_the_bounds_of_the_description_are_those_of_the_server(
     client.subscribe("q", ["e"])
     told, tried = api.ask("/openapi.json", method="GET").told, set()
     for path, operations in told["paths"].items():
-        place = path.format(event="e", queue="q", mask="e", lease="cSBlLjEuMQ", batch="b")
+        place = path.format(event="e", queue="q", mask="e", lease="cSBlLjEuMQ", batch="b", id="m")
 
         def is_refused(name: str, where: str, value: str, place: str = place) -> bool:
             headers: dict[str, Any] = {name: value} if where == "header" else {}
@@ -306,7 +333,7 @@ def test_what_the_description_says_is_what_is_answered(
     words += f"--phases={phase}", f"--exclude-checks={unchecked}"
     done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
-    assert b"5 selected / 6 total" in done.stdout
+    assert b"7 selected / 8 total" in done.stdout
 
 
 def test_other_sites_are_refused(api: Api) -> None:

@@ -33,6 +33,7 @@ class Message:
     priority: int = 0
     batch: int = 0
     """The generation of the batch that it is a member of."""
+    has_died: bool = False
 
     def rank(self) -> tuple[int, int]:
         return -self.priority, self.place
@@ -100,6 +101,8 @@ class Model:
         """Connection and line."""
         self.once: set[str] = set()
         self.batch: ModelBatch | None = None
+        self.jobs: dict[str, Message] = {}
+        """By id, those whose result is kept."""
 
     # -- what a client asks for
 
@@ -294,7 +297,48 @@ class Model:
         if settled:
             self.deliver(self.consumers[consumer_id].queue)
 
+    def submit(self, job: str, name: str, data: str, delay: float) -> None:
+        message = self.jobs[job] = Message(0, job, "e1", data)
+        if delay:
+            self.places += 1
+            message.place = ASIDE + self.places
+            self.queues[name].scheduled.append((self.now + delay, message))
+        else:
+            self._append(name, message)
+            self.deliver(name)
+
+    def job_states(self, job: str) -> set[str]:
+        """Those that a job may have: the model does not know how it has left."""
+        message = self.jobs[job]
+        if message.has_died:
+            return {"dead"}
+        for queue in self.queues.values():
+            if any(each is message for each in [*queue.ready, *(m for _, m in queue.scheduled)]):
+                return {"waiting"}
+        is_held = any(each is message for holder in self.attached for each in holder.unacked)
+        return {"running"} if is_held else {"done", "cancelled"}
+
+    def cancel_job(self, name: str, job: str) -> str:
+        queue, message = self.queues.get(name), self.jobs.get(job)
+        if queue is None:
+            return "none"
+        waiting = [*queue.ready, *(each for _, each in queue.scheduled)]
+        held = [each for holder in self._consumers(name) for each in holder.unacked]
+        if message is not None and any(each is message for each in [*waiting, *held]):
+            waiting = [each for each in waiting if each is message]
+            held = [each for each in held if each is message]
+        if any(each.id == job for each in held):
+            return "held"
+        gone = [each for each in waiting if each.id == job]
+        queue.ready = [each for each in queue.ready if not any(each is one for one in gone)]
+        queue.scheduled = [
+            pair for pair in queue.scheduled if not any(pair[1] is one for one in gone)
+        ]
+        self.deliver(name)
+        return "cancelled" if gone else "none"
+
     def _kill(self, name: str, message: Message) -> None:
+        message.has_died = True
         target = self.queues[name].dead_letters
         if target is not None:
             message.retry, message.died_in, message.batch = 0, name, 0

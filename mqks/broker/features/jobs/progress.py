@@ -11,7 +11,7 @@ from mqks.broker.spine.clients.consumer import Consumer
 from mqks.limits import PROGRESS_MAX
 
 
-class Progress(NamedTuple):
+class ToldProgress(NamedTuple):
     delivered_us: int
     """The delivery that it is of."""
     percent: int
@@ -24,7 +24,7 @@ class Progress(NamedTuple):
 
 class AllProgress:
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[bytes, int, int], Progress] = OrderedDict()
+        self._known: OrderedDict[tuple[bytes, int, int], ToldProgress] = OrderedDict()
         """By consumer id, queue id and number."""
 
     def tell(self, consumer: Consumer, message_id: bytes, percent: int, text: bytes) -> None:
@@ -34,11 +34,11 @@ class AllProgress:
             return
         key = consumer.id, consumer.queue.id, held[0]
         self._known.pop(key, None)
-        self._known[key] = Progress(held[2], percent, text)
+        self._known[key] = ToldProgress(held[2], percent, text)
         if len(self._known) > PROGRESS_MAX:
             self._known.popitem(last=False)
 
-    def of(self, consumer: Consumer | None, message_id: bytes, number: int) -> Progress | None:
+    def of(self, consumer: Consumer | None, message_id: bytes, number: int) -> ToldProgress | None:
         if consumer is None:
             return None
         found = self._known.get((consumer.id, consumer.queue.id, number))
