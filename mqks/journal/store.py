@@ -67,7 +67,7 @@ class Metadata:
     schedules: dict[bytes, str] = field(default_factory=dict)
     """Name → row, as the broker wrote it."""
     batches: dict[bytes, str] = field(default_factory=dict)
-    """The same of batches."""
+    """Name of a batch → row, as the broker wrote it."""
     errors: list[ErrorRecord] = field(default_factory=list)
     """Oldest first."""
     audit: list[AuditRecord] = field(default_factory=list)
