@@ -109,7 +109,7 @@ NO_DEFAULT = """
     --bytes-max --overflow --single-consumer --ack-timeout --ordered --fair --paused --labels
     --readers --publishes-paused --paused-until --concurrency --for --file --out --priority --key
     --rate --concurrency-per-key --rate-per-key --every --jitter --catalog --keep --user
-    --keep-result --reason
+    --keep-result --reason --batch --then --on-dead
 """
 """Without them there is nothing that another value could stand for."""
 

@@ -97,6 +97,8 @@ def something_of_everything(db: Path) -> None:
             b"delete_queue --confirm deleted",
             b"schedule --confirm %b 0 3 * * * --jitter=5 publish user.new \xff" % ODD,
             b"schedule --confirm beat --every=7200 --missed=one --pause publish user.new x",
+            b"open_batch --confirm %b publish user.new \xff" % ODD,
+            b"publish --confirm --batch=%b %b in a batch" % (ODD, ODD),
         ):
             reply = client.ask(b"id " + request)
             assert reply == b"id ok ", reply[:200]
@@ -117,6 +119,7 @@ def contents(db: Path) -> dict[str, Any]:
     with closing(sqlite3.connect(db)) as raw:
         rows = raw.execute("select id, body, text_bytes from segment order by id").fetchall()
         once = b"\n".join(ids for (ids,) in raw.execute("select ids from once order by number"))
+        batches = raw.execute("select name, row from batch order by name").fetchall()
     segments = [
         (segment_id, body if size is None else body + text_of(texts_path(db), segment_id, size))
         for segment_id, body, size in rows
@@ -132,6 +135,7 @@ def contents(db: Path) -> dict[str, Any]:
             "audit": file.audit(1000),
             "segments": segments,
             "once": once,
+            "batches": batches,
         }
 
 
@@ -171,6 +175,7 @@ def test_there_and_back_everything_is_as_it_was(
     before = contents(db)
     assert before["segments"]
     assert before["schedules"].keys() == {b"beat", ODD}
+    assert [name for name, _ in before["batches"]] == [ODD]
     assert [len(before["messages"][name]) for name in (b"mail", b"dead", ODD)] == [52, 1, 3]
     assert {queue.name: queue.unacked for queue in before["queues"]}[b"mail"] == 1
     # The epoch has moved on: programs that read the old file again notice.
@@ -263,6 +268,7 @@ JOURNALS = st.fixed_dictionaries(
         "bindings": st.lists(st.tuples(NAMES, NAMES), unique=True, max_size=9),
         "once": st.lists(NAMES, unique=True, max_size=9),
         "schedules": st.dictionaries(NAMES, st.just('{"publish":"e x","every_us":9}'), max_size=9),
+        "batches": st.dictionaries(NAMES, st.just('{"number":9,"then":"e x"}'), max_size=9),
     }
 )
 
@@ -286,6 +292,7 @@ async def test_any_journal_comes_back_as_it_was(journal: dict[str, Any]) -> None
         bindings=journal["bindings"],
         once=journal["once"],
         schedules=journal["schedules"],
+        batches=journal["batches"],
         next_queue_id=max(queues, default=0) + 1 + more_queues,
         next_segment=max(first.segments, default=0) + more_segments,
     )

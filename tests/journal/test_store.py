@@ -63,6 +63,7 @@ TABLES = (
     "binding",
     "once",
     "schedule",
+    "batch",
     "error",
     "audit",
 )

@@ -77,6 +77,8 @@ DOES: dict[str, list[tuple[bytes, int | None]]] = {
     "trim": [(b"q 3", 2)],
     "schedule": [(b"beat --every=9 publish beat", None), (b"beat --pause", None)],
     "unschedule": [(b"beat", None)],
+    "open_batch": [(b"c publish e", None), (b"b", None)],
+    "close_batch": [(b"b", 1)],
     "close_connection": [(b"2", 1)],
     "drain": [(b"--timeout=0", None), (b"--off", None)],
     "read_only": [(b"on", None), (b"off", None)],
@@ -96,6 +98,7 @@ mr publish f y
 x reject --confirm c mr
 p pause r --deliveries
 y delete_consumer c
+o open_batch b
 """
 
 

@@ -68,12 +68,13 @@ def count_running(broker: Broker, running: Counter[int]) -> Work[None]:
 
 
 def _add_held(queue: Queue, running: Counter[int]) -> Work[None]:
-    held: list[Iterable[int]] = [] if queue.times is None else [timed(queue).delays.placed]
-    for consumer in queue.consumers:
-        if isinstance(consumer, Consumer):
-            held.append([number for number, _, _ in consumer.unacked.values()])
-            held += consumer.repeated.values()
     marks = queue.lane.marks
-    for some in slices([*chain.from_iterable(held)], STEP_NAMES):
-        running.update(batch for n in some if (batch := marks.get(n, NO_MARK).batch))
-        yield GOES_ON
+    leased = () if queue.times is None else [*timed(queue).delays.placed]
+    for holder in (None, *queue.consumers):
+        numbers: Iterable[int] = leased if holder is None else ()
+        if isinstance(holder, Consumer):
+            unacked = (number for number, _, _ in holder.unacked.values())
+            numbers = chain(unacked, *holder.repeated.values())
+        for some in slices([*numbers], STEP_NAMES):
+            running.update(batch for n in some if (batch := marks.get(n, NO_MARK).batch))
+            yield GOES_ON

@@ -18,7 +18,6 @@ from urllib.parse import quote_from_bytes
 
 from mqks.broker.spine.base.schedule import Alarm
 from mqks.broker.spine.base.turns import GOES_ON, Work
-from mqks.broker.spine.log.pending import Members
 from mqks.broker.spine.queue.shared import Shared
 from mqks.broker.spine.routing.bindings import Bindings
 from mqks.broker.spine.routing.masks import Queues
@@ -99,7 +98,7 @@ class LiveBatch:
         return BATCH_BYTES + len(self.name) + len(self.row.then) + len(self.row.on_dead)
 
 
-class Batches(Members):
+class Batches:
     def __init__(
         self, settings: Settings, shared: Shared, bindings: Bindings, publishing: Publishing
     ) -> None:
@@ -215,10 +214,12 @@ class Batches(Members):
     # -- what lanes tell
 
     def number(self, name: bytes) -> int:
+        """That of a batch to which messages may be added; 0: there is none."""
         batch = self.found(name)
         return 0 if batch is None else batch.row.number
 
     def count(self, batch: int, living: int, *, new: int = 0, dead: int = 0) -> None:
+        """So many more of its messages are alive; so many are new, or have died."""
         # One that has expired is known to its messages only, until the last of them is gone.
         self._next = max(self._next, batch + 1)
         if (known := self._by_number.get(batch)) is None:
@@ -237,6 +238,8 @@ class Batches(Members):
     # -- the end
 
     def end(self) -> None:
+        """A commit is about to take all that is pending: what follows those that have ended joins
+        it, and the rows of those that have changed."""
         for _ in range(BATCH_ENDS_MAX):
             if not self._ending:
                 break

@@ -519,10 +519,10 @@ class Lane:
 
     def _restore_mark(self, number: int, mark: Mark) -> None:
         """A mark with only a TTL is stored in `expiry`."""
-        if mark.batch:
-            self.join_batches({number: mark})
-        elif mark.version or mark.joined_us:
+        if mark.version or mark.joined_us or mark.batch:
             self.marks[number] = mark
+        if mark.batch:
+            self._count(mark.batch, 1)
         if self.expiry is not None:
             self.expiry.add(number, mark.expires_us, mark.joined_us)
 
