@@ -19,7 +19,7 @@ from mqks.testing import BrokerProcess
 from mqks.users import User, hash_token
 
 HERE = Path(__file__).parent
-LOAD_S = 330.0
+LOAD_S = 240.0
 QUEUES = {
     "billing": ["order.paid", "refund.*"],
     "emails": ["order.**", "user.created"],
@@ -49,19 +49,19 @@ REASONS = (
 )
 VIEWS = {
     "overview": ("/", 850),
-    "queues": ("/queues", 600),
+    "queues": ("/queues", 640),
     "queue": ("/queue?name=orders", 1200),
     "dead-letters": ("/queue?name=dead-letters", 1200),
-    "delete": ("/queue?name=exports", 600),
-    "tail": ("/tail?events=order.**", 600),
+    "delete": ("/queue?name=exports", 640),
+    "tail": ("/tail?events=order.**", 640),
     "trace": ("/message?id=4711", 640),
-    "consumers": ("/consumers", 600),
-    "connections": ("/connections", 600),
-    "connection": ("/connections", 600),
-    "schedules": ("/schedules", 600),
-    "errors": ("/errors", 600),
+    "consumers": ("/consumers", 640),
+    "connections": ("/connections", 640),
+    "connection": ("/connections", 640),
+    "schedules": ("/schedules", 640),
+    "errors": ("/errors", 640),
     "limits": ("/limits", 700),
-    "users": ("/users", 600),
+    "users": ("/users", 640),
     "publish": ("/publish", 760),
 }
 """Path and height of each picture."""
@@ -111,7 +111,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         users = Path(directory) / "users"
         users.write_text("".join(each.line() for each in USERS))
-        flags = "--http-port", "0", "--page", "full", "--users", str(users)
+        flags = "--http-port", "0", "--page", "full", "--users", str(users), "--broker-name", "shop"
         with BrokerProcess(Path(directory) / "mqks.db", *flags) as server:
             while not (found := re.search(r"address=(http://\S+)", server.log)):
                 time.sleep(0.01)
