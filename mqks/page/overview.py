@@ -144,6 +144,8 @@ PAUSED: Final = {
     "all": "paused",
     "deliveries": "deliveries paused",
     "publishes": "publishes paused",
+    "publishes wait": "publishes wait",
+    "all, publishes wait": "paused, publishes wait",
 }
 """By what is paused: how the page tells it."""
 

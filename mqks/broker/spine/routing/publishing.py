@@ -447,7 +447,8 @@ class Publishing:
             return
         # Whoever publishes learns the reason, but not whose queue it is.
         where = f"in a queue bound to {shown(message.event)}"
-        for queue in self._tight(queues):
+        # Nobody waits for a queue while another one refuses.
+        for queue in sorted(self._tight(queues), key=lambda queue: queue.capacity.waits):
             queue.capacity.check(len(message.body), where)
         if mandatory and is_nowhere(queues):
             raise BadRequest(f"publish: no queue is bound to {shown(message.event)}")
