@@ -110,6 +110,11 @@ RECEIVE: Final[Terms] = {
     "lease": ("lease_s", _seconds),
     "wait": ("wait_s", _seconds),
 }
+PAUSE: Final[Terms] = {
+    "for": ("for_s", _seconds),
+    "deliveries": ("deliveries", _flag),
+    "publishes": ("publishes", lambda text: text if text == "wait" else _flag(text)),
+}
 LEASE: Final[dict[str, Terms]] = {
     "ack": {},
     "reject": {
@@ -147,6 +152,8 @@ class Api:
             routes=[
                 Route("/publish/{event:path}", self._publish, methods=["POST"]),
                 Route("/queues/{queue:path}/receive", self._receive, methods=["POST"]),
+                Route("/queues/{queue:path}/pause", self._pause, methods=["POST"]),
+                Route("/queues/{queue:path}/resume", self._resume, methods=["POST"]),
                 Route("/leases/{lease}/{what}", self._settle, methods=["POST"]),
                 Route("/events/{mask:path}", self._events, methods=["GET"]),
                 Route("/openapi.json", self._describe, methods=["GET"]),
@@ -184,6 +191,20 @@ class Api:
         finally:
             self._waits -= wait_s > 0
         return answer(200, {"messages": [_received(queue, each) for each in found]})
+
+    async def _pause(self, request: Request) -> Response:
+        credentials, options = self._credentials(request), _parameters(request, PAUSE)
+        if options.get("deliveries") and options.get("publishes"):
+            raise HTTPException(400, "deliveries excludes publishes; without either it is both")
+        async with self._clients.of(credentials) as client:
+            await client.pause(_name(request, behind=1), **options)
+        return answer(200, {"done": "pause"})
+
+    async def _resume(self, request: Request) -> Response:
+        credentials, _ = self._credentials(request), _parameters(request, {})
+        async with self._clients.of(credentials) as client:
+            await client.resume(_name(request, behind=1))
+        return answer(200, {"done": "resume"})
 
     async def _settle(self, request: Request) -> Response:
         credentials, what = self._credentials(request), request.path_params["what"]
