@@ -7,6 +7,8 @@
     │   │   └── Draining       because the server drains
     │   ├── LimitExceeded      the request would exceed a limit
     │   │   └── LineTooLong    (and Expelled) the line is longer than line_bytes_max
+    │   ├── QueuePaused        the publishes of a queue are paused
+    │   │   └── PublishesWait  until when who can waits
     │   ├── ReadOnly           the server is read-only
     │   └── Unwritable         the journal cannot be written at the moment
     │       └── DiskFull       because the disk is full
@@ -36,8 +38,8 @@ The one rule: the message is a single line for the person who must act on it. Th
 exit code when the exception ends the process, as in BSD's sysexits.h.
 """
 
-from collections.abc import Iterable
-from typing import ClassVar, Literal
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Literal
 
 Limit = Literal[
     "connections_max",
@@ -119,6 +121,16 @@ class LineTooLong(LimitExceeded, Expelled):
 
 class QueuePaused(BadRequest):
     """A publish to a queue whose publishes are paused."""
+
+
+class PublishesWait(QueuePaused):
+    """A publish to a queue whose publishes wait until it is resumed. For those that cannot wait it
+    is an error like any other."""
+
+    def __init__(self, reason: str, waiting: dict[Any, Callable[[], None]]) -> None:
+        super().__init__(reason)
+        self.waiting = waiting
+        """Who waits there, and what to call when that ends."""
 
 
 class ReadOnly(BadRequest):

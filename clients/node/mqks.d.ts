@@ -157,8 +157,8 @@ export class Client {
   /** With `events`, even none, they and `masks` replace all bindings. */
   rebind(queue: Name, changes?: { events?: Name[]; remove?: Name[]; removeMasks?: Name[]; add?: Name[]; masks?: Name[] }): Promise<void>
   renameQueue(queue: Name, to: Name): Promise<void>
-  /** Deliveries, publishes (they are refused), or, with neither flag, both; `for` some seconds or until it is resumed. */
-  pauseQueue(queue: Name, options?: { for?: number; deliveries?: boolean; publishes?: boolean }): Promise<void>
+  /** Deliveries, publishes (they are refused, or `wait`), or, with neither flag, both; `for` some seconds or until it is resumed. */
+  pauseQueue(queue: Name, options?: { for?: number; deliveries?: boolean; publishes?: boolean | 'wait' }): Promise<void>
   resumeQueue(queue: Name): Promise<void>
   deleteQueue(queue: Name): Promise<void>
   purge(queue: Name): Promise<number>

@@ -928,13 +928,13 @@ class Client {
     await this.request('rename --confirm', name(queue), name(to))
   }
 
-  /** Deliveries and publishes, or one of them, for some seconds or until it is resumed. */
+  /** Deliveries and publishes, or one of them (publishes: 'wait' lets them wait), for some seconds or until it is resumed. */
   async pauseQueue(queue, { for: seconds, deliveries = false, publishes = false, ...strange } = {}) {
     refuse(strange)
     const flags = []
     if (seconds !== undefined) flags.push(`--for=${number(seconds, 'for')}`)
     if (deliveries) flags.push('--deliveries')
-    if (publishes) flags.push('--publishes')
+    if (publishes) flags.push(publishes === true ? '--publishes' : `--publishes=${name(publishes)}`)
     await this.request('pause --confirm', name(queue), ...flags)
   }
 

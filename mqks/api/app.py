@@ -117,6 +117,11 @@ RECEIVE: Final[Terms] = {
 }
 RESULT: Final[Terms] = {"wait": ("wait_s", _seconds)}
 CANCEL: Final[Terms] = {"reason": ("reason", str)}
+PAUSE: Final[Terms] = {
+    "for": ("for_s", _seconds),
+    "deliveries": ("deliveries", _flag),
+    "publishes": ("publishes", lambda text: text if text == "wait" else _flag(text)),
+}
 LEASE: Final[dict[str, Terms]] = {
     "ack": {},
     "reject": {
@@ -156,6 +161,8 @@ class Api:
                 Route("/queues/{queue:path}/receive", self._receive, methods=["POST"]),
                 Route("/queues/{queue:path}/cancel/{id}", self._cancel, methods=["POST"]),
                 Route("/results/{id:path}", self._result, methods=["GET"]),
+                Route("/queues/{queue:path}/pause", self._pause, methods=["POST"]),
+                Route("/queues/{queue:path}/resume", self._resume, methods=["POST"]),
                 Route("/leases/{lease}/{what}", self._settle, methods=["POST"]),
                 Route("/batches/{batch:path}/close", self._close_batch, methods=["POST"]),
                 Route("/batches/{batch:path}", self._batch, methods=["GET", "PUT"]),
@@ -218,6 +225,20 @@ class Api:
             yield
         finally:
             self._waits -= wait_s > 0
+
+    async def _pause(self, request: Request) -> Response:
+        credentials, options = self._credentials(request), _parameters(request, PAUSE)
+        if options.get("deliveries") and options.get("publishes"):
+            raise HTTPException(400, "deliveries excludes publishes; without either it is both")
+        async with self._clients.of(credentials) as client:
+            await client.pause(_name(request, behind=1), **options)
+        return answer(200, {"done": "pause"})
+
+    async def _resume(self, request: Request) -> Response:
+        credentials, _ = self._credentials(request), _parameters(request, {})
+        async with self._clients.of(credentials) as client:
+            await client.resume(_name(request, behind=1))
+        return answer(200, {"done": "resume"})
 
     async def _settle(self, request: Request) -> Response:
         credentials, what = self._credentials(request), request.path_params["what"]

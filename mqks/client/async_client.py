@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
 from mqks.client import async_connection, requests, urls
 from mqks.client.async_connection import Connections, OneTimeEvent, SessionConnection
@@ -449,12 +449,12 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
         *,
         for_s: float | None = None,
         deliveries: bool = False,
-        publishes: bool = False,
+        publishes: bool | Literal["wait"] = False,
         timeout_s: float | None = None,
     ) -> None:
-        """Pause the deliveries of a queue, or its publishes, which are refused then; neither: both.
-        It lasts until `resume`, or for a number of seconds, in place of an earlier pause. Raises
-        RequestFailed if there is no such queue."""
+        """Pause the deliveries of a queue, or its publishes, which are refused then, or, with
+        "wait", wait; neither: both. It lasts until `resume`, or for a number of seconds, in place
+        of an earlier pause. Raises RequestFailed if there is no such queue."""
         told = {"for_s": for_s, "deliveries": deliveries, "publishes": publishes}
         await self._request(requests.confirmed("pause", queue, **told), timeout_s)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
 from mqks.client import blocking_connection, requests, urls
 from mqks.client.blocking_connection import Connections, OneTimeEvent, SessionConnection
@@ -447,12 +447,12 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         *,
         for_s: float | None = None,
         deliveries: bool = False,
-        publishes: bool = False,
+        publishes: bool | Literal["wait"] = False,
         timeout_s: float | None = None,
     ) -> None:
-        """Pause the deliveries of a queue, or its publishes, which are refused then; neither: both.
-        It lasts until `resume`, or for a number of seconds, in place of an earlier pause. Raises
-        RequestFailed if there is no such queue."""
+        """Pause the deliveries of a queue, or its publishes, which are refused then, or, with
+        "wait", wait; neither: both. It lasts until `resume`, or for a number of seconds, in place
+        of an earlier pause. Raises RequestFailed if there is no such queue."""
         told = {"for_s": for_s, "deliveries": deliveries, "publishes": publishes}
         self._request(requests.confirmed("pause", queue, **told), timeout_s)
 

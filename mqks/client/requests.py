@@ -239,8 +239,10 @@ def flags(action: str, values: Mapping[str, Any]) -> list[bytes]:
         word = b"--" + what.removesuffix("_s").replace("_", "-").encode()
         if value is None or value is False or (what in ("meta", "where") and not value):
             continue
-        read = ACTIONS[action.encode()].flags[word].read
-        found.append(word if read is None else b"%b=%b" % (word, _checked(what, value, read)))
+        flag = ACTIONS[action.encode()].flags[word]
+        if flag.read is not None and not (value is True and flag.bare is not None):
+            word = b"%b=%b" % (word, _checked(what, value, flag.read))
+        found.append(word)
     return found
 
 
@@ -532,7 +534,7 @@ class PolicyKeywords(TypedDict, total=False):
     ordered: Literal["key"] | None
     fair: Literal["key"] | None
     paused: bool | None
-    publishes_paused: bool | None
+    publishes_paused: bool | Literal["wait"] | None
     paused_until_s: float | None
     concurrency: int | None
     rate: str | None

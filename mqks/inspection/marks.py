@@ -7,6 +7,8 @@ PAUSED: Final = {
     "all": "paused",
     "deliveries": "deliveries paused",
     "publishes": "publishes paused",
+    "publishes wait": "publishes wait",
+    "all, publishes wait": "paused, publishes wait",
 }
 """By what is paused."""
 STYLES: Final = {

@@ -7,7 +7,7 @@ The one rule: an action is requests of the protocol, sent with the permissions o
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import parse_qsl
 
 from mqks.client import requests
@@ -19,6 +19,10 @@ from mqks.page.tables import queue_link, quoted, schedule_link, setting
 from mqks.protocol.requests import POLICY
 
 Form = Mapping[str, str]
+PUBLISHES: Final[Mapping[str, bool | Literal["wait"]]] = {
+    "publishes": True,
+    "publishes, which wait": "wait",
+}
 BINDINGS: Final = 1000
 """Looked at to say whether anybody gets a message."""
 
@@ -264,7 +268,7 @@ ACTIONS: Final = {
             form["queue"],
             for_s=_number(form, "for_s"),
             deliveries=form["what"] == "deliveries",
-            publishes=form["what"] == "publishes",
+            publishes=PUBLISHES.get(form["what"], False),
         ),
         "{queue} is paused.",
         _to_queue,

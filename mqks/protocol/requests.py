@@ -352,7 +352,8 @@ class Pausing(NamedTuple):
     for_us: int = 0
     """It ends after this time; 0: when it is resumed."""
     deliveries: bool = False
-    publishes: bool = False
+    publishes: bool | str = False
+    """`wait`: they wait, and are not refused."""
 
 
 class DrainFor(NamedTuple):
@@ -1019,6 +1020,10 @@ _SECONDS: _Kind = _duration_s, "SECONDS"
 _BACKOFF: _Kind = _backoff, "FIRST[,MAX]"
 _OVERFLOW: _Kind = partial(_one_of, {b"reject": "reject", b"drop": "drop"}), "reject|drop"
 _TIME: _Kind = partial(_seconds, most=TIME_S_MAX), "TIME"
+_YES_NO_WAIT: _Kind = (
+    partial(_one_of, {b"yes": True, b"no": False, b"wait": "wait"}),
+    "yes|no|wait",
+)
 _YES_NO: _Kind = partial(_one_of, {b"yes": True, b"no": False}), "yes|no"
 _KEY: _Kind = partial(_one_of, {b"key": "key"}), "key"
 _RATE: _Kind = _rate, "RATE"
@@ -1043,7 +1048,7 @@ _POLICY = {
     "ordered": (_KEY, "Deliver the messages of a key in order."),
     "fair": (_KEY, "Let the keys of messages take turns."),
     "paused": (_YES_NO, "Deliver nothing; publishes go on."),
-    "publishes_paused": (_YES_NO, "Refuse publishes; deliveries go on."),
+    "publishes_paused": (_YES_NO_WAIT, "Refuse publishes, or let them wait; deliveries go on."),
     "paused_until_s": (_TIME, "When both end, in seconds since 1970."),
     "concurrency": (_MOST, "The most unacked and leased messages, whoever holds them."),
     "rate": (_RATE, "The most deliveries, as 100/s, 100/m or 100/h; with a burst, 100/s,20."),
@@ -1103,6 +1108,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--worker": ("worker", partial(_one_of, {b"0": 0})),
     "open_batch --for": ("for_us", lambda value: round(_duration_s(value) * 1e6)),
     "pause --for": ("for_us", lambda value: round(_duration_s(value) * 1e6)),
+    "pause --publishes": ("publishes", partial(_one_of, {b"wait": "wait"})),
     "peek --limit": ("limit", _number(1, PEEK_ROWS_MAX)),
     "publish --dead-letter": ("letter", check_letter),
     "publish --ttl": ("ttl_us", lambda value: round(_duration_s(value) * 1e6)),
@@ -1260,7 +1266,7 @@ _TABLE = (
         "{queue} [--retries={n}] [--losses={n}] [--deliveries={n}] [--backoff={first}[,{max}]] "
         "[--dead-letters={queue}] [--ttl={seconds}] [--messages-max={n}] [--bytes-max={n}] "
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] "
-        "[--ordered=key] [--fair=key] [--paused=yes|no] [--publishes-paused=yes|no] "
+        "[--ordered=key] [--fair=key] [--paused=yes|no] [--publishes-paused=yes|no|wait] "
         "[--paused-until={time}] [--concurrency={n}] [--rate={rate}] "
         "[--concurrency-per-key={n}] [--rate-per-key={rate}] "
         "[--limit={name}[,concurrency={n}][,rate={rate}]] [--readers={name}[,...]] "
@@ -1272,7 +1278,7 @@ _TABLE = (
     ),
     Action(
         "pause",
-        "{queue} [--for={seconds}] [--deliveries|--publishes]",
+        "{queue} [--for={seconds}] [--deliveries|--publishes[=wait]]",
         Pausing,
         OF_QUEUE,
         confirm_anywhere=True,

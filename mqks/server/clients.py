@@ -89,6 +89,7 @@ class Clients:
         )
         self.by_id[connection.id] = client
         client.set_high_water(self._unsent.high_water_bytes)
+        connection.can_wait = not peer.shared
         if connection.permissions is STRANGER:
             client.stranger = True
             self._gate.add_stranger(client, partial(self._crowded_out, client))
@@ -168,7 +169,8 @@ class Clients:
     def has_unhandled(self) -> bool:
         """Whether the lines of some client wait: for its turn, its works or a commit."""
         budgets = self._published.waiters or self._awaited.waiters
-        return bool(self._turn or self._working or budgets)
+        works = any(each.awaits_resume is None for each in self._working)
+        return bool(self._turn or works or budgets)
 
     def end_turn(self) -> None:
         """A turn of the event loop ends; `handle_chunks` begins the next one."""
@@ -215,7 +217,7 @@ class Clients:
             elif confirms or pending.changes > changes:
                 self._await(client, size)
             is_left = connection.lines or connection.chunks or connection.splitter.tail_bytes
-            if is_left or client.unhandled_bytes:
+            if is_left or connection.waiting_bytes or client.unhandled_bytes:
                 self._unhandled.count(client)
             is_large = len(data) >= FAIR_CHUNK_BYTES or not data
             if connection.works or connection.overrun or is_large:

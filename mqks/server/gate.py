@@ -23,6 +23,8 @@ class Peer(NamedTuple):
     """Descriptors that its connection takes here."""
     guest: bool = False
     """It is let in while the server drains, to operate it."""
+    shared: bool = False
+    """What several have asked for at once comes by it."""
 
     @property
     def source(self) -> bytes:

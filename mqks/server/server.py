@@ -123,7 +123,7 @@ class Server:
         Raises OSError.
         """
         # Both ends are descriptors of this process.
-        who = Peer(name, trusted, b"", files=2)
+        who = Peer(name, trusted, b"", files=2, shared=True)
         try:
             self._gate.enter(who)
         except LimitExceeded as failure:
@@ -138,7 +138,7 @@ class Server:
 
     async def _let_in(self, sock: socket.socket, opening: Opening) -> None:
         """A connection that a gateway opens."""
-        who = Peer(opening.name, opening.trusted, b"")
+        who = Peer(opening.name, opening.trusted, b"", shared=True)
         user = self._broker.access.users.get(opening.user)
         sock.setblocking(False)
         try:
@@ -345,7 +345,7 @@ class Server:
                 tasks.start_soon(self._writer.watch)
                 tasks.start_soon(self._watch)
                 tasks.start_soon(Lag(self._broker).run)
-                tasks.start_soon(end_unanswering, self._clients.by_id)
+                tasks.start_soon(end_unanswering, self._clients.by_id, self._schedule_flush)
                 if isinstance(self._settings.db, DatabaseUrl):
                     watch = Silence(self._broker, self._journal.store, self._forsake)
                     tasks.start_soon(watch.run, self._schedule_flush)

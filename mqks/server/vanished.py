@@ -7,8 +7,9 @@ of an hour; its limit for that (TCP_USER_TIMEOUT) would also end clients that do
 server checks itself.
 """
 
+import select
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Any, Final
 
@@ -38,15 +39,30 @@ def ask_silent(listener: Any) -> None:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENT_S // AGAIN_S)
 
 
-async def end_unanswering(clients: Mapping[int, ServerClient]) -> None:
-    """Disconnect clients that have data in flight and do not acknowledge them."""
+async def end_unanswering(
+    clients: Mapping[int, ServerClient], schedule_flush: Callable[[], None]
+) -> None:
+    """Disconnect clients that have data in flight and do not acknowledge them. One whose publish
+    waits for the end of a pause is not read: if it has ended, its patience has, too."""
     while True:
         await anyio.sleep(LOOK_S)
         for number, client in enumerate(list(clients.values()), 1):
-            if _is_gone(client.transport.get_extra_info("socket")):
+            sock = client.transport.get_extra_info("socket")
+            if _is_gone(sock):
                 client.transport.abort()
+            elif sock and client.connection.awaits_resume is not None and _has_ended(sock):
+                client.connection.can_wait = False
+                client.connection.look_again()
+                schedule_flush()
             if number % SLICE_CLIENTS == 0:
                 await anyio.lowlevel.checkpoint()
+
+
+def _has_ended(sock: Any) -> bool:
+    """Whether the peer has closed, or only its sending side."""
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _is_gone(sock: Any) -> bool:

@@ -120,7 +120,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
         ),
         b"",
     ),
-    b"pause": (b"q", (b"--for=9", b"--deliveries", b"--publishes"), b""),
+    b"pause": (b"q", (b"--for=9", b"--deliveries", b"--publishes", b"--publishes=wait"), b""),
     b"resume": (b"q", (), b""),
     b"purge": (b"q", (*SOME, b"--scheduled"), b""),
     b"peek": (b"q", (*SOME, b"--scheduled", b"--soonest", b"--after=1"), b""),

@@ -294,6 +294,10 @@ async def test_a_queue_is_paused_and_resumed(client: Any) -> None:
         await client.publish("e", "x", confirm=True)
     await client.resume("q")
     await client.publish("e", "x", confirm=True)
+    await client.pause("q", publishes="wait", for_s=1)
+    assert (await client.stats("queue", "q"))["paused"] == "publishes wait"
+    await client.publish("e", "x", confirm=True)
+    assert (await client.stats("queue", "q"))["paused"] is None
     with pytest.raises(RequestFailed):
         await client.pause("none")
     with pytest.raises(RequestFailed):

@@ -671,6 +671,16 @@ def test_queues_are_paused_by_a_mask(shell: Console, server: ServerProcess) -> N
     assert (code, error) == (65, b"mqks: no queue matches none.*\n")
     paused = {row["name"]: row["paused"] for row in shell.rows("inspect", "queues")}
     assert paused == {"orders.new": "deliveries", "orders.old": "deliveries", "other": None}
+    shell.play("""
+        $ mqks pause other --publishes
+        $ mqks pause --publishes 'orders.*' wait
+        orders.new
+        orders.old
+        """)
+    paused = {row["name"]: row["paused"] for row in shell.rows("inspect", "queues")}
+    assert {*paused.values()} == {"publishes", "publishes wait"}
+    assert b"paused: publishes wait" in shell("inspect", "queues")[1]
+    assert shell("pause", "other", "wait")[0] == 2
 
 
 def test_schedules(shell: Console, server: ServerProcess, db: Path) -> None:

@@ -249,9 +249,9 @@ def test_the_description_is_valid(api: Api) -> None:
     told = api.ask("/openapi.json", method="GET").told
     validate(told)
     leases = {f"/leases/{{lease}}/{what}" for what in LEASE}
-    paths = {"/publish/{event}", "/queues/{queue}/receive", "/events/{mask}", *leases}
-    paths |= {"/batches/{batch}", "/batches/{batch}/close"}
-    paths |= {"/results/{id}", "/queues/{queue}/cancel/{id}"}
+    queues = {f"/queues/{{queue}}/{what}" for what in ("receive", "pause", "resume", "cancel/{id}")}
+    paths = {"/publish/{event}", "/events/{mask}", *queues, *leases}
+    paths |= {"/batches/{batch}", "/batches/{batch}/close", "/results/{id}"}
     assert paths == set(told["paths"])
 
 
@@ -434,6 +434,12 @@ def test_what_a_client_that_has_gone_was_given_goes_back(api: Api, client: Block
         ("/queues/q/receive?wait=61", {}, 400),
         ("/queues/q/receive?lease=soon", {}, 400),
         ("/queues/q/receive?limit=1", {}, 400),
+        ("/queues/none/pause", {}, 404),
+        ("/queues/none/resume", {}, 404),
+        ("/queues/q/pause?deliveries&publishes", {}, 400),
+        ("/queues/q/pause?publishes=never", {}, 400),
+        ("/queues/q/pause?for=0", {}, 400),
+        ("/queues/q/resume?for=1", {}, 400),
         ("/leases/x/ack", {}, 400),
         ("/leases/cSB4/ack", {}, 400),
         ("/leases/cSBlLjEuMQ/ack", {}, 410),
@@ -658,6 +664,23 @@ def test_a_full_queue_is_told(api: Api, client: BlockingClient) -> None:
     full = api.ask("/publish/e", b"x")
     assert full.status == 503
     assert "messages_max is 1" in full.told["error"]
+
+
+def test_a_queue_is_paused_and_resumed(api: Api, client: BlockingClient) -> None:
+    client.subscribe("a/b", ["e"])
+    for query, paused in (
+        ("", "all"),
+        ("?deliveries", "deliveries"),
+        ("?deliveries=false&publishes=true", "publishes"),
+        ("?publishes=wait&for=1h", "publishes wait"),
+    ):
+        assert api.ask(f"/queues/a/b/pause{query}").told == {"done": "pause"}
+        assert client.stats("queue", "a/b")["paused"] == paused
+    refused = api.ask("/publish/e", b"x")  # It does not wait.
+    assert (refused.status, "publishes are paused" in refused.told["error"]) == (503, True)
+    assert api.ask("/queues/a/b/resume").told == {"done": "resume"}
+    assert client.stats("queue", "a/b")["paused"] is None
+    assert api.ask("/publish/e", b"x").status == 200
 
 
 def test_one_connection_too_many_makes_the_oldest_go(api: Api) -> None:

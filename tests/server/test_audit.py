@@ -66,7 +66,7 @@ DOES: dict[str, list[tuple[bytes, int | None]]] = {
     "promote": [(b"q later", 1)],
     "move": [(b"q r --limit=2", 2)],
     "redrive": [(b"dead", 1)],
-    "delete_consumer": [(b"other", None)],
+    "delete_consumer": [(b"other queue=r", None)],
     "delete_queue": [(b"q", 4), (b"r --when-unused=9", None)],
     "set_queue": [(b"q --retries=3", None)],
     "pause": [(b"q --for=9", None)],
@@ -109,7 +109,8 @@ def test_each_action_that_changes_something_has_a_record(action: str) -> None:
     world.send("other", b"other consume r\n")
     for what, count in DOES[action]:
         data = b" the-data" if b"publish" in what else b""
-        world.send("k", b"a %b --confirm %b%b\n" % (action.encode(), what, data))
+        words = what.replace(b" queue=r", b"") + data
+        world.send("k", b"a %b --confirm %b\n" % (action.encode(), words))
         record = world.broker.audit.last[-1]
         assert (record.action, record.what.encode(), record.count) == (action, what, count)
 
@@ -153,6 +154,14 @@ def test_who_gives_back_what_others_hold_has_a_record() -> None:
     world.send("o", b"r reject --confirm c1 --pause=10 --all\na ack c1 --all\n")
     told = [(each.action, each.what) for each in world.broker.audit.last][records:]
     assert told == [("reject", "c1 --pause=10 --all"), ("ack", "c1 --all")]
+
+
+def test_whose_consumer_was_ended_is_told() -> None:
+    world = BareWorld()
+    world.connection("o").user = "alice"
+    world.send("o", b"c1 consume jobs\n")
+    world.send("k", b"d delete_consumer --confirm c1 --tell\n")
+    assert world.broker.audit.last[-1].what == "c1 --tell queue=jobs user=alice"
 
 
 def test_who_has_read_a_queue_trims_it_without_a_record() -> None:

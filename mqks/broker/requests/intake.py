@@ -6,6 +6,7 @@ chunk is split once, and each line taken from it once, whatever number of turns 
 """
 
 from collections.abc import Generator
+from functools import partial
 from typing import Any
 
 from mqks.broker.broker import Broker
@@ -166,8 +167,10 @@ class Intake:
         room = min(broker.settings.output_buffer_bytes_max, broker.shared.outboxes.room)
         publishes.begin(connection, len(lines) - at)
         placed, others = list[bytes](), list[bytes]()
+        is_apart = False
+        """All works are of the last line, which is confirmed by itself."""
         while at < len(lines):
-            start, line, is_full = at, lines[at], False
+            start, line, is_full, is_apart = at, lines[at], False, False
             verb = line.find(b" ") + 1
             if line.startswith(b"publish ", verb):
                 at = publishes.take(lines, at, min(len(lines), at + min(LINES_MAX, publishes.room)))
@@ -186,6 +189,7 @@ class Intake:
                     break
                 at += 1
                 request = self._line(connection, line, room)
+                is_apart = request is None
                 if request is not None and request.confirm:
                     if request.action == b"publish":
                         publishes.confirms.append(request.id)
@@ -206,7 +210,12 @@ class Intake:
         if at == len(lines) or connection.expelled:
             connection.lines, at = [], 0
         connection.handled = at
-        self._end(connection, publishes.confirms, placed, others)
+        if is_apart:
+            connection.unconfirmed += len(publishes.confirms) + len(placed) + len(others)
+            self._remember(connection, publishes.confirms, placed, others)
+            self._end(connection, [], [], [])
+        else:
+            self._end(connection, publishes.confirms, placed, others)
 
     def _keep(self, connection: Connection) -> None:
         """Keep the lines of transactions, and do them at the lines that end them."""
@@ -286,8 +295,7 @@ class Intake:
         if works and not self._proceed(connection):
             works.append(self._complete(connection, confirms, placed, others, once_ids))
             self._once.hold(once_ids)
-            self._turns.add(self._proceed_later(connection))
-            connection.overrun = not connection.expelled
+            self._go_on(connection)
             return
         self._once.write(once_ids)
         self._remember(connection, confirms, placed, others)
@@ -336,9 +344,19 @@ class Intake:
             works.popleft()
         return True
 
+    def _go_on(self, connection: Connection) -> None:
+        connection.overrun = not connection.expelled
+        self._turns.later(self._proceed_later(connection))
+
     def _proceed_later(self, connection: Connection) -> Work[None]:
         while connection.works:
-            yield from connection.works[0]
+            for waits in connection.works[0]:
+                if (waiting := connection.awaits_resume) is not None:
+                    # Work that waits is tried again and again, and this wait may be long.
+                    connection.overrun = False
+                    waiting[connection] = partial(self._go_on, connection)
+                    return
+                yield waits
             connection.works.popleft()
 
     def _request(self, connection: Connection, line: bytes) -> Request | None:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from mqks.broker.broker import Broker
-from mqks.broker.requests import jobs, returning
+from mqks.broker.requests import jobs, permits, returning
 from mqks.broker.requests.checks import Doing, check_not_read_only, check_writable, existing
-from mqks.broker.spine.base.turns import WAITS, Work
+from mqks.broker.requests.patience import patiently
+from mqks.broker.spine.base.turns import WAITS, Work, finish
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import Event
@@ -19,8 +20,8 @@ from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.selection import Chosen
 from mqks.broker.spine.routing.masks import Queues
 from mqks.broker.spine.routing.publishing import Single
-from mqks.errors import Unwritable
-from mqks.protocol.requests import ALL, Publish, Request, Scheduling, Settle
+from mqks.errors import PublishesWait, Unwritable
+from mqks.protocol.requests import ACTIONS, ALL, Publish, Request, Scheduling, Settle
 
 
 def publish(broker: Broker, connection: Connection, request: Request, wanted: Publish) -> Doing:
@@ -29,25 +30,33 @@ def publish(broker: Broker, connection: Connection, request: Request, wanted: Pu
     queues = None
     if wanted.to is None and not wanted.keep_us:
         queues = broker.bindings.route(wanted.event)
-    if queues is None or (message.once_s and broker.publishing.once.unfinished):
-        return _publish_later(broker, connection, message, wanted)
-    check_publish(broker, connection, message, wanted, queues)
-    broker.publishing.publish(connection, message, queues)
-    return None
+    if queues is not None and not (message.once_s and broker.publishing.once.unfinished):
+        try:
+            check_publish(broker, connection, message, wanted, queues)
+            broker.publishing.publish(connection, message, queues)
+            return None
+        except PublishesWait:
+            pass
+    later = partial(_publish_later, broker, connection, request, wanted)
+    return patiently(broker, connection, len(wanted.data), later)
 
 
 def _publish_later(
-    broker: Broker, connection: Connection, message: Single, wanted: Publish
+    broker: Broker, connection: Connection, request: Request, wanted: Publish
 ) -> Work[None]:
-    """Publish a message when routing takes several turns, after unfinished `--once` publishes, or
-    to one queue, whatever its event is bound to, or of which the result is kept. No other work runs
-    between the check and the reservation in its queues."""
+    """Publish a message when routing takes several turns, after unfinished `--once` publishes, to
+    one queue, whatever its event is bound to, or at the end of a pause, or of which the result is
+    kept. No other work runs between the check and the reservation in its queues."""
+    message = broker.publishing.single(request.id, wanted)
     if wanted.to is None:
         queues = yield from broker.publishing.find(message)
     else:
         while message.once_s and broker.publishing.once.unfinished:
             yield WAITS
         queues = {existing(broker, "publish", wanted.to): None}
+    if connection.permissions is not None:  # They may be others than when it came.
+        action = ACTIONS[request.action]
+        finish(permits.check(broker, connection.permissions, action, request, wanted))
     check_publish(broker, connection, message, wanted, queues)
     if wanted.keep_us:
         jobs.publish(broker, connection, message, wanted, queues)

@@ -6,6 +6,7 @@ it is done in one step, and written in one piece.
 
 from collections import Counter
 from collections.abc import Generator, Sequence
+from functools import partial
 from typing import Any, cast
 
 from mqks.broker.broker import Broker
@@ -13,13 +14,14 @@ from mqks.broker.requests import jobs, permits, redrives
 from mqks.broker.requests.audited import note
 from mqks.broker.requests.checks import check_not_read_only, existing
 from mqks.broker.requests.messages import check_publish, reject, release
+from mqks.broker.requests.patience import may_wait, patiently
 from mqks.broker.requests.plans import Plan, check_copies
 from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, finish
 from mqks.broker.spine.clients.connection import Connection, Transaction
 from mqks.broker.spine.queue.queue import NewMessages, PublishTerms
 from mqks.broker.spine.routing.masks import Queues
 from mqks.broker.spine.routing.publishing import Single
-from mqks.errors import BadRequest, NotAllowed, Unwritable
+from mqks.errors import BadRequest, NotAllowed, PublishesWait, Unwritable
 from mqks.limits import TRANSACTION_COPIES_MAX
 from mqks.protocol.requests import ACTIONS, Move, Publish, Request, Settle, Trim, shown
 from mqks.users import STRANGER
@@ -63,21 +65,26 @@ def _commit(broker: Broker, connection: Connection, transaction: Transaction) ->
                     kept[at] = request, (yield from wanted)
                 except BadRequest as failure:
                     raise _refused(broker, connection, request, failure) from None
-        published = [wanted for _, wanted in kept if isinstance(wanted, Publish)]
-        routes: dict[bytes, Queues] = {}
-        copies = 0
-        for event in dict.fromkeys(wanted.event for wanted in published if wanted.to is None):
-            # More routes than copies are possible are not kept: each may be of very many queues.
-            if copies <= TRANSACTION_COPIES_MAX:
-                routes[event] = yield from broker.bindings.find(event)
-                copies += len(routes[event])
-                yield GOES_ON
-        plan = yield from _plan(broker, connection, kept, copies)
-        while broker.publishing.once.unfinished and any(wanted.once_s for wanted in published):
-            yield WAITS
-        _do(broker, connection, kept, routes, plan)
+        # The kept requests have a limit of their own.
+        yield from patiently(broker, connection, 0, partial(_attempt, broker, connection, kept))
     finally:
         transaction.end()
+
+
+def _attempt(broker: Broker, connection: Connection, kept: list[tuple[Request, Any]]) -> Work[None]:
+    published = [wanted for _, wanted in kept if isinstance(wanted, Publish)]
+    routes: dict[bytes, Queues] = {}
+    copies = 0
+    for event in dict.fromkeys(wanted.event for wanted in published if wanted.to is None):
+        # More routes than copies are possible are not kept: each may be of very many queues.
+        if copies <= TRANSACTION_COPIES_MAX:
+            routes[event] = yield from broker.bindings.find(event)
+            copies += len(routes[event])
+            yield GOES_ON
+    plan = yield from _plan(broker, connection, kept, copies)
+    while broker.publishing.once.unfinished and any(wanted.once_s for wanted in published):
+        yield WAITS
+    _do(broker, connection, kept, routes, plan)
 
 
 def _do(
@@ -198,6 +205,8 @@ def _check(
                 _check_held(broker, request, wanted, settled)
                 result_bytes += jobs.check_result(broker, wanted, result_bytes)
     except BadRequest as failure:
+        if isinstance(failure, PublishesWait) and may_wait(broker, connection):
+            raise
         raise _refused(broker, connection, request, failure) from None
     finally:
         for each in found:

@@ -12,6 +12,7 @@ from mqks.limits import GATHERED_MAX
 
 
 class Capacity:
+    waits = False
     __slots__ = (
         *("_default_max", "_holder", "_is_own", "bytes_max", "coming", "coming_bytes", "drops"),
         *("is_tight", "is_watched", "messages_max", "nearly_full", "refuses_all"),

@@ -49,6 +49,8 @@ class Drain:
         if self._owed[connection] >= DRAINS_WAITING_MAX:
             raise BadRequest(f"drain: {DRAINS_WAITING_MAX} of this connection have no answer yet")
         began, self._shared.draining = not self._shared.draining, True
+        for each in self._connections.values():
+            each.look_again()
         end_us = self._shared.schedule.clock_us() + round(timeout_s * 1e6)
         self._waiting.append((connection, request_id, end_us))
         self._owed[connection] += 1

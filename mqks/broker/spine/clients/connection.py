@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from mqks.audit import Who
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.consumer import Consumer
-from mqks.broker.spine.clients.outbox import Flow, Outbox
+from mqks.broker.spine.clients.outbox import Flow, Outbox, Slow
 from mqks.broker.spine.log.pending import ErrorRecord
 from mqks.broker.spine.queue.order import Taker
 from mqks.broker.spine.queue.selection import Read
@@ -85,7 +85,8 @@ class Connection(Outbox):
     to a request with an error."""
 
     __slots__ = (
-        *("auth_failures", "awaits_login", "chunks", "consumers", "eval_steps", "expelled"),
+        *("auth_failures", "awaits_login", "awaits_resume", "can_wait", "chunks", "consumers"),
+        *("eval_steps", "expelled"),
         *("first_error", "handled", "is_guest", "last_error_us", "lines", "local", "on_failure"),
         *(
             "on_go_on",
@@ -97,7 +98,8 @@ class Connection(Outbox):
             "split_bytes",
             "splitter",
         ),
-        *("stranger_errors", "stranger_lines", "transaction", "user", "works"),
+        *("stranger_errors", "stranger_lines", "transaction", "user"),
+        *("waiting_bytes", "works"),
     )
 
     def __init__(
@@ -151,6 +153,12 @@ class Connection(Outbox):
         """What has come in since, not split yet: after a login a line may be longer."""
         self.awaits_login = False
         """Its lines wait for the result of `auth`."""
+        self.can_wait = True
+        """Its publishes may wait for the end of a pause: it is not shared, and has not ended."""
+        self.awaits_resume: dict[Any, Callable[[], None]] | None = None
+        """With whom its first work waits for that, see `PublishesWait`."""
+        self.waiting_bytes = 0
+        """Memory of that work."""
         self.overrun = False
         """Its turn is over: its lines wait for its next turn."""
         self.expelled = False
@@ -163,6 +171,16 @@ class Connection(Outbox):
 
     def _go_on(self) -> None:
         self.on_go_on(self)
+
+    def rest(self, why: int) -> None:
+        super().rest(why)
+        if why & Slow.END:
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Whether it may wait for the end of a pause has changed."""
+        if self.awaits_resume and (go_on := self.awaits_resume.pop(self, None)):
+            go_on()
 
     def fail(self, request_id: bytes, action: bytes, failure: BadRequest) -> None:
         self.on_failure(self, request_id, action, failure)
@@ -184,7 +202,7 @@ class Connection(Outbox):
     @property
     def left_bytes(self) -> int:
         """Memory of what has come in and is not handled."""
-        size = self.splitter.tail_memory + sum(map(len, self.chunks))
+        size = self.waiting_bytes + self.splitter.tail_memory + sum(map(len, self.chunks))
         if self.lines:
             size += self.split_bytes + PIECE_OVERHEAD_BYTES * len(self.lines)
         return size

@@ -78,6 +78,7 @@ class Refusals:
             connection.overrun, connection.expelled = False, True
             connection.lines, connection.handled = [], 0
             connection.chunks.clear()
+            connection.look_again()
 
     def expel(self, connection: Connection, reason: str) -> None:
         """Close a connection for a reason that is not a single request."""

@@ -51,8 +51,8 @@ class Policy:
     """`key`: keys take turns."""
     paused: bool | None = None
     """Whether nothing is delivered."""
-    publishes_paused: bool | None = None
-    """Whether publishes are refused."""
+    publishes_paused: bool | str | None = None
+    """Whether publishes are refused; `wait`: they wait."""
     paused_until_s: float | None = None
     """When both end, in seconds since 1970."""
     concurrency: int | None = None
@@ -72,10 +72,13 @@ class Policy:
 
     @property
     def pause(self) -> str | None:
-        """What is paused: `all`, `deliveries` or `publishes`; None: nothing."""
-        if self.paused:
-            return "all" if self.publishes_paused else "deliveries"
-        return "publishes" if self.publishes_paused else None
+        """What is paused: `all`, `deliveries` or `publishes`; where publishes are not refused,
+        `publishes wait` or `all, publishes wait`; None: nothing."""
+        if self.paused and self.publishes_paused:
+            return "all, publishes wait" if self.publishes_paused == "wait" else "all"
+        if self.publishes_paused:
+            return "publishes wait" if self.publishes_paused == "wait" else "publishes"
+        return "deliveries" if self.paused else None
 
     @property
     def size_bytes(self) -> int:

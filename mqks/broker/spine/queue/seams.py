@@ -196,6 +196,8 @@ class Admission(Protocol):
     """To `update` after each change, not only at a number of messages."""
     nearly_full: bool
     refuses_all: bool
+    waits: bool
+    """`check` raises PublishesWait instead of another error."""
 
     def apply(self, rules: Policy) -> None:
         """Apply the limits of these rules; then call `update`."""
@@ -207,7 +209,8 @@ class Admission(Protocol):
         """Whether so many messages of any length may join."""
 
     def check(self, size: int, where: str) -> None:
-        """Raise LimitExceeded if a message of this size may not join; `where` ends the reason."""
+        """Raise LimitExceeded or QueuePaused if a message of this size may not join; `where` ends
+        the reason."""
 
     def surplus(self, ready: int, ready_bytes: int) -> int:
         """Approximate number of ready messages to be dropped."""

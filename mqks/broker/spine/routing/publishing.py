@@ -460,7 +460,9 @@ class Publishing:
         # Whoever publishes learns the reason, but not whose queue it is.
         where, size = f"in a queue bound to {shown(message.event)}", len(message.body)
         # Several of them may have a limit together: each leaves so much less to the next one.
-        tight, checked = self._tight(queues), list[Queue]()
+        # Nobody waits for a queue while another one refuses.
+        tight = sorted(self._tight(queues), key=lambda queue: queue.capacity.waits)
+        checked = list[Queue]()
         try:
             for queue in tight:
                 queue.capacity.check(size, where)
