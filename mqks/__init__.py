@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from mqks.client.messages import DeadLetter, Message, PeekedMessage, QueueUpdate
     from mqks.client.options import Options
+    from mqks.client.requests import PublishedId, Unique
     from mqks.errors import ConfigurationError, MqksError
 
 __all__ = [
@@ -57,12 +58,14 @@ __all__ = [
     "PeekedMessage",
     "ProtocolViolation",
     "PublishFailed",
+    "PublishedId",
     "QueueMissing",
     "QueueUpdate",
     "Refused",
     "ReplyTimeout",
     "RequestFailed",
     "Stopped",
+    "Unique",
     "__version__",
     "blocking",
     "connect",
@@ -84,6 +87,7 @@ _HOMES = {
     "mqks.client.blocking": ("BlockingClient", "BlockingConsumer", "BlockingTail"),
     "mqks.client.messages": ("DeadLetter", "Message", "PeekedMessage", "QueueUpdate"),
     "mqks.client.options": ("Options",),
+    "mqks.client.requests": ("PublishedId", "Unique"),
     "mqks.errors": ("ConfigurationError", "MqksError"),
 }
 

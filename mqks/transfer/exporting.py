@@ -17,7 +17,7 @@ from mqks.inspection.text import data_as_text
 VERSION = 1
 _OFTEN_EMPTY = {
     *("doubtful", "meta", "due", "expires", "rejects", "losses"),
-    *("dead_letter", "letter", "escaped", "priority", "key"),
+    *("dead_letter", "letter", "escaped", "priority", "key", "unique"),
 }
 """Fields that are omitted if they have no value."""
 _OF_A_SCHEDULE = (*("name", "cron", "every_s", "tz", "missed", "jitter_s", "paused", "publish"),)

@@ -32,6 +32,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
         (
             *(b"--once", b"--mandatory", b"--delay=5", b"--at=1005", b"--ttl=60"),
             *(b"--meta=a=b", b"--to=q", b"--escaped", b"--priority=5", b"--key=k"),
+            b"--unique=k%d,on=replace",
             b"--dead-letter=reason=ttl&queue=q&tries=1&published=1.000&died=2.000",
         ),
         b"e x",

@@ -26,7 +26,8 @@ from mqks.protocol.requests import ALL, Publish, Request, Scheduling, Settle
 def publish(broker: Broker, connection: Connection, request: Request, wanted: Publish) -> Doing:
     broker.metadata.check_names("event", [wanted.event])
     message = broker.publishing.single(request.id, wanted)
-    queues = broker.bindings.route(wanted.event) if wanted.to is None else None
+    is_direct = wanted.to is None and wanted.unique is None
+    queues = broker.bindings.route(wanted.event) if is_direct else None
     if queues is None or (message.once_s and broker.publishing.once.unfinished):
         return _publish_later(broker, connection, message, wanted)
     check_publish(broker, connection, message, wanted, queues)
@@ -36,21 +37,23 @@ def publish(broker: Broker, connection: Connection, request: Request, wanted: Pu
 
 def _publish_later(
     broker: Broker, connection: Connection, message: Single, wanted: Publish
-) -> Work[None]:
-    """Publish a message when routing takes several turns, after unfinished `--once` publishes, or
-    to one queue, whatever its event is bound to. No other work runs between the check and the
-    reservation in its queues."""
+) -> Work[int | bytes | None]:
+    """Publish a message when routing takes several turns, after unfinished `--once` publishes, to
+    one queue, whatever its event is bound to, or if it is unique. No other work runs between the
+    check and the reservation in its queues."""
     if wanted.to is None:
         queues = yield from broker.publishing.find(message)
     else:
-        while message.once_s and broker.publishing.once.unfinished:
-            yield WAITS
         queues = {existing(broker, "publish", wanted.to): None}
+    yield from broker.publishing.read_keys(message, queues)
+    while message.once_s and broker.publishing.once.unfinished:
+        yield WAITS
     check_publish(broker, connection, message, wanted, queues)
     if wanted.to is None:
         yield from broker.publishing.publish_later(connection, message, queues)
     else:
         broker.publishing.publish_to(connection, message, queues)
+    return None if message.claim is None else message.claim.told
 
 
 def check_publish(

@@ -9,6 +9,7 @@ from itertools import groupby, islice
 from typing import NamedTuple
 
 from mqks.broker.broker import Broker
+from mqks.broker.features.admission.unique import may_join
 from mqks.broker.features.death.moves import Ready, move_out
 from mqks.broker.requests import redrives
 from mqks.broker.requests.checks import check_epoch
@@ -123,10 +124,10 @@ class Plan:
             reason = f"more than {TRANSACTION_BYTES_MAX} bytes of messages are moved since begin"
             raise LimitExceeded("transaction_max", reason)
 
-    def do(self) -> Counter[int]:
-        """Do it, at once; return how many messages each step has taken. What is no longer ready is
-        left alone."""
-        broker, counts = self._broker, Counter[int]()
+    def do(self) -> tuple[Counter[int], Counter[int]]:
+        """Do it, at once; return how many messages each step has taken, and how many it would have
+        if others did not hold their keys. What is no longer ready is left alone."""
+        broker, counts, stay = self._broker, Counter[int](), Counter[int]()
         touched: dict[Place, None] = dict.fromkeys(map(broker.queue_for, self.targets))
         for (_, source), some in groupby(
             self._taken.values(), lambda each: (each.steps[-1], each.source)
@@ -136,12 +137,15 @@ class Plan:
             for each in some:
                 if source.deleted or not source.lane.is_ready(each.number):
                     continue
+                target = None if each.to is None else broker.queue_for(each.to)
+                if target not in (None, source) and not may_join(target, each.line):
+                    stay.update(each.steps)
+                    continue
                 source.lane.take_out(each.number)
                 counts.update(each.steps)
-                if each.to is None:
+                if target is None:
                     dropped.append(each.number)
                 else:
-                    target = broker.queue_for(each.to)
                     gone.setdefault(target, []).append((each.number, each.line))
             source.lane.leave_together(dropped)
             if source.tracer is not None:
@@ -152,7 +156,7 @@ class Plan:
         # Only now: consumers would take what a later step moves.
         for queue in touched:
             queue.deliver()
-        return counts
+        return counts, stay
 
 
 def check_copies(copies: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 from mqks.errors import BadRequest
 from mqks.protocol.requests import POLICY_FIELDS, Backoff, DeleteRule, policy_value
 
-SEEN: Final = "is_sparse", "has_priorities"
+SEEN: Final = "is_sparse", "has_priorities", "has_unique"
 """Fields that say what the queue has seen."""
 
 
@@ -88,6 +88,10 @@ class Policy:
 
     has_priorities: bool = False
     """Some of its messages had a priority. Only the queue sets it, and it is never reset."""
+
+    has_unique: bool = False
+    """Some of its messages were unique. Only the queue sets it, and resets it when a start finds
+    none of them."""
 
     def encode(self) -> str:
         """A JSON object with the fields that are set."""
