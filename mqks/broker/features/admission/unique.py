@@ -29,7 +29,7 @@ from mqks.protocol.meta import split_dead_letter
 from mqks.protocol.replies import UNIQUE, message_id, parts, read_traits
 from mqks.protocol.requests import UniqueTerms, read_unique
 
-KEY_BYTES: Final = 520
+KEY_BYTES: Final = 280
 """Memory of a key besides its length and that of the message's id: entries of two dicts and what
 they hold (measured)."""
 

@@ -48,9 +48,14 @@ class Placed(Fifo):
             numbers = [number for number in places if number in numbers]
         for number in numbers:
             places.pop(number, None)
+        self._leave_if_empty()
+
+    def _leave_if_empty(self) -> None:
+        if not self._places and self._queue.order is self:
+            self._queue.set_order(Fifo(self._lane))
 
     def _next(self) -> tuple[int, int] | None:
-        """Place and number of the first one that is still ready. What returns has its number."""
+        """Place and number of the first one that is still ready."""
         while self._order:
             place, number = -self._order[-1][0], -self._order[-1][1]
             if self._places.get(number) == place and number in self._lane.blocks:
@@ -62,8 +67,7 @@ class Placed(Fifo):
     def next(self, ring: Ring, most: int) -> Iterable[Share] | None:
         lane, found = self._lane, self._next()
         if found is None:
-            if self._queue.order is self:
-                self._queue.set_order(Fifo(lane))
+            self._leave_if_empty()
             return super().next(ring, most)
         most = min(most, room_of(ring), STEP_MESSAGES)
         if not most:
@@ -71,6 +75,9 @@ class Placed(Fifo):
         place, number = found
         before = lane.blocks.after(0, place, most)
         numbers, lines, _ = lane.pick(before or [number], DELIVERY_BYTES)
+        if numbers and not before:  # If it returns, it has its number.
+            del self._places[number]
+            self._leave_if_empty()
         return ((numbers, lines, None),) if numbers else None
 
     def wants(self) -> Sequence[int] | None:
