@@ -234,7 +234,9 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.queues)
     @rule(connection=CONNECTIONS, data=st.data(), pauses=st.booleans())
     def pause_or_resume(self, connection: str, data: st.DataObject, pauses: bool) -> None:
-        name = data.draw(st.sampled_from(sorted(self.model.queues)))
+        self.pause(connection, data.draw(st.sampled_from(sorted(self.model.queues))), pauses)
+
+    def pause(self, connection: str, name: str, pauses: bool) -> None:
         request = f"pause --confirm {name} --deliveries" if pauses else f"resume --confirm {name}"
         self.send(connection, f"p {request}")
         self.model.queues[name].paused = pauses
@@ -778,6 +780,8 @@ class MachineWithKeys(MachineWithTimes):
         self, connection: str, publishes: list[tuple[str, bool]], crashes: bool
     ) -> None:
         """And their keys are learned from disk: chance seldom finds the way there."""
+        self.consume_more(connection, "c1", "q1", confirm=False)
+        self.pause(connection, "q1", True)
         for key, until_acked in publishes:
             self.publish_unique(connection, "e1", key, until_acked, True, 0.0)
             self.publish(connection, ["m1"], "e1")
@@ -786,6 +790,7 @@ class MachineWithKeys(MachineWithTimes):
             self.crash()
         self.publish_unique(connection, "e1", "k", False, False, 0.0)
         self.consume_more(connection, "c1", "q1", confirm=False)
+        self.pause(connection, "q1", False)
 
 
 class MachineInMemory(Machine):

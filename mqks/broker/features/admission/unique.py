@@ -50,7 +50,7 @@ class UniqueKeys:
 
     __slots__ = (
         *("_by_number", "_ending", "_expected", "_holders", "_is_leaving", "_is_reading"),
-        *("_queue", "_size", "is_known"),
+        *("_is_tidying", "_queue", "_size", "is_known"),
     )
 
     def __init__(self, queue: Queue, *, is_known: bool = True) -> None:
@@ -64,7 +64,7 @@ class UniqueKeys:
         self._ending: dict[bytes, int] = {}
         """Ids of the messages that left last, which may come back with new numbers in this step →
         until when they hold their keys."""
-        self._is_reading = self._is_leaving = False
+        self._is_reading = self._is_leaving = self._is_tidying = False
         self._size = 0
 
     def __len__(self) -> int:
@@ -107,11 +107,16 @@ class UniqueKeys:
         if queue.is_put_off(number):
             delays = timed(queue).delays
             delays.remove(number)
-            if delays.is_untidy:
-                queue.shared.turns.later(queue.tidy())
+            if delays.is_untidy and not self._is_tidying:
+                self._is_tidying = True
+                queue.shared.turns.later(self._tidy())
         else:
             queue.lane.take_out(number)
         queue.lane.leave_together([number])
+
+    def _tidy(self) -> Work[None]:
+        yield from self._queue.tidy()
+        self._is_tidying = False
 
     # -- which messages there are
 

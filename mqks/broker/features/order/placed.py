@@ -7,7 +7,7 @@ after a start each message is at its number. A queue has this order while such a
 
 from bisect import insort
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from mqks.broker.spine.queue.order import Fifo, Ring, Share, room_of
 from mqks.broker.spine.queue.shared import Place
@@ -22,7 +22,7 @@ STALE_PLACES: Final = 64
 class Placed(Fifo):
     __slots__ = ("_order", "_places", "_queue")
 
-    watches = True
+    watches: ClassVar[bool] = True
 
     def __init__(self, queue: Place) -> None:
         super().__init__(queue.lane)
