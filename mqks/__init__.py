@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from mqks.client.messages import DeadLetter, JobState, Message, PeekedMessage, QueueUpdate
     from mqks.client.options import Options
+    from mqks.client.requests import PublishedId, Unique
     from mqks.errors import ConfigurationError, MqksError
 
 __all__ = [
@@ -77,12 +78,14 @@ __all__ = [
     "PeekedMessage",
     "ProtocolViolation",
     "PublishFailed",
+    "PublishedId",
     "QueueMissing",
     "QueueUpdate",
     "Refused",
     "ReplyTimeout",
     "RequestFailed",
     "Stopped",
+    "Unique",
     "__version__",
     "blocking",
     "connect",
@@ -117,6 +120,7 @@ _HOMES = {
     ),
     "mqks.client.messages": ("DeadLetter", "JobState", "Message", "PeekedMessage", "QueueUpdate"),
     "mqks.client.options": ("Options",),
+    "mqks.client.requests": ("PublishedId", "Unique"),
     "mqks.errors": ("ConfigurationError", "MqksError"),
 }
 

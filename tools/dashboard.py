@@ -101,6 +101,8 @@ CHARTS = {
                 "mqks_messages_rejected_total": "rejected",
                 "mqks_messages_unroutable_total": "unroutable",
                 "mqks_messages_purged_total": "purged",
+                "mqks_messages_duplicates_total": "duplicates",
+                "mqks_messages_replaced_total": "replaced",
                 "mqks_errors_total": "errors",
                 "mqks_failed_logins_total": "failed logins",
                 "mqks_limit_reached_total": "limit",

@@ -69,6 +69,8 @@ export interface PublishOptions {
   ttl?: number
   priority?: number
   key?: string
+  /** While a message of this key waits in a queue, drop this one, or replace that one. */
+  unique?: string | { key: string; until?: 'delivered' | 'acked'; for?: number; on?: 'drop' | 'replace' }
   meta?: Record<string, string>
   /** To this queue alone. */
   to?: Name
@@ -115,6 +117,7 @@ export class Message {
   readonly retry: number
   readonly priority: number
   readonly key?: string
+  readonly unique?: string
   readonly meta: Record<string, string>
   /** Of peeked messages only. */
   readonly seq?: number
@@ -142,6 +145,8 @@ export class Consumer implements AsyncIterableIterator<Message> {
 
 export class Client {
   publish(event: Name, data: Data, options?: PublishOptions): Promise<string>
+  /** `duplicateOf`: the id of the message that keeps it out; `replaced`: of that whose place it has. */
+  publishUnique(event: Name, data: Data, unique: NonNullable<PublishOptions['unique']>, options?: PublishOptions): Promise<{ id: string; duplicateOf?: string; replaced?: string }>
   /** Naming events replaces all bindings of the queue. */
   consume(queue: Name, options?: ConsumeOptions): Promise<Consumer>
   consume(queue: Name, events: Name[], options?: ConsumeOptions): Promise<Consumer>

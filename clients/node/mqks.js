@@ -31,7 +31,7 @@ const DEFAULTS = {
 }
 /** So often within keepAliveMs it is looked whether the server is silent. */
 const BEATS = 10
-const META = /^(.*),retry=(\d+)(?:,escaped=1)?(?:,priority=(-?\d+))?(?:,key=([^,]*))?,meta=(.*)$/s
+const META = /^(.*),retry=(\d+)(?:,escaped=1)?(?:,priority=(-?\d+))?(?:,unique=([^,]*)(?:,until=acked)?(?:,for=[\d.]+)?)?(?:,key=([^,]*))?,meta=(.*)$/s
 
 /** What fails here; `code` is one of those in mqks.d.ts. The server has `reason` under `errorId`. */
 class MqksError extends Error {
@@ -536,7 +536,7 @@ class Connection {
 class Message {
   constructor(consumer, life, rawId, traits, data) {
     const escaped = traits.includes(',escaped=1')
-    const [, event, retry, priority, key, meta] = META.exec(traits) || [null, traits, '0', undefined, undefined, '']
+    const [, event, retry, priority, unique, key, meta] = META.exec(traits) || [null, traits, '0', undefined, undefined, undefined, '']
     this.consumer = consumer
     this.life = life
     this.rawId = rawId
@@ -545,6 +545,7 @@ class Message {
     this.retry = Number(retry)
     this.priority = Number(priority || 0)
     this.key = key === undefined ? undefined : unpercent(key)
+    this.unique = unique === undefined ? undefined : unpercent(unique)
     this.meta = metaOf(meta)
     this.data = escaped ? unescape(data) : data
     this.isSettled = false
@@ -848,6 +849,16 @@ class Client {
     return this.ask(confirm ? id : undefined, request, { timeoutMs }).then(() => text)
   }
 
+  /** As publish with `unique`, confirmed; tells what became of it. */
+  async publishUnique(event, data, unique, { timeoutMs, ...options } = {}) {
+    const [id, request] = publishing(this.connection.newId(), event, data, { ...options, unique, confirm: true })
+    const own = id.toString()
+    const [what, other] = (await this.ask(id, request, { timeoutMs })).toString().split(' ')
+    // Its own id: it was sent again, since its confirm was lost.
+    const known = other === own ? undefined : other
+    return { id: own, duplicateOf: what === 'duplicate' ? known : undefined, replaced: what === 'replaced' ? known : undefined }
+  }
+
   /** A consumer of this queue; naming events replaces the bindings of the queue. */
   async consume(queue, ...rest) {
     const options = optionsOf(rest)
@@ -894,7 +905,7 @@ class Client {
       const whole = Buffer.concat([Buffer.from('x ok '), each])
       const first = whole.indexOf(32, 5)
       const second = whole.indexOf(32, first + 1)
-      const [, head, retry, traits, meta, seq, time] = /^event=(.*?)(,retry=\d+)?((?:,escaped=1)?(?:,priority=-?\d+)?(?:,key=[^,]*)?)(,meta=[^,]*)?,seq=(\d+),time=(\d+)(?:,due=[\d.]+)?$/s.exec(whole.toString('latin1', first + 1, second))
+      const [, head, retry, traits, meta, seq, time] = /^event=(.*?)(,retry=\d+)?((?:,escaped=1)?(?:,priority=-?\d+)?(?:,unique=[^,]*(?:,until=acked)?(?:,for=[\d.]+)?)?(?:,key=[^,]*)?)(,meta=[^,]*)?,seq=(\d+),time=(\d+)(?:,due=[\d.]+)?$/s.exec(whole.toString('latin1', first + 1, second))
       const message = new Message(null, 0, whole.subarray(5, first), `${head}${retry || ',retry=0'}${traits}${meta || ',meta='}`, whole.subarray(second + 1))
       return Object.assign(message, { seq: Number(seq), time: new Date(Number(time) / 1000) })
     })
@@ -989,7 +1000,7 @@ class Client {
 
 /** Id and line of a message, and whether it is to be confirmed. */
 function publishing(newId, event, data, options) {
-  const { id = newId, confirm = true, once = confirm, mandatory, delay, at, ttl, priority, key, meta, to, batch, ...strange } = options
+  const { id = newId, confirm = true, once = confirm, mandatory, delay, at, ttl, priority, key, unique, meta, to, batch, ...strange } = options
   refuse(strange)
   const words = [id === newId ? id : name(id), 'publish']
   if (confirm) words.push('--confirm')
@@ -1000,6 +1011,7 @@ function publishing(newId, event, data, options) {
   if (ttl !== undefined) words.push(`--ttl=${number(ttl, 'ttl')}`)
   if (priority !== undefined) words.push(`--priority=${number(priority, 'priority')}`)
   if (key !== undefined) words.push(`--key=${percent(key, 'key')}`)
+  if (unique !== undefined) words.push(`--unique=${uniqueText(unique)}`)
   const attributes = meta === undefined ? '' : metaText(meta)
   if (attributes) words.push(`--meta=${attributes}`)
   if (to !== undefined) words.push(Buffer.concat([Buffer.from('--to='), name(to)]))
@@ -1007,6 +1019,18 @@ function publishing(newId, event, data, options) {
   const [raw, isEscaped] = published(data)
   if (isEscaped) words.push('--escaped')
   return [words[0], line(...words, name(event), raw), confirm]
+}
+
+/** A key, or `{ key, until, for, on }`. */
+function uniqueText(unique) {
+  const { key, ...options } = typeof unique === 'string' ? { key: unique } : unique
+  const { until, for: seconds, on, ...strange } = options
+  refuse(strange)
+  const words = [percent(key, 'unique')]
+  if (until !== undefined) words.push(`until=${name(until)}`)
+  if (seconds !== undefined) words.push(`for=${number(seconds, 'for')}`)
+  if (on !== undefined) words.push(`on=${name(on)}`)
+  return words.join(',')
 }
 
 function bindings({ events, remove = [], removeMasks = [], add, masks }) {

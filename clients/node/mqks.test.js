@@ -121,6 +121,25 @@ test('what a message is published with is told', async () => {
   await client.close()
 })
 
+test('a unique message is dropped, or takes the place of another', async () => {
+  const client = await connect(URL_)
+  const q = unique()
+  await client.subscribe(q, [q])
+  const first = await client.publish(q, 'a', { unique: 'k, 1' })
+  const dropped = await client.publishUnique(q, 'b', 'k, 1')
+  assert.deepEqual([dropped.duplicateOf, dropped.replaced], [first, undefined])
+  const second = await client.publishUnique(q, 'c', { key: 'k, 1', until: 'acked', for: 60, on: 'replace' })
+  assert.deepEqual([second.duplicateOf, second.replaced], [undefined, first])
+  const [peeked] = await client.peek(q)
+  const consumer = await client.consume(q)
+  const message = await consumer.receive()
+  for (const each of [peeked, message]) assert.deepEqual([each.id, each.unique, each.text], [second.id, 'k, 1', 'c'])
+  assert.equal((await client.publishUnique(q, 'd', 'k, 1')).duplicateOf, second.id)
+  await assert.rejects(client.publishUnique(q, 'x', { key: 'k', until: 'never' }), { code: 'REFUSED' })
+  await assert.rejects(client.publishUnique(q, 'x', { key: 'k', upTo: 1 }), { code: 'INVALID' })
+  await client.close()
+})
+
 test('once, mandatory, delay, at and ttl', async () => {
   const client = await connect(URL_)
   const q = unique()

@@ -103,6 +103,7 @@ HEADERS: Final[Terms] = {
     "mqks-ttl": ("ttl_s", _seconds),
     "mqks-priority": ("priority", _integer),
     "mqks-key": ("key", _flag_text),
+    "mqks-unique": ("unique", _flag_text),
     "mqks-meta": ("meta", _flag_text),
     "mqks-to": ("to", _name_of),
     "mqks-batch": ("batch", _name_of),
@@ -184,7 +185,9 @@ class Api:
         credentials, event, options = self._credentials(request), _name(request), _options(request)
         async with self._bodies.read(request) as body, self._clients.of(credentials) as client:
             message_id = await client.publish(event, body, confirm=True, **options)
-        return answer(200, {"id": message_id})
+        others = {"duplicate_of": message_id.duplicate_of, "replaced": message_id.replaced}
+        told = {name: other for name, other in others.items() if other is not None}
+        return answer(200, {"id": message_id, **told})
 
     async def _receive(self, request: Request) -> Response:
         credentials, options = self._credentials(request), _parameters(request, RECEIVE)
@@ -419,7 +422,12 @@ def _read(terms: Terms, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
 def _received(queue: str, message: PeekedMessage) -> dict[str, Any]:
     token = f"{queue} {message.lease}".encode("utf-8", "surrogateescape")
     dead_letter = message.dead_letter and message.dead_letter._asdict()
-    more = {"key": message.key, "meta": message.meta, "dead_letter": dead_letter}
+    more = {
+        "key": message.key,
+        "unique": message.unique,
+        "meta": message.meta,
+        "dead_letter": dead_letter,
+    }
     return {
         "lease": urlsafe_b64encode(token).rstrip(b"=").decode(),
         "id": message.id,

@@ -25,8 +25,9 @@ from kombu.utils.json import dumps, loads
 from mqks.celery import names
 from mqks.celery.link import Link, LinkConsumer, Pipeline
 from mqks.client import requests, urls
-from mqks.client.errors import ConnectionLost, ProtocolViolation, RequestFailed
+from mqks.client.errors import ConnectionLost, InvalidRequest, ProtocolViolation, RequestFailed
 from mqks.client.options import Options
+from mqks.client.requests import Unique
 from mqks.errors import ConfigurationError
 from mqks.protocol.escapes import escape, unescape
 from mqks.protocol.replies import ESCAPED
@@ -215,6 +216,8 @@ class Channel(base.StdChannel):  # type: ignore[misc]
             flags.append(f"--priority={min(max(int(priority), 0), 9)}")
         if (at := _seconds(about["headers"].get("eta"))) is not None:
             flags.append(f"--at={at}")
+        if unique := about["headers"].get("unique"):
+            flags.append(f"--unique={_unique(unique)}")
         flags.append(names.event(exchange or "", routing_key or ""))
         data = escape(b"%b\n%b" % (dumps(about).encode(), body))
         request = b"%b %b" % (" ".join(flags).encode(), data)
@@ -396,6 +399,15 @@ def _control(**_: Any) -> None:
 
 before_task_publish.connect(_identify)
 worker_ready.connect(_control)
+
+
+def _unique(header: str) -> str:
+    """The value of `--unique`. Raises InvalidRequest."""
+    wanted = Unique.parse(header)
+    if wanted.until == "acked":
+        # The task that retries itself would keep its own retry out.
+        raise InvalidRequest("unique: until=acked is not possible here")
+    return wanted.text.decode()
 
 
 def _seconds(eta: Any) -> float | None:

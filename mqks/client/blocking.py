@@ -189,7 +189,7 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         mandatory: bool = False,
         timeout_s: float | None = None,
         **terms: Unpack[requests.Terms],
-    ) -> str:
+    ) -> requests.PublishedId:
         """Publish one message and return its id.
 
         With `confirm`, wait until the server has stored the message. After a reconnect the message
@@ -209,6 +209,9 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
         - `priority`: from -128 to 127; consumers get it if they ask for `meta`. So with `key`, a
           text of at most 256 bytes, percent-encoded.
         - `batch`: the batch that it joins.
+        - `unique`: a key, or a `Unique`. While a message of this key waits in a queue, the server
+          drops this one, or lets it take the place of that one. With `confirm`, the returned id
+          tells which: `duplicate_of`, `replaced`.
         """
         session, flags = self._session, b""
         if terms:
@@ -233,12 +236,13 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
                 ids[0] = session.publish(event, data, id, call, once, mandatory, flags)
                 return ids[0]
 
-            self._ask(send, timeout_s)
-            return requests.decoded(ids[0])
+            answer = self._ask(send, timeout_s)
+            return requests.PublishedId.of(ids[0], answer)
         with self._connection.lock:
             if not session.has_room and not self._connection.room(self._deadline(timeout_s)):
                 Call().result()
-            return requests.decoded(session.publish(event, data, id, None, once, mandatory, flags))
+            sent = session.publish(event, data, id, None, once, mandatory, flags)
+            return requests.PublishedId.of(sent, b"")
 
     def publish_many(
         self,

@@ -30,7 +30,8 @@ from mqks.protocol.replies import ESCAPED, read_traits
 
 Settle = Callable[["Message", bytes], None]
 
-_TRAITS = rb"((?:,escaped=1)?(?:,priority=-?\d{1,3})?(?:,result=1)?(?:,key=[^ ,]+)?)"
+_TRAITS = rb"((?:,escaped=1)?(?:,priority=-?\d{1,3})?(?:,result=1)?"
+_TRAITS += rb"(?:,unique=[^ ,]+(?:,until=acked)?(?:,for=[\d.]+)?)?(?:,key=[^ ,]+)?)"
 _PEEKED = re.compile(
     rb"event=(.*?)(?:,retry=(\d+))?" + _TRAITS + rb"(?:,meta=([^ ,]+))?"
     rb",seq=(\d+),time=(\d+)(?:,due=(\d+\.\d{3}))?(?:,lease=([^ ,]+))?"
@@ -113,6 +114,12 @@ class Message:
     def key(self) -> str | None:
         """The key it was published with; None without one, or if the consumer has no `meta`."""
         return key_of(self._traits())
+
+    @property
+    def unique(self) -> str | None:
+        """The key that it may hold (`publish(unique=…)`); None without one, or if the consumer has
+        no `meta`."""
+        return unique_of(self._traits())
 
     @property
     def meta(self) -> dict[str, str]:
@@ -291,6 +298,11 @@ def original(traits: bytes, data: bytes) -> bytes:
     return unescape(data) if traits.startswith(ESCAPED) else data
 
 
+def unique_of(traits: bytes) -> str | None:
+    key = read_traits(traits).unique.partition(b",")[0]
+    return unquote(decoded(key), errors="surrogateescape") if key else None
+
+
 def key_of(traits: bytes) -> str | None:
     raw = read_traits(traits).key
     return unquote(decoded(raw), errors="surrogateescape") if raw else None
@@ -322,6 +334,8 @@ class PeekedMessage(NamedTuple):
     key: str | None = None
     lease: str | None = None
     """Of a message that was received: what it is acked by."""
+    unique: str | None = None
+    """The key that it may hold, see `publish`."""
 
     @property
     def letter(self) -> DeadLetter | None:
@@ -345,7 +359,7 @@ class PeekedMessage(NamedTuple):
         what = *names, data, told.retry, meta, dead_letter, due_s
         traits = read_traits(told.traits).priority, key_of(told.traits)
         lease = decoded(told.lease) or None
-        return cls(told.seq, told.time_us / 1e6, *what, *traits, lease)
+        return cls(told.seq, told.time_us / 1e6, *what, *traits, lease, unique_of(told.traits))
 
 
 class JobState(NamedTuple):

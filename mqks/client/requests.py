@@ -30,6 +30,7 @@ from mqks.limits import (
     SEQ_MAX,
     STATS_ROWS_DEFAULT,
 )
+from mqks.protocol.durations import in_seconds
 from mqks.protocol.escapes import escape
 from mqks.protocol.meta import check_meta
 from mqks.protocol.requests import (
@@ -63,6 +64,69 @@ HTTP_FIRST = b"HTTP/", b"<"
 """The first bytes of HTTP answers; the older ones have no headers."""
 
 
+class Unique(NamedTuple):
+    """Of a message: while one of this key waits in a queue, another one is dropped. `until`
+    `acked`: also while a consumer has it, or it will be retried. `for_s`: so many seconds at the
+    most. `on`: what to do with an earlier message of this key: `drop` this one, or `replace` that
+    one."""
+
+    key: str
+    until: Literal["delivered", "acked"] = "delivered"
+    for_s: float | None = None
+    on: Literal["drop", "replace"] = "drop"
+
+    @classmethod
+    def parse(cls, text: str) -> "Unique":
+        """From `KEY[,until=acked][,for=60s][,on=replace]`. Raises InvalidRequest."""
+        key, *options = text.split(",")
+        given = dict(option.partition("=")[::2] for option in options)
+        if len(given) < len(options) or given.keys() - {"until", "for", "on"}:
+            raise InvalidRequest(f"unique: {text[:80]!r} is not KEY[,until=…][,for=…][,on=…]")
+        values: dict[str, Any] = {word: given[word] for word in given.keys() - {"for"}}
+        try:
+            for_s = float(in_seconds(given["for"])) if "for" in given else None
+        except ValueError:
+            raise InvalidRequest(f"unique: for={given['for']!r} is not a time") from None
+        return cls(key, for_s=for_s, **values)
+
+    @property
+    def text(self) -> bytes:
+        """As after `--unique=`."""
+        until = b",until=" + encoded(self.until) if self.until != "delivered" else b""
+        for_s = b"" if self.for_s is None else b",for=" + _seconds("for_s", self.for_s)
+        on = b",on=" + encoded(self.on) if self.on != "drop" else b""
+        return quote(encoded(self.key), safe="").encode() + until + for_s + on
+
+
+class PublishedId(str):
+    """The id of a message that was published with a confirm."""
+
+    __slots__ = ("duplicate_of", "replaced")
+
+    duplicate_of: str | None
+    """The message that holds its key in a queue: no queue has got this one."""
+    replaced: str | None
+    """The message whose place it has."""
+
+    @classmethod
+    def of(cls, message_id: bytes, answer: bytes) -> "PublishedId":
+        """What the confirm tells. One of the same id is the message itself, which was sent again
+        since its confirm was lost."""
+        own = cls(decoded(message_id))
+        what, _, other = decoded(answer).partition(" ")
+        other = "" if other == own else other
+        own.duplicate_of = other or None if what == "duplicate" else None
+        own.replaced = other or None if what == "replaced" else None
+        return own
+
+
+class Count(int):
+    """A number of messages."""
+
+    duplicates = 0
+    """So many more stay where they were, since others hold their keys there."""
+
+
 class Repeatable(TypedDict, total=False):
     """Options of `publish` that many messages can have."""
 
@@ -72,6 +136,7 @@ class Repeatable(TypedDict, total=False):
     to: str | None
     priority: int | None
     key: str | None
+    unique: str | Unique | None
     once_s: float | None
     """The server drops it if it had one with this id less than so many seconds ago."""
 
@@ -274,6 +339,8 @@ def _checked(what: str, value: Any, read: Reader) -> bytes:
         text = quote(told_reason(value), errors="surrogateescape").encode()
     elif what in ("after", "limit", "prefetch", "priority"):
         text = b"%d" % _whole(what, value)
+    elif what == "unique" and isinstance(value, str | Unique):
+        text = (value if isinstance(value, Unique) else Unique(value)).text
     elif what == "key" and isinstance(value, str):
         text = quote(encoded(value), safe="").encode()
     else:
@@ -814,9 +881,13 @@ def refusal(text: bytes) -> str:
 
 def number_told(answer: bytes) -> int:
     """Raises ProtocolViolation."""
-    if not is_number(answer):
+    number, is_more, stay = answer.partition(b" duplicate ")
+    if not is_number(number) or (is_more and not is_number(stay)):
         raise unexpected(answer, "a number")
-    return int(answer)
+    count = Count(number)
+    if is_more:
+        count.duplicates = int(stay)
+    return count
 
 
 def reason_told(answer: bytes) -> str | None:

@@ -63,7 +63,7 @@ UNACKED = ("queue", "seq", "consumer", "delivered", "id", "event", "retry", "dat
 MESSAGE = ("seq", "time", "id", "event", "data_bytes", "retry")
 MORE_OF_A_MESSAGE = (
     *("meta", "due", "expires", "rejects", "losses", "dead_letter", "letter"),
-    *("escaped", "priority", "key"),
+    *("escaped", "priority", "key", "unique"),
 )
 SCHEDULE = (
     *("name", "when", "event", "paused", "next", "last", "last_queues", "missed", "error"),

@@ -115,6 +115,11 @@ def publish(
         float | None, "SECONDS", "Keep what becomes of it until so long after its end."
     ] = None,
     batch: Annotated[str | None, "NAME", "The batch that it joins."] = None,
+    unique: Annotated[
+        str | None,
+        "KEY[,until=acked][,for=SECONDS][,on=replace]",
+        "Drop it while a message of this key waits in the queue, or replace that.",
+    ] = None,
 ) -> Told:
     """Publish one message, each line of stdin, or a file.
 
@@ -136,6 +141,10 @@ def publish(
     terms: Terms = {"delay_s": delay, "at": _time(at), "ttl_s": ttl, "meta": pairs(meta or ())}
     terms |= {"to": to, "priority": priority, "key": key, "batch": batch}
     terms |= {"keep_result_s": keep_result}
+    if unique is not None:
+        from mqks.client.requests import Unique  # here, so that --help need not load it
+
+        terms["unique"] = Unique.parse(unique)
     content = Path(file).read_bytes() if file is not None else data or ""
     with server.connected() as client:
         if to is not None:
@@ -147,7 +156,14 @@ def publish(
         given = client.publish(
             event, content, confirm=confirm, id=id, once=once, mandatory=mandatory, **terms
         )
-        return {"id": given, "confirmed": confirm}, printable(given)
+        told = {"id": given, "confirmed": confirm}
+        if given.duplicate_of is not None:
+            line = f"{printable(given)} is a duplicate of {printable(given.duplicate_of)}"
+            return told | {"duplicate_of": given.duplicate_of}, line
+        if given.replaced is not None:
+            line = f"{printable(given)} replaced {printable(given.replaced)}"
+            return told | {"replaced": given.replaced}, line
+        return told, printable(given)
 
 
 def _time(text: str | None) -> "datetime | float | None":
@@ -543,7 +559,7 @@ def _json(message: "Message", *, meta: bool) -> bytes:
         dead = message.dead_letter
         told |= {"meta": message.meta, "dead_letter": dead and dead_letter_row(dead)}
         told["letter"] = dead and dead._asdict()  # Its name up to 0.2, with seconds since 1970.
-        told |= {"priority": message.priority, "key": message.key}
+        told |= {"priority": message.priority, "key": message.key, "unique": message.unique}
     return json.dumps(told).encode() + b"\n"
 
 

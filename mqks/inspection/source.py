@@ -77,6 +77,7 @@ def message_row(
         "escaped": told.escaped,
         "priority": told.priority,
         "key": key,
+        "unique": requests.decoded(told.unique) or None,
     }
 
 

@@ -28,7 +28,8 @@ _ONLY_OF_A_SERVER = (
     *("memory_bytes", "metadata_bytes", "unacked_bytes", "unhandled_bytes", "unsent_bytes"),
     *("disk_full", "draining", "read_only"),
     *("received", "routed", "unroutable", "confirmed", "delivered", "redelivered"),
-    *("acknowledged", "rejected", "dead", "dropped", "purged", "errors", "failed_logins"),
+    *("acknowledged", "rejected", "dead", "dropped", "duplicates", "replaced", "purged", "errors"),
+    "failed_logins",
     *("loop_held", "loop_late", "reverts_seen", "timer_repeats"),
     *("traces", "trace_bytes"),
 )

@@ -96,6 +96,8 @@ def _terms(form: Form) -> dict[str, Any]:
         terms["priority"] = int(priority)
     if key := form.get("key", ""):
         terms["key"] = key
+    if unique := form.get("unique", ""):
+        terms["unique"] = requests.Unique.parse(unique)
     if meta := _pairs(form, "meta"):
         terms["meta"] = meta
     requests.flags("publish", terms)
@@ -112,6 +114,10 @@ async def _publish(client: AsyncClient, form: Form) -> str:
         bound = await client.stats("bindings", form["event"], f"--limit={BINDINGS}")
         if len(bound) < BINDINGS and not any(each["exists"] for each in bound):
             nobody = " No queue is bound to the event: nobody gets the message."
+    if given.duplicate_of is not None:
+        return f"Not published: {printable(given.duplicate_of)} has its key, and waits."
+    if given.replaced is not None:
+        return f"Published as {printable(given)}, in place of {printable(given.replaced)}."
     return f"Published as {printable(given)}.{nobody}"
 
 

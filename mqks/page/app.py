@@ -452,7 +452,17 @@ class Page:
 
     async def _publish(self, request: Request, session: PageSession) -> Response:
         typed, session.typed = session.typed, {}
-        keys = ("event", "data", "meta", "delay_s", "ttl_s", "priority", "key", "mandatory")
+        keys = (
+            "event",
+            "data",
+            "meta",
+            "delay_s",
+            "ttl_s",
+            "priority",
+            "key",
+            "unique",
+            "mandatory",
+        )
         wanted = {key: typed.get(key) or _parameter(request, key) for key in keys}
         return await self._shown("publish.html", session, here="publish", wanted=wanted)
 

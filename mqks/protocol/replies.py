@@ -53,6 +53,10 @@ PRIORITY: Final = b",priority="
 """Among the traits, which have commas only between them, and attributes none."""
 
 
+UNIQUE: Final = b",unique="
+"""Among the traits, before the key."""
+
+
 class Parts(NamedTuple):
     """A message in its stored form: text, attributes, and internal facts, each after a tab."""
 
@@ -62,7 +66,7 @@ class Parts(NamedTuple):
     published: bytes = b""
     """When it was first published, if that is not the time of its number."""
     traits: bytes = b""
-    """How it was published, as a delivery tells it: `,escaped=1,priority=5,key=a`."""
+    """How it was published, as a delivery tells it: `,escaped=1,priority=5,unique=b,key=a`."""
 
     def joined(self) -> bytes:
         return ATTRIBUTES.join(self).rstrip(ATTRIBUTES)
@@ -73,6 +77,8 @@ class Traits(NamedTuple):
     priority: int
     key: bytes
     """Percent-encoded; empty without one."""
+    unique: bytes = b""
+    """As after `--unique=`: its key, until when that is held, and for how long."""
 
 
 NO_TRAITS: Final = Traits(False, 0, b"")
@@ -81,7 +87,13 @@ NO_TRAITS: Final = Traits(False, 0, b"")
 def read_traits(traits: bytes) -> Traits:
     """What `Parts.traits` say."""
     told = dict(each.split(b"=", 1) for each in traits.split(b",")[1:])
-    return Traits(b"escaped" in told, int(told.get(b"priority", 0)), told.get(b"key", b""))
+    unique = b"%b%b%b" % (
+        told.get(b"unique", b""),
+        b",until=acked" if b"until" in told else b"",
+        b",for=" + told[b"for"] if b"for" in told else b"",
+    )
+    priority = int(told.get(b"priority", 0))
+    return Traits(b"escaped" in told, priority, told.get(b"key", b""), unique)
 
 
 def parts(message: bytes) -> Parts:

@@ -72,6 +72,26 @@ class Request(NamedTuple):
     rest: bytes
 
 
+class UniqueTerms(NamedTuple):
+    """While a message of this key waits in a queue, another one is dropped, or takes its place."""
+
+    key: bytes
+    """Percent-encoded."""
+    until_acked: bool = False
+    """The key is held until the message is acked or dead, not only until it is delivered."""
+    for_us: int = 0
+    """It is held for this time at the most; 0: there is no such limit."""
+    replaces: bool = False
+    """Take the place of the message that holds the key."""
+
+    @property
+    def trait(self) -> bytes:
+        """As in `replies.Parts`; what it does to an earlier message is over."""
+        until = b",until=acked" if self.until_acked else b""
+        for_s = b",for=%b" % (b"%.6f" % (self.for_us / 1e6)).rstrip(b"0").rstrip(b".")
+        return b",unique=%b%b%b" % (self.key, until, for_s if self.for_us else b"")
+
+
 class Publish(NamedTuple):
     event: bytes
     data: bytes
@@ -95,16 +115,18 @@ class Publish(NamedTuple):
     """How long its result is kept after its end; 0: it is not."""
     batch: bytes | None = None
     """The batch that it joins."""
+    unique: UniqueTerms | None = None
 
     @property
     def traits(self) -> bytes:
         """See `replies.Parts`."""
-        if not (self.escaped or self.priority or self.key or self.keep_us):
+        if not (self.escaped or self.priority or self.key or self.keep_us or self.unique):
             return b""
-        return b"%b%b%b%b" % (
+        return b"%b%b%b%b%b" % (
             b",escaped=1" if self.escaped else b"",
             b",priority=%d" % self.priority if self.priority else b"",
             b",result=1" if self.keep_us else b"",
+            self.unique.trait if self.unique else b"",
             b",key=" + self.key if self.key else b"",
         )
 
@@ -824,8 +846,30 @@ def _one_of(choices: Mapping[bytes, Any], value: bytes) -> Any:
     return choices[value]
 
 
+def read_unique(value: bytes) -> UniqueTerms:
+    """From the value of `--unique`, or what `Traits.unique` has of it. Raises BadRequest."""
+    key, *options = value.split(b",")
+    found: dict[str, Any] = {}
+    for option in options:
+        word, _, told = option.partition(b"=")
+        if word not in _UNIQUE:
+            raise BadRequest(f"{shown(option)} is not until=, for= or on=")
+        name, read = _UNIQUE[word]
+        if name in found:
+            raise BadRequest(f"{word.decode()}= is given twice")
+        found[name] = read(told)
+    return UniqueTerms(check_key(key), **found)
+
+
 def _or_none(reader: Reader, value: bytes) -> Any:
     return reader(value) if value else None
+
+
+_UNIQUE: dict[bytes, tuple[str, Reader]] = {
+    b"until": ("until_acked", partial(_one_of, {b"delivered": False, b"acked": True})),
+    b"for": ("for_us", lambda value: round(_duration_s(value) * 1e6)),
+    b"on": ("replaces", partial(_one_of, {b"drop": False, b"replace": True})),
+}
 
 
 def _rule(value: bytes) -> DeleteRule:
@@ -922,10 +966,9 @@ def _open_batch(name: bytes, *words: bytes, **values: Any) -> Batching:
     if request.publish is None:
         if request.on_dead:
             raise BadRequest("publish is missing, as in: open_batch b --on-dead publish failed b")
-    elif request.publish.once_s or _is_watched(request.publish):
-        raise BadRequest(
-            "--once, --keep-result and --batch have no meaning in what follows a batch"
-        )
+    elif request.publish.once_s or request.publish.unique or _is_watched(request.publish):
+        told = "--once, --unique, --keep-result and --batch"
+        raise BadRequest(f"{told} have no meaning in what follows a batch")
     return request
 
 
@@ -1102,6 +1145,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--timeout": ("timeout_s", partial(_seconds, most=DRAIN_S_MAX)),
     "--to": ("to", _any_name),
     "--tz": ("zone", _short_text),
+    "--unique": ("unique", read_unique),
     "--wait": ("wait_us", partial(_delay_us, most=RECEIVE_WAIT_S_MAX)),
     "--when-unused": ("rule", _rule),
     "--where": ("where", partial(check_meta, reserved=True)),
@@ -1147,10 +1191,13 @@ _TABLE = (
         "publish",
         "[--once[={seconds}]] [--mandatory] [--delay={seconds}|--at={time}] [--ttl={seconds}] "
         "[--meta={key}={value}[&...]] [--to={queue}] [--escaped] [--priority={n}] [--key={key}] "
+        "[--unique={key}[,until=delivered|acked][,for={seconds}][,on=drop|replace]] "
         "[--dead-letter={meta}] [--keep-result={seconds}] [--batch={name}] {event} {data}",
         Publish,
         {"event": "publish", "to": "consume", "letter": "admin", "batch": "batch"},
         parser=_with_data,
+        # A duplicate has no end of its own.
+        apart=((b"--unique", b"--keep-result", b"--batch"),),
         is_kept=True,
     ),
     Action(

@@ -61,6 +61,8 @@ TOTALS: Final = {
     "mqks_messages_acknowledged_total": "Messages acked, or delivered without manual ack.",
     "mqks_messages_rejected_total": "Messages rejected by consumers.",
     "mqks_messages_dropped_total": "Dead messages without a dead-letter queue.",
+    "mqks_messages_duplicates_total": "Copies that a unique message has kept out of a queue.",
+    "mqks_messages_replaced_total": "Messages whose place a unique one has taken.",
     "mqks_messages_purged_total": "Messages dropped by purge and trim.",
     "mqks_errors_total": "Error replies.",
     "mqks_failed_logins_total": "Logins with a wrong password or token.",

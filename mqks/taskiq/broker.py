@@ -16,7 +16,7 @@ from mqks.client.errors import ClientError, RequestFailed
 from mqks.client.lazy import LazyClient
 from mqks.client.messages import Message
 from mqks.client.options import Options
-from mqks.client.requests import PolicyKeywords
+from mqks.client.requests import PolicyKeywords, Unique
 from mqks.client.urls import Urls
 
 PREFETCH = 100
@@ -27,19 +27,20 @@ longer than half of it."""
 LABELS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "delay": ("delay_s", float),
     "priority": ("priority", int),
+    "unique": ("unique", Unique.parse),
 }
 """The labels of a task that the server keeps, and what they are of a message."""
 
 
 def terms_of(labels: dict[str, Any]) -> dict[str, Any]:
-    """Options of `client.publish`. Raises ValueError for a label that is no number."""
+    """Options of `client.publish`. Raises ValueError for a label that is wrong, as no number."""
     terms: dict[str, Any] = {}
     for label, (term, read) in LABELS.items():
         if label in labels:
             try:
                 terms[term] = read(labels[label])
-            except (TypeError, ValueError):
-                raise ValueError(f"the label {label} is no number: {labels[label]!r}") from None
+            except (AttributeError, TypeError, ValueError):
+                raise ValueError(f"the label {label} is wrong: {labels[label]!r}") from None
     return terms
 
 

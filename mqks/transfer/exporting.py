@@ -20,7 +20,7 @@ from mqks.inspection.text import data_as_text, time_text
 VERSION = 1
 _OFTEN_EMPTY = {
     *("doubtful", "meta", "due", "expires", "rejects", "losses"),
-    *("dead_letter", "letter", "escaped", "priority", "key"),
+    *("dead_letter", "letter", "escaped", "priority", "key", "unique"),
 }
 """Fields that are omitted if they have no value."""
 _PLAIN = re.compile("([^ ]+) event=([^ ,]+)(?:,retry=([0-9]+))?,seq=([0-9]+),time=([0-9]+) (.*)")

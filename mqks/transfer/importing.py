@@ -101,6 +101,8 @@ class Line(NamedTuple):
         flags = [b"--meta=%b " % self.name("meta")] if self.row.get("meta") else []
         if self.row.get("dead_letter"):
             flags.append(b"--dead-letter=%b " % self._letter(self.row["dead_letter"]))
+            # A living message would be dropped if another one of its key was imported before.
+            flags += [b"--unique=%b " % self.name("unique")] if self.row.get("unique") else []
         try:
             told = {name: self.row.get(name) or None for name in ("priority", "key")}
             flags += [b"%b " % flag for flag in requests.flags("publish", told)]

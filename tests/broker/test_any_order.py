@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
+from mqks.broker.features.admission import unique
 from mqks.broker.features.death import deaths, moves
-from mqks.broker.features.order import keyed, ranked
+from mqks.broker.features.order import keyed, placed, ranked
 from mqks.broker.features.time import delays, expiry
 from mqks.broker.requests import scheduled
 from mqks.broker.spine.log import pending as pending_module
@@ -29,6 +30,14 @@ POLICIES = [
 KEEPING = [each for each in POLICIES if "dead" not in each and "reset" not in each]
 MESSAGE_FLAGS = ["", "--delay=2", "--ttl=1", "--delay=1 --ttl=2", "--meta=a=1", "--at=1790001002"]
 MESSAGE_FLAGS += ["--key=a", "--key=b", "--key=a --delay=1", "--key=c --ttl=1"]
+MESSAGE_FLAGS += [
+    "--unique=a",
+    "--unique=a,on=replace",
+    "--unique=a,on=replace --delay=1",
+    "--unique=b,until=acked,on=replace",
+    "--unique=b,until=acked,for=2",
+    "--unique=b,on=replace --once",
+]
 PRIORITIES = ["", "", " --priority=5", " --priority=-3"]
 REDRIVES = [
     *(b"redrive d", b"redrive d --limit=2", b"redrive d --to=r", b"redrive d --event=e"),
@@ -47,6 +56,8 @@ SMALL_STEPS = {
     scheduled: {"STEP_BODIES": 2},
     queue: {"STEP_MESSAGES": 2},
     deaths: {"STEP_MESSAGES": 2},
+    unique: {"STEP_MESSAGES": 2},
+    placed: {"STEP_MESSAGES": 2, "PLACED_MAX": 3, "STALE_PLACES": 1},
     pending_module: {"BATCH_QUEUES_MAX": 1},
 }
 
@@ -146,6 +157,8 @@ class Kills(SmallSteps):
         for _ in range(many):
             message = b"m%d" % next(self.ids)
             self.published.add(message)
+            if "--unique" in flags:  # Another one may keep it out, or take its place.
+                self.may_be_gone.add(message)
             self.due_us[message] = {
                 "--delay=2": lab.now_us + 2_000_000,
                 "--delay=1 --ttl=2": lab.now_us + 1_000_000,

@@ -34,6 +34,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
             *(b"--meta=a=b", b"--to=q", b"--escaped", b"--priority=5", b"--key=k"),
             b"--keep-result=9",
             b"--batch=open",
+            b"--unique=k%d,on=replace",
             b"--dead-letter=reason=ttl&queue=q&tries=1&published=1.000&died=2.000",
         ),
         b"e x",

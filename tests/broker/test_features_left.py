@@ -24,6 +24,11 @@ LEFT = {
         *(b"d publish --priority=5 e z", b"a ack c d"),
         *(line % n for n in range(70) for line in (b"d%d publish e z", b"a ack c d%d")),
     ],
+    "a unique message": [b"d publish --unique=k,until=acked e z", b"a ack c d"],
+    "a unique message that was replaced": [
+        *(b"x pause q --deliveries", b"f publish --unique=k e z", b"g publish e z"),
+        *(b"d publish --unique=k,on=replace e z", b"x resume q", b"a ack c d", b"a ack c g"),
+    ],
     "an order by key": [
         *(b"s set_queue q --ordered=key", b"d publish --key=k e z", b"a ack c d"),
         b"s set_queue q --reset",

@@ -46,7 +46,7 @@ from mqks.journal.store import OpenStore
 from mqks.settings import DatabaseUrl, Settings
 from tests.fuzz.invariants import waiting
 from tests.kit.compiled import patches_modules
-from tests.kit.model import Model, ModelBatch
+from tests.kit.model import Message, Model, ModelBatch
 from tests.kit.postgres import Postgres
 
 CONNECTIONS = st.sampled_from(["k1", "k2", "k3"])
@@ -262,7 +262,9 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.queues)
     @rule(connection=CONNECTIONS, data=st.data(), pauses=st.booleans())
     def pause_or_resume(self, connection: str, data: st.DataObject, pauses: bool) -> None:
-        name = data.draw(st.sampled_from(sorted(self.model.queues)))
+        self.pause(connection, data.draw(st.sampled_from(sorted(self.model.queues))), pauses)
+
+    def pause(self, connection: str, name: str, pauses: bool) -> None:
         request = f"pause --confirm {name} --deliveries" if pauses else f"resume --confirm {name}"
         self.send(connection, f"p {request}")
         self.model.queues[name].paused = pauses
@@ -817,6 +819,64 @@ class MachineWithPriorities(MachineWithTimes):
         self.consume_more(connection, "c1", "q1", confirm=False)
 
 
+class MachineWithKeys(MachineWithTimes):
+    """The same, of unique messages."""
+
+    def send(self, name: str, line: str) -> None:
+        """What comes from disk, comes before the next request: the model knows no disk."""
+        super().send(name, line)
+        while any(connection.works for connection in self.connections.values()):
+            self.broker.go_on()
+            self._flush()
+        self._flush()
+
+    @rule(
+        connection=CONNECTIONS,
+        event=EVENTS,
+        key=st.sampled_from(["k", "l"]),
+        until_acked=st.booleans(),
+        replaces=st.booleans(),
+        delay=st.just(0.0) | DELAYS,
+    )
+    def publish_unique(
+        self,
+        connection: str,
+        event: str,
+        key: str,
+        until_acked: bool,
+        replaces: bool,
+        delay: float,
+    ) -> None:
+        number, queues = next(self.requests), self.bound_to(event)
+        flags = [f"--unique={key}{',until=acked' * until_acked}{',on=replace' * replaces}"]
+        flags += [f"--delay={delay}"] if delay else []
+        words = [f"u{number} publish --confirm", *flags, event, f"d{number}"]
+        self.send(connection, " ".join(words))
+        wanted = Message(0, f"u{number}", event, f"d{number}", unique=key, until_acked=until_acked)
+        self.model.publish_unique(connection, wanted, queues, replaces, delay)
+
+    @rule(
+        connection=CONNECTIONS,
+        publishes=st.lists(st.tuples(st.sampled_from(["k", "l"]), st.booleans()), min_size=1),
+        crashes=st.booleans(),
+    )
+    def some_are_replaced(
+        self, connection: str, publishes: list[tuple[str, bool]], crashes: bool
+    ) -> None:
+        """And their keys are learned from disk: chance seldom finds the way there."""
+        self.consume_more(connection, "c1", "q1", confirm=False)
+        self.pause(connection, "q1", True)
+        for key, until_acked in publishes:
+            self.publish_unique(connection, "e1", key, until_acked, True, 0.0)
+            self.publish(connection, ["m1"], "e1")
+        if crashes:
+            self.commit()
+            self.crash()
+        self.publish_unique(connection, "e1", "k", False, False, 0.0)
+        self.consume_more(connection, "c1", "q1", confirm=False)
+        self.pause(connection, "q1", False)
+
+
 class MachineInMemory(Machine):
     def __init__(self) -> None:
         super().__init__()
@@ -867,6 +927,7 @@ def test_broker_and_journal_in_postgresql_against_the_model(
         Machine,
         pytest.param(MachineWithTimes, marks=pytest.mark.slow),
         pytest.param(MachineWithPriorities, marks=pytest.mark.slow),
+        MachineWithKeys,
         pytest.param(MachineWithJobs, marks=pytest.mark.slow),
         MachineInMemory,
     ],

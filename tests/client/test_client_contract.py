@@ -38,6 +38,7 @@ from mqks import (
     ReplyTimeout,
     RequestFailed,
     Stopped,
+    Unique,
 )
 from mqks.client.wire import Wire
 from mqks.testing import Broker
@@ -479,6 +480,43 @@ async def test_priority_and_key_are_told_with_meta(client: Any) -> None:
         for wrong in ({"priority": 128}, {"key": ""}, {"key": "k" * 257}):
             with pytest.raises(InvalidRequest):
                 await client.publish("e", "x", **wrong)
+
+
+async def test_unique_messages_tell_what_became_of_them(client: Any) -> None:
+    await client.subscribe("q", ["e"])
+    first = await client.publish("e", 1, unique="a b,ü", confirm=True)
+    again = await client.publish("e", 1, unique="a b,ü", confirm=True, id=first)
+    dropped = await client.publish("e", 2, unique="a b,ü", confirm=True)
+    assert await client.publish_many([("e", 3)], unique="a b,ü") == 1
+    wanted = Unique("a b,ü", until="acked", for_s=60, on="replace")
+    second = await client.publish("e", 4, unique=wanted, confirm=True)
+
+    assert [(each.duplicate_of, each.replaced) for each in (first, again, dropped, second)] == [
+        *((None, None), (None, None), (first, None), (None, first)),
+    ]
+    [peeked] = await client.peek("q")
+    async with client.consume("q", meta=True) as consumer:
+        [message] = await take(consumer, 1)
+        for each in (peeked, message):
+            assert (each.id, each.unique, each.data) == (second, "a b,ü", b"4")
+        assert (await client.publish("e", 5, unique="a b,ü", confirm=True)).duplicate_of == second
+        message.reject(dead=True)
+    for wrong in ("", "k" * 257, Unique("k", until="never"), Unique("k", for_s=0)):  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest):
+            await client.publish("e", "x", unique=wrong)
+
+
+async def test_a_redrive_counts_those_whose_keys_are_held(client: Any) -> None:
+    await client.subscribe("q", ["e"])
+    await client.set_queue("q", dead_letter_queue="dead")
+    await client.publish("e", 1, unique="k", confirm=True)
+    async with client.consume("q") as consumer:
+        [message] = await take(consumer, 1)
+        message.reject(dead=True)
+    await until(lambda: ready(client, "dead"), 1)
+    await client.publish("e", 2, unique="k", confirm=True)
+    moved = await client.redrive("dead")
+    assert (moved, moved.duplicates) == (0, 1)
 
 
 async def test_leaving_sends_what_was_published(

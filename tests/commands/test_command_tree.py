@@ -108,6 +108,7 @@ NO_DEFAULT = """
     --html --parquet --retries --losses --deliveries --backoff --dead-letters --messages-max
     --bytes-max --overflow --single-consumer --ack-timeout --ordered --fair --paused --labels
     --readers --publishes-paused --paused-until --concurrency --for --file --out --priority --key
+    --unique
     --rate --concurrency-per-key --rate-per-key --every --jitter --catalog --keep --user
     --keep-result --reason --batch --then --on-dead
 """

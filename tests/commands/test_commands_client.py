@@ -108,6 +108,22 @@ def test_what_is_due_first_is_shown(shell: Console) -> None:
     assert shell("peek", "q", "--soonest", "--limit", "2") == (0, b"sooner\nlater\n", b"")
 
 
+def test_a_unique_message(shell: Console) -> None:
+    shell.subscribe()
+    words = "publish", "e", "data", "--unique"
+    assert shell(*words, "a b,on=replace", "--id", "m1") == (0, b"m1\n", b"")
+    assert shell(*words, "a b", "--id", "m2") == (0, b"m2 is a duplicate of m1\n", b"")
+    replaces = *words, "a b,on=replace,for=1h,until=acked"
+    assert shell(*replaces, "--id", "m3") == (0, b"m3 replaced m1\n", b"")
+    code, told, _ = shell(*words, "a b", "--id", "m4", "--json")
+    assert (code, json.loads(told)["duplicate_of"]) == (0, "m3")
+    assert shell(*words, "k,for=ever")[0] == 65
+    code, told, _ = shell("inspect", "messages", "q", "--json")
+    assert [json.loads(row)["unique"] for row in told.splitlines()] == [
+        "a%20b,until=acked,for=3600"
+    ]
+
+
 def test_a_file_goes_there_and_back(shell: Console) -> None:
     shell.subscribe()
     sent = [bytes(range(256)) * 100, b"", b"text\n"]

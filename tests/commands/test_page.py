@@ -325,6 +325,21 @@ def test_hostile_names_and_payloads_stay_text(page: Page, client: mqks.BlockingC
     expect(page.locator("article pre")).to_have_text(repr(b"\xff\x00\xfe"))
 
 
+def test_a_unique_message_is_published(page: Page, client: mqks.BlockingClient) -> None:
+    client.subscribe("orders", ["order.new"])
+    client.publish("order.new", "x", id="m1", unique="user 17", confirm=True)
+    for typed, told in (
+        ("user 17", "Not published: m1 has its key"),
+        ("user 17,on=replace", "in place of m1"),
+    ):
+        page.goto("/publish")
+        page.get_by_label("Event", exact=True).fill("order.new")
+        page.get_by_label("Unique key").fill(typed)
+        sure(page, "Publish", told)
+    page.goto("/queue?name=orders")
+    expect(page.get_by_text("unique key user 17")).to_be_visible()
+
+
 def test_a_message_is_published_and_copied(page: Page, client: mqks.BlockingClient) -> None:
     page.goto("/publish")
     page.get_by_label("Event", exact=True).fill("order.new")

@@ -155,6 +155,7 @@ def test_headers_are_the_options_of_publish(api: Api, client: BlockingClient) ->
 SAME = {
     "Mqks-Meta": (b"a=1+2&b=%c3%B8&%41=/~%2C", b"\xc3\xb8=1", b"a=1,2", b"a=%zz", b"a", b"=", b""),
     "Mqks-Key": (b"a+b%20c%c3%B8/d", b"%FF", b"\xc3\xb8", b"a,b", b"a%", b""),
+    "Mqks-Unique": (b"a+b,on=replace", b"a,until=acked,for=9", b"a,b", b"a,on=", b"", b"\xc3\xb8"),
     "Mqks-Priority": (b"-7", b"007", b"+7", b"1_0", b"\xb2", b"128", b""),
     "Mqks-Delay": (b"0", b"0.000", b"0e5", b"1_0", b"nan", b"-1", b"\xd9\xa1", b""),
     "Mqks-Ttl": (b"1e3", b"+5", b"0", b"inf", b"1_0", b""),

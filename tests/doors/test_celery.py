@@ -247,6 +247,19 @@ def test_publishes_in_a_pipeline_are_confirmed_together(mqks_broker: Broker) -> 
             publish_three(shut=True)
 
 
+def test_a_unique_message_by_a_header(connection: Any) -> None:
+    with connection as conn, conn.channel() as channel:
+        channel.queue_declare("q")
+        producer = conn.Producer(channel=channel)
+        for number, header in enumerate(["k", "k", "k,on=replace,for=60", "other"]):
+            producer.publish({"n": number}, routing_key="q", headers={"unique": header})
+        found = [channel.basic_get("q", no_ack=True) for _ in range(3)]
+        assert [each and json.loads(each.body)["n"] for each in found] == [2, 3, None]
+        for wrong in ("k,until=acked", "k,for=ever", "k,never"):
+            with pytest.raises(mqks.InvalidRequest):
+                producer.publish({}, routing_key="q", headers={"unique": wrong})
+
+
 def test_events_are_not_waited_for(connection: Any) -> None:
     with connection as conn, conn.channel() as channel:
         exchange = kombu.Exchange("ev", "topic", delivery_mode=1)

@@ -58,6 +58,8 @@ NOT_HERE = {
     "its peek is one request": ("more_is_peeked_than_one_answer_has",),
     "it has other names": (
         "priority_and_key_are_told_with_meta",
+        "unique_messages_tell_what_became_of_them",
+        "a_redrive_counts_those_whose_keys_are_held",
         "a_message_is_traced",
         "a_queue_is_renamed",
         "set_queue",

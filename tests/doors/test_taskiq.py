@@ -1,6 +1,7 @@
 """taskiq on a real server: what of it the server keeps."""
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -119,6 +120,22 @@ async def test_priorities_and_delays(mqks_broker: Broker) -> None:
             with pytest.raises(SendTaskError):
                 await run.kicker().with_labels(**wrong).kiq("never")
         assert len(ran) == 3
+
+
+async def test_a_unique_task(mqks_broker: Broker) -> None:
+    async with made(mqks_broker.url) as broker:
+
+        @broker.task
+        async def run(name: str) -> None: ...
+
+        for name, label in (("a", "k"), ("b", "k"), ("c", "k,on=replace"), ("d", "other")):
+            await run.kicker().with_labels(unique=label, delay=60).kiq(name)
+        client = await broker.lazy.get()
+        found = await client.peek("taskiq", scheduled=True)
+        assert [json.loads(each.data)["args"] for each in found] == [["c"], ["d"]]
+        for wrong in ("k,for=ever", "k,never"):
+            with pytest.raises(SendTaskError):
+                await run.kicker().with_labels(unique=wrong).kiq("never")
 
 
 async def test_another_queue(mqks_broker: Broker) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 from mqks.broker.broker import Broker
 from mqks.broker.features.admission.made import MadeCapacity
 from mqks.broker.features.admission.pauses import PausableCapacity
+from mqks.broker.features.admission.unique import KEY_BYTES, UniqueKeys, _wanted
 from mqks.broker.features.death.deaths import _kill_read
 from mqks.broker.features.jobs.waiter import ResultWaiter
 from mqks.broker.features.order.keyed import Keyed
@@ -127,6 +128,7 @@ def _check_queue(queue: Queue) -> None:
         counted, size = queue.capacity._counted, queue.capacity.backlog[1]
         require(counted == size, f"{name!r}: {counted} bytes count for its user, and {size} wait")
     _check_deadline(queue)
+    _check_unique(queue)
     _check_times_end(queue)
     _check_turns(queue)
 
@@ -196,7 +198,39 @@ def dying(queue: Queue, fetches: Iterable[Fetch]) -> Iterator[int]:
 
 def memory_bytes(queue: Queue) -> int:
     bodies = timed(queue).delays.bodies if queue.times else {}
-    return queue.lane.blocks.memory_bytes + _size(bodies.values())
+    keys = 0 if queue.lane.unique is None else _unique(queue)._size
+    return queue.lane.blocks.memory_bytes + _size(bodies.values()) + keys
+
+
+def _unique(queue: Queue) -> UniqueKeys:
+    assert isinstance(queue.lane.unique, UniqueKeys)
+    return queue.lane.unique
+
+
+def _check_unique(queue: Queue) -> None:
+    """Who holds a key lives, and has it in its text; and nobody else could."""
+    lines = {number: line for number, line in queue.lane.blocks if line is not None}
+    lines |= timed(queue).delays.bodies if queue.times is not None else {}
+    lines |= {n: line for each in consumers_of(queue) for n, line in _deliveries(each)}
+    wanted = {number: found for number, line in lines.items() if (found := _wanted(line))}
+    if queue.lane.unique is None:
+        claims = [n for n, found in wanted.items() if found.until_acked and not found.for_us]
+        require(not claims, f"{queue.name!r}: {claims} hold no keys")
+        return
+    keys = _unique(queue)
+    by_number = {holder.number: key for key, holder in keys._holders.items()}
+    require(by_number == keys._by_number, f"{queue.name!r}: holders and numbers differ")
+    sizes = (len(key) + len(holder.message_id) for key, holder in keys._holders.items())
+    require(keys._size == sum(sizes) + KEY_BYTES * len(by_number), f"{queue.name!r}: size of keys")
+    for number, key in by_number.items():
+        found = wanted.get(number)
+        is_its = number not in lines or (found is not None and found.key == key)
+        require(is_its, f"{queue.name!r}: {number} holds {key!r}")
+    for number, found in wanted.items() if keys.is_known else ():
+        can = found.until_acked or keys._is_untried(number)
+        is_held = found.key in keys._holders or bool(found.for_us) or not can
+        require(is_held, f"{queue.name!r}: nobody holds the key of {number}")
+    require(not keys._expected, f"{queue.name!r}: {keys._expected} are expected")
 
 
 def check_counts(queue: Queue) -> None:

@@ -6,7 +6,7 @@ The one rule: it says exactly which lines each consumer and each request gets, i
 import re
 from collections.abc import Container, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mqks.broker.spine.clients.consumer import UNACKED_OVERHEAD_BYTES
 from mqks.broker.spine.message.states import AFTER, APPENDS, Event, State
@@ -34,6 +34,12 @@ class Message:
     batch: int = 0
     """The generation of the batch that it is a member of."""
     has_died: bool = False
+    number: int = 0
+    """Its place, unless it has that of a message that it has replaced."""
+    unique: str = ""
+    until_acked: bool = False
+    was_tried: bool = False
+    """It has been delivered."""
 
     def rank(self) -> tuple[int, int]:
         return -self.priority, self.place
@@ -172,7 +178,7 @@ class Model:
         if name not in self.queues:
             return 0
         ready = self.queues[name].ready
-        oldest = sorted(ready, key=lambda message: message.place)[:count]
+        oldest = sorted(ready, key=lambda message: message.number)[:count]
         ready[:] = [message for message in ready if message not in oldest]
         self.deliver(name)
         return len(oldest)
@@ -181,9 +187,9 @@ class Model:
         """The log: everything that is not settled, in order, but what a delay keeps out of it."""
         held = (message for each in self._consumers(name) for message in each.unacked)
         scheduled = (message for _, message in self.queues[name].scheduled)
-        later = (message for message in scheduled if message.place < ASIDE)
+        later = (message for message in scheduled if message.number < ASIDE)
         messages = [*self.queues[name].ready, *held, *later]
-        return sorted(messages, key=lambda message: message.place)
+        return sorted(messages, key=lambda message: message.number)
 
     def consume(
         self,
@@ -265,9 +271,47 @@ class Model:
         self, message_id: str, event: str, data: str, queues: list[str], delay: float
     ) -> None:
         for name in queues:
-            self.places += 1
-            message = Message(ASIDE + self.places, message_id, event, data)
-            self.queues[name].scheduled.append((self.now + delay, message))
+            self._put_aside(name, Message(0, message_id, event, data), delay)
+
+    def _put_aside(self, name: str, message: Message, delay: float) -> None:
+        self.places += 1
+        message.place = message.number = ASIDE + self.places
+        self.queues[name].scheduled.append((self.now + delay, message))
+
+    def publish_unique(
+        self, connection: str, wanted: Message, queues: list[str], replaces: bool, delay: float
+    ) -> None:
+        placed, duplicate, replaced = False, "", ""
+        for name in queues:
+            queue, message, place = self.queues[name], replace(wanted), 0
+            if (holder := self._holder(name, wanted.unique)) is not None:
+                waits = [each for each in queue.scheduled if each[1] is holder]
+                if not replaces or not (waits or holder in queue.ready):
+                    duplicate = duplicate or holder.id
+                    continue
+                place = holder.place if holder in queue.ready else 0
+                queue.ready = [each for each in queue.ready if each is not holder]
+                queue.scheduled = [each for each in queue.scheduled if each[1] is not holder]
+                replaced = replaced or holder.id
+            placed = True
+            if delay:
+                self._put_aside(name, message, delay)
+                continue
+            self._append(name, message)
+            message.place = place or message.place
+            queue.ready.sort(key=Message.rank)
+            self.deliver(name)
+        told = f"replaced {replaced}" if replaced else ""
+        self.confirm(
+            connection, wanted.id, told if placed or not queues else f"duplicate {duplicate}"
+        )
+
+    def _holder(self, name: str, key: str) -> Message | None:
+        queue = self.queues[name] if name in self.queues else ModelQueue()
+        waiting = [*queue.ready, *(message for _, message in queue.scheduled)]
+        held = [message for each in self._consumers(name) for message in each.unacked]
+        living = [each for each in (*waiting, *held) if each.unique == key and not each.died_in]
+        return next((each for each in living if each.until_acked or not each.was_tried), None)
 
     def give_up(self, consumer_id: str, message_id: str, how: str, delay: float) -> None:
         """`how` is reject, reject --dead, release or touch --for=0."""
@@ -349,18 +393,23 @@ class Model:
         self._make(target)
         self._make(name).dead_letters = target
 
-    def redrive(self, name: str) -> int:
+    def redrive(self, name: str) -> str:
         letters = self.queues[name].ready if name in self.queues else []
-        moved = sorted((m for m in letters if m.died_in), key=lambda message: message.place)
-        for message in moved:
+        dead = sorted((m for m in letters if m.died_in), key=lambda message: message.place)
+        stay, targets = 0, set[str]()
+        for message in dead:
+            target = message.died_in
+            if message.unique and self._holder(target, message.unique):
+                stay += 1
+                continue
             letters.remove(message)
-            self._make(message.died_in)
-            self._append(message.died_in, message)
-        for target in {message.died_in for message in moved}:
+            self._make(target)
+            message.died_in, message.was_tried = "", False
+            self._append(target, message)
+            targets.add(target)
+        for target in targets:
             self.deliver(target)
-        for message in moved:
-            message.died_in = ""
-        return len(moved)
+        return f"{len(dead) - stay} duplicate {stay}" if stay else f"{len(dead)}"
 
     def cancel(self, name: str, message_id: str) -> int:
         queue = self.queues.get(name) or ModelQueue()
@@ -471,6 +520,9 @@ class Model:
         self.held_back.clear()
         for queue in self.queues.values():
             queue.deadline = now + float(queue.rule) if queue.rule else None
+            for message in queue.ready:
+                message.place = message.number
+            queue.ready.sort(key=Message.rank)
 
     # -- within
 
@@ -484,6 +536,7 @@ class Model:
                 self._hold_back(consumer)
                 continue
             message = queue.ready.pop(0)
+            message.place, message.was_tried = message.number, True
             ring.append(consumer)
             self._tell(consumer.connection, message.told_to(consumer.id))
             if consumer.manual_ack:
@@ -533,7 +586,7 @@ class Model:
 
     def _append(self, name: str, message: Message) -> None:
         self.places += 1
-        message.place = self.places
+        message.place = message.number = self.places
         self.queues[name].ready.append(message)
         self.queues[name].ready.sort(key=Message.rank)
 

@@ -183,6 +183,8 @@ def test_values_after_known_traffic(server: ServerProcess, web: Web) -> None:
             "purged": 0,
             "dead": 0,
             "dropped": 0,
+            "duplicates": 0,
+            "replaced": 0,
             "ready": 10,
             "unacked": 9,
             "scheduled": 0,

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from mqks.broker.features.admission import unique
 from mqks.broker.features.admission.pauses import PausableCapacity
 from mqks.broker.features.death import deaths, fates
 from mqks.broker.features.death.dead_letters import restored
@@ -20,4 +21,5 @@ FEATURES: Final = Features(
     throttle=throttles.by_rules,
     timers=Times,
     ack_timers=Deadlines,
+    unique=unique,
 )

@@ -28,7 +28,7 @@ def publish(broker: Broker, connection: Connection, request: Request, wanted: Pu
     broker.metadata.check_names("event", [wanted.event])
     message = broker.publishing.single(request.id, wanted)
     queues = None
-    if wanted.to is None and not wanted.keep_us:
+    if wanted.to is None and not (wanted.keep_us or wanted.unique):
         queues = broker.bindings.route(wanted.event)
     if queues is not None and not (message.once_s and broker.publishing.once.unfinished):
         try:
@@ -43,17 +43,18 @@ def publish(broker: Broker, connection: Connection, request: Request, wanted: Pu
 
 def _publish_later(
     broker: Broker, connection: Connection, request: Request, wanted: Publish
-) -> Work[None]:
+) -> Work[int | bytes | None]:
     """Publish a message when routing takes several turns, after unfinished `--once` publishes, to
-    one queue, whatever its event is bound to, or at the end of a pause, or of which the result is
-    kept. No other work runs between the check and the reservation in its queues."""
+    one queue, whatever its event is bound to, at the end of a pause, or if it is unique or its
+    result is kept. No other work runs between the check and the reservation in its queues."""
     message = broker.publishing.single(request.id, wanted)
     if wanted.to is None:
         queues = yield from broker.publishing.find(message)
     else:
-        while message.once_s and broker.publishing.once.unfinished:
-            yield WAITS
         queues = {existing(broker, "publish", wanted.to): None}
+    yield from broker.publishing.read_keys(message, queues)
+    while message.once_s and broker.publishing.once.unfinished:
+        yield WAITS
     if connection.permissions is not None:  # They may be others than when it came.
         action = ACTIONS[request.action]
         finish(permits.check(broker, connection.permissions, action, request, wanted))
@@ -64,6 +65,7 @@ def _publish_later(
         yield from broker.publishing.publish_later(connection, message, queues)
     else:
         broker.publishing.publish_to(connection, message, queues)
+    return None if message.claim is None else message.claim.told
 
 
 def check_publish(

@@ -5,6 +5,7 @@ ends its patience: its connection ends, or the server stops or drains.
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from mqks.broker.broker import Broker
 from mqks.broker.spine.base.turns import WAITS, Work
@@ -12,6 +13,7 @@ from mqks.broker.spine.clients.connection import KEPT_OVERHEAD_BYTES, Connection
 from mqks.broker.spine.clients.outbox import Slow
 from mqks.errors import LimitExceeded, PublishesWait, QueuePaused
 
+T = TypeVar("T")
 COPIES = 3
 """Of the data of a publish that waits: its line, its arguments and they themselves."""
 
@@ -22,16 +24,15 @@ def may_wait(broker: Broker, connection: Connection) -> bool:
 
 
 def patiently(
-    broker: Broker, connection: Connection, size: int, attempt: Callable[[], Work[None]]
-) -> Work[None]:
+    broker: Broker, connection: Connection, size: int, attempt: Callable[[], Work[T]]
+) -> Work[T]:
     """Do what publishes data of this size, again after each pause for which it had to wait. An
     attempt that raises has changed nothing. Raises BadRequest."""
     flow, settings = broker.flow, broker.settings
     try:
         while True:
             try:
-                yield from attempt()
-                return
+                return (yield from attempt())
             except PublishesWait as pause:
                 if not may_wait(broker, connection):
                     raise QueuePaused(str(pause)) from None

@@ -9,6 +9,7 @@ from itertools import groupby, islice
 from typing import NamedTuple
 
 from mqks.broker.broker import Broker
+from mqks.broker.features.admission.unique import may_join
 from mqks.broker.features.death.moves import Ready, move_out
 from mqks.broker.requests import redrives
 from mqks.broker.requests.checks import check_epoch
@@ -125,10 +126,12 @@ class Plan:
             reason = f"more than {TRANSACTION_BYTES_MAX} bytes of messages are moved since begin"
             raise LimitExceeded("transaction_max", reason)
 
-    def do(self) -> Counter[int]:
-        """Do it, at once; return how many messages each step has taken. What is no longer ready is
-        left alone, and what would need a queue that the user must not make."""
-        broker, user, counts = self._broker, self._user, Counter[int]()
+    def do(self) -> tuple[Counter[int], Counter[int]]:
+        """Do it, at once; return how many messages each step has taken, and how many it would have
+        if others did not hold their keys. What is no longer ready is left alone, and what would
+        need a queue that the user must not make."""
+        broker, user = self._broker, self._user
+        counts, stay = Counter[int](), Counter[int]()
         touched: dict[Place, None] = {broker.queue_for(name, user): None for name in self.targets}
         for (_, source), some in groupby(
             self._taken.values(), lambda each: (each.steps[-1], each.source)
@@ -139,12 +142,15 @@ class Plan:
                 is_there = not source.deleted and source.lane.is_ready(each.number)
                 if not (is_there and broker.made.allows(user, each.to)):
                     continue
+                target = None if each.to is None else broker.queue_for(each.to, user)
+                if target not in (None, source) and not may_join(target, each.line):
+                    stay.update(each.steps)
+                    continue
                 source.lane.take_out(each.number)
                 counts.update(each.steps)
-                if each.to is None:
+                if target is None:
                     dropped.append(each.number)
                 else:
-                    target = broker.queue_for(each.to, user)
                     gone.setdefault(target, []).append((each.number, each.line))
             source.lane.leave_together(dropped)
             if source.tracer is not None:
@@ -155,7 +161,7 @@ class Plan:
         # Only now: consumers would take what a later step moves.
         for queue in touched:
             queue.deliver()
-        return counts
+        return counts, stay
 
 
 def check_copies(copies: int) -> None:

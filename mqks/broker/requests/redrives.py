@@ -7,6 +7,7 @@ meanwhile gets none.
 from collections.abc import Callable
 
 from mqks.broker.broker import Broker
+from mqks.broker.features.admission import unique
 from mqks.broker.features.death.dead_letters import revived
 from mqks.broker.features.death.moves import move_ready
 from mqks.broker.requests.checks import check_not_read_only, check_writable, existing
@@ -22,8 +23,10 @@ Aim = Callable[[bytes], tuple[bytes, bytes] | None]
 """Maps a message to the name of its new queue and its new form; None: it stays."""
 
 
-def move(broker: Broker, connection: Connection, request: Request, wanted: Move) -> Work[int]:
-    """Of a `redrive`, too. Return how many have moved."""
+def move(
+    broker: Broker, connection: Connection, request: Request, wanted: Move
+) -> Work[int | bytes]:
+    """Of a `redrive`, too. Return what its confirm tells."""
     check_not_read_only(broker)
     check_writable(broker, request)
     source = existing(broker, request.action.decode(), wanted.source)
@@ -31,23 +34,39 @@ def move(broker: Broker, connection: Connection, request: Request, wanted: Move)
     return _move(broker, source, wanted, aim, connection.user)
 
 
-def _move(broker: Broker, source: Queue, wanted: Move, aim: Aim, user: str | None) -> Work[int]:
+def told(moved: int, stay: int) -> int | bytes:
+    """How many have moved, and, if any do, how many stay since others hold their keys."""
+    return b"%d duplicate %d" % (moved, stay) if stay else moved
+
+
+def _move(
+    broker: Broker, source: Queue, wanted: Move, aim: Aim, user: str | None
+) -> Work[int | bytes]:
+    targets = [*broker.queues.values()]
     if wanted.to is not None:
         broker.check_queue(user, wanted.to)
         with broker.made.making(user, wanted.to):
-            yield from broker.make_queue(wanted.to, user)
+            targets = [(yield from broker.make_queue(wanted.to, user))]
+    yield from unique.read(targets)
+    stay = 0
 
     def choose(message: bytes) -> tuple[Queue, bytes] | None:
+        nonlocal stay
         aimed = aim(message)
         if aimed is None or not broker.made.allows(user, aimed[0]):
             return None
-        return broker.queue_for(aimed[0], user), aimed[1]
+        target = broker.queue_for(aimed[0], user)
+        if unique.may_join(target, aimed[1]):
+            return target, aimed[1]
+        stay += 1
+        return None
 
     def is_stuck() -> bool:
         return bool(broker.unwritable)
 
     limit, chosen = wanted.limit or SEQ_MAX, chosen_by(broker, wanted)
-    return (yield from move_ready(source, choose, limit, is_stuck=is_stuck, chosen=chosen))
+    moved = yield from move_ready(source, choose, limit, is_stuck=is_stuck, chosen=chosen)
+    return told(moved, stay)
 
 
 def aim_of(request: Request, wanted: Move, permissions: Permissions | None) -> Aim:

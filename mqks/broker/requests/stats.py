@@ -86,6 +86,8 @@ def totals(broker: Broker) -> Work[Row]:
         "rejected": broker.shared.counters.rejected,
         "dead": dict(broker.shared.counters.dead),
         "dropped": broker.shared.counters.dropped,
+        "duplicates": broker.shared.counters.duplicates,
+        "replaced": broker.shared.counters.replaced,
         "purged": broker.purged,
         "errors": broker.shared.counters.errors,
         "failed_logins": broker.audit.failed_logins,
@@ -170,6 +172,8 @@ def queue(broker: Broker, name: bytes, after: bytes, limit: int) -> Work[Row]:
         row["priorities"] = found.order.counts()
     elif found.policy.has_priorities:  # It has forgotten them, as all that is ready has none.
         row["priorities"] = {0: found.ready} if found.ready else {}
+    if (unique := found.lane.unique) is not None:
+        row["unique_keys"] = len(unique) if unique.is_known else None
     return row | lists
 
 

@@ -5,11 +5,12 @@ it is done in one step, and written in one piece.
 """
 
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
 from mqks.broker.broker import Broker
+from mqks.broker.features.admission import unique
 from mqks.broker.requests import jobs, permits, redrives
 from mqks.broker.requests.audited import note
 from mqks.broker.requests.checks import check_not_read_only, existing
@@ -18,7 +19,7 @@ from mqks.broker.requests.patience import may_wait, patiently
 from mqks.broker.requests.plans import Plan, check_copies
 from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, finish
 from mqks.broker.spine.clients.connection import Connection, Transaction
-from mqks.broker.spine.queue.queue import NewMessages, PublishTerms
+from mqks.broker.spine.queue.queue import NewMessages, PublishTerms, Queue
 from mqks.broker.spine.routing.masks import Queues
 from mqks.broker.spine.routing.publishing import Single
 from mqks.errors import BadRequest, NotAllowed, PublishesWait, Unwritable
@@ -82,9 +83,22 @@ def _attempt(broker: Broker, connection: Connection, kept: list[tuple[Request, A
             copies += len(routes[event])
             yield GOES_ON
     plan = yield from _plan(broker, connection, kept, copies)
+    yield from unique.read(_queues_with_keys(broker, kept, routes))
     while broker.publishing.once.unfinished and any(wanted.once_s for wanted in published):
         yield WAITS
     _do(broker, connection, kept, routes, plan)
+
+
+def _queues_with_keys(
+    broker: Broker, kept: Sequence[tuple[Request, Any]], routes: dict[bytes, Queues]
+) -> Iterator[Queue]:
+    """Where unique messages may join."""
+    for _, wanted in kept:
+        if isinstance(wanted, Move):
+            yield from [*broker.queues.values()]
+        elif isinstance(wanted, Publish) and wanted.unique is not None:
+            only = None if wanted.to is None else broker.queues.get(wanted.to)
+            yield from [*routes.get(wanted.event, ())] if only is None else [only]
 
 
 def _do(
@@ -99,20 +113,21 @@ def _do(
     publishing, waiters = broker.publishing, broker.pending.waiters
     publishing.publisher = connection
     # Moves and trims are the first: consumers may take what is ready when others make room.
-    taken = plan.do()
+    taken, stay = plan.do()
     queues: Queues = {}
     alike: tuple[Queues, int] | None = None
     step: list[Single] = []
     """Messages for the same `queues` with terms of the same kind, which are one step."""
     for number, ((request, wanted), message) in enumerate(zip(kept, messages, strict=True)):
-        told = None
+        told: int | bytes | None = None
         if isinstance(wanted, Move | Trim):
-            told = b"%d" % taken[number]
+            told = redrives.told(taken[number], stay[number])
             if taken[number]:
                 note(broker, connection, request, wanted, taken[number])
-        # Those with an id of `--once`, or of which the result is kept, go singly.
+        # Those with an id of `--once`, a claim, or of which the result is kept, go singly.
         keeps = isinstance(wanted, Publish) and wanted.keep_us
-        gathered = None if message is None or message[0].once_s or keeps else message
+        is_single = message is None or message[0].once_s or keeps or message[0].claim is not None
+        gathered = None if is_single else message
         key = None if gathered is None else (gathered[1], _kind(gathered[0].terms))
         if step and key != alike:
             _give(broker, queues, step)
@@ -124,6 +139,7 @@ def _do(
             jobs.publish(broker, connection, message[0], wanted, message[1])
         elif message is not None:
             publishing.publish_to(connection, *message)
+            told = None if message[0].claim is None else message[0].claim.told
         elif told is None:
             told = _settle(broker, connection, request, wanted)
         if request.confirm:
@@ -132,7 +148,8 @@ def _do(
             if told is None:
                 waiters.confirms.append((connection, [request.id], []))
             else:
-                waiters.counts.append((connection, request.id, told))
+                text = told if isinstance(told, bytes) else b"%d" % told
+                waiters.counts.append((connection, request.id, text))
     if step:
         _give(broker, queues, step)
     # All of it is in one piece of the batch, and nothing of it is written before the rest.

@@ -364,6 +364,11 @@ class Delays:
             yield GOES_ON
         return [(_number(entry), entry >> _TIME_SHIFT) for entry in first]
 
+    def each(self) -> Iterator[list[int]]:
+        """The numbers of all, some at a time."""
+        for some in slices(self._all(), STEP_BODIES):
+            yield [_number(entry) for entry in filter(self._counts, some)]
+
     def _all(self) -> list[int]:
         return [*chain(self._far, self._near, *self._aside)]
 

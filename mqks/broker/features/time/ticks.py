@@ -281,6 +281,7 @@ class Schedules:
             queues = {only: None}
         else:
             raise BadRequest(f"schedule: there is no queue {shown(wanted.to)}")
+        yield from publishing.read_keys(message, queues)
         publishing.check(message, queues, mandatory=wanted.mandatory)
         if self.rows.get(name) is not row:
             return

@@ -43,7 +43,7 @@ WORDS: Final = {
     Event.UNDELIVERED: "undelivered",
     Event.END: "returned",
 }
-LEAVES: Final = frozenset(("acked", "moved", "dead", "purged", "trimmed", "cancelled"))
+LEAVES: Final = frozenset(("acked", "moved", "dead", "purged", "trimmed", "cancelled", "replaced"))
 """Steps after which a message is no longer where it was."""
 
 

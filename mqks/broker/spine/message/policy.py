@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 from mqks.errors import BadRequest
 from mqks.protocol.requests import POLICY_FIELDS, Backoff, DeleteRule, policy_value
 
-SEEN: Final = {"is_sparse": bool, "has_priorities": bool, "made_by": str}
+SEEN: Final = {"is_sparse": bool, "has_priorities": bool, "has_unique": bool, "made_by": str}
 """Fields that say what the queue has seen, and their types."""
 
 
@@ -95,6 +95,9 @@ class Policy:
     made_by: str = ""
     """The name of the user who made the queue; empty: it was made without one. It is never
     reset."""
+    has_unique: bool = False
+    """Some of its messages were unique. Only the queue sets it, and resets it when a start finds
+    none of them."""
 
     def encode(self) -> str:
         """A JSON object with the fields that are set."""

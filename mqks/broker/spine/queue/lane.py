@@ -25,7 +25,7 @@ from mqks.broker.spine.base.ranges import (
 from mqks.broker.spine.base.turns import GOES_ON, Work, emptied
 from mqks.broker.spine.log.pending import NO_MARK, LaneChange, Mark, Pending, Run
 from mqks.broker.spine.queue.blocks import Blocks
-from mqks.broker.spine.queue.seams import Expiring
+from mqks.broker.spine.queue.seams import Expiring, Keys
 from mqks.errors import MqksError
 from mqks.limits import SCARCE_BYTES, SCHEDULED_SEQ, SEQ_MAX, STEP_BODIES, STEP_MESSAGES
 from mqks.protocol import replies
@@ -65,7 +65,7 @@ class Lane:
         *("acked", "acked_ranges", "aside", "aside_end", "blocks", "taken_end", "cursor"),
         *("cursor_moved", "deleted", "dirty", "expiry", "has_attributes", "id", "marked", "marks"),
         *("members", "memory", "moved", "next_aside", "next_seq", "owner", "paging", "pending"),
-        *("returned", "unwritten", "unwritten_first", "unwritten_runs", "watcher"),
+        *("returned", "unique", "unwritten", "unwritten_first", "unwritten_runs", "watcher"),
     )
 
     def __init__(self, lane_id: int, owner: LaneOwner, memory: Budget, pending: Pending) -> None:
@@ -87,6 +87,8 @@ class Lane:
         self.watcher: LaneWatcher | None = None
         self.expiry: Expiring | None = None
         """When messages expire, if any do."""
+        self.unique: Keys | None = None
+        """Keys that messages hold, if any do."""
         self.has_attributes = False
         """Some of its messages may have attributes after their text, see `replies.ATTRIBUTES`."""
         self.marks: dict[int, Mark] = {}
@@ -197,6 +199,8 @@ class Lane:
             if mark != NO_MARK:
                 self.tell_marks({number: mark})
                 self._restore_mark(number, mark)
+        if self.unique is not None:
+            self.unique.joined(first, lines)
         self.append(first, lines)
 
     def unwritten_numbers(self, first: int) -> Iterator[range]:
@@ -218,6 +222,8 @@ class Lane:
         self.blocks.add(number, line)
         if self.watcher is not None:
             self.watcher.returned(number, line)
+        if self.unique is not None:
+            self.unique.returned(number, line)
 
     # -- delivering messages
 
@@ -323,6 +329,8 @@ class Lane:
         """Forget what is known of these messages, which leave the queue."""
         if self.watcher is not None:
             self.watcher.left(numbers)
+        if self.unique is not None:
+            self.unique.left(numbers)
         self.forget_marks(numbers, dead=dead)
         if self.expiry is not None:
             self.expiry.discard(numbers)
@@ -367,7 +375,8 @@ class Lane:
             return ()
         if oldest < self.cursor:  # In one step either those that were delivered before, or others.
             end = min(end, self.cursor)
-        if self.marks or self.expiry:  # Each one may have a mark or an expiry to remove.
+        # Each one may have a mark, an expiry or a key to remove.
+        if self.marks or self.expiry or self.unique is not None:
             count_max = min(count_max, STEP_BODIES)
         gone = self.blocks.pop_first(end, count_max)
         if oldest < self.cursor:
@@ -567,6 +576,9 @@ class Lane:
         self.returned = 0
         self.expiry = None
         gone = [self.blocks.emptied()]
+        if self.unique is not None:
+            gone.append(self.unique.delete())
+            self.unique = None
         gone += [
             emptied(items)
             for items in (

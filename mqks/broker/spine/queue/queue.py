@@ -18,7 +18,14 @@ from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import REJECT, Event
 from mqks.broker.spine.queue.lane import Delivery, Lane, free
 from mqks.broker.spine.queue.order import UNLIMITED, Fifo, Order, Rest, Ring, Taker
-from mqks.broker.spine.queue.seams import Admission, HeldBack, Throttle, Timers, Tracer
+from mqks.broker.spine.queue.seams import (
+    Admission,
+    HeldBack,
+    Throttle,
+    Timers,
+    Tracer,
+    UniqueClaim,
+)
 from mqks.broker.spine.queue.shared import Fetch, Place, Shared
 from mqks.errors import BadRequest, MqksError
 from mqks.limits import SCHEDULED_SEQ, SEQ_MAX, STEP_BYTES, STEP_MESSAGES, STEP_RULED, TAKERS_MAX
@@ -37,6 +44,8 @@ class PublishTerms(NamedTuple):
     """When it is due after a delay, by the monotonic clock."""
     batch: int = 0
     """The number of the batch that it joins; 0: none."""
+    claim: UniqueClaim | None = None
+    """What it wants, if it is unique: then it is put singly."""
 
     def mark(self, message_id: bytes) -> Mark:
         return Mark(
@@ -288,6 +297,8 @@ class Queue:
         terms = new.terms
         if terms is None:
             self.publish(new.ids, new.bodies)
+        elif terms.claim is not None:
+            self._put_unique(new, terms, terms.claim)
         elif not self.deleted:
             self.lane.see(new.bodies)
             if terms.due_us:
@@ -296,6 +307,14 @@ class Queue:
                 self._publish_marked(new, terms)
             else:
                 self.publish(new.ids, new.bodies)
+
+    def _put_unique(self, new: NewMessages, terms: PublishTerms, claim: UniqueClaim) -> None:
+        """Publish a message whose key another one may hold."""
+        lane, unique = self.lane, self.shared.features.unique
+        number = lane.next_aside if terms.due_us else lane.next_seq
+        if not self.deleted and unique.admit(self, claim, new.ids[0], number):
+            self.put(new._replace(terms=terms._replace(claim=None)))
+            unique.placed(self, number)
 
     def publish(self, ids: Sequence[bytes] | None, lines: list[bytes]) -> None:
         """Append messages; if consumers wait, deliver them in this turn. `ids` are the message ids;
@@ -505,7 +524,7 @@ class Queue:
         """These scheduled messages are due, since these times of the monotonic clock; 0 is now."""
         lane = self.lane
         lane.see(line for _, line in due)  # They may come from before the start.
-        if lane.marks or lane.expiry:
+        if lane.marks or lane.expiry or lane.unique is not None:
             self.shared.features.returns.join(self, due, since_us)
         else:
             lane.leave_together([number for number, _ in due])
@@ -549,6 +568,11 @@ class Queue:
         """Record in the journal that its messages may have priorities from now on."""
         if not self.policy.has_priorities:
             self._keep(replace(self.policy, has_priorities=True))
+
+    def become_unique(self, has_unique: bool = True) -> None:
+        """Record in the journal whether its messages may be unique from now on."""
+        if self.policy.has_unique != has_unique:
+            self._keep(replace(self.policy, has_unique=has_unique))
 
     def _keep(self, policy: Policy) -> None:
         """Record a policy in the journal with the next commit."""
@@ -880,6 +904,7 @@ class Queue:
         self.set_order(self.shared.features.orders.restored(self, self.order))
         if self.times is not None:
             self.times.restored(mean_bytes)
+        self.shared.features.unique.restored(self)
         self._update_capacity()
 
     def _unscheduled(

@@ -12,6 +12,7 @@ from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.log.pending import Mark
 from mqks.broker.spine.message.policy import Policy
 from mqks.broker.spine.message.states import Event
+from mqks.protocol.requests import UniqueTerms
 
 
 class Expiring(Protocol):
@@ -231,6 +232,48 @@ class Admissions:
         self.default_max = default_max
         self.tight: dict[Held, None] = {}
         """Queues that the messages of one chunk may fill, see `Admission.is_tight`."""
+
+
+class UniqueClaim:
+    """The key that a publish wants in its queues, and what came of that."""
+
+    __slots__ = ("duplicate", "is_placed", "replaced", "wanted")
+
+    def __init__(self, wanted: UniqueTerms) -> None:
+        self.wanted = wanted
+        self.is_placed = False
+        """A queue has got it."""
+        self.duplicate = self.replaced = b""
+        """The id of the first message that has kept it out of a queue, or whose place it has."""
+
+    @property
+    def told(self) -> bytes | None:
+        """What its confirm tells."""
+        if self.is_placed:
+            return b"replaced " + self.replaced if self.replaced else None
+        return b"duplicate " + self.duplicate if self.duplicate else None
+
+
+class Keys(Protocol):
+    """Which of its messages hold a key. A lane has them only while one may."""
+
+    @property
+    def is_known(self) -> bool:
+        """False: those of a start are not read yet."""
+
+    def joined(self, first: int, lines: Sequence[bytes]) -> None:
+        """Messages have new numbers, from another queue or another place."""
+
+    def returned(self, number: int, line: bytes) -> None:
+        """A message is ready again in its old place."""
+
+    def left(self, numbers: Sequence[int]) -> None:
+        """Messages have left, or have new numbers next."""
+
+    def __len__(self) -> int: ...
+
+    def delete(self) -> Iterator[object]:
+        """Forget all keys; yield them, see `turns.emptied`."""
 
 
 class Traced(Protocol):

@@ -11,7 +11,7 @@ from mqks.broker.spine.base.budget import Budget
 from mqks.broker.spine.base.facts import Facts
 from mqks.broker.spine.base.notices import Notices
 from mqks.broker.spine.base.schedule import Schedule
-from mqks.broker.spine.base.turns import Turns
+from mqks.broker.spine.base.turns import Turns, Work
 from mqks.broker.spine.log.pending import Mark, Pending, Run
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import Event
@@ -25,6 +25,7 @@ from mqks.broker.spine.queue.seams import (
     Throttle,
     Timers,
     Tracer,
+    UniqueClaim,
 )
 from mqks.limits import STEP_MESSAGES
 from mqks.settings import Settings
@@ -43,6 +44,9 @@ class Counters:
         """By reason."""
         self.dropped = 0
         """Dead messages without a dead-letter queue."""
+        self.duplicates = self.replaced = 0
+        """By another message of their key: copies that were dropped, and messages whose place was
+        taken."""
 
 
 class Place(Protocol):
@@ -74,11 +78,13 @@ class Place(Protocol):
     def apply(self, rules: Policy) -> None: ...
     def set_order(self, order: Order) -> None: ...
     def become_ranked(self) -> None: ...
+    def become_unique(self, has_unique: bool = True) -> None: ...
     def dead_letter_queue(self, reason: str) -> "Place | None": ...
     def arrived_us(self, number: int) -> int: ...
     def take_in(self, lines: list[bytes], marks: Sequence[Mark] | None) -> None: ...
     def timed(self) -> Timers: ...
     def untimed(self) -> None: ...
+    def is_put_off(self, number: int) -> bool: ...
     def put_off(self, number: int, line: bytes, mark: Mark, due_us: int) -> None: ...
     def join(self, due: Sequence[Delivery], since_us: Sequence[int] = ()) -> None: ...
     def fetch(self, numbers: list[int], then: Callable[[dict[int, bytes]], None]) -> None: ...
@@ -153,6 +159,29 @@ class Deaths(Protocol):
         """Kill at most `count` ready messages with numbers below `end`, the oldest first."""
 
 
+class UniqueRules(Protocol):
+    """What becomes of a message whose key another one may hold."""
+
+    def restored(self, queue: Place) -> None:
+        """Its messages were restored, and are on disk."""
+
+    def admit(self, queue: Place, claim: UniqueClaim, its_id: bytes, number: int) -> bool:
+        """Whether a message gets this number, and its key; one whose place it takes is settled.
+        Then the caller calls `placed`."""
+
+    def placed(self, queue: Place, number: int) -> None:
+        """It is in the queue, or was delivered without being stored."""
+
+    def read(self, queues: Iterable[Place]) -> Work[None]:
+        """Wait until it is known which keys the messages of these queues hold."""
+
+    def takes(self, queue: Place, claim: UniqueClaim) -> bool:
+        """Whether a message with this claim would be in the queue."""
+
+    def is_new(self, queue: Place, claim: UniqueClaim) -> bool:
+        """Whether there would be a message more in the queue."""
+
+
 class Features(NamedTuple):
     """What hangs on the spine, which knows none of it by name. A new feature has a row in one of
     these, or one more of them."""
@@ -168,6 +197,7 @@ class Features(NamedTuple):
     """By the rules of a queue, in place of the old one."""
     timers: Callable[[Place], Timers]
     ack_timers: Callable[[Schedule, Turns, AckHolder], AckTimers]
+    unique: UniqueRules
 
 
 class Owner(Protocol):

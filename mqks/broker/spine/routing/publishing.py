@@ -16,6 +16,7 @@ from mqks.broker.spine.base.turns import WAITS, Work, slices
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.log.pending import Pending
 from mqks.broker.spine.queue.queue import NewMessages, PublishTerms, Queue
+from mqks.broker.spine.queue.seams import UniqueClaim
 from mqks.broker.spine.queue.shared import Shared
 from mqks.broker.spine.routing.bindings import Bindings
 from mqks.broker.spine.routing.masks import Queues
@@ -188,6 +189,10 @@ class Single(NamedTuple):
     @property
     def new(self) -> NewMessages:
         return NewMessages([self.id], [self.body], self.terms)
+
+    @property
+    def claim(self) -> UniqueClaim | None:
+        return None if self.terms is None else self.terms.claim
 
 
 Now = tuple[int, int]
@@ -386,13 +391,14 @@ class Publishing:
         if due_us <= now_us:
             due_us = 0
         # When it is due it gets a new number, whose time is not that of the publish.
-        published = b"%d" % now_us if due_us else b""
+        unique = None if letter else publish.unique
+        published = b"%d" % now_us if due_us or (unique and unique.for_us) else b""
         if letter:
             meta, published = self._shared.features.restored_letter(meta, letter)
         expires_us = (due_us or now_us) + publish.ttl_us if publish.ttl_us else 0
         due_clock_us = clock_us + publish.delay_us if publish.delay_us else 0
-        batch = self._batch(publish)
-        terms = PublishTerms(due_us, publish.at_us > 0, expires_us, due_clock_us, batch)
+        batch, claim = self._batch(publish), unique and UniqueClaim(unique)
+        terms = PublishTerms(due_us, publish.at_us > 0, expires_us, due_clock_us, batch, claim)
         return terms, replies.Parts(b"", meta, published, traits).joined()
 
     def publish(self, connection: Connection, message: Single, queues: Queues) -> None:
@@ -441,9 +447,19 @@ class Publishing:
         self.publisher = connection
         if not message.once_s:
             return []
-        if is_nowhere(queues):
+        if is_nowhere(queues) or not self._is_taken(message, queues):
             return None if self.once.knows(connection, message.id) else []
         return self.once.take(connection, message.id, message.once_s)
+
+    def _is_taken(self, message: Single, queues: Queues) -> bool:
+        """Whether one of these queues will have the message, if it is unique."""
+        takes, claim = self._shared.features.unique.takes, message.claim
+        return claim is None or any(takes(queue, claim) for queue in queues if not queue.deleted)
+
+    def read_keys(self, message: Single, queues: Queues) -> Work[None]:
+        """Wait until it is known whether other messages have the key of a unique one."""
+        if message.claim is not None:
+            yield from self._shared.features.unique.read(queues)
 
     def check(
         self, message: Single, queues: Queues, *, mandatory: bool, is_known: bool = False
@@ -459,13 +475,15 @@ class Publishing:
             return
         # Whoever publishes learns the reason, but not whose queue it is.
         where, size = f"in a queue bound to {shown(message.event)}", len(message.body)
+        is_new, claim = self._shared.features.unique.is_new, message.claim
         # Several of them may have a limit together: each leaves so much less to the next one.
         # Nobody waits for a queue while another one refuses.
         tight = sorted(self._tight(queues), key=lambda queue: queue.capacity.waits)
         checked = list[Queue]()
         try:
             for queue in tight:
-                queue.capacity.check(size, where)
+                if claim is None or queue.rules.publishes_paused or is_new(queue, claim):
+                    queue.capacity.check(size, where)
                 if len(tight) > 1:
                     queue.capacity.reserve(1, size)
                     checked.append(queue)
