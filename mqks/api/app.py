@@ -152,7 +152,7 @@ class Api:
             routes=[
                 Route("/publish/{event:path}", self._publish, methods=["POST"]),
                 Route("/queues/{queue:path}/receive", self._receive, methods=["POST"]),
-                Route("/queues/{queue:path}/cancel/{id}", self._cancel, methods=["POST"]),
+                Route("/queues/{queue:path}/cancel/{id:path}", self._cancel, methods=["POST"]),
                 Route("/results/{id:path}", self._result, methods=["GET"]),
                 Route("/leases/{lease}/{what}", self._settle, methods=["POST"]),
                 Route("/events/{mask:path}", self._events, methods=["GET"]),

@@ -30,7 +30,7 @@ _ONLY_OF_A_SERVER = (
     *("received", "routed", "unroutable", "confirmed", "delivered", "redelivered"),
     *("acknowledged", "rejected", "dead", "dropped", "purged", "errors", "failed_logins"),
     *("loop_held", "loop_late", "reverts_seen", "timer_repeats"),
-    *("traces", "trace_bytes"),
+    *("traces", "trace_bytes", "results", "result_bytes"),
 )
 """Totals that only a server knows."""
 _ARCHIVE = (
