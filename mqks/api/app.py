@@ -160,7 +160,7 @@ class Api:
             routes=[
                 Route("/publish/{event:path}", self._publish, methods=["POST"]),
                 Route("/queues/{queue:path}/receive", self._receive, methods=["POST"]),
-                Route("/queues/{queue:path}/cancel/{id}", self._cancel, methods=["POST"]),
+                Route("/queues/{queue:path}/cancel/{id:path}", self._cancel, methods=["POST"]),
                 Route("/results/{id:path}", self._result, methods=["GET"]),
                 Route("/queues/{queue:path}/pause", self._pause, methods=["POST"]),
                 Route("/queues/{queue:path}/resume", self._resume, methods=["POST"]),

@@ -31,7 +31,7 @@ _ONLY_OF_A_SERVER = (
     *("acknowledged", "rejected", "dead", "dropped", "duplicates", "replaced", "purged", "errors"),
     "failed_logins",
     *("loop_held", "loop_late", "reverts_seen", "timer_repeats"),
-    *("traces", "trace_bytes"),
+    *("traces", "trace_bytes", "results", "result_bytes"),
 )
 """Totals that only a server knows."""
 _ARCHIVE = (
