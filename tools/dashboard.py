@@ -206,7 +206,9 @@ CHARTS = {
         Panel("Schedules that fail", {"mqks_schedules_failing": ""}),
         Panel("Results of publish --keep-result", {"mqks_results": ""}),
         Panel(
-            "Batches", {"mqks_batches": "open", "rate(mqks_batches_expired_total[5m])": "expired"}
+            "Batches",
+            {"mqks_batches": "open", "mqks_batches_expired_total": "expired"},
+            "Batches that have not ended, and how many expire in a second.",
         ),
         Panel(
             "Time until the certificate expires",
