@@ -76,7 +76,8 @@ TRENDS: Final = {
 }
 """Those whose last ten minutes are drawn, and where the history of the broker has them."""
 QUEUE_TRENDS: Final = {"in_per_s": 0, "out_per_s": 1, "ready": 2}
-"""The same figures of a queue; in place of the ready messages all that are in it."""
+"""Figures of a queue that have a trend, and where its history has them: with the ready messages all
+others that are in it."""
 FIGURES: Final = {
     "ready": ("Ready", "count"),
     "unacked": ("Unacked", "count"),
