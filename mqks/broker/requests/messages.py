@@ -48,6 +48,8 @@ def _publish_later(
     yield from broker.publishing.read_keys(message, queues)
     while message.once_s and broker.publishing.once.unfinished:
         yield WAITS
+    if wanted.to is not None:  # It may have been deleted meanwhile.
+        queues = {existing(broker, "publish", wanted.to): None}
     check_publish(broker, connection, message, wanted, queues)
     if wanted.to is None:
         yield from broker.publishing.publish_later(connection, message, queues)
