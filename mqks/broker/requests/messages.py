@@ -55,6 +55,8 @@ def _publish_later(
     yield from broker.publishing.read_keys(message, queues)
     while message.once_s and broker.publishing.once.unfinished:
         yield WAITS
+    if wanted.to is not None:  # It may have been deleted meanwhile.
+        queues = {existing(broker, "publish", wanted.to): None}
     if connection.permissions is not None:  # They may be others than when it came.
         action = ACTIONS[request.action]
         finish(permits.check(broker, connection.permissions, action, request, wanted))
