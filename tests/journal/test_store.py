@@ -65,6 +65,7 @@ TABLES = (
     "schedule",
     "error",
     "audit",
+    "result",
 )
 
 
