@@ -66,6 +66,7 @@ TABLES = (
     "batch",
     "error",
     "audit",
+    "result",
 )
 
 
