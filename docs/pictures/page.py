@@ -172,6 +172,7 @@ def take(url: str, web: str) -> None:
                 page.wait_for_timeout(5_000)
                 page.screenshot(path=HERE / f"page-{name}.png")
             for name, width in (("dark", WIDTH), ("phone", 390)):
+                page.goto("about:blank")  # A chart is drawn again for other colours.
                 page.emulate_media(color_scheme="dark" if name == "dark" else "light")
                 page.set_viewport_size({"width": width, "height": 850})
                 page.goto("/")
