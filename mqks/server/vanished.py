@@ -61,7 +61,10 @@ async def end_unanswering(
 def _has_ended(sock: Any) -> bool:
     """Whether the peer has closed, or only its sending side."""
     poll = select.poll()
-    poll.register(sock.fileno(), select.POLLRDHUP)
+    try:
+        poll.register(sock.fileno(), select.POLLRDHUP)
+    except ValueError:  # It was closed meanwhile.
+        return False
     return bool(poll.poll(0))
 
 

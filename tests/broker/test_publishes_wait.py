@@ -49,6 +49,7 @@ def test_a_publish_waits_with_all_that_its_connection_sends_after_it(
     )  # fmt: skip
     lab.do("a", b"m4 publish --confirm --priority=2 e x")
     assert ends(lab) == [b"m0 ok"]
+    lab.check()
     assert (ids(lab, b"q"), ids(lab, b"other")) == ([], [b"m0"])
     lab.do("b", b"m5 publish --confirm f x")
     assert ends(lab) == [b"m5 ok"]

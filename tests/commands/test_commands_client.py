@@ -696,7 +696,7 @@ def test_queues_are_paused_by_a_mask(shell: Console, server: ServerProcess) -> N
     paused = {row["name"]: row["paused"] for row in shell.rows("inspect", "queues")}
     assert {*paused.values()} == {"publishes", "publishes wait"}
     assert b"paused: publishes wait" in shell("inspect", "queues")[1]
-    assert shell("pause", "other", "wait")[0] == 2
+    assert shell("pause", "other", "wait")[0] == 64
 
 
 def test_schedules(shell: Console, server: ServerProcess, db: Path) -> None:
