@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mqks.broker.spine.log.pending import Need
 from mqks.limits import BATCH_ENDS_MAX
 from tests.kit.bare import BareWorld, ask, bare
 
@@ -139,6 +140,17 @@ def test_acks_of_two_that_race_while_the_disk_is_slow() -> None:
     world.commit()
     assert ends(world) == [b"b:end"]
     assert not world.disk.batches
+
+
+def test_the_last_ack_is_no_small_commit() -> None:
+    """Those on the spot have no rows, and what follows would come again after a crash."""
+    world = world_of()
+    ask(world, b"o open_batch --confirm b publish done x")
+    ask(world, b"m0 publish --batch=b e 0")
+    ask(world, b"x close_batch b")
+    ask(world, b"c consume q0 --manual-ack", "c")
+    world.intake.receive(world.connection("k"), b"a ack --confirm c m0\n")
+    assert world.broker.pending.need is Need.WRITE_MUCH
 
 
 def test_a_publish_that_races_with_the_end() -> None:

@@ -97,3 +97,21 @@ def test_over_kills(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_over_kills_on_postgresql(journal_url: DatabaseUrl) -> None:
     live(partial(Member, journal_url))
+
+
+def test_a_kill_behind_the_last_ack(tmp_path: Path) -> None:
+    """Alone, with nothing else to be written: a commit is at its smallest then."""
+    for life in range(3):
+        with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
+            assert len(check(server)) == life
+            for line in (
+                b"s subscribe --confirm q e",
+                b"s subscribe --confirm end done",
+                b"o open_batch --confirm b%d publish done x" % life,
+                b"m publish --confirm --batch=b%d e x" % life,
+            ):
+                assert client.ask(line).endswith(b" ok ")
+            assert client.ask(b"x close_batch --confirm b%d" % life) == b"x ok 1"
+            assert client.ask(b"c consume --confirm q --manual-ack") == b"c ok "
+            assert client.line() == b"c ok m event=e x"
+            assert client.ask(b"a ack --confirm c m") == b"a ok "

@@ -237,6 +237,11 @@ class Batches:
 
     # -- the end
 
+    @property
+    def is_due(self) -> bool:
+        """Whether some may have ended."""
+        return bool(self._ending)
+
     def end(self) -> None:
         """A commit is about to take all that is pending: what follows those that have ended joins
         it, and the rows of those that have changed."""

@@ -193,6 +193,10 @@ class Members(Protocol):
     def count(self, batch: int, living: int, *, new: int = 0, dead: int = 0) -> None:
         """So many more of its messages are alive; so many are new, or have died."""
 
+    @property
+    def is_due(self) -> bool:
+        """Whether `end` may add something."""
+
     def end(self) -> None:
         """A commit is about to take all that is pending: add what follows from the batches that
         have ended."""
@@ -489,6 +493,8 @@ class Pending:
     @property
     def need(self) -> Need:
         """The one question of the writer."""
+        if self.members is not None and self.members.is_due:  # A row goes with what follows.
+            return Need.WRITE_MUCH
         if not self.has_changes:
             return Need.CONFIRM if self.waiters else Need.NOTHING
         is_long = max(self.records, len(self.dirty)) > SMALL_RECORDS_MAX
