@@ -19,6 +19,7 @@ ADDS = (
     *(b"consume new", b"consume q e g", b"set_queue q --ttl=9", b"set_queue new"),
     *(b"move q r", b"redrive dead", b"schedule other --every=5 publish e x"),
     *(b"schedule beat --run", b"schedule beat --pause", b"rename r other"),
+    *(b"open_batch night", b"close_batch night"),
 )
 QUEUED = 2
 """Messages from before."""
@@ -27,6 +28,7 @@ GOES_ON = (
     *(b"reject c m1", b"release c --all", b"ack c m1", b"touch c --all", b"receive r"),
     *(b"promote q m2", b"cancel q m2", b"pause q", b"resume q", b"purge q", b"trim q 1"),
     *(b"peek q", b"unschedule beat", b"delete_queue r", b"begin", b"tail e", b"trace e", b"stats"),
+    *(b"progress c m1 5", b"cancel_job q m2"),
 )
 
 
@@ -71,7 +73,7 @@ def test_every_action_that_is_not_of_the_connection_was_considered() -> None:
     assert ACTIONS.keys() - tried == {
         *(b"set_prefetch", b"commit", b"rollback", b"lease", b"range", b"read", b"schedules"),
         *(b"delete_consumer", b"help", b"auth", b"set_name", b"close_connection", b"ping"),
-        *(b"drain", b"read_only", b"reload", b"_eval"),
+        *(b"drain", b"read_only", b"reload", b"_eval", b"batch", b"batches", b"result"),
     }
 
 

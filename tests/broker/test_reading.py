@@ -293,6 +293,8 @@ def test_stats_come_in_pages_and_tell_the_same_as_counted(server: ServerProcess)
             "seq": 1,
             "retry": 0,
             "data_bytes": 1,
+            "progress": None,
+            "progress_text": None,
         }
         rows = reader.stats("unacked")
         assert isinstance(rows, list)

@@ -47,7 +47,7 @@ def test_commands_and_page_tell_the_steps(
         assert json.loads(capsys.readouterr().out)["name"] == "e.*"
         shown = page(server, "/message?id=%3Cm%3E")
         assert "What became of message &lt;m&gt;" in shown
-        assert shown.index("<td>published</td>") < shown.index("<td>joined</td>")
+        assert shown.index(">published</td>") < shown.index(">joined</td>")
         assert "/message?id=%3Cm%3E" in page(server, "/queue?name=q")
         assert "<code>e.*</code> for 60 min more" in page(server, "/message")
         assert main(["trace", "--off"]) == 0

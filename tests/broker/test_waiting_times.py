@@ -483,8 +483,9 @@ def test_who_looks_for_scheduled_messages_of_one_queue_waits_for_the_others_ther
     lab.send("d", b"other cancel --confirm r m")
     lab.replies.clear()
     turns = turns_until_replies(lab)
-    assert lab.replies[0] == b"other ok 1"
-    assert sorted(lab.replies[1:]) == sorted(b"k%d ok 1" % number for number in range(20))
+    assert b"other ok 1" in lab.replies[:2]
+    expected = [b"other ok 1", *(b"k%d ok 1" % number for number in range(20))]
+    assert sorted(lab.replies) == sorted(expected)
     first = next(turn for turn, replies in enumerate(turns) if replies > 1)
     assert first < len(turns) / 2, "they are answered one after the other"
     times = timed(lab.broker.queues[b"q"])
