@@ -505,9 +505,10 @@ def test_bodies_of_very_many_scheduled_messages_are_let_go_in_steps() -> None:
     lab.land()
     assert len(times.delays.bodies) > 10_000
     lab.do("b", b"k cancel q m7")
+    lab.do("b", b"k cancel q m8")  # The first one may have been done before the last lines.
     lab.check()
     assert not times.delays.bodies
-    assert len(times.delays) == 19_999
+    assert len(times.delays) == 19_998
 
 
 @pytest.mark.slow
