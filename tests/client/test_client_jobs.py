@@ -101,10 +101,11 @@ async def test_a_cancel_ends_an_async_function(client: AsyncClient, mqks_broker:
 async def test_a_function_in_a_thread_sees_a_cancel(
     client: AsyncClient, mqks_broker: Broker
 ) -> None:
-    app = App(mqks_broker.url)
+    app, began = App(mqks_broker.url), threading.Semaphore(0)
 
     @app.consumer("q", cancellable=True)
     def work(message: Message) -> str | None:
+        began.release()
         while not message.cancelled:
             threading.Event().wait(0.01)
         return message.cancel_reason if message.data == b"finish" else None
@@ -112,8 +113,8 @@ async def test_a_function_in_a_thread_sees_a_cancel(
     async with serving(app):
         for data, ends in ((b"finish", "done"), (b"leave", "cancelled")):
             job = await client.submit("e", data)
-            while await job.cancel("now") != "told":
-                await anyio.sleep(0.01)
+            await anyio.to_thread.run_sync(began.acquire)
+            assert await job.cancel("now") == "told"
             assert (await job.state(20)).state == ends
 
 
