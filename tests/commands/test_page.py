@@ -652,7 +652,7 @@ def test_consumers_connections_and_errors(page: Page, client: mqks.BlockingClien
         expect(held).to_contain_text("order.new")
         [told] = json.loads(client.request("stats", "unacked", "orders"))
         delivered = moment(told["delivered_us"])
-        expect(held.locator("td:nth-child(4)")).to_have_text(delivered)
+        expect(held.locator("td.time")).to_have_text(delivered)
         expect(held.locator("td:nth-child(5)")).to_have_text(re.compile(r"^\d+(\.\d)? (s|min)$"))
         [row] = json.loads(client.request("stats", "consumers"))
         page.goto(f"/connection?number={row['connection']}")
