@@ -369,7 +369,7 @@ class Settings:
         (0, 10_000_000, "results"),
     )
     results_bytes_max: int = _advanced(
-        64 * MIB,
+        32 * MIB,
         "Memory of messages and results of publish --keep-result; more are refused.",
         (0, 64 * GIB, "bytes"),
     )

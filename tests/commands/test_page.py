@@ -653,7 +653,7 @@ def test_consumers_connections_and_errors(page: Page, client: mqks.BlockingClien
         [told] = json.loads(client.request("stats", "unacked", "orders"))
         delivered = moment(told["delivered_us"])
         expect(held.locator("td.time")).to_have_text(delivered)
-        expect(held.locator("td:nth-child(5)")).to_have_text(re.compile(r"^\d+(\.\d)? (s|min)$"))
+        expect(held.locator("td.number").first).to_have_text(re.compile(r"^\d+(\.\d)? (s|min)$"))
         [row] = json.loads(client.request("stats", "consumers"))
         page.goto(f"/connection?number={row['connection']}")
         expect(page.get_by_role("main")).to_contain_text("1 unacked, the oldest for ")
@@ -990,7 +990,7 @@ def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_p
             assert client.ask(b"a auth --confirm boss open-sesame") == b"a ok "
             assert client.ask(b"s subscribe --confirm mine e") == b"s ok "
         page.goto("/queue?name=mine")
-        expect(page.locator("dl").first).to_contain_text(re.compile(r"Made by\s*boss"))
+        expect(page.locator("dl.facts")).to_contain_text(re.compile(r"Made by\s*boss"))
         page.goto("/users")
         expect(page.locator("#rows tr").first).to_have_text(
             re.compile(r"boss.*\b1\s*7\s*0 B\s*$", re.S)

@@ -372,7 +372,7 @@ async def test_what_a_schedule_cannot_be(mqks_broker: Broker) -> None:
             ({"cron": "* * * * *", "interval": 1}, "either cron, interval or time"),
             ({"cron": "* * * * *", "cron_offset": timedelta(hours=1)}, "name of a time zone"),
             ({"interval": 1, "labels": {"queue_name": "other"}}, "the queue of its broker"),
-            ({"interval": 1, "labels": {"priority": "high"}}, "label priority is no number"),
+            ({"interval": 1, "labels": {"priority": "high"}}, "label priority is wrong"),
             ({"cron": "99 * * * *"}, "99"),
             ({"interval": 1, "args": ["x" * 70_000]}, "65536"),
         ]

@@ -664,7 +664,8 @@ def test_an_older_schema_is_upgraded_and_its_messages_are_kept(
             assert [client.line(), client.line()] == [b"s ok ", b"m ok "]
         assert operator.execute(asked.encode()).fetchone() == (1, None, None)
         monkeypatch.undo()
-        operator.execute(f"drop table {schema}.schedule, {schema}.audit, {schema}.batch".encode())
+        operator.execute(f"drop table {schema}.schedule, {schema}.audit".encode())
+        operator.execute(f"drop table {schema}.result, {schema}.batch".encode())
         with served(journal_url) as server, LineClient(server.address) as client:
             assert consumed(client, b"q", b"m") == [(b"m", b"x")]
         assert operator.execute(asked.encode()).fetchone() == (known[-1][0], options, options)

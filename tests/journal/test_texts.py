@@ -364,8 +364,9 @@ def test_texts_of_schema_6_are_found_by_the_ids_of_their_segments(db: Path) -> N
             file.execute(f"alter table {table} drop column text_file")
         file.execute("drop table schedule")
         file.execute("drop table audit")
+        file.execute("drop table result")
         file.execute("drop table batch")
-        file.execute("delete from tally where name in ('schedule', 'batch')")
+        file.execute("delete from tally where name in ('schedule', 'result', 'batch')")
         file.execute("pragma user_version = 6")
     assert messages(db) == [*data]
     assert main(["backup", str(copy), "--db", str(db)]) == 0

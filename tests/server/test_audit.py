@@ -66,6 +66,7 @@ DOES: dict[str, list[tuple[bytes, int | None]]] = {
     "promote": [(b"q later", 1)],
     "move": [(b"q r --limit=2", 2)],
     "redrive": [(b"dead", 1)],
+    "cancel_job": [(b"q later", None)],
     "delete_consumer": [(b"other queue=r", None)],
     "delete_queue": [(b"q", 4), (b"r --when-unused=9", None)],
     "set_queue": [(b"q --retries=3", None)],
