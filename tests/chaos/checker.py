@@ -568,8 +568,10 @@ class Checker:
 
     def _removed(self, queue: Queue, request: Request, end: int, count: int | None) -> None:
         queue.removing.remove(request)
+        # What another removal has dropped is not known before that is answered.
         is_quiet = (
             queue.busy < request.sent
+            and not queue.removing
             and not queue.consumers
             and not queue.hiding
             and not queue.ghosts
