@@ -265,6 +265,8 @@ class Api:
     async def _batch(self, request: Request) -> Response:
         """Opens a batch, or tells what one counts."""
         credentials, name = self._credentials(request), _name(request)
+        if request.scope["raw_path"].endswith(b"/close"):  # In a name it is %2Fclose.
+            raise HTTPException(405, "a batch is closed by POST", {"Allow": "POST"})
         if request.method != "PUT":
             async with self._clients.of(credentials) as client:
                 counts = await client.batch_counts(name)
@@ -396,6 +398,8 @@ def _options(request: Request) -> dict[str, Any]:
     named = ((raw.decode("latin-1"), requests.decoded(value)) for raw, value in request.headers.raw)
     told = [pair for pair in named if pair[0].startswith("mqks-") or pair[0] in HEADERS]
     options |= _read(HEADERS, told)
+    if "unique" in options and options.keys() & {"batch", "keep_result_s"}:
+        raise HTTPException(400, "Mqks-Unique excludes Mqks-Batch and Mqks-Keep-Result")
     return options | {"once": "id" in options}
 
 
