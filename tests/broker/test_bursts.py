@@ -183,8 +183,11 @@ LINES_MAX = 4
 
 def burst(form: bytes, size: int) -> list[bytes]:
     """So many lines of this form; each two have the same id."""
-    numbers = form.count(b"%d")
-    return [b"r%d %b\n" % (n // 2, form % ((n % HELD,) * numbers)) for n in range(size)]
+    return [b"r%d %b\n" % (n // 2, filled(form, n % HELD)) for n in range(size)]
+
+
+def filled(form: bytes, number: int) -> bytes:
+    return form % ((number,) * form.count(b"%d"))
 
 
 class World(BareWorld):
@@ -261,7 +264,7 @@ def test_chunks_and_turns_make_no_difference(
 ) -> None:
     """The chunks are cut there, or everywhere."""
     lines = [
-        template % ((number,) * template.count(b"%d")) + b"\n"
+        filled(template, number) + b"\n"
         for number, template in enumerate([*templates, last, LINES[0]])
     ]
     stream = b"".join(lines)
@@ -294,7 +297,7 @@ def test_a_burst_is_published_and_confirmed_once(form: bytes, tmp_path: Path) ->
     ):
         assert other.ask(b"s subscribe --confirm q e") == b"s ok "
         assert other.ask(b"o open_batch --confirm open") == b"o ok "
-        client.send(b"".join(b"m%d %b\n" % (number, form) for number in range(SIZE)))
+        client.send(b"".join(b"m%d %b\n" % (n, filled(form, n)) for n in range(SIZE)))
         client.close_sending_side()
         told = Counter(client.rest())
         queue = other.stats("queue q")

@@ -344,9 +344,7 @@ class Model:
     def submit(self, job: str, name: str, data: str, delay: float) -> None:
         message = self.jobs[job] = Message(0, job, "e1", data)
         if delay:
-            self.places += 1
-            message.place = ASIDE + self.places
-            self.queues[name].scheduled.append((self.now + delay, message))
+            self._put_aside(name, message, delay)
         else:
             self._append(name, message)
             self.deliver(name)
