@@ -4,7 +4,7 @@ The one rule: it knows the wire only, not the broker.
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import takewhile
 
 from mqks.broker.spine.clients.connection import Connection
@@ -12,9 +12,20 @@ from mqks.protocol.requests import CONFIRM_ANYWHERE
 from tests.fuzz import Finding
 
 _REPLY = re.compile(rb"^([^ \n]+) (?:ok [^\n]*|error [0-9a-f]{24})$", re.M)
-_CONFIRM = re.compile(rb"^([^ \n]+) ok \d*$", re.M)
+_OK = re.compile(rb"^([^ \n]+) ok ([^\n]*)$", re.M)
 _ERROR = re.compile(rb"^([^ \n]+) error [0-9a-f]{24}$", re.M)
+_PLAIN = re.compile(rb"\d*")
+_CONFIRMS = {
+    b"publish": re.compile(rb"|(?:duplicate|replaced) [^ ]+"),
+    b"reject": re.compile(rb"\d*|dead [^ ]+(?: [^ ]+)?"),
+    b"cancel_job": re.compile(rb"cancelled|told|held|none"),
+    b"move": re.compile(rb"\d+(?: duplicate \d+)?"),
+    b"redrive": re.compile(rb"\d+(?: duplicate \d+)?"),
+}
+"""What a confirm tells, by action, where it is no plain one. A transaction is vague, see below."""
 ANSWERED_LIKE_CONFIRMS = (b"ping", b"_eval")
+LIKE_RESULTS = (b"reject", b"cancel_job")
+"""A result may be told in the words of their confirms."""
 
 
 class Peer:
@@ -34,6 +45,8 @@ class Peer:
         self._asked: Counter[bytes] = Counter()
         """Requests by id, and those among them that want a confirm."""
         self._to_confirm: Counter[bytes] = Counter()
+        self._actions: defaultdict[bytes, set[bytes]] = defaultdict(set)
+        """Those that were asked for, by id."""
         self._vague: set[bytes] = set()
         self._logins: set[bytes] = set()
         self._confirmed: Counter[bytes] = Counter()
@@ -61,6 +74,10 @@ class Peer:
             self._logins.add(request_id)
         if action in ANSWERED_LIKE_CONFIRMS or self._has_begun:
             self._vague.add(request_id)
+        actions = self._actions[request_id]
+        actions.add(action)
+        if b"result" in actions and not actions.isdisjoint(LIKE_RESULTS):
+            self._vague.add(request_id)
         self._asked[request_id] += 1
         words = line.split(b" ")[2:]
         if action == b"publish":
@@ -83,8 +100,18 @@ class Peer:
         if strangers:
             raise Finding(f"replies that answer nobody: {sorted(strangers)[:3]!r}")
         if self._keeps_books:
-            self._confirmed.update(_CONFIRM.findall(data))
+            self._confirmed.update(
+                request_id
+                for request_id, told in _OK.findall(data)
+                if self._confirms(request_id, told)
+            )
             self._failed.update(_ERROR.findall(data))
+
+    def _confirms(self, request_id: bytes, told: bytes) -> bool:
+        """Whether this may be a confirm of what was asked for by this id."""
+        return any(
+            _CONFIRMS.get(action, _PLAIN).fullmatch(told) for action in self._actions[request_id]
+        )
 
     def settle(self) -> None:
         """Nothing is due any more. Raise Finding for an answer too few, or too many."""

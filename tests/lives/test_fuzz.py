@@ -1,10 +1,13 @@
 """The kept corpus, and some mutations of it, find nothing; and the fuzzer finds what is there."""
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.routing.bindings import Bindings
@@ -14,9 +17,10 @@ from mqks.client.requests import number_told, reason_told
 from mqks.client.session import ConsumerSession
 from mqks.errors import BadRequest
 from mqks.protocol import replies
-from tests.fuzz import client, mutations, steps
+from tests.fuzz import Finding, client, mutations, steps
 from tests.fuzz.expressions import Expressions
 from tests.fuzz.mass import Mass
+from tests.fuzz.peer import Peer
 from tests.fuzz.reduce import failure_of, kind_of, reduced
 from tests.fuzz.steps import CORPUS, Step, load, read, save, written
 from tests.fuzz.world import play
@@ -216,3 +220,26 @@ def test_updates_that_nobody_takes_are_not_read_without_end() -> None:
     told(session, 10)
     world.run(Step("leave"))
     assert not is_full(session), "the answer must be read"
+
+
+@pytest.mark.parametrize(
+    ("line", "reply", "is_due"),
+    [
+        (b"publish --confirm --unique=k e x", b"ok duplicate m1", True),
+        (b"publish --confirm --unique=k e x", b"ok none", False),
+        (b"publish --confirm e x", b"ok 1", False),
+        (b"reject --confirm c m --fate", b"ok dead retries letters", True),
+        (b"redrive --confirm q", b"ok 2 duplicate 1", True),
+        (b"cancel_job --confirm q m", b"ok none", True),
+        (b"cancel_job --confirm q m", b"ok ", False),
+        (b"cancel_job q m", b"ok none", False),
+        (b"result --confirm m", b"ok none", False),
+        (b"purge --confirm q", b"ok 7", True),
+    ],
+)
+def test_a_confirm_tells_what_its_action_does(line: bytes, reply: bytes, is_due: bool) -> None:
+    peer = Peer(cast(Connection, None), keeps_books=True)
+    peer.sent(b"x " + line + b"\n")
+    peer.received(b"x " + reply + b"\n")
+    with nullcontext() if is_due else pytest.raises(Finding, match="1 requests"):
+        peer.settle()

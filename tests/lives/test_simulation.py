@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(mqks.__file__).parent  # The wheel's, where that is tested.
-SEEDS = 4
+SEEDS = 12
 """So many must be enough to find a fault."""
 WITH_A_FAULT = """
 import os

@@ -82,8 +82,8 @@ FAULTS: Final = (
     Fault(
         "line-done-again",
         "broker/requests/intake.py",
-        "        connection.handled = at\n        self._end(",
-        ("        connection.handled = at - (at > 0 and bool(works))\n        self._end("),
+        "        connection.handled = at\n        if is_apart:",
+        "        connection.handled = at - (at > 0 and bool(works))\n        if is_apart:",
         TALK,
         "thousands of requests with flags at once were carried out twice",
     ),
