@@ -24,10 +24,19 @@ PREFETCH = 100
 ONCE_S = 3600.0
 """The most seconds in which a publish that is sent again is dropped; an answer is not awaited for
 longer than half of it."""
+
+
+def _unique(label: Any) -> Unique:
+    wanted = Unique.parse(label)
+    if wanted.until == "acked":  # A task that sends itself again, to retry, would be dropped.
+        raise ValueError(label)
+    return wanted
+
+
 LABELS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "delay": ("delay_s", float),
     "priority": ("priority", int),
-    "unique": ("unique", Unique.parse),
+    "unique": ("unique", _unique),
 }
 """The labels of a task that the server keeps, and what they are of a message."""
 

@@ -133,7 +133,7 @@ async def test_a_unique_task(mqks_broker: Broker) -> None:
         client = await broker.lazy.get()
         found = await client.peek("taskiq", scheduled=True)
         assert [json.loads(each.data)["args"] for each in found] == [["c"], ["d"]]
-        for wrong in ("k,for=ever", "k,never"):
+        for wrong in ("k,for=ever", "k,never", "k,until=acked"):
             with pytest.raises(SendTaskError):
                 await run.kicker().with_labels(unique=wrong).kiq("never")
 
