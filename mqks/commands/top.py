@@ -31,9 +31,9 @@ ROWS_MAX = 10_000
 PATIENCE_S = 2.0
 """A server that does not reply within this time is shown as not connected."""
 RATE_WIDTH, WORD_WIDTH, WORD_WIDTH_MAX, GAP = 26, 12, 28, 2
+"""Widths in characters, for a narrow terminal."""
 WORDS = {"received": "published", "acknowledged": "acked"}
 """Rates that the page calls otherwise than `stats`."""
-"""Widths in characters, for a narrow terminal."""
 Row = dict[str, Any]
 
 

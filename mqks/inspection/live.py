@@ -126,14 +126,13 @@ class Live:
         for before the one before it is processed: until the last one nothing else may be asked."""
         self._check_readable(queue)
         goes_on: int | None = 0
-        self._server.ask_ahead(requests.peek(queue, 0, requests.PAGE_ROWS, False, {}))
+        lines = list[bytes]()
         while goes_on is not None:
+            self._server.ask_ahead(requests.peek(queue, goes_on, requests.PAGE_ROWS, False, {}))
+            if lines:
+                yield lines
             lines, end = self._server.take_lines()
             goes_on = requests.peek_goes_on(end, [each.seq for each in map(peeked, lines[-1:])])
-            if goes_on is not None:
-                more = requests.peek(queue, goes_on, requests.PAGE_ROWS, False, {})
-                self._server.ask_ahead(more)
-            yield lines
 
     def _peeked(self, queue: str, wanted: WantedRows, scheduled: bool) -> Iterator[Row]:
         """Read one complete page at a time, so that other requests can be sent in between."""

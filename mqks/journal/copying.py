@@ -19,7 +19,7 @@ from mqks.broker.spine.log.pending import Entry, QueueState
 from mqks.broker.spine.message.policy import Policy
 from mqks.errors import CannotWrite, JournalDamaged, JournalFailed
 from mqks.journal.segment import NewSegment, SegmentDamaged, head_bytes
-from mqks.journal.store import Head, LastWords, Metadata, Store
+from mqks.journal.store import NAMED, Head, LastWords, Metadata, Store
 from mqks.journal.survey import sections_of
 
 BYTES_AT_ONCE: Final = 4 * 1024 * 1024
@@ -139,12 +139,11 @@ async def _copy_metadata(found: Metadata, target: Store) -> None:
         await target.commit([], Entry(bindings=dict.fromkeys(bindings, True)))
     for ids in _some(found.once):
         await target.commit([], Entry(once=ids))
-    for schedules in _some([*found.schedules.items()]):
-        await target.commit([], Entry(schedules=dict(schedules)))
-    for results in _some([*found.results.items()]):
-        await target.commit([], Entry(results=dict(results)))
-    for batches in _some([*found.batches.items()]):
-        await target.commit([], Entry(batches=dict(batches)))
+    for name in NAMED:
+        for named in _some([*getattr(found, name).items()]):
+            entry = Entry()
+            getattr(entry, name).update(named)
+            await target.commit([], entry)
     for errors in _some(found.errors):
         await target.commit([], Entry(errors=errors))
     for audit in _some(found.audit):

@@ -14,6 +14,7 @@ from mqks.broker.spine.log.pending import Entry
 from mqks.errors import ClaimLost, JournalFailed
 from mqks.journal.segment import NewSegment
 from mqks.journal.store import (
+    NAMED,
     Head,
     LastWords,
     Metadata,
@@ -51,16 +52,16 @@ class MemoryStore(Store):
 
     async def load(self) -> Metadata:
         known = self._memory.metadata
-        return replace(
+        loaded = replace(
             known,
             queues=dict(known.queues),
-            schedules=dict(known.schedules),
-            results=dict(known.results),
-            batches=dict(known.batches),
             queue_ids_end=known.next_queue_id,
             damage=[],
             notes=[],
         )
+        for name in NAMED:
+            setattr(loaded, name, dict(getattr(known, name)))
+        return loaded
 
     async def segments(self, metadata: Metadata) -> AsyncIterator[Sequence[Head]]:
         for segment_id, (head, text) in sorted(self._memory.segments.items()):
@@ -96,12 +97,9 @@ class MemoryStore(Store):
         keep_queues(kept.queues, changed_queues(kept.queues, last_words, entry.queues))
         bound = dict.fromkeys(kept.bindings, True) | entry.bindings
         kept.bindings = [key for key, is_bound in bound.items() if is_bound]
-        schedules = kept.schedules | entry.schedules
-        kept.schedules = {name: row for name, row in schedules.items() if row is not None}
-        results = kept.results | entry.results
-        kept.results = {each: row for each, row in results.items() if row is not None}
-        batches = kept.batches | entry.batches
-        kept.batches = {name: row for name, row in batches.items() if row is not None}
+        for name in NAMED:
+            rows = getattr(kept, name) | getattr(entry, name)
+            setattr(kept, name, {each: row for each, row in rows.items() if row is not None})
         once = kept.once + entry.once
         kept.once = once[-self._once_ids_max or len(once) :]
         errors = kept.errors + [record._replace(user=None) for record in entry.errors]

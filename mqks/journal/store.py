@@ -17,7 +17,7 @@ exists.
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from anyio import CancelScope
 
@@ -51,6 +51,10 @@ class QueueRow(NamedTuple):
     policy: str = DEFAULT.encode()
     next_seq: int = 1
     cursor: int = 1
+
+
+NAMED: Final = {"schedules": "schedule", "results": "result", "batches": "batch"}
+"""Fields of `Metadata` and `Entry` whose rows have a name, and their tables."""
 
 
 @dataclass(slots=True)
@@ -283,6 +287,17 @@ def changed_queues(
         if state is not None:
             rows[queue_id] = old._replace(name=state.name, policy=state.policy.encode())
     return rows
+
+
+def named_rows(entry: Entry) -> dict[str, dict[bytes, tuple[Any, ...] | None]]:
+    """The rows that have a name, by table: its other columns, or None for one that goes."""
+    return {
+        table: {
+            name: row if row is None or isinstance(row, tuple) else (row,)
+            for name, row in getattr(entry, field).items()
+        }
+        for field, table in NAMED.items()
+    }
 
 
 def keep_queues(known: dict[int, QueueRow], changed: Mapping[int, QueueRow | None]) -> None:

@@ -60,18 +60,6 @@ def test_an_end_and_its_row_are_in_one_commit(seed: int) -> None:
             case "end":
                 count += 1
                 step(world, b"x%d %b" % (count, chance.choice(ends) % message_id))
-            case "commit":
-                world.commit()
-            case "take":
-                world.take()
-            case "land":
-                world.land()
-            case "fail":
-                world.fail()
-            case "fill":
-                world.fill()
-            case "room":
-                world.make_room()
             case "time":
                 world.now_us += 500_000
                 world.broker.expire()
@@ -82,12 +70,14 @@ def test_an_end_and_its_row_are_in_one_commit(seed: int) -> None:
                 states = {found.state for found in world.broker.results.rows.values()}
                 assert states <= STATES | ({"gone"} if was_full else set())
                 step(world, b"c consume q --manual-ack", "c")
+            case what:
+                getattr(world, what)()
         world.fetch()
         world.answer(1 << 30)
         check(world.broker)
 
 
-TURNS = "commit", "take", "land", "fail", "fill", "room", "time", "crash"
+TURNS = "commit", "take", "land", "fail", "fill", "make_room", "time", "crash"
 
 
 def _check_disk(world: BareWorld) -> None:

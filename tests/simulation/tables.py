@@ -31,9 +31,7 @@ class Tables:
         self.queues: dict[int, Row] = {}
         self.bindings: dict[Row, None] = {}
         self.once: dict[int, Row] = {}
-        self.schedules: dict[bytes, Row] = {}
-        self.results: dict[bytes, Row] = {}
-        self.batches: dict[bytes, Row] = {}
+        self.named: dict[str, dict[bytes, Row]] = {table: {} for table in statements.NAMED}
         self.errors: dict[str, Row] = {}
         self.audit: dict[int, Row] = {}
 
@@ -125,12 +123,9 @@ class Tables:
         self.bindings |= dict.fromkeys(rows_of(statements.BOUND, values))
         remove(self.once, values["deleted_once"])
         self.once |= keyed(statements.NEW_ONCE, values)
-        remove(self.schedules, values["deleted_schedules"])
-        self.schedules |= keyed(statements.NEW_SCHEDULES, values)
-        remove(self.results, values["deleted_results"])
-        self.results |= keyed(statements.NEW_RESULTS, values)
-        remove(self.batches, values["deleted_batches"])
-        self.batches |= keyed(statements.NEW_BATCHES, values)
+        for table, new in statements.NAMED.items():
+            remove(self.named[table], values[f"deleted_{table}"])
+            self.named[table] |= keyed(new, values)
         if values["has_errors"]:
             old = sorted(self.errors, reverse=True)[values["errors_kept"] :]
             remove(self.errors, old)
@@ -181,9 +176,9 @@ READS: dict[str, Callable[[Tables, Any], list[Row]]] = {
     statements.QUEUES: lambda tables, _: in_order(tables.queues),
     statements.BINDINGS: lambda tables, _: [*tables.bindings],
     statements.ONCE: lambda tables, _: in_order(tables.once),
-    statements.SCHEDULES: lambda tables, _: [*tables.schedules.values()],
-    statements.RESULTS: lambda tables, _: [*tables.results.values()],
-    statements.BATCHES: lambda tables, _: [*tables.batches.values()],
+    statements.SCHEDULES: lambda tables, _: [*tables.named["schedule"].values()],
+    statements.RESULTS: lambda tables, _: [*tables.named["result"].values()],
+    statements.BATCHES: lambda tables, _: [*tables.named["batch"].values()],
     statements.ERRORS: lambda tables, _: in_order(tables.errors),
     statements.AUDIT: lambda tables, _: in_order(tables.audit),
     statements.HEADS: lambda tables, values: tables.heads(*values),

@@ -26,11 +26,11 @@ from mqks.protocol.requests import ACTIONS, ALL, Publish, Request, Scheduling, S
 
 def publish(broker: Broker, connection: Connection, request: Request, wanted: Publish) -> Doing:
     broker.metadata.check_names("event", [wanted.event])
-    message = broker.publishing.single(request.id, wanted)
     queues = None
     if wanted.to is None and not (wanted.keep_us or wanted.unique):
         queues = broker.bindings.route(wanted.event)
-    if queues is not None and not (message.once_s and broker.publishing.once.unfinished):
+    if queues is not None and not (wanted.once_s and broker.publishing.once.unfinished):
+        message = broker.publishing.single(request.id, wanted)
         try:
             check_publish(broker, connection, message, wanted, queues)
             broker.publishing.publish(connection, message, queues)

@@ -5,6 +5,7 @@ none if another broker has the journal.
 """
 
 from collections.abc import Iterable
+from itertools import starmap
 from typing import Any, Final
 
 from psycopg.types.numeric import Int8
@@ -18,6 +19,7 @@ class Unnested:
     def __init__(self, name: str, columns: str) -> None:
         kinds = dict(column.split() for column in columns.split(", "))
         arrays = ", ".join(f"%({name}_{column})b::{kind}[]" for column, kind in kinds.items())
+        self.columns = [*kinds]
         self.sql = f"unnest({arrays}) as {name} ({', '.join(kinds)})"
         self._kinds = {f"{name}_{column}": kind for column, kind in kinds.items()}
 
@@ -42,9 +44,12 @@ NEW_QUEUES: Final = Unnested(
 BOUND: Final = Unnested("bound", "queue bytea, event bytea")
 UNBOUND: Final = Unnested("unbound", "queue bytea, event bytea")
 NEW_ONCE: Final = Unnested("new_once", "number bigint, count bigint, ids bytea")
-NEW_SCHEDULES: Final = Unnested("new_schedule", "name bytea, row text")
-NEW_RESULTS: Final = Unnested("new_result", "name bytea, row text, data bytea")
-NEW_BATCHES: Final = Unnested("new_batch", "name bytea, row text")
+NAMED: Final = {
+    "schedule": Unnested("new_schedule", "name bytea, row text"),
+    "result": Unnested("new_result", "name bytea, row text, data bytea"),
+    "batch": Unnested("new_batch", "name bytea, row text"),
+}
+"""Tables of which each row has a name."""
 NEW_ERRORS: Final = Unnested(
     "new_error",
     "id text, time_us bigint, connection bytea, request_id bytea, action bytea, reason bytea",
@@ -62,6 +67,20 @@ with owned as (
 )
 select owned.ctid from owned"""
 """A segment alone."""
+
+
+def _put_named(table: str, new: Unnested) -> str:
+    puts = ", ".join(f"{column} = excluded.{column}" for column in new.columns[1:])
+    return f"""deleted_{table} as (
+    delete from {table} using owned
+    where sha256(name) in (
+        select sha256(old.name) from unnest(%(deleted_{table})b::bytea[]) as old (name)
+    )
+), put_{table} as (
+    insert into {table} select new_{table}.* from owned, {new.sql}
+    on conflict (sha256(name)) do update set {puts}
+)"""
+
 
 # All parts of a statement see the rows as they were before it.
 CHANGE: Final = f"""
@@ -96,31 +115,7 @@ with owned as (
     insert into once select new_once.* from owned, {NEW_ONCE.sql}
 ), deleted_once as (
     delete from once using owned where number = any(%(deleted_once)b::bigint[])
-), deleted_schedules as (
-    delete from schedule using owned
-    where sha256(name) in (
-        select sha256(old.name) from unnest(%(deleted_schedules)b::bytea[]) as old (name)
-    )
-), schedules as (
-    insert into schedule select new_schedule.* from owned, {NEW_SCHEDULES.sql}
-    on conflict (sha256(name)) do update set row = excluded.row
-), deleted_results as (
-    delete from result using owned
-    where sha256(name) in (
-        select sha256(old.name) from unnest(%(deleted_results)b::bytea[]) as old (name)
-    )
-), results as (
-    insert into result select new_result.* from owned, {NEW_RESULTS.sql}
-    on conflict (sha256(name)) do update set row = excluded.row, data = excluded.data
-), deleted_batches as (
-    delete from batch using owned
-    where sha256(name) in (
-        select sha256(old.name) from unnest(%(deleted_batches)b::bytea[]) as old (name)
-    )
-), batches as (
-    insert into batch select new_batch.* from owned, {NEW_BATCHES.sql}
-    on conflict (sha256(name)) do update set row = excluded.row
-), errors as (
+), {", ".join(starmap(_put_named, NAMED.items()))}, errors as (
     insert into error select new_error.* from owned, {NEW_ERRORS.sql}
     on conflict do nothing
 ), deleted_errors as (

@@ -45,6 +45,7 @@ from mqks.journal.store import (
     changed_queues,
     check_policy,
     keep_queues,
+    named_rows,
     shown,
 )
 from mqks.settings import DatabaseUrl, Settings
@@ -263,9 +264,8 @@ class PostgresStore(Store):
         next_queue_id = max(self._next_queue_id, *(queue_id + 1 for queue_id in queues), 1)
         count = self._segments + len(segments) - len(drop)
         last = segments[-1].id if segments else self._claim.owner.last
-        bindings, schedules = entry.bindings.items(), entry.schedules.items()
-        batches = entry.batches.items()
-        values = {
+        bindings = entry.bindings.items()
+        values: dict[str, Any] = {
             "new_last": Int8(last),
             "segments": Int8(count),
             "next_queue_id": Int8(next_queue_id),
@@ -280,20 +280,16 @@ class PostgresStore(Store):
                 (row.number, row.ids, b"\n".join(entry.once)) for row in once
             ),
             "deleted_once": ints(row.number for row in gone),
-            **statements.NEW_SCHEDULES.values(each for each in schedules if each[1] is not None),
-            "deleted_schedules": [name for name, row in schedules if row is None],
-            **statements.NEW_RESULTS.values(
-                (name, *row) for name, row in entry.results.items() if row is not None
-            ),
-            "deleted_results": [name for name, row in entry.results.items() if row is None],
-            **statements.NEW_BATCHES.values(each for each in batches if each[1] is not None),
-            "deleted_batches": [name for name, row in batches if row is None],
             **statements.NEW_ERRORS.values(map(_error_row, found)),
             **statements.NEW_AUDIT.values((each.id, each.row()) for each in entry.audit),
             "audit_end": Int8(entry.audit[-1].id - self._audit_kept_max if entry.audit else 0),
             "has_errors": bool(found),
             "errors_kept": Int8(kept - len(found)),
         }
+        for table, rows in named_rows(entry).items():
+            put = ((name, *row) for name, row in rows.items() if row is not None)
+            values |= statements.NAMED[table].values(put)
+            values[f"deleted_{table}"] = [name for name, row in rows.items() if row is None]
         row = await self._claim.commit(statements.CHANGE, values, last)
         if row and row[0] != len(drop):
             raise JournalFailed(f"{len(drop) - row[0]} of the segments {[*drop]} were missing")

@@ -29,6 +29,7 @@ from mqks.journal.store import (
     QueueRow,
     changed_queues,
     keep_queues,
+    named_rows,
 )
 
 PUT_META: Final = "insert or replace into meta values (?, ?, ?)"
@@ -117,7 +118,7 @@ class Tables:
                     tallies["binding"] = self._put_bindings(db, entry.bindings)
                 if entry.once:
                     once, tallies["once"] = self._put_once(db, entry.once)
-                for table, rows in _named(entry).items():
+                for table, rows in named_rows(entry).items():
                     if rows:
                         named[table], tallies[table] = self._put_named(db, table, rows)
                 if entry.errors:
@@ -260,12 +261,6 @@ class Tables:
                 for row in values:
                     stored = *row, row_crc(table, *row)
                     db.execute(f"insert into {table} values ({_marks(stored)})", stored)
-
-
-def _named(entry: Entry) -> dict[str, dict[bytes, Row | None]]:
-    schedules = {name: row if row is None else (row,) for name, row in entry.schedules.items()}
-    batches = {name: row if row is None else (row,) for name, row in entry.batches.items()}
-    return {"schedule": schedules, "result": {**entry.results}, "batch": batches}
 
 
 def _marks(row: Row) -> str:

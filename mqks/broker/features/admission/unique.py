@@ -18,13 +18,14 @@ from typing import Final, NamedTuple, cast
 from mqks.broker.features.death.moves import Ready, some_bodies
 from mqks.broker.features.order.placed import place_of, put_in_place
 from mqks.broker.features.time.times import timed
+from mqks.broker.spine.base.ranges import among
 from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, emptied, slices
 from mqks.broker.spine.clients.consumer import consumers_of
 from mqks.broker.spine.log.pending import NO_MARK
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.seams import UniqueClaim
 from mqks.broker.spine.queue.shared import Place
-from mqks.limits import SCHEDULED_SEQ, STEP_MESSAGES
+from mqks.limits import SCHEDULED_SEQ, STEP_MESSAGES, STEP_NAMES
 from mqks.protocol.meta import split_dead_letter
 from mqks.protocol.replies import UNIQUE, message_id, parts, read_traits
 from mqks.protocol.requests import UniqueTerms, read_unique
@@ -150,10 +151,8 @@ class UniqueKeys:
 
     def left(self, numbers: Sequence[int]) -> None:
         by_number = self._by_number
-        if isinstance(numbers, range) and len(by_number) < len(numbers):
-            numbers = [number for number in by_number if number in numbers]
         self._ending.clear()
-        for number in numbers:
+        for number in among(numbers, by_number):
             key = by_number.get(number)
             if key is not None and (holder := self._forget(key)) and holder.ends_us:
                 self._ending[holder.message_id] = holder.ends_us
@@ -259,10 +258,12 @@ def restored(queue: Place) -> None:
 
 def read(queues: Iterable[Place]) -> Work[None]:
     """Wait until it is known which keys the messages of these queues hold."""
-    for queue in queues:
+    for number, queue in enumerate([*queues], 1):
         keys = _keys(queue)
         if keys is not None and not keys.is_known:
             yield from keys.read()
+        if number % STEP_NAMES == 0:
+            yield GOES_ON
 
 
 def is_new(queue: Place, claim: UniqueClaim) -> bool:

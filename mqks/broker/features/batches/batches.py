@@ -11,7 +11,7 @@ counts the living by their marks, so a batch of which none is left ends then.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 from urllib.parse import quote_from_bytes
@@ -347,7 +347,3 @@ class Batches:
 
     def told(self, batch: LiveBatch, running: int) -> dict[str, Any]:
         return batch.row.told(batch.name, batch.living, running)
-
-    @property
-    def living(self) -> Iterator[int]:
-        return (batch.living for batch in self.rows.values())

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from mqks.broker.features.jobs.waiter import ResultWaiter
+from mqks.broker.spine.base.ranges import among
 from mqks.broker.spine.base.schedule import Alarm
 from mqks.broker.spine.base.turns import GOES_ON, Work, slices
 from mqks.broker.spine.clients.connection import Connection
@@ -360,11 +361,7 @@ class Results:
     ) -> None:
         if not (places := self._places.get(queue.id)):
             return
-        known: Iterable[int] = numbers
-        if len(numbers) > len(places):
-            among = numbers if isinstance(numbers, range) else frozenset(numbers)
-            known = [number for number in places if number in among]
-        for found in [*filter(None, map(places.get, known))]:
+        for found in [*filter(None, map(places.get, among(numbers, places)))]:
             self._end(found, what, told)
 
     def returned(

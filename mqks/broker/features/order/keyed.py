@@ -30,6 +30,7 @@ from itertools import chain, islice, pairwise
 from typing import Any, ClassVar, Final, TypeAlias
 
 from mqks.broker.features.death.deaths import step_parts
+from mqks.broker.spine.base.ranges import among
 from mqks.broker.spine.base.turns import emptied
 from mqks.broker.spine.queue.lane import Delivery, free
 from mqks.broker.spine.queue.order import PAGE, Order, Rest, Ring, Share, Taker
@@ -345,9 +346,7 @@ class Keyed(Order):
     def left(self, numbers: Sequence[int]) -> None:
         held = self._held
         if held:
-            if isinstance(numbers, range) and len(held) < len(numbers):
-                numbers = [number for number in held if number in numbers]
-            for number in numbers:
+            for number in among(numbers, held):
                 if self._let_go(number):
                     self._queue.shared.turns.due[self._queue] = None
 

@@ -9,6 +9,7 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final
 
+from mqks.broker.spine.base.ranges import among
 from mqks.broker.spine.queue.order import Fifo, Ring, Share, room_of
 from mqks.broker.spine.queue.shared import Place
 from mqks.limits import DELIVERY_BYTES, STEP_MESSAGES
@@ -43,11 +44,8 @@ class Placed(Fifo):
             self._order = sorted((-place, -number) for number, place in self._places.items())
 
     def left(self, numbers: Sequence[int]) -> None:
-        places = self._places
-        if isinstance(numbers, range) and len(places) < len(numbers):
-            numbers = [number for number in places if number in numbers]
-        for number in numbers:
-            places.pop(number, None)
+        for number in among(numbers, self._places):
+            self._places.pop(number, None)
         self._leave_if_empty()
 
     def _leave_if_empty(self) -> None:

@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any, Final, NamedTuple
 
 from mqks.audit import Who
+from mqks.broker.spine.base.ranges import among
 from mqks.broker.spine.base.turns import GOES_ON, Work, slices
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery
@@ -202,10 +203,7 @@ class Traces:
         last = self._last.get(queue.id)
         if not last:
             return
-        known: Iterable[int] = numbers
-        if len(numbers) > len(last):
-            among = numbers if isinstance(numbers, range) else frozenset(numbers)
-            known = [number for number in last if number in among]
+        known = among(numbers, last)
         steps = [(number, step) for number in known if (step := last.get(number)) is not None]
         self._add(what, queue, [(number, step.message_id) for number, step in steps], told)
 

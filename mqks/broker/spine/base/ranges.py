@@ -4,7 +4,7 @@ The one rule: ranges are disjoint, in ascending order and never empty.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Final
@@ -53,6 +53,14 @@ class Numbers:
             if bits:
                 self.blocks[place] = bits
             self._count -= 1
+
+
+def among(numbers: Sequence[int], known: Collection[int]) -> Sequence[int]:
+    """Of these numbers those of which something is `known`, or simply all: the shorter one is
+    iterated over."""
+    if isinstance(numbers, range) and len(known) < len(numbers):
+        return [number for number in known if number in numbers]
+    return numbers
 
 
 def compress(numbers: list[int]) -> list[Range]:

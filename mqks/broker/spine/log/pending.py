@@ -582,9 +582,9 @@ class Pending:
 
     def take_settled(self) -> Batch:
         """Take what frees space on a full disk: acks of durable messages, queues, bindings, errors,
-        and everybody who waits. Messages stay pending, and so do `--once` ids, schedules and
-        results and batches: a durable id without its message would block the message permanently,
-        and a tick, or what follows a batch, be lost."""
+        and everybody who waits. Messages stay pending, and so do `--once` ids, schedules, results
+        and batches: a durable id without its message would block the message permanently, and a
+        tick, or what follows a batch, be lost."""
         batch = self.take(whole=True)
         entry = batch.entry
         rest = Batch(

@@ -15,6 +15,7 @@ from typing import Protocol
 from mqks.broker.spine.base.budget import Budget
 from mqks.broker.spine.base.ranges import (
     Range,
+    among,
     below,
     compress,
     has_number,
@@ -340,11 +341,7 @@ class Lane:
     def forget_marks(self, numbers: Sequence[int], *, dead: bool = False) -> None:
         """These messages leave their batches; `dead`: nobody has acked them."""
         if self.marks:
-            marked: Iterable[int] = numbers
-            # Iterate over the shorter one.
-            if isinstance(numbers, range) and len(self.marks) < len(numbers):
-                marked = [number for number in self.marks if number in numbers]
-            gone = [self.marks.pop(number, NO_MARK) for number in marked]
+            gone = [self.marks.pop(each, NO_MARK) for each in among(numbers, self.marks)]
             if self.members:
                 for batch, count in Counter(mark.batch for mark in gone if mark.batch).items():
                     self._count(batch, -count, dead=dead)
