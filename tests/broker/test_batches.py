@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -221,6 +222,35 @@ def test_what_is_leased_runs() -> None:
     ask(world, b"x close_batch b")
     assert ask(world, b"a lease --confirm q0 %b --ack" % name[1]) == b"a ok 1\n"
     assert told(world)["done"] == 1
+
+
+def test_a_job_that_is_cancelled_is_dead_for_its_batch() -> None:
+    """Whether its result is kept or not."""
+    world = world_of()
+    world.send("k", b"o open_batch b publish done b\nm1 publish --batch=b e x\n")
+    world.send("k", b"m2 publish --batch=b --keep-result=60 e x\n")
+    world.send("k", b"x cancel_job q0 m1\ny cancel_job q0 m2\n")
+    assert (told(world)["dead"], told(world)["done"]) == (2, 0)
+
+
+def test_many_who_ask_for_a_batch_hold_no_copies_of_what_is_held() -> None:
+    """Each of them looks at all that consumers hold."""
+    world = world_of()
+    world.send("k", b"o open_batch b\n")
+    world.send("k", b"".join(b"m%d publish --batch=b e x\n" % n for n in range(20_000)))
+    world.send("c", b"c consume q0 --manual-ack\n")
+    world.broker.turns.chunk_s = -1.0  # Each turn is one step.
+    tracemalloc.start()
+    for name in map(str, range(200)):
+        world.intake.receive(world.connection(name), b"l batch b\n")
+    for _ in range(600):
+        world.broker.go_on()
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 8_000_000
+    for name in map(str, range(200)):
+        world.send(name, b"")
+        assert b'"running": 20000' in world.received(name)
 
 
 def test_consumers_without_acks_take_what_is_never_written() -> None:

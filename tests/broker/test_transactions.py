@@ -2,6 +2,7 @@
 
 import random
 import re
+import sys
 from itertools import chain, count
 from pathlib import Path
 
@@ -33,6 +34,31 @@ def holding(count: int = 1, **settings: object) -> BareWorld:
     sent = b"".join(b"m%d publish i %d\n" % (number, number) for number in range(count))
     assert ask(world, sent[:-1]).count(b"\n") == count
     return world
+
+
+def calls_of_moves(queues: int) -> int:
+    """Of a commit with fifty moves, where there are so many queues."""
+    world, calls = bare(), 0
+    world.send("k", b"".join(b"s%d subscribe q%d e\n" % (n, n) for n in range(queues)))
+    world.send(
+        "k", b"b begin\n" + b"".join(b"m%d move q%d q9 --id=x\n" % (n, n % 9) for n in range(50))
+    )
+
+    def count_calls(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count_calls)
+    try:
+        world.send("k", b"c commit --confirm\n")
+    finally:
+        sys.setprofile(None)
+    assert b"c ok \n" in world.received("k")
+    return calls
+
+
+def test_moves_look_at_their_own_queues_only() -> None:
+    assert calls_of_moves(1000) < calls_of_moves(10) + 100
 
 
 def lengths(world: BareWorld) -> bytes:

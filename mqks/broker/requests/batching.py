@@ -49,7 +49,11 @@ def _check_changeable(broker: Broker) -> None:
 
 def tell(broker: Broker, connection: Connection, request: Request, wanted: Batching) -> Work[None]:
     running = Counter[int]()
-    yield from count_running(broker, running)
+    place = yield from broker.lists.take()
+    try:
+        yield from count_running(broker, running)
+    finally:
+        broker.lists.leave(place)
     batch = broker.batches.found(wanted.name)
     if batch is None:
         raise BadRequest(f"batch: there is no batch {shown(wanted.name)}")

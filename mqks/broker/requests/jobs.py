@@ -10,7 +10,7 @@ from mqks.broker.features.jobs.results import Result
 from mqks.broker.features.time.times import timed
 from mqks.broker.requests.checks import NOTHING
 from mqks.broker.requests.returning import touch
-from mqks.broker.requests.scheduled import cancel_some
+from mqks.broker.requests.scheduled import cancel_some, cancelled
 from mqks.broker.spine.base.turns import WAITS, Work
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import consumers_of
@@ -110,9 +110,7 @@ def _cancel(broker: Broker, wanted: CancelJob) -> Work[bytes]:
     if found is not None and found.place is queue:
         if _take_out(queue, found.number):
             found.cancel = wanted.why
-            queue.lane.settle([found.number])
-            if queue.tracer is not None:
-                queue.tracer.left(queue, "cancelled", [found.number])
+            cancelled(queue, [found.number])
             yield from queue.tidy()
             return CANCELLED
         return _tell(queue, wanted, found) or NOTHING

@@ -50,13 +50,18 @@ def cancel_all(queue: Queue) -> Work[int]:
     count, numbers = 0, timed(queue).delays.take_all()
     while some := [*islice(numbers, STEP_BODIES)]:
         if not queue.deleted:
-            queue.lane.settle(some, dead=True)
-            if queue.tracer is not None:
-                queue.tracer.left(queue, "cancelled", some)
+            cancelled(queue, some)
         count += len(some)
         yield GOES_ON
     yield from queue.tidy()
     return count
+
+
+def cancelled(queue: Queue, numbers: Sequence[int]) -> None:
+    """These messages, which were taken out, are cancelled."""
+    queue.lane.settle(numbers, dead=True)
+    if queue.tracer is not None:
+        queue.tracer.left(queue, "cancelled", numbers)
 
 
 def promote(broker: Broker, connection: Connection, request: Request, wanted: Scheduled) -> Doing:

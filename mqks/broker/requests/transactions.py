@@ -5,7 +5,7 @@ it is done in one step, and written in one piece.
 """
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -91,14 +91,20 @@ def _attempt(broker: Broker, connection: Connection, kept: list[tuple[Request, A
 
 def _queues_with_keys(
     broker: Broker, kept: Sequence[tuple[Request, Any]], routes: dict[bytes, Queues]
-) -> Iterator[Queue]:
+) -> Iterable[Queue]:
     """Where unique messages may join."""
+    found: Queues = {}
     for _, wanted in kept:
-        if isinstance(wanted, Move):
-            yield from [*broker.queues.values()]
-        elif isinstance(wanted, Publish) and wanted.unique is not None:
-            only = None if wanted.to is None else broker.queues.get(wanted.to)
-            yield from [*routes.get(wanted.event, ())] if only is None else [only]
+        if not (isinstance(wanted, Move) or (isinstance(wanted, Publish) and wanted.unique)):
+            continue
+        if wanted.to is not None:
+            only = broker.queues.get(wanted.to)
+            found |= {} if only is None else {only: None}
+        elif isinstance(wanted, Move):  # Dead letters return to any of them.
+            return broker.queues.values()
+        else:
+            found |= routes.get(wanted.event, {})
+    return found
 
 
 def _do(
@@ -216,7 +222,8 @@ def _check(
                     existing(broker, request.action.decode(), wanted.source)
                 if wanted.to is not None and wanted.to not in new:
                     broker.check_queue(connection.user, wanted.to, besides=len(new))
-                    new |= {wanted.to} - broker.queues.keys()
+                    if wanted.to not in broker.queues:
+                        new.add(wanted.to)
             elif isinstance(wanted, Settle):
                 settled[wanted.consumer, wanted.message] += 1
                 _check_held(broker, request, wanted, settled)
