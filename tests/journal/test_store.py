@@ -662,7 +662,9 @@ COUNTS = st.sampled_from([0, 1, 0xFFFF, 0x10000, 0xFFFFFFFF])
 TIMES = st.sampled_from([0, 1, 2**63])
 FLAGS = st.booleans()
 MARKS = st.builds(
-    Mark, st.sampled_from([0, 3, 2**32]), *([COUNTS] * 3 + [FLAGS] * 3 + [TIMES] * 3 + [COUNTS])
+    Mark,
+    st.sampled_from([0, 3, 2**32]),
+    *([COUNTS] * 3 + [FLAGS] * 3 + [TIMES] * 3 + [COUNTS, TIMES]),
 )
 RUNS = st.builds(
     ArrivedRun, NUMBERS, st.just(0), st.sampled_from(TEXTS) | st.lists(st.binary(), min_size=1)
