@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 TALKERS: Final = 12
 RESTS_S: Final = 0.001, 0.1, 5.0, 600.0
-BURSTS: Final = 3, 50, 1000, 20_000
+BURSTS: Final = 3, 3, 50, 50, 1000, 1000, 1000, 20_000
+DRAWN_MAX: Final = 100
+"""So many lines of a burst differ in more than their id."""
 LINE_BYTES: Final = 1024 * 1024
 LEFT_S: Final = 40 * 86400.0
 """A receive waits for no longer, so that a connection whose client has no more to send ends."""
@@ -137,8 +139,11 @@ class Talker:
         if what < 0.9:
             return b"".join(self._line() for _ in range(rng.randrange(2, 30)))
         if what < 0.99:
-            usage = rng.choice([*self._world.usages.items()])
-            return b"".join(self._line(*usage) for _ in range(rng.choice(BURSTS)))
+            usage, count = rng.choice([*self._world.usages.items()]), rng.choice(BURSTS)
+            some = [self._line(*usage).split(b" ", 1) for _ in range(min(count, DRAWN_MAX))]
+            more = (rng.choice(some) for _ in range(count - len(some)))
+            new = [[self._named(usage[0]).encode(), rest] for _, rest in more]
+            return b"".join(map(b" ".join, some + new))
         line, words = self._line()[:-1], b" ".join(self._line()[:-1] for _ in range(50))
         return line + b" " + (words * (LINE_BYTES // len(words)))[: LINE_BYTES - len(line)] + b"\n"
 
@@ -146,15 +151,18 @@ class Talker:
         rng = self.rng
         if usage is None:
             action, usage = rng.choice([*self._world.usages.items()])
-        self._count += 1
-        name = f"{self._name}{self._count}"
-        if action == "consume":
-            name = rng.choice(self.consumers)
-        words = [name, action]
+        words = [self._named(action), action]
         if rng.random() < 0.6:
             words.append("--confirm")
         words.append(usage.draw(self))
         return " ".join(words).encode() + b"\n"
+
+    def _named(self, action: str) -> str:
+        """The id of a request."""
+        if action == "consume":
+            return self.rng.choice(self.consumers)
+        self._count += 1
+        return f"{self._name}{self._count}"
 
     def _send(self, data: bytes) -> None:
         if not self.wire.transport.is_closing():
