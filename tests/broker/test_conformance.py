@@ -27,7 +27,7 @@ from tests.kit.waiting import WAIT_S
 
 HERE = Path(__file__).parents[1]
 DOCS = HERE.parent / "docs"
-PAGES = DOCS / "protocol.md", DOCS / "coming-from.md", HERE / "README.md"
+PAGES = DOCS / "protocol.md", HERE / "README.md"
 EXAMPLES = list(stories_of(PAGES))
 assert EXAMPLES, "without examples the tests below would not check them"
 STORIES = [*stories_of(sorted((HERE / "conformance").glob("*.txt"))), *EXAMPLES]

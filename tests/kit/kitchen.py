@@ -93,8 +93,7 @@ class Kitchen:
 
     def take(self, recipe: str) -> None:
         blocks = re.findall(r"^```(\w+)\n(.*?)^```$", RECIPES[recipe], re.M | re.S)
-        # The others are what the same looks like in other libraries.
-        assert {language for language, _ in blocks} <= {"sh", "python", "py", "js", "elixir"}
+        assert {language for language, _ in blocks} <= {"sh", "python"}
         self._shell = iter([code for language, code in blocks if language == "sh"])
         for code in [code for language, code in blocks if language == "python"]:
             named = re.match(r"# (\w+\.py)\n", code)

@@ -491,9 +491,9 @@ def test_fan_out_and_fan_in(kitchen: Kitchen) -> None:
     with kitchen.start("crawl.py") as one, kitchen.start("crawl.py") as other:
         both = [one, other]
         until(lambda: "site.done small" in everything(both))
-        with kitchen.start("site.py", "large", "200") as site:
+        with kitchen.start("pages.py", "large", "200") as site:
             assert site.end() == 0
-        until(lambda: one.lines)
+        until(lambda: len(everything(both)) > 20)
         one.end(signal.SIGKILL)
         kitchen.bounce()
         until(lambda: "site.failed large" in everything(both))

@@ -67,12 +67,13 @@ for module in sorted(Path(mqks.__file__).parent.rglob("*.py")):
 
 
 def told_events() -> dict[str, set[str]]:
-    """Name and fields of each row under "Log lines": | `name` | level | `field`, … | … |"""
-    told = {}
+    """Names and fields of each row under "Log lines": | `name`, … | level | `field`, … | … |"""
+    told = dict[str, set[str]]()
     for line in section(page("docs/monitoring.md"), "Log lines").splitlines():
         cells = line.split("|")
-        if len(cells) > 5 and (name := re.fullmatch(r" `event=(\w+)` ", cells[1])):
-            told[name[1]] = set(re.findall(r"`(\w+)`", cells[3]))
+        if len(cells) > 5:
+            fields = re.findall(r"`(\w+)`", cells[3])
+            told |= {name: {*fields} for name in re.findall(r"`event=(\w+)`", cells[1])}
     return told
 
 
