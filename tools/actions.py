@@ -9,6 +9,7 @@ from mqks.protocol.requests import ACTIONS, Action
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocol.md"
 TABLE = re.compile(r"(?<=<!-- python -m tools.actions -->\n).*?(?=<!-- end -->)", re.DOTALL)
+HEADING = re.compile(r"(?m)^### (\w+)$")
 LABELS = {
     "": "",
     "id": "a consumer that it replaces",
@@ -23,7 +24,7 @@ LABELS |= {
 LABELS |= {"consumer": "the queue of `{consumer_id}`", "to": "`{queue}`"}
 OF_ANOTHER = {"consumer": "consume", "schedule": "publish", "batch": "publish", "result": "publish"}
 """Permissions that are those to do what another thing does."""
-COLUMNS = 110
+COLUMNS = 120
 
 
 def usage(action: Action, request_id: str) -> str:
@@ -59,19 +60,25 @@ def written(page: str) -> str:
     """The page with what the table of actions says."""
     alike: dict[str, list[str]] = {}
     for name, action in _named():
+        heading = HEADING.findall(page[: _usage_in(page, name).start()])[-1]
         alike.setdefault(needs(action), []).append(
-            f"[{name}](#{name}){' **[a]**' if action.is_audited else ''}"
+            f"[{name}](#{heading}){' **[a]**' if action.is_audited else ''}"
         )
     rows = [f"| {', '.join(links)} | {needed or 'nothing'} |" for needed, links in alike.items()]
     table = "\n".join(["| action | needs |", "| --- | --- |", *rows, ""])
     page = TABLE.sub(lambda _: table, page)
     for name, action in _named():
-        block = re.compile(rf"(?<=\n### {name}\n\n)(?:    .+\n)+")
-        found = block.search(page)
-        assert found is not None, f"{name} has no usage"
+        found = _usage_in(page, name)
         request_id = found[0].split()[0]
         page = page[: found.start()] + usage(action, request_id) + "\n" + page[found.end() :]
     return page
+
+
+def _usage_in(page: str, name: str) -> re.Match[str]:
+    """Where the page has it: behind a heading, alone or with those of its kind."""
+    found = re.search(rf"(?m)^    \{{\w+\}} {name}(?: .*)?\n(?:     +.+\n)*", page)
+    assert found is not None, f"{name} has no usage"
+    return found
 
 
 def _named() -> list[tuple[str, Action]]:

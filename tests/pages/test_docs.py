@@ -12,8 +12,6 @@ import pytest
 
 import mqks
 from mqks.broker.requests.state import ATTRIBUTES
-from mqks.broker.spine.log.pending import Mark
-from mqks.journal.segment import checksum, decode
 from mqks.protocol.requests import ACTIONS
 from tools import actions
 
@@ -142,25 +140,3 @@ def test_the_tests_that_a_page_names_are_there() -> None:
     assert len(named) > 20
     for name, function in named:
         assert f"def {function}(" in page(name), f"{name}::{function}"
-
-
-# ------------------------------------------------------------------------------------- examples
-
-
-def test_the_dumped_segment_is_one() -> None:
-    text = section(page("docs/storage.md"), "A segment, byte by byte")
-    body = bytearray()
-    for offset, digits in re.findall(r"^([0-9a-f]{4})  ((?:[0-9a-f]{2} )+)", text, re.M):
-        assert int(offset, 16) == len(body)
-        body += bytes.fromhex(digits)
-    [(segment_id, crc)] = re.findall(r"id (\d+), crc (\d+)", text)
-
-    assert checksum(int(segment_id), bytes(body)) == int(crc)
-    mail, audit = decode(bytes(body))
-    [both], [single] = mail.runs, audit.runs
-    assert (mail.acks, [*mail.marks.items()]) == (
-        [(1, 2)],
-        [(4, Mark(2, retry=1, redelivered=True))],
-    )
-    assert both.lines(bytes(body)) == [b"m2 event=user.new bob", b"m4 event=user.new dan"]
-    assert single.lines(bytes(body)) == [b"m4 event=user.new dan"]
