@@ -1397,6 +1397,7 @@ _TABLE = (
         _open_batch,
         {"event": "publish", "to": "consume", "name": "batch"},
         parser=_with_publish,
+        is_kept=True,
         is_audited=True,
     ),
     Action(
@@ -1405,6 +1406,7 @@ _TABLE = (
         Batching,
         {"name": "batch"},
         confirm_anywhere=True,
+        is_kept=True,
         is_audited=True,
     ),
     Action("batch", "{name}", Batching, {"name": "batch"}),

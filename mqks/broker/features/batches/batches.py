@@ -11,7 +11,8 @@ counts the living by their marks, so a batch of which none is left ends then.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 from urllib.parse import quote_from_bytes
@@ -186,6 +187,31 @@ class Batches:
             self._look(batch)
         return 1
 
+    @contextmanager
+    def undone_if_refused(self, names: Iterable[bytes]) -> Iterator[None]:
+        """Batches of these names are opened and closed here, and are as before if that raises."""
+        were = {name: (self.rows.get(name), self._row(name)) for name in names}
+        try:
+            yield
+        except BaseException:
+            for name, (batch, row) in were.items():
+                now = self.rows.get(name)
+                if now is batch and self._row(name) == row:
+                    continue
+                if now is not None:
+                    self._remove(now)
+                if batch is not None and row is not None:
+                    batch.row = row
+                    self._add(batch)
+                    self._change(batch)
+                    if not row.closed:
+                        self._ending.pop(batch, None)
+            raise
+
+    def _row(self, name: bytes) -> BatchRow | None:
+        batch = self.rows.get(name)
+        return None if batch is None else batch.row
+
     def _add(self, batch: LiveBatch) -> None:
         row = batch.row
         self.rows[batch.name] = self._by_number[row.number] = batch
@@ -207,7 +233,8 @@ class Batches:
         self._pending.entry.batches[batch.name] = None
         self._pending.in_one_piece = True
         if len(self._expiries) > 2 * len(self.rows) + 64:
-            self._expiries = [each for each in self._expiries if each[1] in self._by_number]
+            rows = [batch.row for batch in self.rows.values()]
+            self._expiries = [(row.expires_us, row.number) for row in rows]
             heapify(self._expiries)
         self._set_alarm()
 
