@@ -802,9 +802,11 @@ def peek(
     selection: SelectionKeywords,
     *,
     soonest: bool = False,
+    batches: bool = False,
 ) -> bytes:
     rows = min(count("limit", limit, SEQ_MAX), PEEK_ROWS_MAX)
     values = {"limit": rows, "scheduled": scheduled, "soonest": soonest, **selection}
+    values["batches"] = batches
     if after:
         values["after"] = after
     return b" ".join([b"peek", name(queue), *flags("peek", values)])

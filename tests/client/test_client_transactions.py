@@ -67,10 +67,14 @@ async def test_a_batch(mqks_broker: Broker) -> None:
     async with connect(mqks_broker.url) as client:
         await client.subscribe("rows", ["row"])
         await client.subscribe("out", ["done", "failed"])
-        with pytest.raises(ZeroDivisionError):
+
+        async def fail() -> None:
             async with client.transaction() as step:
                 step.open_batch("b", then=("done", "1"))
-                raise ZeroDivisionError
+                step.publish("nowhere", "1", batch="b", mandatory=True)
+
+        with pytest.raises(RequestFailed, match="no queue is bound"):
+            await fail()
         assert await client.batch_counts("b") is None
         async with client.transaction() as step:
             step.open_batch("b", then=("done", "1"), on_dead=("failed", "1"), for_s=60)

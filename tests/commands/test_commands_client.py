@@ -741,8 +741,8 @@ def test_schedules(shell: Console, server: ServerProcess, db: Path) -> None:
         $ mqks schedule add s e x --every 5 --unique k,until=acked,for=1h,on=replace
         $ mqks schedule remove s --yes
         $ mqks schedule add s e x --every 5 --unique k,x
-        …unique: 'k,x' is not KEY…
-        [64]
+        mqks: unique: 'k,x' is not KEY…
+        [65]
         $ mqks schedule add s '61 * * * *' e x
         mqks: … is not a cron expression…
         [65]

@@ -42,6 +42,7 @@ COMMANDS = [
         "inspect errors",
         "inspect audit",
         "inspect schedules",
+        "inspect batches",
         "export",
         "export --messages",
     ),

@@ -303,7 +303,7 @@ def batches(broker: Broker, after: bytes, limit: int) -> Rows:
     names = yield from _smallest(limit, [*broker.batches.rows], after)
     for name in names:
         if (batch := broker.batches.found(name)) is not None:
-            yield [broker.batches.told(batch, running[batch.row.number])]
+            yield [batch.row.listed(name, batch.living, running[batch.row.number])]
 
 
 def schedules(broker: Broker, after: bytes, limit: int) -> Rows:

@@ -89,7 +89,9 @@ class Database(Contents):
         self._read(new)
         self._segments = {segment_id: self._segments[segment_id] for segment_id in ids}
         self.bindings = sorted((queue, event) for queue, event in self._all(statements.BINDINGS))
-        self._keep_schedules(self._all(statements.SCHEDULES))
+        [(has_batches,)] = self._all(statements.HAS_BATCHES)
+        batches = self._all(statements.BATCHES) if has_batches else []
+        self._keep_named(self._all(statements.SCHEDULES), batches)
         if len(ids) != segments:
             what = f"{len(ids)} exist, {segments} were written"
             self.damage.append(Damage("table segment", what))

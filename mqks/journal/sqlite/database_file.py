@@ -207,7 +207,7 @@ class DatabaseFile(Contents):
             return False
         self._segments = {i: self._segments[i] for i in ids if i in self._segments}
         self.bindings = sorted(rows.bindings)
-        self._keep_schedules(rows.schedules.items())
+        self._keep_named(rows.schedules.items(), rows.batches.items())
         self.damage += rows.count_segments(ids)
         self._build(rows.queues, rows.queue_ids_end)
         sizes = [segment.size for segment in self._segments.values()]

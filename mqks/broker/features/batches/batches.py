@@ -82,6 +82,11 @@ class BatchRow(NamedTuple):
             "expires_us": self.expires_us,
         }
 
+    def listed(self, name: bytes, living: int, running: int) -> dict[str, Any]:
+        """As `batches` tells it."""
+        what = {"publish": self.then or None, "publish_on_dead": self.on_dead or None}
+        return self.told(name, living, running) | what
+
 
 class LiveBatch:
     """A batch that has not ended, and how many of its messages are alive."""
@@ -139,6 +144,11 @@ class Batches:
 
     # -- requests
 
+    def name_of(self, number: int) -> bytes:
+        """That of the batch with this number; empty if there is none."""
+        batch = self._by_number.get(number)
+        return b"" if batch is None else batch.name
+
     def found(self, name: bytes) -> LiveBatch | None:
         """The batch of this name; none while it ends."""
         batch = self.rows.get(name)
@@ -147,8 +157,9 @@ class Batches:
     def open(self, wanted: Batching) -> None:
         """Open a batch, or set what follows one that is open."""
         batch, line = self.rows.get(wanted.name), wanted.line.decode("utf-8", "surrogateescape")
-        if batch is not None and batch.row.closed:
-            raise BadRequest(f"open_batch: the batch {shown(wanted.name)} is closed")
+        if batch is not None and (batch.row.closed or wanted.restored is not None):
+            what = "is closed" if batch.row.closed else "exists: --restored is for a new one"
+            raise BadRequest(f"open_batch: the batch {shown(wanted.name)} {what}")
         if batch is None:
             most = self._settings.batches_max
             if len(self.rows) >= most:
@@ -157,6 +168,8 @@ class Batches:
             now_us = self._schedule.wall_us()
             for_us = wanted.for_us or round(self._settings.batch_expiry_s * 1e6)
             batch = LiveBatch(wanted.name, BatchRow(self._next, now_us, now_us + for_us))
+            done, dead = wanted.restored or (0, 0)
+            batch.row = batch.row._replace(total=done + dead, dead=dead)
         row, old = batch.row, batch.size if batch.name in self.rows else 0
         if wanted.publish is not None:
             row = row._replace(on_dead=line) if wanted.on_dead else row._replace(then=line)
