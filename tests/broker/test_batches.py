@@ -407,6 +407,49 @@ def test_a_full_disk_keeps_the_end_until_there_is_room() -> None:
     assert ends(world) == [b"b:end"]
 
 
+@pytest.mark.parametrize("drop", [b"purge q0", b"purge q0 --id=m1", b"cancel q0 --all", b"ttl"])
+def test_what_is_dropped_on_a_full_disk_is_not_done(drop: bytes) -> None:
+    """After a crash it is there again; otherwise it is dead."""
+    world = world_of()
+    ask(world, b"o open_batch --confirm b publish done x")
+    flag = {b"cancel q0 --all": b" --delay=9", b"ttl": b" --ttl=9"}.get(drop, b"")
+    ask(world, b"m1 publish --batch=b%b e x" % flag)
+
+    def drop_it() -> None:
+        world.fill()
+        if drop == b"ttl":
+            world.now_us += 10 * SECOND_US
+        else:
+            line = b"p " + drop.replace(b" ", b" --confirm ", 1) + b"\n"
+            world.intake.receive(world.connection("k"), line)
+        for _ in range(9):
+            world.broker.expire()
+            world.fetch()
+            world.answer(9)
+            world.broker.go_on()
+        # For somebody else what is settled is written.
+        world.intake.receive(world.connection("other"), b"s subscribe --confirm r e\n")
+        world.broker.go_on()
+        world.commit()
+        world.hear()
+        assert world.received("other") == b"s ok \n"
+        assert drop == b"ttl" or b"p error" in world.received("k")
+        assert world.broker.batches.rows[b"b"].row.dead == 1
+
+    drop_it()
+    world.crash()
+    world._connections.clear()
+    row = told(world)
+    if drop != b"ttl":  # It dies at the start.
+        assert (row["waiting"], row["dead"]) == (1, 0)
+        drop_it()
+    world.make_room()
+    world.crash()
+    world._connections.clear()
+    row = told(world)
+    assert (row["waiting"], row["dead"], row["done"]) == (0, 1, 0)
+
+
 def test_queues_without_batches_keep_no_marks() -> None:
     world = world_of()
     ask(world, b"o open_batch b publish done x")
