@@ -73,6 +73,7 @@ BATCH = (
     *("name", "total", "waiting", "running", "done", "dead", "closed", "opened", "expires"),
     *("then", "on_dead"),
 )
+RESULT = ("id", "event", "state", "queue", "reason", "data_bytes", "until")
 ARCHIVE = ("queue", "state", "lag", "archived_seq", "told", "commit")
 ARCHIVE_OF = (
     *("archive_state", "archived_seq", "next_seq", "archive_lag", "archive_told_age_s"),
@@ -260,6 +261,12 @@ def show_batches(rows: Iterable[Row], as_json: bool) -> None:
     table(told, BATCH, as_json=as_json)
 
 
+def results(source: "Source", as_json: AsJson = False) -> None:
+    """List the messages of which the result is kept, and what became of each."""
+    rows = (row | times(row, as_json, "until") for row in source.results())
+    table(rows, RESULT, as_json=as_json)
+
+
 def show_schedules(rows: Iterable[Row], as_json: bool) -> None:
     told = (row | times(row, as_json, "next", "last") for row in rows)
     table(told if as_json else map(_schedule, told), SCHEDULE, as_json=as_json, cut="publish")
@@ -355,6 +362,7 @@ COMMANDS: dict[Run, str] = {
     unacked: "mqks inspect unacked mail",
     schedules: "mqks inspect schedules --db mqks.db",
     batches: "mqks inspect batches --db mqks.db",
+    results: "mqks inspect results --db mqks.db",
     archives: "mqks inspect archives",
     journal: "mqks inspect journal --json",
     stats: "mqks inspect stats --json",

@@ -85,6 +85,9 @@ class Live:
     def batches(self) -> Iterator[Row]:
         return self._rows("batches", "name")
 
+    def results(self) -> Iterator[Row]:
+        return self._rows("results", "id")
+
     def message(self, message_id: str) -> Iterator[Row]:
         """The steps of a traced message."""
         return self._rows(_words("message", message_id), "step")

@@ -248,6 +248,11 @@ class StoppedSource:
         for name, row in self._file.batches.items():
             yield row.listed(name, *members[row.number])
 
+    def results(self) -> Iterator[Row]:
+        now_us = time.time() * 1e6
+        found = self._file.results()
+        return (each.listed() for each in found if not 0 < each.until_us <= now_us)
+
     def journal(self) -> Row:
         facts, free = self._file.facts, None
         if isinstance(self._database, Path):

@@ -20,9 +20,10 @@ from typing import Any, Final, NamedTuple, Self
 
 from mqks.audit import AuditRecord
 from mqks.broker.features.batches.batches import BatchRow
+from mqks.broker.features.jobs.results import Result
 from mqks.broker.features.time.ticks import ScheduleRow
 from mqks.broker.spine.base.ranges import Range, below, numbers
-from mqks.broker.spine.log.pending import NO_MARK, ErrorRecord, Mark
+from mqks.broker.spine.log.pending import NO_MARK, ErrorRecord, Mark, ResultRow
 from mqks.broker.spine.message.policy import Policy
 from mqks.errors import JournalDamaged
 from mqks.journal.index import Index, QueueIndex
@@ -156,6 +157,9 @@ class Contents:
         """The last ones, the newest first."""
         raise NotImplementedError
 
+    def _stored_results(self) -> Iterable[tuple[bytes, ResultRow]]:
+        raise NotImplementedError
+
     def close(self) -> None:
         raise NotImplementedError
 
@@ -196,6 +200,15 @@ class Contents:
     ) -> None:
         self.schedules = {name: ScheduleRow.parse(name, row) for name, row in sorted(schedules)}
         self.batches = {name: BatchRow.parse(name, row) for name, row in sorted(batches)}
+
+    def results(self) -> Iterator[Result]:
+        """Messages of which the result is kept, sorted by their ids."""
+        names = {queue.id: queue.name for queue in self.queues}
+        for message_id, row in sorted(self._stored_results()):
+            found = Result.parse(message_id, row)
+            # Its queue may have been renamed since.
+            found.queue = names.get(found.queue_id, found.queue)
+            yield found
 
     def members(self) -> Mapping[int, tuple[int, int]]:
         """How many messages of each batch, by its number, are alive; how many of these a consumer

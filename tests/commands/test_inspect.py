@@ -28,8 +28,8 @@ from tests.kit.waiting import WAIT_S
 ODD = b"od\xffd"
 """A queue's name that is no UTF-8."""
 LISTS = (
-    *("queues", "bindings", "schedules", "batches", "consumers", "connections", "unacked"),
-    "errors",
+    *("queues", "bindings", "schedules", "batches", "results", "consumers", "connections"),
+    *("unacked", "errors"),
 )
 OBJECTS = ("journal", "stats")
 COMMANDS = [*LISTS, *OBJECTS, "queue mail", "messages mail --data", "error {error_id}"]
@@ -112,6 +112,32 @@ Told = Callable[..., list[Row]]
 
 
 # --------------------------------------------------------------------- the server and its file
+
+
+def test_a_stopped_file_tells_what_the_server_told_of_results(
+    server: ServerProcess, told: Told
+) -> None:
+    with LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm old job") == b"s ok "
+        for name, keep_s in ((b"a\xff", b"900"), (b"b", b"900"), (b"c", b"900"), (b"d", b"0.001")):
+            line = b"%b publish --confirm --keep-result=%b job x" % (name, keep_s)
+            assert client.ask(line) == name + b" ok "
+        client.send(b"h consume old --manual-ack --prefetch=1\n")
+        assert client.line() == b"h ok a\xff event=job x"
+        client.send(b"a ack h a\xff --result=yes\n")
+        assert client.line() == b"h ok b event=job x"
+        assert client.ask(b"x cancel_job --confirm --reason=late old c") == b"x ok cancelled"
+        assert client.ask(b"x cancel_job --confirm old d") == b"x ok cancelled"
+        client.send(b"n rename --confirm old new\n")
+        assert sorted(client.line()[:4] for _ in range(2)) == [b"h ok", b"n ok"]
+        rows = told("results", "--url", server.url)
+        server.kill()
+    assert told("results", "--db", "mqks.db") == rows
+    states = [(row["id"], row["state"], row["queue"], row["data_bytes"]) for row in rows]
+    assert states[0] == ("a\udcff", "done", "old", 3)
+    assert states[1:] == [("b", "waiting", "new", None), ("c", "cancelled", "old", None)]
+    assert [row["reason"] for row in rows] == [None, None, "late"]
+    assert (rows[0]["keep_s"], rows[1]["until"]) == (900.0, None)
 
 
 @pytest.mark.parametrize("crash", [True, False], ids=["killed", "stopped"])

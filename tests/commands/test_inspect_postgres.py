@@ -43,6 +43,7 @@ COMMANDS = [
         "inspect audit",
         "inspect schedules",
         "inspect batches",
+        "inspect results",
         "export",
         "export --messages",
     ),

@@ -314,6 +314,12 @@ def schedules(broker: Broker, after: bytes, limit: int) -> Rows:
             yield [found.told(name, schedules.errors.get(name), schedules.last_queues.get(name))]
 
 
+def results(broker: Broker, after: bytes, limit: int) -> Rows:
+    ids = yield from _smallest(limit, [*broker.results.rows], after)
+    for some in slices(ids, STEP_NAMES):
+        yield [row.listed() for each in some if (row := broker.results.found(each)) is not None]
+
+
 def limits(broker: Broker, after: bytes, limit: int) -> Rows:
     known = broker.shared.limits
     names = yield from _smallest(limit, [*known], _text(after))
@@ -474,6 +480,8 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
             return limits(broker, after[0], limit)
         case [b"batches"]:
             return batches(broker, after[0], limit)
+        case [b"results"]:
+            return results(broker, after[0], limit)
         case [b"schedules"]:
             return schedules(broker, after[0], limit)
         case [b"journal"]:
@@ -481,5 +489,5 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
     raise BadRequest(
         f"stats: unknown statistics {shown(b' '.join(wanted.words))}; there are queues, "
         "queue NAME, bindings, consumers, connections, unacked, errors, audit, limits, "
-        "batches, schedules, users, traces, message ID and journal"
+        "batches, results, schedules, users, traces, message ID and journal"
     )
