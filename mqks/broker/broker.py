@@ -335,7 +335,7 @@ class Broker:
     def dropped(self, name: bytes, work: Work[T], *, confirm: bool) -> Work[T]:
         """Do what drops messages of this queue. With `confirm` it raises as `ack`."""
         queue = self.queues.get(name)
-        is_durable = queue is None or not queue.lane.has_unwritten_moves
+        is_durable = queue is None or not (queue.lane.has_unwritten_moves or queue.lane.members)
         told = yield from work
         if confirm:
             self.check_durable(is_durable)
@@ -478,11 +478,10 @@ class Broker:
             return
         self.metadata.check_names("queue", new)
         self.made.check(user, new, besides)
-        if len(self.queues) + len(new) + besides > self.settings.queues_max:
-            raise LimitExceeded(
-                "queues_max",
-                f"the limit of {self.settings.queues_max} queues is reached (queues_max)",
-            )
+        most = self.settings.queues_max
+        if not self.made.has_room(new, most - besides):
+            reason = f"the limit of {most} queues is reached (queues_max)"
+            raise LimitExceeded("queues_max", reason)
         self.metadata.check_room(sum(map(queue_bytes, new)))
 
     def check_consumer(self, consumer_id: bytes) -> None:

@@ -635,9 +635,7 @@ class AsyncClient(Client["AsyncConsumer", "AsyncTail", "AsyncTransaction"]):
     ) -> None:
         """Open a batch, or set what follows one that is open already; see `batch`. Messages join it
         by `publish(…, batch=name)`. Raises RequestFailed if it is closed."""
-        await self._request(requests.open_batch(name, then, for_s=for_s), timeout_s)
-        if on_dead is not None:
-            body = requests.open_batch(name, on_dead, on_dead=True)
+        for body in requests.open_batch(name, then, on_dead, for_s):
             await self._request(body, timeout_s)
 
     async def close_batch(

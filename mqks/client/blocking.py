@@ -633,9 +633,7 @@ class BlockingClient(Client["BlockingConsumer", "BlockingTail", "BlockingTransac
     ) -> None:
         """Open a batch, or set what follows one that is open already; see `batch`. Messages join it
         by `publish(…, batch=name)`. Raises RequestFailed if it is closed."""
-        self._request(requests.open_batch(name, then, for_s=for_s), timeout_s)
-        if on_dead is not None:
-            body = requests.open_batch(name, on_dead, on_dead=True)
+        for body in requests.open_batch(name, then, on_dead, for_s):
             self._request(body, timeout_s)
 
     def close_batch(

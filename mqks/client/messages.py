@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Unpack
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 from mqks.client.errors import InvalidRequest
 from mqks.client.keywords import renamed, strict
@@ -35,6 +35,7 @@ _TRAITS += rb"(?:,unique=[^ ,]+(?:,until=acked)?(?:,for=[\d.]+)?)?(?:,key=[^ ,]+
 _PEEKED = re.compile(
     rb"event=(.*?)(?:,retry=(\d+))?" + _TRAITS + rb"(?:,meta=([^ ,]+))?"
     rb",seq=(\d+),time=(\d+)(?:,due=(\d+\.\d{3}))?(?:,lease=([^ ,]+))?"
+    rb"(?:,batch=([^ ,]+))?"
 )
 _TOLD_ALL = re.compile(rb"event=(.*),retry=(\d+)" + _TRAITS + rb",meta=[^ ,]*")
 
@@ -413,6 +414,8 @@ class _Peek(NamedTuple):
     time_us: int
     due_us: int
     lease: bytes
+    batch: bytes
+    """Told only by a `peek` that asks for it."""
 
 
 def peeked(line: bytes) -> _Peek:
@@ -422,10 +425,11 @@ def peeked(line: bytes) -> _Peek:
     found = _PEEKED.fullmatch(attributes)
     if found is None:
         raise unexpected(line, "a message")
-    event, retry, traits, meta, seq, time_us, due_s, lease = found.groups()
+    event, retry, traits, meta, seq, time_us, due_s, lease, batch = found.groups()
     numbers = int(seq), int(time_us), round(float(due_s or 0) * 1e6)
     told = data, int(retry or 0), traits, meta or b""
-    return _Peek(message_id, event, *told, *numbers, lease or b"")
+    batch = unquote_to_bytes(batch or b"")
+    return _Peek(message_id, event, *told, *numbers, lease or b"", batch)
 
 
 def attributes(meta: bytes) -> tuple[dict[str, str], DeadLetter | None]:

@@ -719,10 +719,15 @@ def batch(of: str) -> bytes:
 
 
 def open_batch(
-    of: str, follows: Follows | None, *, on_dead: bool = False, for_s: float | None = None
-) -> bytes:
-    """Raises InvalidRequest."""
-    body = confirmed("open_batch", of, on_dead=on_dead, for_s=for_s)
+    of: str, then: Follows | None, on_dead: Follows | None, for_s: float | None
+) -> Iterator[bytes]:
+    """One after the other. Raises InvalidRequest."""
+    yield _followed(confirmed("open_batch", of, for_s=for_s), then)
+    if on_dead is not None:
+        yield _followed(confirmed("open_batch", of, on_dead=True), on_dead)
+
+
+def _followed(body: bytes, follows: Follows | None) -> bytes:
     if follows is None:
         return body
     event, data, *options = follows
@@ -797,9 +802,11 @@ def peek(
     selection: SelectionKeywords,
     *,
     soonest: bool = False,
+    batches: bool = False,
 ) -> bytes:
     rows = min(count("limit", limit, SEQ_MAX), PEEK_ROWS_MAX)
     values = {"limit": rows, "scheduled": scheduled, "soonest": soonest, **selection}
+    values["batches"] = batches
     if after:
         values["after"] = after
     return b" ".join([b"peek", name(queue), *flags("peek", values)])

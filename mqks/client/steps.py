@@ -70,6 +70,23 @@ class Step:
         """Drop messages with numbers below `seq` with the step; see the client's `trim`."""
         self._ask(requests.confirmed("trim", queue, requests.sequence_number(seq), epoch=epoch))
 
+    def open_batch(
+        self,
+        name: str,
+        *,
+        then: requests.Follows | None = None,
+        on_dead: requests.Follows | None = None,
+        for_s: float | None = None,
+    ) -> None:
+        """Open a batch with the step, before what is published to it; see the client's
+        `open_batch`."""
+        for request in [*requests.open_batch(name, then, on_dead, for_s)]:
+            self._ask(request)
+
+    def close_batch(self, name: str, *, discard: bool = False) -> None:
+        """Close a batch with the step; see the client's `close_batch`."""
+        self._ask(requests.confirmed("close_batch", name, discard=discard))
+
     def _ask(self, request: bytes) -> None:
         self._lines.append(requests.line(self._new_id(), request.replace(b" --confirm", b"", 1)))
 

@@ -3,15 +3,14 @@
 The one rule: a batch is a request of the protocol; nothing of it is kept here.
 """
 
-from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
 from mqks.commands.connection import ServerOptions
 from mqks.commands.declare import Run, declare
-from mqks.commands.inspect import Row, times
-from mqks.commands.options import AsJson, Told, Yes, confirm, table
+from mqks.commands.inspect import show_batches
+from mqks.commands.options import AsJson, Told, Yes, confirm
 from mqks.errors import InspectionFailed
 from mqks.inspection.text import printable
 
@@ -22,10 +21,6 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The batch.")]
-COLUMNS = (
-    *("name", "total", "waiting", "running", "done", "dead", "closed", "opened", "expires"),
-    *("then", "on_dead"),
-)
 
 
 def open_(
@@ -68,20 +63,14 @@ def show(server: ServerOptions, name: Name, as_json: AsJson = False) -> None:
         found = client.batch_counts(name)
     if found is None:
         raise InspectionFailed(f"there is no batch {printable(name)}")
-    _show([found], as_json)
+    show_batches([found], as_json)
 
 
 def list_(server: ServerOptions, as_json: AsJson = False) -> None:
     """List the batches that have not ended."""
     with server.connected() as client:
         rows = client.batches()
-    _show(rows, as_json)
-
-
-def _show(rows: Iterable[Row], as_json: bool) -> None:
-    table(
-        (row | times(row, as_json, "opened", "expires") for row in rows), COLUMNS, as_json=as_json
-    )
+    show_batches(rows, as_json)
 
 
 COMMANDS: dict[Run, str] = {

@@ -63,12 +63,17 @@ UNACKED = ("queue", "seq", "consumer", "delivered", "id", "event", "retry", "dat
 MESSAGE = ("seq", "time", "id", "event", "data_bytes", "retry")
 MORE_OF_A_MESSAGE = (
     *("meta", "due", "expires", "rejects", "losses", "dead_letter", "letter"),
-    *("escaped", "priority", "key", "unique"),
+    *("escaped", "priority", "key", "unique", "batch"),
 )
 SCHEDULE = (
     *("name", "when", "event", "paused", "next", "last", "last_queues", "missed", "error"),
     "publish",
 )
+BATCH = (
+    *("name", "total", "waiting", "running", "done", "dead", "closed", "opened", "expires"),
+    *("then", "on_dead"),
+)
+RESULT = ("id", "event", "state", "queue", "reason", "data_bytes", "until")
 ARCHIVE = ("queue", "state", "lag", "archived_seq", "told", "commit")
 ARCHIVE_OF = (
     *("archive_state", "archived_seq", "next_seq", "archive_lag", "archive_told_age_s"),
@@ -246,6 +251,22 @@ def schedules(source: "Source", as_json: AsJson = False) -> None:
     show_schedules(source.schedules(), as_json)
 
 
+def batches(source: "Source", as_json: AsJson = False) -> None:
+    """List the batches that have not ended, and how many of their messages are done."""
+    show_batches(source.batches(), as_json)
+
+
+def show_batches(rows: Iterable[Row], as_json: bool) -> None:
+    told = (row | times(row, as_json, "opened", "expires") for row in rows)
+    table(told, BATCH, as_json=as_json)
+
+
+def results(source: "Source", as_json: AsJson = False) -> None:
+    """List the messages of which the result is kept, and what became of each."""
+    rows = (row | times(row, as_json, "until") for row in source.results())
+    table(rows, RESULT, as_json=as_json)
+
+
 def show_schedules(rows: Iterable[Row], as_json: bool) -> None:
     told = (row | times(row, as_json, "next", "last") for row in rows)
     table(told if as_json else map(_schedule, told), SCHEDULE, as_json=as_json, cut="publish")
@@ -340,6 +361,8 @@ COMMANDS: dict[Run, str] = {
     letters: "mqks inspect letters mail",
     unacked: "mqks inspect unacked mail",
     schedules: "mqks inspect schedules --db mqks.db",
+    batches: "mqks inspect batches --db mqks.db",
+    results: "mqks inspect results --db mqks.db",
     archives: "mqks inspect archives",
     journal: "mqks inspect journal --json",
     stats: "mqks inspect stats --json",

@@ -46,6 +46,11 @@ class ScheduleOptions(TypedDict):
     to: Annotated[str | None, "QUEUE", "Only this queue gets the messages."]
     priority: Annotated[int | None, "N", "Their priority, from -128 to 127."]
     key: Annotated[str | None, "KEY", "Their key."]
+    unique: Annotated[
+        str | None,
+        "KEY[,until=acked][,for=SECONDS][,on=replace]",
+        "Drop a message while the one before waits in the queue, or replace that.",
+    ]
 
 
 def add(
@@ -68,6 +73,10 @@ def add(
     if len(words) != (3 if has_cron else 2):
         raise typer.BadParameter('give "CRON" EVENT DATA, or EVENT DATA with --every')
     given["meta"] = pairs(given["meta"] or ())
+    if given["unique"] is not None:
+        from mqks.client.requests import Unique  # here, so that --help need not load it
+
+        given["unique"] = Unique.parse(given["unique"])
     cron = words[0] if has_cron else None
     with server.connected() as client:
         client.schedule(name, cron, *words[-2:], **given)

@@ -82,6 +82,12 @@ class Live:
     def schedules(self) -> Iterator[Row]:
         return self._rows("schedules", "name")
 
+    def batches(self) -> Iterator[Row]:
+        return self._rows("batches", "name")
+
+    def results(self) -> Iterator[Row]:
+        return self._rows("results", "id")
+
     def message(self, message_id: str) -> Iterator[Row]:
         """The steps of a traced message."""
         return self._rows(_words("message", message_id), "step")
@@ -121,14 +127,15 @@ class Live:
                 raise self._missing(queue, self._names()) from None
             raise error from None
 
-    def pages(self, queue: str) -> Iterator[list[bytes]]:
+    def pages(self, queue: str, *, batches: bool = False) -> Iterator[list[bytes]]:
         """The messages of a queue that are not scheduled, as `peek` tells them. Each page is asked
         for before the one before it is processed: until the last one nothing else may be asked."""
         self._check_readable(queue)
         goes_on: int | None = 0
         lines = list[bytes]()
         while goes_on is not None:
-            self._server.ask_ahead(requests.peek(queue, goes_on, requests.PAGE_ROWS, False, {}))
+            body = requests.peek(queue, goes_on, requests.PAGE_ROWS, False, {}, batches=batches)
+            self._server.ask_ahead(body)
             if lines:
                 yield lines
             lines, end = self._server.take_lines()
@@ -140,9 +147,9 @@ class Live:
         rows = min(wanted.limit or requests.PAGE_ROWS, requests.PAGE_ROWS)
         goes_on: int | None = wanted.after
         while goes_on is not None:
-            soonest = wanted.soonest
+            soonest, form = wanted.soonest, scheduled and not wanted.soonest
             body = requests.peek(
-                queue, goes_on, rows, scheduled and not soonest, chosen, soonest=soonest
+                *(queue, goes_on, rows, form, chosen), soonest=soonest, batches=wanted.batches
             )
             lines, end = self._server.ask_lines(body)
             page = [*map(peeked_row, lines)]

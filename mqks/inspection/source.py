@@ -32,6 +32,8 @@ class WantedRows(NamedTuple):
     """Those that a selection of the client selects, see `SelectionKeywords`."""
     soonest: bool = False
     """Scheduled ones by the time when they are due; `after` and `selection` do not count."""
+    batches: bool = False
+    """With the batch of each, which a database always tells."""
 
 
 EVERY: Final = WantedRows()
@@ -52,6 +54,7 @@ def message_row(
     expires_us: int | None = None,
     rejects: int | None = None,
     losses: int | None = None,
+    batch: bytes = b"",
     **_: object,
 ) -> Row:
     """Of the fields of a message as it is stored, or told by `peek`. The row has the original
@@ -78,6 +81,7 @@ def message_row(
         "priority": told.priority,
         "key": key,
         "unique": requests.decoded(told.unique) or None,
+        "batch": requests.decoded(batch) or None,
     }
 
 

@@ -243,6 +243,16 @@ class StoppedSource:
     def schedules(self) -> Iterator[Row]:
         return (row.told(name) for name, row in self._file.schedules.items())
 
+    def batches(self) -> Iterator[Row]:
+        members = self._file.members()
+        for name, row in self._file.batches.items():
+            yield row.listed(name, *members[row.number])
+
+    def results(self) -> Iterator[Row]:
+        now_us = time.time() * 1e6
+        found = self._file.results()
+        return (each.listed() for each in found if not 0 < each.until_us <= now_us)
+
     def journal(self) -> Row:
         facts, free = self._file.facts, None
         if isinstance(self._database, Path):
@@ -277,9 +287,11 @@ class StoppedSource:
             for each in self._file.messages(raw, wanted.after)
             if wanted.scheduled in (None, each.due_us > 0) and is_selected(each)
         )
+        batches = {row.number: name for name, row in self._file.batches.items()}
         for message in islice(found, wanted.limit):
             self._doubtful += message.doubtful
-            yield message_row(**message._asdict())
+            batch = batches.get(message.batch, b"")
+            yield message_row(**message._asdict() | {"batch": batch})
 
 
 Source = Live | StoppedSource

@@ -13,14 +13,17 @@ texts are not.
 The one rule: nothing is written or locked, and each transaction is short.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, Self
 
 from mqks.audit import AuditRecord
+from mqks.broker.features.batches.batches import BatchRow
+from mqks.broker.features.jobs.results import Result
 from mqks.broker.features.time.ticks import ScheduleRow
 from mqks.broker.spine.base.ranges import Range, below, numbers
-from mqks.broker.spine.log.pending import NO_MARK, ErrorRecord, Mark
+from mqks.broker.spine.log.pending import NO_MARK, ErrorRecord, Mark, ResultRow
 from mqks.broker.spine.message.policy import Policy
 from mqks.errors import JournalDamaged
 from mqks.journal.index import Index, QueueIndex
@@ -76,6 +79,8 @@ class StoredMessage(NamedTuple):
     """When its own TTL ends, or 0."""
     traits: bytes
     """As in `replies.Parts`."""
+    batch: int
+    """The number of its batch, or 0."""
 
 
 class DatabaseFacts(NamedTuple):
@@ -121,7 +126,8 @@ class Contents:
     bindings: list[tuple[bytes, bytes]]
     """Name of the queue, whether it exists or not, and event; sorted."""
     schedules: dict[bytes, ScheduleRow]
-    """Sorted by name."""
+    batches: dict[bytes, BatchRow]
+    """Both sorted by name."""
     facts: DatabaseFacts
     damage: list[Damage]
     torn: str = ""
@@ -132,7 +138,8 @@ class Contents:
     def __init__(self, name: str, *, thorough: bool) -> None:
         self.name = name
         self._thorough = thorough
-        self.queues, self.bindings, self.schedules, self.damage = [], [], {}, []
+        self.queues, self.bindings, self.damage = [], [], []
+        self.schedules, self.batches = {}, {}
         self._segments: dict[int, SegmentContent] = {}
         self._rows: Mapping[int, QueueRow] = {}
 
@@ -148,6 +155,9 @@ class Contents:
 
     def audit(self, limit: int) -> list[AuditRecord]:
         """The last ones, the newest first."""
+        raise NotImplementedError
+
+    def _stored_results(self) -> Iterable[tuple[bytes, ResultRow]]:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -185,8 +195,32 @@ class Contents:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
 
-    def _keep_schedules(self, rows: Iterable[tuple[bytes, str]]) -> None:
-        self.schedules = {name: ScheduleRow.parse(name, row) for name, row in sorted(rows)}
+    def _keep_named(
+        self, schedules: Iterable[tuple[bytes, str]], batches: Iterable[tuple[bytes, str]]
+    ) -> None:
+        self.schedules = {name: ScheduleRow.parse(name, row) for name, row in sorted(schedules)}
+        self.batches = {name: BatchRow.parse(name, row) for name, row in sorted(batches)}
+
+    def results(self) -> Iterator[Result]:
+        """Messages of which the result is kept, sorted by their ids."""
+        names = {queue.id: queue.name for queue in self.queues}
+        for message_id, row in sorted(self._stored_results()):
+            found = Result.parse(message_id, row)
+            # Its queue may have been renamed since.
+            found.queue = names.get(found.queue_id, found.queue)
+            yield found
+
+    def members(self) -> Mapping[int, tuple[int, int]]:
+        """How many messages of each batch, by its number, are alive; how many of these a consumer
+        holds, or did at the crash, leased ones included."""
+        living, held = Counter[int](), Counter[int]()
+        for queue_id, marks in self._marks.items():
+            queue = self._index.queues[queue_id]
+            for number, mark in marks.among(queue.living(0, SEQ_MAX)):
+                if mark.batch:
+                    living[mark.batch] += 1
+                    held[mark.batch] += mark.keeps_place or _is_held(mark, number, queue.cursor)
+        return defaultdict(lambda: (0, 0), {each: (living[each], held[each]) for each in living})
 
     # -- what all segments together say
 
@@ -279,8 +313,10 @@ class Contents:
                 return
 
 
-HELD = Mark(redelivered=True)
-"""Of a message below the cursor that has no mark of its own."""
+def _is_held(mark: Mark, number: int, cursor: int) -> bool:
+    """A message below the cursor was delivered, unless its mark says that it was given back: one
+    with only a TTL or a batch says nothing of that."""
+    return not mark.due_us and (mark.redelivered or (number < cursor and not mark.version))
 
 
 def _credible(body: bytes) -> list[StoredSection]:
@@ -327,18 +363,15 @@ def _counts(queue: QueueIndex, marks: Marks) -> tuple[int, int, int, int]:
     scheduled = 0
     for number, mark in marks.among(there):
         scheduled += mark.due_us > 0
-        below_cursor = number < queue.cursor
-        unacked += (mark.redelivered and not mark.due_us) - below_cursor
+        unacked += _is_held(mark, number, queue.cursor) - (number < queue.cursor)
     ready = sum(count for _, count in there) - unacked - scheduled
     return ready, unacked, scheduled, size
 
 
 def _oldest_us(queue: QueueIndex, marks: Marks) -> int | None:
     living = numbers(queue.living(0, queue.next_seq))
-    for number, mark in marks.of_each(living, HELD):
-        # The mark of what has none is right below the cursor.
-        is_held = mark.redelivered and (number < queue.cursor or mark is not HELD)
-        if not (mark.due_us or is_held):
+    for number, mark in marks.of_each(living, NO_MARK):
+        if not (mark.due_us or _is_held(mark, number, queue.cursor)):
             span = queue.find(number)
             return None if span is None else span.time_us
     return None
@@ -367,15 +400,16 @@ def _message(
     message_id, _, rest = line.partition(b" event=")
     event, _, data = rest.partition(b" ")
     data, meta, _, traits = parts(data)
-    mark = marks.get(number, HELD if number < queue.cursor else NO_MARK)
+    mark = marks.get(number)
+    is_held = _is_held(mark, number, queue.cursor)
     return StoredMessage(
         number,
         time_us,
         message_id,
         event,
         data,
-        retry=mark.retry + mark.redelivered,
-        unacked=mark.redelivered and not mark.due_us,
+        retry=mark.retry + (is_held or mark.redelivered),
+        unacked=is_held,
         doubtful=doubtful,
         meta=meta,
         rejects=mark.rejects,
@@ -383,4 +417,5 @@ def _message(
         due_us=mark.due_us,
         expires_us=mark.expires_us,
         traits=traits,
+        batch=mark.batch,
     )

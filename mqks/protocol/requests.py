@@ -261,6 +261,8 @@ class Peek(NamedTuple):
     limit: int = PEEK_ROWS_DEFAULT
     selection: Selection | None = None
     soonest: bool = False
+    batches: bool = False
+    """The batch of each is told."""
 
 
 class Range(NamedTuple):
@@ -357,6 +359,8 @@ class Batching(NamedTuple):
     for_us: int = 0
     """It expires after this time; 0: as the server's settings say."""
     discard: bool = False
+    restored: tuple[int, int] | None = None
+    """A new one counts so many messages that are done, and dead, from the beginning."""
 
     @property
     def event(self) -> bytes | None:
@@ -771,6 +775,11 @@ def sequence_number(value: bytes) -> int:
     return _whole_number(value, 0, SEQ_MAX)
 
 
+def _restored(value: bytes) -> tuple[int, int]:
+    done, _, dead = value.partition(b",")
+    return _whole_number(done, 0, COUNT_MAX), _whole_number(dead, 0, COUNT_MAX)
+
+
 def _seconds(value: bytes, most: float) -> float:
     try:
         seconds = float(value) if len(value) <= 40 else math.nan
@@ -1150,6 +1159,7 @@ VALUES: dict[str, tuple[str, Reader]] = {
     "--when-unused": ("rule", _rule),
     "--where": ("where", partial(check_meta, reserved=True)),
     "--worker": ("worker", partial(_one_of, {b"0": 0})),
+    "open_batch --restored": ("restored", _restored),
     "open_batch --for": ("for_us", lambda value: round(_duration_s(value) * 1e6)),
     "pause --for": ("for_us", lambda value: round(_duration_s(value) * 1e6)),
     "pause --publishes": ("publishes", partial(_one_of, {b"wait": "wait"})),
@@ -1343,7 +1353,7 @@ _TABLE = (
     ),
     Action(
         "peek",
-        "{queue} [--scheduled|--soonest] [--after={seq}] " + CHOICE,
+        "{queue} [--scheduled|--soonest] [--after={seq}] [--batches] " + CHOICE,
         Peek,
         READS,
         apart=((b"--soonest", b"--after", b"--event", b"--id", b"--older", b"--where"),),
@@ -1393,10 +1403,12 @@ _TABLE = (
     Action("unschedule", "{name}", Scheduling, {"name": "schedule"}, is_audited=True),
     Action(
         "open_batch",
-        "{name} [--for={seconds}] [--on-dead] [publish [{flag} ...] {event} {data}]",
+        "{name} [--for={seconds}] [--on-dead] [--restored={done},{dead}] "
+        "[publish [{flag} ...] {event} {data}]",
         _open_batch,
-        {"event": "publish", "to": "consume", "name": "batch"},
+        {"event": "publish", "to": "consume", "name": "batch", "restored": "admin"},
         parser=_with_publish,
+        is_kept=True,
         is_audited=True,
     ),
     Action(
@@ -1405,6 +1417,7 @@ _TABLE = (
         Batching,
         {"name": "batch"},
         confirm_anywhere=True,
+        is_kept=True,
         is_audited=True,
     ),
     Action("batch", "{name}", Batching, {"name": "batch"}),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import count, filterfalse, islice
 from typing import Final
+from urllib.parse import quote_from_bytes
 
 import anyio
 from anyio.abc import TaskGroup
@@ -272,8 +273,10 @@ class Reads:
             where = b",seq=%d,time=%d" % (seq, time_us)
             if due is not None:
                 where += b",due=%.3f" % (due[seq] / 1e6)
-            retry = marks.get(seq, NO_MARK).retry
-            told.append(replies.shown(read.request_id, line, retry, where))
+            mark = marks.get(seq, NO_MARK)
+            if read.has_batches and (batch := self._broker.batches.name_of(mark.batch)):
+                where += b",batch=" + quote_from_bytes(batch, safe="").encode()
+            told.append(replies.shown(read.request_id, line, mark.retry, where))
         told.append(read.request_id + b" ok --end" + (b" after=%d" % last if last else b"") + b"\n")
         return b"".join(told)
 

@@ -6,25 +6,27 @@ The one rule: memory use does not grow with the number of messages.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from mqks.errors import InspectionFailed
 from mqks.inspection.live import Live, peeked_row
-from mqks.inspection.source import Row
+from mqks.inspection.source import EVERY, Row
 from mqks.inspection.stopped import Source
 from mqks.inspection.text import data_as_text, time_text
 
 VERSION = 1
 _OFTEN_EMPTY = {
     *("doubtful", "meta", "due", "expires", "rejects", "losses"),
-    *("dead_letter", "letter", "escaped", "priority", "key", "unique"),
+    *("dead_letter", "letter", "escaped", "priority", "key", "unique", "batch"),
 }
 """Fields that are omitted if they have no value."""
 _PLAIN = re.compile("([^ ]+) event=([^ ,]+)(?:,retry=([0-9]+))?,seq=([0-9]+),time=([0-9]+) (.*)")
 _OF_A_SCHEDULE = (*("name", "cron", "every_s", "tz", "missed", "jitter_s", "paused", "publish"),)
+
+_OF_A_BATCH = (*("name", "done", "dead", "closed", "publish", "publish_on_dead"),)
 
 
 def lines(source: Source, messages: bool, only: list[str]) -> Iterator[str]:
@@ -47,8 +49,14 @@ def _rows(source: Source, messages: bool, only: list[str]) -> Iterator[Row | str
         }
         policy = {"policy": own} if own else {}
         yield {"kind": "queue", "name": row["name"], "rule": row["rule"], **policy}
+    batches = set[str]()
+    for row in source.batches() if messages and not only else ():
+        counts["batches"] = counts.get("batches", 0) + 1
+        batches.add(row["name"])
+        expires = time_text(row["expires_us"])
+        yield {"kind": "batch", "expires": expires, **{field: row[field] for field in _OF_A_BATCH}}
     for name in names if messages else ():
-        for message in _messages(source, name):
+        for message in _messages(source, name, batches):
             counts["messages"] += 1
             yield message
     for row in source.bindings(None):
@@ -69,13 +77,16 @@ def _queues(source: Source) -> Iterator[Row]:
             yield source.queue(row["name"])
 
 
-def _messages(source: Source, name: str) -> Iterator[Row | str]:
+def _messages(source: Source, name: str, batches: Set[str]) -> Iterator[Row | str]:
     try:
         if isinstance(source, Live) and not source.queue(name)["scheduled"]:
-            for page in source.pages(name):
-                yield from (_plain(name, line) or _row(name, peeked_row(line)) for line in page)
+            for page in source.pages(name, batches=bool(batches)):
+                yield from (
+                    _plain(name, line) or _row(name, peeked_row(line), batches) for line in page
+                )
         else:
-            yield from (_row(name, row) for row in source.messages(name))
+            rows = source.messages(name, EVERY._replace(batches=bool(batches)))
+            yield from (_row(name, row, batches) for row in rows)
     except InspectionFailed:
         if any(row["name"] == name for row in source.queues()):
             raise
@@ -94,8 +105,10 @@ def _plain(name: str, line: bytes) -> str | None:
     return _encoded(name, seq, time_text(int(time_us)), message_id, event, retry or 0, data)
 
 
-def _row(name: str, row: Row) -> Row | str:
+def _row(name: str, row: Row, batches: Set[str]) -> Row | str:
     text = data_as_text(row.pop("data"))
+    if row["batch"] not in batches:  # It was opened meanwhile.
+        row["batch"] = None
     if "data" in text and not any(map(row.get, _OFTEN_EMPTY)):
         seq, time, message_id, event, retry = map(row.get, ("seq", "time", "id", "event", "retry"))
         return _encoded(name, seq, time, message_id, event, retry, text["data"])

@@ -161,15 +161,39 @@ class Line(NamedTuple):
         except InvalidRequest as error:
             raise self.wrong(f"policy: {error}") from None
 
+    def published(self, field: str) -> bytes:
+        """What follows the word `publish` in a request."""
+        publish = self.raw(field)
+        if b"\n" in publish or b"\t" in publish:
+            raise self.wrong(f"{field} must not hold a newline or a tab")
+        return publish
+
+    def batch(self, now_s: float) -> list[bytes]:
+        """The requests that open it, without their ids; none if it has expired."""
+        name, for_s, counts = self.name("name"), self._time_s("expires") - now_s, list[int]()
+        for field in ("done", "dead"):
+            count = self.row.get(field)
+            if type(count) is not int or count < 0:
+                raise self.wrong(f"{field} must be a number")
+            counts.append(count)
+        words = [b"open_batch --confirm %b --for=%.6f" % (name, for_s)]
+        # It takes a permission that others do not.
+        words += [b"--restored=%d,%d" % (*counts,)] if any(counts) else []
+        if self.row.get("publish") is not None:
+            words += [b"publish", self.published("publish")]
+        bodies = [b" ".join(words)]
+        if self.row.get("publish_on_dead") is not None:
+            follows = name, self.published("publish_on_dead")
+            bodies.append(b"open_batch --confirm %b --on-dead publish %b" % follows)
+        return bodies if for_s > 0 else []
+
     def schedule(self) -> bytes:
         """The request that adds it, without its id."""
         fields = ("every_s", "tz", "missed", "jitter_s")
         timing = {each: self.row.get(each) or None for each in fields}
         timing["pause"] = self.row.get("paused") is True
         cron = None if self.row.get("cron") is None else self.text("cron")
-        publish = self.raw("publish")
-        if b"\n" in publish or b"\t" in publish:
-            raise self.wrong("publish must not hold a newline or a tab")
+        publish = self.published("publish")
         try:
             return b"%b %b" % (requests.timed(self.text("name"), cron, timing), publish)
         except (InvalidRequest, TypeError) as error:
@@ -236,6 +260,8 @@ class Import:
         self._there: set[bytes] = set()
         """Queues that existed on the server before."""
         self._queues: dict[bytes, Line] = {}
+        self._batches: dict[bytes, bool] = {}
+        """Those that messages join, and whether each is closed at the end."""
         self._batch: list[tuple[int, bytes]] = []
         self._batch_bytes = 0
         self._sent: list[tuple[int, bytes]] = []
@@ -249,6 +275,7 @@ class Import:
         stages = {
             "mqks": self._begin,
             "queue": self._make_queues,
+            "batch": self._open_batches,
             "message": self._fill_queues,
             "binding": self._bind,
             "schedule": self._schedule,
@@ -319,6 +346,24 @@ class Import:
         if missing := set(self._only) - self._queues.keys():
             raise self._last.wrong(f"there is no queue {_shown(min(missing))} in this export")
 
+    def _open_batches(self, lines: Iterator[Line]) -> None:
+        there = {row["name"] for row in self._rows(b"batches", "name")}
+        for line in lines:
+            name, bodies = line.name("name"), line.batch(time.time())
+            if self._only or not bodies:
+                self._left_out["batches"] += 1
+                if not self._only:
+                    self._note(f"batch {_shown(name)}: it has expired, and was not imported")
+                continue
+            if is_there := line.text("name") in there:
+                if not self._merge:
+                    raise line.wrong("the batch exists; with --merge, messages join it")
+                bodies = []
+            for body in bodies:
+                self._ask(line, body)
+            self._batches[name] = line.row.get("closed") is True and not is_there
+            self._counts["batches"] += 1
+
     def _fill_queues(self, lines: Iterator[Line]) -> None:
         wanted = self._wanted(lines, "messages", "queue")
         for _, found in groupby(wanted, key=lambda line: line.row.get("queue")):
@@ -336,6 +381,8 @@ class Import:
             if request is None:
                 message_id, (escaped, data) = line.name("id"), line.data()
                 flags = escaped + line.flags(time.time())
+                if line.row.get("batch") and (batch := line.name("batch")) in self._batches:
+                    flags += b"--batch=%b " % batch
                 event = self._event or line.name("event")
                 request = b"%b%b%b%b %b" % (message_id, words, flags, event, data)
             self._put(line, request)
@@ -386,6 +433,10 @@ class Import:
                 )
             else:
                 self._ask(line, b"delete_queue --confirm %b --when-unused=%a" % (name, delay_s))
+        # Last: what follows one of which all is done finds its queues.
+        for name, is_closed in self._batches.items():
+            if is_closed:
+                self._ask(self._last, b"close_batch --confirm %b" % name)
 
     # -- requests
 

@@ -126,6 +126,26 @@ def test_requests_that_race_make_no_more(action: bytes) -> None:
     assert lab.outcome("alice2", b"s subscribe q5 e") != ""
 
 
+@pytest.mark.parametrize("action", [b"subscribe", b"consume"])
+def test_requests_that_race_make_no_more_than_the_server_may_have(action: bytes) -> None:
+    lab = Lab(calls_a_turn=2, queues_max=3)
+    many = b" ".join(b"e%d" % n for n in range(9000))
+    for n in range(5):
+        lab.send(f"k{n}", b"r%d %b --confirm q%d %b" % (n, action, n % 4, many))
+    while not (lab.broker.last_errors or lab.broker.queues):
+        lab.work()
+        lab.take()
+    assert not lab.broker.queues
+    [refused] = lab.broker.last_errors
+    assert refused.reason == "the limit of 3 queues is reached (queues_max)"
+    lab.land()
+    lab.rest()
+    assert sorted(lab.broker.queues) == [b"q0", b"q1", b"q2"]
+    assert len(lab.broker.last_errors) == 1
+    lab.do("k1", b"d delete_queue q0", b"s subscribe q4 e", b"s subscribe q5 e")
+    assert sorted(lab.broker.queues) == [b"q1", b"q2", b"q4"]
+
+
 def test_a_queue_that_two_requests_make_counts_once() -> None:
     lab = UserLab(calls_a_turn=2, queues_max=2)
     for n in range(2):

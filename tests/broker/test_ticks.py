@@ -137,6 +137,23 @@ def test_schedules_tell_how_many_queues_got_the_last_message() -> None:
     assert json.loads(ask(world, b"l schedules").split(b" ok ")[1])[0]["last_queues"] is None
 
 
+def test_a_duplicate_is_in_no_queue() -> None:
+    """Only where none of its key waits, or its place is taken."""
+    world = bare()
+    for name in (b"q", b"r"):
+        assert ask(world, b"s subscribe --confirm %b e" % name) == b"s ok \n"
+    told = []
+    for flags in (b"k", b"k,on=replace"):
+        line = b"t schedule --confirm a --every=9 publish --unique=%b e x" % flags
+        assert ask(world, line) == b"t ok \n"
+        for queue in (b"none", b"none", b"q"):
+            ask(world, b"p purge --confirm " + queue)
+            assert ask(world, b"r schedule --confirm a --run") == b"r ok \n"
+            rows = json.loads(ask(world, b"l schedules").split(b" ok ")[1])
+            told.append(rows[0]["last_queues"])
+    assert told == [2, 0, 1, 2, 2, 2]
+
+
 def test_thousands_of_schedules_are_refused() -> None:
     world = bare()
     lines = [b"t%d schedule a%d --every=9 publish e x" % (n, n) for n in range(1001)]

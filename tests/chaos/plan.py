@@ -44,6 +44,8 @@ class LifePlan:
     """Orders in order by key are worked on in transactions."""
     renting: bool
     """Messages are leased."""
+    desk: bool
+    """Unique messages, jobs and batches are played with."""
     hurried: bool
     """The server's turns are short."""
 
@@ -98,4 +100,5 @@ def plan(seed: int, number: int) -> LifePlan:
         hurried=rng.random() < 0.3,
         forge=rng.random() < 0.7 and not full and not limited,
         renting=rng.random() < 0.7 and not full and not limited,
+        desk=rng.random() < 0.7 and not full and not limited,
     )

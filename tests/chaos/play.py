@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import forge, renting
+from tests.chaos import desk, forge, renting
 from tests.chaos.checker import Checker, Found, Queue, Row, Violation
 from tests.chaos.crowd import (
     FIXED,
@@ -54,7 +54,7 @@ class _Looker:
         rows = {row["name"]: row for row in await self._rows("queues")}
         queues: dict[bytes, Found] = {}
         for name, row in rows.items():
-            if name.encode() in (*QUEUES, *forge.QUEUES, renting.QUEUE):
+            if name.encode() in (*QUEUES, *forge.QUEUES, *desk.QUEUES, renting.QUEUE):
                 continue
             if not name.startswith("n."):
                 queues[name.encode()] = await self._queue(name, row, bound.get(name, set()))
@@ -115,6 +115,7 @@ class Chaos:
         self._ward = Ward()
         self._forge = forge.Forge()
         self._renting = renting.Renting()
+        self._desk = desk.Desk()
         self._again: dict[str, dict[bytes, int]] = {}
         self._stopped = True
         self.latest: Life | None = None
@@ -167,6 +168,7 @@ class Chaos:
         figures.counts = Counter(self._checker.counts)
         figures.counts["transactions"] = self._forge.ledger.steps
         figures.counts["leases"] = self._renting.book.given_count
+        figures.counts["batches"] = len(self._desk.bundles.ended)
 
     def _keep(self, life: Life, server: Server, its_plan: LifePlan, failure: BaseException) -> None:
         (self.directory / "plan.txt").write_text(f"{its_plan}\n\n{failure!r}\n")
@@ -244,6 +246,7 @@ class Chaos:
             await self._ward.restarted(life, stopped=self._stopped)
             await self._forge.restarted(life)
             await self._renting.restarted(life)
+            await self._desk.restarted(life)
 
     def _players(self, life: Life, its_plan: LifePlan) -> list[Coroutine[Any, Any, None]]:
         p = its_plan
@@ -263,4 +266,5 @@ class Chaos:
             *([self._ward.run(life, p)] if p.ward else []),
             *([self._forge.run(life, p)] if p.forge else []),
             *([self._renting.run(life, p)] if p.renting else []),
+            *([self._desk.run(life, p)] if p.desk else []),
         ]

@@ -63,6 +63,31 @@ def test_blocking(mqks_broker: Broker) -> None:
         assert client.stats("queue", "more")["ready"] == 2
 
 
+async def test_a_batch(mqks_broker: Broker) -> None:
+    async with connect(mqks_broker.url) as client:
+        await client.subscribe("rows", ["row"])
+        await client.subscribe("out", ["done", "failed"])
+
+        async def fail() -> None:
+            async with client.transaction() as step:
+                step.open_batch("b", then=("done", "1"))
+                step.publish("nowhere", "1", batch="b", mandatory=True)
+
+        with pytest.raises(RequestFailed, match="no queue is bound"):
+            await fail()
+        assert await client.batch_counts("b") is None
+        async with client.transaction() as step:
+            step.open_batch("b", then=("done", "1"), on_dead=("failed", "1"), for_s=60)
+            step.publish("row", "1", batch="b")
+            step.close_batch("b")
+        counts = await client.batch_counts("b")
+        assert counts is not None
+        assert (counts["total"], counts["closed"], counts["on_dead"]) == (1, True, "failed")
+        async with client.transaction() as step:
+            step.close_batch("b", discard=True)
+        assert await client.batches() == []
+
+
 async def test_service(mqks_broker: Broker) -> None:
     app, stop, tries = App(mqks_broker.url), anyio.Event(), list[int]()
 

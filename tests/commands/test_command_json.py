@@ -45,6 +45,8 @@ LIVE = {
     "mqks batch open": "night --then e x --for 1h",
     "mqks batch show": "night",
     "mqks batch list": "",
+    "mqks inspect batches": "",
+    "mqks inspect results": "",
     "mqks batch close": "night",
     "mqks schedule add": "beat e x --every 1h",
     "mqks schedule list": "",
@@ -130,6 +132,10 @@ class World:
             assert client.ask(b"s subscribe --confirm q e") == b"s ok "
             kept = b"k schedule --confirm kept --every=3600 publish e x"
             assert client.ask(kept) == b"k ok "
+            assert client.ask(b"k open_batch --confirm kept") == b"k ok "
+            kept = b"job publish --confirm --keep-result=900 e x"
+            assert client.ask(kept) == b"job ok "
+            assert client.ask(b"x cancel_job --confirm q job") == b"x ok cancelled"
             self.error_id = client.ask(b"x frob").split(b" error ")[1].decode()
         self.client = LineClient(self.server.address)
         assert self.client.ask(b"r range q --archived=1").startswith(b"r ok ")

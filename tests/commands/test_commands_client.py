@@ -723,6 +723,13 @@ def test_schedules(shell: Console, server: ServerProcess, db: Path) -> None:
         $ mqks schedule pause report
         """)
     assert [row["paused"] for row in shell.rows("inspect", "schedules")] == [False, True]
+    shell("schedule", "add", "u", "e", "x", "--every", "1h", "--unique", "k 1,on=replace")
+    told = [shell.rows("schedule", "list")[2]["publish"]]
+    for _ in range(2):
+        shell("schedule", "run", "u")
+        told.append(shell.rows("schedule", "list")[2]["last_queues"])
+    assert told == ["--unique=k%201,on=replace e x", 1, 1]
+    shell("schedule", "remove", "u", "--yes")
     shell.play("""
         $ mqks schedule remove report --yes
         $ mqks schedule remove beet
@@ -730,6 +737,11 @@ def test_schedules(shell: Console, server: ServerProcess, db: Path) -> None:
         [65]
         $ mqks schedule run beet
         mqks: … there is no schedule 'beet'
+        [65]
+        $ mqks schedule add s e x --every 5 --unique k,until=acked,for=1h,on=replace
+        $ mqks schedule remove s --yes
+        $ mqks schedule add s e x --every 5 --unique k,x
+        mqks: unique: 'k,x' is not KEY…
         [65]
         $ mqks schedule add s '61 * * * *' e x
         mqks: … is not a cron expression…

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,105 @@ def test_schedules_are_moved_too(server: ServerProcess, other: ServerProcess, to
     assert "line 2: the schedule exists; --merge changes it" in tool.err
     assert tool.imported(rows, other, "--merge") == 0
     assert tool.exported("--url", other.url)[-3] == rows[1]
+
+
+def batched(server: ServerProcess) -> None:
+    ask(
+        server,
+        b"s subscribe --confirm rows row",
+        b"t subscribe --confirm more row late",
+        b"d subscribe --confirm out done failed",
+        b"o open_batch --confirm n\xff --for=9000 publish --ttl=9 done \xff publish x",
+        b"f open_batch --confirm n\xff --on-dead publish failed y",
+        b"p open_batch --confirm open",
+        b"e open_batch --confirm short --for=0.001 publish done never",
+        b"m0 publish --confirm --batch=n\xff row 0",
+        b"m1 publish --confirm --batch=n\xff --delay=9000 late 1",
+        b"m2 publish --confirm --batch=open row 2",
+        b"m3 publish --confirm row 3",
+    )
+    with LineClient(server.address) as client:
+        assert client.ask(b"x close_batch --confirm n\xff") == b"x ok 1"
+        client.send(b"c consume rows --manual-ack\n")
+        assert [client.line()[:7] for _ in range(3)] == [b"c ok m0", b"c ok m2", b"c ok m3"]
+        assert client.ask(b"r reject --confirm --dead c m2") == b"r ok "
+        assert client.ask(b"a ack --confirm c m0") == b"a ok "
+
+
+def test_batches_are_moved_too(server: ServerProcess, other: ServerProcess, tool: Tool) -> None:
+    """With what was done and dead before, and each message in its own."""
+    batched(server)
+    rows = tool.all_of(server)
+    found = [row for row in rows if row["kind"] == "batch"]
+    told = [[row[each] for each in ("name", "done", "dead", "closed")] for row in found]
+    assert told == [["n\udcff", 1, 0, True], ["open", 0, 1, False]]
+    assert (found[0]["publish"], found[1]["publish"]) == ("--ttl=9 done \udcff publish x", None)
+    members = {row["id"]: row.get("batch") for row in rows if row["kind"] == "message"}
+    assert members == {"m0": "n\udcff", "m1": "n\udcff", "m2": "open", "m3": None}
+    assert rows[-1]["batches"] == 2
+
+    assert tool.imported(rows, other) == 0, tool.err
+    gone = "time", "seq", "expires", "due", "retry"
+    assert without(tool.all_of(other), *gone) == without(rows, *gone)
+    expires = [row["expires"] for row in tool.all_of(other) if row["kind"] == "batch"]
+    late_s = [datetime.fromisoformat(each).timestamp() for each in expires]
+    was_s = [datetime.fromisoformat(row["expires"]).timestamp() for row in found]
+    assert all(abs(now - was) < 60 for now, was in zip(late_s, was_s, strict=True))
+    server.kill()
+    file = without(tool.all_of(Path("mqks.db")), *gone, "losses", "rejects")
+    assert file == without(rows, *gone)
+    # It goes on there.
+    with LineClient(other.address) as client:
+        assert client.ask(b"p purge --confirm rows") == b"p ok 1"
+        assert client.ask(b"p purge --confirm more") == b"p ok 3"
+        assert client.ask(b"p promote --confirm more m1") == b"p ok 1"
+        assert client.ask(b"p purge --confirm more") == b"p ok 1"
+        client.send(b"c consume out --meta\n")
+        line = client.line().partition(b"meta=")[2]
+        assert line == b"batch=n%FF&batch-total=3&batch-dead=2 y"
+
+
+def test_batches_that_are_there(server: ServerProcess, other: ServerProcess, tool: Tool) -> None:
+    """Those of the same name go on as they are; messages join them if that is wanted."""
+    batched(server)
+    rows = tool.all_of(server)
+    ask(other, b"o open_batch --confirm open publish done mine")
+    number = next(n for n, row in enumerate(rows, 1) if row.get("name") == "open")
+    assert tool.imported(rows, other) == BAD_INPUT
+    assert f"line {number}: the batch exists; with --merge, messages join it" in tool.err
+    with LineClient(other.address) as client:
+        assert client.ask(b"x close_batch --confirm n\xff --discard") == b"x ok 1"
+    assert tool.imported(rows, other, "--merge") == 0, tool.err
+    found = {row["name"]: row for row in tool.all_of(other) if row["kind"] == "batch"}
+    assert (found["open"]["dead"], found["open"]["publish"]) == (0, "done mine")
+    assert (found["n\udcff"]["done"], found["n\udcff"]["closed"]) == (1, True)
+    # Of some queues there are none, and their messages are in none.
+    assert all(row["kind"] != "batch" for row in tool.exported("--url", other.url))
+    for row in rows:
+        row |= {"name": "rows2"} if row.get("name") == "rows" else {}
+        row |= {"queue": "rows2"} if row.get("queue") == "rows" else {}
+    assert tool.imported(rows, other, "--queue", "rows2") == 0, tool.err
+    assert all("batch" not in row for row in tool.all_of(other) if row.get("queue") == "rows2")
+
+
+def test_batches_that_are_wrong_or_over(server: ServerProcess, tool: Tool) -> None:
+    later = "2999-01-01T00:00:00+00:00"
+    row = {"kind": "batch", "name": "b", "done": 0, "dead": 0, "closed": True, "expires": later}
+    for wrong, reason in (
+        ({"done": -1}, "done must be a number"),
+        ({"dead": None}, "dead must be a number"),
+        ({"publish": 1}, "publish must be text"),
+        ({"publish": "e\tx"}, "publish must not hold a newline or a tab"),
+        ({"name": "b c"}, "name is not a valid name"),
+        ({"expires": "soon"}, "expires is not a time"),
+    ):
+        assert tool.imported([HEADER, row | wrong, end()], server) == BAD_INPUT
+        assert f"line 2: {reason}" in tool.err
+    over = row | {"expires": "2020-01-01T00:00:00+00:00"}
+    rows = [HEADER, queue("q"), over, message("q", "m") | {"batch": "b"}]
+    assert tool.imported([*rows, end(1, 1) | {"batches": 1}], server) == 0, tool.err
+    assert "batch b: it has expired, and was not imported" in tool.err
+    assert [row["kind"] for row in tool.all_of(server)] == ["mqks", "queue", "message", "end"]
 
 
 def test_names_of_any_bytes_round_trip(

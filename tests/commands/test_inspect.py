@@ -27,7 +27,10 @@ from tests.kit.waiting import WAIT_S
 
 ODD = b"od\xffd"
 """A queue's name that is no UTF-8."""
-LISTS = ("queues", "bindings", "schedules", "consumers", "connections", "unacked", "errors")
+LISTS = (
+    *("queues", "bindings", "schedules", "batches", "results", "consumers", "connections"),
+    *("unacked", "errors"),
+)
 OBJECTS = ("journal", "stats")
 COMMANDS = [*LISTS, *OBJECTS, "queue mail", "messages mail --data", "error {error_id}"]
 
@@ -109,6 +112,69 @@ Told = Callable[..., list[Row]]
 
 
 # --------------------------------------------------------------------- the server and its file
+
+
+def test_a_stopped_file_tells_what_the_server_told_of_results(
+    server: ServerProcess, told: Told
+) -> None:
+    with LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm old job") == b"s ok "
+        for name, keep_s in ((b"a\xff", b"900"), (b"b", b"900"), (b"c", b"900"), (b"d", b"0.001")):
+            line = b"%b publish --confirm --keep-result=%b job x" % (name, keep_s)
+            assert client.ask(line) == name + b" ok "
+        client.send(b"h consume old --manual-ack --prefetch=1\n")
+        assert client.line() == b"h ok a\xff event=job x"
+        client.send(b"a ack h a\xff --result=yes\n")
+        assert client.line() == b"h ok b event=job x"
+        assert client.ask(b"x cancel_job --confirm --reason=late old c") == b"x ok cancelled"
+        assert client.ask(b"x cancel_job --confirm old d") == b"x ok cancelled"
+        client.send(b"n rename --confirm old new\n")
+        assert sorted(client.line()[:4] for _ in range(2)) == [b"h ok", b"n ok"]
+        rows = told("results", "--url", server.url)
+        server.kill()
+    assert told("results", "--db", "mqks.db") == rows
+    states = [(row["id"], row["state"], row["queue"], row["data_bytes"]) for row in rows]
+    assert states[0] == ("a\udcff", "done", "old", 3)
+    assert states[1:] == [("b", "waiting", "new", None), ("c", "cancelled", "old", None)]
+    assert [row["reason"] for row in rows] == [None, None, "late"]
+    assert (rows[0]["keep_s"], rows[1]["until"]) == (900.0, None)
+
+
+@pytest.mark.parametrize("crash", [True, False], ids=["killed", "stopped"])
+def test_a_stopped_file_tells_what_the_server_told_of_batches(
+    server: ServerProcess, told: Told, crash: bool
+) -> None:
+    with LineClient(server.address) as client:
+        for line in (
+            b"open_batch --confirm %s publish --ttl=5 user.new \xff" % ODD,
+            b"open_batch --confirm %s --on-dead publish user.gone 1" % ODD,
+            b"open_batch --confirm empty",
+            b"subscribe --confirm row row.held row",
+        ):
+            assert client.ask(b"s " + line) == b"s ok "
+        for number in range(6):
+            line = b"b%d publish --confirm --batch=%s row x" % (number, ODD)
+            assert client.ask(line) == b"b%d ok " % number
+        # Of the six one is done, one dead, one waits for a time; a lease and two are running.
+        assert client.ask(b"r receive row --lease=900")[:7] == b"r ok b0"
+        assert client.line() == b"r ok --end"
+        client.send(b"h consume row --manual-ack --prefetch=4\n")
+        assert [client.line()[:7] for _ in range(4)] == [b"h ok b%d" % n for n in range(1, 5)]
+        client.send(b"a ack h b1\nr reject --dead h b2\nr reject --confirm --delay=900 h b3\n")
+        assert sorted(client.line()[:7] for _ in range(2)) == [b"h ok b5", b"r ok "]
+        rows = told("batches", "--url", server.url)
+        messages = told("messages", "row", "--url", server.url)
+        server.kill() if crash else server.stop()
+    assert told("batches", "--db", "mqks.db") == rows
+    empty, odd = rows
+    assert (empty["name"], odd["name"], empty["publish"]) == ("empty", "od\udcffd", None)
+    counts = [odd[each] for each in ("total", "waiting", "running", "done", "dead")]
+    assert counts == [6, 1, 3, 1, 1]
+    assert (odd["publish"], odd["on_dead"]) == ("--ttl=5 user.new \udcff", "user.gone")
+    here = told("messages", "row", "--db", "mqks.db")
+    assert [row["id"] for row in here] == [row["id"] for row in messages]
+    assert {row["batch"] for row in here} == {"od\udcffd"}
+
 
 KNOWN_TO_BOTH = {
     "queues": ("name", "ready", "unacked", "bindings", "rule", "next_seq"),

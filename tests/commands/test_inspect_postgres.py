@@ -42,6 +42,8 @@ COMMANDS = [
         "inspect errors",
         "inspect audit",
         "inspect schedules",
+        "inspect batches",
+        "inspect results",
         "export",
         "export --messages",
     ),

@@ -99,6 +99,7 @@ def something_of_everything(db: Path) -> None:
             b"schedule --confirm beat --every=7200 --missed=one --pause publish user.new x",
             b"open_batch --confirm %b publish user.new \xff" % ODD,
             b"publish --confirm --batch=%b %b in a batch" % (ODD, ODD),
+            b"publish --confirm --keep-result=900 %b a job" % ODD,
         ):
             reply = client.ask(b"id " + request)
             assert reply == b"id ok ", reply[:200]
@@ -176,7 +177,7 @@ def test_there_and_back_everything_is_as_it_was(
     assert before["segments"]
     assert before["schedules"].keys() == {b"beat", ODD}
     assert [name for name, _ in before["batches"]] == [ODD]
-    assert [len(before["messages"][name]) for name in (b"mail", b"dead", ODD)] == [52, 1, 4]
+    assert [len(before["messages"][name]) for name in (b"mail", b"dead", ODD)] == [52, 1, 5]
     assert {queue.name: queue.unacked for queue in before["queues"]}[b"mail"] == 1
     # The epoch has moved on: programs that read the old file again notice.
     assert epoch(db) not in (own, None)

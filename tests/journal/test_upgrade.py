@@ -154,8 +154,8 @@ def test_what_an_older_version_left_can_be_looked_at_and_backed_up(
     assert [(m["id"].encode(), m["retry"], m["data"].encode()) for m in told] == MAIL
     assert main(["export", "--messages", "--db", str(db)]) == 0
     exported = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    schedules = {"schedules": 1} if schema >= 8 else {}
-    end = {"kind": "end", "queues": 4, "messages": 13, "bindings": 5} | schedules
+    named = ({"schedules": 1} if schema >= 8 else {}) | ({"batches": 1} if schema >= 11 else {})
+    end = {"kind": "end", "queues": 4, "messages": 13, "bindings": 5} | named
     assert exported[-1] == end
     assert main(["backup", str(copy), "--db", str(db)]) == 0
     assert db.read_bytes() == before

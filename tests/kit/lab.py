@@ -21,9 +21,9 @@ _ENDLESS = 20_000
 class Lab(Played):
     """`memory_bytes` 0: what is written is on disk only."""
 
-    def __init__(self, memory_bytes: int = 0, calls_a_turn: int = 0) -> None:
+    def __init__(self, memory_bytes: int = 0, calls_a_turn: int = 0, **settings: Any) -> None:
         self.wall_ahead_us = WALL_US
-        super().__init__(Settings(memory_bytes=memory_bytes), calls_a_turn=calls_a_turn)
+        super().__init__(Settings(memory_bytes=memory_bytes, **settings), calls_a_turn=calls_a_turn)
 
     @property
     def wall_us(self) -> int:

@@ -26,6 +26,7 @@ from tests.chaos.checker import (
     Violation,
     payload,
 )
+from tests.chaos.desk import JOBS, Bundles, Jobs, Keys
 from tests.chaos.forge import Ledger, Smith, result
 from tests.chaos.plan import plan
 from tests.chaos.play import Chaos
@@ -441,6 +442,114 @@ VIOLATIONS_OF_LEASES: dict[str, Callable[[RentingStory], object]] = {
 }
 
 
+class DeskStory:
+    """A message of key 1 that is there, a job that waits, and a batch of two, which is closed."""
+
+    def __init__(self) -> None:
+        self.keys, self.jobs, self.bundles = Keys(), Jobs(), Bundles()
+        self.sync(b"u1").jobs.published(b"j1")
+        self.jobs.confirmed(b"j1")
+        self.bundle(b"b1")
+        for member in (b"b1/0", b"b1/1"):
+            self.bundles.confirmed(member)
+
+    def sync(self, name: bytes, told: bytes | None = b"", *, replaces: bool = False) -> Self:
+        self.keys.published(name, 1, replaces=replaces)
+        if told is not None:
+            self.keys.told(name, told)
+        return self
+
+    def bundle(self, name: bytes, *, together: bool = False, closed: bool = True) -> Self:
+        self.bundles.opened(name, 2, together=together)
+        self.bundles.bundles[name].closing = True
+        if closed:
+            self.bundles.closed(name)
+        return self
+
+    def ack(self, name: bytes, *, confirmed: bool = True) -> Self:
+        book = {b"u": self.keys, b"j": self.jobs, b"b": self.bundles}[name[:1]]
+        for do in (book.delivered, book.asks, *([book.acked] if confirmed else [])):  # type: ignore[attr-defined]
+            do(name)
+        return self
+
+    def cancel(self, told: bytes) -> Self:
+        self.jobs.asks(b"j1", b"cancelled")
+        self.jobs.cancelled(b"j1", told)
+        return self
+
+    def syncs(self, **there: int) -> Self:
+        self.keys.compare({name.encode(): retry for name, retry in there.items()})
+        return self
+
+    def result(self, told: bytes) -> Self:
+        self.jobs.compare({b"j1": told})
+        return self
+
+    def begin_again(self, ends: tuple[bytes, ...]) -> Self:
+        self.bundles.begin_again([], [*ends])
+        return self
+
+    def rows(self, *rows: bytes, ends: tuple[bytes, ...] = ()) -> Self:
+        self.bundles.compare([*rows], [*ends])
+        return self
+
+
+ROWS, ENDED = (b"b1/0", b"b1/1"), (b"b1:end",)
+RESULT = b"done %b j1" % JOBS
+
+HOLDS_AT_THE_DESK: dict[str, Callable[[DeskStory], object]] = {
+    "keys": lambda s: (
+        s.syncs(u1=0).sync(b"u2", b"duplicate u1").syncs(u1=1)
+        .sync(b"u3", b"replaced u1", replaces=True).syncs(u3=0)
+        .sync(b"u4", None, replaces=True).syncs(u4=0).syncs(u3=0).syncs()
+        .ack(b"u3", confirmed=False).sync(b"u5").syncs(u5=0)
+    ),
+    "jobs": lambda s: (
+        s.result(b"waiting q").cancel(b"held").result(b"waiting q")
+        .ack(b"j1", confirmed=False).result(b"waiting q").result(RESULT)
+        .ack(b"j1").result(RESULT)
+    ),
+    "batches": lambda s: (
+        s.rows(*ROWS).ack(ROWS[0]).rows(ROWS[1]).ack(ROWS[1], confirmed=False).rows(ROWS[1])
+        .rows(ends=ENDED).bundle(b"b2", together=True, closed=False).rows(ends=ENDED)
+        .rows(b"b2/0", b"b2/1", ends=ENDED)
+    ),
+}  # fmt: skip
+
+VIOLATIONS_AT_THE_DESK: dict[str, Callable[[DeskStory], object]] = {
+    "puts two of a key": lambda s: s.sync(b"u2"),
+    "keeps two of a key": lambda s: s.sync(b"u2", None).syncs(u1=0, u2=0),
+    "loses a unique one": lambda s: s.syncs(),
+    "replaces what is gone": lambda s: (
+        s.ack(b"u1").sync(b"u2", b"replaced u1", replaces=True)
+    ),
+    "replaces unasked": lambda s: s.sync(b"u2", b"replaced u1"),
+    "brings back what was replaced": lambda s: (
+        s.sync(b"u2", b"replaced u1", replaces=True).syncs(u1=0)
+    ),
+    "forgets a result": lambda s: s.ack(b"j1").result(b"none"),
+    "forgets its end": lambda s: s.ack(b"j1").result(b"waiting q"),
+    "has another result": lambda s: s.ack(b"j1").result(RESULT + b"2"),
+    "has a result of none": lambda s: s.result(RESULT),
+    "loses a job": lambda s: s.result(b"none"),
+    "gives what was cancelled": lambda s: s.cancel(b"cancelled").ack(b"j1"),
+    "cancels what was done": lambda s: s.ack(b"j1").cancel(b"cancelled"),
+    "forgets a cancel": lambda s: s.cancel(b"cancelled").result(b"waiting q"),
+    "ends early": lambda s: s.ack(ROWS[0]).rows(ROWS[1], ends=ENDED),
+    "ends without acks": lambda s: s.ack(ROWS[0]).rows(ends=ENDED),
+    "ends twice": lambda s: s.ack(ROWS[0]).ack(ROWS[1]).rows(ends=ENDED * 2),
+    "never ends": lambda s: s.ack(ROWS[0]).ack(ROWS[1]).rows(),
+    "loses a member": lambda s: s.rows(ROWS[0]),
+    "brings back a member": lambda s: s.ack(ROWS[0]).rows(*ROWS),
+    "does a half": lambda s: (
+        s.bundle(b"b2", together=True, closed=False).rows(*ROWS, b"b2/0")
+    ),
+    "loses what follows": lambda s: (
+        s.ack(ROWS[0]).ack(ROWS[1]).rows(ends=ENDED).begin_again(ENDED).rows()
+    ),
+}  # fmt: skip
+
+
 def stories(*kinds: tuple[type, dict[str, Any]]) -> pytest.MarkDecorator:
     """For each kind of story those that are told."""
     told = [
@@ -456,6 +565,7 @@ def stories(*kinds: tuple[type, dict[str, Any]]) -> pytest.MarkDecorator:
     (WardStory, HOLDS_IN_THE_WARD),
     (ForgeStory, HOLDS_IN_THE_FORGE),
     (RentingStory, HOLDS_OF_LEASES),
+    (DeskStory, HOLDS_AT_THE_DESK),
 )
 def test_what_holds_is_no_violation(kind: type, tell: Callable[[Any], object]) -> None:
     tell(kind())
@@ -466,6 +576,7 @@ def test_what_holds_is_no_violation(kind: type, tell: Callable[[Any], object]) -
     (WardStory, VIOLATIONS_IN_THE_WARD),
     (ForgeStory, VIOLATIONS_IN_THE_FORGE),
     (RentingStory, VIOLATIONS_OF_LEASES),
+    (DeskStory, VIOLATIONS_AT_THE_DESK),
 )
 def test_a_violation_is_found(kind: type, tell: Callable[[Any], object]) -> None:
     story = kind()

@@ -36,7 +36,9 @@ VALUES: Final[dict[str, Callable[[Chance], str]]] = {
     "action": _of("publish", "consume", "dance"),
     "consumer_id": lambda chance: chance.rng.choice(chance.consumers),
     "cron": _of("* * * * *", "0 2 * * *", "30 1,2 * * 0", "*/7 3-5 29 2 *", "@daily", "x"),
+    "dead": _of("0", "2"),
     "data": _of("", "x", "hello world", "y" * 300, "{}", "z" * 5000),
+    "done": _of("0", "3"),
     "epoch": lambda chance: chance.rng.choice([*chance.epochs[-3:], "none"]),
     "event": _of("e1", "e2", "a.b", "a.b.c", "d", "user.1"),
     "expression": _of("1", "len(state.queues)", "[q for q in state.queues]", "1 +", "9 ** 99"),
@@ -74,6 +76,8 @@ VALUES: Final[dict[str, Callable[[Chance], str]]] = {
         "errors",
         "users",
         "limits",
+        "batches",
+        "results",
     ),
     "zone": _of("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "UTC", "Mars/Olympus"),
 }

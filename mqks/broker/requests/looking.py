@@ -28,7 +28,12 @@ def peek(broker: Broker, connection: Connection, request: Request, wanted: Peek)
     chosen = None if some is None else Chosen(some, broker.schedule.wall_us())
     first, limit = wanted.after + 1, wanted.limit
     confirm = request.confirm
-    read = Read(request.id, form, name, queue_id, confirm, first, limit=limit, chosen=chosen)
+    read = Read(
+        *(request.id, form, name, queue_id, confirm, first),
+        limit=limit,
+        chosen=chosen,
+        has_batches=wanted.batches,
+    )
     broker.read(connection, read)
 
 

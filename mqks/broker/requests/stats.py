@@ -303,7 +303,7 @@ def batches(broker: Broker, after: bytes, limit: int) -> Rows:
     names = yield from _smallest(limit, [*broker.batches.rows], after)
     for name in names:
         if (batch := broker.batches.found(name)) is not None:
-            yield [broker.batches.told(batch, running[batch.row.number])]
+            yield [batch.row.listed(name, batch.living, running[batch.row.number])]
 
 
 def schedules(broker: Broker, after: bytes, limit: int) -> Rows:
@@ -312,6 +312,12 @@ def schedules(broker: Broker, after: bytes, limit: int) -> Rows:
     for name in names:
         if (found := schedules.rows.get(name)) is not None:
             yield [found.told(name, schedules.errors.get(name), schedules.last_queues.get(name))]
+
+
+def results(broker: Broker, after: bytes, limit: int) -> Rows:
+    ids = yield from _smallest(limit, [*broker.results.rows], after)
+    for some in slices(ids, STEP_NAMES):
+        yield [row.listed() for each in some if (row := broker.results.found(each)) is not None]
 
 
 def limits(broker: Broker, after: bytes, limit: int) -> Rows:
@@ -474,6 +480,8 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
             return limits(broker, after[0], limit)
         case [b"batches"]:
             return batches(broker, after[0], limit)
+        case [b"results"]:
+            return results(broker, after[0], limit)
         case [b"schedules"]:
             return schedules(broker, after[0], limit)
         case [b"journal"]:
@@ -481,5 +489,5 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
     raise BadRequest(
         f"stats: unknown statistics {shown(b' '.join(wanted.words))}; there are queues, "
         "queue NAME, bindings, consumers, connections, unacked, errors, audit, limits, "
-        "batches, schedules, users, traces, message ID and journal"
+        "batches, results, schedules, users, traces, message ID and journal"
     )

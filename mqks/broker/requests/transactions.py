@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from mqks.broker.broker import Broker
 from mqks.broker.features.admission import unique
-from mqks.broker.requests import jobs, permits, redrives
+from mqks.broker.requests import batching, jobs, permits, redrives
 from mqks.broker.requests.audited import note
 from mqks.broker.requests.checks import check_not_read_only, existing
 from mqks.broker.requests.messages import check_publish, reject, release
@@ -24,7 +24,16 @@ from mqks.broker.spine.routing.masks import Queues
 from mqks.broker.spine.routing.publishing import Single
 from mqks.errors import BadRequest, NotAllowed, PublishesWait, Unwritable
 from mqks.limits import TRANSACTION_COPIES_MAX
-from mqks.protocol.requests import ACTIONS, Move, Publish, Request, Settle, Trim, shown
+from mqks.protocol.requests import (
+    ACTIONS,
+    Batching,
+    Move,
+    Publish,
+    Request,
+    Settle,
+    Trim,
+    shown,
+)
 from mqks.users import STRANGER
 
 AT_ONCE = frozenset((b"begin", b"commit", b"rollback", b"ping"))
@@ -115,7 +124,10 @@ def _do(
     plan: Plan,
 ) -> None:
     """All of it, in this turn."""
-    messages = _check(broker, connection, kept, routes, plan)
+    names = {wanted.name for _, wanted in kept if isinstance(wanted, Batching)}
+    closed = dict[int, int]()
+    with broker.batches.undone_if_refused(names):
+        messages = _check(broker, connection, kept, routes, plan, closed)
     publishing, waiters = broker.publishing, broker.pending.waiters
     publishing.publisher = connection
     # Moves and trims are the first: consumers may take what is ready when others make room.
@@ -130,6 +142,10 @@ def _do(
             told = redrives.told(taken[number], stay[number])
             if taken[number]:
                 note(broker, connection, request, wanted, taken[number])
+        elif isinstance(wanted, Batching):
+            told = closed.get(number)
+            if told != 0:
+                note(broker, connection, request, wanted, told)
         # Those with an id of `--once`, a claim, or of which the result is kept, go singly.
         keeps = isinstance(wanted, Publish) and wanted.keep_us
         is_single = message is None or message[0].once_s or keeps or message[0].claim is not None
@@ -146,7 +162,7 @@ def _do(
         elif message is not None:
             publishing.publish_to(connection, *message)
             told = None if message[0].claim is None else message[0].claim.told
-        elif told is None:
+        elif isinstance(wanted, Settle):
             told = _settle(broker, connection, request, wanted)
         if request.confirm:
             connection.unconfirmed += 1
@@ -184,9 +200,13 @@ def _check(
     kept: Sequence[tuple[Request, Any]],
     routes: dict[bytes, Queues],
     plan: Plan,
+    closed: dict[int, int],
 ) -> list[tuple[Single, Queues] | None]:
     """For each of these requests the message that it publishes, and the queues for it. Raises if
-    one of them is not possible, together with those before it; its id gets an error, too."""
+    one of them is not possible, together with those before it; its id gets an error, too.
+
+    Batches are opened and closed here: messages join them. `closed` gets how many each has closed.
+    """
     if broker.unwritable:
         raise Unwritable(f"{broker.unwritable}: commits are refused until the journal is writable")
     copies, results, result_bytes = plan.copies, 0, 0
@@ -228,6 +248,11 @@ def _check(
                 settled[wanted.consumer, wanted.message] += 1
                 _check_held(broker, request, wanted, settled)
                 result_bytes += jobs.check_result(broker, wanted, result_bytes)
+            elif isinstance(wanted, Batching) and request.action == b"open_batch":
+                batching.open_batch(broker, connection, request, wanted)
+            elif isinstance(wanted, Batching):
+                closing = batching.close_batch(broker, connection, request, wanted)
+                closed[len(found) - 1] = finish(closing)
     except BadRequest as failure:
         if isinstance(failure, PublishesWait) and may_wait(broker, connection):
             raise

@@ -4,14 +4,14 @@ The one rule: no transaction is open while messages are passed on. An old one wo
 versions of the owner's row, of which each commit makes one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import psycopg
 
 from mqks.audit import AuditRecord
-from mqks.broker.spine.log.pending import ErrorRecord
+from mqks.broker.spine.log.pending import ErrorRecord, ResultRow
 from mqks.errors import InspectionFailed
 from mqks.journal.contents import AT_ONCE, Contents, DatabaseFacts
 from mqks.journal.postgres import migrations, statements
@@ -89,7 +89,9 @@ class Database(Contents):
         self._read(new)
         self._segments = {segment_id: self._segments[segment_id] for segment_id in ids}
         self.bindings = sorted((queue, event) for queue, event in self._all(statements.BINDINGS))
-        self._keep_schedules(self._all(statements.SCHEDULES))
+        [(has_batches,)] = self._all(statements.HAS_BATCHES)
+        batches = self._all(statements.BATCHES) if has_batches else []
+        self._keep_named(self._all(statements.SCHEDULES), batches)
         if len(ids) != segments:
             what = f"{len(ids)} exist, {segments} were written"
             self.damage.append(Damage("table segment", what))
@@ -132,6 +134,12 @@ class Database(Contents):
         with self._failures():
             rows = self._all(statements.ERRORS_BEFORE, [before, limit])
         return [error_record(*row) for row in rows]
+
+    def _stored_results(self) -> Iterable[tuple[bytes, ResultRow]]:
+        with self._failures():
+            [(exists,)] = self._all(statements.HAS_RESULTS)
+            rows = self._all(statements.RESULTS) if exists else []
+        return [(message_id, (row, data)) for message_id, row, data in rows]
 
     def audit(self, limit: int) -> list[AuditRecord]:
         with self._failures():

@@ -171,5 +171,7 @@ PIECE: Final = "select substring(text from %s for %s) from segment where id = %s
 ERRORS_BEFORE: Final = """
 select id, time_us, connection, request_id, action, reason from error
 where id collate "C" < %s order by id collate "C" desc limit %s"""
+HAS_BATCHES: Final = "select to_regclass('batch') is not null"
+HAS_RESULTS: Final = "select to_regclass('result') is not null"
 HAS_AUDIT: Final = "select to_regclass('audit') is not null"
 LAST_AUDIT: Final = "select id, row from audit order by id desc limit %s"

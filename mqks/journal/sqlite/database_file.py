@@ -5,13 +5,13 @@ The one rule: nothing is written, checkpointed or locked, and each read is short
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from mqks.audit import AuditRecord
-from mqks.broker.spine.log.pending import ErrorRecord
+from mqks.broker.spine.log.pending import ErrorRecord, ResultRow
 from mqks.errors import CannotWrite, InspectionFailed, JournalDamaged
 from mqks.files import exists, is_dir, is_file
 from mqks.journal.contents import AT_ONCE, LISTED_ONLY, Contents, DatabaseFacts, SegmentContent
@@ -207,7 +207,8 @@ class DatabaseFile(Contents):
             return False
         self._segments = {i: self._segments[i] for i in ids if i in self._segments}
         self.bindings = sorted(rows.bindings)
-        self._keep_schedules(rows.schedules.items())
+        self._results = rows.results
+        self._keep_named(rows.schedules.items(), rows.batches.items())
         self.damage += rows.count_segments(ids)
         self._build(rows.queues, rows.queue_ids_end)
         sizes = [segment.size for segment in self._segments.values()]
@@ -325,6 +326,9 @@ class DatabaseFile(Contents):
         except TextDamaged as error:
             head = Head(segment_id, len(body), body, str(error))
         return head if not head.damage or self._is_there(segment_id) else None
+
+    def _stored_results(self) -> Iterable[tuple[bytes, ResultRow]]:
+        return self._results.items()
 
     # -- errors
 

@@ -27,6 +27,8 @@ T = TypeVar("T", bound=PausableCapacity)
 STATE: Final = (*Capacity.__slots__, *PausableCapacity.__slots__)
 """What a capacity knows, whichever of both kinds it is."""
 NOTHING_KEPT: Final = nullcontext()
+ALL: Final = ""
+"""Has no user as its name."""
 
 
 @lru_cache(maxsize=1024)
@@ -98,7 +100,8 @@ class MadeQueues:
         self._budgets: dict[str, Budget] = {}
         """What waits in the queues of each user who has a limit of that."""
         self._coming: dict[str, Counter[bytes]] = {}
-        """Names of queues that unfinished requests are to make, of users with a limit."""
+        """Names of queues that unfinished requests are to make, of users with a limit; and of all
+        together."""
 
     def use(self, users: Iterable[User]) -> None:
         """Apply the limits of these users. Those of bytes count all that waits when a work has
@@ -159,6 +162,14 @@ class MadeQueues:
             reason = f"queues_max of user {user} is {limit}, and {made} that it has made exist"
             raise LimitExceeded("user_queues_max", reason)
 
+    def has_room(self, new: Sequence[bytes], most: int) -> bool:
+        """Whether there are at most so many queues with these."""
+        coming = self._coming.get(ALL) or Counter()
+        if len(self._queues) + len(coming) + len(new) <= most:
+            return True
+        names = {*coming, *new}
+        return len(self._queues) + sum(name not in self._queues for name in names) <= most
+
     def allows(self, user: str | None, name: bytes | None) -> bool:
         """Whether this queue exists, or the user may make it now; None is no queue."""
         if name is None or name in self._queues:
@@ -171,22 +182,24 @@ class MadeQueues:
 
     def making(self, user: str | None, name: bytes) -> AbstractContextManager[None]:
         """Keep a place for a queue that was checked, and that may be made in a later turn."""
-        if user is None or user not in self._queues_max or name in self._queues:
+        if name in self._queues:
             return NOTHING_KEPT
-        return self._kept(user, name)
+        return self._kept([ALL, user] if user and user in self._queues_max else [ALL], name)
 
     @contextmanager
-    def _kept(self, user: str, name: bytes) -> Iterator[None]:
-        coming = self._coming.setdefault(user, Counter())
-        coming[name] += 1
+    def _kept(self, whose: Sequence[str], name: bytes) -> Iterator[None]:
+        for each in whose:
+            self._coming.setdefault(each, Counter())[name] += 1
         try:
             yield
         finally:
-            coming[name] -= 1
-            if not coming[name]:
-                del coming[name]
-            if not coming:
-                self._coming.pop(user, None)
+            for each in whose:
+                coming = self._coming[each]
+                coming[name] -= 1
+                if not coming[name]:
+                    del coming[name]
+                if not coming:
+                    del self._coming[each]
 
     def told(self, user: str) -> dict[str, Any]:
         """As `stats` tells it."""

@@ -11,7 +11,8 @@ counts the living by their marks, so a batch of which none is left ends then.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 from urllib.parse import quote_from_bytes
@@ -81,6 +82,11 @@ class BatchRow(NamedTuple):
             "expires_us": self.expires_us,
         }
 
+    def listed(self, name: bytes, living: int, running: int) -> dict[str, Any]:
+        """As `batches` tells it."""
+        what = {"publish": self.then or None, "publish_on_dead": self.on_dead or None}
+        return self.told(name, living, running) | what
+
 
 class LiveBatch:
     """A batch that has not ended, and how many of its messages are alive."""
@@ -138,6 +144,11 @@ class Batches:
 
     # -- requests
 
+    def name_of(self, number: int) -> bytes:
+        """That of the batch with this number; empty if there is none."""
+        batch = self._by_number.get(number)
+        return b"" if batch is None else batch.name
+
     def found(self, name: bytes) -> LiveBatch | None:
         """The batch of this name; none while it ends."""
         batch = self.rows.get(name)
@@ -146,8 +157,9 @@ class Batches:
     def open(self, wanted: Batching) -> None:
         """Open a batch, or set what follows one that is open."""
         batch, line = self.rows.get(wanted.name), wanted.line.decode("utf-8", "surrogateescape")
-        if batch is not None and batch.row.closed:
-            raise BadRequest(f"open_batch: the batch {shown(wanted.name)} is closed")
+        if batch is not None and (batch.row.closed or wanted.restored is not None):
+            what = "is closed" if batch.row.closed else "exists: --restored is for a new one"
+            raise BadRequest(f"open_batch: the batch {shown(wanted.name)} {what}")
         if batch is None:
             most = self._settings.batches_max
             if len(self.rows) >= most:
@@ -156,6 +168,8 @@ class Batches:
             now_us = self._schedule.wall_us()
             for_us = wanted.for_us or round(self._settings.batch_expiry_s * 1e6)
             batch = LiveBatch(wanted.name, BatchRow(self._next, now_us, now_us + for_us))
+            done, dead = wanted.restored or (0, 0)
+            batch.row = batch.row._replace(total=done + dead, dead=dead)
         row, old = batch.row, batch.size if batch.name in self.rows else 0
         if wanted.publish is not None:
             row = row._replace(on_dead=line) if wanted.on_dead else row._replace(then=line)
@@ -186,6 +200,31 @@ class Batches:
             self._look(batch)
         return 1
 
+    @contextmanager
+    def undone_if_refused(self, names: Iterable[bytes]) -> Iterator[None]:
+        """Batches of these names are opened and closed here, and are as before if that raises."""
+        were = {name: (self.rows.get(name), self._row(name)) for name in names}
+        try:
+            yield
+        except BaseException:
+            for name, (batch, row) in were.items():
+                now = self.rows.get(name)
+                if now is batch and self._row(name) == row:
+                    continue
+                if now is not None:
+                    self._remove(now)
+                if batch is not None and row is not None:
+                    batch.row = row
+                    self._add(batch)
+                    self._change(batch)
+                    if not row.closed:
+                        self._ending.pop(batch, None)
+            raise
+
+    def _row(self, name: bytes) -> BatchRow | None:
+        batch = self.rows.get(name)
+        return None if batch is None else batch.row
+
     def _add(self, batch: LiveBatch) -> None:
         row = batch.row
         self.rows[batch.name] = self._by_number[row.number] = batch
@@ -207,7 +246,8 @@ class Batches:
         self._pending.entry.batches[batch.name] = None
         self._pending.in_one_piece = True
         if len(self._expiries) > 2 * len(self.rows) + 64:
-            self._expiries = [each for each in self._expiries if each[1] in self._by_number]
+            rows = [batch.row for batch in self.rows.values()]
+            self._expiries = [(row.expires_us, row.number) for row in rows]
             heapify(self._expiries)
         self._set_alarm()
 

@@ -100,6 +100,19 @@ class Result:
         stored = {name: value for name, value in told.items() if value}
         return json.dumps(stored), self.data or b""
 
+    def listed(self) -> dict[str, Any]:
+        """As `stats` tells it."""
+        return {
+            "id": _text(self.id),
+            "event": _text(self.event),
+            "state": self.state,
+            "queue": _text(self.queue if self.place is None else self.place.name),
+            "reason": _text(self.reason) or None,
+            "data_bytes": None if self.data is None else len(self.data),
+            "keep_s": self.keep_us / 1e6,
+            "until_us": self.until_us or None,
+        }
+
     @classmethod
     def parse(cls, message_id: bytes, row: ResultRow) -> "Result":
         """Raises SchemaTooNew."""

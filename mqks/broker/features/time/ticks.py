@@ -288,6 +288,6 @@ class Schedules:
         # What is in many queues takes several turns; the row is with the first of them.
         self._pending.in_one_piece = True
         self.store(name, new)
-        self.last_queues[name] = sum(not queue.deleted for queue in queues)
+        self.last_queues[name] = sum(1 for _ in publishing.takers(message, queues))
         publishing.publisher = None
         yield from publishing.put_in_turns(queues, message.new)

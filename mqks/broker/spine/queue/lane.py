@@ -317,6 +317,11 @@ class Lane:
 
     def settle(self, numbers: Sequence[int], *, dead: bool = False) -> None:
         """Settle these messages: the journal may delete them. `dead`: nobody has acked them."""
+        if dead and self.members:
+            # With the rows of their batches, which count them: a full disk takes neither.
+            self.pending.records += len(numbers)
+            self.leave_together([*numbers], dead=True)
+            return
         self._leave(numbers, dead=dead)
         # What is trimmed, or delivered without manual ack, mostly comes as a range, which is kept.
         if isinstance(numbers, range) and numbers.step == 1:

@@ -85,8 +85,9 @@ class Read(NamedTuple):
     """A request for the messages of a queue with numbers from `first` up to `end`.
 
     `form` is the form of the reply: `peek` lines; `scheduled` lines of scheduled messages, and
-    `soonest` those that are due first; `read` columns, with attributes if `has_meta`; `range` only
-    the first and last number, with `at_us` the first message that arrived then or later. If
+    `soonest` those that are due first, with the batch of each if `has_batches`; `read` columns,
+    with attributes if `has_meta`; `range` only the first and last number, with `at_us` the first
+    message that arrived then or later. If
     something is `chosen`, only that is in the reply.
     `confirm`: a confirm follows it.
     """
@@ -101,4 +102,5 @@ class Read(NamedTuple):
     limit: int = 1
     at_us: int | None = None
     has_meta: bool = False
+    has_batches: bool = False
     chosen: Chosen | None = None

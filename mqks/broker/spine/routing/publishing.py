@@ -6,7 +6,7 @@ with `--once` only the first with an id.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol
@@ -447,14 +447,16 @@ class Publishing:
         self.publisher = connection
         if not message.once_s:
             return []
-        if is_nowhere(queues) or not self._is_taken(message, queues):
+        if next(self.takers(message, queues), None) is None:
             return None if self.once.knows(connection, message.id) else []
         return self.once.take(connection, message.id, message.once_s)
 
-    def _is_taken(self, message: Single, queues: Queues) -> bool:
-        """Whether one of these queues will have the message, if it is unique."""
+    def takers(self, message: Single, queues: Queues) -> Iterator[Queue]:
+        """Those of these queues that will have the message: of a unique one not all may."""
         takes, claim = self._shared.features.unique.takes, message.claim
-        return claim is None or any(takes(queue, claim) for queue in queues if not queue.deleted)
+        for queue in queues:
+            if not queue.deleted and (claim is None or takes(queue, claim)):
+                yield queue
 
     def read_keys(self, message: Single, queues: Queues) -> Work[None]:
         """Wait until it is known whether other messages have the key of a unique one."""
