@@ -5,11 +5,13 @@ change a token that only our own forms know.
 """
 
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
+from hashlib import sha256
 from importlib.resources import files
 from itertools import islice, starmap
 from time import monotonic, time
@@ -55,13 +57,14 @@ from mqks.page.sessions import COOKIE, Opener, PageSession, Sessions, refusal
 from mqks.protocol.requests import POLICY
 
 STATIC: Final = {
-    "open-props.css": "text/css",
-    "page.css": "text/css",
-    "page.js": "text/javascript",
-    "uplot.min.css": "text/css",
-    "uplot.min.js": "text/javascript",
-    "icon.svg": "image/svg+xml",
+    "page.css": ("text/css", ("open-props.css", "uplot.min.css", "page.css")),
+    "page.js": ("text/javascript", ("page.js",)),
+    "uplot.min.js": ("text/javascript", ("uplot.min.js",)),
+    "icon.svg": ("image/svg+xml", ("icon.svg",)),
 }
+"""Of what browsers ask for, the type and the files."""
+USED: Final = re.compile(r'{%-? (?:extends|from) "([^"]+)"')
+"""The templates that a template needs."""
 FORM_BYTES_MAX: Final = 64 * 1024
 FORM_FIELDS_MAX: Final = 1000
 NAMES: Final = 200
@@ -184,7 +187,13 @@ class Page:
         """What is peeked for a page may be large until it is shortened."""
         self._one_renders = anyio.Lock()
         root = files("mqks.page") / "static"
-        self._static = {name: (root / name).read_bytes() for name in STATIC}
+        self._static = {
+            name: b"\n".join((root / each).read_bytes() for each in parts)
+            for name, (_, parts) in STATIC.items()
+        }
+        self._version = sha256(b"".join(self._static.values())).hexdigest()[:12]
+        self._environment.globals["static"] = lambda name: f"/static/{name}?{self._version}"
+        self._compiled = set[str]()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Keep sessions and samples until cancelled."""
@@ -598,8 +607,10 @@ class Page:
         self._sessions.get(request.cookies.get(COOKIE))  # A browser that keeps it is there.
         if name not in STATIC:
             return await self._failed(404, "There is no such page.")
-        response = _secured(Response(self._static[name], media_type=STATIC[name]))
-        response.headers["Cache-Control"] = "no-cache"
+        response = _secured(Response(self._static[name], media_type=STATIC[name][0]))
+        is_named = request.url.query == self._version
+        cached = "private, max-age=31536000, immutable" if is_named else "no-cache"
+        response.headers["Cache-Control"] = cached
         return response
 
     async def _shown(
@@ -617,9 +628,8 @@ class Page:
             wrong, session.wrong = session.wrong, ""
         texts, environment = list[str](), self._environment
         async with self._one_renders:
-            if not environment.cache:  # Compiling them would hold the loop.
-                for name in environment.list_templates():
-                    await anyio.to_thread.run_sync(environment.get_template, name)
+            if template not in self._compiled:
+                await anyio.to_thread.run_sync(self._compile, template)
             pieces = environment.get_template(template).generate(
                 session=session,
                 notice=notice,
@@ -637,6 +647,15 @@ class Page:
                     began_s = monotonic()
         text = "".join(texts).encode("utf-8", "backslashreplace")
         return _secured(HTMLResponse(text, status))
+
+    def _compile(self, template: str) -> None:
+        """In a thread: it would hold the loop."""
+        assert self._environment.loader is not None
+        self._environment.get_template(template)
+        source = self._environment.loader.get_source(self._environment, template)[0]
+        self._compiled.add(template)
+        for name in {*USED.findall(source)} - self._compiled:
+            self._compile(name)
 
     async def _failed(
         self, status: int, reason: str, session: PageSession | None = None

@@ -1296,8 +1296,18 @@ def test_the_first_view_is_small_and_nothing_comes_from_elsewhere(
         assert url.startswith(web_url(server))
         if "/events" not in url:
             sizes[url] = len(context.request.get(url).body())
-    assert len(sizes) >= 6
+    assert len(sizes) == 6
     assert sum(sizes.values()) < 150_000, sizes
+    # Of other views the browser has all but the page itself.
+    sizes.clear()
+    page.goto("/?range=day")
+    expect(page.locator("#chart canvas")).to_be_visible()
+    fetched = "performance.getEntriesByType('resource').filter(each => each.transferSize)"
+    loaded = page.evaluate(f"{fetched}.map(each => each.name)")
+    assert [url for url in loaded if "/static/" in url] == []
+    [named] = [url for url in sizes if "/static/page.css?" in url]
+    for url, kept in ((named, "immutable"), (named[:-1], "no-cache"), (named[:-13], "no-cache")):
+        assert kept in context.request.get(url).headers["cache-control"]
     context.close()
 
 
