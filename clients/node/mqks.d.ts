@@ -229,7 +229,7 @@ export class Client {
   publishUnique(event: Name, data: Data, unique: NonNullable<PublishOptions['unique']>, options?: PublishOptions): Promise<{ id: string; duplicateOf?: string; replaced?: string }>
   /** Publishes a message whose end is known until `keepResult` (3,600) seconds after it. */
   submit(event: Name, data: Data, options?: Omit<PublishOptions, 'confirm' | 'unique' | 'batch'>): Promise<Job>
-  job(id: Name): Job
+  job(id: string): Job
   cancelJob(queue: Name, id: Name, options?: { reason?: string; timeoutMs?: number }): Promise<Cancelled>
   /** Opens a batch, or sets what follows one that is open: `then`, or `onDead` if a message has died. `for`: seconds until it expires. */
   openBatch(batch?: Name, options?: { then?: Follows; onDead?: Follows; for?: number; timeoutMs?: number }): Promise<Batch>

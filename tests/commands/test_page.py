@@ -926,8 +926,15 @@ def test_looking_is_all_that_the_default_allows(browser: Browser, db: Path) -> N
         opened(browser, server) as page,
     ):
         client.subscribe("orders", ["order.new"])
-        page.goto("/queue?name=orders")
-        expect(page.get_by_role("main").get_by_role("button")).to_have_count(0)
+        client.open_batch("night")
+        client.publish("order.new", "x", id="m", batch="night", keep_result_s=60, confirm=True)
+        for path in ("/queue?name=orders", "/batch?name=night"):
+            page.goto(path)
+            expect(page.get_by_role("heading", level=1)).to_be_visible()
+            expect(page.get_by_role("main").get_by_role("button")).to_have_count(0)
+        page.goto("/message?id=m")
+        expect(page.get_by_role("region", name="Now")).to_contain_text("waiting in orders")
+        expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
         cookie = page.context.cookies()[0]
         assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
         form = {"queue": "orders", "sure": "yes", "csrf": ""}
@@ -1131,6 +1138,49 @@ def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_p
         until(lambda: "event=reloaded" in server.log)
         page.goto("/queues")
         expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+
+
+def test_those_who_may_look_cannot_act(browser: Browser, db: Path, tmp_path: Path) -> None:
+    """A user who may look sees a batch and a message, and neither its result nor the end of it."""
+    users = tmp_path / "users"
+    boss = User("boss", token=hash_token("b"), admin=True, publish=["**"], consume=["**"])
+    guest = User("guest", token=hash_token("g"), monitoring=True, consume=["other"])
+    users.write_text(boss.line() + guest.line())
+    flags = ("--http-port", "0", "--page", "full", "--users", str(users))
+    with (
+        ServerProcess(db, *flags) as server,
+        opened(browser, server) as page,
+        mqks.blocking.connect(server.url.replace("://", "://b@")) as client,
+    ):
+        client.subscribe("pages", ["render"])
+        client.open_batch("night", then=("report.make", "x"))
+        client.publish("render", "x", id="m1", batch="night", confirm=True)
+        client.publish("render", "y", id="m2", keep_result_s=60, confirm=True)
+        page.goto("/login")
+        page.get_by_label("Token").fill("g")
+        page.get_by_role("button", name="Log in").click()
+        page.goto("/batch?name=night")
+        expect(page.locator(".legend dd").nth(2)).to_have_text("1")
+        for button in ("Close", "Forget"):
+            page.goto("/batch?name=night")
+            page.get_by_role("button", name=button).click()
+            if (typed := page.get_by_label("to confirm")).count():
+                typed.fill("night")
+            page.locator("button.sure").click()
+            refused = "no permission for the batch"
+            expect(page.get_by_role("alert")).to_contain_text(refused)
+        assert client.batch_counts("night")
+        page.goto("/message?id=m2")
+        expect(page.get_by_text("What is traced")).to_be_visible()
+        expect(page.get_by_role("region", name="Now")).to_have_count(0)
+        with client.consume("pages", prefetch=1) as consumer:
+            consumer.receive(WAIT_S)
+            page.goto("/queue?name=pages")
+            page.get_by_role("button", name="Cancel").first.click()
+            page.locator("button.sure").click()
+            refused = "no permission to consume"
+            expect(page.get_by_role("alert").first).to_contain_text(refused)
+        until(lambda: client.stats("queue", "pages")["ready"] == 2)
 
 
 def test_users_of_a_token_leave_or_are_removed(db: Path, tmp_path: Path) -> None:
