@@ -154,7 +154,9 @@ class MqksBackend(BaseTaskBackend):
 
         try:
             row = TaskRow.objects.get(id=result_id)
-            return result_of(TaskRow.objects.filter(id=row.duplicate_of).first() or row)
+            if row.duplicate_of:
+                row = TaskRow.objects.filter(id=row.duplicate_of).first() or row
+            return result_of(row)
         except TaskRow.DoesNotExist:
             raise TaskResultDoesNotExist(result_id) from None
 
