@@ -152,7 +152,8 @@ export class Consumer implements AsyncIterableIterator<Message> {
   /**
    * Calls the handler for each message, `concurrency` (1) at a time, until the consumer is closed.
    * A message is acked when its handler has ended, with what that returned if it `wantsResult`, and
-   * rejected when it throws. One that was cancelled is acked also then.
+   * rejected when it throws. One that was cancelled is acked also then; before
+   * its turn, without a call.
    */
   handle(handler: (message: Message, context: { signal: AbortSignal }) => unknown, options?: { concurrency?: number }): Promise<void>
   next(): Promise<IteratorResult<Message, undefined>>

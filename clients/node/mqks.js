@@ -824,6 +824,7 @@ class Consumer {
   }
 
   async handleOne(handler, message) {
+    if (message.cancelReason !== undefined) return message.ack()
     try {
       const result = await handler(message, { signal: message.signal })
       // Whether there is room for a result, only the confirm says.

@@ -217,6 +217,26 @@ test('a handler returns results, fails, and is cancelled', async () => {
   await client.deleteQueue(q)
 })
 
+test('what is cancelled before its turn is not handled', async () => {
+  const client = await connect(URL_)
+  const q = unique()
+  const consumer = await client.consume(q, [q], { cancellable: true, prefetch: 2 })
+  const seen = []
+  const handling = consumer.handle(async (message, { signal }) => {
+    seen.push(message.text)
+    await new Promise((resolve) => signal.addEventListener('abort', resolve))
+  })
+  const [first, second] = [await client.submit(q, 'first'), await client.submit(q, 'second')]
+  for (const each of [second, first]) {
+    await until(async () => (await each.state()).state === 'running')
+    assert.equal(await each.cancel(), 'told')
+  }
+  for (const each of [first, second]) await assert.rejects(each.result(), { code: 'NO_RESULT', message: /cancelled/ })
+  assert.deepEqual(seen, ['first'])
+  await consumer.close()
+  await handling
+})
+
 test('a cancel comes before its turn, and ends with its connection', async () => {
   const proxy = await proxied()
   const client = await connect(proxy.url, QUICK)

@@ -126,6 +126,7 @@ def test_a_unique_task_that_waits_is_returned(project: tuple[ServerProcess, Path
 from concurrent.futures import ThreadPoolExecutor
 from django.db import connections
 client = write_once.get_backend().client
+client.set_queue("tasks.default")
 client.purge("tasks.default")
 first = write_once.enqueue(%r, "x")
 def again(_):
