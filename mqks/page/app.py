@@ -666,14 +666,19 @@ class Page:
 async def _figures(
     look: Callable[[], Awaitable[tables.Row]], what: str, events: AsyncGenerator[bytes]
 ) -> AsyncGenerator[bytes]:
-    """With each event the figures of what a page is about."""
+    """With each event the figures of what a page is about, until that is gone: who asks for it
+    then would make the server count errors."""
+    is_there = True
     async with aclosing(events):
         async for event in events:
             yield event
+            if not is_there:
+                continue
             try:
                 told = json.dumps(await look())
                 yield f"event: {what}\ndata: {told}\n\n".encode()
-            except RequestFailed:  # It is gone.
+            except RequestFailed:
+                is_there = False
                 yield b"event: gone\ndata: 0\n\n"
 
 

@@ -646,6 +646,26 @@ def test_a_batch_is_watched_and_closed(
         expect(page.get_by_role("heading", level=1)).to_have_text("Batches")
 
 
+def test_what_is_gone_is_not_asked_for_again(
+    page: Page, client: mqks.BlockingClient, server: ServerProcess
+) -> None:
+    client.open_batch("night")
+    page.goto("/batch?name=night")
+    renewed = page.locator("#marks")
+    expect(renewed).to_have_text("open")
+    client.close_batch("night")
+    expect(page.get_by_text("This batch has ended.")).to_be_visible()
+    [told] = [each for each in client.stats("errors") if each["action"] == "stats"]
+    # Another page is renewed at the same times.
+    with opened(page.context.browser, server) as other:  # type: ignore[arg-type]
+        other.goto("/")
+        ready = other.locator("[data-number='totals.messages_ready']")
+        for count in range(1, 4):
+            client.publish("order.new", "x", confirm=True)
+            expect(ready).to_have_text(str(count))
+    assert [each for each in client.stats("errors") if each["action"] == "stats"] == [told]
+
+
 def test_dead_letters_say_why_and_are_retried(page: Page, client: mqks.BlockingClient) -> None:
     client.set_queue("orders", retries=1, dead_letter_queue="orders.dead")
     client.publish_many([("order.new", n) for n in range(2)])
