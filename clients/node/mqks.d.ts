@@ -10,10 +10,11 @@ export type Name = string | Uint8Array
  * - UNSENT: not sent, since there was no room or connection in time, or too much waits already.
  * - TIMEOUT: no answer in time; it may have been executed.
  * - CONNECTION: no server is reached. PROTOCOL: the peer is no MQKS server. CLOSED: by this program.
+ * - CANCELLED: somebody has cancelled the message, with this `reason`. NO_RESULT: a job has ended without one.
  *
  * What can't be right is not sent: a TypeError with the code INVALID.
  */
-export type Code = 'REFUSED' | 'AUTH' | 'REPLACED' | 'UNSENT' | 'TIMEOUT' | 'CONNECTION' | 'PROTOCOL' | 'CLOSED'
+export type Code = 'REFUSED' | 'AUTH' | 'REPLACED' | 'UNSENT' | 'TIMEOUT' | 'CONNECTION' | 'PROTOCOL' | 'CLOSED' | 'CANCELLED' | 'NO_RESULT'
 
 export class MqksError extends Error {
   readonly code: Code
@@ -76,6 +77,8 @@ export interface PublishOptions {
   to?: Name
   /** The batch that it joins. */
   batch?: Name
+  /** Seconds after its end, until which the server keeps what became of it; see `submit`. */
+  keepResult?: number
   timeoutMs?: number
 }
 
@@ -92,6 +95,8 @@ export interface ConsumeOptions {
   backoff?: number | [number, number]
   /** Delete the queue without consumers, at once or after seconds. */
   deleteWhenUnused?: boolean | number
+  /** It is told which of its messages are cancelled: `message.signal`. */
+  cancellable?: boolean
   /** A missing queue is an error. */
   existing?: boolean
   /** Leave an existing queue as it is; true where no event and no mask is named. */
@@ -122,12 +127,20 @@ export class Message {
   /** Of peeked messages only. */
   readonly seq?: number
   readonly time?: Date
+  /** Somebody keeps its result. */
+  readonly wantsResult: boolean
+  /** Aborted when somebody cancels it, with an MqksError CANCELLED; of a `cancellable` consumer. */
+  readonly signal: AbortSignal
+  readonly cancelReason?: string
   json(): any
   /**
    * Each of these: whether the server was told or, with `confirm`, has stored it. False when the
    * connection of the delivery was lost: the message is delivered again.
    */
-  ack(options?: Confirm): Promise<boolean>
+  /** `result` is written as JSON; it is an error if there is no room for it. */
+  ack(options?: Confirm & { result?: unknown }): Promise<boolean>
+  /** From 0 to 100; of the text at most 200 bytes. Restarts the ack timeout. */
+  progress(percent: number, text?: string, options?: Confirm): Promise<boolean>
   reject(options?: Confirm & { dead?: boolean; delay?: number; reason?: string }): Promise<boolean>
   release(options?: Confirm & { delay?: number }): Promise<boolean>
   touch(options?: Confirm & { for?: number }): Promise<boolean>
@@ -136,6 +149,13 @@ export class Message {
 export class Consumer implements AsyncIterableIterator<Message> {
   /** The next message; undefined after `timeoutMs` without one, or when it is closed. */
   receive(options?: { timeoutMs?: number }): Promise<Message | undefined>
+  /**
+   * Calls the handler for each message, `concurrency` (1) at a time, until the consumer is closed.
+   * A message is acked when its handler has ended, with what that returned if it `wantsResult`, and
+   * rejected when it throws. One that was cancelled is acked also then; before
+   * its turn, without a call.
+   */
+  handle(handler: (message: Message, context: { signal: AbortSignal }) => unknown, options?: { concurrency?: number }): Promise<void>
   next(): Promise<IteratorResult<Message, undefined>>
   return(): Promise<IteratorResult<Message, undefined>>
   [Symbol.asyncIterator](): this
@@ -143,10 +163,81 @@ export class Consumer implements AsyncIterableIterator<Message> {
   close(options?: { timeoutMs?: number }): Promise<void>
 }
 
+export interface JobState {
+  state: 'waiting' | 'running' | 'done' | 'dead' | 'cancelled' | 'gone' | 'none'
+  hasEnded: boolean
+  /** Where it is, or has ended. */
+  queue?: string
+  /** Percent, and what was told with it. */
+  progress?: number
+  text?: string
+  /** The result, as it was sent. */
+  data?: Buffer
+  /** Why it is dead or was cancelled. */
+  reason?: string
+}
+
+/** A message whose end is known. */
+export class Job {
+  readonly id: string
+  /** With `waitMs`, at most 60,000, not before its end or this time. */
+  state(options?: { waitMs?: number; timeoutMs?: number }): Promise<JobState>
+  progress(options?: { timeoutMs?: number }): Promise<number | undefined>
+  /** Read from JSON; undefined if it was acked without one. NO_RESULT, or TIMEOUT. */
+  result(options?: { timeoutMs?: number }): Promise<any>
+  cancel(options?: { reason?: string; timeoutMs?: number }): Promise<Cancelled>
+}
+
+/**
+ * - cancelled: it has waited, and is removed. told: a consumer holds it, and was told.
+ * - held: a consumer holds it that was not told. none: it is not there.
+ */
+export type Cancelled = 'cancelled' | 'told' | 'held' | 'none'
+
+/** What is published when a batch ends: event, data, and options of `publish`. */
+export type Follows = [Name, Data] | [Name, Data, Omit<PublishOptions, 'id' | 'confirm' | 'once' | 'batch' | 'timeoutMs'>]
+
+export interface BatchCounts {
+  name: string
+  total: number
+  waiting: number
+  running: number
+  done: number
+  dead: number
+  closed: boolean
+  /** Events of what follows. */
+  then: string | null
+  on_dead: string | null
+  /** Microseconds since 1970. */
+  opened_us: number
+  expires_us: number
+}
+
+export class Batch {
+  readonly name: Name
+  publish(event: Name, data: Data, options?: PublishOptions): Promise<string>
+  /** It ends when all of its messages are done; with `discard` it is forgotten. Whether there was one. */
+  close(options?: { discard?: boolean; timeoutMs?: number }): Promise<boolean>
+  /** Undefined if there is none, as after its end. */
+  counts(options?: { timeoutMs?: number }): Promise<BatchCounts | undefined>
+  /** Until it has ended: it is asked for every second at least. TIMEOUT. */
+  wait(options?: { timeoutMs?: number }): Promise<void>
+}
+
 export class Client {
   publish(event: Name, data: Data, options?: PublishOptions): Promise<string>
   /** `duplicateOf`: the id of the message that keeps it out; `replaced`: of that whose place it has. */
   publishUnique(event: Name, data: Data, unique: NonNullable<PublishOptions['unique']>, options?: PublishOptions): Promise<{ id: string; duplicateOf?: string; replaced?: string }>
+  /** Publishes a message whose end is known until `keepResult` (3,600) seconds after it. */
+  submit(event: Name, data: Data, options?: Omit<PublishOptions, 'confirm' | 'unique' | 'batch'>): Promise<Job>
+  job(id: string): Job
+  cancelJob(queue: Name, id: Name, options?: { reason?: string; timeoutMs?: number }): Promise<Cancelled>
+  /** Opens a batch, or sets what follows one that is open: `then`, or `onDead` if a message has died. `for`: seconds until it expires. */
+  openBatch(batch?: Name, options?: { then?: Follows; onDead?: Follows; for?: number; timeoutMs?: number }): Promise<Batch>
+  batch(batch: Name): Batch
+  closeBatch(batch: Name, options?: { discard?: boolean; timeoutMs?: number }): Promise<boolean>
+  batchCounts(batch: Name, options?: { timeoutMs?: number }): Promise<BatchCounts | undefined>
+  batches(): Promise<BatchCounts[]>
   /** Naming events replaces all bindings of the queue. */
   consume(queue: Name, options?: ConsumeOptions): Promise<Consumer>
   consume(queue: Name, events: Name[], options?: ConsumeOptions): Promise<Consumer>

@@ -31,7 +31,13 @@ const DEFAULTS = {
 }
 /** So often within keepAliveMs it is looked whether the server is silent. */
 const BEATS = 10
-const META = /^(.*),retry=(\d+)(?:,escaped=1)?(?:,priority=(-?\d+))?(?:,unique=([^,]*)(?:,until=acked)?(?:,for=[\d.]+)?)?(?:,key=([^,]*))?,meta=(.*)$/s
+/** One `result` waits for so long at most; the next one follows. */
+const JOB_WAIT_MS = 60_000
+/** How often it is looked whether a batch has ended: at first, and at most. */
+const BATCH_WAIT_MS = [50, 1000]
+const STATS_ROWS = 1000
+const REASON_BYTES_MAX = 512
+const META = /^(.*),retry=(\d+)(?:,escaped=1)?(?:,priority=(-?\d+))?(,result=1)?(?:,unique=([^,]*)(?:,until=acked)?(?:,for=[\d.]+)?)?(?:,key=([^,]*))?,meta=(.*)$/s
 
 /** What fails here; `code` is one of those in mqks.d.ts. The server has `reason` under `errorId`. */
 class MqksError extends Error {
@@ -536,7 +542,7 @@ class Connection {
 class Message {
   constructor(consumer, life, rawId, traits, data) {
     const escaped = traits.includes(',escaped=1')
-    const [, event, retry, priority, unique, key, meta] = META.exec(traits) || [null, traits, '0', undefined, undefined, undefined, '']
+    const [, event, retry, priority, result, unique, key, meta] = META.exec(traits) || [null, traits, '0', undefined, undefined, undefined, undefined, '']
     this.consumer = consumer
     this.life = life
     this.rawId = rawId
@@ -548,7 +554,24 @@ class Message {
     this.unique = unique === undefined ? undefined : unpercent(unique)
     this.meta = metaOf(meta)
     this.data = escaped ? unescape(data) : data
+    this.wantsResult = result !== undefined
     this.isSettled = false
+    /** Of the cancel that its consumer was told of. */
+    this.cancelReason = undefined
+  }
+
+  /** Aborted when somebody cancels it, if its consumer is `cancellable`. */
+  get signal() {
+    if (!this.controller) {
+      this.controller = new AbortController()
+      if (this.cancelReason !== undefined) this.cancel(this.cancelReason)
+    }
+    return this.controller.signal
+  }
+
+  cancel(reason) {
+    this.cancelReason = reason
+    this.controller?.abort(new MqksError('CANCELLED', `message ${this.id} was cancelled`, undefined, reason))
   }
 
   get text() {
@@ -559,9 +582,17 @@ class Message {
     return JSON.parse(this.text)
   }
 
-  /** Processed: it is removed. */
-  ack(options) {
-    return this.settle('ack', [], options)
+  /** Processed: it is removed; `result` is kept if it was published with `keepResult`. */
+  async ack({ result, ...options } = {}) {
+    return this.settle('ack', result === undefined ? [] : [Buffer.concat([Buffer.from('--result='), json(result)])], options)
+  }
+
+  /** How far the work on it is, from 0 to 100, with a text of at most 200 bytes; restarts its ack timeout. */
+  async progress(percent, text = '', options = {}) {
+    if (!Number.isInteger(percent) || percent < 0 || percent > 100) throw invalid(`a progress is a whole number from 0 to 100, not ${shown(percent)}`)
+    if (typeof text !== 'string' || Buffer.byteLength(text) > 200) throw invalid('the text of a progress has at most 200 bytes')
+    const words = text.trim().split(/\s+/).filter(Boolean)
+    return this.settle('progress', [String(percent), ...words], options)
   }
 
   /** Back to the tail of its queue; `dead` makes it a dead letter at once. */
@@ -594,7 +625,8 @@ class Message {
     const request = confirm ? connection.newId() : undefined
     const words = line(request ?? 'a', confirm ? `${verb} --confirm` : verb, id, this.rawId, ...flags)
     connection.check(words)
-    this.isSettled = verb !== 'touch'
+    this.isSettled = !['touch', 'progress'].includes(verb)
+    if (this.isSettled) this.consumer.settled(this)
     if (!confirm) return connection.tell(words)
     this.consumer.resume()
     try {
@@ -602,7 +634,10 @@ class Message {
       return true
     } catch (error) {
       if (error.code === 'LOST') return false
-      if (error.code === 'UNSENT') this.isSettled = false
+      if (['UNSENT', 'REFUSED'].includes(error.code)) {
+        this.isSettled = false
+        this.consumer.holds(this)
+      }
       throw await client.explained(error)
     }
   }
@@ -622,8 +657,11 @@ const bytesOf = (message) => message.data.length + 200
 /** Messages of a queue: an async iterator. */
 class Consumer {
   constructor(client, queue, events, given) {
-    const { add = [], masks = [], deleteWhenUnused: rule = false, autoAck, prefetch = 100, ackTimeout, backoff, existing, keep, timeoutMs, ...strange } = given
+    const { add = [], masks = [], deleteWhenUnused: rule = false, autoAck, prefetch = 100, ackTimeout, backoff, cancellable, existing, keep, timeoutMs, ...strange } = given
     refuse(strange)
+    if (autoAck && cancellable) throw invalid('cancellable is for unacked messages, and autoAck leaves none')
+    /** By id, those that are not settled, of a consumer that is told of cancels. */
+    this.held = cancellable ? new Map() : undefined
     this.client = client
     this.given = given
     this.life = 0
@@ -642,6 +680,7 @@ class Consumer {
       if (backoff !== undefined) this.words.push(`--backoff=${[backoff].flat().map((each) => number(each, 'backoff'))}`)
     }
     this.words.push('--meta')
+    if (cancellable) this.words.push('--cancellable')
     if (existing) this.words.push('--existing')
     if (keep ?? !(events.length || add.length || masks.length)) this.words.push('--keep')
     this.isConsuming = this.isClosed = false
@@ -661,6 +700,7 @@ class Consumer {
 
   begin() {
     if (!this.given.autoAck) this.drop()
+    this.held?.clear()
     const earlier = this.id
     this.id = this.connection.newId()
     this.mine = `${this.id} ok `
@@ -698,8 +738,12 @@ class Consumer {
       if (told.length + 200 <= connection.options.lineBytesMax) {
         this.told = told.toString('latin1').split(' ').map((word) => Buffer.from(word, 'latin1'))
       }
+    } else if (head.endsWith('--cancel ')) {
+      const [id, reason = ''] = each.toString('latin1', mine.length + 9).split(' ')
+      this.held?.get(id)?.cancel(unpercent(reason))
     } else if (!this.isClosed) {
       const message = delivery(each, this, this.life)
+      this.holds(message)
       const taker = this.takers.shift()
       if (taker) taker.resolve(message)
       else {
@@ -710,6 +754,15 @@ class Consumer {
       }
     }
     return true
+  }
+
+  holds(message) {
+    if (message.life === this.life) this.held?.set(message.rawId.toString('latin1'), message)
+  }
+
+  settled(message) {
+    const id = message.rawId.toString('latin1')
+    if (this.held?.get(id) === message) this.held.delete(id)
   }
 
   late() {
@@ -754,6 +807,36 @@ class Consumer {
     })
   }
 
+  /**
+   * Calls `handler(message, { signal })` for each message, `concurrency` at a time, until the
+   * consumer is closed. A message is acked when its handler has ended, with what it has returned as
+   * the result if somebody keeps that, and rejected if it throws; one that was cancelled is acked.
+   */
+  async handle(handler, { concurrency = 1, ...strange } = {}) {
+    refuse(strange)
+    if (typeof handler !== 'function') throw invalid(`a handler is a function, not ${shown(handler)}`)
+    if (!Number.isInteger(concurrency) || concurrency < 1) throw invalid(`concurrency must be a whole number from 1, not ${shown(concurrency)}`)
+    if (this.given.autoAck) throw invalid('a handler acks, and autoAck leaves nothing to ack')
+    const work = async () => {
+      for (let message; (message = await this.receive()); ) await this.handleOne(handler, message)
+    }
+    await Promise.all(Array.from({ length: concurrency }, work))
+  }
+
+  async handleOne(handler, message) {
+    if (message.cancelReason !== undefined) return message.ack()
+    try {
+      const result = await handler(message, { signal: message.signal })
+      // Whether there is room for a result, only the confirm says.
+      return await message.ack(message.wantsResult && result !== undefined ? { result, confirm: true } : {})
+    } catch (error) {
+      if (message.isSettled) throw error
+      if (message.cancelReason !== undefined) return message.ack()
+      const reason = Buffer.from(`${error?.name ?? 'Error'}: ${error?.message ?? error}`).subarray(0, REASON_BYTES_MAX)
+      return message.reject({ reason: reason.toString().replace(/\uFFFD+$/, '') })
+    }
+  }
+
   async next() {
     const value = await this.receive()
     return { value, done: value === undefined }
@@ -784,6 +867,95 @@ class Consumer {
       await connection.ask(request, line(request, 'delete_consumer --confirm', this.id), { timeoutMs }).catch(() => {})
     }
     connection.fail(new MqksError('CLOSED', 'the consumer is closed'))
+  }
+}
+
+/** A message whose end is known: one that was published with `keepResult`. */
+class Job {
+  constructor(client, id) {
+    this.client = client
+    this.id = id
+  }
+
+  /** What has become of it; with `waitMs`, at most 60,000, not before its end or this time. */
+  async state({ waitMs = 0, timeoutMs = waitMs + this.client.options.timeoutMs, ...strange } = {}) {
+    refuse(strange)
+    const { client } = this
+    const id = client.connection.newId()
+    const answer = await client.ask(id, line(id, 'result', name(this.id), `--wait=${number(waitMs / 1000, 'waitMs')}`), { timeoutMs })
+    const [, state, queue, more] = /^(\S+)(?: (\S+)(?: (.*))?)?$/s.exec(answer.toString('latin1')) ?? []
+    if (!state) throw new MqksError('PROTOCOL', 'the server told no state of a message')
+    const told = { state, hasEnded: !['waiting', 'running'].includes(state), queue: queue && Buffer.from(queue, 'latin1').toString() }
+    if (state === 'done' && more !== undefined) told.data = Buffer.from(more, 'latin1')
+    else if (state === 'running' && more) {
+      const [percent, ...text] = Buffer.from(more, 'latin1').toString().split(' ')
+      told.progress = Number(percent)
+      told.text = text.join(' ')
+    } else if (more) told.reason = unpercent(more)
+    return told
+  }
+
+  /** In percent, as its consumer has told it last; undefined if it has not. */
+  async progress(options) {
+    return (await this.state(options)).progress
+  }
+
+  /** Its result, when it has ended; undefined if it was acked without one. NO_RESULT if it has ended otherwise. */
+  async result({ timeoutMs = Infinity, ...strange } = {}) {
+    refuse(strange)
+    if (typeof timeoutMs !== 'number' || !(timeoutMs >= 0)) throw invalid(`a time limit is a number of milliseconds, not ${shown(timeoutMs)}`)
+    const endsMs = performance.now() + timeoutMs
+    for (;;) {
+      const leftMs = Math.max(0, endsMs - performance.now())
+      const { state, hasEnded, data, reason } = await this.state({ waitMs: Math.min(JOB_WAIT_MS, leftMs) })
+      if (state === 'done') return data && told(data)
+      if (hasEnded) throw new MqksError('NO_RESULT', `the job ${this.id} has no result, it is ${state}`, undefined, reason)
+      if (!leftMs) throw new MqksError('TIMEOUT', `the job ${this.id} has not ended in ${timeoutMs} ms`)
+    }
+  }
+
+  /** Cancels it, as `client.cancelJob` does. */
+  async cancel(options) {
+    const { queue, hasEnded } = await this.state()
+    return queue === undefined || hasEnded ? 'none' : this.client.cancelJob(queue, this.id, options)
+  }
+}
+
+/** Messages that are counted together; when all of them are done, a message is published. */
+class Batch {
+  constructor(client, batch) {
+    this.client = client
+    this.name = batch
+  }
+
+  /** Publishes a message of the batch. */
+  publish(event, data, options) {
+    return this.client.publish(event, data, { ...options, batch: this.name })
+  }
+
+  /** It ends when all of its messages are done; with `discard` it is forgotten. Whether there was one. */
+  close(options) {
+    return this.client.closeBatch(this.name, options)
+  }
+
+  /** What it counts; undefined if there is none, as after its end. */
+  counts(options) {
+    return this.client.batchCounts(this.name, options)
+  }
+
+  /** Until it has ended, expired, or is forgotten. */
+  async wait({ timeoutMs = Infinity, ...strange } = {}) {
+    refuse(strange)
+    let isLate = false
+    const timer = after(timeoutMs, () => (isLate = true))
+    try {
+      for (let [pauseMs, pauseMsMax] = BATCH_WAIT_MS; await this.counts(); pauseMs = Math.min(2 * pauseMs, pauseMsMax)) {
+        if (isLate) throw new MqksError('TIMEOUT', `the batch ${this.name} has not ended in ${timeoutMs} ms`)
+        await new Promise((resolve) => setTimeout(resolve, pauseMs))
+      }
+    } finally {
+      clearTimeout(timer)
+    }
   }
 }
 
@@ -859,6 +1031,66 @@ class Client {
     return { id: own, duplicateOf: what === 'duplicate' ? known : undefined, replaced: what === 'replaced' ? known : undefined }
   }
 
+  /** Publishes a message as a job, whose end is known until `keepResult` seconds after it. */
+  async submit(event, data, { keepResult = 3600, ...options } = {}) {
+    return this.job(await this.publish(event, data, { ...options, keepResult, confirm: true }))
+  }
+
+  /** The job of the message with this id. */
+  job(id) {
+    return new Job(this, id)
+  }
+
+  /** `cancelled`: it has waited, and is removed; `told`: its consumer was told; `held`: it was not; `none`: it is not there. */
+  async cancelJob(queue, id, { reason, timeoutMs, ...strange } = {}) {
+    refuse(strange)
+    const flags = reason ? [`--reason=${percent(reason, 'reason')}`] : []
+    return this.request('cancel_job --confirm', name(queue), name(id), ...flags, { timeoutMs })
+  }
+
+  /** Opens a batch, or sets what follows one that is open: `[event, data, options]`. */
+  async openBatch(batch = this.connection.newId(), { then, onDead, for: seconds, timeoutMs, ...strange } = {}) {
+    refuse(strange)
+    const flags = seconds === undefined ? [] : [`--for=${number(seconds, 'for')}`]
+    const wanted = [[flags, then], ...(onDead ? [[['--on-dead'], onDead]] : [])].map(([each, follows]) => [...each, ...following(follows)])
+    for (const each of wanted) {
+      const id = this.connection.newId()
+      await this.ask(id, line(id, 'open_batch --confirm', name(batch), ...each), { timeoutMs })
+    }
+    return this.batch(batch)
+  }
+
+  /** The batch of this name. */
+  batch(batch) {
+    return new Batch(this, batch)
+  }
+
+  /** Whether there was one. */
+  async closeBatch(batch, { discard = false, timeoutMs, ...strange } = {}) {
+    refuse(strange)
+    return (await this.request('close_batch --confirm', name(batch), ...(discard ? ['--discard'] : []), { timeoutMs })) === '1'
+  }
+
+  /** What a batch counts; undefined if there is none, as after its end. */
+  async batchCounts(batch, { timeoutMs, ...strange } = {}) {
+    refuse(strange)
+    try {
+      return told(await this.request('batch', name(batch), { timeoutMs }))
+    } catch (error) {
+      if (error.code === 'REFUSED' && error.reason?.includes('there is no batch')) return undefined
+      throw error
+    }
+  }
+
+  /** All batches that have not ended, by name. */
+  async batches() {
+    const all = []
+    for (let rows, after = []; (rows = await this.stats('batches', `--limit=${STATS_ROWS}`, ...after)).length; all.push(...rows)) {
+      after = [`--after=${rows[rows.length - 1].name}`]
+    }
+    return all
+  }
+
   /** A consumer of this queue; naming events replaces the bindings of the queue. */
   async consume(queue, ...rest) {
     const options = optionsOf(rest)
@@ -905,7 +1137,7 @@ class Client {
       const whole = Buffer.concat([Buffer.from('x ok '), each])
       const first = whole.indexOf(32, 5)
       const second = whole.indexOf(32, first + 1)
-      const [, head, retry, traits, meta, seq, time] = /^event=(.*?)(,retry=\d+)?((?:,escaped=1)?(?:,priority=-?\d+)?(?:,unique=[^,]*(?:,until=acked)?(?:,for=[\d.]+)?)?(?:,key=[^,]*)?)(,meta=[^,]*)?,seq=(\d+),time=(\d+)(?:,due=[\d.]+)?$/s.exec(whole.toString('latin1', first + 1, second))
+      const [, head, retry, traits, meta, seq, time] = /^event=(.*?)(,retry=\d+)?((?:,escaped=1)?(?:,priority=-?\d+)?(?:,result=1)?(?:,unique=[^,]*(?:,until=acked)?(?:,for=[\d.]+)?)?(?:,key=[^,]*)?)(,meta=[^,]*)?,seq=(\d+),time=(\d+)(?:,due=[\d.]+)?$/s.exec(whole.toString('latin1', first + 1, second))
       const message = new Message(null, 0, whole.subarray(5, first), `${head}${retry || ',retry=0'}${traits}${meta || ',meta='}`, whole.subarray(second + 1))
       return Object.assign(message, { seq: Number(seq), time: new Date(Number(time) / 1000) })
     })
@@ -999,12 +1231,26 @@ class Client {
 }
 
 /** Id and line of a message, and whether it is to be confirmed. */
-function publishing(newId, event, data, options) {
-  const { id = newId, confirm = true, once = confirm, mandatory, delay, at, ttl, priority, key, unique, meta, to, batch, ...strange } = options
-  refuse(strange)
+function publishing(newId, event, data, { id = newId, confirm = true, once = confirm, ...options }) {
   const words = [id === newId ? id : name(id), 'publish']
   if (confirm) words.push('--confirm')
   if (once) words.push(once === true ? '--once' : `--once=${number(once, 'once')}`)
+  return [words[0], line(...words, ...terms(event, data, options)), confirm]
+}
+
+/** The words behind `open_batch` that say what follows it. */
+function following(follows) {
+  if (follows === undefined) return []
+  if (!Array.isArray(follows)) throw invalid(`what follows a batch is [event, data, options], not ${shown(follows)}`)
+  const [event, data, options = {}] = follows
+  return ['publish', ...terms(event, data, options)]
+}
+
+/** The flags of a publish, its event and its data. */
+function terms(event, data, options) {
+  const { mandatory, delay, at, ttl, priority, key, unique, meta, to, batch, keepResult, ...strange } = options
+  refuse(strange)
+  const words = []
   if (mandatory) words.push('--mandatory')
   if (delay !== undefined) words.push(`--delay=${number(delay, 'delay')}`)
   if (at !== undefined) words.push(`--at=${number(at instanceof Date ? at.getTime() / 1000 : at, 'at')}`)
@@ -1016,9 +1262,10 @@ function publishing(newId, event, data, options) {
   if (attributes) words.push(`--meta=${attributes}`)
   if (to !== undefined) words.push(Buffer.concat([Buffer.from('--to='), name(to)]))
   if (batch !== undefined) words.push(Buffer.concat([Buffer.from('--batch='), name(batch)]))
+  if (keepResult !== undefined) words.push(`--keep-result=${number(keepResult, 'keepResult')}`)
   const [raw, isEscaped] = published(data)
   if (isEscaped) words.push('--escaped')
-  return [words[0], line(...words, name(event), raw), confirm]
+  return [...words, name(event), raw]
 }
 
 /** A key, or `{ key, until, for, on }`. */
@@ -1066,4 +1313,4 @@ async function connect(urls = process.env.MQKS_URL || `mqks://127.0.0.1:${PORT}`
   return client
 }
 
-module.exports = { connect, Client, Consumer, Message, MqksError }
+module.exports = { connect, Batch, Client, Consumer, Job, Message, MqksError }

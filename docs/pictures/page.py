@@ -8,7 +8,8 @@ import shutil
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 
@@ -55,6 +56,9 @@ VIEWS = {
     "delete": ("/queue?name=exports", 640),
     "tail": ("/tail?events=order.**", 640),
     "trace": ("/message?id=4711", 640),
+    "batch": ("/batch?name=film-17", 640),
+    "held": ("/queue?name=scenes#unacked", 640),
+    "job": ("/message?id=scene-38", 640),
     "consumers": ("/consumers", 640),
     "connections": ("/connections", 640),
     "connection": ("/connections", 640),
@@ -107,6 +111,29 @@ def work(url: str, queue: str, is_over: threading.Event) -> None:
                 message.ack()
 
 
+@contextmanager
+def film(url: str) -> Iterator[None]:
+    """A batch of which some messages are done, some are dead and some are held."""
+    with mqks.blocking.connect(url, client_name="encoder-1") as client:
+        client.subscribe("scenes", ["scene.encode"])
+        client.set_queue("scenes", retries=1)
+        with client.batch("film-17", then=("film.join", 17), on_dead=("film.failed", 17)) as batch:
+            for number in range(60):
+                scene = f"scene-{number}"
+                batch.publish("scene.encode", {"scene": number}, id=scene, keep_result_s=3600)
+        with client.consume("scenes", prefetch=6, cancellable=True) as consumer:
+            for number in range(38):
+                message = consumer.receive()
+                if number in (7, 21):
+                    message.reject(dead=True)
+                else:
+                    message.ack(result={"seconds": 40})
+            for number in range(6):
+                message = consumer.receive()
+                message.progress(15 * number + 10, "sound" if number % 2 else "pictures")
+            yield
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         users = Path(directory) / "users"
@@ -143,7 +170,7 @@ def take(url: str, web: str) -> None:
     for each in workers:
         each.start()
     try:
-        with sync_playwright() as playwright:
+        with sync_playwright() as playwright, film(url):
             browser = playwright.chromium.launch(
                 executable_path=shutil.which("chromium"), args=["--no-sandbox"]
             )

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
@@ -17,8 +18,8 @@ from django.utils.module_loading import import_string
 
 from mqks.client import blocking
 from mqks.client.blocking import BlockingClient
-from mqks.client.errors import RequestFailed
-from mqks.client.requests import PolicyKeywords, set_queue
+from mqks.client.errors import InvalidRequest, RequestFailed
+from mqks.client.requests import PolicyKeywords, Unique, flags, set_queue
 from mqks.client.urls import parse
 from mqks.django.seam import (
     BaseTaskBackend,
@@ -101,19 +102,25 @@ class MqksBackend(BaseTaskBackend):
             enqueued_at=now,
             relay_at=now if self.settings["outbox"] else None,
         )
+        row.unique = unique_of(task, *row.arguments)
         result = _result(row, task)
         row.save(force_insert=True)
         if row.relay_at is None:
             try:
-                self.publish(row)
+                earlier = self.publish(row)
             except BaseException:
                 row.delete()  # If the broker has it all the same, a worker makes the row anew.
                 raise
+            if earlier:
+                row.delete()
+                row.id = earlier  # Its row may be of a transaction that has not ended.
+                return _result(TaskRow.objects.filter(id=earlier).first() or row, task)
         task_enqueued.send(type(self), task_result=result)
         return result
 
-    def publish(self, row: "TaskRow") -> None:
-        """Returns when the broker has stored it; a second time, it has no effect. Raises
+    def publish(self, row: "TaskRow") -> str:
+        """Returns when the broker has stored it; a second time, it has no effect. Returns the id of
+        the task that waits with its key, if the broker has not stored it, else "". Raises
         RequestFailed, InvalidRequest for what cannot be sent, ConnectionLost and ReplyTimeout."""
         queue = self.queue(row.queue_name)
         terms: dict[str, Any] = {}
@@ -126,24 +133,30 @@ class MqksBackend(BaseTaskBackend):
             "enqueued_at": row.enqueued_at.isoformat(),
             "run_after": row.run_after and row.run_after.isoformat(),
         }
+        if row.unique is not None:
+            terms["unique"] = Unique(*row.unique)
         terms |= {"confirm": True, "once": True, "mandatory": True, "priority": row.priority}
         client, bound = self._broker
         if not (is_bound := queue in bound):
             client.subscribe(queue, [queue])
             bound.add(queue)
         try:
-            client.publish(queue, task, id=row.id, **terms)
+            published = client.publish(queue, task, id=row.id, **terms)
         except RequestFailed:
             bound.discard(queue)
             if not is_bound:
                 raise
-            self.publish(row)  # Its queue may have been deleted.
+            return self.publish(row)  # Its queue may have been deleted.
+        return storable(published.duplicate_of or "")
 
     def get_result(self, result_id: str) -> TaskResult:
         from mqks.django.models import TaskRow
 
         try:
-            return result_of(TaskRow.objects.get(id=result_id))
+            row = TaskRow.objects.get(id=result_id)
+            if row.duplicate_of:
+                row = TaskRow.objects.filter(id=row.duplicate_of).first() or row
+            return result_of(row)
         except TaskRow.DoesNotExist:
             raise TaskResultDoesNotExist(result_id) from None
 
@@ -191,6 +204,33 @@ def as_json(value: Any) -> Any:
     if (size := len(json.dumps(value, allow_nan=False))) > VALUE_BYTES_MAX:
         raise ValueError(f"{size} bytes of JSON are more than {VALUE_BYTES_MAX}")
     return value
+
+
+def storable(text: str) -> str:
+    """Without what databases do not have in texts."""
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
+
+
+def checked(key: str | Unique) -> Unique:
+    """Raises TypeError, InvalidRequest."""
+    if not isinstance(key, str | Unique):
+        raise TypeError(f"a key is text or mqks.Unique, not {type(key).__name__}")
+    unique = key if isinstance(key, Unique) else Unique(key)
+    if unique.on != "drop":
+        raise InvalidRequest("unique: a task whose place another one has would never end")
+    flags("publish", {"unique": unique})
+    return unique
+
+
+def unique_of(task: Task, args: list[Any], kwargs: dict[str, Any]) -> Unique | None:
+    """As `limits` says. Raises TypeError, InvalidRequest, and what its function raises."""
+    given = vars(task.func).get("unique")
+    if given is True:
+        told = json.dumps([task.module_path, args, kwargs], sort_keys=True)
+        given = f"{task.func.__name__[:64]} {sha256(told.encode()).hexdigest()[:32]}"
+    elif callable(given):
+        given = given(*args, **kwargs)
+    return None if given is None else checked(given)
 
 
 def result_of(row: "TaskRow") -> TaskResult:

@@ -21,6 +21,8 @@ class TaskRow(models.Model):
     worker_ids = models.JSONField(default=list)
     errors = models.JSONField(default=list)
     return_value = models.JSONField(null=True)
+    unique = models.JSONField(null=True, verbose_name="unique key")
+    duplicate_of = models.TextField(default="")
     relay_at = models.DateTimeField(null=True, editable=False)
     refusal = models.TextField(default="", verbose_name="refused by the broker")
 

@@ -23,11 +23,12 @@ from django.db import (
     connections,
     transaction,
 )
+from django.db.models import Q
 
 from mqks.client.blocking import BlockingConsumer
 from mqks.client.errors import InvalidRequest, QueueMissing, RequestFailed
 from mqks.client.messages import Message
-from mqks.django.backend import MqksBackend, as_json, result_of
+from mqks.django.backend import MqksBackend, as_json, result_of, storable
 from mqks.django.models import TaskRow
 from mqks.django.seam import (
     TaskContext,
@@ -219,12 +220,7 @@ def _told_error(error: BaseException) -> list[str]:
     if len(text) > ERROR_CHARACTERS_MAX:
         half = ERROR_CHARACTERS_MAX // 2
         text = f"{text[:half]}\n[...]\n{text[-half:]}"
-    return [_storable(f"{kind.__module__}.{kind.__qualname__}"), _storable(text)]
-
-
-def _storable(text: str) -> str:
-    """Without what databases do not have in texts."""
-    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
+    return [storable(f"{kind.__module__}.{kind.__qualname__}"), storable(text)]
 
 
 def _finished(row: TaskRow) -> None:
@@ -252,7 +248,8 @@ def _call(result: TaskResult) -> Any:
 
 
 def relay(backend: MqksBackend) -> int:
-    """Publish what the outbox has, each once, and return the number.
+    """Publish what the outbox has, each once, and return the number. A unique task that was
+    dropped has the result of the one that waits.
 
     What the broker refuses waits, with the reason in its row, and delays no other; what cannot be
     sent at all has failed.
@@ -261,17 +258,18 @@ def relay(backend: MqksBackend) -> int:
     rows = list(waiting.order_by("relay_at")[:RELAY_ROWS])
     sent = list[str]()
 
-    def publish(row: TaskRow) -> Exception | None:
+    def publish(row: TaskRow) -> Exception | str:
         try:
-            backend.publish(row)
+            return backend.publish(row)
         except (RequestFailed, InvalidRequest) as error:
             return error
-        return None
 
     try:
         with ThreadPoolExecutor(RELAY_THREADS) as pool:
             for row, error in zip(rows, pool.map(publish, rows), strict=True):
-                if error is None:
+                if isinstance(error, str):
+                    if error:  # Its result is that of the task that waits.
+                        TaskRow.objects.filter(id=row.id).update(duplicate_of=error)
                     sent.append(row.id)
                     continue
                 if not row.refusal:
@@ -309,7 +307,8 @@ def bury(backend: MqksBackend, seen: dict[str, int]) -> None:
 def expire(backend: MqksBackend) -> int:
     """Delete results that are older than `results_expire_s`, and return their number."""
     before = now() - timedelta(seconds=backend.settings["results_expire_s"])
-    old = TaskRow.objects.filter(backend=backend.alias, finished_at__lt=before)
+    is_old = Q(finished_at__lt=before) | Q(duplicate_of__gt="", enqueued_at__lt=before)
+    old = TaskRow.objects.filter(is_old, backend=backend.alias)
     with transaction.atomic():
         ids = list(old.values_list("id", flat=True)[:RELAY_ROWS])
         return int(TaskRow.objects.filter(id__in=ids).delete()[0])

@@ -15,7 +15,7 @@ from mqks.client.async_client import AsyncClient
 from mqks.client.errors import InvalidRequest, RequestFailed
 from mqks.client.requests import PolicyKeywords
 from mqks.inspection.text import printable
-from mqks.page.tables import queue_link, quoted, schedule_link, setting
+from mqks.page.tables import batch_link, queue_link, quoted, schedule_link, setting
 from mqks.protocol.requests import POLICY
 
 Form = Mapping[str, str]
@@ -42,6 +42,8 @@ class PageAction:
     """Raises InvalidRequest for fields that are wrong, before it asks."""
     typed: str = ""
     """The field whose value is typed once more before all of something is destroyed."""
+    reason: str = ""
+    """What the field of the reason is called that is asked for with the question."""
     kind: str = "ready"
     """What it does to all messages of this kind unless some are selected."""
 
@@ -153,6 +155,29 @@ async def _close(client: AsyncClient, form: Form) -> str:
     return f"Connection {printable(number)} closed." if count != "0" else "It was closed already."
 
 
+CANCELLED: Final = {
+    "cancelled": "Message {id} is cancelled.",
+    "told": "The consumer of message {id} was told: what it does next decides.",
+    "held": "A consumer holds message {id} and was not told: it is not cancellable, or does not "
+    "read its replies.",
+    "none": "Message {id} is not there any more.",
+}
+"""By the confirm of `cancel_job`."""
+
+
+async def _cancel_job(client: AsyncClient, form: Form) -> str:
+    reason = form.get("reason", "") or None
+    told = await client.cancel_job(form["queue"], form["id"], reason=reason)
+    return CANCELLED[told].format(id=printable(form["id"]))
+
+
+async def _close_batch(client: AsyncClient, form: Form) -> str:
+    name, discard = form["batch"], "discard" in form
+    if not await client.close_batch(name, discard=discard):
+        return f"There is no batch {printable(name)} any more."
+    return f"The batch {printable(name)} is {'forgotten' if discard else 'closed'}."
+
+
 def _to_connection(form: Form) -> str:
     return f"/connection?number={quoted(form['connection'])}"
 
@@ -239,6 +264,31 @@ ACTIONS: Final = {
         _to_queue,
         typed="queue",
         kind="scheduled",
+    ),
+    "cancel_job": PageAction(
+        "Cancel message",
+        "Cancel message {id} of {queue}? One that waits is removed; of one that is held, the "
+        "consumer is told.",
+        _cancel_job,
+        "{result}",
+        lambda form: form.get("back") or _to_queue(form),
+        lambda form: requests.flags("cancel_job", {"reason": form.get("reason") or None}),
+        reason="Reason, if any",
+    ),
+    "close_batch": PageAction(
+        "Close batch",
+        "Close the batch {batch}? It ends when all of its messages are done.",
+        _close_batch,
+        "{result}",
+        lambda form: batch_link(form["batch"]),
+    ),
+    "discard_batch": PageAction(
+        "Forget batch",
+        "Forget the batch {batch}? Its messages stay, and nothing follows it.",
+        _close_batch,
+        "{result}",
+        lambda form: "/batches",
+        typed="batch",
     ),
     "close": PageAction(
         "Close connection",

@@ -5,11 +5,13 @@ change a token that only our own forms know.
 """
 
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
+from hashlib import sha256
 from importlib.resources import files
 from itertools import islice, starmap
 from time import monotonic, time
@@ -32,11 +34,12 @@ from mqks.client.errors import (
     InvalidRequest,
     RequestFailed,
 )
-from mqks.client.messages import Message, PeekedMessage
+from mqks.client.messages import JobState, Message, PeekedMessage
 from mqks.inspection.source import group_of, told_of
 from mqks.inspection.text import moment, printable, time_text
 from mqks.page import tables
 from mqks.page.actions import ACTIONS, policy_values
+from mqks.page.batches import STATES, batch_told
 from mqks.page.headers import SECURITY
 from mqks.page.limits import NEEDS, rows
 from mqks.page.live import ERRORS_MAX, ROWS_MAX, Derived, LivePage, key_of, rows_of
@@ -54,13 +57,14 @@ from mqks.page.sessions import COOKIE, Opener, PageSession, Sessions, refusal
 from mqks.protocol.requests import POLICY
 
 STATIC: Final = {
-    "open-props.css": "text/css",
-    "page.css": "text/css",
-    "page.js": "text/javascript",
-    "uplot.min.css": "text/css",
-    "uplot.min.js": "text/javascript",
-    "icon.svg": "image/svg+xml",
+    "page.css": ("text/css", ("open-props.css", "uplot.min.css", "page.css")),
+    "page.js": ("text/javascript", ("page.js",)),
+    "uplot.min.js": ("text/javascript", ("uplot.min.js",)),
+    "icon.svg": ("image/svg+xml", ("icon.svg",)),
 }
+"""Of what browsers ask for, the type and the files."""
+USED: Final = re.compile(r'{%-? (?:extends|from) "([^"]+)"')
+"""The templates that a template needs."""
 FORM_BYTES_MAX: Final = 64 * 1024
 FORM_FIELDS_MAX: Final = 1000
 NAMES: Final = 200
@@ -174,6 +178,7 @@ class Page:
             broker=broker,
             cell=tables.cell,
             connection_link=tables.connection_link,
+            batch_link=tables.batch_link,
             queue_link=tables.queue_link,
             quoted=tables.quoted,
             utc=lambda seconds: moment(int(seconds * 1e6)),
@@ -182,7 +187,13 @@ class Page:
         """What is peeked for a page may be large until it is shortened."""
         self._one_renders = anyio.Lock()
         root = files("mqks.page") / "static"
-        self._static = {name: (root / name).read_bytes() for name in STATIC}
+        self._static = {
+            name: b"\n".join((root / each).read_bytes() for each in parts)
+            for name, (_, parts) in STATIC.items()
+        }
+        self._version = sha256(b"".join(self._static.values())).hexdigest()[:12]
+        self._environment.globals["static"] = lambda name: f"/static/{name}?{self._version}"
+        self._compiled = set[str]()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Keep sessions and samples until cancelled."""
@@ -201,6 +212,7 @@ class Page:
             ),
             Route("/queue", self._guarded(self._queue)),
             Route("/connection", self._guarded(self._connection)),
+            Route("/batch", self._guarded(self._batch)),
             Route("/schedule", self._guarded(self._schedule)),
             Route("/message", self._guarded(self._traced)),
             Route("/publish", self._guarded(self._publish)),
@@ -375,10 +387,13 @@ class Page:
             session,
             queue=row,
             told=queue_told(self._history, row),
-            consumers=await _consumers(session.client, row),
+            consumers=await _consumers(session.client, row, _parameter(request, "consumers")),
             chart=self._chart(request, (await session.client.stats())["uptime_s"], name),
             held=held,
             held_rows=map(_held, held),
+            progress_after=held[0]["seq"] - 1
+            if any(each["progress"] is not None for each in held)
+            else None,
             links={
                 "bindings": links("events", row["events"], NAMES)
                 | links("masks", row["masks"], NAMES),
@@ -426,11 +441,26 @@ class Page:
                 return await self._shown("schedule.html", session, schedule=row, columns=columns)
         return await self._failed(404, f"There is no schedule {printable(name)}.", session)
 
+    async def _batch(self, request: Request, session: PageSession) -> Response:
+        name = _parameter(request, "name")
+        try:
+            row = await session.client.stats("batch", name)
+        except RequestFailed:
+            if session.notice or session.wrong:  # It has ended by what was just done.
+                return RedirectResponse("/batches", status_code=303)
+            return await self._failed(404, f"There is no batch {printable(name)}.", session)
+        return await self._shown(
+            "batch.html", session, batch=row, states=STATES, told=batch_told(row)
+        )
+
     async def _traced(self, request: Request, session: PageSession) -> Response:
         """What became of a message."""
         message_id, steps = _parameter(request, "id"), list[dict[str, Any]]()
+        job: JobState | None = None
         if message_id:
             steps = await session.client.stats("message", message_id, f"--limit={STEPS}")
+            with suppress(RequestFailed):  # It needs a permission of its own.
+                job = await session.client.job(message_id).state()
         before_us = [each["time_us"] for each in (*steps[:1], *steps)]
         told = [
             {
@@ -447,6 +477,9 @@ class Page:
             id=message_id,
             steps=told,
             cut=len(told) == STEPS,
+            job=job if job and job.queue else None,
+            result=None if job is None or job.data is None else _data(job.data),
+            result_cut=0 if job is None else max(0, len(job.data or b"") - DATA_BYTES_MAX),
             traces=await session.client.stats("traces"),
         )
 
@@ -524,6 +557,7 @@ class Page:
                 session.typed = {**form}
                 about: dict[str, Any] = {"key": key, "button": action.button, "form": form}
                 about |= {"question": action.told(action.question, form), "wanted": wanted}
+                about |= {"reason": action.reason}
                 if sure:
                     session.wrong = f"That is not {wanted}."
                 return await self._shown("ask.html", session, back=action.back(form), **about)
@@ -542,30 +576,41 @@ class Page:
         table = known.get(request.query_params.get("table", ""))
         view = None if table is None else tables.view_of(table, request.query_params)
         events = self.live.watch(view)
+        look: Callable[[], Awaitable[tables.Row]] | None = None
         if queue := _parameter(request, "queue"):
-            await session.client.stats("queue", queue, "--limit=1")  # Whether the user may look.
-            events = self._figures(session.client, queue, events)
+            after = _whole_number(request, "after") if "after" in request.query_params else None
+            look = partial(self._queue_figures, session.client, queue, after)
+        elif batch := _parameter(request, "batch"):
+            look = partial(_batch_figures, session.client, batch)
+        if look is not None:
+            await look()  # Whether the user may look.
+            events = _figures(look, "queue" if queue else "batch", events)
         return _events(self._sessions.watched(session, events))
 
-    async def _figures(
-        self, client: AsyncClient, queue: str, events: AsyncGenerator[bytes]
-    ) -> AsyncGenerator[bytes]:
-        """With each event the figures of a queue, and the last point of its chart."""
-        async with aclosing(events):
-            async for event in events:
-                yield event
-                with suppress(RequestFailed):  # It may be deleted.
-                    row = await client.stats("queue", queue, "--limit=1")
-                    told = json.dumps(queue_told(self._history, row))
-                    yield f"event: queue\ndata: {told}\n\n".encode()
+    async def _queue_figures(
+        self, client: AsyncClient, queue: str, after: int | None
+    ) -> tables.Row:
+        """Its figures, and the last point of its chart; of unacked messages behind a number, the
+        progress."""
+        told = queue_told(self._history, await client.stats("queue", queue, "--limit=1"))
+        if after is not None:
+            there = f"--after={queue}", f"--then={after}", f"--limit={HELD}"
+            told["progress"] = {
+                each["seq"]: (each["progress"], printable(each["progress_text"] or ""))
+                for each in await client.stats("unacked", queue, *there)
+                if each["progress"] is not None
+            }
+        return told
 
     async def _file(self, request: Request) -> Response:
         name = request.path_params["name"]
         self._sessions.get(request.cookies.get(COOKIE))  # A browser that keeps it is there.
         if name not in STATIC:
             return await self._failed(404, "There is no such page.")
-        response = _secured(Response(self._static[name], media_type=STATIC[name]))
-        response.headers["Cache-Control"] = "no-cache"
+        response = _secured(Response(self._static[name], media_type=STATIC[name][0]))
+        is_named = request.url.query == self._version
+        cached = "private, max-age=31536000, immutable" if is_named else "no-cache"
+        response.headers["Cache-Control"] = cached
         return response
 
     async def _shown(
@@ -583,9 +628,8 @@ class Page:
             wrong, session.wrong = session.wrong, ""
         texts, environment = list[str](), self._environment
         async with self._one_renders:
-            if not environment.cache:  # Compiling them would hold the loop.
-                for name in environment.list_templates():
-                    await anyio.to_thread.run_sync(environment.get_template, name)
+            if template not in self._compiled:
+                await anyio.to_thread.run_sync(self._compile, template)
             pieces = environment.get_template(template).generate(
                 session=session,
                 notice=notice,
@@ -604,10 +648,42 @@ class Page:
         text = "".join(texts).encode("utf-8", "backslashreplace")
         return _secured(HTMLResponse(text, status))
 
+    def _compile(self, template: str) -> None:
+        """In a thread: it would hold the loop."""
+        assert self._environment.loader is not None
+        self._environment.get_template(template)
+        source = self._environment.loader.get_source(self._environment, template)[0]
+        self._compiled.add(template)
+        for name in {*USED.findall(source)} - self._compiled:
+            self._compile(name)
+
     async def _failed(
         self, status: int, reason: str, session: PageSession | None = None
     ) -> Response:
         return await self._shown("failed.html", session, status, reason=reason)
+
+
+async def _figures(
+    look: Callable[[], Awaitable[tables.Row]], what: str, events: AsyncGenerator[bytes]
+) -> AsyncGenerator[bytes]:
+    """With each event the figures of what a page is about, until that is gone: who asks for it
+    then would make the server count errors."""
+    is_there = True
+    async with aclosing(events):
+        async for event in events:
+            yield event
+            if not is_there:
+                continue
+            try:
+                told = json.dumps(await look())
+                yield f"event: {what}\ndata: {told}\n\n".encode()
+            except RequestFailed:
+                is_there = False
+                yield b"event: gone\ndata: 0\n\n"
+
+
+async def _batch_figures(client: AsyncClient, batch: str) -> tables.Row:
+    return batch_told(await client.stats("batch", batch))
 
 
 def _secured(response: Response) -> Response:
@@ -655,13 +731,13 @@ def _links(
     return links
 
 
-async def _consumers(client: AsyncClient, queue: tables.Row) -> list[tables.Row]:
-    """Those of a queue that are listed, with what they hold if they are among the first of the
-    server."""
-    known = {(each["queue"], each["id"]): each for each in await client.stats("consumers")}
+async def _consumers(client: AsyncClient, queue: tables.Row, after: str) -> list[tables.Row]:
+    """Those of a queue that are listed, in their order, with what they hold."""
+    words = "consumers_of", queue["name"], f"--limit={NAMES}", *([f"--after={after}"] * bool(after))
+    known = {each["id"]: each for each in await client.stats(*words)}
     nothing = {"client": None, "address": None, "unacked": None, "oldest_age_s": None}
     ids = queue["consumer_ids"]
-    return [known.get((queue["name"], each), {**nothing, "id": each}) for each in ids]
+    return [known.get(each, {**nothing, "id": each}) for each in ids]
 
 
 def _held(row: tables.Row) -> Mapping[str, Any]:

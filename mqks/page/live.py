@@ -186,10 +186,10 @@ class LivePage:
             sample["journal"] = await client.stats("journal")
             for key in sorted(lists):
                 sample[key] = await rows_of(client, key, after)
-        for key in lists & MARKED:
+        for key in tables & MARKED:
             for row in sample[key]:
                 row["mark"] = mark(self._history, key, row)
-        for queue in sample["queues"]:
+        for queue in sample["queues"] if "queues" in tables else ():
             queue["trend"] = trend(self._history.trend(requests.name(queue["name"]), 2))
         if "attention" in derived:
             sample["trends"] = trends(self._history)

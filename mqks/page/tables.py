@@ -31,7 +31,10 @@ class Column(NamedTuple):
         return self.kind not in TEXTS
 
 
-TEXTS: Final = ("text", "texts", "address", "queue", "schedule", "need", "yes", "marks", "trend")
+TEXTS: Final = (
+    *("text", "texts", "address", "queue", "schedule", "batch", "need"),
+    *("yes", "marks", "trend"),
+)
 
 
 class Cell(NamedTuple):
@@ -131,6 +134,7 @@ FORMATS: Final[dict[str, Callable[[Any], str]]] = {
     "address": short,
     "queue": short,
     "schedule": short,
+    "batch": short,
     "count": number,
     "rate": number,
     "bytes": size,
@@ -155,6 +159,10 @@ def schedule_link(name: str) -> str:
     return "/schedule?name=" + quoted(name)
 
 
+def batch_link(name: str) -> str:
+    return "/batch?name=" + quoted(name)
+
+
 def quoted(name: str) -> str:
     return quote(name, safe="", errors="surrogateescape")
 
@@ -174,6 +182,7 @@ LINKS: Final[dict[str, Callable[[Any], str]]] = {
     "need": lambda value: NEEDS.get(value, ""),
     "queue": queue_link,
     "schedule": schedule_link,
+    "batch": batch_link,
     "connection": connection_link,
 }
 
@@ -329,7 +338,7 @@ BATCHES: Final = Table(
     "batches",
     "Batches",
     (
-        Column("name", "Name", "text"),
+        Column("name", "Name", "batch"),
         Column("total", "Messages", "count"),
         Column("waiting", "Waiting", "count"),
         Column("running", "Running", "count"),
@@ -430,6 +439,7 @@ VIEWS: Final = {
         ("overview", "Overview", "o"),
         ("queues", "Queues", "q"),
         ("schedules", "Schedules", "s"),
+        ("batches", "Batches", "b"),
         ("archives", "Archives", "a"),
         ("tail", "Live tail", "t"),
         ("message", "Trace", "m"),

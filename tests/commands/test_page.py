@@ -250,7 +250,8 @@ def test_parts_of_lists_say_so_and_where_the_rest_is(
     def items(place: str) -> list[str]:
         return page.locator(f"{place} code").all_text_contents()
 
-    with LineClient(server.address) as peer:
+    with ExitStack() as peers:
+        peer = peers.enter_context(LineClient(server.address))
         events = [f"é{number:03}" for number in range(420)]
         client.request("subscribe", "--confirm", "q", *events, "--add-mask", "a.*", "b.*")
         for number in range(205):
@@ -263,8 +264,16 @@ def test_parts_of_lists_say_so_and_where_the_rest_is(
         )
         client.publish_many((events[0], n) for n in range(130))
         until(lambda: json.loads(client.request("stats", "queue", "q"))["unacked"] == 130)
+        # Each consumer is told with what it holds, however many the server has.
+        crowd = peers.enter_context(LineClient(server.address))
+        for each in range(1100):
+            crowd.send(b"a%04d consume other --keep\n" % each)
+        crowd.ask(b"p ping")
         page.goto("/queue?name=q")
         expect(page.get_by_text("202 of 422 bindings shown")).to_be_visible()
+        first = page.locator("section:has(> #consumers) tbody tr").first
+        expect(first).to_contain_text("c000 127.0.0.1:")
+        expect(first.locator("td.number").first).to_have_text("1")
         assert items("ul#events") == events[:200]
         page.get_by_role("link", name="Next events").click()
         until(lambda: items("ul#events") == events[200:400])
@@ -519,9 +528,142 @@ def test_scheduled_messages_are_promoted_and_cancelled(
     sure(page, "Deliver now", "1 message promoted.")
     assert [each.id for each in client.peek("orders")] == ["one"]
     page.get_by_role("link", name="Show scheduled messages").click()
-    sure(page, "Cancel", "1 message cancelled.")
+    sure(page, "Cancel", "Message two is cancelled.")
     sure(page, "Cancel all scheduled", "1 message cancelled.")
     assert client.peek("orders", scheduled=True) == []
+
+
+def test_a_message_is_cancelled_whatever_its_state(
+    page: Page, client: mqks.BlockingClient, server: ServerProcess
+) -> None:
+    for name in ("held", "ready"):
+        client.publish("order.new", name, id=name, confirm=True, keep_result_s=60)
+    with LineClient(server.address) as worker:
+        start = b"c consume --confirm orders --manual-ack --prefetch=1 --cancellable"
+        assert worker.ask(start) == b"c ok "
+        assert worker.line() == b"c ok held event=order.new held"
+        assert worker.ask(b"p progress --confirm c held 40 colours") == b"p ok "
+        page.goto("/queue?name=orders")
+        ready = page.locator("article", has_text="id ready")
+        ready.get_by_role("button", name="Cancel").click()
+        page.get_by_role("link", name="Do nothing").click()
+        assert client.job("ready").state().state == "waiting"
+        ready.get_by_role("button", name="Cancel").click()
+        page.get_by_label("Reason").fill("x" * 200)
+        page.evaluate("document.querySelector('[name=reason]').value = 'é'.repeat(300)")
+        page.locator("button.sure").click()
+        expect(page.get_by_role("alert")).to_contain_text("reason")
+        assert client.job("ready").state().state == "waiting"
+        ready.get_by_role("button", name="Cancel").click()
+        page.get_by_label("Reason").fill("too late, 100 %")
+        page.locator("button.sure").click()
+        expect(page.locator(".notice")).to_have_text("Message ready is cancelled.")
+        assert client.job("ready").state().reason == "too late, 100 %"
+        page.goto("/message?id=ready")
+        now = page.get_by_role("region", name="Now")
+        expect(now).to_contain_text("cancelled in orders: too late, 100 %")
+        expect(now.get_by_role("button")).to_have_count(0)
+        # The progress of the other one moves while the page is open.
+        page.goto("/queue?name=orders")
+        bar = page.get_by_role("region", name="Unacked messages").locator("td.progress")
+        expect(bar).to_have_text("40 % colours")
+        assert worker.ask(b"p progress --confirm c held 65 <b>shapes</b>") == b"p ok "
+        expect(bar).to_have_text("65 % <b>shapes</b>")
+        expect(bar.get_by_role("progressbar")).to_have_attribute("value", "65")
+        page.get_by_role("region", name="Unacked messages").get_by_role("link").first.click()
+        expect(now).to_contain_text("running in orders")
+        expect(now).to_contain_text("65 % <b>shapes</b>")
+        sure(page, "Cancel", "The consumer of message held was told")
+        assert worker.line() == b"c ok --cancel held"
+        assert worker.ask(b'a ack --confirm c held --result={"pages": [7]}') == b"a ok "
+        page.goto("/message?id=held")
+        expect(now.locator("pre")).to_contain_text('"pages": [')
+        # One that is not there any more, and one that cannot be told.
+        page.goto("/queue?name=orders")
+        client.publish("order.new", "x", id="last", confirm=True)
+        assert worker.line().startswith(b"c ok last ")
+        assert worker.ask(b"d delete_consumer --confirm c") == b"d ok "
+        start = b"e consume --confirm orders --manual-ack --prefetch=1"
+        assert worker.ask(start) == b"e ok "
+        assert worker.line().startswith(b"e ok last ")
+        page.goto("/queue?name=orders")
+        held = page.get_by_role("region", name="Unacked messages")
+        sure(page, "Cancel", "A consumer holds message last and was not told")
+        held.get_by_role("button", name="Cancel").click()
+        assert worker.ask(b"b ack --confirm e last") == b"b ok "
+        page.locator("button.sure").click()
+        expect(page.locator(".notice")).to_have_text("Message last is not there any more.")
+
+
+def test_a_batch_is_watched_and_closed(
+    page: Page, client: mqks.BlockingClient, server: ServerProcess
+) -> None:
+    page.goto("/batches")
+    expect(page.get_by_text("mqks batch open night")).to_be_visible()
+    client.subscribe("reports", ["report.make"])
+    client.set_queue("orders", retries=1)
+    for name in (HOSTILE, "night"):
+        client.open_batch(name, then=("report.make", "x"))
+    page.reload()
+    page.get_by_role("link", name="<b/onclick").click()
+    shown = HOSTILE.replace("\x01", "\\x01")
+    expect(page.get_by_role("heading", level=1)).to_have_text(shown)
+    sure(page, "Forget", f"The batch {shown} is forgotten.")
+    for n in range(4):
+        client.publish("order.new", n, batch="night", confirm=True)
+    page.locator("#rows").get_by_role("link", name="night").click()
+
+    def counts() -> list[str]:
+        return page.locator(".legend dd").all_text_contents()
+
+    def bar() -> list[float]:
+        values = "each => each.map(part => Number(part.getAttribute('width')))"
+        return [*map(float, page.eval_on_selector_all("svg.bar rect", values))]
+
+    expect(page.get_by_role("region", name="What follows")).to_contain_text("report.make")
+    assert counts() == ["0", "0", "4", "0"]
+    with client.consume("orders", prefetch=3) as consumer:
+        consumer.receive(WAIT_S).ack()
+        consumer.receive(WAIT_S).reject(dead=True)
+        until(lambda: counts() == ["1", "2", "0", "1"])  # Without a reload.
+        assert bar() == [25, 50, 0, 25]
+        sure(page, "Close", "The batch night is closed.")
+        expect(page.locator("#marks")).to_have_text("closed")
+        expect(page.get_by_role("button", name="Close")).to_have_count(0)
+        for _ in range(2):
+            consumer.receive(WAIT_S).ack()
+    expect(page.get_by_text("This batch has ended.")).to_be_visible()
+    assert [each.id for each in client.peek("reports")] == ["night:end"]
+    page.reload()
+    expect(page.get_by_role("alert")).to_have_text("There is no batch night.")
+    # One that ends by being closed, and one that has ended before.
+    for notice in ("is closed.", "any more."):
+        client.open_batch("empty")
+        page.goto("/batch?name=empty")
+        if "any more" in notice:
+            client.close_batch("empty")
+        sure(page, "Close", notice)
+        expect(page.get_by_role("heading", level=1)).to_have_text("Batches")
+
+
+def test_what_is_gone_is_not_asked_for_again(
+    page: Page, client: mqks.BlockingClient, server: ServerProcess
+) -> None:
+    client.open_batch("night")
+    page.goto("/batch?name=night")
+    renewed = page.locator("#marks")
+    expect(renewed).to_have_text("open")
+    client.close_batch("night")
+    expect(page.get_by_text("This batch has ended.")).to_be_visible()
+    [told] = [each for each in client.stats("errors") if each["action"] == "stats"]
+    # Another page is renewed at the same times.
+    with opened(page.context.browser, server) as other:  # type: ignore[arg-type]
+        other.goto("/")
+        ready = other.locator("[data-number='totals.messages_ready']")
+        for count in range(1, 4):
+            client.publish("order.new", "x", confirm=True)
+            expect(ready).to_have_text(str(count))
+    assert [each for each in client.stats("errors") if each["action"] == "stats"] == [told]
 
 
 def test_dead_letters_say_why_and_are_retried(page: Page, client: mqks.BlockingClient) -> None:
@@ -804,8 +946,15 @@ def test_looking_is_all_that_the_default_allows(browser: Browser, db: Path) -> N
         opened(browser, server) as page,
     ):
         client.subscribe("orders", ["order.new"])
-        page.goto("/queue?name=orders")
-        expect(page.get_by_role("main").get_by_role("button")).to_have_count(0)
+        client.open_batch("night")
+        client.publish("order.new", "x", id="m", batch="night", keep_result_s=60, confirm=True)
+        for path in ("/queue?name=orders", "/batch?name=night"):
+            page.goto(path)
+            expect(page.get_by_role("heading", level=1)).to_be_visible()
+            expect(page.get_by_role("main").get_by_role("button")).to_have_count(0)
+        page.goto("/message?id=m")
+        expect(page.get_by_role("region", name="Now")).to_contain_text("waiting in orders")
+        expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
         cookie = page.context.cookies()[0]
         assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
         form = {"queue": "orders", "sure": "yes", "csrf": ""}
@@ -1011,6 +1160,49 @@ def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_p
         expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
 
 
+def test_those_who_may_look_cannot_act(browser: Browser, db: Path, tmp_path: Path) -> None:
+    """A user who may look sees a batch and a message, and neither its result nor the end of it."""
+    users = tmp_path / "users"
+    boss = User("boss", token=hash_token("b"), admin=True, publish=["**"], consume=["**"])
+    guest = User("guest", token=hash_token("g"), monitoring=True, consume=["other"])
+    users.write_text(boss.line() + guest.line())
+    flags = ("--http-port", "0", "--page", "full", "--users", str(users))
+    with (
+        ServerProcess(db, *flags) as server,
+        opened(browser, server) as page,
+        mqks.blocking.connect(server.url.replace("://", "://b@")) as client,
+    ):
+        client.subscribe("pages", ["render"])
+        client.open_batch("night", then=("report.make", "x"))
+        client.publish("render", "x", id="m1", batch="night", confirm=True)
+        client.publish("render", "y", id="m2", keep_result_s=60, confirm=True)
+        page.goto("/login")
+        page.get_by_label("Token").fill("g")
+        page.get_by_role("button", name="Log in").click()
+        page.goto("/batch?name=night")
+        expect(page.locator(".legend dd").nth(2)).to_have_text("1")
+        for button in ("Close", "Forget"):
+            page.goto("/batch?name=night")
+            page.get_by_role("button", name=button).click()
+            if (typed := page.get_by_label("to confirm")).count():
+                typed.fill("night")
+            page.locator("button.sure").click()
+            refused = "no permission for the batch"
+            expect(page.get_by_role("alert")).to_contain_text(refused)
+        assert client.batch_counts("night")
+        page.goto("/message?id=m2")
+        expect(page.get_by_text("What is traced")).to_be_visible()
+        expect(page.get_by_role("region", name="Now")).to_have_count(0)
+        with client.consume("pages", prefetch=1) as consumer:
+            consumer.receive(WAIT_S)
+            page.goto("/queue?name=pages")
+            page.get_by_role("button", name="Cancel").first.click()
+            page.locator("button.sure").click()
+            refused = "no permission to consume"
+            expect(page.get_by_role("alert").first).to_contain_text(refused)
+        until(lambda: client.stats("queue", "pages")["ready"] == 2)
+
+
 def test_users_of_a_token_leave_or_are_removed(db: Path, tmp_path: Path) -> None:
     users, token = tmp_path / "users", "t0ken"
     users.write_text(User("boss", token=hash_token(token), monitoring=True).line())
@@ -1074,14 +1266,24 @@ def busy(client: mqks.BlockingClient, server: ServerProcess) -> Iterator[list[st
     client.subscribe("orders.dead", ["none"])
     client.set_queue("orders", dead_letter_queue="orders.dead", retries=5, ttl_s=86_400)
     client.pause(LONG, deliveries=True)
+    client.subscribe("jobs", ["job.new"])
     client.trace("order.new")
     client.publish_many([("order.new", {"no": n, "text": "x" * 99}) for n in range(12_345)])
     client.publish("order.new", "later", id="later", confirm=True, delay_s=3600)
     client.schedule("nightly", "0 3 * * *", "report.due", tz="Europe/Berlin")
     client.schedule("lost", None, "order.new", "x", every_s=1, to="nothing")
+    client.open_batch("night", then=("report.made", "x"), on_dead=("report.failed", "x"))
+    client.publish("job", "x", to="jobs", id="job", keep_result_s=60, confirm=True)
+    for number in range(9):
+        client.publish("job", number, to="jobs", batch="night", id=f"job-{number}")
     with pytest.raises(mqks.RequestFailed):
         client.request("move", "--confirm", "nothing", "orders")
-    with client.consume("orders", prefetch=9) as consumer, QueueReader(server.url, LONG) as reader:
+    with (
+        client.consume("orders", prefetch=9) as consumer,
+        client.consume("jobs", cancellable=True) as jobs,
+        QueueReader(server.url, LONG) as reader,
+    ):
+        jobs.receive(WAIT_S).progress(40, "colours of a page with a long name and many pictures")
         reader.range(archived=0)
         for n in range(40):
             consumer.receive(WAIT_S).reject(dead=True, reason=f"LookupError: no customer {n}")
@@ -1093,6 +1295,7 @@ def busy(client: mqks.BlockingClient, server: ServerProcess) -> Iterator[list[st
         yield [
             *("/", *(f"/{each}" for each in plain.split()), *(f"/{each}" for each in named)),
             *(f"/connection?number={number}", "/schedule?name=nightly", "/message?id=later"),
+            *("/batches", "/batch?name=night", "/message?id=job", "/queue?name=jobs"),
             *("/tail?events=**", "/queue?name=orders&scheduled=1", "/queues?filter=none"),
             "/queue?name=nowhere",
         ]
@@ -1163,8 +1366,18 @@ def test_the_first_view_is_small_and_nothing_comes_from_elsewhere(
         assert url.startswith(web_url(server))
         if "/events" not in url:
             sizes[url] = len(context.request.get(url).body())
-    assert len(sizes) >= 6
+    assert len(sizes) == 6
     assert sum(sizes.values()) < 150_000, sizes
+    # Of other views the browser has all but the page itself.
+    sizes.clear()
+    page.goto("/?range=day")
+    expect(page.locator("#chart canvas")).to_be_visible()
+    fetched = "performance.getEntriesByType('resource').filter(each => each.transferSize)"
+    loaded = page.evaluate(f"{fetched}.map(each => each.name)")
+    assert [url for url in loaded if "/static/" in url] == []
+    [named] = [url for url in sizes if "/static/page.css?" in url]
+    for url, kept in ((named, "immutable"), (named[:-1], "no-cache"), (named[:-13], "no-cache")):
+        assert kept in context.request.get(url).headers["cache-control"]
     context.close()
 
 

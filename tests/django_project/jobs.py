@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mqks import Unique
 from mqks.django import limits
 from mqks.django.seam import task_finished, task_started
 
@@ -32,6 +33,26 @@ def write(path: str, text: str) -> str:
     with open(path, "a") as file:
         file.write(f"{text}\n")
     return text
+
+
+@task
+@limits(unique=True)
+def write_once(path: str, text: str) -> str:
+    with open(path, "a") as file:
+        file.write(f"{text}\n")
+    return text
+
+
+@task(queue_name="own")
+@limits(unique=lambda user, force=False: None if force else Unique(f"user-{user}", until="acked"))
+def of_user(user: int, force: bool = False) -> int:
+    return user
+
+
+@task
+@limits(unique=lambda user: Unique("x", on="replace"))
+def replaces(user: int) -> None:
+    pass
 
 
 @task

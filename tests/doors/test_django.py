@@ -120,6 +120,101 @@ print(later.get_result(result.id).task == later)
     assert run(program % str(path), *project) == "True 100 60\nTrue\n"
 
 
+def test_a_unique_task_that_waits_is_returned(project: tuple[ServerProcess, Path]) -> None:
+    path = project[1] / "once"
+    program = """
+from concurrent.futures import ThreadPoolExecutor
+from django.db import connections
+client = write_once.get_backend().client
+client.set_queue("tasks.default")
+client.purge("tasks.default")
+first = write_once.enqueue(%r, "x")
+def again(_):
+    try:
+        return write_once.enqueue(%r, "x").id
+    finally:
+        connections.close_all()
+with ThreadPoolExecutor(8) as pool:
+    print({*pool.map(again, range(40))} == {first.id})
+other = write_once.enqueue(%r, "y")
+print([each.id for each in client.peek("tasks.default")] == [first.id, other.id])
+print(TaskRow.objects.filter(task_path__endswith="write_once").count())
+same = write_once.enqueue(%r, text="x")
+print(same.id in (first.id, other.id), other.status, other.args[1])
+mine = [of_user.enqueue(7), of_user.enqueue(8), of_user.enqueue(7), of_user.enqueue(7, force=True)]
+print([mine[0].id == each.id for each in mine])
+# The row of the one that waits may be of a transaction that has not ended.
+TaskRow.objects.filter(id=first.id).delete()
+print(write_once.enqueue(%r, "x").id == first.id, TaskRow.objects.filter(id=first.id).exists())
+"""
+    out = run(ROWS + program.replace("%r", repr(str(path))), *project)
+    told = "True\nTrue\n2\nFalse READY y\n[True, False, True, False]\nTrue False\n"
+    assert out == told
+
+
+@pytest.mark.slow
+def test_a_key_ends_with_its_task(project: tuple[ServerProcess, Path]) -> None:
+    server, path = project
+    file = path / "ends"
+    with worker(server, path):
+        for _ in range(2):
+            program = f"result = write_once.enqueue({str(file)!r}, 'x')"
+            assert run(f"{program}{FINISHED}print(result.return_value)", *project) == "x\n"
+    assert file.read_text() == "x\nx\n"
+
+
+def test_a_unique_task_of_the_outbox_has_the_result_of_the_other(
+    project: tuple[ServerProcess, Path],
+) -> None:
+    program = """
+from mqks.django.worker import Worker, expire, now, relay
+from datetime import timedelta
+import threading
+task = write_once.using(backend="outbox")
+backend = task.get_backend()
+first = task.enqueue(%r, "x")
+relay(backend)
+second = task.enqueue(%r, "x")
+print(first.id != second.id, TaskRow.objects.get(id=second.id).relay_at is not None)
+print(relay(backend), relay(backend), backend.get_result(second.id).id == first.id)
+print([each.id for each in backend.client.peek("outbox.default")].count(second.id))
+stop = threading.Event()
+thread = threading.Thread(target=Worker(backend, "default", 1).run, args=(stop,))
+thread.start()
+result = second
+%s
+print(result.id == second.id, result.status, result.return_value)
+stop.set()
+thread.join()
+TaskRow.objects.filter(id=second.id).update(enqueued_at=now() - timedelta(days=8))
+expire(backend)
+print(TaskRow.objects.filter(id=second.id).exists(), TaskRow.objects.filter(id=first.id).exists())
+"""
+    path = str(project[1] / "outbox")
+    out = run(ROWS + program % (path, path, FINISHED), *project)
+    assert out == "True True\n1 0 True\n0\nTrue SUCCESSFUL x\nFalse True\n"
+
+
+def test_wrong_keys_are_told_at_once(project: tuple[ServerProcess, Path]) -> None:
+    program = """
+import mqks
+for given in ("x" * 257, mqks.Unique("x", until="never"), mqks.Unique("x", on="replace")):
+    try:
+        limits(unique=given)
+    except mqks.InvalidRequest as error:
+        print(str(error)[:7])
+before = TaskRow.objects.count()
+try:
+    replaces.enqueue(1)
+except mqks.InvalidRequest as error:
+    print(error)
+print(TaskRow.objects.count() == before)
+"""
+    out = run(ROWS + program, *project)
+    told = "unique: a task whose place another one has would never end"
+    assert out == f"unique:\nunique:\nunique:\n{told}\nTrue\n"
+
+
 def test_the_outbox_follows_the_transaction(project: tuple[ServerProcess, Path]) -> None:
     program = """
 from django.db import transaction

@@ -209,7 +209,7 @@ CASES: list[tuple[bytes, set[str]]] = [
     (b"stats queues", {"root", "watcher"}),
     *(
         (b"stats " + what, {"root", "watcher"})
-        for what in (b"consumers", b"connections", b"unacked")
+        for what in (b"consumers", b"consumers_of work-1", b"connections", b"unacked")
     ),
     (b"stats queue work-1", {"root", "watcher"}),
     (b"stats journal", {"root", "watcher"}),

@@ -9,6 +9,7 @@ OFTEN = {
     "Broker": 2,  # That of `mqks.testing`, which users import, is called so there.
     "MqksBroker": 3,  # Users of dramatiq, FastStream and taskiq import it, each their own.
     "MqksMessage": 2,  # So with this one, of dramatiq and FastStream.
+    "Migration": 2,  # Django wants it so, in each file.
     # Of the asyncio and blocking clients.
     **dict.fromkeys(("Connections", "OneTimeEvent", "SessionConnection"), 2),
 }

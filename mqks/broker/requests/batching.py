@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
+from typing import Any
 
 from mqks.broker.broker import Broker
 from mqks.broker.features.time.times import timed
@@ -48,17 +49,22 @@ def _check_changeable(broker: Broker) -> None:
 
 
 def tell(broker: Broker, connection: Connection, request: Request, wanted: Batching) -> Work[None]:
-    running = Counter[int]()
     place = yield from broker.lists.take()
     try:
-        yield from count_running(broker, running)
+        row = yield from told(broker, wanted.name)
     finally:
         broker.lists.leave(place)
-    batch = broker.batches.found(wanted.name)
+    connection.write(replies.ok(request.id, json.dumps(row).encode()))
+
+
+def told(broker: Broker, name: bytes) -> Work[dict[str, Any]]:
+    """What a batch counts. Raises BadRequest if there is none."""
+    running = Counter[int]()
+    yield from count_running(broker, running)
+    batch = broker.batches.found(name)
     if batch is None:
-        raise BadRequest(f"batch: there is no batch {shown(wanted.name)}")
-    told = broker.batches.told(batch, running[batch.row.number])
-    connection.write(replies.ok(request.id, json.dumps(told).encode()))
+        raise BadRequest(f"batch: there is no batch {shown(name)}")
+    return broker.batches.told(batch, running[batch.row.number])
 
 
 def count_running(broker: Broker, running: Counter[int]) -> Work[None]:

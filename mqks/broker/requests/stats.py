@@ -19,6 +19,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.features.order.keyed import Keyed
 from mqks.broker.features.order.ranked import Ranked
 from mqks.broker.features.throttle.common import CommonLimit
+from mqks.broker.requests import batching
 from mqks.broker.requests.batching import count_running
 from mqks.broker.spine.base.turns import GOES_ON, Work, ordered, slices
 from mqks.broker.spine.clients.connection import Connection
@@ -222,6 +223,18 @@ def consumers(broker: Broker, connection: bytes | None, after: bytes, limit: int
     if connection is not None:
         found = broker.connections.get(_number(connection))
         holders = {} if found is None else found.consumers
+    return _consumer_rows(broker, holders, after, limit)
+
+
+def consumers_of_queue(broker: Broker, name: bytes, after: bytes, limit: int) -> Rows:
+    found = broker.queues.get(name)
+    holders = {} if found is None else {each.id: each for each in consumers_of(found)}
+    return _consumer_rows(broker, holders, after, limit)
+
+
+def _consumer_rows(
+    broker: Broker, holders: Mapping[bytes, Consumer], after: bytes, limit: int
+) -> Rows:
     names = yield from _smallest(limit, [*holders], after)
     now_us = broker.schedule.wall_us()
     some: list[Row] = []
@@ -462,6 +475,8 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
             return bindings(broker, event[0] if event else None, after, limit)
         case [b"consumers", *connection]:
             return consumers(broker, connection[0] if connection else None, after[0], limit)
+        case [b"consumers_of", name]:
+            return consumers_of_queue(broker, name, after[0], limit)
         case [b"connections"]:
             return connections(broker, _number(after[0]), limit)
         case [b"unacked", *name]:
@@ -478,6 +493,8 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
             return broker.traces.told(message_id, _number(after[0]), limit)
         case [b"limits"]:
             return limits(broker, after[0], limit)
+        case [b"batch", name]:
+            return (yield from batching.told(broker, name))
         case [b"batches"]:
             return batches(broker, after[0], limit)
         case [b"results"]:
@@ -488,6 +505,6 @@ def ask(broker: Broker, viewer: Connection, wanted: Stats) -> Work[Row | Rows]:
             return journal(broker)
     raise BadRequest(
         f"stats: unknown statistics {shown(b' '.join(wanted.words))}; there are queues, "
-        "queue NAME, bindings, consumers, connections, unacked, errors, audit, limits, "
-        "batches, results, schedules, users, traces, message ID and journal"
+        "queue NAME, bindings, consumers, consumers_of QUEUE, connections, unacked, errors, audit, "
+        "limits, batches, batch NAME, results, schedules, users, traces, message ID and journal"
     )

@@ -23,6 +23,8 @@ function connect() {
       (tail ? showTail : show)(JSON.parse(data));
     };
     source.addEventListener("queue", ({ data }) => showQueue(JSON.parse(data)));
+    source.addEventListener("batch", ({ data }) => showBatch(JSON.parse(data)));
+    source.addEventListener("gone", () => { if (byId("gone")) byId("gone").hidden = false; });
     source.addEventListener("failed", ({ data }) => {
       source.close();
       setText(byId("tail-told"), JSON.parse(data));
@@ -50,10 +52,24 @@ function show({ numbers, trends, rows, total, first, time, rates }) {
   if (well) chart?.(time, rates);
 }
 
-function showQueue({ numbers, trends, mark, point: [time, ...values] }) {
+function showQueue({ numbers, trends, mark, point: [time, ...values], progress = {} }) {
   showNumbers(numbers, trends);
   showBadges(byId("marks"), mark);
   if (time) chart?.(time, values);
+  for (const each of document.querySelectorAll("[data-progress]")) {
+    const [value, text] = progress[each.dataset.progress] ?? [];
+    const told = `${value} % ${text}`.trim();
+    if (value === undefined || each.textContent.trim() === told) continue;
+    each.replaceChildren(Object.assign(document.createElement("progress"), { max: 100, value, ariaLabel: "Progress" }), ` ${told}`);
+  }
+}
+
+function showBatch({ numbers, trends, bar, closed }) {
+  showNumbers(numbers, trends);
+  showBadges(byId("marks"), closed ? "closed" : "open");
+  for (const each of document.querySelectorAll("[data-bar]")) {
+    ["x", "width"].forEach((name, at) => setAttribute(each, name, String(bar[each.dataset.bar][at])));
+  }
 }
 
 function showNumbers(numbers, trends) {
@@ -264,7 +280,13 @@ function startChart(place) {
 }
 
 document.querySelectorAll("time").forEach(showHere);
-if (byId("chart")) chart = startChart(byId("chart"));
+// Its library is half of all that is loaded: the rest is there and moves before.
+if (byId("chart")) {
+  const script = document.createElement("script");
+  script.src = byId("chart").dataset.library;
+  script.onload = () => { chart = startChart(byId("chart")); };
+  document.head.append(script);
+}
 if (byId("list")) startFilter(document.querySelector("[type=search]"));
 if (byId("hold")) {
   byId("hold").hidden = false;
