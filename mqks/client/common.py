@@ -234,6 +234,12 @@ class ClientConsumer(Messages):
         with self._connection.lock:
             self._session.set_prefetch(prefetch)
 
+    def pause(self, for_s: float) -> None:
+        """Get no messages for this time, at most 3600 seconds, while others of the queue do. A
+        later call replaces it; a reconnect ends it."""
+        with self._connection.lock:
+            self._session.pause(for_s)
+
 
 class Tail(Messages):
     _kind = TailSession

@@ -42,6 +42,8 @@ _log = logging.getLogger("mqks.client")
 
 REPLIES_KEPT_S = 60.0
 """So long the queue of a client's replies stays when the client is away."""
+LEAVES_S = 60.0
+"""For so long a consumer gets nothing that is about to end."""
 LATE_S = 0.05
 """A wait that ends so late was stopped with its process."""
 CATCH_UP_S = 0.5
@@ -580,8 +582,11 @@ class ConsumerSession(Session):
         return is_waiting and not self._is_settling and 0 < self._prefetch <= self._delivered
 
     def settle(self, message: Message, action: bytes) -> None:
-        """Send an ack or reject, unless the server has taken the message back already."""
+        """Send an ack or reject, unless the server has taken the message back already; nothing for
+        an action that something else sends."""
         self._is_settling = True
+        if not action:
+            return
         if self._held and not action.startswith(KEEPING):
             self._held.pop(message._id, None)
         if message.consumer_id is self.consumer_id and self.state is SessionState.UP:
@@ -595,6 +600,7 @@ class ConsumerSession(Session):
         self, message: Message, action: bytes, call: Call, told: bytes = b"--confirm"
     ) -> None:
         """Settle a message; `call` gets what the server tells of it, or nothing."""
+        self._is_settling = True
         if message.consumer_id is self.consumer_id and self.state is SessionState.UP:
             request_id, mine = self.new_id(), self.consumer_id
             line = requests.settling(request_id, action, mine, message._id, told)
@@ -610,6 +616,14 @@ class ConsumerSession(Session):
         self._prefetch = prefetch
         if self.state is SessionState.UP:
             self._put(b"a set_prefetch %b %d\n" % (self.consumer_id, prefetch))
+
+    def pause(self, for_s: float) -> None:
+        """Get no messages for this time."""
+        if self._settle is None:
+            raise InvalidRequest("this consumer was started with auto_ack")
+        if self.state is SessionState.UP:
+            # A reject of no message pauses, too.
+            self._put(b"a reject %b - --pause=%.6f\n" % (self.consumer_id, for_s))
 
     def disown(self, failure: ClientError) -> None:
         super().disown(failure)
@@ -645,9 +659,16 @@ class ConsumerSession(Session):
         return messages
 
     def leave(self, call: Call) -> None:
-        """End the consumer behind all acks; what waits unhandled goes back to the queue."""
+        """End the consumer behind all acks; what waits unhandled goes back to the queue, as if it
+        had not been delivered."""
+        waiting = self.ready
         self.ready, self.updates = deque(maxlen=0), deque(maxlen=0)  # What still comes is dropped.
         if self.state is SessionState.UP and self.consumer_id:
+            if waiting and self._settle is not None:
+                self.pause(LEAVES_S)  # Or the next ones would come in their place.
+                release = b"a release %b %%b\n" % self.consumer_id.replace(b"%", b"%%")
+                lines = b"".join([release % message._id for message in waiting])
+                self._put(lines.replace(b"\r\n", b"\r\r\n"))
             self.request(b"delete_consumer --confirm " + self.consumer_id, call)
         else:
             call.settle()

@@ -96,6 +96,7 @@ class Step:
             raise InvalidRequest(f"the message {message.id} is acked or returned already")
         if settle is not None:
             self._settled.append((message, settle))
+            settle(message, b"")  # Its consumer knows that it is settled.
             message._settle = self._add
         return message
 

@@ -76,7 +76,8 @@ def diagnose(
         with file.open("x", encoding="utf-8") as report:
             json.dump(told, report, indent=1, default=str)
     except OSError as error:
-        raise CannotWrite(f"{file}: {error.strerror}") from None
+        other = "; name another file" if isinstance(error, FileExistsError) else ""
+        raise CannotWrite(f"{file}: {error.strerror}{other}") from None
     size = file.stat().st_size
     return {"file": str(file), "bytes": size}, f"{file}: read it before you send it"
 

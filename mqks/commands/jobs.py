@@ -42,6 +42,8 @@ def result(
     percent = "" if told.progress is None else f"{told.progress}%"
     words = told.state, told.queue, percent, told.text or told.reason
     line = printable(" ".join(filter(None, words)))
+    if told.state == "none":
+        line += ": no message of this id is known, or its result was not kept"
     row = {**told._asdict(), "id": id}
     if told.data is not None:
         row |= data_as_text(told.data)

@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 18
 STUCK_S = 1.0
+ENDS_S = 60.0
+"""For so long a consumer gets nothing that ends with what it has."""
 """How long to wait for a write after a signal."""
 LAST_NUMBER = 10**18
 
@@ -339,6 +341,8 @@ def consume(
         raise typer.BadParameter("--prefetch limits unacked messages, and --auto-ack has none")
     if meta and not as_json:
         raise typer.BadParameter("--meta needs --json: otherwise only the data is printed")
+    if count is not None:  # What it does not print is not delivered to it.
+        prefetch = min(prefetch or (PREFETCH if prefetch is None else count), count)
     from mqks.client.options import named  # here, so that --help need not load it
 
     _check_quiet(timeout)
@@ -368,7 +372,16 @@ def consume(
             meta=meta,
         ) as consumer:
             note_stars(events, add)
-            _Output(consumer).run(form, count, timeout, consumer.ack if manual_ack else None)
+            output = _Output(consumer)
+
+            def ack(batch: list["Message"], left: int | None) -> None:
+                if left == 0:
+                    consumer.pause(ENDS_S)
+                elif left is not None and left < (prefetch or 0):
+                    consumer.set_prefetch(left)
+                consumer.ack(batch)
+
+            output.run(form, count, timeout, ack if manual_ack else None)
 
 
 def _check_quiet(timeout_s: float | None) -> None:
@@ -479,10 +492,11 @@ class _Output:
         form: Callable[["Message"], bytes],
         count: int | None,
         timeout_s: float | None,
-        ack: Callable[[list["Message"]], object] | None = None,
+        ack: Callable[[list["Message"], int | None], object] | None = None,
     ) -> None:
-        """Write messages until `count` of them, or for so long none. With `ack`, those that were
-        read are acked. Raises TimedOut if some of `count` are missing, and what `end` raises."""
+        """Write messages until `count` of them, or for so long none. `ack` gets those that were
+        read, and how many are left. Raises TimedOut if some of `count` are missing, and what `end`
+        raises."""
         left = count
         while left is None or left > 0:
             try:
@@ -496,9 +510,9 @@ class _Output:
             if not batch:
                 self.end()
             self.write(b"".join(map(form, batch)), is_awaited=ack is not None)
-            if ack is not None:
-                ack(batch)
             left = None if left is None else left - len(batch)
+            if ack is not None:
+                ack(batch, left)
 
     def write(self, lines: bytes, *, is_awaited: bool = False) -> None:
         """Write lines and, if it `is_awaited`, wait until the reader of a pipe has read them.

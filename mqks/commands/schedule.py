@@ -3,6 +3,7 @@
 The one rule: a schedule is a request of the protocol; nothing of it is kept here.
 """
 
+from contextlib import suppress
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import typer
@@ -12,7 +13,7 @@ from mqks.commands.declare import Run, declare
 from mqks.commands.existing import check
 from mqks.commands.inspect import show_schedules
 from mqks.commands.messages import pairs
-from mqks.commands.options import AsJson, Names, Told, Yes, confirm
+from mqks.commands.options import AsJson, Names, Told, Yes, confirm, note
 from mqks.inspection.text import printable
 
 app = typer.Typer(
@@ -73,13 +74,18 @@ def add(
     if len(words) != (3 if has_cron else 2):
         raise typer.BadParameter('give "CRON" EVENT DATA, or EVENT DATA with --every')
     given["meta"] = pairs(given["meta"] or ())
-    if given["unique"] is not None:
-        from mqks.client.requests import Unique  # here, so that --help need not load it
+    from mqks.client.errors import RequestFailed  # here, so that --help need not load it
+    from mqks.client.requests import Unique  # here, as above
 
+    if given["unique"] is not None:
         given["unique"] = Unique.parse(given["unique"])
     cron = words[0] if has_cron else None
     with server.connected() as client:
         client.schedule(name, cron, *words[-2:], **given)
+        event = words[-2]
+        with suppress(RequestFailed):  # Not everybody may know.
+            if given["to"] is None and not client.stats("bindings", event, "--limit=1"):
+                note(f"no queue is bound to {printable(event)} yet")
     return {"name": name}, ""
 
 
@@ -106,8 +112,14 @@ def resume(server: ServerOptions, name: Name) -> Told:
 
 def run(server: ServerOptions, name: Name) -> Told:
     """Publish one message now, besides the ticks."""
+    from mqks.client.errors import RequestFailed  # here, as above
+
     with server.connected() as client:
         client.run_schedule(name)
+        with suppress(RequestFailed):
+            (row,) = (each for each in client.schedules() if each["name"] == name)
+            if not row["last_queues"]:
+                note(f"no queue has got the message of {printable(row['event'])}")
     return {"name": name}, ""
 
 

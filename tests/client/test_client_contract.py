@@ -56,6 +56,10 @@ async def take(consumer: Any, count: int) -> list[Any]:
     return [await consumer.receive(timeout_s=WAIT_S) for _ in range(count)]
 
 
+async def unacked(client: Any, queue: str) -> int:
+    return int((await client.stats("queue", queue))["unacked"])
+
+
 async def ready(client: Any, queue: str) -> int:
     """Messages that wait in the broker's queue."""
     return int(await client.evaluate(f"len(state.queues['{queue}'])"))
@@ -108,6 +112,31 @@ async def test_many_are_confirmed_and_keep_their_order(client: Any) -> None:
             if len(got) == count:
                 break
         assert got == list(range(count))
+
+
+async def test_what_waits_when_a_consumer_ends_was_not_delivered(client: Any) -> None:
+    await client.subscribe("q", ["e"])
+    await client.publish_many(("e", n) for n in range(10))
+    async with client.consume("q", prefetch=4) as consumer:
+        for _ in range(2):
+            await consumer.receive(WAIT_S)
+    assert [each.retry for each in await client.peek("q")] == [1] * 2 + [0] * 8
+
+
+async def test_a_consumer_pauses(client: Any) -> None:
+    await client.subscribe("q", ["e"])
+    async with client.consume("q", prefetch=1) as paused:
+        await client.publish("e", "1", confirm=True)
+        first = await paused.receive(WAIT_S)
+        paused.pause(3600)
+        first.ack()
+        await until(partial(unacked, client, "q"), 0)
+        await client.publish_many(("e", n) for n in range(10))
+        async with client.consume("q") as other:
+            assert [each.json() for each in await take(other, 10)] == [*range(10)]
+    async with client.consume("q", auto_ack=True) as consumer:
+        with pytest.raises(InvalidRequest, match="auto_ack"):
+            consumer.pause(1)
 
 
 async def test_process_acks_or_rejects(client: Any) -> None:

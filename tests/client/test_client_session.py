@@ -434,7 +434,7 @@ def test_a_consumer_that_was_not_confirmed_starts_again_as_it_was() -> None:
 
 def test_a_program_that_acks_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
     def messages_of_two(
-        *, is_acking: bool, is_waiting: bool = True, is_taking: bool = True
+        *, is_acking: bool | bytes, is_waiting: bool = True, is_taking: bool = True
     ) -> list[str]:
         caplog.clear()
         subject = consumer(b"q --manual-ack --prefetch=2", keep_alive_s=10)
@@ -442,7 +442,10 @@ def test_a_program_that_acks_nothing_is_told(caplog: pytest.LogCaptureFixture) -
         subject.take()
         subject.receive(b"c-2 ok \nc-2 ok m event=e x\nc-2 ok n event=e x\n", 0.0)
         for message in subject.take_ready(None if is_taking else 0):
-            if is_acking:
+            if isinstance(is_acking, bytes):
+                assert message._settle is not None
+                message._settle(message, is_acking)
+            elif is_acking:
                 message.ack()
         subject.is_awaited = is_waiting
         for now_s in (1.0, 11.0, 12.0):
@@ -450,6 +453,7 @@ def test_a_program_that_acks_nothing_is_told(caplog: pytest.LogCaptureFixture) -
         return caplog.messages
 
     assert messages_of_two(is_acking=True) == []
+    assert messages_of_two(is_acking=b"") == []  # A transaction does.
     assert messages_of_two(is_acking=False, is_waiting=False) == []
     assert messages_of_two(is_acking=False, is_taking=False) == []
     assert messages_of_two(is_acking=False) == [

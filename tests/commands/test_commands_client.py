@@ -218,6 +218,17 @@ def test_lines_are_published_as_they_come(shell: Console) -> None:
         consume.send_signal(signal.SIGTERM)
 
 
+def test_a_count_takes_what_it_prints(shell: Console) -> None:
+    """Others are not delivered: that would count, and they would die of it."""
+    shell.subscribe()
+    shell("set-queue", "q", "--deliveries", 2)
+    shell("publish", "e", "-", stdin=b"\n".join(b"%d" % n for n in range(30)))
+    printed = [shell("consume", "q", "--count", count)[1] for count in (1, 1, 1, 12, 1)]
+    assert b"".join(printed).split() == [b"%d" % n for n in range(16)]
+    rows = shell.rows("inspect", "messages", "q")
+    assert [row["retry"] for row in rows] == [0] * 14
+
+
 def test_bytes_pass_untouched(shell: Console) -> None:
     shell.subscribe()
     lines = [bytes(b for b in range(256) if b not in b"\t\n\r"), b"\r in it", b"\xff\xfe", b"\x00"]

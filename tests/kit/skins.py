@@ -13,7 +13,7 @@ from anyio import to_thread
 
 from mqks import BlockingConsumer, BlockingTail, Options, blocking, connect
 
-_AT_ONCE = {"consume", "tail", "ack", "set_prefetch", "stop"}
+_AT_ONCE = {"consume", "tail", "ack", "pause", "set_prefetch", "stop"}
 """What the async client does without an await."""
 
 
