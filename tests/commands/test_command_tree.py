@@ -51,8 +51,8 @@ def example(told: Told) -> str:
 
 
 def rows(heading: str) -> dict[str, list[str]]:
-    """Of the table under a heading: cells by each command in the first one."""
-    section = PAGE.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    """Of the rows under a heading of the table: cells by each command in the first one."""
+    section = re.split(r"\n(?:\| \*\*|\n)", PAGE.split(f"\n| **{heading}** |", 1)[1])[0]
     found = [re.split(r" *(?<!\\)\| *", line)[1:-1] for line in section.splitlines()]
     return {name: cells for cells in found if cells for name in names(cells[0])}
 

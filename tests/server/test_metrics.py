@@ -666,4 +666,5 @@ def test_the_alerts_ask_for_what_there_is_and_each_tells_what_to_do() -> None:
         expression = rest.partition("expr:")[2].partition("labels:")[0]
         assert used_names(expression), name
         assert used_names(expression) <= {*metrics.NAMES, UNTIL}, name
-        assert re.search(rf"^\| `{name}` \| \w", monitoring(), re.M), f"{name} is told nowhere"
+        row = rf"^\| (?:`\w+`, )*`{name}`(?:, `\w+`)* \| \w"
+        assert re.search(row, monitoring(), re.M), f"{name} is told nowhere"
