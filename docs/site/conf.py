@@ -13,6 +13,7 @@ include_patterns = [
     "CHANGELOG.md",
     "clients/node/README.md",
     "docs/*.md",
+    "docs/site/*.md",
     "examples/README.md",
     "tests/README.md",
     "tests/conformance/README.md",

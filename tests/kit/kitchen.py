@@ -94,7 +94,8 @@ class Kitchen:
     def take(self, recipe: str) -> None:
         blocks = re.findall(r"^```(\w+)\n(.*?)^```$", RECIPES[recipe], re.M | re.S)
         assert {language for language, _ in blocks} <= {"sh", "python"}
-        self._shell = iter([code for language, code in blocks if language == "sh"])
+        shell = [code for language, code in blocks if language == "sh"]
+        self._shell = iter([step for code in shell for step in code.split("\n\n")])
         for code in [code for language, code in blocks if language == "python"]:
             named = re.match(r"# (\w+\.py)\n", code)
             assert named, "a program's first line is its name"
@@ -107,7 +108,8 @@ class Kitchen:
             self.programs[path.name] = path
 
     def sh(self) -> list[str]:
-        """Run the recipe's next shell commands, all of which must succeed; what they print."""
+        """Run the recipe's next shell commands, up to an empty line; all must succeed. What they
+        print."""
         done = subprocess.run(
             ["bash", "-euc", next(self._shell)],
             cwd=self._directory,

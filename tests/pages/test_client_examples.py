@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -74,29 +72,6 @@ def test_example(name: str, mqks_broker: Broker) -> None:
         assert done.stdout.splitlines()[: len(OUTPUTS[name])] == OUTPUTS[name]
         # A message that had been published to one of them would have taken a number, too.
         assert of_hello_world(client.request("stats", "queues")) == of_hello_world(before)
-
-
-def test_the_service_of_coming_from(mqks_broker: Broker, tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "coming-from.md").read_text()
-    [program] = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
-    (tmp_path / "service.py").write_text(program)
-    service = subprocess.Popen(
-        [sys.executable, "-W", "error", "-u", tmp_path / "service.py"],
-        env=environment(mqks_broker.url),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        with blocking.connect(mqks_broker.url) as client:
-            client.subscribe("mails", ["mail.send"])
-            client.publish("mail.send", {"to": "all"}, confirm=True)
-        assert service.stdout is not None
-        assert service.stdout.readline() == "{'to': 'all'}\n"
-        service.send_signal(signal.SIGTERM)
-        assert service.wait(WAIT_S) == 0
-    finally:
-        service.kill()
-        service.communicate()
 
 
 def of_hello_world(rows: str) -> list[dict[str, object]]:

@@ -23,7 +23,7 @@ def test_it_has_all_pages_and_each_public_name(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for page in (ROOT / "docs").glob("*.md"):
         assert (tmp_path / "docs" / f"{page.stem}.html").exists()
-    reference = (tmp_path / "docs/python.html").read_text()
+    reference = (tmp_path / "docs/site/python.html").read_text()
     names = {*mqks.__all__} - {"__version__", "blocking"}
     assert [name for name in sorted(names) if f'id="mqks.{name}"' not in reference] == []
     assert "url=docs/index.html" in (tmp_path / "index.html").read_text()
