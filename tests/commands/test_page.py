@@ -1404,6 +1404,11 @@ def test_what_destroys_is_confirmed_by_the_name(page: Page, client: mqks.Blockin
     page.get_by_label("to confirm").fill("orders")
     page.locator("button.sure").click()
     expect(page.locator(".notice")).to_have_text("1 message purged.")
+    # One that is gone meanwhile has nothing to tell.
+    client.delete_queue("orders")
+    page.get_by_role("button", name="Delete queue").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Queues")
+    expect(page.get_by_role("alert")).to_contain_text("there is no queue 'orders'")
 
 
 def test_the_first_view_is_small_and_nothing_comes_from_elsewhere(

@@ -151,7 +151,7 @@ function showRows(body, wanted) {
   });
 }
 
-// Times are those of UTC; beside them those of the reader's zone, there perhaps of the day before or after.
+// Times are those of UTC; beside them those of the reader's zone, which may be on another day.
 function showHere(time) {
   const then = new Date(time.dateTime);
   if (Number.isNaN(then.getTime()) || then.getTimezoneOffset() === 0) return;
