@@ -133,7 +133,7 @@ def remove(server: ServerOptions, name: Name, yes: Yes = False) -> Told:
 
 
 COMMANDS: dict[Run, str] = {
-    add: "mqks schedule add report '0 3 * * *' report.make now --tz Europe/Berlin",
+    add: "mqks schedule add report '0 3 * * *' report.make now --tz Europe/Berlin --unique report",
     list_: "mqks schedule list --json",
     pause: "mqks schedule pause report",
     resume: "mqks schedule resume report",

@@ -11,11 +11,13 @@ PAUSED: Final = {
     "all, publishes wait": "paused, publishes wait",
 }
 """By what is paused."""
+DELIVERIES_PAUSED: Final = frozenset({"all", "deliveries", "all, publishes wait"})
+"""Of these, those where nothing is delivered."""
 STYLES: Final = {
     "ok": "green",
     "grows": "yellow",
     "no consumer": "dark_orange",
-    "dead letters": "red",
+    "grows, dead letters": "red",
 }
 """Colours of a terminal; those of any other mark are those of a queue at rest."""
 AT_REST: Final = "magenta"

@@ -44,6 +44,8 @@ class PageAction:
     """The field whose value is typed once more before all of something is destroyed."""
     reason: str = ""
     """What the field of the reason is called that is asked for with the question."""
+    facts: Callable[[AsyncClient, Form], Awaitable[str]] | None = None
+    """What follows the question: what there is of what would go."""
     kind: str = "ready"
     """What it does to all messages of this kind unless some are selected."""
 
@@ -178,6 +180,17 @@ async def _close_batch(client: AsyncClient, form: Form) -> str:
     return f"The batch {printable(name)} is {'forgotten' if discard else 'closed'}."
 
 
+async def _queue_facts(client: AsyncClient, form: Form) -> str:
+    row = await client.stats("queue", form["queue"], "--limit=1")
+    ready, unacked, scheduled, consumers = (
+        f"{row[key]:,}" for key in ("ready", "unacked", "scheduled", "consumers")
+    )
+    return (
+        f"It has {ready} ready, {unacked} unacked and {scheduled} scheduled messages, and "
+        f"{consumers} {'consumer' if consumers == '1' else 'consumers'}."
+    )
+
+
 def _to_connection(form: Form) -> str:
     return f"/connection?number={quoted(form['connection'])}"
 
@@ -216,6 +229,7 @@ ACTIONS: Final = {
         "Queue {queue} deleted.",
         lambda form: "/queues",
         typed="queue",
+        facts=_queue_facts,
     ),
     "rename": PageAction(
         "Rename",

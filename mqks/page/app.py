@@ -429,6 +429,7 @@ class Page:
             connection=found[0] | {"mark": mark(self._history, "connections", found[0])},
             columns=tables.CONNECTIONS.columns,
             consumers=consumers,
+            now=time(),
             links=_links(request, here, "consumers", ids, NAMES),
         )
 
@@ -485,18 +486,9 @@ class Page:
 
     async def _publish(self, request: Request, session: PageSession) -> Response:
         typed, session.typed = session.typed, {}
-        keys = (
-            "event",
-            "data",
-            "meta",
-            "delay_s",
-            "ttl_s",
-            "priority",
-            "key",
-            "unique",
-            "mandatory",
-        )
-        wanted = {key: typed.get(key) or _parameter(request, key) for key in keys}
+        keys = "event", "data", "meta", "delay_s", "ttl_s", "priority", "key", "unique"
+        wanted: dict[str, Any] = {key: typed.get(key) or _parameter(request, key) for key in keys}
+        wanted["mandatory"] = "mandatory" in typed or "event" not in typed
         return await self._shown("publish.html", session, here="publish", wanted=wanted)
 
     async def _tail(self, request: Request, session: PageSession) -> Response:
@@ -557,7 +549,9 @@ class Page:
                 session.typed = {**form}
                 about: dict[str, Any] = {"key": key, "button": action.button, "form": form}
                 about |= {"question": action.told(action.question, form), "wanted": wanted}
-                about |= {"reason": action.reason}
+                about |= {"reason": action.reason, "facts": ""}
+                if action.facts is not None:
+                    about["facts"] = await action.facts(session.client, form)
                 if sure:
                     session.wrong = f"That is not {wanted}."
                 return await self._shown("ask.html", session, back=action.back(form), **about)

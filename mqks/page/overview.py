@@ -1,10 +1,11 @@
 """The numbers of the first view."""
 
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any, Final, Protocol
 
 from mqks.client import requests
-from mqks.inspection.marks import queue_marks
+from mqks.inspection.marks import DELIVERIES_PAUSED, queue_marks
 from mqks.page.limits import rows
 from mqks.page.tables import FORMATS, Row, duration, trend
 
@@ -75,9 +76,8 @@ TRENDS: Final = {
     **{f"totals.{key}": at for at, key in enumerate(GROUPS["Messages", "totals"], RATES)},
 }
 """Those whose last ten minutes are drawn, and where the history of the broker has them."""
-QUEUE_TRENDS: Final = {"in_per_s": 0, "out_per_s": 1, "ready": 2}
-"""Figures of a queue that have a trend, and where its history has them: with the ready messages all
-others that are in it."""
+QUEUE_TRENDS: Final = {"in_per_s": 0, "out_per_s": 1}
+"""Figures of a queue that have a trend, and where its history has them."""
 FIGURES: Final = {
     "ready": ("Ready", "count"),
     "unacked": ("Unacked", "count"),
@@ -85,7 +85,7 @@ FIGURES: Final = {
     "oldest_age_s": ("Oldest", "age"),
     "in_per_s": ("In/s", "rate"),
     "out_per_s": ("Out/s", "rate"),
-    "dead": ("Dead", "count"),
+    "dead": ("Died", "count"),
     "consumers": ("Consumers", "count"),
 }
 """Of a queue, renewed while its page is open."""
@@ -135,6 +135,7 @@ NEEDS: Final = {
     "Dead letters grow": "dead letters",
     "Grows behind its consumers": "grows",
     "Grows without a consumer": "grows",
+    "Grows while deliveries are paused": "paused",
     "Messages wait for long": "old",
     "A schedule reaches no queue": "no queue",
     "The server drains": "paused",
@@ -169,10 +170,12 @@ def _needs(
     if free is not None and free < 2 * least:
         yield "The disk is nearly full", None, f"{FORMATS['bytes'](free)} free"
     points = history.points(None, day=False) or []
-    errors, held = (sum(point[at] for point in points) for at in (RATES - 1, RATES))
-    for what, rate in (("Requests fail", errors), ("The event loop was held", held)):
-        if rate:
-            yield what, None, f"{max(1, round(rate * ERRORS_S)):,} in the last 10 minutes"
+    errors, held = (
+        f"{max(1, round(rate * ERRORS_S)):,} in the last 10 minutes" if rate else ""
+        for rate in (sum(point[at] for point in points) for at in (RATES - 1, RATES))
+    )
+    if held:
+        yield "The event loop was held", None, held
     for schedule in sample["schedules"]:
         if schedule["error"]:
             yield "A schedule fails", None, f"{schedule['name']}: {schedule['error']}"
@@ -180,22 +183,24 @@ def _needs(
             told = f"{schedule['name']}: no queue is bound to {schedule['event']}"
             yield "A schedule reaches no queue", None, told
     warning_s = settings["queue_age_warning_s"]
-    for queue in sample["queues"]:
+    for queue in sorted(sample["queues"], key=itemgetter("ready"), reverse=True):
         name, ready, age_s = queue["name"], queue["ready"], queue["oldest_age_s"] or 0.0
         if not ready:
-            continue
+            break
         key = requests.name(name)
         is_dead = history.is_dead_letter_queue(key)
         more = history.growth(key)
         if is_dead and more > 0:
             yield "Dead letters grow", name, f"{ready:,} wait, {more:,} more within 10 minutes"
         elif more > (GROWTH_MOST if queue["consumers"] else 0):
-            what = (
-                "Grows behind its consumers" if queue["consumers"] else "Grows without a consumer"
-            )
-            yield what, name, f"{ready:,} wait, {more:,} more within 10 minutes"
+            why = "behind its consumers" if queue["consumers"] else "without a consumer"
+            if queue["paused"] in DELIVERIES_PAUSED:
+                why = "while deliveries are paused"
+            yield f"Grows {why}", name, f"{ready:,} wait, {more:,} more within 10 minutes"
         elif warning_s and age_s >= warning_s and not is_dead:
             yield "Messages wait for long", name, f"the oldest of {ready:,} for {duration(age_s)}"
+    if errors:
+        yield "Requests fail", None, errors
 
 
 def archives(sample: Row) -> list[Row]:

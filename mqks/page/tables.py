@@ -25,6 +25,8 @@ class Column(NamedTuple):
     title: str
     kind: str
     """How its values are shown: a key of `FORMATS`."""
+    help: str = ""
+    """What it counts, where the title does not say so."""
 
     @property
     def is_number(self) -> bool:
@@ -51,8 +53,8 @@ class Table:
     columns: Sequence[Column]
     sort: str
     """What it is sorted by unless asked otherwise; a column of numbers from the highest."""
-    filter: str
-    """The column that a filter searches."""
+    filter: Sequence[str]
+    """The columns that a filter searches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,8 @@ FORMATS: Final[dict[str, Callable[[Any], str]]] = {
     "count": number,
     "rate": number,
     "bytes": size,
+    "most": lambda value: number(value) if value else "none",
+    "most_bytes": lambda value: size(value) if value else "none",
     "age": duration,
     "need": short,
     "marks": str,
@@ -219,7 +223,9 @@ class Ordered:
     """The rows of a table, in each order that a view has wanted; they are sorted once for all."""
 
     def __init__(self, table: Table, rows: Iterable[Row]) -> None:
-        self._rows = [(str(row[table.filter]).lower(), row) for row in rows]
+        self._rows = [
+            ("\n".join(str(row[each] or "") for each in table.filter).lower(), row) for row in rows
+        ]
         self._orders: dict[tuple[str, bool], list[tuple[str, Row]]] = {}
 
     def part(self, view: TableView) -> Shown:
@@ -249,25 +255,25 @@ QUEUES: Final = Table(
         STATE,
         Column("name", "Name", "queue"),
         Column("ready", "Ready", "count"),
-        Column("trend", "10 minutes", "trend"),
+        Column("trend", "Messages, 10 min", "trend", "Ready, unacked and scheduled"),
         Column("oldest_age_s", "Oldest", "age"),
         Column("consumers", "Consumers", "count"),
         Column("in_per_s", "In/s", "rate"),
         Column("out_per_s", "Out/s", "rate"),
         Column("unacked", "Unacked", "count"),
         Column("scheduled", "Scheduled", "count"),
-        Column("dead", "Dead", "count"),
+        Column("dead", "Died", "count", "Since the server started"),
         Column("memory_bytes", "Memory", "bytes"),
     ),
     "ready",
-    "name",
+    ("name",),
 )
 CONSUMERS: Final = Table(
     "consumers",
     "Consumers",
     (
         STATE,
-        Column("id", "Consumer", "text"),
+        Column("id", "Consumer", "address"),
         Column("queue", "Queue", "queue"),
         Column("unacked", "Unacked", "count"),
         Column("oldest_age_s", "Held for", "age"),
@@ -280,7 +286,7 @@ CONSUMERS: Final = Table(
         Column("unacked_bytes", "Bytes", "bytes"),
     ),
     "unacked",
-    "id",
+    ("id", "queue", "client"),
 )
 CONNECTIONS: Final = Table(
     "connections",
@@ -293,11 +299,11 @@ CONNECTIONS: Final = Table(
         Column("user", "User", "text"),
         Column("consumers", "Consumers", "count"),
         Column("unacked", "Unacked", "count"),
-        Column("unconfirmed", "Unconfirmed", "count"),
+        Column("unconfirmed", "Unconfirmed", "count", "Requests whose reply is still to come"),
         Column("outbox_bytes", "Unsent", "bytes"),
     ),
     "id",
-    "address",
+    ("address", "name", "user"),
 )
 ARCHIVES: Final = Table(
     "archives",
@@ -312,7 +318,7 @@ ARCHIVES: Final = Table(
         Column("archive_commit_age_s", "Last commit", "age"),
     ),
     "archive_lag",
-    "name",
+    ("name",),
 )
 SCHEDULES: Final = Table(
     "schedules",
@@ -320,19 +326,19 @@ SCHEDULES: Final = Table(
     (
         STATE,
         Column("name", "Name", "schedule"),
+        Column("error", "Error", "text"),
         Column("event", "Event", "text"),
         Column("cron", "Cron", "text"),
-        Column("tz", "Time zone", "text"),
+        Column("tz", "Time zone", "address"),
         Column("every_s", "Every", "age"),
         Column("next_us", "Next, UTC", "time"),
         Column("last_us", "Last, UTC", "time"),
         Column("last_queues", "Queues of the last", "count"),
-        Column("error", "Error", "text"),
         Column("missed", "If missed", "text"),
         Column("jitter_s", "Jitter", "age"),
     ),
     "name",
-    "name",
+    ("name",),
 )
 BATCHES: Final = Table(
     "batches",
@@ -351,29 +357,29 @@ BATCHES: Final = Table(
         Column("expires_us", "Expires, UTC", "time"),
     ),
     "name",
-    "name",
+    ("name",),
 )
 ERRORS: Final = Table(
     "errors",
     "Errors",
     (
-        Column("time_us", "Time", "time"),
+        Column("time_us", "Time, UTC", "time"),
         Column("reason", "Reason", "text"),
         Column("action", "Action", "text"),
-        Column("request_id", "Request", "text"),
+        Column("request_id", "Request", "address"),
         Column("connection", "Connection", "address"),
         Column("client", "Client", "text"),
         Column("user", "User", "text"),
         Column("id", "Error id", "address"),
     ),
     "time_us",
-    "reason",
+    ("reason",),
 )
 AUDIT: Final = Table(
     "audit",
     "Audit",
     (
-        Column("time_us", "Time", "time"),
+        Column("time_us", "Time, UTC", "time"),
         Column("user", "User", "text"),
         Column("action", "Action", "text"),
         Column("what", "What", "text"),
@@ -383,7 +389,7 @@ AUDIT: Final = Table(
         Column("connection", "Connection", "address"),
     ),
     "time_us",
-    "what",
+    ("what",),
 )
 LIMITS: Final = Table(
     "limits",
@@ -396,7 +402,7 @@ LIMITS: Final = Table(
         Column("what", "Nearest", "text"),
     ),
     "share",
-    "setting",
+    ("setting",),
 )
 USERS: Final = Table(
     "users",
@@ -410,16 +416,16 @@ USERS: Final = Table(
         Column("monitoring", "Monitoring", "yes"),
         Column("admin", "Admin", "yes"),
         Column("eval", "Eval", "yes"),
-        Column("publishes_per_s", "Publishes/s", "count"),
-        Column("bytes_per_s", "Bytes/s", "count"),
-        Column("connections_max", "Connections", "count"),
+        Column("publishes_per_s", "Most publishes/s", "most"),
+        Column("bytes_per_s", "Most bytes/s", "most_bytes"),
+        Column("connections_max", "Most connections", "most"),
         Column("queues", "Queues", "count"),
-        Column("queues_max", "Most queues", "count"),
+        Column("queues_max", "Most queues", "most"),
         Column("queue_bytes", "Bytes in queues", "bytes"),
-        Column("queue_bytes_max", "Most bytes", "bytes"),
+        Column("queue_bytes_max", "Most bytes in queues", "most_bytes"),
     ),
     "name",
-    "name",
+    ("name",),
 )
 ATTENTION: Final = Table(
     "attention",
@@ -431,7 +437,7 @@ ATTENTION: Final = Table(
         Column("told", "Figures", "text"),
     ),
     "rank",
-    "what",
+    ("what",),
 )
 """Shown by the overview."""
 VIEWS: Final = {

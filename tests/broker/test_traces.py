@@ -51,7 +51,7 @@ def test_commands_and_page_tell_the_steps(
         assert "/message?id=%3Cm%3E" in page(server, "/queue?name=q")
         assert "<code>e.*</code> for 60 min more" in page(server, "/message")
         assert main(["trace", "--off"]) == 0
-        assert "Nothing was noted of it" in page(server, "/message?id=%3Cm%3E")
+        assert "No steps: it was not traced." in page(server, "/message?id=%3Cm%3E")
 
 
 def asked(lab: Lab, what: str) -> Any:

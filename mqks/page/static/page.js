@@ -151,13 +151,13 @@ function showRows(body, wanted) {
   });
 }
 
-// Times are those of UTC; beside them those of the reader's zone.
+// Times are those of UTC; beside them those of the reader's zone, which may be on another day.
 function showHere(time) {
   const then = new Date(time.dateTime);
   if (Number.isNaN(then.getTime()) || then.getTimezoneOffset() === 0) return;
   const local = new Date(then - then.getTimezoneOffset() * 60000).toISOString();
-  const isSameDay = local.slice(0, 10) === time.dateTime.slice(0, 10);
-  time.dataset.here = isSameDay ? local.slice(11, 19) : local.slice(0, 19).replace("T", " ");
+  const [here, there] = [local, time.dateTime].map((each) => each.slice(0, 10));
+  time.dataset.here = local.slice(11, 19) + (here > there ? " +1 d" : here < there ? " −1 d" : "");
   time.title = Intl.DateTimeFormat().resolvedOptions().timeZone;
 }
 
@@ -293,7 +293,7 @@ if (byId("hold")) {
   byId("hold").addEventListener("click", ({ target }) => {
     held = !held;
     target.setAttribute("aria-pressed", held);
-    target.textContent = held ? "Go on" : "Hold";
+    target.textContent = held ? "Continue" : "Pause";
   });
 }
 startKeys();
