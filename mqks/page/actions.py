@@ -256,9 +256,9 @@ ACTIONS: Final = {
     ),
     "redrive": PageAction(
         "Retry",
-        "Move {which} of {queue} back to where they died?",
+        "Retry {which} of {queue}, back where they died?",
         lambda client, form: client.redrive(form["queue"], **_choice(form)),
-        "{result} redriven.",
+        "{result} returned.",
         _to_queue,
         kind="dead",
     ),

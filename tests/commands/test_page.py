@@ -710,8 +710,8 @@ def test_dead_letters_say_why_and_are_retried(page: Page, client: mqks.BlockingC
     expect(first.locator("td.queue")).to_have_text("orders")
     expect(first.locator("td.count").last).to_have_text("2")
     page.goto("/queue?name=orders.dead")
-    sure(page, "Retry", "1 message redriven.")
-    sure(page, "Retry all dead letters", "1 message redriven.")
+    sure(page, "Retry", "1 message returned.")
+    sure(page, "Retry all dead letters", "1 message returned.")
     assert len(client.peek("orders")) == 2
 
 
@@ -751,7 +751,7 @@ def test_dead_letters_of_one_cause_are_retried_or_dropped(
         ["time=out", "orders", "dead", "7"],
         ["—", "orders", "dead", "2"],
     ]
-    sure(page, "Retry these", "21 messages redriven.")
+    sure(page, "Retry these", "21 messages returned.")
     assert client.stats("queue", "orders")["ready"] == 21
     sure(page, "Drop these", "7 messages purged.")
     assert [each.text for each in client.peek("orders.dead")] == ["28", "29"]

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from time import time
@@ -231,42 +230,6 @@ def unacked(client: BlockingClient, queue: str) -> int:
     return int(json.loads(client.request("stats", "queue", queue))["unacked"])
 
 
-@pytest.mark.slow
-def test_rate_limit_over_all_workers(kitchen: Kitchen) -> None:
-    kitchen.take("Rate limit over all workers")
-    kitchen.sh()
-    with kitchen.client() as client:
-        assert len(client.peek("permits")) == 5
-        client.publish_many(("call.due", str(number)) for number in range(15))
-        with (
-            kitchen.start("caller.py") as one,
-            kitchen.start("caller.py") as other,
-            kitchen.start("caller.py") as third,
-        ):
-            until(lambda: len(everything([one, other, third])) >= 8)
-            one.end(signal.SIGKILL)
-            calls = [one, other, third]
-            until(
-                lambda: {line.split()[2] for line in everything(calls)} == set(map(str, range(15)))
-            )
-            taken: dict[str, list[float]] = {}
-            for line in everything(calls):
-                permit, when, _ = line.split()
-                taken.setdefault(permit, []).append(float(when))
-        assert len(taken) == 5
-        # It was released after it was taken, and delivered again a second after that.
-        for times in taken.values():
-            assert all(later - sooner >= 0.99 for sooner, later in pairwise(sorted(times)))
-        # No permit is lost, whatever is killed.
-        with kitchen.start("caller.py") as one:
-            client.publish_many(("call.due", str(number)) for number in range(20))
-            until(lambda: len(one.lines) > 1)
-            kitchen.bounce()
-            until(lambda: len(one.lines) > 5)
-            one.end(signal.SIGKILL)
-        until(lambda: len(client.peek("permits")) == 5)
-
-
 def test_at_most_n_waiting(kitchen: Kitchen) -> None:
     kitchen.take("At most N waiting")
     kitchen.sh()
@@ -283,27 +246,6 @@ def test_at_most_n_waiting(kitchen: Kitchen) -> None:
                         assert message.text == str(number)
             assert uploader.end() == 0
         assert waiting(client, "uploads") == 0
-
-
-def test_priorities_by_queues(kitchen: Kitchen) -> None:
-    kitchen.take("Priorities by queues")
-    kitchen.sh()
-    with kitchen.client() as client:
-        client.publish_many(("job.normal", f"normal {number}") for number in range(20))
-        client.publish_many(("job.urgent", f"urgent {number}") for number in range(20))
-        with kitchen.start("priorities.py") as worker:
-            until(lambda: len(worker.lines) == 40)
-            until(lambda: waiting(client, "jobs.urgent") + unacked(client, "jobs.urgent") == 0)
-            for kind in ("normal", "urgent"):
-                order = [line for line in worker.lines if line.startswith(kind)]
-                assert order == [f"{kind} {number}" for number in range(20)]
-            # How busy the machine is may let a normal one pass now and then.
-            last_urgent = worker.lines.index("urgent 19")
-            assert sum(line.startswith("normal") for line in worker.lines[:last_urgent]) < 10
-            # Idle as it is, it takes whatever there is.
-            client.publish("job.normal", "late", confirm=True)
-            client.publish("job.urgent", "later", confirm=True)
-            until(lambda: len(worker.lines) == 42)
 
 
 def test_fan_out_by_masks(kitchen: Kitchen) -> None:

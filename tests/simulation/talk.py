@@ -62,6 +62,8 @@ class Wire(asyncio.Protocol):
         self._data = data[start:]
         if lines:
             self.peer.received(b"\n".join(lines) + b"\n")
+            # No line of a talker lacks its id: another one has closed the connection.
+            self.peer.expelled |= any(line.startswith(b"- error ") for line in lines)
             self._chance.learn(lines)
 
     def connection_lost(self, failure: Exception | None) -> None:
