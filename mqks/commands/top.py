@@ -249,9 +249,9 @@ def _queues(seen: Row, width: int) -> "RenderableType":
     ]
     columns = (
         *("state", "name", "ready", "oldest", "consumers"),
-        *("in/s", "out/s", "unacked", "scheduled", "dead"),
+        *("in/s", "out/s", "unacked", "scheduled", "died"),
     )
-    first = "scheduled", "dead", "consumers", "unacked"
+    first = "scheduled", "died", "consumers", "unacked"
     last = "oldest", "state", "in/s", "out/s"
     if any(queue["archive_lag"] is not None for queue in seen["queues"]):
         archive = "lag", "archived/s"
