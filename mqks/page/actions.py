@@ -271,7 +271,7 @@ ACTIONS: Final = {
         kind="scheduled",
     ),
     "cancel": PageAction(
-        "Cancel",
+        "Delete scheduled",
         "Delete {which} of {queue}?",
         lambda client, form: client.cancel(form["queue"], form.get("id") or None),
         "{result} cancelled.",

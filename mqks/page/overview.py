@@ -191,12 +191,19 @@ def _needs(
         is_dead = history.is_dead_letter_queue(key)
         more = history.growth(key)
         if is_dead and more > 0:
-            yield "Dead letters grow", name, f"{ready:,} wait, {more:,} more within 10 minutes"
+            yield (
+                "Dead letters grow",
+                name,
+                f"{ready:,} ready, {more:,} more in it than 10 minutes ago",
+            )
         elif more > (GROWTH_MOST if queue["consumers"] else 0):
             why = "behind its consumers" if queue["consumers"] else "without a consumer"
             if queue["paused"] in DELIVERIES_PAUSED:
                 why = "while deliveries are paused"
-            yield f"Grows {why}", name, f"{ready:,} wait, {more:,} more within 10 minutes"
+            told = f"{ready:,} ready, {more:,} more in it than 10 minutes ago"
+            if (held_by := queue["held_by"]) not in (None, "pause"):
+                told += f", held by {held_by}"
+            yield f"Grows {why}", name, told
         elif warning_s and age_s >= warning_s and not is_dead:
             yield "Messages wait for long", name, f"the oldest of {ready:,} for {duration(age_s)}"
     if errors:

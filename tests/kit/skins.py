@@ -13,7 +13,7 @@ from anyio import to_thread
 
 from mqks import BlockingConsumer, BlockingTail, Options, blocking, connect
 
-_AT_ONCE = {"consume", "tail", "ack", "pause", "set_prefetch", "stop"}
+_AT_ONCE = {"consume", "tail", "ack", "set_prefetch", "stop"}
 """What the async client does without an await."""
 
 
@@ -32,7 +32,7 @@ class BlockingSkin:
         value = getattr(self.thing, name)
         if not callable(value):
             return value
-        if name in _AT_ONCE:
+        if name in _AT_ONCE or (name == "pause" and isinstance(self.thing, BlockingConsumer)):
             return lambda *args, **options: in_thread(value(*args, **options))
         if name == "batches":
             return lambda *args: BlockingSkin(value(*args))

@@ -259,6 +259,7 @@ function startChart(place) {
         label,
         scale,
         stroke: token(colour),
+        dash: label === "Out/s" ? [5, 3] : undefined,
         width: 1.5,
         points: { show: false },
         value: (plot, value) => ((value ??= plot.data[line + 1].at(-1)) == null ? "" : number(value)),
