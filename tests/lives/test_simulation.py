@@ -243,7 +243,7 @@ def test_a_seed_with_a_standby_replays_exactly() -> None:
 
 @pytest.mark.slow
 @patches_modules
-@pytest.mark.parametrize("seed", range(100, 104))
+@pytest.mark.parametrize("seed", range(100, 102))
 def test_nothing_is_lost(seed: int) -> None:
     seed_of(seed)
 
@@ -251,7 +251,7 @@ def test_nothing_is_lost(seed: int) -> None:
 @pytest.mark.slow
 @with_standby
 @patches_modules
-@pytest.mark.parametrize("seed", range(100, 104))
+@pytest.mark.parametrize("seed", range(100, 102))
 def test_nothing_is_lost_in_take_overs(seed: int) -> None:
     seed_of(seed, "--standby")
 
