@@ -227,6 +227,7 @@ test('what is cancelled before its turn is not handled', async () => {
     await new Promise((resolve) => signal.addEventListener('abort', resolve))
   })
   const [first, second] = [await client.submit(q, 'first'), await client.submit(q, 'second')]
+  await until(async () => seen.length === 1)
   for (const each of [second, first]) {
     await until(async () => (await each.state()).state === 'running')
     assert.equal(await each.cancel(), 'told')

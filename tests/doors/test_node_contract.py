@@ -41,6 +41,7 @@ NOT_HERE = {
         "rebind_and_updates",
         "purge_and_trim_tell_how_many",
         "stop_ends_the_iteration",
+        "a_consumer_pauses",
         "batches_end_when_nothing_comes",
         "of_several_servers_the_one_that_accepts_is_used",
         "schedules",
@@ -48,6 +49,9 @@ NOT_HERE = {
     ),
     "its publishes without confirm wait for the connection, and none is left when it is closed": (
         "publishers_wait_while_the_server_is_away",
+    ),
+    "what it has not handed out when it is closed returns as from a lost connection": (
+        "what_waits_when_a_consumer_ends_was_not_delivered",
     ),
     "its errors of arguments are those of JavaScript; mqks.test.js tests them": (
         "arguments_of_a_wrong_type",
