@@ -805,8 +805,8 @@ def peek(
     batches: bool = False,
 ) -> bytes:
     rows = min(count("limit", limit, SEQ_MAX), PEEK_ROWS_MAX)
-    values = {"limit": rows, "scheduled": scheduled, "soonest": soonest, **selection}
-    values["batches"] = batches
+    form = {"scheduled": scheduled, "soonest": soonest, "batches": batches}
+    values: dict[str, object] = {"limit": rows, **form, **selection}
     if after:
         values["after"] = after
     return b" ".join([b"peek", name(queue), *flags("peek", values)])

@@ -608,10 +608,13 @@ class ConsumerSession(Session):
         else:
             call.settle()
 
-    def set_prefetch(self, prefetch: int) -> None:
-        """Change the prefetch, also for the lives that follow. 0: as many as the server allows."""
+    def _check_acks(self) -> None:
         if self._settle is None:
             raise InvalidRequest("this consumer was started with auto_ack")
+
+    def set_prefetch(self, prefetch: int) -> None:
+        """Change the prefetch, also for the lives that follow. 0: as many as the server allows."""
+        self._check_acks()
         self._arguments = requests.with_prefetch(self._arguments, prefetch)
         self._prefetch = prefetch
         if self.state is SessionState.UP:
@@ -619,8 +622,7 @@ class ConsumerSession(Session):
 
     def pause(self, for_s: float) -> None:
         """Get no messages for this time."""
-        if self._settle is None:
-            raise InvalidRequest("this consumer was started with auto_ack")
+        self._check_acks()
         if self.state is SessionState.UP:
             # A reject of no message pauses, too.
             self._put(b"a reject %b - --pause=%.6f\n" % (self.consumer_id, for_s))
@@ -633,21 +635,24 @@ class ConsumerSession(Session):
     def ack_all(self, messages: Iterable[Message]) -> None:
         if isinstance(messages, Message):
             raise TypeError("ack needs a list of messages; for one message, use message.ack()")
-        if self._settle is None:
-            raise InvalidRequest("this consumer was started with auto_ack")
+        self._check_acks()
         self._is_settling = True
-        mine = self.consumer_id
-        ack = b"a ack %b %%b\n" % mine.replace(b"%", b"%%")
-        lines = []
+        mine, ids = self.consumer_id, list[bytes]()
         for message in messages:
             if self._held:
                 self._held.pop(message._id, None)
             if message.consumer_id is mine and message._settle is not settled:
-                lines.append(ack % message._id)
+                ids.append(message._id)
             message._settle = settled
-        if lines and self.state is SessionState.UP:
-            # As `requests.line` does: an id may end in a carriage return.
-            self._put(b"".join(lines).replace(b"\r\n", b"\r\r\n"))
+        if ids and self.state is SessionState.UP:
+            self._put_each(b"ack", ids)
+
+    def _put_each(self, action: bytes, message_ids: Iterable[bytes]) -> None:
+        """Send this for each message, by their ids."""
+        form = b"a %b %b %%b\n" % (action, self.consumer_id.replace(b"%", b"%%"))
+        lines = b"".join([form % each for each in message_ids])
+        # As `requests.line` does: an id may end in a carriage return.
+        self._put(lines.replace(b"\r\n", b"\r\r\n"))
 
     def take_ready(self, count_max: int | None) -> list[Message]:
         """Messages that wait, in their order: all, or `count_max`."""
@@ -666,9 +671,7 @@ class ConsumerSession(Session):
         if self.state is SessionState.UP and self.consumer_id:
             if waiting and self._settle is not None:
                 self.pause(LEAVES_S)  # Or the next ones would come in their place.
-                release = b"a release %b %%b\n" % self.consumer_id.replace(b"%", b"%%")
-                lines = b"".join([release % message._id for message in waiting])
-                self._put(lines.replace(b"\r\n", b"\r\r\n"))
+                self._put_each(b"release", [message._id for message in waiting])
             self.request(b"delete_consumer --confirm " + self.consumer_id, call)
         else:
             call.settle()

@@ -61,8 +61,6 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 18
 STUCK_S = 1.0
-ENDS_S = 60.0
-"""For so long a consumer gets nothing that ends with what it has."""
 """How long to wait for a write after a signal."""
 LAST_NUMBER = 10**18
 
@@ -342,8 +340,9 @@ def consume(
     if meta and not as_json:
         raise typer.BadParameter("--meta needs --json: otherwise only the data is printed")
     if count is not None:  # What it does not print is not delivered to it.
-        prefetch = min(prefetch or (PREFETCH if prefetch is None else count), count)
+        prefetch = min(PREFETCH if prefetch is None else prefetch or count, count)
     from mqks.client.options import named  # here, so that --help need not load it
+    from mqks.client.session import LEAVES_S  # here, as above
 
     _check_quiet(timeout)
     if out is not None:
@@ -376,7 +375,7 @@ def consume(
 
             def ack(batch: list["Message"], left: int | None) -> None:
                 if left == 0:
-                    consumer.pause(ENDS_S)
+                    consumer.pause(LEAVES_S)
                 elif left is not None and left < (prefetch or 0):
                     consumer.set_prefetch(left)
                 consumer.ack(batch)

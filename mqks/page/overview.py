@@ -190,17 +190,13 @@ def _needs(
         key = requests.name(name)
         is_dead = history.is_dead_letter_queue(key)
         more = history.growth(key)
+        told = f"{ready:,} ready, {more:,} more in it than 10 minutes ago"
         if is_dead and more > 0:
-            yield (
-                "Dead letters grow",
-                name,
-                f"{ready:,} ready, {more:,} more in it than 10 minutes ago",
-            )
+            yield "Dead letters grow", name, told
         elif more > (GROWTH_MOST if queue["consumers"] else 0):
             why = "behind its consumers" if queue["consumers"] else "without a consumer"
             if queue["paused"] in DELIVERIES_PAUSED:
                 why = "while deliveries are paused"
-            told = f"{ready:,} ready, {more:,} more in it than 10 minutes ago"
             if (held_by := queue["held_by"]) not in (None, "pause"):
                 told += f", held by {held_by}"
             yield f"Grows {why}", name, told

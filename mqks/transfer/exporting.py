@@ -25,8 +25,7 @@ _OFTEN_EMPTY = {
 """Fields that are omitted if they have no value."""
 _PLAIN = re.compile("([^ ]+) event=([^ ,]+)(?:,retry=([0-9]+))?,seq=([0-9]+),time=([0-9]+) (.*)")
 _OF_A_SCHEDULE = (*("name", "cron", "every_s", "tz", "missed", "jitter_s", "paused", "publish"),)
-
-_OF_A_BATCH = (*("name", "done", "dead", "closed", "publish", "publish_on_dead"),)
+_OF_A_BATCH = "name", "done", "dead", "closed", "publish", "publish_on_dead"
 
 
 def lines(source: Source, messages: bool, only: list[str]) -> Iterator[str]:

@@ -102,24 +102,28 @@ def test_two_at_once_are_one_too_many() -> None:
     assert lab.makers() == {b"q": "alice", b"x": "alice"}
 
 
-@pytest.mark.parametrize("action", [b"subscribe", b"consume"])
-def test_requests_that_race_make_no_more(action: bytes) -> None:
-    """Each takes many turns before it makes its queue, and the disk writes between them."""
-    lab = UserLab(calls_a_turn=2, queues_max=3)
+def race(lab: Lab, who: str, action: bytes, reason: str) -> None:
+    """Each request takes many turns before it makes its queue, and the disk writes between them."""
     many = b" ".join(b"e%d" % n for n in range(9000))
     for n in range(5):
-        lab.send(f"alice{n}", b"r%d %b --confirm q%d %b" % (n, action, n % 4, many))
+        lab.send(f"{who}{n}", b"r%d %b --confirm q%d %b" % (n, action, n % 4, many))
     while not (lab.broker.last_errors or lab.broker.queues):
         lab.work()
         lab.take()
     assert not lab.broker.queues
     # The fourth of them is one too many; the fifth is for a queue that is on its way.
     [refused] = lab.broker.last_errors
-    assert refused.reason == "queues_max of user alice is 3, and 3 that it has made exist"
+    assert refused.reason == reason
     lab.land()
     lab.rest()
     assert sorted(lab.broker.queues) == [b"q0", b"q1", b"q2"]
     assert len(lab.broker.last_errors) == 1
+
+
+@pytest.mark.parametrize("action", [b"subscribe", b"consume"])
+def test_requests_that_race_make_no_more(action: bytes) -> None:
+    lab = UserLab(calls_a_turn=2, queues_max=3)
+    race(lab, "alice", action, "queues_max of user alice is 3, and 3 that it has made exist")
     # What was kept for them is free again.
     lab.do("alice1", b"d delete_queue q0")
     assert lab.outcome("alice2", b"s subscribe q4 e") == ""
@@ -129,19 +133,7 @@ def test_requests_that_race_make_no_more(action: bytes) -> None:
 @pytest.mark.parametrize("action", [b"subscribe", b"consume"])
 def test_requests_that_race_make_no_more_than_the_server_may_have(action: bytes) -> None:
     lab = Lab(calls_a_turn=2, queues_max=3)
-    many = b" ".join(b"e%d" % n for n in range(9000))
-    for n in range(5):
-        lab.send(f"k{n}", b"r%d %b --confirm q%d %b" % (n, action, n % 4, many))
-    while not (lab.broker.last_errors or lab.broker.queues):
-        lab.work()
-        lab.take()
-    assert not lab.broker.queues
-    [refused] = lab.broker.last_errors
-    assert refused.reason == "the limit of 3 queues is reached (queues_max)"
-    lab.land()
-    lab.rest()
-    assert sorted(lab.broker.queues) == [b"q0", b"q1", b"q2"]
-    assert len(lab.broker.last_errors) == 1
+    race(lab, "k", action, "the limit of 3 queues is reached (queues_max)")
     lab.do("k1", b"d delete_queue q0", b"s subscribe q4 e", b"s subscribe q5 e")
     assert sorted(lab.broker.queues) == [b"q1", b"q2", b"q4"]
 

@@ -87,8 +87,7 @@ class Read(NamedTuple):
     `form` is the form of the reply: `peek` lines; `scheduled` lines of scheduled messages, and
     `soonest` those that are due first, with the batch of each if `has_batches`; `read` columns,
     with attributes if `has_meta`; `range` only the first and last number, with `at_us` the first
-    message that arrived then or later. If
-    something is `chosen`, only that is in the reply.
+    message that arrived then or later. If something is `chosen`, only that is in the reply.
     `confirm`: a confirm follows it.
     """
 
