@@ -44,6 +44,8 @@ REPLIES_KEPT_S = 60.0
 """So long the queue of a client's replies stays when the client is away."""
 LEAVES_S = 60.0
 """For so long a consumer gets nothing that is about to end."""
+RELEASED_MAX = 1000
+"""More messages that wait return as from a lost connection: each release is a request."""
 LATE_S = 0.05
 """A wait that ends so late was stopped with its process."""
 CATCH_UP_S = 0.5
@@ -665,11 +667,11 @@ class ConsumerSession(Session):
 
     def leave(self, call: Call) -> None:
         """End the consumer behind all acks; what waits unhandled goes back to the queue, as if it
-        had not been delivered."""
+        had not been delivered, unless it is much."""
         waiting = self.ready
         self.ready, self.updates = deque(maxlen=0), deque(maxlen=0)  # What still comes is dropped.
         if self.state is SessionState.UP and self.consumer_id:
-            if waiting and self._settle is not None:
+            if 0 < len(waiting) <= RELEASED_MAX and self._settle is not None:
                 self.pause(LEAVES_S)  # Or the next ones would come in their place.
                 self._put_each(b"release", [message._id for message in waiting])
             self.request(b"delete_consumer --confirm " + self.consumer_id, call)
