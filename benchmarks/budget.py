@@ -61,7 +61,7 @@ class Bench:
         self.intake.receive(self.connection, data)
 
     def commit(self) -> None:
-        self.broker.committed(self.broker.pending.take())
+        self.broker.answers.committed(self.broker.pending.take())
 
     def flush(self) -> int:
         """Take what would be sent; return how many lines that is."""
@@ -149,7 +149,7 @@ def confirm() -> Round:
         bench = Bench(b"s subscribe q e")
         bench.receive(CONFIRMED)
         batch = bench.broker.pending.take()
-        spent = timed(lambda: bench.broker.committed(batch))
+        spent = timed(lambda: bench.broker.answers.committed(batch))
         assert bench.flush() == COUNT
         return spent
 

@@ -1,7 +1,7 @@
 """The broker: queues, bindings, consumers and connections.
 
 The one rule: a call here never waits, and leaves its replies in outboxes and its changes in the
-pending batch. A confirm is written only by `committed`.
+pending batch.
 """
 
 from collections import deque
@@ -31,7 +31,6 @@ from mqks.broker.spine.base.turns import (
     GOES_ON,
     WAITS,
     Places,
-    Rounds,
     Work,
     finish,
     slices,
@@ -41,8 +40,9 @@ from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer, consumers_of
 from mqks.broker.spine.clients.outbox import Flow
 from mqks.broker.spine.clients.refusals import Refusals
+from mqks.broker.spine.log.answers import Answers
 from mqks.broker.spine.log.metadata import MetadataBudget, consumer_bytes, queue_bytes
-from mqks.broker.spine.log.pending import Batch, ErrorRecord, QueueState, Waiters
+from mqks.broker.spine.log.pending import ErrorRecord, QueueState
 from mqks.broker.spine.message.policy import Policy
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery
@@ -59,7 +59,6 @@ from mqks.limits import (
     EVALUATIONS_MAX,
     LISTS_MAX,
     READS_WAITING_MAX,
-    STEP_ERRORS,
     STEP_MESSAGES,
 )
 from mqks.protocol import replies
@@ -102,10 +101,6 @@ class Broker:
         self.shared = Shared(settings, self, FEATURES, facts or Facts(), clock=clock, now_us=now_us)
         self.turns, self.pending = self.shared.turns, self.shared.pending
         self.made = MadeQueues(self.queues, self.turns)
-        self._answers: deque[Work[None]] = deque()
-        """Of the last commits, in their order."""
-        self._held_answers = Rounds[Callable[[], None]]()
-        """Those that may take long, and come after confirms."""
         self.flow = Flow(settings, self.turns, self.shared.outboxes, self._unacked_is_full)
         self.schedule = self.shared.schedule
         self.bindings = Bindings(
@@ -119,7 +114,7 @@ class Broker:
         """Connections that others have expelled, which the server closes."""
         self.orphans: dict[bytes, Queue] = {}
         """Deleted queues that still have consumers, by name."""
-        self.confirmed = self.purged = 0
+        self.purged = 0
         self.loop_held = self.loop_late = 0
         """How often the server's event loop was blocked: see `server/held.py`."""
         self.reverts_seen = 0
@@ -181,6 +176,7 @@ class Broker:
         )
         self.progress = AllProgress()
         self.results = Results(settings, self.shared, self.tracer_of, self._progress_of)
+        self.answers = Answers(self.turns, self.shared.memory, self.results.committed)
         self.schedules = Schedules(self.shared, self.bindings, self.publishing, next_tick)
         self.batches = Batches(settings, self.shared, self.bindings, self.publishing)
         self.policies = Policies(self.queues, self.turns, settings.queue_tables)
@@ -714,102 +710,6 @@ class Broker:
         self.turns.begin()
         while self.schedule.run_next() and not self.turns.over:
             pass
-
-    # -- commits
-
-    @property
-    def is_answering(self) -> bool:
-        """Whether somebody waits for the answer to what is committed."""
-        return bool(self._answers or self._held_answers)
-
-    def committed(self, batch: Batch) -> None:
-        """This batch is on disk: write its confirms, and what else follows, in turns."""
-        self.turns.begin()
-        self.confirmed += batch.waiters.confirmed
-        self._answer(self._written(batch))
-
-    def failed(self, batch: Batch, failure: BadRequest, *, for_room: bool) -> None:
-        """This batch could not be written. Those who wait for it get errors, and consumers that
-        waited for their confirm end; `for_room`: only those who need room. The others wait on, as
-        acks, queues and bindings are written without."""
-        self.turns.begin()
-        waiters, batch.waiters = batch.waiters, Waiters()
-        if for_room:
-            waiters, batch.waiters = waiters.parted()
-        self._answer(self._refused(waiters, failure))
-
-    def _answer(self, work: Work[None]) -> None:
-        # Commit by commit: what a client has asked for is confirmed in its order.
-        if self._answers or not self.turns.run(work):
-            self._answers.append(work)
-            if len(self._answers) == 1:
-                self.turns.later(self._answer_all())
-
-    def _answer_all(self) -> Work[None]:
-        while self._answers:
-            yield from self._answers[0]
-            self._answers.popleft()
-
-    def _written(self, batch: Batch) -> Work[None]:
-        # One write for all confirms of a chunk, whatever their number.
-        waiters, weight = batch.waiters, 0
-        for connection, placing, others in waiters.confirms:
-            ids = placing + others
-            connection.unconfirmed -= len(ids)
-            if not connection.closed:
-                connection.write(replies.confirms(ids))
-            weight += len(ids)
-            if weight >= STEP_MESSAGES:
-                weight = 0
-                yield GOES_ON
-        for some in slices(waiters.counts, STEP_MESSAGES):
-            for connection, request_id, result in some:
-                connection.unconfirmed -= 1
-                if not connection.closed:
-                    connection.write(replies.ok(request_id, result))
-            yield GOES_ON
-        if waiters.held:
-            self._let_go(waiters, is_written=True)
-        if batch.entry.results:
-            yield from self.results.committed(batch.entry.results)
-        for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
-            lane.committed(change.next_seq)
-            weight += 1
-            if weight >= STEP_MESSAGES:
-                weight = 0
-                yield GOES_ON
-        if self.shared.memory.is_short and batch.taken:
-            self.turns.add(self._spill(batch))
-
-    def _refused(self, waiters: Waiters, failure: BadRequest) -> Work[None]:
-        waiting = [(connection, [request_id]) for connection, request_id, _ in waiters.counts]
-        waiting[:0] = [(replier, placing + ids) for replier, placing, ids in waiters.confirms]
-        for connection, ids in waiting:
-            for some in slices(ids, STEP_ERRORS):
-                connection.unconfirmed -= len(some)
-                for request_id in some:
-                    connection.fail(request_id, b"", failure)
-                yield GOES_ON
-        self._let_go(waiters, is_written=False)
-
-    def _let_go(self, waiters: Waiters, *, is_written: bool) -> None:
-        """What was held back until a commit."""
-        is_telling = bool(self._held_answers)
-        for connection, then, _ in waiters.held:
-            self._held_answers.add(partial(then, is_written), connection.party)
-        if self._held_answers and not is_telling:
-            self.turns.add(self._tell_held())
-
-    def _tell_held(self) -> Work[None]:
-        while self._held_answers:
-            self._held_answers.pop()()
-            yield GOES_ON
-
-    def _spill(self, batch: Batch) -> Work[None]:
-        for change, (lane, _) in zip(batch.entry.changes, batch.taken, strict=True):
-            if not lane.deleted:
-                yield from lane.spill(change.next_seq)
-                yield GOES_ON
 
     # -- recovery
 

@@ -23,7 +23,8 @@ from mqks.broker.features.batches.batches import BatchRow
 from mqks.broker.features.jobs.results import Result
 from mqks.broker.features.time.ticks import ScheduleRow
 from mqks.broker.spine.base.ranges import Range, below, numbers
-from mqks.broker.spine.log.pending import NO_MARK, ErrorRecord, Mark, ResultRow
+from mqks.broker.spine.log.pending import ErrorRecord, ResultRow
+from mqks.broker.spine.message.mark import NO_MARK, Mark
 from mqks.broker.spine.message.policy import Policy
 from mqks.errors import JournalDamaged
 from mqks.journal.index import Index, QueueIndex

@@ -14,7 +14,8 @@ import anyio
 from anyio.to_thread import run_sync
 
 from mqks.broker.spine.base.ranges import subtract
-from mqks.broker.spine.log.pending import Entry, Mark
+from mqks.broker.spine.log.pending import Entry
+from mqks.broker.spine.message.mark import Mark
 from mqks.journal.histogram import Histogram
 from mqks.journal.index import Index, QueueIndex, Segment, SegmentFate
 from mqks.journal.queue_log import QueueLog

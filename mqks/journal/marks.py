@@ -11,7 +11,7 @@ from itertools import chain, pairwise
 from typing import Final
 
 from mqks.broker.spine.base.ranges import Range
-from mqks.broker.spine.log.pending import NO_MARK, Mark
+from mqks.broker.spine.message.mark import NO_MARK, Mark
 
 RECORD: Final = struct.Struct(">QQIIIBQQQIQ")
 """Number and mark. Big-endian: sorted as bytes they are sorted by number, then by version."""

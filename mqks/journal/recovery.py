@@ -26,7 +26,7 @@ from operator import itemgetter
 from mqks.broker.broker import Broker
 from mqks.broker.spine.base.ranges import numbers
 from mqks.broker.spine.base.turns import finish
-from mqks.broker.spine.log.pending import NO_MARK, Mark
+from mqks.broker.spine.message.mark import NO_MARK, Mark
 from mqks.broker.spine.message.policy import Policy
 from mqks.broker.spine.queue.queue import Queue
 from mqks.journal.journal import Journal

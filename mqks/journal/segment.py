@@ -15,7 +15,7 @@ from operator import mul
 from typing import Final, NamedTuple
 
 from mqks.broker.spine.base.ranges import Range
-from mqks.broker.spine.log.pending import Mark
+from mqks.broker.spine.message.mark import Mark
 from mqks.errors import MqksError
 from mqks.journal.marks import flags_of, mark_of
 from mqks.limits import SEGMENT_BYTES_MAX

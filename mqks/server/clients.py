@@ -226,7 +226,7 @@ class Clients:
         self.reading.late(self._turn.is_late)
         if self._turn:
             self._schedule_flush()
-        if pending.records > records and not self._broker.unwritable:
+        if pending.records > records and not pending.unwritable:
             self._published.take(published_bytes)
             if pending.records > self._settings.batch_records_max or self._published.room < 0:
                 for client, _, _ in publishers:

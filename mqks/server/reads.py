@@ -22,7 +22,7 @@ from anyio.lowlevel import checkpoint
 from mqks.broker.broker import Broker
 from mqks.broker.spine.base.ranges import numbers
 from mqks.broker.spine.clients.connection import Connection
-from mqks.broker.spine.log.pending import NO_MARK, Mark
+from mqks.broker.spine.message.mark import NO_MARK, Mark
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.selection import Chosen, Read
 from mqks.journal.index import QueueIndex

@@ -386,7 +386,7 @@ class Server:
             # On a full disk the rest stays pending, and is not waited for.
             while (
                 self._writer.busy
-                or self._broker.is_answering
+                or self._broker.answers.are_due
                 or (self._broker.pending and not self._writer.disk_full)
             ):
                 await anyio.sleep(0.005)

@@ -14,6 +14,7 @@ import anyio
 
 from mqks import log
 from mqks.broker.broker import Broker
+from mqks.broker.spine.log.full_disk import take_settled
 from mqks.broker.spine.log.pending import Batch, Need
 from mqks.errors import DiskFull, LowDiskSpace, MqksError, Unwritable
 from mqks.journal.journal import Journal
@@ -175,8 +176,8 @@ class Writer:
         self.stepped()
         if self._gone and batch.must_last:
             # It is in the open files, which may not be found after a restart.
-            self._broker.failed(batch, Unwritable(self._gone), for_room=False)
-        self._broker.committed(batch)
+            self._broker.answers.failed(batch, Unwritable(self._gone), for_room=False)
+        self._broker.answers.committed(batch)
         self._release()
         if self._broker.pending:
             # Confirms release consumers, and their deliveries must be written too.
@@ -315,7 +316,7 @@ class Writer:
         while not self.stopping:
             self.stepped()
             await store.give_up_reserves()
-            await self._write(pending.take_settled())
+            await self._write(take_settled(pending))
             await self._let_go()
             if await self._has_room() and await self._write(pending.take()):
                 self.disk_full = ""
@@ -346,7 +347,7 @@ class Writer:
         if not (await self._has_room() and await self._write(pending.take(whole=True))):
             batch = pending.take(whole=True)
             if batch.has_messages:  # Otherwise it is settled, and `_until_room` writes it.
-                self._broker.failed(batch, failure, for_room=True)
+                self._broker.answers.failed(batch, failure, for_room=True)
             pending.put_back(batch)
             self._release()
             self._flush()

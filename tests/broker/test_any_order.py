@@ -13,7 +13,7 @@ from mqks.broker.features.order import keyed, placed, ranked
 from mqks.broker.features.time import delays, expiry
 from mqks.broker.requests import scheduled
 from mqks.broker.spine.log import pending as pending_module
-from mqks.broker.spine.log.pending import NO_MARK
+from mqks.broker.spine.message.mark import NO_MARK
 from mqks.broker.spine.queue import blocks, lane, order, queue
 from mqks.broker.spine.queue.order import Rest
 from tests.fuzz.invariants import require, waiting

@@ -11,7 +11,8 @@ import pytest
 
 from mqks.broker.features.admission.capacity import Capacity
 from mqks.broker.spine.base.turns import finish
-from mqks.broker.spine.log.pending import Mark, Run
+from mqks.broker.spine.log.pending import Run
+from mqks.broker.spine.message.mark import Mark
 from mqks.broker.spine.routing import bindings, publishing
 from mqks.limits import GATHERED_MAX, GROUPS_QUEUES, MASKS_MAX, ONCE_ID_BYTES_MAX
 from tests.kit.bare import BareWorld, ask, bare
@@ -224,7 +225,7 @@ def test_once_to_a_queue_after_others_is_stored_before_its_confirm(
         if b"o" in confirmed:
             assert broker.queues[b"alone"].ready == 1
             assert b"o" in once
-        broker.committed(batch)
+        broker.answers.committed(batch)
     assert confirmed == [b"o"]
     assert once == [b"w", b"o"]
 

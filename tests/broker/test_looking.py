@@ -12,7 +12,8 @@ import anyio
 import pytest
 
 from mqks import InvalidRequest, blocking
-from mqks.broker.spine.log.pending import Entry, LaneChange, Mark, QueueState, Run
+from mqks.broker.spine.log.pending import Entry, LaneChange, QueueState, Run
+from mqks.broker.spine.message.mark import Mark
 from mqks.broker.spine.message.policy import Policy
 from mqks.commands import main
 from mqks.journal.journal import Journal

@@ -418,7 +418,7 @@ class Machine(RuleBasedStateMachine):
         self.on_disk = deepcopy(self.model)
         queues = self.broker.queues.items()
         self.model.commit({n.decode() for n, each in queues if not each.lane.blocks.is_first_held})
-        self.broker.committed(batch)
+        self.broker.answers.committed(batch)
         self._tell_what_is_away()
         for name in self.on_disk.queues:
             self.read_all(name)
@@ -449,7 +449,7 @@ class Machine(RuleBasedStateMachine):
             # What a failure tells to those who wait is the disk-full tests' to check.
             self.broker.pending.put_back(batch)
             return
-        self.broker.failed(batch, DiskFull("full"), for_room=True)
+        self.broker.answers.failed(batch, DiskFull("full"), for_room=True)
         self.broker.pending.put_back(batch)
 
     @rule(idle=st.booleans())

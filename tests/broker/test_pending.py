@@ -26,7 +26,7 @@ def test_what_the_writer_must_do(requests: bytes, need: Need) -> None:
     client = world.connection("k")
     world.intake.receive(client, b"s subscribe q e\nc consume q --manual-ack\nm publish e x\n")
     pending = world.broker.pending
-    world.broker.committed(pending.take())
+    world.broker.answers.committed(pending.take())
     assert not pending
 
     world.intake.receive(client, requests)

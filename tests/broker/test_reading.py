@@ -318,7 +318,7 @@ async def test_who_asks_for_little_does_not_wait_for_those_who_ask_for_much() ->
     world.intake.receive(world.connection("new"), b"".join(lines))
     batch = broker.pending.take()
     await journal.write(batch.entry)
-    broker.committed(batch)
+    broker.answers.committed(batch)
 
     answered: list[int] = []
     wanted = [b"p peek q --id=m7\n", b"p peek q --limit=1\n", b"p range q\n"]

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from mqks.broker.features.death.fates import fate
-from mqks.broker.spine.log.pending import Mark
+from mqks.broker.spine.message.mark import Mark
 from mqks.broker.spine.message.policy import Policy
 from mqks.broker.spine.message.states import AFTER, DEATHS, Event, State
 from mqks.broker.spine.queue.shared import REASONS

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mqks.broker.spine.log.full_disk import take_settled
 from mqks.broker.spine.log.pending import Batch
 from mqks.limits import (
     BATCH_COPIES_MAX,
@@ -197,7 +198,7 @@ def test_on_a_full_disk_a_trim_waits_for_its_messages() -> None:
     ask(world, b"d delete_consumer --confirm c\nm publish i 1\nm publish i 2")
     pending = world.broker.pending
     transaction(world, b"r trim in 9\nx publish e 1")
-    assert written(pending.take_settled()) == (0, 0)
+    assert written(take_settled(pending)) == (0, 0)
     assert written(pending.take()) == (1, 2)
 
 
@@ -206,7 +207,7 @@ def test_on_a_full_disk_nothing_of_it_is_written_before_its_messages() -> None:
     pending = world.broker.pending
     lines = b"a ack c m0\nr reject c m1\nl release c m2"
     transaction(world, lines + b"\nx publish e 1")
-    settled = pending.take_settled()
+    settled = take_settled(pending)
     assert written(settled) == (0, 0)
     assert not any(change.marks for change in settled.entry.changes)
     batch = pending.take()

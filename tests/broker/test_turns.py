@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mqks.broker.features.time.times import timed
 from mqks.broker.spine.base.turns import finish
 from mqks.broker.spine.clients.outbox import Outbox
+from mqks.broker.spine.log.full_disk import take_settled
 from mqks.broker.spine.log.pending import Run
 from mqks.broker.spine.queue import blocks as blocks_module
 from mqks.broker.spine.queue import lane as lane_module
@@ -415,7 +416,7 @@ def test_on_a_full_disk_messages_stay_pending_and_are_counted() -> None:
     broker, connection = world.broker, world.connection("k")
     world.intake.receive(connection, b"m2 publish --once e b\na ack c m1\n")
 
-    settled = broker.pending.take_settled()
+    settled = take_settled(broker.pending)
 
     [change] = settled.entry.changes
     assert (change.runs, change.acks, settled.entry.once) == ([], [(1, 1)], [])
@@ -666,16 +667,16 @@ def test_what_waits_for_one_commit_is_answered_in_turns_and_parties_take_turns(
     batch = broker.pending.take(whole=True)
     assert not broker.pending
     if is_written:
-        broker.committed(batch)
+        broker.answers.committed(batch)
     else:
-        broker.failed(batch, BadRequest("the disk is full"), for_room=True)
+        broker.answers.failed(batch, BadRequest("the disk is full"), for_room=True)
     turns = 0
     while not last.outbox:
-        assert broker.is_answering
+        assert broker.answers.are_due
         broker.go_on()
         turns += 1
     assert answered() < 5
-    while broker.is_answering:
+    while broker.answers.are_due:
         broker.go_on()
         turns += 1
     assert answered() == len(crowd)
@@ -694,7 +695,7 @@ def test_confirms_of_one_commit_are_written_in_turns() -> None:
         world.intake.receive(connection, lines)
     broker = world.broker
     broker.turns.chunk_s = -1.0
-    broker.committed(broker.pending.take())
+    broker.answers.committed(broker.pending.take())
     assert [bool(each.outbox) for each in connections] == [True] + [False] * 19
     for each in connections:
         world.send("k", b"")
@@ -710,7 +711,7 @@ def test_a_commit_of_very_many_queues_with_delays_lets_go_of_their_bodies_in_tur
     broker = world.broker
     batch = broker.pending.take(whole=True)
     broker.turns.chunk_s = -1.0
-    broker.committed(batch)
+    broker.answers.committed(batch)
 
     def held() -> int:
         return sum(len(timed(each).delays.bodies) for each in broker.queues.values())

@@ -10,7 +10,8 @@ from itertools import groupby
 from mqks.broker.broker import Broker
 from mqks.broker.spine.base.facts import Facts
 from mqks.broker.spine.base.ranges import compress
-from mqks.broker.spine.log.pending import Entry, Mark, QueueState, ResultRow, Run
+from mqks.broker.spine.log.pending import Entry, QueueState, ResultRow, Run
+from mqks.broker.spine.message.mark import Mark
 from mqks.limits import PAGE_BYTES, SCHEDULED_SEQ
 
 FAR_MORE = 1 << 40

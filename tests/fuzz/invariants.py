@@ -30,7 +30,7 @@ from mqks.broker.features.time.times import timed
 from mqks.broker.features.trace.both import Tracers
 from mqks.broker.spine.clients.consumer import UNACKED_OVERHEAD_BYTES, Consumer, consumers_of
 from mqks.broker.spine.log.metadata import binding_bytes, consumer_bytes, mask_bytes, queue_bytes
-from mqks.broker.spine.log.pending import NO_MARK
+from mqks.broker.spine.message.mark import NO_MARK
 from mqks.broker.spine.message.states import AFTER, APPENDS, State
 from mqks.broker.spine.queue.blocks import MESSAGE_OVERHEAD_BYTES
 from mqks.broker.spine.queue.order import Rest
@@ -598,7 +598,13 @@ def digest(broker: Broker) -> tuple[object, ...]:
         dict(broker.pending.entry.bindings),
         [_consumer_digest(each) for each in broker.consumers.values()],
         [each.id for each in broker.flow.unacked.waiters if isinstance(each, Consumer)],
-        (counters.published, counters.queued, counters.unroutable, broker.confirmed, broker.purged),
+        (
+            counters.published,
+            counters.queued,
+            counters.unroutable,
+            broker.answers.confirmed,
+            broker.purged,
+        ),
         (counters.delivered, counters.redelivered, counters.consumed, counters.rejected),
         (
             shared.memory.used,

@@ -3,7 +3,7 @@
 The one rule: these bytes never change, since databases have them.
 """
 
-from mqks.broker.spine.log.pending import Mark
+from mqks.broker.spine.message.mark import Mark
 from mqks.journal.segment import checksum, decode
 
 SEGMENT_ID, CRC = 3, 618806370

@@ -24,15 +24,8 @@ from hypothesis import strategies as st
 from mqks.broker.broker import Broker as LocalBroker
 from mqks.broker.spine.base.ranges import Range, compress
 from mqks.broker.spine.log import pending
-from mqks.broker.spine.log.pending import (
-    NO_MARK,
-    Entry,
-    ErrorRecord,
-    LaneChange,
-    Mark,
-    QueueState,
-    Run,
-)
+from mqks.broker.spine.log.pending import Entry, ErrorRecord, LaneChange, QueueState, Run
+from mqks.broker.spine.message.mark import NO_MARK, Mark
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import ClaimLost, DiskFull, JournalDamaged

@@ -13,6 +13,7 @@ from typing import Any
 from mqks.broker.broker import Broker
 from mqks.broker.requests.intake import Intake
 from mqks.broker.spine.clients.outbox import Outbox
+from mqks.broker.spine.log.full_disk import take_settled
 from mqks.broker.spine.log.pending import Batch, ErrorRecord, Run
 from mqks.broker.spine.queue.shared import Fetch, Place
 from mqks.errors import DiskFull
@@ -88,7 +89,7 @@ class Played:
 
     def write(self, batch: Batch) -> None:
         self.disk.write(batch.entry)
-        self.timed(self.broker.committed, batch)
+        self.timed(self.broker.answers.committed, batch)
 
     def take(self) -> None:
         """Begin to write what is pending."""
@@ -113,7 +114,7 @@ class Played:
             while pending:
                 self.write(pending.take())
         elif pending.waiters:
-            self.write(pending.take_settled())
+            self.write(take_settled(pending))
             pending.put_back(pending.take(whole=True))
 
     def fill(self) -> None:
@@ -125,7 +126,7 @@ class Played:
         self.in_flight = []
         broker.unwritable = str(full)
         for batch in batches:
-            self.timed(partial(broker.failed, for_room=True), batch, full)
+            self.timed(partial(broker.answers.failed, for_room=True), batch, full)
             broker.pending.put_back(batch)
 
     def make_room(self) -> None:

@@ -221,7 +221,7 @@ FAULTS: Final = (
     Fault(
         "acks-on-a-full-disk",
         "server/writer.py",
-        "            await self._write(pending.take_settled())\n",
+        "            await self._write(take_settled(pending))\n",
         "",
         LIVES,
         "a full disk kept acks from being written",

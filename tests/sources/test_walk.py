@@ -1,6 +1,6 @@
 """The tracer of walks finds what it is meant to find, and nothing else."""
 
-from mqks.broker.broker import Broker
+from mqks.broker.spine.log.answers import Answers
 from mqks.broker.spine.queue.queue import Queue
 from mqks.journal.sqlite.store import SqliteStore
 from tests.kit.compiled import patches_modules
@@ -23,7 +23,7 @@ def test_walks_are_traced() -> None:
     publish, ack = walks[walk.PUBLISH], walks[walk.ACK]
     assert publish.functions >= {
         Queue._dispatch.__code__,
-        Broker.committed.__code__,
+        Answers.committed.__code__,
         SqliteStore._committed.__code__,
     }
     assert Queue._dispatch.__code__ not in ack.functions

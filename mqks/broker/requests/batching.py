@@ -16,7 +16,7 @@ from mqks.broker.requests.checks import check_not_read_only
 from mqks.broker.spine.base.turns import GOES_ON, Work, slices
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer
-from mqks.broker.spine.log.pending import NO_MARK
+from mqks.broker.spine.message.mark import NO_MARK
 from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import BadRequest, Unwritable
 from mqks.limits import STEP_NAMES

@@ -14,7 +14,7 @@ from mqks.broker.features.time.times import timed
 from mqks.broker.requests.checks import Doing, check_writable, existing
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.connection import Connection
-from mqks.broker.spine.log.pending import Mark
+from mqks.broker.spine.message.mark import Mark
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import BadRequest, LimitExceeded

@@ -13,7 +13,7 @@ from mqks.broker.features.time.times import timed
 from mqks.broker.requests.checks import Doing, check_writable
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.clients.connection import Connection
-from mqks.broker.spine.log.pending import group_of
+from mqks.broker.spine.message.mark import group_of
 from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.queue import Queue
 from mqks.limits import STEP_BODIES

@@ -24,7 +24,8 @@ from mqks.broker.requests.batching import count_running
 from mqks.broker.spine.base.turns import GOES_ON, Work, ordered, slices
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer, consumers_of
-from mqks.broker.spine.log.pending import NO_MARK, ErrorRecord
+from mqks.broker.spine.log.pending import ErrorRecord
+from mqks.broker.spine.message.mark import NO_MARK
 from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import BadRequest
 from mqks.limits import STATS_BYTES_MAX, STATS_ROWS_DEFAULT, STEP_BODIES, STEP_MASKS, STEP_NAMES
@@ -80,7 +81,7 @@ def totals(broker: Broker) -> Work[Row]:
         "received": broker.shared.counters.published,
         "routed": broker.shared.counters.queued,
         "unroutable": broker.shared.counters.unroutable,
-        "confirmed": broker.confirmed,
+        "confirmed": broker.answers.confirmed,
         "delivered": broker.shared.counters.delivered,
         "redelivered": broker.shared.counters.redelivered,
         "acknowledged": broker.shared.counters.consumed,

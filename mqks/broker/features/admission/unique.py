@@ -21,7 +21,7 @@ from mqks.broker.features.time.times import timed
 from mqks.broker.spine.base.ranges import among
 from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, emptied, slices
 from mqks.broker.spine.clients.consumer import consumers_of
-from mqks.broker.spine.log.pending import NO_MARK
+from mqks.broker.spine.message.mark import NO_MARK
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.seams import UniqueClaim
 from mqks.broker.spine.queue.shared import Place

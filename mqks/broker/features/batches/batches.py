@@ -236,6 +236,7 @@ class Batches:
     def _change(self, batch: LiveBatch) -> None:
         """Write its row with the next commit, together with what is counted."""
         self._changed[batch] = None
+        self._pending.ending = self
         self._pending.entry.batches[batch.name] = ""  # Filled in by `end`.
         self._pending.in_one_piece = True
 
@@ -274,13 +275,9 @@ class Batches:
     def _look(self, batch: LiveBatch) -> None:
         if batch.row.closed and not (batch.living or batch.is_ending):
             self._ending[batch] = None
+            self._pending.ending = self
 
     # -- the end
-
-    @property
-    def is_due(self) -> bool:
-        """Whether some may have ended."""
-        return bool(self._ending)
 
     def end(self) -> None:
         """A commit is about to take all that is pending: what follows those that have ended joins
@@ -290,6 +287,8 @@ class Batches:
                 break
             self._end_one()
         self._end_later()
+        if not self._ending:
+            self._pending.ending = None
         batches = self._pending.entry.batches
         for batch in self._changed:
             batches[batch.name] = json.dumps(
@@ -312,6 +311,8 @@ class Batches:
             self._end_one()
             yield GOES_ON
         self._is_ending_rest = False
+        if not self._changed:
+            self._pending.ending = None
 
     def _end_one(self) -> None:
         batch = next(iter(self._ending))

@@ -12,7 +12,7 @@ from zlib import crc32
 from mqks.broker.features.death.dead_letters import with_published
 from mqks.broker.features.death.deaths import Dead, kill, kill_ready
 from mqks.broker.features.death.moves import move
-from mqks.broker.spine.log.pending import Mark, id_checksum
+from mqks.broker.spine.message.mark import Mark, id_checksum
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import AFTER, APPENDS, DEATHS, KILL, REJECT, Event, State
 from mqks.broker.spine.queue.lane import Delivery

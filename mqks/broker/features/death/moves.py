@@ -9,7 +9,7 @@ comes, because a consumer has got it, is left alone and not counted.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work
-from mqks.broker.spine.log.pending import Mark
+from mqks.broker.spine.message.mark import Mark
 from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.selection import Chosen
 from mqks.broker.spine.queue.shared import Place

@@ -14,7 +14,7 @@ from typing import Final
 from mqks.broker.spine.base.budget import Budget
 from mqks.broker.spine.base.ranges import Numbers
 from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, emptied, ordered, slices
-from mqks.broker.spine.log.pending import Mark, id_checksums
+from mqks.broker.spine.message.mark import Mark, id_checksums
 from mqks.broker.spine.queue.blocks import MESSAGE_OVERHEAD_BYTES
 from mqks.broker.spine.queue.lane import Delivery
 from mqks.limits import (

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from mqks.broker.features.death import fates
 from mqks.broker.features.time.times import timed
 from mqks.broker.spine.clients.connection import Connection
-from mqks.broker.spine.log.pending import Entry, Mark
+from mqks.broker.spine.log.pending import Entry
+from mqks.broker.spine.message.mark import Mark
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.order import Rest, Taker
 from mqks.broker.spine.queue.queue import Queue

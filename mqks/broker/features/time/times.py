@@ -17,7 +17,7 @@ from mqks.broker.features.time.delays import Delays
 from mqks.broker.features.time.expiry import OVERDUE, Expiry
 from mqks.broker.spine.base.schedule import Alarm
 from mqks.broker.spine.base.turns import WAITS, Places, Work
-from mqks.broker.spine.log.pending import Mark
+from mqks.broker.spine.message.mark import Mark
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.shared import Place
 from mqks.errors import MqksError

@@ -13,7 +13,7 @@ from typing import Final, cast
 from mqks.broker.spine.base.budget import Budget
 from mqks.broker.spine.base.turns import GOES_ON, Work, emptied, ordered, slices
 from mqks.broker.spine.clients.outbox import Outbox
-from mqks.broker.spine.log.pending import NO_MARK
+from mqks.broker.spine.message.mark import NO_MARK
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery

@@ -8,12 +8,12 @@ marks only grow. Those who wait are kept separately.
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Final, NamedTuple, Protocol
-from zlib import crc32
+from typing import Final, NamedTuple, Protocol
 
 from mqks.audit import AuditRecord
 from mqks.broker.spine.base.ranges import Range
 from mqks.broker.spine.base.turns import Work
+from mqks.broker.spine.message.mark import Mark
 from mqks.broker.spine.message.policy import Policy
 from mqks.errors import BadRequest
 from mqks.limits import AUDIT_TOLD_MAX, BATCH_COPIES_MAX, BATCH_QUEUES_MAX
@@ -22,135 +22,11 @@ SMALL_RECORDS_MAX: Final = 256
 """Larger batches go to the writer's task, so that the next batch forms meanwhile."""
 
 
-_GROUP: Final = 0xFFFF0000
-"""The bits of a checksum that are those of the group."""
-
-
-def id_checksum(message_id: bytes) -> int:
-    """By this a scheduled message is searched: by its id, or by its group."""
-    group, has_group, _ = message_id.partition(b"#")
-    crc = crc32(message_id)
-    return crc32(group) & _GROUP | crc & ~_GROUP if has_group else crc
-
-
-def id_checksums(wanted: bytes) -> tuple[int, set[int]]:
-    """A mask, and what the checksum of a wanted message has there."""
-    if group := group_of(wanted):
-        return _GROUP, {id_checksum(group) & _GROUP}
-    # Up to 0.2 there were no groups.
-    return 0xFFFFFFFF, {id_checksum(wanted), crc32(wanted)}
-
-
-def group_of(wanted: bytes) -> bytes:
-    """What the ids of the wanted group begin with; empty if one id is wanted."""
-    return wanted[:-1] if wanted.endswith(b"#*") else b""
-
-
 class Run(NamedTuple):
     """Messages with consecutive sequence numbers from `first` on."""
 
     first: int
     lines: list[bytes]
-
-
-RELEASE: Final = 1 << 32
-"""Added to the version of a mark by a release that counts."""
-
-
-class Mark(NamedTuple):
-    """The state of a message besides its body. Times are microseconds since 1970, 0 for none."""
-
-    version: int = 0
-    """Grows with each change: of two marks of one message the higher version counts. The part from
-    `RELEASE` on is the number of releases that were counted."""
-    retry: int = 0
-    """How often it was returned, or leased."""
-    rejects: int = 0
-    losses: int = 0
-    """How often its consumer rejected it, and was lost while holding it."""
-    redelivered: bool = False
-    """Delivered since it was marked: if it is alive after a crash, a consumer held it."""
-    is_dated: bool = False
-    """It is due by the wall clock, even when the clock is set; otherwise after a delay."""
-    keeps_place: bool = False
-    """When due, it returns to its old place instead of the tail."""
-    due_us: int = 0
-    """It is scheduled until then."""
-    expires_us: int = 0
-    """Its own TTL ends then."""
-    joined_us: int = 0
-    """When it joined the queue, if that is not the time of its number."""
-    id_crc: int = 0
-    """The `id_checksum` of its id, while it is scheduled."""
-    batch: int = 0
-    """The number of the batch that it is a member of."""
-
-    def changed(self, **changes: Any) -> "Mark":
-        """The next version."""
-        return self._replace(version=self.version + 1, **changes)
-
-    def delivered(self) -> "Mark":
-        """The mark after a delivery."""
-        if self is NO_MARK:
-            return _DELIVERED
-        version, retry, rejects, losses = self[:4]
-        return Mark(version + 1, retry, rejects, losses, True, *self[5:])
-
-    def returned(self) -> "Mark":
-        """The mark after it was returned once more."""
-        return _RETURNED if self is NO_MARK else self._back()
-
-    def released(self) -> "Mark":
-        """The mark after a consumer has released it: nothing is counted."""
-        return self.changed(redelivered=False)
-
-    def release_counted(self) -> "Mark":
-        """The mark where that counts as a delivery."""
-        return self._replace(version=self.version + RELEASE)
-
-    @property
-    def deliveries(self) -> int:
-        """How often it was delivered and has returned; releases only where they were counted."""
-        return self.retry + self.version // RELEASE
-
-    def rejected(self) -> "Mark":
-        """The mark after it was rejected once more."""
-        return _REJECTED if self is NO_MARK else self._back(rejected=1)
-
-    def lost(self) -> "Mark":
-        """The mark after its consumer was lost once more."""
-        return _LOST if self is NO_MARK else self._back(lost=1)
-
-    def _back(self, rejected: int = 0, lost: int = 0) -> "Mark":
-        version, retry, rejects, losses = self[:4]
-        return Mark(version + 1, retry + 1, rejects + rejected, losses + lost, False, *self[5:])
-
-    def shifted(self, set_us: int) -> "Mark":
-        """The mark after the wall clock was set by so much, which its TTL does not follow."""
-        expires_us, joined_us = self.expires_us, self.joined_us
-        return self._replace(
-            expires_us=expires_us and expires_us + set_us,
-            joined_us=joined_us and joined_us + set_us,
-        )
-
-    def due(self, now_us: int) -> "Mark":
-        """The mark when it is due. If it was never ready before, its TTL starts now."""
-        is_new = self.expires_us and not self.version
-        return self._replace(
-            due_us=0,
-            is_dated=False,
-            keeps_place=False,
-            id_crc=0,
-            expires_us=self.expires_us + (now_us - self.due_us if is_new else 0),
-        )
-
-
-NO_MARK = Mark()
-_DELIVERED = Mark(1, redelivered=True)
-_RETURNED = NO_MARK._back()
-_REJECTED = NO_MARK._back(rejected=1)
-_LOST = NO_MARK._back(lost=1)
-"""The marks of most messages that have one, made once."""
 
 
 class LaneChange(NamedTuple):
@@ -174,13 +50,13 @@ class Changed(Protocol):
     """A `Lane`, which collects its changes until they are taken. What it can do is told there."""
 
     deleted: bool
+    on_written: Callable[[int], None] | None
     taken_end: int
     unwritten: list[bytes]
     aside: list[bytes]
 
     def take_change(self) -> LaneChange | None: ...
     def put_back(self, change: LaneChange, taken_end: int) -> None: ...
-    def committed(self, end: int) -> None: ...
     def spill(self, committed: int) -> Work[None]: ...
 
 
@@ -193,13 +69,9 @@ class Members(Protocol):
     def count(self, batch: int, living: int, *, new: int = 0, dead: int = 0) -> None:
         """So many more of its messages are alive; so many are new, or have died."""
 
-    @property
-    def is_due(self) -> bool:
-        """Whether `end` may add something."""
-
     def end(self) -> None:
         """A commit is about to take all that is pending: add what follows from the batches that
-        have ended."""
+        have ended, and what has changed."""
 
 
 class Replier(Protocol):
@@ -474,6 +346,8 @@ class Pending:
         """A move from one lane to another, a tick, a transaction or what a batch counts must not be
         written in part."""
         self.members: Members | None = None
+        self.ending: Members | None = None
+        """The same, while their `end` has something to add."""
         self.dirty: list[Changed] = []
         self.unwritable = ""
         """Why nothing can be written durably; publishes are refused while this is not empty."""
@@ -493,7 +367,7 @@ class Pending:
     @property
     def need(self) -> Need:
         """The one question of the writer."""
-        if self.members is not None and self.members.is_due:  # A row goes with what follows.
+        if self.ending is not None:  # A row goes with what follows.
             return Need.WRITE_MUCH
         if not self.has_changes:
             return Need.CONFIRM if self.waiters else Need.NOTHING
@@ -528,8 +402,8 @@ class Pending:
     def take(self, *, whole: bool = False) -> Batch:
         """Take everything; the next batch begins. A batch of very many queues or messages is taken
         in pieces, unless `whole`."""
-        if self.members is not None:
-            self.members.end()
+        if self.ending is not None:
+            self.ending.end()
         if whole or self.in_one_piece:
             self._gather_rest()
         batch, self._rest = self._rest or self._gathered(), None
@@ -579,56 +453,3 @@ class Pending:
         self.records += batch.entry.records
         self.in_one_piece = self.in_one_piece or batch.in_one_piece
         self.is_urgent = True
-
-    def take_settled(self) -> Batch:
-        """Take what frees space on a full disk: acks of durable messages, queues, bindings, errors,
-        and everybody who waits. Messages stay pending, and so do `--once` ids, schedules, results
-        and batches: a durable id without its message would block the message permanently, and a
-        tick, or what follows a batch, be lost."""
-        batch = self.take(whole=True)
-        entry = batch.entry
-        rest = Batch(
-            Entry(
-                once=entry.once,
-                schedules=entry.schedules,
-                results=entry.results,
-                batches=entry.batches,
-                records=len(entry.once) + len(entry.results),
-            ),
-            in_one_piece=batch.in_one_piece,
-        )
-        changes, entry.changes, entry.once = entry.changes, [], []
-        entry.schedules, entry.results, entry.batches = {}, {}, {}
-        for change, (lane, taken_end) in zip(changes, batch.taken, strict=True):
-            # A mark may be of a transaction, whose messages stay pending.
-            settled, later = split(change, taken_end, 0 if batch.in_one_piece else taken_end)
-            entry.changes.append(settled)
-            if later is not None:
-                rest.entry.changes.append(later)
-                rest.entry.records += sum(len(run.lines) for run in later.runs) + len(later.marks)
-                rest.taken.append((lane, taken_end))
-        entry.records = max(0, entry.records - rest.entry.records)
-        self.put_back(rest)
-        return batch
-
-
-def split(
-    change: LaneChange, taken_end: int, marks_end: int
-) -> tuple[LaneChange, LaneChange | None]:
-    """The part of a change about numbers below `taken_end`, of marks below `marks_end`, and the
-    rest, if any: new messages, their marks and acks, and what must be written together with
-    them."""
-    lane_id, next_seq, cursor, runs, acks, moved, marks = change
-    settled = LaneChange(
-        lane_id,
-        taken_end,
-        min(taken_end, cursor),
-        [],
-        acks,
-        [],
-        {number: mark for number, mark in marks.items() if number < marks_end},
-    )
-    later = {number: mark for number, mark in marks.items() if number >= marks_end}
-    if not (runs or moved or later or next_seq > taken_end):
-        return settled, None
-    return settled, LaneChange(lane_id, next_seq, cursor, runs, [], moved, later)

@@ -8,7 +8,7 @@ aside, from SCHEDULED_SEQ on, until it joins.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Protocol
 
@@ -24,7 +24,8 @@ from mqks.broker.spine.base.ranges import (
     within,
 )
 from mqks.broker.spine.base.turns import GOES_ON, Work, emptied
-from mqks.broker.spine.log.pending import NO_MARK, LaneChange, Mark, Pending, Run
+from mqks.broker.spine.log.pending import LaneChange, Pending, Run
+from mqks.broker.spine.message.mark import NO_MARK, Mark
 from mqks.broker.spine.queue.blocks import Blocks
 from mqks.broker.spine.queue.seams import Expiring, Keys
 from mqks.errors import MqksError
@@ -43,7 +44,6 @@ class LaneOwner(Protocol):
 
     @property
     def is_served(self) -> bool: ...
-    def committed(self, end: int) -> None: ...
     def become_sparse(self) -> None: ...
     def none_expires(self) -> None: ...
     def see_attributes(self, lines: list[bytes]) -> None: ...
@@ -65,8 +65,16 @@ class Lane:
     __slots__ = (
         *("acked", "acked_ranges", "aside", "aside_end", "blocks", "taken_end", "cursor"),
         *("cursor_moved", "deleted", "dirty", "expiry", "has_attributes", "id", "marked", "marks"),
-        *("members", "memory", "moved", "next_aside", "next_seq", "owner", "paging", "pending"),
-        *("returned", "unique", "unwritten", "unwritten_first", "unwritten_runs", "watcher"),
+        *("members", "memory", "moved", "next_aside", "next_seq", "on_written", "owner", "paging"),
+        *(
+            "pending",
+            "returned",
+            "unique",
+            "unwritten",
+            "unwritten_first",
+            "unwritten_runs",
+            "watcher",
+        ),
     )
 
     def __init__(self, lane_id: int, owner: LaneOwner, memory: Budget, pending: Pending) -> None:
@@ -100,6 +108,8 @@ class Lane:
         # What the next batch takes, in `take_change`.
         self.dirty = False
         """There is something."""
+        self.on_written: Callable[[int], None] | None = None
+        """Called after each commit: numbers below this one are on disk."""
         self.taken_end = 1
         """Numbers below this one were taken by an earlier batch,"""
         self.aside_end = SCHEDULED_SEQ
@@ -536,10 +546,6 @@ class Lane:
             self._count(mark.batch, 1)
         if self.expiry is not None:
             self.expiry.add(number, mark.expires_us, mark.joined_us)
-
-    def committed(self, end: int) -> None:
-        """Numbers below `end` are on disk."""
-        self.owner.committed(end)
 
     def spill(self, committed: int) -> Work[None]:
         """Remove bodies from memory that are on disk: numbers below `committed` have been synced.

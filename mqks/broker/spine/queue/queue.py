@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from mqks.broker.spine.base.ranges import Range, compress, union
 from mqks.broker.spine.base.turns import GOES_ON, Work
-from mqks.broker.spine.log.pending import Mark, QueueState, Run, id_checksum
+from mqks.broker.spine.log.pending import QueueState, Run
+from mqks.broker.spine.message.mark import Mark, id_checksum
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import REJECT, Event
 from mqks.broker.spine.queue.lane import Delivery, Lane, free
@@ -254,6 +255,7 @@ class Queue:
         """Its timers, which it has from now on."""
         if self.times is None:
             self.times = self.shared.features.timers(self)
+            self.lane.on_written = self._written
             self._choose_returns()
         return self.times
 
@@ -261,7 +263,7 @@ class Queue:
         """No message waits for a time any more."""
         if self.times is not None:
             self.shared.turns.add(free(self.times.delete()))
-            self.times = self.lane.expiry = None
+            self.times = self.lane.expiry = self.lane.on_written = None
             self._choose_returns()
 
     def none_expires(self) -> None:
@@ -554,7 +556,7 @@ class Queue:
         arrived_us = self.shared.facts.arrived_us(self.id, number)
         return arrived_us or self.shared.schedule.wall_us()
 
-    def committed(self, end: int) -> None:
+    def _written(self, end: int) -> None:
         """Numbers below `end` are on disk."""
         if self.times is not None:  # There may be many queues.
             self.shared.turns.later(self.times.committed(end, self.lane.aside_end))

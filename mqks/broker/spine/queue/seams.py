@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, NamedTuple, Protocol
 
 from mqks.broker.spine.base.turns import Work
-from mqks.broker.spine.log.pending import Mark
+from mqks.broker.spine.message.mark import Mark
 from mqks.broker.spine.message.policy import Policy
 from mqks.broker.spine.message.states import Event
 from mqks.protocol.requests import UniqueTerms

@@ -12,7 +12,8 @@ from mqks.broker.spine.base.facts import Facts
 from mqks.broker.spine.base.notices import Notices
 from mqks.broker.spine.base.schedule import Schedule
 from mqks.broker.spine.base.turns import Turns, Work
-from mqks.broker.spine.log.pending import Mark, Pending, Run
+from mqks.broker.spine.log.pending import Pending, Run
+from mqks.broker.spine.message.mark import Mark
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery, Lane
