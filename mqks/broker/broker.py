@@ -48,12 +48,14 @@ from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.order import Rest
 from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.recovery import delete, start
+from mqks.broker.spine.queue.rules import apply
 from mqks.broker.spine.queue.seams import Tracer
 from mqks.broker.spine.queue.selection import Read
 from mqks.broker.spine.queue.shared import Place, Shared
 from mqks.broker.spine.routing.bindings import Bindings
 from mqks.broker.spine.routing.publishing import Publishing
-from mqks.errors import BadRequest, Limit, LimitExceeded, Unwritable
+from mqks.errors import BadRequest, Limit, LimitExceeded
 from mqks.limits import (
     ERRORS_TOLD_MAX,
     EVALUATIONS_MAX,
@@ -316,26 +318,7 @@ class Broker:
             self.turns.due |= dict.fromkeys(queue for queue in self.queues.values() if queue.ring)
         self.withholds = withholds
 
-    # -- messages
-
-    def trim(self, name: bytes, end: int | None) -> Work[int | None]:
-        """Drop the ready messages of a queue, or those with numbers below `end`; return how
-        many."""
-        queue = self.queues.get(name)
-        if queue is None:
-            return 0
-        count = yield from queue.trim(end)
-        self.purged += count
-        return count
-
-    def dropped(self, name: bytes, work: Work[T], *, confirm: bool) -> Work[T]:
-        """Do what drops messages of this queue. With `confirm` it raises as `ack`."""
-        queue = self.queues.get(name)
-        is_durable = queue is None or not (queue.lane.has_unwritten_moves or queue.lane.members)
-        told = yield from work
-        if confirm:
-            self.check_durable(is_durable)
-        return told
+    # -- reading
 
     def read(self, connection: Connection, read: Read) -> None:
         """Queue a read request, which the server answers."""
@@ -375,28 +358,6 @@ class Broker:
         """They are shown nothing any more."""
         names = {tail.queue for tail in tails if tail.queue is not None}
         self.tails.end(tails, *map(self.queues.get, names))
-
-    def ack(
-        self,
-        consumer_id: bytes,
-        message_ids: Sequence[bytes],
-        *,
-        together: bool = False,
-        confirm: bool = False,
-    ) -> None:
-        """Settle these deliveries; unknown ids are ignored. `together`: see `Queue.settle`. With
-        `confirm` it raises Unwritable if that will not be durable: what was moved while nothing can
-        be written is still in its old place after a restart."""
-        consumer = self.consumers.get(consumer_id)
-        if consumer is not None and (held := consumer.settle(message_ids)):
-            queue, numbers = consumer.queue, [number for number, _, _ in held]
-            queue.settle(numbers, together=together)
-            if confirm:
-                self.check_durable(max(numbers) < queue.lane.taken_end)
-
-    def check_durable(self, is_durable: bool) -> None:
-        if self.unwritable and not is_durable:
-            raise Unwritable(f"{self.unwritable}: the place of a message is not durable")
 
     # -- queues and consumers
 
@@ -692,7 +653,7 @@ class Broker:
             self._stop_timer(queue)
             self.metadata.bytes -= queue.policy.size_bytes
             self.made.removed(queue)
-            self.turns.add(queue.delete())
+            self.turns.add(delete(queue))
             self.pending.entry.queues[queue.id] = None
             # Consumers are of a name: they get the messages of the next queue that has it.
             if queue.consumers:
@@ -721,7 +682,7 @@ class Broker:
         queue.policy = policy
         self.metadata.bytes += policy.size_bytes
         self.made.added(queue)
-        queue.apply(policy)
+        apply(queue, policy)
         return queue
 
     def start_timers(self) -> None:
@@ -729,7 +690,7 @@ class Broker:
         a consumer has attached and ended: a start deletes no queue whose consumers are late."""
         self.results.start(self.queues.values())
         for queue in list(self.queues.values()):
-            queue.start()
+            start(queue)
             rule = queue.policy.delete_when_unused
             if rule is not None and rule.delay_s is not None:
                 finish(self.unused(queue))

@@ -9,6 +9,7 @@ from typing import Any
 from mqks.broker.spine.base.turns import GOES_ON, Turns, Work, slices
 from mqks.broker.spine.message.policy import DEFAULT, FLAGS, Policy
 from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.rules import apply
 from mqks.broker.spine.queue.shared import Place
 from mqks.errors import BadRequest
 from mqks.limits import DEAD_LETTERS_MAX, STEP_MESSAGES
@@ -66,7 +67,7 @@ class Policies:
             chain = self._chain(queue.name, target)
             if chain[-1] == queue.name or len(chain) > DEAD_LETTERS_MAX:
                 rules = rules.changed({"dead_letters": None}, reset=False)
-        queue.apply(rules)
+        apply(queue, rules)
 
     def check(self, name: bytes, target: bytes, action: str = "set_queue") -> None:
         """Raise if dead letters of the queue `name` must not go to `target`."""

@@ -29,6 +29,7 @@ from mqks.broker.spine.base.turns import finish
 from mqks.broker.spine.message.mark import NO_MARK, Mark
 from mqks.broker.spine.message.policy import Policy
 from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.recovery import restore
 from mqks.journal.journal import Journal
 from mqks.journal.marks import NO_MARKS, Marks
 from mqks.journal.segment import SegmentDamaged
@@ -149,8 +150,8 @@ class Recovery:
         known = [SCHEDULED_SEQ + index.next_seq, index.settled_end, marks.end]
         next_aside = max(known + [span.end for span in index.spans[-1:]])
         holes = index.holes(cursor, index.next_seq)
-        queue.restore(
-            index.next_seq, cursor, returned, waiting, holes, index.mean_bytes, next_aside
+        restore(
+            queue, index.next_seq, cursor, returned, waiting, holes, index.mean_bytes, next_aside
         )
         if not whole:
             queue.lane.tell_cursor()

@@ -26,6 +26,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.requests import stats
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.readers import archive_lag, archived_seq
 from mqks.journal.journal import Journal
 from mqks.server.tls import Context
 from mqks.settings import SETTINGS
@@ -137,11 +138,11 @@ QUEUES: Final[dict[str, tuple[str, Callable[[Queue], float | None]]]] = {
     ),
     "mqks_queue_archive_lag": (
         "Messages that the archive of the queue has not stored yet; absent without an archive.",
-        lambda queue: queue.archive_lag,
+        archive_lag,
     ),
     "mqks_queue_archived_seq": (
         "The number up to which the queue is archived; absent without an archive.",
-        lambda queue: queue.archived_seq,
+        archived_seq,
     ),
 }
 
@@ -280,7 +281,7 @@ def _role(queue: Queue, dead: Container[bytes | None]) -> str:
     """The label of a queue whose messages wait for no consumer."""
     if queue.name in dead:
         return ',role="dead_letters"'
-    return "" if queue.archived_seq is None else ',role="archive"'
+    return "" if archived_seq(queue) is None else ',role="archive"'
 
 
 def _label(name: bytes) -> str:

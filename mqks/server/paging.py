@@ -10,6 +10,7 @@ from collections.abc import Callable
 import anyio
 
 from mqks.broker.broker import Broker
+from mqks.broker.spine.queue.paging import page_in
 from mqks.broker.spine.queue.shared import Fetch, Place
 from mqks.journal.journal import Journal
 
@@ -50,7 +51,7 @@ class Paging:
         first = queue.order.page_first
         runs = [] if first is None else await self._journal.log.read(queue.id, first)
         if not self.stopping:
-            queue.page_in(first, runs)
+            page_in(queue, first, runs)
             self._flush()
 
     async def _bring(self, fetch: Fetch) -> None:

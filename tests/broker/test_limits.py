@@ -13,6 +13,8 @@ from mqks.broker.features.admission.capacity import Capacity
 from mqks.broker.spine.base.turns import finish
 from mqks.broker.spine.log.pending import Run
 from mqks.broker.spine.message.mark import Mark
+from mqks.broker.spine.queue.paging import page_in
+from mqks.broker.spine.queue.recovery import restore
 from mqks.broker.spine.routing import bindings, publishing
 from mqks.limits import GATHERED_MAX, GROUPS_QUEUES, MASKS_MAX, ONCE_ID_BYTES_MAX
 from tests.kit.bare import BareWorld, ask, bare
@@ -259,7 +261,7 @@ def test_a_full_queue_that_is_being_deleted_is_in_nobodys_way(
     ask(world, b"s1 subscribe a first e\ns2 subscribe b g\nm1 publish e x\nm2 publish g x")
     deletion = world.broker.delete_queue(b"a")
     next(deletion)
-    assert [each.name for each in world.broker.bindings.routes[b"e"]] == [b"a"]
+    assert [each.name for each in world.broker.bindings.routes.bound[b"e"]] == [b"a"]
     world.intake.receive(world.connection("k"), b"m3 publish --mandatory e x\n")
     finish(deletion)
     assert world.broker.last_errors[-1].reason == "publish: no queue is bound to 'e'"
@@ -367,7 +369,7 @@ def test_a_page_that_a_trim_has_overtaken() -> None:
     [queue] = world.broker.shared.wanted.pages
     world.broker.shared.wanted.pages.clear()
     assert ask(world, b"t trim --confirm q 6") == b"t ok 5\n"
-    queue.page_in(1, [Run(1, lines[:7]), Run(8, lines[7:])])
+    page_in(queue, 1, [Run(1, lines[:7]), Run(8, lines[7:])])
     assert world.broker.shared.wanted.pages == []
     told = b"".join(b"c ok %b\n" % line for line in lines[5:])
     assert ask(world, b"p ping") == told + b"p ok \n"
@@ -378,7 +380,7 @@ def test_a_purge_of_many_messages_with_one_that_came_back() -> None:
     world = bare()
     assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
     queue = world.broker.queues[b"q"]
-    queue.restore(10**15, 1, [], [(7, Mark(1, retry=1))])
+    restore(queue, 10**15, 1, [], [(7, Mark(1, retry=1))])
     assert ask(world, b"t purge --confirm q") == b"t ok %d\n" % (10**15 - 1)
     assert queue.ready == 0
     assert not queue.lane.marks

@@ -458,7 +458,7 @@ def test_refused_is_exactly_what_there_is_no_room_for(memory_bytes: int) -> None
         [*_, limit] = [each.queue_bytes_max for each in lab.users if each.name == "alice"]
         if b" publish --confirm" in line:
             message_id, _, _, event, body = line.split(b" ")
-            queues = lab.broker.bindings.route(event) or {}
+            queues = lab.broker.bindings.routes.route(event) or {}
             size = len(b"%b event=%b %b" % (message_id, event, body))
             copies = sum(queue.policy.made_by == "alice" for queue in queues)
             fits = not limit or not copies or lab.waiting() + size * copies <= limit

@@ -373,7 +373,7 @@ def test_a_queue_deleted_between_two_rebinds(has_masks: bool) -> None:
 
     assert world.broker.bindings.by_name == {}
     assert world.broker.bindings.masks_by_name == {b"q": {b"\tx.*": None}}
-    assert world.broker.bindings.masks.count == 0
+    assert world.broker.bindings.routes.masks.count == 0
     check(world.broker)
 
 

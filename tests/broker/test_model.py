@@ -33,6 +33,7 @@ from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.log.pending import Batch, ErrorRecord, Run
 from mqks.broker.spine.queue import blocks as blocks_module
 from mqks.broker.spine.queue import lane as lane_module
+from mqks.broker.spine.queue.paging import page_in
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.shared import Place
 from mqks.errors import DiskFull
@@ -173,7 +174,9 @@ class Machine(RuleBasedStateMachine):
             self.intake.receive(self.connections[name], each.encode() + b"\n")
 
     def bound_to(self, event: str) -> list[str]:
-        return [queue.name.decode() for queue in self.broker.bindings.route(event.encode()) or ()]
+        return [
+            queue.name.decode() for queue in self.broker.bindings.routes.route(event.encode()) or ()
+        ]
 
     # -- rules: what clients do
 
@@ -478,7 +481,7 @@ class Machine(RuleBasedStateMachine):
                 self._page_in(queue)
 
     def _page_in(self, queue: Place) -> None:
-        queue.page_in(*self._read_page(queue))
+        page_in(queue, *self._read_page(queue))
 
     def _read_page(self, queue: Place) -> tuple[int | None, list[Run]]:
         first = queue.order.page_first
@@ -532,7 +535,7 @@ class Machine(RuleBasedStateMachine):
     def a_page_comes(self) -> None:
         assert self.page is not None
         (queue, first, runs), self.page = self.page, None
-        queue.page_in(first, runs)
+        page_in(queue, first, runs)
         self._tell_what_is_away()
         self._deliver_what_came()
 

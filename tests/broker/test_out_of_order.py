@@ -2,6 +2,7 @@
 
 import pytest
 
+from mqks.broker.spine.queue.paging import bring
 from mqks.broker.spine.queue.queue import Queue
 from tests.kit.lab import Lab
 
@@ -76,7 +77,7 @@ def test_bodies_come_from_disk() -> None:
     queue = attached(lab)
     assert queue.lane.body(300) is None
     queue.returning += 1
-    queue.bring([7, 300])
+    bring(queue, [7, 300])
     lab.rest()
     queue.returning -= 1
     assert deliver(lab, queue, [7, 300], to_one=True) == [b"m7", b"m300"]

@@ -17,6 +17,7 @@ from mqks.broker.spine.log.full_disk import take_settled
 from mqks.broker.spine.log.pending import Run
 from mqks.broker.spine.queue import blocks as blocks_module
 from mqks.broker.spine.queue import lane as lane_module
+from mqks.broker.spine.queue.paging import page_in
 from mqks.errors import BadRequest
 from mqks.limits import EVALUATIONS_MAX, STEP_MESSAGES
 from mqks.users import Permissions
@@ -622,7 +623,7 @@ def test_a_spill_that_goes_on_later_lets_go_only_of_what_is_on_disk(
     next(begun)
     assert [line is None for _, line in lane.blocks] == [True, True, False, True]
 
-    queue.page_in(1, [Run(1, [b"m%d event=e x" % number for number in (1, 2, 3)])])
+    page_in(queue, 1, [Run(1, [b"m%d event=e x" % number for number in (1, 2, 3)])])
     finish(lane.spill(lane.next_seq))
     world.intake.receive(world.connection("k"), b"m5 publish e x\n")
     finish(begun)

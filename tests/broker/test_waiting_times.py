@@ -7,6 +7,7 @@ import pytest
 
 from mqks.broker.features.time import delays
 from mqks.broker.features.time.times import timed
+from mqks.broker.requests.queues import drop
 from mqks.broker.spine.base.schedule import RINGS_MAX
 from mqks.limits import NEAR_BYTES_MAX, STEP_BYTES, STEP_MESSAGES
 from mqks.protocol.meta import split_dead_letter
@@ -144,7 +145,7 @@ def test_messages_on_disk_that_die_at_different_times_are_purged_in_steps() -> N
     lab = lab_with(b"")
     lab.do("a", *(b"m%d publish --ttl=%d e x" % (n, 1000 + n % 7) for n in range(40_000)))
     assert lab.broker.queues[b"q"].lane.blocks.memory_bytes == 0
-    assert len([*lab.broker.trim(b"q", None)]) > 2
+    assert len([*drop(lab.broker, b"q", None)]) > 2
     lab.rest()
     lab.check()
     assert ready(lab) == {b"q": 0}

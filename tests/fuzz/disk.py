@@ -12,6 +12,7 @@ from mqks.broker.spine.base.facts import Facts
 from mqks.broker.spine.base.ranges import compress
 from mqks.broker.spine.log.pending import Entry, QueueState, ResultRow, Run
 from mqks.broker.spine.message.mark import Mark
+from mqks.broker.spine.queue.recovery import restore
 from mqks.limits import PAGE_BYTES, SCHEDULED_SEQ
 
 FAR_MORE = 1 << 40
@@ -134,7 +135,7 @@ class Disk:
             holes = compress(missing)
             mean_bytes = sum(map(len, known.lines.values())) / max(1, len(known.lines))
             seqs = known.next_seq, known.cursor
-            queue.restore(*seqs, returned, waiting, holes, mean_bytes, known.next_aside)
+            restore(queue, *seqs, returned, waiting, holes, mean_bytes, known.next_aside)
         broker.next_queue_id = max(broker.next_queue_id, self.next_queue_id)
         broker.start_timers()
 

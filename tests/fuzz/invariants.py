@@ -408,12 +408,14 @@ def _check_bindings(broker: Broker) -> None:
         require(broker.bindings.count(name) <= most, f"{name!r} is bound to more than it may")
         if name in broker.queues:
             masks |= {(mask.removeprefix(MASK), broker.queues[name]) for mask in bound}
-    told = {event: {*queues} for event, queues in broker.bindings.routes.items()}
+    told = {event: {*queues} for event, queues in broker.bindings.routes.bound.items()}
     require(told == routes, "routes are not the bindings of queues that exist")
-    require(broker.bindings.masks.count == len(masks), "masks bound are not those of the queues")
+    require(
+        broker.bindings.routes.masks.count == len(masks), "masks bound are not those of the queues"
+    )
     for event in {*islice(routes, 10), *EVENTS} if masks else ():
         wanted = routes.get(event, set()) | {q for mask, q in masks if bound_matches(mask, event)}
-        found = broker.bindings.route(event)
+        found = broker.bindings.routes.route(event)
         require(found is None or {*found} == wanted, f"{event!r} goes elsewhere")
 
 

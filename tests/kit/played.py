@@ -15,6 +15,7 @@ from mqks.broker.requests.intake import Intake
 from mqks.broker.spine.clients.outbox import Outbox
 from mqks.broker.spine.log.full_disk import take_settled
 from mqks.broker.spine.log.pending import Batch, ErrorRecord, Run
+from mqks.broker.spine.queue.paging import page_in
 from mqks.broker.spine.queue.shared import Fetch, Place
 from mqks.errors import DiskFull
 from mqks.server.cron import next_tick
@@ -159,7 +160,7 @@ class Played:
         """So many answers of each kind come, the oldest first."""
         pages, self.pages = self.pages[:most], self.pages[most:]
         for queue, first, runs in pages:
-            self.timed(queue.page_in, first, runs)
+            self.timed(page_in, queue, first, runs)
         fetched, self.fetched = self.fetched[:most], self.fetched[most:]
         for fetch, lines in fetched:
             if not fetch.queue.deleted:

@@ -197,7 +197,7 @@ FAULTS: Final = (
     Fault(
         "once-too-early",
         "broker/requests/gathered_publishes.py",
-        "                or (once and publishing.once.unfinished)\n",
+        "                or (once and self._publishing.once.unfinished)\n",
         "",
         TALK,
         "publish --once could be confirmed too early",

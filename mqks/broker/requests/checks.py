@@ -1,5 +1,7 @@
 """What several actions check before they change anything."""
 
+from typing import TypeVar
+
 from mqks.broker.broker import Broker
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.connection import Connection
@@ -7,6 +9,7 @@ from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import BadRequest, ReadOnly, Unwritable
 from mqks.protocol.requests import Request, shown
 
+T = TypeVar("T")
 Doing = Work[int | bytes | None] | None
 """Work for later turns, or None; a number or text that it returns is put into the confirm."""
 
@@ -34,6 +37,21 @@ def name_of(connection: Connection) -> str:
 def check_writable(broker: Broker, request: Request) -> None:
     if request.confirm and broker.unwritable:
         raise Unwritable(f"{broker.unwritable}: the new place of the message would not be durable")
+
+
+def check_durable(broker: Broker, is_durable: bool) -> None:
+    if broker.unwritable and not is_durable:
+        raise Unwritable(f"{broker.unwritable}: the place of a message is not durable")
+
+
+def dropped(broker: Broker, name: bytes, work: Work[T], *, confirm: bool) -> Work[T]:
+    """Do what drops messages of this queue. With `confirm` it raises as `ack`."""
+    queue = broker.queues.get(name)
+    is_durable = queue is None or not (queue.lane.has_unwritten_moves or queue.lane.members)
+    told = yield from work
+    if confirm:
+        check_durable(broker, is_durable)
+    return told
 
 
 def check_not_read_only(broker: Broker) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import length_hint
 
 from mqks.broker.broker import Broker
-from mqks.broker.requests.returning import reject_gathered
+from mqks.broker.requests.returning import ack, reject_gathered
 from mqks.broker.spine.clients.connection import Connection
 from mqks.protocol.requests import CONFIRM
 
@@ -66,7 +66,7 @@ class GatheredSettles:
                 and rest >= PLAIN
                 and b" " not in rest
                 and 0 < len(request_id) <= name_bytes_max
-                # The confirm of one must say whether it is durable, see `Broker.ack`.
+                # The confirm of one must say whether it is durable, see `returning.ack`.
                 and not (confirm and broker.unwritable)
             ):
                 end -= 1
@@ -76,7 +76,7 @@ class GatheredSettles:
                 confirms.append(request_id)
         if settled and consumer is not None:
             if verb == b"ack":
-                broker.ack(consumer, settled)
+                ack(broker, consumer, settled)
             elif not broker.turns.run(work := reject_gathered(broker, consumer, settled)):
                 connection.works.append(work)
         return end - length_hint(block)

@@ -5,34 +5,21 @@ in `Connection.works`, `lines` and `chunks`, and is done before later bytes of t
 chunk is split once, and each line taken from it once, whatever number of turns that takes.
 """
 
-from collections.abc import Generator
 from functools import partial
-from typing import Any
 
 from mqks.broker.broker import Broker
-from mqks.broker.requests import permits
-from mqks.broker.requests.actions import RUNS
-from mqks.broker.requests.checks import Doing
 from mqks.broker.requests.gathered_publishes import GatheredPublishes
-from mqks.broker.requests.gathered_settles import PLAIN, GatheredSettles
-from mqks.broker.requests.transactions import AT_ONCE
-from mqks.broker.spine.base.turns import GOES_ON, Work, finish
-from mqks.broker.spine.clients.connection import Connection, Transaction
-from mqks.errors import BadRequest, LineTooLong, Unwritable
+from mqks.broker.requests.gathered_settles import GatheredSettles
+from mqks.broker.requests.single import PLACING, handle
+from mqks.broker.requests.transactions import AT_ONCE, keep_plain
+from mqks.broker.spine.base.turns import GOES_ON, Work
+from mqks.broker.spine.clients.connection import Connection
+from mqks.errors import LineTooLong, Unwritable
 from mqks.limits import LINES_MAX, STEP_MESSAGES, STRANGER_LINES_MAX
-from mqks.protocol.requests import ALL, Publish, Request, Settle, parse_request, shown
+from mqks.protocol.requests import Request
 from mqks.users import STRANGER, Permissions
 
 BEGIN = b" begin"
-PLACING = frozenset(
-    (
-        *(b"publish", b"reject", b"release", b"promote", b"move", b"redrive", b"schedule"),
-        *(b"unschedule", b"commit", b"rename"),
-    )
-)
-"""Actions that give messages new places, or ticks, which is not possible on a full disk."""
-READING = frozenset((b"peek", b"range", b"read"))
-"""Actions that are confirmed after their answer: they fail when their queue is deleted before."""
 
 
 def is_of_transaction(connection: Connection) -> bool:
@@ -131,7 +118,7 @@ class Intake:
         lines = splitter.feed(data)
         connection.split_bytes = size - splitter.tail_bytes
         if splitter.has_tab:
-            # Rare, and an error: the hot loop leaves a line without an id to `_request`.
+            # Rare, and an error: the hot loop leaves a line without an id to `handle`.
             lines = [b" " + line if b"\t" in line else line for line in lines]
         return lines
 
@@ -153,7 +140,7 @@ class Intake:
         Publishes stay gathered from run to run, and even from connection to connection, because a
         thousand connections may send one each: they are published when they are full, before
         anything that must come after them, or at the end of the turn. What no gatherer takes is
-        rare or wrong, and goes line by line through `_request`, which alone parses flags and
+        rare or wrong, and goes line by line through `handle`, which alone parses flags and
         refuses: a gatherer never writes an error, so that it needs no second way to do so.
         After each block of lines it is asked once whether the turn is over or the client must
         wait; the lines that are left are the first ones of its next turn.
@@ -225,7 +212,7 @@ class Intake:
         while not connection.waits and is_of_transaction(connection):
             line, transaction = connection.lines[connection.handled], connection.transaction
             connection.handled += 1
-            if transaction is None or not self._keep_plain(transaction, line):
+            if transaction is None or not keep_plain(self._broker, transaction, line):
                 request = self._line(connection, line, room)
                 if request is None and line and transaction is not None:
                     transaction.fail()
@@ -240,29 +227,6 @@ class Intake:
                 connection.overrun = True
         self._end(connection, [], [], [])
 
-    def _keep_plain(self, transaction: Transaction, line: bytes) -> bool:
-        """Keep a line if it is a publish or an ack without flags; return whether it was. This takes
-        2 µs, any other line 10."""
-        try:
-            request_id, action, argument, rest = line.split(b" ", 3)
-        except ValueError:
-            return False
-        is_short = 0 < len(request_id) <= self._broker.metadata.name_bytes_max
-        if transaction.failed or not is_short or not argument or argument[:2] == b"--":
-            return False
-        wanted: Publish | Settle
-        if action == b"publish":
-            wanted = Publish(argument, rest)
-        elif action == b"ack" and rest >= PLAIN and b" " not in rest:
-            wanted = Settle(argument, rest)
-        else:
-            return False
-        try:
-            transaction.keep(Request(request_id, action, False, b""), wanted, len(line))
-        except BadRequest:
-            return False  # The same again, with its reply.
-        return True
-
     @property
     def _outruns_journal(self) -> bool:
         return self._broker.pending.records > self._broker.settings.batch_records_max
@@ -271,9 +235,10 @@ class Intake:
         """Handle a single line; return its request if it is to be confirmed with the chunk."""
         # What comes before this line is published. If its ids waited for the end of the chunk, a
         # publish --once that takes several turns would wait for them, and they for it.
-        self._once.write(self._once.take_gathered())
+        if self._once.gathered:
+            self._once.write(self._once.take_gathered())
         queued = self._broker.shared.counters.queued
-        request = self._request(connection, line) if line else None
+        request = handle(self._broker, connection, line) if line else None
         connection.overrun = not connection.waits and (
             not self._proceed(connection)
             or self._turns.over
@@ -358,88 +323,3 @@ class Intake:
                     return
                 yield waits
             connection.works.popleft()
-
-    def _request(self, connection: Connection, line: bytes) -> Request | None:
-        """Handle one request off the fast path; None if it failed, or has no plain confirm now.
-        Only here and in `_perform` an error becomes a reply."""
-        if b"\t" in line:
-            failure = BadRequest("the request contains a tab; JSON writes it as \\t")
-            self._refusals.refuse(connection, line[1:], failure)
-            return None
-        try:
-            request = parse_request(line)
-            self._broker.metadata.check_names("id", [request.id])
-            work = self._begin(connection, request)
-        except BadRequest as failure:
-            self._refusals.refuse(connection, line, failure)
-            return None
-        if work is not None:
-            connection.unconfirmed += request.confirm
-            connection.works.append(self._perform(connection, request, line, work))
-            return None
-        # A login that is not verified yet, or was refused, is not confirmed now.
-        is_later = connection.awaits_login or connection.expelled or request.action in READING
-        return None if is_later else request
-
-    def _begin(self, connection: Connection, request: Request) -> Doing:
-        """Parse a request, check its permissions, and do it. Raises BadRequest."""
-        broker, may = self._broker, connection.permissions
-        if request.action not in RUNS:
-            raise BadRequest(f"there is no action {shown(request.action)}; 'help' lists all")
-        action, run = RUNS[request.action]
-        if may is not None:
-            permits.check_first(may, action)
-        kept = None if request.action in AT_ONCE else connection.transaction
-        if kept is not None and not action.is_kept:
-            raise BadRequest(f"{action.name}: it is not possible between begin and commit")
-        wanted = action.parse(request.rest, broker.bindings.events_max)
-        if kept is not None:
-            # A commit is one step, and nobody knows how many these will be.
-            if getattr(wanted, "message", b"") == ALL:
-                raise BadRequest(f"{action.name}: --all is not possible between begin and commit")
-            size = len(request.id) + len(request.rest)
-            kept.keep(request if action.is_audited else request._replace(rest=b""), wanted, size)
-            return None
-        if isinstance(wanted, Generator) or (may is not None and "bind" in action.needs.values()):
-            return self._begin_in_turns(connection, request, wanted)
-        if may is not None:
-            finish(permits.check(broker, may, action, request, wanted))
-        return run(broker, connection, request, wanted)
-
-    def _begin_in_turns(
-        self, connection: Connection, request: Request, wanted: Any
-    ) -> Work[int | bytes | None]:
-        """Check and do a request that may have many names."""
-        broker, may = self._broker, connection.permissions
-        action, run = RUNS[request.action]
-        if isinstance(wanted, Generator):
-            wanted = yield from wanted
-        if may is not None:
-            yield from permits.check(broker, may, action, request, wanted)
-        work = run(broker, connection, request, wanted)
-        return None if work is None else (yield from work)
-
-    def _perform(
-        self, connection: Connection, request: Request, line: bytes, work: Work[int | bytes | None]
-    ) -> Work[None]:
-        """Perform a request that may take several turns. It raises before it changes anything."""
-        broker = self._broker
-        try:
-            told = yield from work
-            # On a disk that became full meanwhile, its messages have their new places in memory.
-            if request.confirm and broker.unwritable and request.action in PLACING:
-                raise Unwritable(f"{broker.unwritable}: the request is not durable")
-        except BadRequest as failure:
-            connection.unconfirmed -= request.confirm
-            self._refusals.refuse(connection, line, failure)
-            return
-        if not request.confirm:
-            return
-        if told is None:
-            ids = [request.id]
-            places = request.action in PLACING
-            confirms = (connection, ids, []) if places else (connection, [], ids)
-            broker.pending.waiters.confirms.append(confirms)
-        else:
-            text = told if isinstance(told, bytes) else b"%d" % told
-            broker.pending.waiters.counts.append((connection, request.id, text))

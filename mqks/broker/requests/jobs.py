@@ -8,7 +8,8 @@ from mqks.broker.broker import Broker
 from mqks.broker.features.death.moves import purge_some
 from mqks.broker.features.jobs.results import Result
 from mqks.broker.features.time.times import timed
-from mqks.broker.requests.checks import NOTHING
+from mqks.broker.requests import returning
+from mqks.broker.requests.checks import NOTHING, dropped
 from mqks.broker.requests.returning import touch
 from mqks.broker.requests.scheduled import cancel_some, cancelled
 from mqks.broker.spine.base.turns import WAITS, Work
@@ -16,8 +17,9 @@ from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import consumers_of
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.selection import Chosen
+from mqks.broker.spine.routing import singles
 from mqks.broker.spine.routing.masks import Queues
-from mqks.broker.spine.routing.publishing import Single
+from mqks.broker.spine.routing.singles import Single
 from mqks.errors import Unwritable
 from mqks.limits import SEQ_MAX
 from mqks.protocol.requests import (
@@ -42,13 +44,13 @@ def publish(
         queue = next(queue for queue in queues if not queue.deleted)
         is_due = message.terms is None or not message.terms.due_us
         broker.results.watch(message.id, wanted, queue, is_due=is_due)
-    publishing.publish_to(connection, message, queues)
+    singles.publish_to(publishing, connection, message, queues)
 
 
 def ack(broker: Broker, request: Request, wanted: Settle) -> Work[bytes | None]:
     check_result(broker, wanted)
     is_kept = give_result(broker, wanted)
-    broker.ack(wanted.consumer, [wanted.message], confirm=request.confirm)
+    returning.ack(broker, wanted.consumer, [wanted.message], confirm=request.confirm)
     yield from ()
     return b"" if is_kept else None  # With a text, its confirm waits for room on the disk.
 
@@ -96,7 +98,7 @@ def result(broker: Broker, connection: Connection, request: Request, wanted: Wan
 def cancel_job(
     broker: Broker, connection: Connection, request: Request, wanted: CancelJob
 ) -> Work[bytes]:
-    return broker.dropped(wanted.queue, _cancel(broker, wanted), confirm=request.confirm)
+    return dropped(broker, wanted.queue, _cancel(broker, wanted), confirm=request.confirm)
 
 
 def _cancel(broker: Broker, wanted: CancelJob) -> Work[bytes]:

@@ -11,7 +11,7 @@ from mqks.broker.features.death import fates
 from mqks.broker.features.death.moves import some_bodies
 from mqks.broker.features.time.receiver import Receiver, give_back, take
 from mqks.broker.features.time.times import timed
-from mqks.broker.requests.checks import Doing, check_writable, existing
+from mqks.broker.requests.checks import Doing, check_writable, dropped, existing
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.message.mark import Mark
@@ -41,12 +41,18 @@ def receive(broker: Broker, connection: Connection, request: Request, wanted: Re
     receiver = Receiver(request.id, connection, queue, wanted.limit, lease_us)
     queue.serve(receiver)
     queue.deliver()
-    receiver.wait(max(wanted.wait_us / 1e6, READ_WAIT_S if queue.is_held_up else 0))
+    receiver.wait(max(wanted.wait_us / 1e6, READ_WAIT_S if _is_held_up(queue) else 0))
+
+
+def _is_held_up(queue: Queue) -> bool:
+    """Whether ready messages may be delivered soon that could not be delivered now."""
+    waits = queue.lane.paging or queue.returning or queue in queue.shared.turns.due
+    return queue.ready > 0 and bool(waits or queue.order.is_reading)
 
 
 def lease(broker: Broker, connection: Connection, request: Request, wanted: Lease) -> Doing:
     if wanted.ack:
-        return broker.dropped(wanted.queue, _do(broker, wanted, _ack), confirm=request.confirm)
+        return dropped(broker, wanted.queue, _do(broker, wanted, _ack), confirm=request.confirm)
     check_writable(broker, request)
     return _do(broker, wanted, _extend if wanted.for_us else _give_back)
 

@@ -12,6 +12,7 @@ from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, slices
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.outbox import Slow
 from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.readers import archived, archived_seq
 from mqks.broker.spine.queue.selection import Chosen, Read
 from mqks.errors import BadRequest
 from mqks.limits import STATS_BYTES_MAX, STEP_NAMES
@@ -76,9 +77,9 @@ def range_(broker: Broker, connection: Connection, request: Request, wanted: Ran
     queue = existing(broker, "range", wanted.queue)
     if wanted.archived is not None:
         # Of several readers, each only tells that it is there: the slowest counts, by its trims.
-        seq = wanted.archived if not queue.rules.readers else queue.archived_seq
+        seq = wanted.archived if not queue.rules.readers else archived_seq(queue)
         if seq is not None:
-            queue.archived(seq, broker.clock())
+            archived(queue, seq, broker.clock())
     read = Read(request.id, "range", queue.name, queue.id, request.confirm, at_us=wanted.at_us)
     broker.read(connection, read)
 

@@ -18,8 +18,9 @@ from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.selection import Chosen
+from mqks.broker.spine.routing import singles
 from mqks.broker.spine.routing.masks import Queues
-from mqks.broker.spine.routing.publishing import Single
+from mqks.broker.spine.routing.singles import Single
 from mqks.errors import PublishesWait, Unwritable
 from mqks.protocol.requests import ACTIONS, ALL, Publish, Request, Scheduling, Settle
 
@@ -28,12 +29,12 @@ def publish(broker: Broker, connection: Connection, request: Request, wanted: Pu
     broker.metadata.check_names("event", [wanted.event])
     queues = None
     if wanted.to is None and not (wanted.keep_us or wanted.unique):
-        queues = broker.bindings.route(wanted.event)
+        queues = broker.bindings.routes.route(wanted.event)
     if queues is not None and not (wanted.once_s and broker.publishing.once.unfinished):
-        message = broker.publishing.single(request.id, wanted)
+        message = singles.single(broker.publishing, request.id, wanted)
         try:
             check_publish(broker, connection, message, wanted, queues)
-            broker.publishing.publish(connection, message, queues)
+            singles.publish(broker.publishing, connection, message, queues)
             return None
         except PublishesWait:
             pass
@@ -47,12 +48,12 @@ def _publish_later(
     """Publish a message when routing takes several turns, after unfinished `--once` publishes, to
     one queue, whatever its event is bound to, at the end of a pause, or if it is unique or its
     result is kept. No other work runs between the check and the reservation in its queues."""
-    message = broker.publishing.single(request.id, wanted)
+    message = singles.single(broker.publishing, request.id, wanted)
     if wanted.to is None:
-        queues = yield from broker.publishing.find(message)
+        queues = yield from singles.find(broker.publishing, message)
     else:
         queues = {existing(broker, "publish", wanted.to): None}
-    yield from broker.publishing.read_keys(message, queues)
+    yield from singles.read_keys(broker.publishing, message, queues)
     while message.once_s and broker.publishing.once.unfinished:
         yield WAITS
     if wanted.to is not None:  # It may have been deleted meanwhile.
@@ -64,9 +65,9 @@ def _publish_later(
     if wanted.keep_us:
         jobs.publish(broker, connection, message, wanted, queues)
     elif wanted.to is None:
-        yield from broker.publishing.publish_later(connection, message, queues)
+        yield from singles.publish_later(broker.publishing, connection, message, queues)
     else:
-        broker.publishing.publish_to(connection, message, queues)
+        singles.publish_to(broker.publishing, connection, message, queues)
     return None if message.claim is None else message.claim.told
 
 
@@ -81,7 +82,7 @@ def check_publish(
     """Raise if it must not be published to these queues."""
     publishing = broker.publishing
     is_known = bool(wanted.once_s) and publishing.once.knows(connection, message.id)
-    publishing.check(message, queues, mandatory=wanted.mandatory, is_known=is_known)
+    singles.check(publishing, message, queues, mandatory=wanted.mandatory, is_known=is_known)
     if wanted.keep_us and not is_known:
         broker.results.check(wanted, queues, results_before)
 
@@ -126,7 +127,7 @@ def ack(broker: Broker, connection: Connection, request: Request, wanted: Settle
         return returning.ack_all(broker, wanted.consumer, confirm=request.confirm)
     if wanted.result is not None:
         return jobs.ack(broker, request, wanted)
-    broker.ack(wanted.consumer, [wanted.message], confirm=request.confirm)
+    returning.ack(broker, wanted.consumer, [wanted.message], confirm=request.confirm)
     return None
 
 

@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from mqks.broker.broker import Broker
 from mqks.broker.spine.base.turns import WAITS, Work
-from mqks.broker.spine.clients.connection import KEPT_OVERHEAD_BYTES, Connection
+from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.outbox import Slow
+from mqks.broker.spine.clients.transaction import KEPT_OVERHEAD_BYTES
 from mqks.errors import LimitExceeded, PublishesWait, QueuePaused
 
 T = TypeVar("T")

@@ -6,10 +6,18 @@ The one rule: a request that raises has changed nothing.
 from mqks.broker.broker import Broker
 from mqks.broker.features.admission import pauses
 from mqks.broker.features.death.moves import purge_some
-from mqks.broker.requests.checks import Doing, Effect, check_epoch, check_not_read_only, existing
+from mqks.broker.requests.checks import (
+    Doing,
+    Effect,
+    check_epoch,
+    check_not_read_only,
+    dropped,
+    existing,
+)
 from mqks.broker.requests.scheduled import cancel_all
-from mqks.broker.spine.base.turns import Work
+from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.queue.readers import passed
 from mqks.broker.spine.queue.selection import Chosen
 from mqks.limits import SEQ_MAX
 from mqks.protocol.requests import (
@@ -63,20 +71,38 @@ def resume(
 
 
 def purge(broker: Broker, connection: Connection, request: Request, wanted: Purge) -> Doing:
-    work: Work[int | None]
+    work: Work[int]
     if wanted.selection or wanted.limit:
         some = wanted.selection or Selection()
         work = _purge_some(broker, wanted.queue, some, wanted.limit or SEQ_MAX)
     else:
         work = _purge_all(broker, wanted.queue, is_scheduled=wanted.scheduled)
-    return broker.dropped(wanted.queue, work, confirm=request.confirm)
+    return dropped(broker, wanted.queue, work, confirm=request.confirm)
 
 
-def _purge_all(broker: Broker, name: bytes, *, is_scheduled: bool) -> Work[int | None]:
-    count = yield from broker.trim(name, None)
+def _purge_all(broker: Broker, name: bytes, *, is_scheduled: bool) -> Work[int]:
+    count = yield from drop(broker, name, None)
     queue = broker.queues.get(name)
     if is_scheduled and queue is not None:
-        count = (count or 0) + (yield from cancel_all(queue))
+        count += yield from cancel_all(queue)
+    return count
+
+
+def drop(broker: Broker, name: bytes, end: int | None) -> Work[int]:
+    """Drop the ready messages of a queue with numbers below `end`, or all that are there now;
+    return how many."""
+    queue, count = broker.queues.get(name), 0
+    if queue is None:
+        return 0
+    lane, is_purge = queue.lane, end is None
+    end = lane.next_seq if end is None else end
+    while not queue.deleted and (some := lane.trim_some(end, dead=is_purge)):
+        count += len(some)
+        if queue.tracer is not None:
+            queue.tracer.left(queue, "purged" if is_purge else "trimmed", some)
+        yield GOES_ON
+    queue.deliver()  # What is in memory may wait for a page of which nothing is left.
+    broker.purged += count
     return count
 
 
@@ -93,6 +119,6 @@ def trim(broker: Broker, connection: Connection, request: Request, wanted: Trim)
     queue, end = broker.queues.get(wanted.queue), wanted.seq
     if queue is not None:
         check_epoch(broker, "trim", queue, wanted.epoch)
-        end = queue.passed(wanted.reader, end, broker.clock())
-    trimmed = broker.trim(wanted.queue, end)
-    return broker.dropped(wanted.queue, trimmed, confirm=request.confirm)
+        end = passed(queue, wanted.reader, end, broker.clock())
+    trimmed = drop(broker, wanted.queue, end)
+    return dropped(broker, wanted.queue, trimmed, confirm=request.confirm)

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TypeVar
 
 from mqks.broker.broker import Broker
+from mqks.broker.requests.checks import check_durable
 from mqks.broker.spine.base.turns import GOES_ON, Work, one_at_a_time, ordered, slices
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.broker.spine.message.states import Event
@@ -71,8 +72,27 @@ def _one_at_a_time(broker: Broker, consumer_id: bytes, work: Work[T]) -> Work[T]
     return one_at_a_time(broker.work_places, consumer_id, work)
 
 
+def ack(
+    broker: Broker,
+    consumer_id: bytes,
+    message_ids: Sequence[bytes],
+    *,
+    together: bool = False,
+    confirm: bool = False,
+) -> None:
+    """Settle these deliveries; unknown ids are ignored. `together`: see `Queue.settle`. With
+    `confirm` it raises Unwritable if that will not be durable: what was moved while nothing can
+    be written is still in its old place after a restart."""
+    consumer = broker.consumers.get(consumer_id)
+    if consumer is not None and (held := consumer.settle(message_ids)):
+        queue, numbers = consumer.queue, [number for number, _, _ in held]
+        queue.settle(numbers, together=together)
+        if confirm:
+            check_durable(broker, max(numbers) < queue.lane.taken_end)
+
+
 def ack_all(broker: Broker, consumer_id: bytes, *, confirm: bool = False) -> Work[None]:
-    """Settle all messages of a consumer. With `confirm` it raises as `Broker.ack`."""
+    """Settle all messages of a consumer. With `confirm` it raises as `ack`."""
     consumer = broker.consumers.get(consumer_id)
     if consumer is None or not consumer.unacked:
         return
@@ -84,7 +104,7 @@ def ack_all(broker: Broker, consumer_id: bytes, *, confirm: bool = False) -> Wor
             queue.settle([number for number, _ in some])
         yield GOES_ON
     if confirm:
-        broker.check_durable(is_durable)
+        check_durable(broker, is_durable)
 
 
 def _give_up_all(consumer: Consumer, how: GiveUp) -> Work[None]:

@@ -10,7 +10,7 @@ from itertools import islice
 from mqks.broker.broker import Broker
 from mqks.broker.features.death.moves import some_bodies
 from mqks.broker.features.time.times import timed
-from mqks.broker.requests.checks import Doing, check_writable
+from mqks.broker.requests.checks import Doing, check_writable, dropped
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.message.mark import group_of
@@ -26,7 +26,7 @@ Act = Callable[[Sequence[Delivery]], None]
 
 def cancel(broker: Broker, connection: Connection, request: Request, wanted: Scheduled) -> Doing:
     cancelled = _cancel(broker, wanted)
-    return broker.dropped(wanted.queue, cancelled, confirm=request.confirm)
+    return dropped(broker, wanted.queue, cancelled, confirm=request.confirm)
 
 
 def _cancel(broker: Broker, wanted: Scheduled) -> Work[int]:

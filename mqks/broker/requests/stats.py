@@ -27,6 +27,7 @@ from mqks.broker.spine.clients.consumer import Consumer, consumers_of
 from mqks.broker.spine.log.pending import ErrorRecord
 from mqks.broker.spine.message.mark import NO_MARK
 from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.readers import archive_lag, archived_seq, readers_of
 from mqks.errors import BadRequest
 from mqks.limits import STATS_BYTES_MAX, STATS_ROWS_DEFAULT, STEP_BODIES, STEP_MASKS, STEP_NAMES
 from mqks.protocol.masks import MASK, bound_matches
@@ -129,7 +130,7 @@ def queue_row(broker: Broker, queue: Queue) -> Row:
         "held_until_s": None if until_us is None else until_us / 1e6,
         "next_seq": queue.lane.next_seq,
         "oldest_age_s": queue.oldest_age_s,
-        "readers": {_text(name): mark for name, mark in queue.readers.items()} or None,
+        "readers": {_text(name): mark for name, mark in readers_of(queue).items()} or None,
         **_archive_row(queue, broker.clock()),
         "memory_bytes": queue.lane.blocks.memory_bytes,
     }
@@ -144,8 +145,8 @@ def _archive_row(queue: Queue, now_s: float) -> Row:
         state = "silent"
     return {
         "archive_state": None if told is None else state,
-        "archived_seq": queue.archived_seq,
-        "archive_lag": queue.archive_lag,
+        "archived_seq": archived_seq(queue),
+        "archive_lag": archive_lag(queue),
         "archive_told_age_s": told_age_s,
         "archive_commit_age_s": None if committed_s is None else round(now_s - committed_s, 3),
     }

@@ -11,17 +11,21 @@ from typing import Any, cast
 
 from mqks.broker.broker import Broker
 from mqks.broker.features.admission import unique
-from mqks.broker.requests import batching, jobs, permits, redrives
+from mqks.broker.requests import batching, jobs, permits, redrives, returning
 from mqks.broker.requests.audited import note
 from mqks.broker.requests.checks import check_not_read_only, existing
+from mqks.broker.requests.gathered_settles import PLAIN
 from mqks.broker.requests.messages import check_publish, reject, release
 from mqks.broker.requests.patience import may_wait, patiently
 from mqks.broker.requests.plans import Plan, check_copies
 from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, finish
-from mqks.broker.spine.clients.connection import Connection, Transaction
-from mqks.broker.spine.queue.queue import NewMessages, PublishTerms, Queue
+from mqks.broker.spine.clients.connection import Connection
+from mqks.broker.spine.clients.transaction import Transaction
+from mqks.broker.spine.queue.queue import Queue
+from mqks.broker.spine.queue.terms import NewMessages, PublishTerms
+from mqks.broker.spine.routing import singles
 from mqks.broker.spine.routing.masks import Queues
-from mqks.broker.spine.routing.publishing import Single
+from mqks.broker.spine.routing.singles import Single
 from mqks.errors import BadRequest, NotAllowed, PublishesWait, Unwritable
 from mqks.limits import TRANSACTION_COPIES_MAX
 from mqks.protocol.requests import (
@@ -88,7 +92,7 @@ def _attempt(broker: Broker, connection: Connection, kept: list[tuple[Request, A
     for event in dict.fromkeys(wanted.event for wanted in published if wanted.to is None):
         # More routes than copies are possible are not kept: each may be of very many queues.
         if copies <= TRANSACTION_COPIES_MAX:
-            routes[event] = yield from broker.bindings.find(event)
+            routes[event] = yield from broker.bindings.routes.find(event)
             copies += len(routes[event])
             yield GOES_ON
     plan = yield from _plan(broker, connection, kept, copies)
@@ -160,7 +164,7 @@ def _do(
         elif message is not None and isinstance(wanted, Publish) and wanted.keep_us:
             jobs.publish(broker, connection, message[0], wanted, message[1])
         elif message is not None:
-            publishing.publish_to(connection, *message)
+            singles.publish_to(publishing, connection, *message)
             told = None if message[0].claim is None else message[0].claim.told
         elif isinstance(wanted, Settle):
             told = _settle(broker, connection, request, wanted)
@@ -214,7 +218,7 @@ def _check(
     settled: Counter[tuple[bytes, bytes]] = Counter()
     new: set[bytes] = set()
     publishing = broker.publishing
-    now = publishing.now()
+    now = singles.now_of(publishing)
     # A queue may have been deleted since its messages were routed.
     alive = {
         event: {queue: None for queue in queues if not queue.deleted}
@@ -230,7 +234,7 @@ def _check(
                 queues = _queues(broker, wanted, alive)
                 copies += len(queues)
                 check_copies(copies)
-                message = publishing.single(request.id, wanted, now)
+                message = singles.single(publishing, request.id, wanted, now)
                 check_publish(broker, connection, message, wanted, queues, results)
                 results += wanted.keep_us > 0
                 # What follows in this transaction finds so much less room.
@@ -323,7 +327,31 @@ def _settle(
     """Do what was checked; return what its confirm tells."""
     if request.action == b"ack":
         jobs.give_result(broker, wanted)
-        broker.ack(wanted.consumer, [wanted.message], together=True)
+        returning.ack(broker, wanted.consumer, [wanted.message], together=True)
         return None
     work = (reject if request.action == b"reject" else release)(broker, connection, request, wanted)
     return None if work is None else cast("bytes | None", finish(work))
+
+
+def keep_plain(broker: Broker, transaction: Transaction, line: bytes) -> bool:
+    """Keep a line if it is a publish or an ack without flags; return whether it was. This takes
+    2 µs, any other line 10."""
+    try:
+        request_id, action, argument, rest = line.split(b" ", 3)
+    except ValueError:
+        return False
+    is_short = 0 < len(request_id) <= broker.metadata.name_bytes_max
+    if transaction.failed or not is_short or not argument or argument[:2] == b"--":
+        return False
+    wanted: Publish | Settle
+    if action == b"publish":
+        wanted = Publish(argument, rest)
+    elif action == b"ack" and rest >= PLAIN and b" " not in rest:
+        wanted = Settle(argument, rest)
+    else:
+        return False
+    try:
+        transaction.keep(Request(request_id, action, False, b""), wanted, len(line))
+    except BadRequest:
+        return False  # The same again, with its reply.
+    return True

@@ -132,7 +132,8 @@ class MadeQueues:
             return
         if isinstance(capacity, MadeCapacity):
             capacity = capacity.plain()
-        queue.admit_by(capacity if budget is None else MadeCapacity(capacity, budget))
+        queue.capacity = capacity if budget is None else MadeCapacity(capacity, budget)
+        queue.update_capacity()
 
     def added(self, queue: Queue) -> None:
         """A queue exists from now on."""

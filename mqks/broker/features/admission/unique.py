@@ -12,6 +12,7 @@ which ones return against that direction.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Final, NamedTuple, cast
 
@@ -220,7 +221,7 @@ class UniqueKeys:
             self.is_known = True
             if not self._by_number:
                 lane.unique = None
-                queue.become_unique(has_unique=False)
+                queue.keep(replace(queue.policy, has_unique=False))
 
     def _learn(self, lines: dict[int, bytes], is_there: Callable[[int], bool]) -> None:
         for number, line in lines.items():
@@ -245,7 +246,8 @@ def _made(queue: Place) -> UniqueKeys:
     """Those of a queue that has some from now on."""
     keys = _keys(queue)
     if keys is None:
-        queue.become_unique()
+        if not queue.policy.has_unique:
+            queue.keep(replace(queue.policy, has_unique=True))
         keys = queue.lane.unique = UniqueKeys(cast(Queue, queue))
     return keys
 

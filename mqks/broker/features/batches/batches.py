@@ -23,6 +23,7 @@ from mqks.broker.spine.queue.shared import Shared
 from mqks.broker.spine.routing.bindings import Bindings
 from mqks.broker.spine.routing.masks import Queues
 from mqks.broker.spine.routing.publishing import Publishing
+from mqks.broker.spine.routing.singles import Single, single
 from mqks.errors import BadRequest, LimitExceeded, SchemaTooNew
 from mqks.limits import BATCH_BYTES, BATCH_ENDS_MAX, GROUPS_QUEUES
 from mqks.protocol.requests import ACTIONS, Batching, Publish, shown
@@ -339,15 +340,15 @@ class Batches:
         if wanted.to is not None:
             queue = self._bindings.queues.get(wanted.to)
             return {} if queue is None else {queue: None}
-        queues = self._bindings.route(wanted.event)
+        queues = self._bindings.routes.route(wanted.event)
         return None if queues is None or len(queues) >= GROUPS_QUEUES else queues
 
-    def _message(self, batch: LiveBatch, wanted: Publish) -> Any:
+    def _message(self, batch: LiveBatch, wanted: Publish) -> Single:
         """It tells of its batch."""
         row, name = batch.row, quote_from_bytes(batch.name, safe="").encode()
         told = b"batch=%b&batch-total=%d&batch-dead=%d" % (name, row.total, row.dead)
         wanted = wanted._replace(meta=b"&".join(filter(None, (wanted.meta, told))))
-        return self._publishing.single(b"%b:end" % batch.name, wanted)
+        return single(self._publishing, b"%b:end" % batch.name, wanted)
 
     def _ended(self, batch: LiveBatch) -> None:
         self.ended += 1
@@ -355,7 +356,7 @@ class Batches:
 
     def _end_in_turns(self, batch: LiveBatch, wanted: Publish | None) -> Work[None]:
         assert wanted is not None
-        queues = yield from self._bindings.find(wanted.event)
+        queues = yield from self._bindings.routes.find(wanted.event)
         # What is in many queues takes several turns; the row is with the first of them.
         self._ended(batch)
         self._publishing.publisher = None

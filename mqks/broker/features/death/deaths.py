@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from mqks.broker.features.death.dead_letters import Death
 from mqks.broker.features.death.moves import move
+from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.shared import Place
 from mqks.errors import MqksError
-from mqks.limits import STEP_BYTES, STEP_MESSAGES
+from mqks.limits import SEQ_MAX, STEP_BYTES, STEP_MESSAGES
 from mqks.protocol.requests import shown
 
 
@@ -30,7 +31,7 @@ def kill(queue: Place, dead: Sequence[Dead], reason: Event, why: bytes = b"") ->
     if not dead:
         return
     target = queue.dead_letter_queue(reason)
-    queue.count_dead(len(dead), reason, dropped=target is None)
+    _count(queue, len(dead), reason, dropped=target is None)
     if queue.tracer is not None:
         told = {"reason": str(reason)}
         queue.tracer.note(queue, "dead", [(n, line) for n, line, _ in dead], told)
@@ -87,9 +88,38 @@ def kill_oldest(queue: Place, end: int, reason: Event, count: int = STEP_MESSAGE
     lane = queue.lane
     if queue.dead_letter_queue(reason) is None:
         gone = lane.trim_some(end, count, dead=True)
-        queue.count_dead(len(gone), reason, dropped=True)
+        _count(queue, len(gone), reason, dropped=True)
         if queue.tracer is not None:
             queue.tracer.left(queue, "dead", gone, {"reason": str(reason)})
     else:
         fitting = STEP_BYTES * lane.blocks.count // (lane.ready_bytes + 1) + 1
         kill_ready(queue, lane.oldest_ready(end, min(count, fitting)), reason)
+
+
+def _count(queue: Place, count: int, reason: Event, *, dropped: bool) -> None:
+    counters = queue.shared.counters
+    counters.dead[reason] += count
+    queue.dead += count
+    if dropped:
+        counters.dropped += count
+        queue.shared.owner.notices.dropped(queue.name, count, reason)
+
+
+def drop_surplus(queue: Place) -> Work[None]:
+    """Kill messages above the limits, the oldest of the lowest priority first."""
+    lane = queue.lane
+    while not queue.deleted:
+        surplus = queue.capacity.surplus(queue.ready, lane.ready_bytes)
+        if not surplus:
+            break
+        most = min(surplus, STEP_MESSAGES)
+        # Dead letters are copied: so many of the mean length as one step can take.
+        fitting = STEP_BYTES * queue.ready // (lane.ready_bytes + 1) + 1
+        lowest = queue.order.lowest(min(most, fitting))
+        if lowest is None:
+            kill_oldest(queue, SEQ_MAX, Event.OVERFLOW, most)
+        else:
+            kill_ready(queue, lowest, Event.OVERFLOW)
+        yield GOES_ON
+    queue.is_dropping = False
+    queue.deliver()

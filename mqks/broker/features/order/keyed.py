@@ -31,9 +31,10 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from mqks.broker.features.death.deaths import step_parts
 from mqks.broker.spine.base.ranges import among
-from mqks.broker.spine.base.turns import emptied
-from mqks.broker.spine.queue.lane import Delivery, free
+from mqks.broker.spine.base.turns import emptied, free
+from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.order import PAGE, Order, Rest, Ring, Share, Taker
+from mqks.broker.spine.queue.paging import bring_in
 from mqks.broker.spine.queue.shared import Place
 from mqks.limits import DELIVERY_BYTES, KEYED_MAX, STEP_MESSAGES, STEP_RULED
 from mqks.protocol.replies import key_of
@@ -249,7 +250,7 @@ class Keyed(Order):
         self._queue.fetch(wanted, partial(self._came, key, wanted))
 
     def _came(self, key: bytes, wanted: list[int], lines: Mapping[int, bytes]) -> None:
-        self._lane.bring_in(wanted, lines)
+        bring_in(self._queue, wanted, lines)
         if key in self._fetched:
             self._fetched.remove(key)
             if key in self._ready:

@@ -15,8 +15,7 @@ from itertools import chain
 from mqks.broker.features.order.keyed import Keyed
 from mqks.broker.features.throttle.rate import Rate
 from mqks.broker.spine.base.schedule import Alarm
-from mqks.broker.spine.base.turns import GOES_ON, Work, emptied, slices
-from mqks.broker.spine.queue.lane import free
+from mqks.broker.spine.base.turns import GOES_ON, Work, emptied, free, slices
 from mqks.broker.spine.queue.order import Taker
 from mqks.broker.spine.queue.seams import HeldBack
 from mqks.broker.spine.queue.shared import Place

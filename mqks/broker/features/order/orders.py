@@ -6,6 +6,7 @@ The one rule: an order that still suits stays, with what it knows.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from mqks.broker.features.order.keyed import Keyed
 from mqks.broker.features.order.limited import LimitedKeys
@@ -38,7 +39,8 @@ def by_messages(queue: Place, old: Order, lines: Iterable[bytes]) -> Order:
     """Messages with attributes will be ready."""
     if not any(PRIORITY in line and priority_of(line) for line in lines):
         return old
-    queue.become_ranked()
+    if not queue.policy.has_priorities:
+        queue.keep(replace(queue.policy, has_priorities=True))
     if isinstance(old, Ranked):
         old.seen()
         return old

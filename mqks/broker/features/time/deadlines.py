@@ -11,8 +11,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from mqks.broker.spine.base.schedule import Alarm, Schedule
-from mqks.broker.spine.base.turns import GOES_ON, Turns, Work, emptied
-from mqks.broker.spine.queue.lane import free
+from mqks.broker.spine.base.turns import GOES_ON, Turns, Work, emptied, free
 from mqks.broker.spine.queue.seams import AckHolder
 from mqks.limits import STEP_MESSAGES
 

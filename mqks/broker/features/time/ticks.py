@@ -13,6 +13,7 @@ from zlib import crc32
 from mqks.broker.spine.base.schedule import WALL_LOOK_S, Alarm
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.queue.shared import Shared
+from mqks.broker.spine.routing import singles
 from mqks.broker.spine.routing.bindings import Bindings
 from mqks.broker.spine.routing.publishing import Publishing
 from mqks.errors import BadRequest, LimitExceeded, SchemaTooNew
@@ -274,20 +275,20 @@ class Schedules:
     def _publish(self, name: bytes, row: ScheduleRow, time_us: int, new: ScheduleRow) -> Work[None]:
         """Publish its message, and store its new row with it. Raises BadRequest."""
         publishing, wanted = self._publishing, row.wanted
-        message = publishing.single(b"%b:%d" % (name, time_us // SECOND_US), wanted)
+        message = singles.single(publishing, b"%b:%d" % (name, time_us // SECOND_US), wanted)
         if wanted.to is None:
-            queues = yield from self._bindings.find(wanted.event)
+            queues = yield from self._bindings.routes.find(wanted.event)
         elif (only := self._bindings.queues.get(wanted.to)) is not None:
             queues = {only: None}
         else:
             raise BadRequest(f"schedule: there is no queue {shown(wanted.to)}")
-        yield from publishing.read_keys(message, queues)
-        publishing.check(message, queues, mandatory=wanted.mandatory)
+        yield from singles.read_keys(publishing, message, queues)
+        singles.check(publishing, message, queues, mandatory=wanted.mandatory)
         if self.rows.get(name) is not row:
             return
         # What is in many queues takes several turns; the row is with the first of them.
         self._pending.in_one_piece = True
         self.store(name, new)
-        self.last_queues[name] = sum(1 for _ in publishing.takers(message, queues))
+        self.last_queues[name] = sum(1 for _ in singles.takers(publishing, message, queues))
         publishing.publisher = None
         yield from publishing.put_in_turns(queues, message.new)

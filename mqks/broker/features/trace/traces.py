@@ -19,9 +19,10 @@ from mqks.broker.spine.base.ranges import among
 from mqks.broker.spine.base.turns import GOES_ON, Work, slices
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery
-from mqks.broker.spine.queue.queue import NewMessages, Queue
+from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.seams import Traced, Tracer
 from mqks.broker.spine.queue.shared import Shared
+from mqks.broker.spine.queue.terms import NewMessages
 from mqks.broker.spine.routing.masks import Queues
 from mqks.broker.spine.routing.publishing import Publishing
 from mqks.errors import LimitExceeded

@@ -12,7 +12,7 @@ from itertools import islice
 from math import inf
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from mqks.limits import STEP_NAMES
+from mqks.limits import STEP_BODIES, STEP_NAMES
 
 T = TypeVar("T")
 S = TypeVar("S", int, bytes, tuple[int, bytes], tuple[int, bytes, int])
@@ -206,3 +206,9 @@ def emptied(items: deque[Any] | list[Any] | dict[Any, Any] | set[Any]) -> Iterat
     pop = items.popitem if isinstance(items, dict) else items.pop
     while items:
         yield pop()
+
+
+def free(things: Iterator[object]) -> Work[None]:
+    """Consume an iterator of things to be freed, one per step."""
+    while sum(1 for _ in islice(things, STEP_BODIES)):
+        yield GOES_ON

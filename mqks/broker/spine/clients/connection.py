@@ -6,30 +6,24 @@ The one rule: while its lines wait, for a login or for the next turn, they stay 
 from collections import deque
 from collections.abc import Callable, Hashable
 from hashlib import blake2b
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from mqks.audit import Who
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.broker.spine.clients.outbox import Flow, Outbox, Slow
+from mqks.broker.spine.clients.transaction import Transaction
 from mqks.broker.spine.log.pending import ErrorRecord
 from mqks.broker.spine.queue.order import Taker
 from mqks.broker.spine.queue.selection import Read
-from mqks.errors import BadRequest, LimitExceeded
+from mqks.errors import BadRequest
 from mqks.limits import (
     ONCE_ID_BYTES_MAX,
     STRANGER_LINE_BYTES_MAX,
-    TRANSACTION_BYTES_MAX,
-    TRANSACTION_LINES_MAX,
-    TRANSACTIONS_BYTES_MAX,
 )
 from mqks.protocol.lines import PIECE_OVERHEAD_BYTES, LineSplitter
-from mqks.protocol.requests import Request
 from mqks.rates import UserRate
 from mqks.users import STRANGER, GuestPermissions, Permissions
-
-KEPT_OVERHEAD_BYTES: Final = 700
-"""Memory of a request besides its text: two tuples, their values and what holds them."""
 
 
 class Steps(Protocol):
@@ -37,47 +31,6 @@ class Steps(Protocol):
 
     def spend(self, steps: int) -> None:
         """Raises BadRequest if that is more than there is left."""
-
-
-class Transaction:
-    """What has come since `begin`, parsed. Nothing of it has any effect yet."""
-
-    __slots__ = ("_flow", "_size", "failed", "kept")
-
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
-        self._size = 0
-        self.kept: list[tuple[Request, Any]] = []
-        self.failed = False
-        """A request was refused, and so will be `commit`."""
-
-    def keep(self, request: Request, wanted: Any, size: int) -> None:
-        """Keep a request with a text of this size until `commit`. Raises LimitExceeded."""
-        if self.failed:
-            return
-        size += KEPT_OVERHEAD_BYTES
-        if len(self.kept) >= TRANSACTION_LINES_MAX or self._size + size > TRANSACTION_BYTES_MAX:
-            raise LimitExceeded(
-                "transaction_max",
-                f"more than {TRANSACTION_LINES_MAX} requests or {TRANSACTION_BYTES_MAX} bytes "
-                "since begin",
-            )
-        if self._flow.kept_bytes + size > TRANSACTIONS_BYTES_MAX:
-            reason = f"more than {TRANSACTIONS_BYTES_MAX} bytes of all connections wait for commit"
-            raise LimitExceeded("transaction_max", reason)
-        self._size += size
-        self._flow.kept_bytes += size
-        self.kept.append((request, wanted))
-
-    def end(self) -> None:
-        """Its requests are done, or dropped."""
-        self._flow.kept_bytes -= self._size
-        self._size, self.kept = 0, []
-
-    def fail(self) -> None:
-        """A request was refused."""
-        self.failed = True
-        self.end()
 
 
 class Connection(Outbox):

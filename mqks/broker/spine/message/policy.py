@@ -81,6 +81,13 @@ class Policy:
         return "deliveries" if self.paused else None
 
     @property
+    def count_returns(self) -> bool:
+        """Whether what becomes of a message that is returned depends on its counts."""
+        limits = self.retries, self.losses, self.deliveries
+        others = self.backoff, self.dead_letters, self.ordered
+        return any(rule is not None for rule in (*limits, *others))
+
+    @property
     def size_bytes(self) -> int:
         """Memory of what may be long."""
         return len(self.labels or b"")

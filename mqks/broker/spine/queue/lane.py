@@ -9,7 +9,6 @@ aside, from SCHEDULED_SEQ on, until it joins.
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
 from typing import Protocol
 
 from mqks.broker.spine.base.budget import Budget
@@ -23,15 +22,13 @@ from mqks.broker.spine.base.ranges import (
     union,
     within,
 )
-from mqks.broker.spine.base.turns import GOES_ON, Work, emptied
+from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.log.pending import LaneChange, Pending, Run
 from mqks.broker.spine.message.mark import NO_MARK, Mark
 from mqks.broker.spine.queue.blocks import Blocks
 from mqks.broker.spine.queue.seams import Expiring, Keys
-from mqks.errors import MqksError
 from mqks.limits import SCARCE_BYTES, SCHEDULED_SEQ, SEQ_MAX, STEP_BODIES, STEP_MESSAGES
 from mqks.protocol import replies
-from mqks.protocol.requests import shown
 
 Delivery = tuple[int, bytes]
 """Sequence number and message."""
@@ -188,9 +185,9 @@ class Lane:
         time."""
         self.marks.update(marks)
         for batch, count in Counter(mark.batch for mark in marks.values()).items():
-            self._count(batch, count, new=count if new else 0)
+            self.count(batch, count, new=count if new else 0)
 
-    def _count(self, batch: int, count: int, *, new: int = 0, dead: bool = False) -> None:
+    def count(self, batch: int, count: int, *, new: int = 0, dead: bool = False) -> None:
         """So many more messages of a batch are alive here; those that left may be `dead`."""
         if left := self.members.get(batch, 0) + count:
             self.members[batch] = left
@@ -209,7 +206,7 @@ class Lane:
         for number, mark in enumerate(marks, first):
             if mark != NO_MARK:
                 self.tell_marks({number: mark})
-                self._restore_mark(number, mark)
+                self.restore_mark(number, mark)
         if self.unique is not None:
             self.unique.joined(first, lines)
         self.append(first, lines)
@@ -359,7 +356,7 @@ class Lane:
             gone = [self.marks.pop(each, NO_MARK) for each in among(numbers, self.marks)]
             if self.members:
                 for batch, count in Counter(mark.batch for mark in gone if mark.batch).items():
-                    self._count(batch, -count, dead=dead)
+                    self.count(batch, -count, dead=dead)
 
     def leave_together(self, numbers: list[int], *, dead: bool = False) -> None:
         """Record that these messages leave together with what else is in the same commit, as the
@@ -498,52 +495,12 @@ class Lane:
 
     # -- recovery and paging
 
-    def restore(
-        self,
-        next_seq: int,
-        cursor: int,
-        returned: Iterable[tuple[int, Mark]],
-        holes: Sequence[Range],
-        mean_bytes: float,
-        next_aside: int,
-    ) -> None:
-        """Start with the state of the journal: all messages are on disk, with lines of about
-        `mean_bytes`, and from the cursor on all are ready but those in `holes`.
-
-        `returned` are the living messages below the cursor, in order, each with its mark; those
-        that a consumer held at the crash count as returned once more.
-        """
-        self.next_seq = self.taken_end = next_seq
-        self.next_aside = self.aside_end = next_aside
-        self.cursor = cursor
-        blocks = self.blocks
-        # Nothing is read: a start with a million messages learns their numbers only.
-        for number, mark in returned:
-            # A message below the cursor without a mark was delivered.
-            if mark.redelivered or (not mark.version and mark != NO_MARK):
-                mark = mark.returned()
-                self.tell_marks({number: mark})
-            self._restore_mark(number, mark)
-            blocks.add(number, None)
-        self.returned = len(blocks)
-        for first, count in subtract(cursor, next_seq, holes):
-            blocks.append_on_disk(first, count)
-        blocks.disk_bytes = round(mean_bytes * len(blocks))
-
-    def restore_marks(self, marks: Iterable[tuple[int, Mark]]) -> None:
-        """Marks of messages from the cursor on. Also there a consumer may have held some."""
-        for number, mark in marks:
-            if mark.redelivered:
-                mark = mark.returned()
-                self.tell_marks({number: mark})
-            self._restore_mark(number, mark)
-
-    def _restore_mark(self, number: int, mark: Mark) -> None:
+    def restore_mark(self, number: int, mark: Mark) -> None:
         """A mark with only a TTL is stored in `expiry`."""
         if mark.version or mark.joined_us or mark.batch:
             self.marks[number] = mark
         if mark.batch:
-            self._count(mark.batch, 1)
+            self.count(mark.batch, 1)
         if self.expiry is not None:
             self.expiry.add(number, mark.expires_us, mark.joined_us)
 
@@ -564,43 +521,3 @@ class Lane:
                 break
             self.blocks.forget(number for number in numbers if number < committed)
             yield GOES_ON
-
-    def bring_in(self, numbers: Iterable[int], lines: Mapping[int, bytes]) -> None:
-        """Add the bodies of these messages, read from disk, where they are still wanted. Raises
-        MqksError if one is missing."""
-        for number in numbers:
-            if number in lines:
-                self.blocks.put(number, lines[number])
-            elif number in self.blocks and self.blocks.get(number) is None:
-                name = shown(self.owner.name)
-                raise MqksError(f"message {number} of queue {name} is missing")
-
-    def delete(self) -> Iterator[object]:
-        """Forget all messages at once. The memory is freed step by step by the returned
-        iterator."""
-        self.deleted = True
-        for batch, count in [*self.members.items()]:
-            self._count(batch, -count, dead=True)
-        self.returned = 0
-        self.expiry = None
-        gone = [self.blocks.emptied()]
-        if self.unique is not None:
-            gone.append(self.unique.delete())
-            self.unique = None
-        gone += [
-            emptied(items)
-            for items in (
-                *(self.marks, self.marked, self.unwritten, self.unwritten_runs, self.aside),
-                *(self.acked, self.acked_ranges, self.moved),
-            )
-        ]
-        self.marks, self.marked = {}, {}
-        self.unwritten, self.unwritten_runs, self.aside = [], [], []
-        self.acked, self.acked_ranges, self.moved = [], [], []
-        return chain.from_iterable(gone)
-
-
-def free(things: Iterator[object]) -> Work[None]:
-    """Consume an iterator of things to be freed, one per step."""
-    while sum(1 for _ in islice(things, STEP_BODIES)):
-        yield GOES_ON

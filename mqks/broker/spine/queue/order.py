@@ -10,9 +10,9 @@ from itertools import islice
 from typing import ClassVar, Final, TypeAlias
 
 from mqks.broker.spine.base.resting import Resting
-from mqks.broker.spine.base.turns import Turns, Work
+from mqks.broker.spine.base.turns import Turns, Work, free
 from mqks.broker.spine.log.pending import Run
-from mqks.broker.spine.queue.lane import Lane, free
+from mqks.broker.spine.queue.lane import Lane
 from mqks.broker.spine.queue.seams import HeldBack
 from mqks.limits import READ_AHEAD_BYTES, SCARCE_BYTES, SEQ_MAX, TAKERS_MAX
 

@@ -5,80 +5,26 @@ slow connection or a full budget, are detected at the consumer's turn.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import chain, islice
-from typing import NamedTuple
+from itertools import islice
 
-from mqks.broker.spine.base.ranges import Range, compress, union
-from mqks.broker.spine.base.turns import GOES_ON, Work
-from mqks.broker.spine.log.pending import QueueState, Run
-from mqks.broker.spine.message.mark import Mark, id_checksum
+from mqks.broker.spine.base.turns import Work, free
+from mqks.broker.spine.log.pending import QueueState
+from mqks.broker.spine.message.mark import Mark
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import REJECT, Event
-from mqks.broker.spine.queue.lane import Delivery, Lane, free
+from mqks.broker.spine.queue.lane import Delivery, Lane
 from mqks.broker.spine.queue.order import UNLIMITED, Fifo, Order, Rest, Ring, Taker
+from mqks.broker.spine.queue.paging import bring
 from mqks.broker.spine.queue.seams import (
-    Admission,
     HeldBack,
     Throttle,
     Timers,
     Tracer,
-    UniqueClaim,
 )
-from mqks.broker.spine.queue.shared import Fetch, Place, Shared
-from mqks.errors import BadRequest, MqksError
-from mqks.limits import SCHEDULED_SEQ, SEQ_MAX, STEP_BYTES, STEP_MESSAGES, STEP_RULED, TAKERS_MAX
-from mqks.protocol.replies import ATTRIBUTES
-from mqks.protocol.requests import shown
-
-
-class PublishTerms(NamedTuple):
-    """The flags of a publish; times in microseconds since 1970, 0 for none."""
-
-    due_us: int = 0
-    is_dated: bool = False
-    """Due by the wall clock, even when the clock is set; otherwise after a delay."""
-    expires_us: int = 0
-    clock_us: int = 0
-    """When it is due after a delay, by the monotonic clock."""
-    batch: int = 0
-    """The number of the batch that it joins; 0: none."""
-    claim: UniqueClaim | None = None
-    """What it wants, if it is unique: then it is put singly."""
-
-    def mark(self, message_id: bytes) -> Mark:
-        return Mark(
-            is_dated=self.is_dated,
-            due_us=self.due_us,
-            expires_us=self.expires_us,
-            id_crc=id_checksum(message_id),
-            batch=self.batch,
-        )
-
-
-class NewMessages(NamedTuple):
-    """What is published together, however it comes in: to the same queues, on terms of one kind."""
-
-    ids: list[bytes]
-    bodies: list[bytes]
-    """In their stored form."""
-    terms: PublishTerms | None = None
-    """Those of all; with none they have no attributes either."""
-    each: Sequence[PublishTerms] = ()
-    """The terms of each, if they differ: all are scheduled, all have a TTL, or none."""
-
-
-class ToldByArchive(NamedTuple):
-    """What the archive of a queue has told since the start of the server."""
-
-    seq: int
-    """Everything below is archived."""
-    told_s: float
-    """When it told so last, by the broker's clock."""
-    committed_s: float | None
-    """When the number was higher than before; None if it was not yet."""
+from mqks.broker.spine.queue.shared import Fetch, Place, Shared, ToldByArchive
+from mqks.limits import STEP_MESSAGES, STEP_RULED, TAKERS_MAX
 
 
 class Queue:
@@ -132,51 +78,12 @@ class Queue:
         """Notes what becomes of its messages, while something is traced."""
         self.updates = 0
         """Number of updates of its bindings for its consumers."""
-        self._update_capacity()
+        self.update_capacity()
 
     @property
     def ready(self) -> int:
         """Messages that wait for a consumer."""
         return self.lane.blocks.count
-
-    def archived(self, seq: int, now_s: float) -> None:
-        """Its archive tells that it has everything below this number."""
-        seq, before = min(seq, self.lane.next_seq), self.archive
-        is_commit = before is not None and seq > before.seq
-        committed_s = now_s if is_commit else before and before.committed_s
-        self.archive = ToldByArchive(seq, now_s, committed_s)
-
-    @property
-    def archived_seq(self) -> int | None:
-        return None if self.archive is None else self.archive.seq
-
-    @property
-    def archive_lag(self) -> int | None:
-        """How many numbers its archive is behind its end; None if none has told."""
-        return None if self.archive is None else self.lane.next_seq - self.archive.seq
-
-    @property
-    def readers(self) -> dict[bytes, int | None]:
-        """The mark of each of its readers; None if it has told none since the server's start."""
-        names = self.rules.readers
-        return {name: self.marks.get(name) for name in names.split(b",")} if names else {}
-
-    def passed(self, reader: bytes | None, seq: int, now_s: float) -> int:
-        """The number up to which the queue may be trimmed when this reader has read up to `seq`.
-        Raises BadRequest."""
-        readers = self.readers
-        if reader not in (readers or (None,)):
-            named = "--reader is missing" if reader is None else f"not {shown(reader)}"
-            told = shown(self.rules.readers or b"nobody")
-            raise BadRequest(f"trim: the readers of the queue are {told}: {named}")
-        if reader is None:
-            return seq
-        readers[reader] = min(seq, self.lane.next_seq)
-        self.marks = {name: mark for name, mark in readers.items() if mark is not None}
-        slowest = min(self.marks.values()) if len(self.marks) == len(readers) else 0
-        if slowest:
-            self.archived(slowest, now_s)
-        return slowest
 
     @property
     def is_served(self) -> bool:
@@ -201,32 +108,6 @@ class Queue:
         oldest = self.lane.blocks.first
         return None if oldest is None else self.shared.facts.age_s(self.id, oldest)
 
-    def apply(self, rules: Policy) -> None:
-        """Apply these rules from now on."""
-        if rules is not self.rules and rules != self.rules:
-            before, self.rules = self.rules, rules
-            if rules.single_consumer != before.single_consumer:
-                self._serve_single()
-            self._rules_changed()
-
-    def admit_by(self, capacity: Admission) -> None:
-        """Let this decide from now on what may join."""
-        self.capacity = capacity
-        self._update_capacity()
-
-    def _rules_changed(self) -> None:
-        rules = self.rules
-        self._choose_returns()
-        self.throttle = self.shared.features.throttle(self, self.throttle)
-        timeout_s = rules.ack_timeout_s
-        self.ack_timeout_us = None if timeout_s is None else round(timeout_s * 1e6)
-        self.capacity.apply(rules)
-        self._update_capacity()
-        if rules.ttl_s is not None or self.times is not None:
-            self._set_ttl(None if rules.ttl_s is None else round(rules.ttl_s * 1e6))
-        self.set_order(self.shared.features.orders.by_rules(self, self.order))
-        self.deliver()
-
     def set_order(self, order: Order) -> None:
         """Deliver in this order from now on."""
         old = self.order
@@ -240,23 +121,12 @@ class Queue:
         """Messages with attributes will be ready."""
         self.set_order(self.shared.features.orders.by_messages(self, self.order, lines))
 
-    def _set_ttl(self, ttl_us: int | None) -> None:
-        expiry, lane = self.timed().expiry, self.lane
-        if expiry.set_ttl(ttl_us):
-            # It counts from when a message arrived, which of old ones only the journal knows.
-            for first, joined_us in self.shared.facts.arrivals(self.id):
-                expiry.joined_at(first, joined_us)
-            expiry.joined(lane.taken_end)
-        for number, mark in lane.marks.items():
-            if mark.joined_us:
-                expiry.add(number, mark.expires_us, mark.joined_us)
-
     def timed(self) -> Timers:
         """Its timers, which it has from now on."""
         if self.times is None:
             self.times = self.shared.features.timers(self)
             self.lane.on_written = self._written
-            self._choose_returns()
+            self.is_ruled = True
         return self.times
 
     def untimed(self) -> None:
@@ -264,7 +134,7 @@ class Queue:
         if self.times is not None:
             self.shared.turns.add(free(self.times.delete()))
             self.times = self.lane.expiry = self.lane.on_written = None
-            self._choose_returns()
+            self.is_ruled = self.rules.count_returns
 
     def none_expires(self) -> None:
         """The last of its messages that could expire has left."""
@@ -293,30 +163,6 @@ class Queue:
         return 0 if self.times is None else len(self.times.delays.placed)
 
     # -- adding messages
-
-    def put(self, new: NewMessages) -> None:
-        """Publish these messages."""
-        terms = new.terms
-        if terms is None:
-            self.publish(new.ids, new.bodies)
-        elif terms.claim is not None:
-            self._put_unique(new, terms, terms.claim)
-        elif not self.deleted:
-            self.lane.see(new.bodies)
-            if terms.due_us:
-                self._schedule(new, terms)
-            elif terms.expires_us or terms.batch:
-                self._publish_marked(new, terms)
-            else:
-                self.publish(new.ids, new.bodies)
-
-    def _put_unique(self, new: NewMessages, terms: PublishTerms, claim: UniqueClaim) -> None:
-        """Publish a message whose key another one may hold."""
-        lane, unique = self.lane, self.shared.features.unique
-        number = lane.next_aside if terms.due_us else lane.next_seq
-        if not self.deleted and unique.admit(self, claim, new.ids[0], number):
-            self.put(new._replace(terms=terms._replace(claim=None)))
-            unique.placed(self, number)
 
     def publish(self, ids: Sequence[bytes] | None, lines: list[bytes]) -> None:
         """Append messages; if consumers wait, deliver them in this turn. `ids` are the message ids;
@@ -362,56 +208,6 @@ class Queue:
         """Whether ready messages need work even without consumers."""
         return self.times is not None or self.capacity.is_watched
 
-    def _schedule(self, new: NewMessages, terms: PublishTerms) -> None:
-        lines, all_terms = new.bodies, new.each or [terms] * len(new.ids)
-        marks = [own.mark(message_id) for own, message_id in zip(all_terms, new.ids, strict=True)]
-        first = self.lane.append_aside(lines, marks)
-        self.lane.marks.update(
-            (number, mark) for number, mark in enumerate(marks, first) if mark.expires_us
-        )
-        if terms.batch:
-            self.lane.join_batches(dict(enumerate(marks, first)), new=True)
-        times = self.timed()
-        due_us = [own.due_us if own.is_dated else own.clock_us for own in all_terms]
-        times.add(first, lines, marks, due_us)
-        if self.tracer is not None:
-            self.tracer.scheduled(self, enumerate(lines, first), [mark.due_us for mark in marks])
-        times.set_alarms()
-        self._update_capacity()
-
-    def _publish_marked(self, new: NewMessages, terms: PublishTerms) -> None:
-        """Publish messages with their own TTL, or of a batch."""
-        lane, first = self.lane, self.lane.next_seq
-        seqs = range(first, first + len(new.ids))
-        marks = [Mark(expires_us=own.expires_us, batch=own.batch) for own in new.each or (terms,)]
-
-        def marked(numbers: range) -> dict[int, Mark]:
-            if not new.each:
-                return dict.fromkeys(numbers, marks[0])
-            some = marks[numbers.start - first : numbers.stop - first]
-            return dict(zip(numbers, some, strict=True))
-
-        times = self.timed() if terms.expires_us else None
-        if times is not None and new.each:
-            times.expiry.add_each(seqs, [mark.expires_us for mark in marks])
-        elif times is not None:
-            times.expiry.add_new(seqs, terms.expires_us)
-        if terms.batch:
-            lane.join_batches(marked(seqs), new=True)
-        self.publish(new.ids, new.bodies)
-        written = [*lane.unwritten_numbers(first)]
-        for numbers in written:
-            lane.tell_marks(marked(numbers))
-        if sum(map(len, written)) < len(seqs):
-            # Consumers without manual ack have taken the others, which never need the disk.
-            kept = {*chain.from_iterable(written)}
-            gone = [number for number in seqs if number not in kept]
-            if times is not None:
-                times.expiry.discard(gone)
-            lane.forget_marks(gone)
-        if times is not None:
-            times.set_alarms()
-
     def take_in(self, lines: list[bytes], marks: Sequence[Mark] | None) -> None:
         """Append messages from another queue; without `marks` they are dead letters. Limits do not
         refuse them."""
@@ -444,51 +240,7 @@ class Queue:
         else:
             self.lane.settle(numbers)
 
-    def trim(self, end: int | None) -> Work[int]:
-        """Drop the ready messages with numbers below `end`, or all that are there now; return how
-        many."""
-        is_purge, count = end is None, 0
-        end = self.lane.next_seq if end is None else end
-        while not self.deleted and (some := self.lane.trim_some(end, dead=is_purge)):
-            count += len(some)
-            if self.tracer is not None:
-                self.tracer.left(self, "purged" if is_purge else "trimmed", some)
-            yield GOES_ON
-        self.deliver()  # What is in memory may wait for a page of which nothing is left.
-        return count
-
-    def _drop_surplus(self) -> Work[None]:
-        """Kill messages above the limits, the oldest of the lowest priority first."""
-        while (surplus := self._surplus()) and not self.deleted:
-            most = min(surplus, STEP_MESSAGES)
-            # Dead letters are copied: so many of the mean length as one step can take.
-            fitting = STEP_BYTES * self.ready // (self.lane.ready_bytes + 1) + 1
-            lowest = self.order.lowest(min(most, fitting))
-            if lowest is None:
-                self.shared.features.deaths.kill_oldest(self, SEQ_MAX, Event.OVERFLOW, most)
-            else:
-                self.shared.features.deaths.kill_ready(self, lowest, Event.OVERFLOW)
-            yield GOES_ON
-        self.is_dropping = False
-        self.deliver()
-
-    def _surplus(self) -> int:
-        return self.capacity.surplus(self.ready, self.lane.ready_bytes)
-
     # -- returned messages
-
-    def _choose_returns(self) -> None:
-        """Its rules have changed, or whether messages wait for a time."""
-        rules = self.rules
-        self.is_ruled = (
-            rules.retries is not None
-            or rules.losses is not None
-            or rules.deliveries is not None
-            or rules.backoff is not None
-            or rules.dead_letters is not None
-            or rules.ordered is not None
-            or self.times is not None
-        )
 
     @property
     def returned_at_once(self) -> int:
@@ -514,7 +266,7 @@ class Queue:
         returns = self.shared.features.returns
         reason = returns.give_back(self, deliveries, event, delay_us, defaults, why)
         if self.times is not None or event is not REJECT:
-            self._update_capacity()
+            self.update_capacity()
         return reason
 
     def put_off(self, number: int, line: bytes, mark: Mark, due_us: int) -> None:
@@ -538,15 +290,6 @@ class Queue:
         """Where its messages go that die for this reason; it is created if needed."""
         return self.shared.owner.dead_letter_queue(self, reason)
 
-    def count_dead(self, count: int, reason: str, *, dropped: bool) -> None:
-        """So many messages have died here."""
-        counters = self.shared.counters
-        counters.dead[reason] += count
-        self.dead += count
-        if dropped:
-            counters.dropped += count
-            self.shared.owner.notices.dropped(self.name, count, reason)
-
     def fetch(self, numbers: list[int], then: Callable[[dict[int, bytes]], None]) -> None:
         """Read living messages that are only on disk."""
         self.shared.wanted.fetches.append(Fetch(self, numbers, then))
@@ -564,19 +307,9 @@ class Queue:
     def become_sparse(self) -> None:
         """Record in the journal that numbers of its ready messages may be missing from now on."""
         if not self.policy.is_sparse:
-            self._keep(replace(self.policy, is_sparse=True))
+            self.keep(replace(self.policy, is_sparse=True))
 
-    def become_ranked(self) -> None:
-        """Record in the journal that its messages may have priorities from now on."""
-        if not self.policy.has_priorities:
-            self._keep(replace(self.policy, has_priorities=True))
-
-    def become_unique(self, has_unique: bool = True) -> None:
-        """Record in the journal whether its messages may be unique from now on."""
-        if self.policy.has_unique != has_unique:
-            self._keep(replace(self.policy, has_unique=has_unique))
-
-    def _keep(self, policy: Policy) -> None:
+    def keep(self, policy: Policy) -> None:
         """Record a policy in the journal with the next commit."""
         self.policy = policy
         self.shared.pending.entry.queues[self.id] = QueueState(self.name, policy)
@@ -592,13 +325,6 @@ class Queue:
         else:  # It may have been on standby in an earlier queue of this name.
             consumer.resume(Rest.STANDBY)
 
-    @property
-    def is_held_up(self) -> bool:
-        """Whether ready messages may be delivered soon that could not be delivered now."""
-        lane, turns = self.lane, self.shared.turns
-        waits = lane.paging or bool(self.returning) or self in turns.due
-        return self.ready > 0 and (waits or self.order.is_reading)
-
     def serve(self, consumer: Taker) -> None:
         """A consumer can take messages: it is the last one in the ring."""
         self.ring[consumer] = None
@@ -610,16 +336,6 @@ class Queue:
         self.order.consumer_gone(consumer)
         if self.rules.single_consumer and self.consumers:
             next(iter(self.consumers)).resume(Rest.STANDBY)
-
-    def _serve_single(self) -> None:
-        """`single_consumer` has changed: only the first attached consumer is active, the others are
-        on standby."""
-        single = self.rules.single_consumer
-        for place, consumer in enumerate([*self.consumers]):
-            if single and place:
-                consumer.rest(Rest.STANDBY)
-            else:
-                consumer.resume(Rest.STANDBY)
 
     # -- delivering messages
 
@@ -672,42 +388,14 @@ class Queue:
             self.throttle.ended()
         lane = self.lane
         if self.capacity.is_watched or lane.blocks.count >= self.told_at:
-            self._update_capacity()
+            self.update_capacity()
         if not self.ring or lane.paging or not self._room:
             return
         if wanted := self.order.wants():
-            self.bring(wanted)
+            bring(self, wanted)
         elif wanted is not None:
             lane.paging = True
             self.shared.wanted.pages.append(self)
-
-    # Paging: a queue reads one thing at a time, and `Lane.paging` is set until it has come. What to
-    # read, and how far ahead, is the question of its order: the next page, which is all that lives
-    # from a number on, or single messages. The server reads while other requests are handled, so
-    # messages of a page may have left meanwhile, or be in memory again: `Blocks.fill` takes what is
-    # still only on disk. Only if the first one is still wanted and is not there, the journal has
-    # lost a message, and the server must end.
-
-    def page_in(self, first: int | None, runs: list[Run]) -> None:
-        """All living messages from `first` on have come, which was the `page_first` of its order
-        when the read began. Raises MqksError."""
-        self.shared.turns.begin()
-        lane, order = self.lane, self.order
-        lane.paging = False
-        if not lane.has_attributes:
-            lane.has_attributes = any(ATTRIBUTES in line for r in runs for line in r.lines)
-        if first is not None and order.page_first == first and (not runs or runs[0].first != first):
-            raise MqksError(f"messages of queue {shown(self.name)} from {first} are missing")
-        if (learning := order.came(runs)) is None:
-            self.deliver()
-        else:
-            lane.paging = True
-            self.shared.turns.add(self._learn(learning))
-
-    def _learn(self, learning: Work[None]) -> Work[None]:
-        yield from learning
-        self.lane.paging = False
-        self.deliver()
 
     @property
     def _may_deliver(self) -> bool:
@@ -741,7 +429,7 @@ class Queue:
             self.throttle.delivered(total)
         return shares is not None
 
-    def _update_capacity(self) -> None:
+    def update_capacity(self) -> None:
         """What waits has changed: see whether it is too much."""
         capacity, shared, lane = self.capacity, self.shared, self.lane
         warns, has_turned, more = capacity.update()
@@ -756,10 +444,11 @@ class Queue:
             tell(self.name, self.ready)
         if warns:
             notices.queue_nearly_full(self.name, self.ready)
-        if capacity.drops and not (self.is_dropping or self.returning) and self._surplus():
+        is_busy = self.is_dropping or self.returning
+        if capacity.drops and not is_busy and capacity.surplus(self.ready, lane.ready_bytes):
             self.is_dropping = True
             # Dropped messages may exceed the limits of the next queue, and so on.
-            shared.turns.later(self._drop_surplus())
+            shared.turns.later(shared.features.deaths.drop_surplus(self))
 
     def _dispatch(
         self,
@@ -857,17 +546,6 @@ class Queue:
         lane.picked(numbers[:taken], held)
         return taken
 
-    def bring(self, numbers: Sequence[int]) -> None:
-        """Read ready messages that are only on disk, and deliver. Until then nothing else is read
-        ahead."""
-        self.lane.paging = True
-        self.fetch([*numbers], partial(self._brought, numbers))
-
-    def _brought(self, numbers: Sequence[int], lines: dict[int, bytes]) -> None:
-        self.lane.paging = False
-        self.lane.bring_in(numbers, lines)
-        self.deliver()
-
     # -- reading
 
     @property
@@ -883,81 +561,3 @@ class Queue:
         """Number and due time, in microseconds since 1970, of the first scheduled messages with
         numbers above `after`; with None, of those that are due first, in this order."""
         return [] if self.times is None else (yield from self.times.listed(after, limit))
-
-    # -- recovery and deletion
-
-    def restore(
-        self,
-        next_seq: int,
-        cursor: int,
-        returned: Iterable[tuple[int, Mark]],
-        from_cursor: Iterable[tuple[int, Mark]],
-        holes: Iterable[Range] = (),
-        mean_bytes: float = 0.0,
-        next_aside: int = SCHEDULED_SEQ,
-    ) -> None:
-        """See `Lane.restore`; `from_cursor` are the marks of messages from the cursor on, and of
-        those with a delay."""
-        lane, aside = self.lane, list[int]()
-        lane.restore_marks(self._unscheduled(from_cursor, aside))
-        holes = union([*holes, *compress(aside)])
-        returned = self._unscheduled(returned, aside)
-        lane.restore(next_seq, cursor, returned, holes, mean_bytes, next_aside)
-        self.set_order(self.shared.features.orders.restored(self, self.order))
-        if self.times is not None:
-            self.times.restored(mean_bytes)
-        self.shared.features.unique.restored(self)
-        self._update_capacity()
-
-    def _unscheduled(
-        self, marked: Iterable[tuple[int, Mark]], aside: list[int]
-    ) -> Iterator[tuple[int, Mark]]:
-        """Put the scheduled messages `aside`; yield the others."""
-        for number, mark in marked:
-            if mark.expires_us:
-                self.timed()
-            if not mark.due_us:
-                yield number, mark
-                continue
-            aside.append(number)
-            self.timed().restore(number, mark)
-            if mark.version:  # It was returned before: its TTL continues.
-                self.timed().expiry.add(number, mark.expires_us, mark.joined_us)
-            if mark.batch:
-                self.lane.join_batches({number: mark})
-            elif mark.version or mark.expires_us:
-                self.lane.marks[number] = mark
-
-    def start(self) -> None:
-        """Start after recovery: from now on times count."""
-        if self.times is not None:
-            ttl_us = self.times.expiry.ttl_us
-            self._set_ttl(None)
-            self._set_ttl(ttl_us)
-        self.shared.features.returns.started(self)
-        self.order.started()
-        self.deliver()
-
-    def delete(self) -> Work[None]:
-        """Forget all messages, also unacked ones, and the policy, at once. The memory is freed in
-        turns."""
-        # A work that is under way sees `deleted` at its next step, and ends.
-        self.deleted = True
-        if self.tracer is not None:
-            self.tracer.deleted(self)
-        self.policy = self.rules = DEFAULT
-        self.throttle = self.shared.features.throttle(self, self.throttle)
-        self.capacity.apply(DEFAULT)
-        self.shared.capacities.tight.pop(self, None)
-        self.shared.outboxes.leave(self)
-        gone = [self.lane.delete()]
-        if self.times is not None:
-            gone.append(self.times.delete())
-            self.times = None
-        gone.append(self.order.delete())
-        self.order, self.lane.watcher = Fifo(self.lane), None
-        for consumer in self.consumers:
-            consumer.rest(Rest.NO_QUEUE)
-            gone.append(consumer.let_go())
-        self.ring.clear()  # A `receive` has an end of its own.
-        return free(chain.from_iterable(gone))

@@ -12,12 +12,12 @@ from mqks.broker.spine.base.facts import Facts
 from mqks.broker.spine.base.notices import Notices
 from mqks.broker.spine.base.schedule import Schedule
 from mqks.broker.spine.base.turns import Turns, Work
-from mqks.broker.spine.log.pending import Pending, Run
+from mqks.broker.spine.log.pending import Pending
 from mqks.broker.spine.message.mark import Mark
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery, Lane
-from mqks.broker.spine.queue.order import Order
+from mqks.broker.spine.queue.order import Order, Taker
 from mqks.broker.spine.queue.seams import (
     AckHolder,
     AckTimers,
@@ -28,7 +28,6 @@ from mqks.broker.spine.queue.seams import (
     Tracer,
     UniqueClaim,
 )
-from mqks.limits import STEP_MESSAGES
 from mqks.settings import Settings
 
 REASONS: Final = ("rejects", "losses", "deliveries", "ttl", "overflow", "dead")
@@ -50,14 +49,29 @@ class Counters:
         taken."""
 
 
+class ToldByArchive(NamedTuple):
+    """What the archive of a queue has told since the start of the server."""
+
+    seq: int
+    """Everything below is archived."""
+    told_s: float
+    """When it told so last, by the broker's clock."""
+    committed_s: float | None
+    """When the number was higher than before; None if it was not yet."""
+
+
 class Place(Protocol):
     """A `Queue`, as those see it who put messages into it or take them out, and the server, which
     reads its messages from disk. What it can do is told there."""
 
     id: int
     name: bytes
+    ack_timeout_us: int | None
     capacity: Admission
+    consumers: dict[Taker, None]
+    dead: int
     deleted: bool
+    is_dropping: bool
     is_ruled: bool
     lane: Lane
     order: Order
@@ -66,6 +80,8 @@ class Place(Protocol):
     rules: Policy
     shared: "Shared"
     show: Callable[[list[bytes]], None] | None
+    throttle: Throttle | None
+    times: Timers | None
     tracer: Tracer | None
 
     @property
@@ -76,10 +92,9 @@ class Place(Protocol):
     def leased(self) -> int: ...
     @property
     def contents(self) -> tuple[int, int]: ...
-    def apply(self, rules: Policy) -> None: ...
     def set_order(self, order: Order) -> None: ...
-    def become_ranked(self) -> None: ...
-    def become_unique(self, has_unique: bool = True) -> None: ...
+    def update_capacity(self) -> None: ...
+    def keep(self, policy: Policy) -> None: ...
     def dead_letter_queue(self, reason: str) -> "Place | None": ...
     def arrived_us(self, number: int) -> int: ...
     def take_in(self, lines: list[bytes], marks: Sequence[Mark] | None) -> None: ...
@@ -89,10 +104,8 @@ class Place(Protocol):
     def put_off(self, number: int, line: bytes, mark: Mark, due_us: int) -> None: ...
     def join(self, due: Sequence[Delivery], since_us: Sequence[int] = ()) -> None: ...
     def fetch(self, numbers: list[int], then: Callable[[dict[int, bytes]], None]) -> None: ...
-    def count_dead(self, count: int, reason: str, *, dropped: bool) -> None: ...
     def go_on(self) -> None: ...
     def deliver(self) -> None: ...
-    def page_in(self, first: int | None, runs: list[Run]) -> None: ...
 
 
 class Fetch(NamedTuple):
@@ -151,13 +164,8 @@ class Returns(Protocol):
 class Deaths(Protocol):
     """The end of messages that nobody acks."""
 
-    def kill_ready(self, queue: Place, numbers: Iterable[int], reason: Event) -> None:
-        """Kill ready messages; those that are only on disk move when they have been read."""
-
-    def kill_oldest(
-        self, queue: Place, end: int, reason: Event, count: int = STEP_MESSAGES
-    ) -> None:
-        """Kill at most `count` ready messages with numbers below `end`, the oldest first."""
+    def drop_surplus(self, queue: Place) -> Work[None]:
+        """Kill messages above the limits."""
 
 
 class UniqueRules(Protocol):

@@ -1,10 +1,10 @@
-"""The bindings of queues, and the routing of events.
+"""The bindings of queues.
 
 A name is bound to events and to masks. Wherever both occur together, in the journal too, a mask is
 `MASK + mask`.
 
-The one rule: a binding belongs to a queue's name and may exist before the queue; `routes` and the
-trie of masks contain only queues that exist, so that a publish looks up once and checks nothing.
+The one rule: a binding belongs to a queue's name and may exist before the queue; `routes` have only
+queues that exist.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,18 +16,14 @@ from mqks.broker.spine.base.turns import GOES_ON, Places, Work, one_at_a_time, o
 from mqks.broker.spine.log.metadata import MetadataBudget, binding_bytes, mask_bytes
 from mqks.broker.spine.log.pending import Pending
 from mqks.broker.spine.queue.queue import Queue
-from mqks.broker.spine.routing.masks import Masks, Queues
+from mqks.broker.spine.routing.routes import Routes
 from mqks.errors import LimitExceeded
-from mqks.limits import ROUTES_BYTES_MAX, STEP_BOUND_MASKS, STEP_NAMES
+from mqks.limits import STEP_BOUND_MASKS, STEP_NAMES
 from mqks.protocol.masks import MASK, EventMasks, check_bound
 from mqks.protocol.requests import Rebind
 
-NOWHERE: Final[Queues] = {}
 NOTHING: Final[dict[bytes, None]] = {}
 Table = dict[bytes, dict[bytes, None]]
-ROUTE_BYTES: Final = 200
-COPY_BYTES: Final = 64
-"""Memory of a cached route besides its event, and of each of its queues."""
 
 
 class Bindings:
@@ -51,16 +47,7 @@ class Bindings:
         self.masks_by_name: Table = {}
         """Masks with the prefix `MASK`, separate from the events, so that the cost of removing one
         does not depend on the others."""
-        self.routes: dict[bytes, Queues] = {}
-        """Routes of bound events, without masks. A publish uses `route`."""
-        self.masks = Masks()
-        self._known: dict[bytes, Queues] = {}
-        """Cached routes of events while there are masks; a change of masks clears the cache."""
-        self._known_bytes = 0
-        """Memory added to the cache since it was cleared."""
-        self._walks = Places(1)
-        """For a walk that takes more than a step: bindings do not change meanwhile, so that a queue
-        whose bindings are replaced misses no message."""
+        self.routes = Routes()
         self.busy: dict[bytes, Places] = {}
         """Names whose bindings are being changed in turns: one request after the other, in their
         order of arrival."""
@@ -73,71 +60,6 @@ class Bindings:
             masks += [mask[1:] for mask in some]
             yield GOES_ON
         return events, masks
-
-    # A publish comes past here, so what it needs is one look-up: in `routes`, or, while there are
-    # masks, in `_known`. What is not there is walked, as far as one step goes; a walk that takes
-    # longer is a work, and what the event leads to must not change before it has ended.
-
-    def route(self, event: bytes) -> Queues | None:
-        """The queues that get this event; None: call `find`."""
-        if not self.masks.count:
-            return self.routes.get(event, NOWHERE)
-        known = self._known.get(event)
-        if known is not None:
-            return known
-        try:
-            next(self._find(event))
-        except StopIteration as end:
-            queues: Queues = end.value
-            return queues
-        return None
-
-    def find(self, event: bytes) -> Work[Queues]:
-        """The queues of an event, in steps. Until the caller's next step they are also in the
-        cache."""
-        queues = self.route(event)
-        if queues is None:
-            place = yield from self._walks.take()
-            try:
-                queues = yield from self._find(event)
-            finally:
-                self._walks.leave(place)
-        return queues
-
-    def _find(self, event: bytes) -> Work[Queues]:
-        matched = yield from self.masks.walk(event)
-        if plain := self.routes.get(event):
-            matched.append(plain)
-        queues, size = NOWHERE, ROUTE_BYTES + len(event)
-        if len(matched) == 1:
-            [queues] = matched  # The object itself, not a copy: its changes do no harm.
-        elif matched:
-            queues = {}
-            weight = 0
-            for bound in matched:
-                weight += 1 + len(bound)
-                for some in slices(list(bound), STEP_NAMES) if len(bound) > STEP_NAMES else [bound]:
-                    queues.update(dict.fromkeys(some))
-                    if weight > STEP_NAMES:
-                        weight = 0
-                        yield GOES_ON
-            size += COPY_BYTES * len(queues)
-        # A client that invents events fills the cache: all of it goes, which costs the others one
-        # walk each, and needs no order of use.
-        if self._known_bytes + size > ROUTES_BYTES_MAX:
-            self._forget()
-        self._known[event] = queues
-        self._known_bytes += size
-        return queues
-
-    def _forget(self) -> None:
-        self._known.clear()
-        self._known_bytes = 0
-
-    def _settled(self) -> Work[None]:
-        """Wait until no walk is running."""
-        if self._walks:
-            self._walks.leave((yield from self._walks.take()))
 
     def rebind(self, request: Rebind) -> Work[int]:
         """Replace, then remove, then remove by mask, then add. Return how many bindings changed.
@@ -212,7 +134,7 @@ class Bindings:
         # Looked up anew in each step: between two of them the queue may be deleted, or made.
         table, route, step = self._kind(events)
         for some in slices(events, step):
-            yield from self._settled()
+            yield from self.routes.settled()
             bound, queue = table.get(name, NOTHING), self.queues.get(name)
             changes = self._pending.entry.bindings
             for event in some:
@@ -221,7 +143,7 @@ class Bindings:
                     route(event, queue, is_bound)
             yield GOES_ON
             for queue in [*self._leaving.get(name, ())]:
-                yield from self._settled()
+                yield from self.routes.settled()
                 for event in some:
                     if event not in bound:
                         route(event, queue, False)
@@ -231,22 +153,8 @@ class Bindings:
         """The table of these events or masks, the function that routes them, and for how many of
         them before the time is looked at."""
         if events and events[0][:1] == MASK:
-            return self.masks_by_name, self._route_mask, STEP_BOUND_MASKS
-        return self.by_name, self._route, STEP_NAMES
-
-    def _route(self, event: bytes, queue: Queue, is_bound: bool) -> None:
-        if self._known:
-            self._known.pop(event, None)
-        if is_bound:
-            self.routes.setdefault(event, {})[queue] = None
-        elif (queues := self.routes.get(event)) is not None:
-            queues.pop(queue, None)
-            if not queues:
-                del self.routes[event]
-
-    def _route_mask(self, mask: bytes, queue: Queue, is_bound: bool) -> None:
-        (self.masks.bind if is_bound else self.masks.unbind)(mask[1:], queue)
-        self._forget()
+            return self.masks_by_name, self.routes.set_mask, STEP_BOUND_MASKS
+        return self.by_name, self.routes.set, STEP_NAMES
 
     def _check_new(
         self, name: bytes, new: list[bytes], new_masks: list[bytes], count: int
@@ -271,7 +179,7 @@ class Bindings:
         for events in map(list, self.bound(queue.name)):
             table, route, step = self._kind(events)
             for some in slices(events, step):
-                yield from self._settled()
+                yield from self.routes.settled()
                 bound = table.get(queue.name, NOTHING)
                 for event in some:
                     if event in bound and not queue.deleted:
