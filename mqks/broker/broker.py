@@ -27,14 +27,8 @@ from mqks.broker.features.trace.traces import Traces
 from mqks.broker.policies import Policies
 from mqks.broker.spine.base.facts import Facts
 from mqks.broker.spine.base.notices import Notices
-from mqks.broker.spine.base.turns import (
-    GOES_ON,
-    WAITS,
-    Places,
-    Work,
-    finish,
-    slices,
-)
+from mqks.broker.spine.base.places import Places
+from mqks.broker.spine.base.turns import GOES_ON, WAITS, Work, finish, slices
 from mqks.broker.spine.clients.access import Access
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer, consumers_of

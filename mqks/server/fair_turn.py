@@ -9,7 +9,8 @@ users and addresses take turns, however many connections each has. Each turn han
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import inf
 
-from mqks.broker.spine.base.turns import Rounds, Turns
+from mqks.broker.spine.base.places import Rounds
+from mqks.broker.spine.base.turns import Turns
 from mqks.server.client import ServerClient
 
 

@@ -180,7 +180,7 @@ FAULTS: Final = (
     ),
     Fault(
         "range-confirmed-and-refused",
-        "broker/requests/intake.py",
+        "broker/requests/single.py",
         "is_later = connection.awaits_login or connection.expelled or request.action in READING",
         "is_later = connection.awaits_login or connection.expelled",
         TALK,
@@ -399,7 +399,7 @@ FAULTS: Final = (
     ),
     Fault(
         "once-unfinished",
-        "broker/spine/routing/publishing.py",
+        "broker/spine/routing/once.py",
         "        self.unfinished -= bool(held)\n",
         "",
         TALK,

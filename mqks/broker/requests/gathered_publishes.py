@@ -40,8 +40,8 @@ class GatheredPublishes:
     """Those of one turn, of any number of connections with the same permissions."""
 
     __slots__ = (
-        *("_broker", "_by_queue", "_connection", "_gathered", "_group", "_groups", "_has_traits"),
-        *("_lines", "_nowhere", "_publishing", "_width", "confirms", "gathered", "seen"),
+        *("_broker", "_by_queue", "_connection", "_gathered", "_group", "_has_traits"),
+        *("_lines", "_nowhere", "_publishing", "_width", "confirms", "gathered", "groups", "seen"),
     )
 
     def __init__(self, broker: Broker) -> None:
@@ -50,7 +50,7 @@ class GatheredPublishes:
         self._lines = 0
         """Lines of the current chunk: the maximum number of messages that can gather."""
         self._gathered: list[Gathered] = []
-        self._groups: dict[bytes, Group] = {}
+        self.groups: dict[bytes, Group] = {}
         """By event, preceded by the flags of the publish, if any."""
         self._nowhere: set[bytes] = set()
         """Keys of groups whose messages no queue gets."""
@@ -115,7 +115,7 @@ class GatheredPublishes:
                     bodies = [body + attributes for body in bodies]
             self._publishing.put(queues, NewMessages(ids, bodies, terms), works)
         self._gathered.clear()
-        self._groups.clear()
+        self.groups.clear()
         self._nowhere.clear()
         self._by_queue.clear()
         self._width, self._has_traits = 1, False
@@ -126,7 +126,7 @@ class GatheredPublishes:
 
         A publish takes 260 ns here: `python -m benchmarks.budget`.
         """
-        groups, name_bytes_max = self._groups, self._broker.metadata.name_bytes_max
+        groups, name_bytes_max = self.groups, self._broker.metadata.name_bytes_max
         event, middle, ids, bodies = self._group
         block, is_last = iter(lines[start:end] if end - start < len(lines) else lines), False
         for line in block:
@@ -202,7 +202,7 @@ class GatheredPublishes:
         key = key or event
         if is_nowhere(queues):
             self._nowhere.add(key)
-        group = self._groups[key] = key, b" event=%b " % event, gathered[1], gathered[2]
+        group = self.groups[key] = key, b" event=%b " % event, gathered[1], gathered[2]
         return group
 
     def _queues(self, event: bytes, to: bytes | None = None) -> Queues | None:
@@ -232,12 +232,12 @@ class GatheredPublishes:
         """The group of a message with a flag; and the message's data."""
         if (traited := flagged.traited(flag, rest)) is not None:
             event, data = traited
-            group = self._groups.get(event) or self._opened(event)
+            group = self.groups.get(event) or self._opened(event)
             self._has_traits = True
             return group, data
         event, _, data = rest.partition(b" ")
         key = flag + b" " + event
-        return self._groups.get(key) or self._opened_flagged(key, event), data
+        return self.groups.get(key) or self._opened_flagged(key, event), data
 
     def _opened_flagged(self, key: bytes, event: bytes) -> Group:
         flags = flagged.shared(key)

@@ -67,7 +67,7 @@ class GatheredSettles:
                 and b" " not in rest
                 and 0 < len(request_id) <= name_bytes_max
                 # The confirm of one must say whether it is durable, see `returning.ack`.
-                and not (confirm and broker.unwritable)
+                and not (confirm and broker.pending.unwritable)
             ):
                 end -= 1
                 break
@@ -87,6 +87,6 @@ class GatheredSettles:
             not connection.works
             and consumer != b""
             and consumer[:2] != b"--"
-            and not (verb == b"reject" and self._broker.unwritable)
+            and not (verb == b"reject" and self._broker.pending.unwritable)
             and self._broker.access.may_ack(connection, consumer)
         )

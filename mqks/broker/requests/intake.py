@@ -163,7 +163,8 @@ class Intake:
                 at = publishes.take(lines, at, min(len(lines), at + min(LINES_MAX, publishes.room)))
             if at == start:
                 # Another kind of line: what is gathered comes before it.
-                publishes.flush()
+                if publishes.groups:
+                    publishes.flush()
                 if line.startswith((b"ack ", b"reject "), verb):
                     end = min(len(lines), at + LINES_MAX)
                     ids = others if line.startswith(b"ack ", verb) else placed
@@ -255,14 +256,16 @@ class Intake:
         others: list[bytes],
     ) -> None:
         """All lines are done or begun. Confirms wait until all are done."""
-        works, once_ids = connection.works, self._once.take_gathered()
+        works, once = connection.works, self._once
+        once_ids = once.take_gathered() if once.gathered else []
         connection.unconfirmed += len(confirms) + len(placed) + len(others)
         if works and not self._proceed(connection):
             works.append(self._complete(connection, confirms, placed, others, once_ids))
-            self._once.hold(once_ids)
+            once.hold(once_ids)
             self._go_on(connection)
             return
-        self._once.write(once_ids)
+        if once_ids:
+            once.write(once_ids)
         self._remember(connection, confirms, placed, others)
 
     def _complete(

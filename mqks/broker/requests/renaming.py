@@ -10,7 +10,8 @@ written in one commit.
 
 from mqks.broker.broker import Broker
 from mqks.broker.requests.checks import Doing, existing
-from mqks.broker.spine.base.turns import GOES_ON, Work, one_at_a_time, slices
+from mqks.broker.spine.base.places import one_at_a_time
+from mqks.broker.spine.base.turns import GOES_ON, Work, slices
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer, consumers_of
 from mqks.broker.spine.log.metadata import queue_bytes

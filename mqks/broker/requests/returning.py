@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from mqks.broker.broker import Broker
 from mqks.broker.requests.checks import check_durable
-from mqks.broker.spine.base.turns import GOES_ON, Work, one_at_a_time, ordered, slices
+from mqks.broker.spine.base.places import one_at_a_time
+from mqks.broker.spine.base.turns import GOES_ON, Work, ordered, slices
 from mqks.broker.spine.clients.consumer import Consumer
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery

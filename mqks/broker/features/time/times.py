@@ -15,8 +15,9 @@ from typing import Final
 from mqks.broker.features.death.deaths import kill_oldest, kill_ready
 from mqks.broker.features.time.delays import Delays
 from mqks.broker.features.time.expiry import OVERDUE, Expiry
+from mqks.broker.spine.base.places import Places
 from mqks.broker.spine.base.schedule import Alarm
-from mqks.broker.spine.base.turns import WAITS, Places, Work
+from mqks.broker.spine.base.turns import WAITS, Work
 from mqks.broker.spine.message.mark import Mark
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.shared import Place

@@ -6,11 +6,11 @@ next step.
 """
 
 import heapq
-from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from math import inf
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from mqks.limits import STEP_BODIES, STEP_NAMES
 
@@ -90,83 +90,6 @@ class Turns:
             if self.over:
                 return False
         return not due
-
-
-class Rounds(Generic[T]):
-    """What waits for its turn. The parties that it belongs to take turns, so that nobody waits for
-    all that another one has; what one of them has is in order."""
-
-    __slots__ = ("_lines", "_party_of")
-
-    def __init__(self) -> None:
-        self._party_of: dict[T, Hashable] = {}
-        self._lines: OrderedDict[Hashable, OrderedDict[T, None]] = OrderedDict()
-        """By party, the next one first."""
-
-    def __len__(self) -> int:
-        return len(self._party_of)
-
-    def __contains__(self, item: T) -> bool:
-        return item in self._party_of
-
-    def add(self, item: T, party: Hashable) -> None:
-        """What waits already keeps its place."""
-        if item not in self._party_of:
-            self._party_of[item] = party
-            self._lines.setdefault(party, OrderedDict())[item] = None
-
-    def pop(self) -> T:
-        party = next(iter(self._lines))
-        item = next(iter(self._lines[party]))
-        self.discard(item)
-        if party in self._lines:
-            self._lines.move_to_end(party)
-        return item
-
-    def discard(self, item: T) -> None:
-        if item in self._party_of:
-            party = self._party_of.pop(item)
-            del self._lines[party][item]
-            if not self._lines[party]:
-                del self._lines[party]
-
-
-class Places:
-    """A limited number of places. Others wait, and get a place in their order of arrival."""
-
-    __slots__ = ("_line", "_places")
-
-    def __init__(self, places: int) -> None:
-        self._places = places
-        self._line: list[object] = []
-
-    def __len__(self) -> int:
-        """Number of those that have a place or wait for one."""
-        return len(self._line)
-
-    def take(self) -> Work[object]:
-        """Wait for a place; return it, for `leave`."""
-        ticket = object()
-        self._line.append(ticket)
-        while ticket not in islice(self._line, self._places):
-            yield WAITS
-        return ticket
-
-    def leave(self, ticket: object) -> None:
-        self._line.remove(ticket)
-
-
-def one_at_a_time(busy: dict[bytes, Places], name: bytes, work: Work[T]) -> Work[T]:
-    """Do a work after all earlier ones of this name; `busy` has the names of those that are not
-    done."""
-    places = busy.setdefault(name, Places(1))
-    place = yield from places.take()
-    try:
-        return (yield from work)
-    finally:
-        places.leave(place)
-        if not places:
-            del busy[name]
 
 
 def finish(work: Work[T]) -> T:

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from mqks.broker.spine.base.budget import Budget
-from mqks.broker.spine.base.turns import GOES_ON, Rounds, Turns, Work, slices
+from mqks.broker.spine.base.places import Rounds
+from mqks.broker.spine.base.turns import GOES_ON, Turns, Work, slices
 from mqks.broker.spine.log.pending import Batch, Waiters
 from mqks.errors import BadRequest
 from mqks.limits import STEP_ERRORS, STEP_MESSAGES
@@ -78,7 +79,7 @@ class Answers:
             if weight >= STEP_MESSAGES:
                 weight = 0
                 yield GOES_ON
-        for some in slices(waiters.counts, STEP_MESSAGES):
+        for some in slices(waiters.counts, STEP_MESSAGES) if waiters.counts else ():
             for connection, request_id, result in some:
                 connection.unconfirmed -= 1
                 if not connection.closed:

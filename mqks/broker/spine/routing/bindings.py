@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Final
 
-from mqks.broker.spine.base.turns import GOES_ON, Places, Work, one_at_a_time, ordered, slices
+from mqks.broker.spine.base.places import Places, one_at_a_time
+from mqks.broker.spine.base.turns import GOES_ON, Work, ordered, slices
 from mqks.broker.spine.log.metadata import MetadataBudget, binding_bytes, mask_bytes
 from mqks.broker.spine.log.pending import Pending
 from mqks.broker.spine.queue.queue import Queue

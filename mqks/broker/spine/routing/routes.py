@@ -5,7 +5,8 @@ The one rule: only to queues that exist, so that a publish looks up once and che
 
 from typing import Final
 
-from mqks.broker.spine.base.turns import GOES_ON, Places, Work, slices
+from mqks.broker.spine.base.places import Places
+from mqks.broker.spine.base.turns import GOES_ON, Work, slices
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.routing.masks import Masks, Queues
 from mqks.limits import ROUTES_BYTES_MAX, STEP_NAMES
