@@ -35,7 +35,6 @@ class Capacity:
         self.apply(DEFAULT)
 
     def apply(self, rules: Policy) -> None:
-        """Apply the limits of these rules; then call `update`."""
         own_max = rules.messages_max
         self._is_own = own_max is not None
         self.messages_max = (self._default_max if own_max is None else own_max) or UNLIMITED
@@ -56,12 +55,10 @@ class Capacity:
         return max(messages / self.messages_max, size / self.bytes_max)
 
     def reserve(self, count: int, size: int) -> None:
-        """Count messages on their way here, of `size` bytes together; negative when they arrive."""
         self.coming += count
         self.coming_bytes += size
 
     def has_room(self, count: int) -> bool:
-        """Whether so many messages of any length may join."""
         if self.drops:
             return True
         if self.refuses_all or self.bytes_max < UNLIMITED:  # With bytes, each length counts.
@@ -90,7 +87,6 @@ class Capacity:
         return max(1, self.messages_max * 7 // 8)
 
     def surplus(self, ready: int, ready_bytes: int) -> int:
-        """Approximate number of ready messages to be dropped."""
         if not (self.drops and ready):
             return 0
         messages, size = self._holder.contents

@@ -46,7 +46,6 @@ class OnceWindow:
         return self._clock_us() < int(kept.rpartition(b"\t")[2])
 
     def add(self, message_id: bytes, for_s: float = inf) -> bytes | None:
-        """Remember an id; return what the journal has of it, or None if it was known."""
         if self.knows(message_id):
             return None
         if for_s == inf:

@@ -253,13 +253,11 @@ def _made(queue: Place) -> UniqueKeys:
 
 
 def restored(queue: Place) -> None:
-    """Its messages were restored, and are on disk."""
     if queue.policy.has_unique and queue.contents[0]:
         queue.lane.unique = UniqueKeys(cast(Queue, queue), is_known=False)
 
 
 def read(queues: Iterable[Place]) -> Work[None]:
-    """Wait until it is known which keys the messages of these queues hold."""
     for number, queue in enumerate([*queues], 1):
         keys = _keys(queue)
         if keys is not None and not keys.is_known:
@@ -269,13 +267,11 @@ def read(queues: Iterable[Place]) -> Work[None]:
 
 
 def is_new(queue: Place, claim: UniqueClaim) -> bool:
-    """Whether there would be a message more in the queue."""
     keys = _keys(queue)
     return keys is None or keys.holder(claim.wanted.key) is None
 
 
 def takes(queue: Place, claim: UniqueClaim) -> bool:
-    """Whether a message with this claim would be in the queue."""
     keys = _keys(queue)
     holder = None if keys is None else keys.holder(claim.wanted.key)
     if keys is None or holder is None:
@@ -284,8 +280,6 @@ def takes(queue: Place, claim: UniqueClaim) -> bool:
 
 
 def admit(queue: Place, claim: UniqueClaim, its_id: bytes, number: int) -> bool:
-    """Whether a message gets this number, and its key; one whose place it takes is settled. Then
-    the caller calls `placed`."""
     wanted, keys, counters = claim.wanted, _keys(queue), queue.shared.counters
     holder = None if keys is None else keys.holder(wanted.key)
     if keys is not None and holder is not None:
@@ -308,7 +302,6 @@ def admit(queue: Place, claim: UniqueClaim, its_id: bytes, number: int) -> bool:
 
 
 def placed(queue: Place, number: int) -> None:
-    """It is in the queue, or was delivered without being stored."""
     lane = queue.lane
     if not (queue.is_put_off(number) or any(chain(*lane.unwritten_numbers(number)))):
         _made(queue).left((number,))

@@ -261,7 +261,6 @@ class Batches:
         return 0 if batch is None else batch.row.number
 
     def count(self, batch: int, living: int, *, new: int = 0, dead: int = 0) -> None:
-        """So many more of its messages are alive; so many are new, or have died."""
         # One that has expired is known to its messages only, until the last of them is gone.
         self._next = max(self._next, batch + 1)
         if (known := self._by_number.get(batch)) is None:

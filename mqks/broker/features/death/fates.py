@@ -107,8 +107,6 @@ def give_back(
     defaults: Policy = DEFAULT,
     why: bytes = b"",
 ) -> Event | None:
-    """A consumer returns these. `defaults` apply where the queue has no rule; `why` is kept with
-    those that die. Return the reason if any of them died."""
     lane = queue.lane
     if event is REJECT or event is KILL:
         queue.shared.counters.rejected += len(deliveries)
@@ -143,7 +141,6 @@ def lease(
 
 
 def join(queue: Place, due: Sequence[Delivery], since_us: Sequence[int] = ()) -> None:
-    """These scheduled messages are due, since these times of the monotonic clock; 0 is now."""
     lane, rules, clocks, fates = queue.lane, queue.rules, queue.shared.schedule, list[Fate]()
     now_us = clocks.wall_us()
     ahead_us = now_us - clocks.clock_us()

@@ -36,7 +36,6 @@ def by_rules(queue: Place, old: Order) -> Order:
 
 
 def by_messages(queue: Place, old: Order, lines: Iterable[bytes]) -> Order:
-    """Messages with attributes will be ready."""
     if not any(PRIORITY in line and priority_of(line) for line in lines):
         return old
     if not queue.policy.has_priorities:

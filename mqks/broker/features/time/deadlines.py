@@ -78,7 +78,6 @@ class Deadlines:
         self.add(held, timeout_us)
 
     def touch_all(self, timeout_us: int) -> None:
-        """Restart the timeout of all that were added."""
         # Without an entry for each: whoever holds a million may touch them every second.
         self._all += self._batches
         self._all += self._unlooked

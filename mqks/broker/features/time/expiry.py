@@ -67,13 +67,11 @@ class Expiry:
         self._in(bucket).add(number)
 
     def add_new(self, numbers: range, expires_us: int) -> None:
-        """Add new messages that expire at a time of the wall clock."""
         bucket = _bucket(expires_us + self._ahead_us())
         self._own.update(dict.fromkeys(numbers, bucket))
         self._in(bucket).update(numbers)
 
     def add_each(self, numbers: range, each_us: Sequence[int]) -> None:
-        """Add new messages that expire at different times."""
         ahead_us = self._ahead_us()
         for number, expires_us in zip(numbers, each_us, strict=True):
             bucket = self._own[number] = _bucket(expires_us + ahead_us)
@@ -92,7 +90,6 @@ class Expiry:
         return numbers
 
     def own_us(self, number: int) -> int:
-        """When it expires, by the wall clock; 0 if it has no time of its own."""
         bucket = self._own.get(number)
         return 0 if bucket is None else self._wall_us() + bucket * TICK_US - self._clock_us()
 
@@ -107,7 +104,6 @@ class Expiry:
         return set_us if abs(set_us) > 2 * TICK_US else 0
 
     def discard(self, numbers: Iterable[int]) -> None:
-        """Remove messages that are settled or have moved."""
         own = self._own
         if isinstance(numbers, range) and len(own) < len(numbers):
             numbers = [number for number in own if number in numbers]
@@ -121,7 +117,6 @@ class Expiry:
             self._due = sorted(self._buckets)
 
     def is_overdue(self, number: int, next_seq: int) -> bool:
-        """Whether a message that a consumer held has expired meanwhile."""
         bucket = self._own.get(number)
         is_own = bucket is not None and bucket * TICK_US <= self._clock_us()
         return is_own or number < self.end(next_seq)
@@ -153,12 +148,10 @@ class Expiry:
         return is_other and ttl_us is not None
 
     def joined(self, first: int) -> None:
-        """Messages from this number on join now."""
         if self.ttl_us is not None:
             self._join(first, self._clock_us())
 
     def joined_at(self, first: int, wall_us: int) -> None:
-        """Messages from this number on joined at a time of the wall clock."""
         self._join(first, self._clock_us() + wall_us - self._wall_us())
 
     def _join(self, first: int, joined_us: int) -> None:
@@ -174,7 +167,6 @@ class Expiry:
         stretches.append((first, joined_us, joined_us))
 
     def joined_us(self, number: int) -> int:
-        """When it joined, by the wall clock; 0 if that is not known."""
         place = bisect_right(self._stretches, number, key=itemgetter(0)) - 1
         if place < 0:
             return 0

@@ -73,11 +73,9 @@ class Times:
         self.delays.restore(number, mark, mark.due_us - self._ahead_us, is_dated=True)
 
     def restored(self, mean_bytes: float) -> None:
-        """All scheduled messages are restored; `mean_bytes` is the approximate length of a line."""
         self.delays.bytes = round(mean_bytes * len(self.delays))
 
     def committed(self, end: int, aside_end: int) -> Work[None]:
-        """Numbers below `end` are on disk, and those of messages with a delay below `aside_end`."""
         yield from self.delays.committed(end, aside_end, self._schedule.clock_us())
 
     def delete(self) -> Iterator[object]:
@@ -170,7 +168,6 @@ class Times:
         return OVERDUE if is_late else self.expiry.next_us()
 
     def expires(self) -> bool:
-        """Whether an expired message is still in the queue."""
         due_us = self._next_expiry_us()
         return due_us is not None and due_us <= self._schedule.clock_us()
 
