@@ -22,7 +22,6 @@ from mqks.broker.features.jobs.results import Results
 from mqks.broker.features.table import FEATURES
 from mqks.broker.features.tails.tails import MessageTail, Tails
 from mqks.broker.features.time.ticks import NextTick, Schedules, no_cron
-from mqks.broker.features.trace.both import all_of
 from mqks.broker.features.trace.traces import Traces
 from mqks.broker.policies import Policies
 from mqks.broker.spine.base.facts import Facts
@@ -168,10 +167,10 @@ class Broker:
             self.shared,
             self.publishing,
             lambda: [*self.queues.values(), *self.orphans.values()],
-            self.tracer_of,
+            self.tracers_of,
         )
         self.progress = AllProgress()
-        self.results = Results(settings, self.shared, self.tracer_of, self._progress_of)
+        self.results = Results(settings, self.shared, self.tracers_of, self._progress_of)
         self.answers = Answers(self.turns, self.shared.memory, self.results.committed)
         self.schedules = Schedules(self.shared, self.bindings, self.publishing, next_tick)
         self.batches = Batches(settings, self.shared, self.bindings, self.publishing)
@@ -186,9 +185,9 @@ class Broker:
     def unwritable(self, why: str) -> None:
         self.pending.unwritable = why
 
-    def tracer_of(self, queue: Queue) -> Tracer | None:
+    def tracers_of(self, queue: Queue) -> tuple[Tracer, ...]:
         """Whoever is to be told what becomes of its messages."""
-        return all_of(self.traces.of_queue(), self.results.of_queue(queue))
+        return (*self.traces.of_queue(), *self.results.of_queue(queue))
 
     def _progress_of(self, consumer_id: bytes, message_id: bytes, number: int) -> bytes:
         found = self.progress.of(self.consumers.get(consumer_id), message_id, number)
@@ -444,7 +443,7 @@ class Broker:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)
         queue = self.queues[name] = Queue(self.shared, queue_id, name)
         queue.show = self.tails.shower(name)
-        queue.tracer = self.tracer_of(queue)
+        queue.tracers = self.tracers_of(queue)
         self.metadata.bytes += queue_bytes(name)
         return queue
 

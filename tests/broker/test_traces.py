@@ -194,7 +194,7 @@ def test_while_nothing_is_traced_no_queue_has_a_tracer() -> None:
 
     def tracers() -> set[bool]:
         lab.do("a", b"s subscribe new e", b"d delete_queue new", b"s subscribe q e")
-        told = {queue.tracer is not None for queue in lab.broker.queues.values()}
+        told = {bool(queue.tracers) for queue in lab.broker.queues.values()}
         return told | {lab.broker.publishing.tracer is not None}
 
     assert tracers() == {False}

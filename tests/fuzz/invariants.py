@@ -27,7 +27,6 @@ from mqks.broker.features.time.deadlines import Deadlines
 from mqks.broker.features.time.delays import _number
 from mqks.broker.features.time.receiver import Receiver
 from mqks.broker.features.time.times import timed
-from mqks.broker.features.trace.both import Tracers
 from mqks.broker.spine.clients.consumer import UNACKED_OVERHEAD_BYTES, Consumer, consumers_of
 from mqks.broker.spine.log.metadata import binding_bytes, consumer_bytes, mask_bytes, queue_bytes
 from mqks.broker.spine.message.mark import NO_MARK
@@ -480,8 +479,7 @@ def _check_sums(broker: Broker) -> None:
     size = sum(step.size for step in traces.steps)
     require(traces.bytes == size <= settings.trace_bytes_max, "bytes of steps")
     for queue in broker.queues.values():
-        tracer = queue.tracer
-        known = tracer._tracers if isinstance(tracer, Tracers) else (tracer,)
+        known = queue.tracers
         require((traces in known) == bool(traces.rows), "a queue has a wrong tracer")
         watched = queue.id in broker.results._places
         # A queue is left later.

@@ -79,8 +79,8 @@ def _ack(queue: Queue, wanted: Lease, number: int, mark: Mark) -> Work[bool]:
         queue.lane.take_out(number)
     queue.shared.counters.consumed += 1
     queue.lane.settle([number])
-    if queue.tracer is not None:
-        queue.tracer.left(queue, "acked", [number])
+    for tracer in queue.tracers:
+        tracer.left(queue, "acked", [number])
     return True
 
 

@@ -153,8 +153,8 @@ class Plan:
                 else:
                     gone.setdefault(target, []).append((each.number, each.line))
             source.lane.leave_together(dropped)
-            if source.tracer is not None:
-                source.tracer.left(source, "trimmed", dropped)
+            for tracer in source.tracers:
+                tracer.left(source, "trimmed", dropped)
             broker.purged += len(dropped)
             move_out(source, gone)
             touched |= dict.fromkeys((*gone, source))

@@ -98,8 +98,8 @@ def drop(broker: Broker, name: bytes, end: int | None) -> Work[int]:
     end = lane.next_seq if end is None else end
     while not queue.deleted and (some := lane.trim_some(end, dead=is_purge)):
         count += len(some)
-        if queue.tracer is not None:
-            queue.tracer.left(queue, "purged" if is_purge else "trimmed", some)
+        for tracer in queue.tracers:
+            tracer.left(queue, "purged" if is_purge else "trimmed", some)
         yield GOES_ON
     queue.deliver()  # What is in memory may wait for a page of which nothing is left.
     broker.purged += count

@@ -60,8 +60,8 @@ def cancel_all(queue: Queue) -> Work[int]:
 def cancelled(queue: Queue, numbers: Sequence[int]) -> None:
     """These messages, which were taken out, are cancelled."""
     queue.lane.settle(numbers, dead=True)
-    if queue.tracer is not None:
-        queue.tracer.left(queue, "cancelled", numbers)
+    for tracer in queue.tracers:
+        tracer.left(queue, "cancelled", numbers)
 
 
 def promote(broker: Broker, connection: Connection, request: Request, wanted: Scheduled) -> Doing:
@@ -82,8 +82,8 @@ def _promote(broker: Broker, wanted: Scheduled) -> Work[int]:
 
 def _settle(queue: Queue, found: Sequence[Delivery]) -> None:
     queue.lane.settle([number for number, _ in found], dead=True)
-    if queue.tracer is not None:
-        queue.tracer.note(queue, "cancelled", found)
+    for tracer in queue.tracers:
+        tracer.note(queue, "cancelled", found)
 
 
 def _found(queue: Queue, message_id: bytes, act: Act) -> Work[int]:

@@ -288,8 +288,8 @@ def admit(queue: Place, claim: UniqueClaim, its_id: bytes, number: int) -> bool:
             counters.queued -= 1
             counters.duplicates += 1
             return False
-        if queue.tracer is not None:
-            queue.tracer.left(queue, "replaced", [holder.number])
+        for tracer in queue.tracers:
+            tracer.left(queue, "replaced", [holder.number])
         if number < SCHEDULED_SEQ and queue.lane.is_ready(holder.number):
             put_in_place(queue, number, place_of(queue, holder.number))
         keys.take_out(holder)

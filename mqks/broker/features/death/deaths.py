@@ -32,9 +32,9 @@ def kill(queue: Place, dead: Sequence[Dead], reason: Event, why: bytes = b"") ->
         return
     target = queue.dead_letter_queue(reason)
     _count(queue, len(dead), reason, dropped=target is None)
-    if queue.tracer is not None:
+    for tracer in queue.tracers:
         told = {"reason": str(reason)}
-        queue.tracer.note(queue, "dead", [(n, line) for n, line, _ in dead], told)
+        tracer.note(queue, "dead", [(n, line) for n, line, _ in dead], told)
     if target is None:
         queue.lane.settle([each.number for each in dead], dead=True)
         return
@@ -89,8 +89,8 @@ def kill_oldest(queue: Place, end: int, reason: Event, count: int = STEP_MESSAGE
     if queue.dead_letter_queue(reason) is None:
         gone = lane.trim_some(end, count, dead=True)
         _count(queue, len(gone), reason, dropped=True)
-        if queue.tracer is not None:
-            queue.tracer.left(queue, "dead", gone, {"reason": str(reason)})
+        for tracer in queue.tracers:
+            tracer.left(queue, "dead", gone, {"reason": str(reason)})
     else:
         fitting = STEP_BYTES * lane.blocks.count // (lane.ready_bytes + 1) + 1
         kill_ready(queue, lane.oldest_ready(end, min(count, fitting)), reason)

@@ -197,8 +197,8 @@ def _apply(
                 line = with_published(line, queue.arrived_us(number))
             tail.append((number, line))
             marks.append(mark)
-    if queue.tracer is not None:
-        queue.tracer.scheduled(queue, *_put_off(state, deliveries, fates, queue))
+    for tracer in queue.tracers:
+        tracer.scheduled(queue, *_put_off(state, deliveries, fates, queue))
     move(queue, queue, tail, marks)
     for event, some in dead.items():
         kill(queue, some, event, why)

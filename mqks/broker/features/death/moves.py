@@ -29,8 +29,8 @@ def move(
     which may be the same queue. `marks` are their new ones; None: they have attributes and no
     marks. The caller delivers."""
     source.lane.leave_together([number for number, _ in deliveries], dead=marks is None)
-    if source.tracer is not None:
-        source.tracer.moved(source, to, deliveries, to.lane.next_seq)
+    for tracer in source.tracers:
+        tracer.moved(source, to, deliveries, to.lane.next_seq)
     if source is not to:
         # What is settled here and appended there is of two lanes: no piece may have one alone.
         source.lane.pending.in_one_piece = True
@@ -141,8 +141,8 @@ def purge_some(queue: Place, chosen: Chosen, limit: int) -> Work[int]:
             lane.take_out(number)
         if gone:
             lane.settle(gone, dead=True)
-            if queue.tracer is not None:
-                queue.tracer.note(queue, "purged", [(number, found[number]) for number in gone])
+            for tracer in queue.tracers:
+                tracer.note(queue, "purged", [(number, found[number]) for number in gone])
             queue.deliver()
         count += len(gone)
         yield GOES_ON

@@ -23,7 +23,7 @@ from mqks.broker.spine.log.pending import ResultRow
 from mqks.broker.spine.message.states import KILL, REJECT, Event
 from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.queue import Queue
-from mqks.broker.spine.queue.seams import Traced, Tracer
+from mqks.broker.spine.queue.seams import NOT_TOLD, Deliveries, Told, Traced, Tracer
 from mqks.broker.spine.queue.shared import Shared
 from mqks.broker.spine.routing.masks import Queues
 from mqks.errors import BadRequest, LimitExceeded, SchemaTooNew
@@ -50,7 +50,6 @@ ENDS: Final = {
 """The state after each step that is an end, as tracers are told of it."""
 NAMES: Final = frozenset(("event", "queue", "reason"))
 HELD: Final = "delivered", "received"
-TOLD: Final[Mapping[str, Any]] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -129,21 +128,21 @@ class Result:
 
 
 class Results:
-    """`tracer_of` gives the tracer that a queue has now, `progress_of` the progress that a consumer
+    """`tracers_of` gives the tracers of a queue now, `progress_of` the progress that a consumer
     has told of the message with this number, or nothing."""
 
     def __init__(
         self,
         settings: Settings,
         shared: Shared,
-        tracer_of: Callable[[Queue], Tracer | None],
+        tracers_of: Callable[[Queue], tuple[Tracer, ...]],
         progress_of: Callable[[bytes, bytes, int], bytes],
     ) -> None:
         self.rows: dict[bytes, Result] = {}
         self.bytes = 0
         self.waiters: dict[bytes, dict[ResultWaiter, None]] = {}
         """By message id."""
-        self._settings, self._shared, self._tracer_of = settings, shared, tracer_of
+        self._settings, self._shared, self._tracers_of = settings, shared, tracers_of
         self._progress_of = progress_of
         self._places: dict[int, dict[int, Result]] = {}
         """Queue id → number → a message that waits."""
@@ -153,8 +152,8 @@ class Results:
         """Its keys, a heap."""
         self._alarm = Alarm(shared.schedule, self._forget_due, dated=True, what="results")
 
-    def of_queue(self, queue: Traced) -> "Results | None":
-        return self if queue.id in self._places else None
+    def of_queue(self, queue: Traced) -> "tuple[Results, ...]":
+        return (self,) if queue.id in self._places else ()
 
     # -- requests
 
@@ -280,7 +279,7 @@ class Results:
         found.queue_id, found.number = queue.id, number
         if queue.id not in self._places:
             self._places[queue.id] = {}
-            queue.tracer = self._tracer_of(queue)
+            queue.tracers = self._tracers_of(queue)
         self._places[queue.id][number] = found
 
     def _write(self, found: Result) -> None:
@@ -298,10 +297,10 @@ class Results:
                 self._shared.turns.later(self._untrace(queue))
 
     def _untrace(self, queue: Queue) -> Work[None]:
-        queue.tracer = self._tracer_of(queue)
+        queue.tracers = self._tracers_of(queue)
         yield GOES_ON
 
-    def _end(self, found: Result, what: str, told: Mapping[str, Any] = TOLD) -> None:
+    def _end(self, found: Result, what: str, told: Mapping[str, Any] = NOT_TOLD) -> None:
         if found.place is not None:
             found.queue = found.place.name  # It may have been renamed.
             self._leave_place(found)
@@ -353,49 +352,37 @@ class Results:
 
     # -- what happens to messages, see `Tracer`
 
-    def note(
-        self,
-        queue: Traced,
-        what: str,
-        deliveries: Iterable[Delivery],
-        told: Mapping[str, Any] = TOLD,
-    ) -> None:
+    def note(self, queue: Traced, what: str, some: Deliveries, told: Told = NOT_TOLD) -> None:
         places = self._places.get(queue.id)
         if not places or not (what in ENDS or what in HELD):
             return
-        for found in [*filter(None, (places.get(number) for number, _ in deliveries))]:
+        for found in [*filter(None, (places.get(number) for number, _ in some))]:
             if what in HELD:
                 found.consumer, found.cancel = _bytes(told["consumer"]), None
             else:
                 self._end(found, what, told)
 
-    def left(
-        self, queue: Traced, what: str, numbers: Sequence[int], told: Mapping[str, Any] = TOLD
-    ) -> None:
+    def left(self, queue: Traced, what: str, numbers: Sequence[int], told: Told = NOT_TOLD) -> None:
         if not (places := self._places.get(queue.id)):
             return
         for found in [*filter(None, map(places.get, among(numbers, places)))]:
             self._end(found, what, told)
 
-    def returned(
-        self, queue: Traced, event: Event, deliveries: Sequence[Delivery], why: bytes
-    ) -> None:
+    def returned(self, queue: Traced, event: Event, some: Deliveries, why: bytes) -> None:
         places = self._places.get(queue.id, {})
-        for number, _ in deliveries:
+        for number, _ in some:
             if (found := places.get(number)) is not None:
                 found.consumer, found.cancel = b"", None
                 found.why = why if event is REJECT or event is KILL else b""
 
-    def scheduled(
-        self, queue: Traced, deliveries: Iterable[Delivery], due_us: Iterable[int]
-    ) -> None:
+    def scheduled(self, queue: Traced, some: Deliveries, due_us: Iterable[int]) -> None:
         """It waits, as before."""
 
-    def moved(self, source: Traced, to: Traced, deliveries: Sequence[Delivery], first: int) -> None:
+    def moved(self, source: Traced, to: Traced, some: Sequence[Delivery], first: int) -> None:
         places = self._places.get(source.id, {})
         gone = [
             (found, number)
-            for number, (old, _) in enumerate(deliveries, first)
+            for number, (old, _) in enumerate(some, first)
             if (found := places.get(old)) is not None
         ]
         for found, _ in gone:

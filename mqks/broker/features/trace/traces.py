@@ -20,7 +20,7 @@ from mqks.broker.spine.base.turns import GOES_ON, Work, slices
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.queue import Queue
-from mqks.broker.spine.queue.seams import Traced, Tracer
+from mqks.broker.spine.queue.seams import NOT_TOLD, Deliveries, Told, Traced, Tracer
 from mqks.broker.spine.queue.shared import Shared
 from mqks.broker.spine.queue.terms import NewMessages
 from mqks.broker.spine.routing.masks import Queues
@@ -36,7 +36,6 @@ VALUE_BYTES: Final = 60
 of that besides its length (measured)."""
 EVENTS_KEPT: Final = 4096
 """Of so many events it is known whether they are traced."""
-TOLD: Final[Mapping[str, Any]] = {}
 WORDS: Final = {
     Event.REJECT: "rejected",
     Event.KILL: "rejected",
@@ -91,7 +90,7 @@ class Traces:
         shared: Shared,
         publishing: Publishing,
         queues: Callable[[], Sequence[Queue]],
-        tracer_of: Callable[[Queue], Tracer | None],
+        tracers_of: Callable[[Queue], tuple[Tracer, ...]],
     ) -> None:
         self.rows: dict[bytes, Trace] = {}
         self.steps: deque[MessageStep] = deque()
@@ -103,13 +102,13 @@ class Traces:
         self._matches = name_masks(())
         self._events: dict[bytes, bool] = {}
         self._shared, self._publishing, self._queues = shared, publishing, queues
-        self._tracer_of = tracer_of
+        self._tracers_of = tracers_of
 
     # -- what is traced
 
-    def of_queue(self) -> "Traces | None":
+    def of_queue(self) -> "tuple[Traces, ...]":
         """The tracer that each queue has now, besides others."""
-        return self if self.rows else None
+        return (self,) if self.rows else ()
 
     def begin(self, name: bytes, for_s: float, who: Who) -> Work[None]:
         """Trace what has this name, for so long, in place of an earlier trace of it."""
@@ -145,10 +144,10 @@ class Traces:
     def _install(self) -> Work[None]:
         self._matches = name_masks(name for name in self.rows if b"*" in name)
         self._events.clear()
-        self._publishing.tracer = self.of_queue()
+        self._publishing.tracer = self if self.rows else None
         for some in slices(self._queues(), STEP_NAMES):
             for queue in some:
-                queue.tracer = self._tracer_of(queue)
+                queue.tracers = self._tracers_of(queue)
             yield GOES_ON
 
     def _has_event(self, event: bytes) -> bool:
@@ -183,24 +182,16 @@ class Traces:
             told = {"event": event.decode("utf-8", "surrogateescape")}
             self._add("published", None, some, told if who is None else told | who._asdict())
 
-    def note(
-        self,
-        queue: Traced,
-        what: str,
-        deliveries: Iterable[Delivery],
-        told: Mapping[str, Any] = TOLD,
-    ) -> None:
+    def note(self, queue: Traced, what: str, some: Deliveries, told: Told = NOT_TOLD) -> None:
         whole, found = queue.name in self.rows, list[tuple[int, bytes]]()
-        for number, line in deliveries:
+        for number, line in some:
             if not line:
                 self.left(queue, what, (number,), told)
             elif (message_id := self._traced_id(line, whole=whole)) is not None:
                 found.append((number, message_id))
         self._add(what, queue, found, told)
 
-    def left(
-        self, queue: Traced, what: str, numbers: Sequence[int], told: Mapping[str, Any] = TOLD
-    ) -> None:
+    def left(self, queue: Traced, what: str, numbers: Sequence[int], told: Told = NOT_TOLD) -> None:
         last = self._last.get(queue.id)
         if not last:
             return
@@ -208,29 +199,25 @@ class Traces:
         steps = [(number, step) for number in known if (step := last.get(number)) is not None]
         self._add(what, queue, [(number, step.message_id) for number, step in steps], told)
 
-    def returned(
-        self, queue: Traced, event: Event, deliveries: Sequence[Delivery], why: bytes
-    ) -> None:
-        told = {"reason": why.decode("ascii", "backslashreplace")} if why else TOLD
-        self.note(queue, WORDS[event], deliveries, told)
+    def returned(self, queue: Traced, event: Event, some: Deliveries, why: bytes) -> None:
+        told = {"reason": why.decode("ascii", "backslashreplace")} if why else NOT_TOLD
+        self.note(queue, WORDS[event], some, told)
 
-    def scheduled(
-        self, queue: Traced, deliveries: Iterable[Delivery], due_us: Iterable[int]
-    ) -> None:
-        for delivery, each_us in zip(deliveries, due_us, strict=True):
+    def scheduled(self, queue: Traced, some: Deliveries, due_us: Iterable[int]) -> None:
+        for delivery, each_us in zip(some, due_us, strict=True):
             self.note(queue, "scheduled", [delivery], {"until_us": each_us})
 
-    def moved(self, source: Traced, to: Traced, deliveries: Sequence[Delivery], first: int) -> None:
+    def moved(self, source: Traced, to: Traced, some: Sequence[Delivery], first: int) -> None:
         if source is to:
-            lines = [line for _, line in deliveries]
+            lines = [line for _, line in some]
             self.note(source, "joined", enumerate(lines, first))
         else:  # What joins another queue is noted by that, too.
             told = {"to": to.name.decode("utf-8", "surrogateescape")}
-            self.note(source, "moved", deliveries, told)
+            self.note(source, "moved", some, told)
 
     def deleted(self, queue: Traced) -> None:
         if self._last.pop(queue.id, None):
-            self._add("deleted", queue, [(0, b"")], TOLD)
+            self._add("deleted", queue, [(0, b"")], NOT_TOLD)
 
     def _add(
         self,

@@ -32,7 +32,7 @@ class Queue:
         *("ack_timeout_us", "archive", "capacity", "consumers", "dead", "deleted"),
         *("has_forgotten", "id", "is_dropping", "is_ruled", "lane", "marks", "name", "order"),
         *("policy", "returning", "ring", "rules", "shared", "show", "throttle", "timer", "times"),
-        *("told_at", "tracer", "updates"),
+        *("told_at", "tracers", "updates"),
     )
 
     def __init__(self, shared: Shared, queue_id: int, name: bytes) -> None:
@@ -74,7 +74,7 @@ class Queue:
         """One that cannot take messages is removed at its turn."""
         self.show: Callable[[list[bytes]], None] | None = None
         """Shows the messages that join it to those who watch, if any do."""
-        self.tracer: Tracer | None = None
+        self.tracers: tuple[Tracer, ...] = ()
         """Notes what becomes of its messages, while something is traced."""
         self.updates = 0
         """Number of updates of its bindings for its consumers."""
@@ -172,8 +172,9 @@ class Queue:
         if self.show is not None:
             self.show(lines)
         lane = self.lane
-        if self.tracer is not None and ids is not None:
-            self.tracer.note(self, "joined", enumerate(lines, lane.next_seq))
+        if self.tracers and ids is not None:
+            for tracer in self.tracers:
+                tracer.note(self, "joined", enumerate(lines, lane.next_seq))
         if lane.expiry is not None:
             lane.expiry.joined(lane.next_seq)
         # If nothing is ready before them, and a consumer waits, they are delivered without having
@@ -215,8 +216,8 @@ class Queue:
             self.show(lines)
         if marks and any(mark.expires_us for mark in marks):
             self.timed()
-        if self.tracer is not None:
-            self.tracer.note(self, "joined", enumerate(lines, self.lane.next_seq))
+        for tracer in self.tracers:
+            tracer.note(self, "joined", enumerate(lines, self.lane.next_seq))
         self.lane.append_all(lines, marks or ())
 
     @property
@@ -233,8 +234,8 @@ class Queue:
         """Settle messages that a consumer has acked. `together`: it must not be written without the
         rest of its entry."""
         self.shared.counters.consumed += len(numbers)
-        if self.tracer is not None:
-            self.tracer.left(self, "acked", numbers)
+        for tracer in self.tracers:
+            tracer.left(self, "acked", numbers)
         if together:
             self.lane.leave_together(numbers)
         else:
@@ -261,8 +262,8 @@ class Queue:
         if self.has_forgotten:
             self.lane.see(line for _, line in deliveries)
             self.has_forgotten = bool(self.unacked or self.returning)
-        if self.tracer is not None:
-            self.tracer.returned(self, event, deliveries, why)
+        for tracer in self.tracers:
+            tracer.returned(self, event, deliveries, why)
         returns = self.shared.features.returns
         reason = returns.give_back(self, deliveries, event, delay_us, defaults, why)
         if self.times is not None or event is not REJECT:
@@ -282,8 +283,8 @@ class Queue:
             self.shared.features.returns.join(self, due, since_us)
         else:
             lane.leave_together([number for number, _ in due])
-            if self.tracer is not None:
-                self.tracer.moved(self, self, due, lane.next_seq)
+            for tracer in self.tracers:
+                tracer.moved(self, self, due, lane.next_seq)
             self.publish(None, [line for _, line in due])
 
     def dead_letter_queue(self, reason: str) -> Place | None:
@@ -501,7 +502,7 @@ class Queue:
                         lane.settle(numbers)
                 elif held is not None:
                     held += numbers
-            if self.tracer is not None:
+            if self.tracers:
                 for index, taker in enumerate(takers, start):
                     self._trace(taker, all_numbers[index:end:turns], lines[index:end:turns])
             if stored and manual and held is None and all_numbers[0] >= lane.cursor:
@@ -516,10 +517,10 @@ class Queue:
 
     def _trace(self, taker: Taker, numbers: Sequence[int], lines: Sequence[bytes]) -> None:
         """Note that they were delivered."""
-        assert self.tracer is not None
         told = {"consumer": taker.id.decode("utf-8", "surrogateescape")}
         what = "received" if taker.is_brief else "delivered" if taker.manual_ack else "consumed"
-        self.tracer.note(self, what, zip(numbers, lines, strict=True), told)
+        for tracer in self.tracers:
+            tracer.note(self, what, zip(numbers, lines, strict=True), told)
 
     def _deliver_out(
         self, numbers: Sequence[int], lines: list[bytes], to: Taker | None = None
@@ -535,7 +536,7 @@ class Queue:
                 lane.keep_returned(number, line)
         elif taken := len(numbers):
             to.take(numbers, lines, None)
-            if self.tracer is not None:
+            if self.tracers:
                 self._trace(to, numbers, lines)
             self.shared.counters.delivered += taken
             if to.manual_ack:

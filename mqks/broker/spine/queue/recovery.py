@@ -101,8 +101,8 @@ def delete(queue: Queue) -> Work[None]:
     turns."""
     # A work that is under way sees `deleted` at its next step, and ends.
     queue.deleted = True
-    if queue.tracer is not None:
-        queue.tracer.deleted(queue)
+    for tracer in queue.tracers:
+        tracer.deleted(queue)
     queue.policy = queue.rules = DEFAULT
     queue.throttle = queue.shared.features.throttle(queue, queue.throttle)
     queue.capacity.apply(DEFAULT)

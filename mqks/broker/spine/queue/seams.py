@@ -6,7 +6,7 @@ of its messages waits for a time, and a consumer only from its first ack timeout
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.message.mark import Mark
@@ -276,6 +276,12 @@ class Keys(Protocol):
         """Forget all keys; yield them, see `turns.emptied`."""
 
 
+Deliveries = Iterable[tuple[int, bytes]]
+"""Numbers and messages."""
+Told = Mapping[str, Any]
+NOT_TOLD: Final[Told] = {}
+
+
 class Traced(Protocol):
     """A queue, as its tracer sees it."""
 
@@ -287,32 +293,20 @@ class Tracer(Protocol):
     """Notes what becomes of messages. A queue has one only while something is traced, or somebody
     waits for the end of one of its messages."""
 
-    def note(
-        self,
-        queue: Traced,
-        what: str,
-        deliveries: Iterable[tuple[int, bytes]],
-        told: Mapping[str, Any] = ...,
-    ) -> None:
+    def note(self, queue: Traced, what: str, some: Deliveries, told: Told = NOT_TOLD) -> None:
         """This has happened to messages; a text may be empty if the queue does not need it."""
 
-    def left(
-        self, queue: Traced, what: str, numbers: Sequence[int], told: Mapping[str, Any] = ...
-    ) -> None:
+    def left(self, queue: Traced, what: str, numbers: Sequence[int], told: Told = NOT_TOLD) -> None:
         """It has happened to messages of which nobody has the text."""
 
-    def returned(
-        self, queue: Traced, event: Event, deliveries: Sequence[tuple[int, bytes]], why: bytes
-    ) -> None:
+    def returned(self, queue: Traced, event: Event, some: Deliveries, why: bytes) -> None:
         """A consumer has given back messages; `why` as in `Returns.give_back`."""
 
-    def scheduled(
-        self, queue: Traced, deliveries: Iterable[tuple[int, bytes]], due_us: Iterable[int]
-    ) -> None:
+    def scheduled(self, queue: Traced, some: Deliveries, due_us: Iterable[int]) -> None:
         """Messages wait until these times of the wall clock."""
 
     def moved(
-        self, source: Traced, to: Traced, deliveries: Sequence[tuple[int, bytes]], first: int
+        self, source: Traced, to: Traced, some: Sequence[tuple[int, bytes]], first: int
     ) -> None:
         """Messages have left their places for the end of `to`, which may be the same queue: they
         will have numbers from `first` on."""

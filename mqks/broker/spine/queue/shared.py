@@ -82,7 +82,7 @@ class Place(Protocol):
     show: Callable[[list[bytes]], None] | None
     throttle: Throttle | None
     times: Timers | None
-    tracer: Tracer | None
+    tracers: tuple[Tracer, ...]
 
     @property
     def ready(self) -> int: ...

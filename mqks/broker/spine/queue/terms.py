@@ -86,8 +86,8 @@ def _schedule(queue: Queue, new: NewMessages, terms: PublishTerms) -> None:
     times = queue.timed()
     due_us = [own.due_us if own.is_dated else own.clock_us for own in all_terms]
     times.add(first, lines, marks, due_us)
-    if queue.tracer is not None:
-        queue.tracer.scheduled(queue, enumerate(lines, first), [mark.due_us for mark in marks])
+    for tracer in queue.tracers:
+        tracer.scheduled(queue, enumerate(lines, first), [mark.due_us for mark in marks])
     times.set_alarms()
     queue.update_capacity()
 
