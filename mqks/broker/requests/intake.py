@@ -20,6 +20,7 @@ from mqks.protocol.requests import Request
 from mqks.users import STRANGER, Permissions
 
 BEGIN = b" begin"
+Ids = list[bytes]
 
 
 def is_of_transaction(connection: Connection) -> bool:
@@ -248,13 +249,7 @@ class Intake:
         self.publishes |= self._broker.shared.counters.queued != queued
         return request
 
-    def _end(
-        self,
-        connection: Connection,
-        confirms: list[bytes],
-        placed: list[bytes],
-        others: list[bytes],
-    ) -> None:
+    def _end(self, connection: Connection, confirms: Ids, placed: Ids, others: Ids) -> None:
         """All lines are done or begun. Confirms wait until all are done."""
         works, once = connection.works, self._once
         once_ids = once.take_gathered() if once.gathered else []
@@ -269,12 +264,7 @@ class Intake:
         self._remember(connection, confirms, placed, others)
 
     def _complete(
-        self,
-        connection: Connection,
-        confirms: list[bytes],
-        placed: list[bytes],
-        others: list[bytes],
-        once_ids: list[bytes],
+        self, connection: Connection, confirms: Ids, placed: Ids, others: Ids, once_ids: Ids
     ) -> Work[None]:
         """Run after everything that a chunk has published: an id that is durable before its message
         would block the message permanently."""
@@ -289,13 +279,7 @@ class Intake:
         self._remember(connection, confirms, placed, others)
         yield GOES_ON
 
-    def _remember(
-        self,
-        connection: Connection,
-        confirms: list[bytes],
-        placed: list[bytes],
-        others: list[bytes],
-    ) -> None:
+    def _remember(self, connection: Connection, confirms: Ids, placed: Ids, others: Ids) -> None:
         """Send these confirms with the next commit, which is after `finish`: those of messages, of
         other requests that need a place in the journal, and of what a full disk takes."""
         if confirms or placed or others:

@@ -184,7 +184,7 @@ def _do(
 
 def _kind(terms: PublishTerms | None) -> int:
     """Messages whose terms are of one kind are published together."""
-    # As `Queue.put` distinguishes them.
+    # As `terms.put` distinguishes them.
     if terms is None:
         return 0
     return (3 if terms.due_us else 2 if terms.expires_us else 1) + 3 * terms.batch

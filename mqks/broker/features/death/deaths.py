@@ -30,7 +30,7 @@ def kill(queue: Place, dead: Sequence[Dead], reason: Event, why: bytes = b"") ->
     """Move or drop these dead messages. `why`: the reason that their consumer gave."""
     if not dead:
         return
-    target = queue.dead_letter_queue(reason)
+    target = queue.shared.owner.dead_letter_queue(queue, reason)
     _count(queue, len(dead), reason, dropped=target is None)
     for tracer in queue.tracers:
         told = {"reason": str(reason)}
@@ -49,7 +49,7 @@ def kill(queue: Place, dead: Sequence[Dead], reason: Event, why: bytes = b"") ->
 def kill_ready(queue: Place, numbers: Iterable[int], reason: Event) -> None:
     """Kill ready messages; those that are only on disk move when they have been read."""
     lane, dead, on_disk = queue.lane, list[Dead](), list[int]()
-    is_dropped = queue.dead_letter_queue(reason) is None
+    is_dropped = queue.shared.owner.dead_letter_queue(queue, reason) is None
     for number in numbers:
         # A message that is dropped needs no body.
         line = b"" if is_dropped else lane.body(number)
@@ -86,7 +86,7 @@ def _kill_read(queue: Place, numbers: list[int], reason: Event, lines: dict[int,
 def kill_oldest(queue: Place, end: int, reason: Event, count: int = STEP_MESSAGES) -> None:
     """Kill at most `count` ready messages with numbers below `end`, the oldest first."""
     lane = queue.lane
-    if queue.dead_letter_queue(reason) is None:
+    if queue.shared.owner.dead_letter_queue(queue, reason) is None:
         gone = lane.trim_some(end, count, dead=True)
         _count(queue, len(gone), reason, dropped=True)
         for tracer in queue.tracers:

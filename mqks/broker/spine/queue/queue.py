@@ -23,7 +23,7 @@ from mqks.broker.spine.queue.seams import (
     Timers,
     Tracer,
 )
-from mqks.broker.spine.queue.shared import Fetch, Place, Shared, ToldByArchive
+from mqks.broker.spine.queue.shared import Fetch, Shared, ToldByArchive
 from mqks.limits import STEP_MESSAGES, STEP_RULED, TAKERS_MAX
 
 
@@ -286,10 +286,6 @@ class Queue:
             for tracer in self.tracers:
                 tracer.moved(self, self, due, lane.next_seq)
             self.publish(None, [line for _, line in due])
-
-    def dead_letter_queue(self, reason: str) -> Place | None:
-        """Where its messages go that die for this reason; it is created if needed."""
-        return self.shared.owner.dead_letter_queue(self, reason)
 
     def fetch(self, numbers: list[int], then: Callable[[dict[int, bytes]], None]) -> None:
         """Read living messages that are only on disk."""
