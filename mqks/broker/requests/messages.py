@@ -139,11 +139,7 @@ def reject(broker: Broker, connection: Connection, request: Request, wanted: Set
         defaults = Policy(retries=wanted.retries, backoff=wanted.backoff)
     event = Event.KILL if wanted.dead else Event.REJECT
     how = partial(
-        Queue.give_back,
-        event=event,
-        delay_us=wanted.delay_us,
-        defaults=defaults,
-        why=wanted.why,
+        Queue.give_back, event=event, delay_us=wanted.delay_us, defaults=defaults, why=wanted.why
     )
     consumer = broker.consumers.get(wanted.consumer)
     if wanted.pause_us and consumer is not None:

@@ -20,15 +20,7 @@ from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.queue.readers import passed
 from mqks.broker.spine.queue.selection import Chosen
 from mqks.limits import SEQ_MAX
-from mqks.protocol.requests import (
-    DeleteQueue,
-    Pausing,
-    Purge,
-    Request,
-    Selection,
-    SetQueue,
-    Trim,
-)
+from mqks.protocol.requests import DeleteQueue, Pausing, Purge, Request, Selection, SetQueue, Trim
 
 
 def set_queue(

@@ -28,16 +28,7 @@ from mqks.broker.spine.routing.masks import Queues
 from mqks.broker.spine.routing.singles import Single
 from mqks.errors import BadRequest, NotAllowed, PublishesWait, Unwritable
 from mqks.limits import TRANSACTION_COPIES_MAX
-from mqks.protocol.requests import (
-    ACTIONS,
-    Batching,
-    Move,
-    Publish,
-    Request,
-    Settle,
-    Trim,
-    shown,
-)
+from mqks.protocol.requests import ACTIONS, Batching, Move, Publish, Request, Settle, Trim, shown
 from mqks.users import STRANGER
 
 AT_ONCE = frozenset((b"begin", b"commit", b"rollback", b"ping"))

@@ -115,10 +115,7 @@ def resume(queue: Place) -> bool:
 
 
 def _set(
-    queue: Place,
-    paused: bool | None,
-    publishes_paused: bool | str | None,
-    until_s: float | None,
+    queue: Place, paused: bool | None, publishes_paused: bool | str | None, until_s: float | None
 ) -> bool:
     changes = {"paused": paused, "publishes_paused": publishes_paused, "paused_until_s": until_s}
     policy = queue.policy.changed(changes, reset=False)

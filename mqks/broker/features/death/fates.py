@@ -2,7 +2,8 @@
 the tail, into the schedule, or dies.
 
 The one rule: `fate` decides, and `_apply` does what was decided. The counts of a message (retry,
-rejects, losses) change only here, and for those that a consumer held at a crash in `recovery.restore`.
+rejects, losses) change only here, and those of what a consumer held at a crash in
+`recovery.restore`.
 """
 
 from collections.abc import Callable, Sequence

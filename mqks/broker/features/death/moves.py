@@ -20,10 +20,7 @@ Choose = Callable[[bytes], tuple[Place, bytes] | None]
 
 
 def move(
-    source: Place,
-    to: Place,
-    deliveries: Sequence[Delivery],
-    marks: Sequence[Mark] | None = None,
+    source: Place, to: Place, deliveries: Sequence[Delivery], marks: Sequence[Mark] | None = None
 ) -> None:
     """Move messages that are alive in `source`, but no longer ready there, to the end of `to`,
     which may be the same queue. `marks` are their new ones; None: they have attributes and no

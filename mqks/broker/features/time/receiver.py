@@ -52,12 +52,7 @@ class Receiver(Taker):
     )
 
     def __init__(
-        self,
-        request_id: bytes,
-        connection: Connection,
-        queue: Queue,
-        limit: int,
-        lease_us: int,
+        self, request_id: bytes, connection: Connection, queue: Queue, limit: int, lease_us: int
     ) -> None:
         super().__init__(request_id, manual_ack=True, is_brief=True)
         self.connection = connection

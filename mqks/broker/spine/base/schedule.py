@@ -75,10 +75,7 @@ class Schedule:
     __slots__ = ("_clock", "_delays", "_points", "notices", "repeats", "wall_us")
 
     def __init__(
-        self,
-        clock: Callable[[], float],
-        now_us: Callable[[], int],
-        notices: Notices | None = None,
+        self, clock: Callable[[], float], now_us: Callable[[], int], notices: Notices | None = None
     ) -> None:
         self._clock = clock
         self.notices = notices or Notices()

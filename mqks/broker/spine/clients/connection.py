@@ -17,10 +17,7 @@ from mqks.broker.spine.log.pending import ErrorRecord
 from mqks.broker.spine.queue.order import Taker
 from mqks.broker.spine.queue.selection import Read
 from mqks.errors import BadRequest
-from mqks.limits import (
-    ONCE_ID_BYTES_MAX,
-    STRANGER_LINE_BYTES_MAX,
-)
+from mqks.limits import ONCE_ID_BYTES_MAX, STRANGER_LINE_BYTES_MAX
 from mqks.protocol.lines import PIECE_OVERHEAD_BYTES, LineSplitter
 from mqks.rates import UserRate
 from mqks.users import STRANGER, GuestPermissions, Permissions

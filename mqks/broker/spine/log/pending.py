@@ -347,7 +347,7 @@ class Pending:
         written in part."""
         self.members: Members | None = None
         self.ending: Members | None = None
-        """The same, while their `end` has something to add."""
+        """`members`, while their `end` has something to add."""
         self.dirty: list[Changed] = []
         self.unwritable = ""
         """Why nothing can be written durably; publishes are refused while this is not empty."""

@@ -17,12 +17,7 @@ from mqks.broker.spine.message.states import REJECT, Event
 from mqks.broker.spine.queue.lane import Delivery, Lane
 from mqks.broker.spine.queue.order import UNLIMITED, Fifo, Order, Rest, Ring, Taker
 from mqks.broker.spine.queue.paging import bring
-from mqks.broker.spine.queue.seams import (
-    HeldBack,
-    Throttle,
-    Timers,
-    Tracer,
-)
+from mqks.broker.spine.queue.seams import HeldBack, Throttle, Timers, Tracer
 from mqks.broker.spine.queue.shared import Fetch, Shared, ToldByArchive
 from mqks.limits import STEP_MESSAGES, STEP_RULED, TAKERS_MAX
 
