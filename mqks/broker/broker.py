@@ -316,10 +316,8 @@ class Broker:
     def read(self, connection: Connection, read: Read) -> None:
         """Queue a read request, which the server answers."""
         if len(connection.reads) >= READS_WAITING_MAX:
-            raise LimitExceeded(
-                "reads_waiting_max",
-                f"the limit of {READS_WAITING_MAX} unanswered peek, range and read is reached",
-            )
+            reason = f"the limit of {READS_WAITING_MAX} unanswered peek, range and read is reached"
+            raise LimitExceeded("reads_waiting_max", reason)
         connection.reads.append(read)
         if len(connection.reads) == 1 and not connection.rests:
             self.reads_waiting.append(connection)

@@ -36,10 +36,8 @@ def consume(
     count = len(connection.consumers) - (request.id in connection.consumers)
     limit = broker.settings.consumers_per_connection_max
     if count >= limit:
-        raise LimitExceeded(
-            "consumers_per_connection_max",
-            f"the limit of {limit} consumers is reached (consumers_per_connection_max)",
-        )
+        reason = f"the limit of {limit} consumers is reached (consumers_per_connection_max)"
+        raise LimitExceeded("consumers_per_connection_max", reason)
     broker.check_consumer(request.id)
     is_new = wanted.queue not in broker.queues
     is_kept = wanted.keep and not is_new

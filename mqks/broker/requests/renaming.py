@@ -61,11 +61,9 @@ def _bindings(broker: Broker, wanted: Renaming) -> Work[dict[tuple[bytes, bytes]
     """What the journal is to learn of them."""
     tables = broker.bindings.bound(wanted.queue)
     if (count := sum(map(len, tables))) > RENAMED_BINDINGS_MAX:
-        raise LimitExceeded(
-            "rename_max",
-            f"rename: queue {shown(wanted.queue)} has {count} bindings, the limit is "
-            f"{RENAMED_BINDINGS_MAX}",
-        )
+        reason = f"rename: queue {shown(wanted.queue)} has {count} bindings, the limit is "
+        reason += f"{RENAMED_BINDINGS_MAX}"
+        raise LimitExceeded("rename_max", reason)
     changes: dict[tuple[bytes, bytes], bool] = {}
     for table in tables:
         for some in slices([*table], STEP_NAMES):

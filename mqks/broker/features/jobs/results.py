@@ -163,15 +163,12 @@ class Results:
         if (count := sum(not queue.deleted for queue in queues)) != 1:
             raise BadRequest(f"publish: --keep-result is for one queue, and {count} are bound")
         if wanted.keep_us > settings.results_keep_s_max * 1e6:
-            raise LimitExceeded(
-                "results_keep_s_max",
-                f"a result is kept for {settings.results_keep_s_max:g} s at most "
-                "(results_keep_s_max)",
-            )
+            reason = f"a result is kept for {settings.results_keep_s_max:g} s at most "
+            reason += "(results_keep_s_max)"
+            raise LimitExceeded("results_keep_s_max", reason)
         if len(self.rows) + others >= settings.results_max:
-            raise LimitExceeded(
-                "results_max", f"the limit of {settings.results_max} results is reached"
-            )
+            reason = f"the limit of {settings.results_max} results is reached"
+            raise LimitExceeded("results_max", reason)
         self._check_bytes((1 + others) * RESULT_BYTES)
 
     def _check_bytes(self, size: int) -> None:
@@ -198,9 +195,8 @@ class Results:
         """Raise if the data of a result cannot be kept, besides so many bytes."""
         most = self._settings.result_bytes_max
         if len(data) > most:
-            raise LimitExceeded(
-                "result_bytes_max", f"the result has {len(data)} bytes, the limit is {most}"
-            )
+            reason = f"the result has {len(data)} bytes, the limit is {most}"
+            raise LimitExceeded("result_bytes_max", reason)
         self._check_bytes(len(data) + others)
 
     def give(self, found: Result, data: bytes) -> None:

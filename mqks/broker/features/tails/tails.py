@@ -131,9 +131,8 @@ class Tails:
         if tail_id in theirs:
             return
         if len(theirs) >= self._settings.tails_per_connection_max:
-            raise LimitExceeded(
-                "tails_per_connection_max", f"this connection has {len(theirs)} tails"
-            )
+            reason = f"this connection has {len(theirs)} tails"
+            raise LimitExceeded("tails_per_connection_max", reason)
         if len(self._every) >= self._settings.tails_max:
             raise LimitExceeded("tails_max", f"there are {len(self._every)} tails already")
 

@@ -157,9 +157,8 @@ class Schedules:
         name = wanted.name
         old = self.rows.get(name)
         if old is None and len(self.rows) >= SCHEDULES_MAX:
-            raise LimitExceeded(
-                "schedules_max", f"the limit of {SCHEDULES_MAX} schedules is reached"
-            )
+            reason = f"the limit of {SCHEDULES_MAX} schedules is reached"
+            raise LimitExceeded("schedules_max", reason)
         new = ScheduleRow(
             wanted.line.decode("utf-8", "surrogateescape"),
             wanted.cron,

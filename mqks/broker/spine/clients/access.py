@@ -125,10 +125,8 @@ class Access:
         """Raise if the user has as many as it may."""
         count = self.connected[user.name] - (connection.user == user.name)
         if 0 < user.connections_max <= count:
-            raise LimitExceeded(
-                "user_connections_max",
-                f"auth: the user {user.name} has {count} connections already (connections_max)",
-            )
+            reason = f"auth: the user {user.name} has {count} connections already (connections_max)"
+            raise LimitExceeded("user_connections_max", reason)
 
     def left(self, connection: Connection) -> None:
         """It is of no user any more."""

@@ -32,11 +32,9 @@ class Transaction:
             return
         size += KEPT_OVERHEAD_BYTES
         if len(self.kept) >= TRANSACTION_LINES_MAX or self._size + size > TRANSACTION_BYTES_MAX:
-            raise LimitExceeded(
-                "transaction_max",
-                f"more than {TRANSACTION_LINES_MAX} requests or {TRANSACTION_BYTES_MAX} bytes "
-                "since begin",
-            )
+            reason = f"more than {TRANSACTION_LINES_MAX} requests or {TRANSACTION_BYTES_MAX} bytes "
+            reason += "since begin"
+            raise LimitExceeded("transaction_max", reason)
         if self._flow.kept_bytes + size > TRANSACTIONS_BYTES_MAX:
             reason = f"more than {TRANSACTIONS_BYTES_MAX} bytes of all connections wait for commit"
             raise LimitExceeded("transaction_max", reason)

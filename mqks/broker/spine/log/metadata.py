@@ -36,11 +36,9 @@ class MetadataBudget:
     def check_names(self, what: str, names: Iterable[bytes]) -> None:
         """Raise if one of the names is too long."""
         for name in filter(self.is_long, names):
-            raise LimitExceeded(
-                "name_bytes_max",
-                f"the {what} has {len(name)} bytes, the limit is {self.name_bytes_max} "
-                "(name_bytes_max)",
-            )
+            reason = f"the {what} has {len(name)} bytes, the limit is {self.name_bytes_max} "
+            reason += "(name_bytes_max)"
+            raise LimitExceeded("name_bytes_max", reason)
 
     def check_room(self, size: int, *, for_consumer: bool = False) -> None:
         """Raise if there is no memory for `size` more bytes, or nothing is added. An eighth is

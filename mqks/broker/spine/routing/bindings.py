@@ -162,10 +162,8 @@ class Bindings:
     ) -> Work[None]:
         """Raise if a name must not be bound to these, or to so many."""
         if count > self.events_max:
-            raise LimitExceeded(
-                "bindings_per_queue_max",
-                f"the limit of {self.events_max} bindings is reached (bindings_per_queue_max)",
-            )
+            reason = f"the limit of {self.events_max} bindings is reached (bindings_per_queue_max)"
+            raise LimitExceeded("bindings_per_queue_max", reason)
         if (new or new_masks) and name not in self.queues and not any(self.bound(name)):
             self.metadata.check_names("queue", [name])
         for some in slices(new, STEP_NAMES):
