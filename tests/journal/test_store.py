@@ -30,7 +30,7 @@ from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import ClaimLost, DiskFull, JournalDamaged
 from mqks.journal import memory as memory_module
-from mqks.journal import segment
+from mqks.journal import recovery, segment
 from mqks.journal.journal import Journal
 from mqks.journal.memory import Memory, MemoryStore
 from mqks.journal.recovery import Recovery
@@ -209,7 +209,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Restored:
         restored.returned, restored.waiting = dict(returned), dict(waiting)
         restored.holes = [*holes]
 
-    monkeypatch.setattr(Queue, "restore", restore)
+    monkeypatch.setattr(recovery, "restore", restore)
     return restored
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer
+from mqks.broker.spine.queue.lane import Lane
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.routing.bindings import Bindings
 from mqks.client.errors import ProtocolViolation
@@ -116,7 +117,7 @@ def broken_rebind(bindings: Bindings, request: object) -> bool:
     raise BadRequest("too late")
 
 
-def crashing_trim(queue: Queue, end: int, *, together: bool = False) -> int:
+def crashing_trim(lane: Lane, end: int, *, dead: bool = False) -> int:
     raise KeyError(end)
 
 
@@ -127,7 +128,7 @@ def crashing_trim(queue: Queue, end: int, *, together: bool = False) -> int:
         (Consumer, "_go_on", broken_go_on, "neither rests nor is in the ring"),
         (replies, "error", broken_error, "replies that answer nobody"),
         (Bindings, "rebind", broken_rebind, "an error has changed something"),
-        (Queue, "trim", crashing_trim, "KeyError"),
+        (Lane, "trim_some", crashing_trim, "KeyError"),
     ],
 )
 @patches_modules
@@ -141,7 +142,7 @@ def test_what_is_broken_is_found(
 
 @patches_modules
 def test_a_finding_is_reduced_to_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Queue, "trim", crashing_trim)
+    monkeypatch.setattr(Lane, "trim_some", crashing_trim)
     noise = b"s subscribe other e f\np ping x\nm publish e x\n"
     entry = (
         Step("send", "a", noise + b"s subscribe q e f g\n" + noise),
