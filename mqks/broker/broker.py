@@ -272,7 +272,7 @@ class Broker:
         consumers = list(siblings.values())
         for consumer in consumers:
             if consumer.update_due and not (consumer.deleted or connection.rests):
-                yield from self._tell(consumer.queue, [consumer])
+                yield from self.tell(consumer.queue, [consumer])
         for consumer in consumers:
             if siblings.get(consumer.id) is not consumer:
                 continue  # It has ended, or another consumer has its id.
@@ -489,11 +489,7 @@ class Broker:
             return
         self._outdate(queue)
         others = [consumer for consumer in consumers_of(queue) if consumer is not but]
-        yield from self._tell(queue, others)
-
-    def tell_one(self, consumer: Consumer) -> Work[None]:
-        """Send the bindings of its queue to a consumer of which a flag has changed."""
-        return self._tell(consumer.queue, [consumer])
+        yield from self.tell(queue, others)
 
     def _outdate(self, queue: Queue) -> None:
         """The bindings or rule that its consumers know have changed."""
@@ -501,9 +497,9 @@ class Broker:
         if self._last_update is not None and self._last_update[0] is queue:
             self._last_update = None
 
-    def _tell(self, queue: Queue, consumers: list[Consumer]) -> Work[None]:
-        """A slow client gets only the newest state, when it has caught up. The list is made once:
-        it may have 100,000 events, for 10,000 consumers."""
+    def tell(self, queue: Queue, consumers: list[Consumer]) -> Work[None]:
+        """Send its bindings to these consumers. A slow client gets only the newest state, when it
+        has caught up. The list is made once: it may have 100,000 events, for 10,000 consumers."""
         for consumer in consumers:
             # Thousands of consumers may get megabytes each, and read nothing.
             while self.shared.outboxes.room <= 0 and not consumer.connection.rests:

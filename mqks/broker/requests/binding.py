@@ -4,7 +4,7 @@ The one rule: a request that raises has changed nothing.
 """
 
 from mqks.broker.broker import Broker
-from mqks.broker.requests.checks import Doing, Effect, name_of
+from mqks.broker.requests.checks import Doing, Effect, Effects, name_of
 from mqks.broker.spine.base.turns import GOES_ON, Work, slices
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.consumer import Consumer
@@ -15,9 +15,7 @@ from mqks.limits import STEP_NAMES
 from mqks.protocol.requests import Consume, Rebind, Request, SetPrefetch, Settle, shown
 
 
-def subscribe(
-    broker: Broker, connection: Connection, request: Request, wanted: Rebind
-) -> Work[Effect]:
+def subscribe(broker: Broker, connection: Connection, request: Request, wanted: Rebind) -> Effects:
     user = connection.user
     broker.check_queue(user, wanted.queue)
     is_new = wanted.queue not in broker.queues
@@ -30,9 +28,7 @@ def subscribe(
     return Effect.of(changed, is_new)
 
 
-def consume(
-    broker: Broker, connection: Connection, request: Request, wanted: Consume
-) -> Work[Effect]:
+def consume(broker: Broker, connection: Connection, request: Request, wanted: Consume) -> Effects:
     count = len(connection.consumers) - (request.id in connection.consumers)
     limit = broker.settings.consumers_per_connection_max
     if count >= limit:
@@ -92,7 +88,7 @@ def set_prefetch(
     if consumer.prefetch == wanted.prefetch:
         return None
     consumer.set_prefetch(wanted.prefetch)
-    return broker.tell_one(consumer)
+    return broker.tell(consumer.queue, [consumer])
 
 
 def _check_existing(broker: Broker, wanted: Consume) -> None:
@@ -104,9 +100,7 @@ def _check_existing(broker: Broker, wanted: Consume) -> None:
         )
 
 
-def rebind(
-    broker: Broker, connection: Connection, request: Request, wanted: Rebind
-) -> Work[Effect]:
+def rebind(broker: Broker, connection: Connection, request: Request, wanted: Rebind) -> Effects:
     changed = yield from broker.bindings.rebind(wanted)
     if changed:
         yield from broker.tell_update(wanted.queue)
@@ -128,7 +122,7 @@ def _warn_of_stars(
 
 def delete_consumer(
     broker: Broker, connection: Connection, request: Request, wanted: Settle
-) -> Work[Effect]:
+) -> Effects:
     consumer = broker.consumers.get(wanted.consumer)
     if consumer is None:
         return Effect.of(0)

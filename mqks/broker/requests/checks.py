@@ -29,6 +29,9 @@ class Effect(int):
         return cls(count if count or any(others) else -1)
 
 
+Effects = Work[Effect]
+
+
 def name_of(connection: Connection) -> str:
     """Who has done something, as others are told."""
     return connection.address if connection.user is None else f"user {connection.user}"

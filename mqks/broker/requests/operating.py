@@ -2,7 +2,7 @@
 
 from mqks.broker.broker import Broker
 from mqks.broker.features.evaluate import expression
-from mqks.broker.requests.checks import Effect, name_of
+from mqks.broker.requests.checks import Effect, Effects, name_of
 from mqks.broker.requests.state import EvalState
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.clients.connection import Connection
@@ -31,9 +31,7 @@ def close_connection(
     return 1
 
 
-def trace(
-    broker: Broker, connection: Connection, request: Request, wanted: WantedTrace
-) -> Work[Effect]:
+def trace(broker: Broker, connection: Connection, request: Request, wanted: WantedTrace) -> Effects:
     if wanted.off:
         return Effect.of(0, (yield from broker.traces.end(wanted.name)))
     name = wanted.name or b""
@@ -62,16 +60,12 @@ def reload(broker: Broker, connection: Connection, request: Request, wanted: Non
     broker.want_reload(connection, request.id)
 
 
-def read_only(
-    broker: Broker, connection: Connection, request: Request, wanted: bool
-) -> Work[Effect]:
+def read_only(broker: Broker, connection: Connection, request: Request, wanted: bool) -> Effects:
     yield from ()
     return Effect.of(0, broker.set_read_only(wanted))
 
 
-def drain(
-    broker: Broker, connection: Connection, request: Request, wanted: DrainFor
-) -> Work[Effect]:
+def drain(broker: Broker, connection: Connection, request: Request, wanted: DrainFor) -> Effects:
     yield from ()
     if wanted.off:
         connection.write(replies.ok(request.id, b'{"draining": false}'))

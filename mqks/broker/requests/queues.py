@@ -9,6 +9,7 @@ from mqks.broker.features.death.moves import purge_some
 from mqks.broker.requests.checks import (
     Doing,
     Effect,
+    Effects,
     check_epoch,
     check_not_read_only,
     dropped,
@@ -25,14 +26,14 @@ from mqks.protocol.requests import DeleteQueue, Pausing, Purge, Request, Selecti
 
 def set_queue(
     broker: Broker, connection: Connection, request: Request, wanted: SetQueue
-) -> Work[Effect]:
+) -> Effects:
     check_not_read_only(broker)
     return Effect.of(0, (yield from broker.set_queue(wanted, connection.user)))
 
 
 def delete_queue(
     broker: Broker, connection: Connection, request: Request, wanted: DeleteQueue
-) -> Work[Effect]:
+) -> Effects:
     queue = broker.queues.get(wanted.queue)
     if wanted.rule is None:
         count = 0 if queue is None else queue.ready + queue.unacked + queue.scheduled
@@ -48,16 +49,12 @@ def delete_queue(
     return Effect.of(0, changed)
 
 
-def pause(
-    broker: Broker, connection: Connection, request: Request, wanted: Pausing
-) -> Work[Effect]:
+def pause(broker: Broker, connection: Connection, request: Request, wanted: Pausing) -> Effects:
     yield from ()
     return Effect.of(0, pauses.pause(existing(broker, "pause", wanted.queue), wanted))
 
 
-def resume(
-    broker: Broker, connection: Connection, request: Request, wanted: Pausing
-) -> Work[Effect]:
+def resume(broker: Broker, connection: Connection, request: Request, wanted: Pausing) -> Effects:
     yield from ()
     return Effect.of(0, pauses.resume(existing(broker, "resume", wanted.queue)))
 
