@@ -58,7 +58,7 @@ from mqks.limits import (
 )
 from mqks.protocol import replies
 from mqks.protocol.masks import MASK
-from mqks.protocol.requests import DeleteRule, SetQueue, shown
+from mqks.protocol.requests import ACK_TIMEOUT, BACKOFF, DeleteRule, SetQueue, policy_text, shown
 from mqks.settings import Settings
 from mqks.users import Permissions, Users
 
@@ -510,7 +510,7 @@ class Broker:
             if not consumer.update_due:
                 while self._last_update is None or self._last_update[0] is not queue:
                     yield from self._list_events(queue)
-                consumer.connection.write(consumer.update(self._last_update[1]))
+                consumer.connection.write(_update(consumer, self._last_update[1]))
             yield GOES_ON
 
     def _list_events(self, queue: Queue) -> Work[None]:
@@ -695,3 +695,19 @@ def _end_receivers(connection: Connection) -> Work[None]:
         for receiver in some:
             receiver.leave()
         yield GOES_ON
+
+
+def _update(consumer: Consumer, about: bytes) -> bytes:
+    """The line about the queue's bindings, `replies.bound`."""
+    flags = b" --manual-ack" if consumer.manual_ack else b""
+    if consumer.prefetch:
+        flags += b" --prefetch=%d" % consumer.prefetch
+    if (backoff := consumer.defaults.told("backoff")) is not None:
+        flags += b" --backoff=" + policy_text(BACKOFF, backoff)
+    if (timeout_s := consumer.defaults.ack_timeout_s) is not None:
+        flags += b" --ack-timeout=" + policy_text(ACK_TIMEOUT, timeout_s)
+    if consumer.meta:
+        flags += b" --meta"
+    if consumer.cancellable:
+        flags += b" --cancellable"
+    return replies.update(consumer.id, about, flags)

@@ -50,7 +50,12 @@ def check_durable(broker: Broker, is_durable: bool) -> None:
 def dropped(broker: Broker, name: bytes, work: Work[T], *, confirm: bool) -> Work[T]:
     """Do what drops messages of this queue. With `confirm` it raises as `ack`."""
     queue = broker.queues.get(name)
-    is_durable = queue is None or not (queue.lane.has_unwritten_moves or queue.lane.members)
+    is_durable = True
+    if queue is not None:
+        # They may have come here from another place that the journal still has.
+        is_new = queue.lane.next_seq > queue.lane.taken_end
+        may_have_moved = is_new and (queue.lane.moved or broker.pending.in_one_piece)
+        is_durable = not (may_have_moved or queue.lane.members)
     told = yield from work
     if confirm:
         check_durable(broker, is_durable)

@@ -59,12 +59,24 @@ def touch(
     if consumer is None:
         return None
     if message_id != ALL:
-        consumer.touch(message_id, for_us)
+        timeout_us = consumer.timeout_us if for_us is None else for_us
+        if timeout_us is not None and message_id in consumer.unacked:
+            delivery = message_id, consumer.unacked[message_id][0]
+            consumer.awaited().touch([delivery], timeout_us)
     elif for_us is not None:
-        return _one_at_a_time(broker, consumer_id, consumer.touch_each(for_us))
-    else:
-        consumer.touch_all()
+        return _one_at_a_time(broker, consumer_id, _touch_each(consumer, for_us))
+    elif consumer.deadlines is not None and consumer.timeout_us is not None:
+        consumer.deadlines.touch_all(consumer.timeout_us)
     return None
+
+
+def _touch_each(consumer: Consumer, for_us: int) -> Work[None]:
+    """Set the ack timeout of all that it holds now, whether or not they have one."""
+    for some in slices((yield from ordered(consumer.held())), STEP_MESSAGES):
+        ids = ((line[: line.index(b" ")], number) for number, line, _ in some)
+        if held := [delivery for delivery in ids if consumer.holds(*delivery)]:
+            consumer.awaited().touch(held, for_us)
+        yield GOES_ON
 
 
 def _one_at_a_time(broker: Broker, consumer_id: bytes, work: Work[T]) -> Work[T]:

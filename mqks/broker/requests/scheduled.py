@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice
 
 from mqks.broker.broker import Broker
+from mqks.broker.features.death import fates
 from mqks.broker.features.death.moves import some_bodies
 from mqks.broker.features.time.times import timed
 from mqks.broker.requests.checks import Doing, check_writable, dropped
@@ -74,7 +75,7 @@ def _promote(broker: Broker, wanted: Scheduled) -> Work[int]:
     if queue is None or queue.times is None:
         return 0
     if wanted.message != ALL:
-        return (yield from _found(queue, wanted.message, queue.join))
+        return (yield from _found(queue, wanted.message, partial(fates.join, queue)))
     if count := queue.scheduled:
         yield from timed(queue).promote_all()
     return count

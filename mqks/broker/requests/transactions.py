@@ -31,6 +31,8 @@ from mqks.limits import TRANSACTION_COPIES_MAX
 from mqks.protocol.requests import ACTIONS, Batching, Move, Publish, Request, Settle, Trim, shown
 from mqks.users import STRANGER
 
+Kept = Sequence[tuple[Request, Any]]
+Routed = dict[bytes, Queues]
 AT_ONCE = frozenset((b"begin", b"commit", b"rollback", b"ping"))
 """Actions that are not kept until `commit`."""
 
@@ -78,7 +80,7 @@ def _commit(broker: Broker, connection: Connection, transaction: Transaction) ->
 
 def _attempt(broker: Broker, connection: Connection, kept: list[tuple[Request, Any]]) -> Work[None]:
     published = [wanted for _, wanted in kept if isinstance(wanted, Publish)]
-    routes: dict[bytes, Queues] = {}
+    routes: Routed = {}
     copies = 0
     for event in dict.fromkeys(wanted.event for wanted in published if wanted.to is None):
         # More routes than copies are possible are not kept: each may be of very many queues.
@@ -93,9 +95,7 @@ def _attempt(broker: Broker, connection: Connection, kept: list[tuple[Request, A
     _do(broker, connection, kept, routes, plan)
 
 
-def _queues_with_keys(
-    broker: Broker, kept: Sequence[tuple[Request, Any]], routes: dict[bytes, Queues]
-) -> Iterable[Queue]:
+def _queues_with_keys(broker: Broker, kept: Kept, routes: Routed) -> Iterable[Queue]:
     """Where unique messages may join."""
     found: Queues = {}
     for _, wanted in kept:
@@ -111,13 +111,7 @@ def _queues_with_keys(
     return found
 
 
-def _do(
-    broker: Broker,
-    connection: Connection,
-    kept: Sequence[tuple[Request, Any]],
-    routes: dict[bytes, Queues],
-    plan: Plan,
-) -> None:
+def _do(broker: Broker, connection: Connection, kept: Kept, routes: Routed, plan: Plan) -> None:
     """All of it, in this turn."""
     names = {wanted.name for _, wanted in kept if isinstance(wanted, Batching)}
     closed = dict[int, int]()
@@ -192,8 +186,8 @@ def _give(broker: Broker, queues: Queues, step: list[Single]) -> None:
 def _check(
     broker: Broker,
     connection: Connection,
-    kept: Sequence[tuple[Request, Any]],
-    routes: dict[bytes, Queues],
+    kept: Kept,
+    routes: Routed,
     plan: Plan,
     closed: dict[int, int],
 ) -> list[tuple[Single, Queues] | None]:
@@ -288,7 +282,7 @@ def _refused(
     return BadRequest(f"commit: nothing was done, because of {shown(request.id)}: {failure}")
 
 
-def _queues(broker: Broker, wanted: Publish, routes: dict[bytes, Queues]) -> Queues:
+def _queues(broker: Broker, wanted: Publish, routes: Routed) -> Queues:
     broker.metadata.check_names("event", [wanted.event])
     if wanted.to is not None:
         return {existing(broker, "publish", wanted.to): None}

@@ -12,6 +12,7 @@ from mqks.broker.features.death.dead_letters import Death
 from mqks.broker.features.death.moves import move
 from mqks.broker.spine.base.turns import GOES_ON, Work
 from mqks.broker.spine.message.states import Event
+from mqks.broker.spine.queue.lane import Lane
 from mqks.broker.spine.queue.shared import Place
 from mqks.errors import MqksError
 from mqks.limits import SEQ_MAX, STEP_BYTES, STEP_MESSAGES
@@ -93,7 +94,15 @@ def kill_oldest(queue: Place, end: int, reason: Event, count: int = STEP_MESSAGE
             tracer.left(queue, "dead", gone, {"reason": str(reason)})
     else:
         fitting = STEP_BYTES * lane.blocks.count // (lane.ready_bytes + 1) + 1
-        kill_ready(queue, lane.oldest_ready(end, min(count, fitting)), reason)
+        kill_ready(queue, _oldest(lane, end, min(count, fitting)), reason)
+
+
+def _oldest(lane: Lane, end: int, count: int) -> Iterator[int]:
+    """The oldest ready messages below `end`. The caller takes each out before it asks for the
+    next."""
+    while count and (oldest := lane.blocks.first) is not None and oldest < end:
+        yield oldest
+        count -= 1
 
 
 def _count(queue: Place, count: int, reason: Event, *, dropped: bool) -> None:

@@ -142,7 +142,15 @@ def lease(
 
 
 def join(queue: Place, due: Sequence[Delivery], since_us: Sequence[int] = ()) -> None:
-    lane, rules, clocks, fates = queue.lane, queue.rules, queue.shared.schedule, list[Fate]()
+    lane = queue.lane
+    lane.see(line for _, line in due)  # They may come from before the start.
+    if not (lane.marks or lane.expiry or lane.unique is not None):
+        lane.leave_together([number for number, _ in due])
+        for tracer in queue.tracers:
+            tracer.moved(queue, queue, due, lane.next_seq)
+        queue.publish(None, [line for _, line in due])
+        return
+    rules, clocks, fates = queue.rules, queue.shared.schedule, list[Fate]()
     now_us = clocks.wall_us()
     ahead_us = now_us - clocks.clock_us()
     for (number, line), each_us in zip(due, since_us or [0] * len(due), strict=True):

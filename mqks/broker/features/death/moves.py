@@ -23,17 +23,22 @@ def move(
     source: Place, to: Place, deliveries: Sequence[Delivery], marks: Sequence[Mark] | None = None
 ) -> None:
     """Move messages that are alive in `source`, but no longer ready there, to the end of `to`,
-    which may be the same queue. `marks` are their new ones; None: they have attributes and no
-    marks. The caller delivers."""
+    which may be the same queue: limits do not refuse them. `marks` are their new ones; None: they
+    are dead letters. The caller delivers."""
     source.lane.leave_together([number for number, _ in deliveries], dead=marks is None)
     for tracer in source.tracers:
         tracer.moved(source, to, deliveries, to.lane.next_seq)
+    lines = [line for _, line in deliveries]
     if source is not to:
         # What is settled here and appended there is of two lanes: no piece may have one alone.
         source.lane.pending.in_one_piece = True
-        to.take_in([line for _, line in deliveries], marks)
-    else:
-        to.lane.append_all([line for _, line in deliveries], marks or ())
+        if to.show is not None:
+            to.show(lines)
+        if marks and any(mark.expires_us for mark in marks):
+            to.timed()
+        for tracer in to.tracers:
+            tracer.note(to, "joined", enumerate(lines, to.lane.next_seq))
+    to.lane.append_all(lines, marks or ())
 
 
 class Ready:
@@ -55,8 +60,9 @@ class Ready:
             stop = end
             if self._chosen is not None:
                 first, stop = self._chosen.next_old(self._source, first, end)
-            numbers, first = self._source.lane.ready_numbers(first, stop)
-            yield numbers
+            ready = self._source.lane.blocks.after(first, stop, STEP_MESSAGES)
+            first = ready[-1] + 1 if len(ready) == STEP_MESSAGES else stop
+            yield ready
 
     def next(self, *, needs_bodies: bool = True) -> Work[dict[int, bytes] | None]:
         """The next ones by number, as many as one step takes, with their bodies wherever these are;

@@ -185,7 +185,7 @@ class Times:
             self._queue.fetch(wanted, partial(self._bring, wanted))
         due, since_us = delays.pop_due(now_us)
         if due:
-            self._queue.join(due, since_us)
+            self._queue.shared.features.returns.join(self._queue, due, since_us)
         has_expired = self._expire()
         self._queue.deliver()
         return bool(due or has_expired or delays.far != far)

@@ -11,7 +11,7 @@ from itertools import chain, islice, repeat
 from typing import Final, cast
 
 from mqks.broker.spine.base.budget import Budget
-from mqks.broker.spine.base.turns import GOES_ON, Work, emptied, ordered, slices
+from mqks.broker.spine.base.turns import emptied
 from mqks.broker.spine.clients.outbox import Outbox
 from mqks.broker.spine.message.mark import NO_MARK
 from mqks.broker.spine.message.policy import DEFAULT, Policy
@@ -20,9 +20,7 @@ from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.order import UNLIMITED, Rest, Taker
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.seams import AckTimers
-from mqks.limits import STEP_MESSAGES
 from mqks.protocol import replies
-from mqks.protocol.requests import ACK_TIMEOUT, BACKOFF, policy_text
 
 UNACKED_OVERHEAD_BYTES: Final = 288
 """Memory of a delivery besides the length of its message: four objects and a dict entry (measured),
@@ -200,7 +198,7 @@ class Consumer(Taker):
             size = sum(map(len, lines)) + UNACKED_OVERHEAD_BYTES * len(lines)
             timeout_us = self.timeout_us
             if timeout_us is not None or self.deadlines is not None:
-                self._awaited().add([*zip(ids, numbers, strict=True)], timeout_us)
+                self.awaited().add([*zip(ids, numbers, strict=True)], timeout_us)
             self.unacked_bytes += size
             self.budget.used += size
         self.connection.write(self.prefix + self.separator.join(texts) + b"\n")
@@ -236,7 +234,7 @@ class Consumer(Taker):
         own_us = self.ack_timeout_us
         return self.queue.ack_timeout_us if own_us is None else own_us
 
-    def _awaited(self) -> AckTimers:
+    def awaited(self) -> AckTimers:
         if self.deadlines is None:
             shared = self.queue.shared
             self.deadlines = shared.features.ack_timers(shared.schedule, shared.turns, self)
@@ -317,25 +315,6 @@ class Consumer(Taker):
         """Whether this delivery is unacked."""
         return self.held_since_us(message_id, number) is not None
 
-    def touch(self, message_id: bytes, for_us: int | None) -> None:
-        """Restart the ack timeout of this message, or set it to `for_us`."""
-        timeout_us = self.timeout_us if for_us is None else for_us
-        if timeout_us is not None and message_id in self.unacked:
-            self._awaited().touch([(message_id, self.unacked[message_id][0])], timeout_us)
-
-    def touch_all(self) -> None:
-        """Restart the ack timeout of all its messages that have one."""
-        if self.deadlines is not None and self.timeout_us is not None:
-            self.deadlines.touch_all(self.timeout_us)
-
-    def touch_each(self, for_us: int) -> Work[None]:
-        """Set the ack timeout of all that it holds now, whether or not they have one."""
-        for some in slices((yield from ordered(self.held())), STEP_MESSAGES):
-            ids = ((line[: line.index(b" ")], number) for number, line, _ in some)
-            if held := [delivery for delivery in ids if self.holds(*delivery)]:
-                self._awaited().touch(held, for_us)
-            yield GOES_ON
-
     def too_late(self, late: list[tuple[bytes, int]]) -> None:
         """Return these to the queue, as if the consumer were lost."""
         self.queue.give_back(self._take_numbered(late), Event.LOSS, defaults=self.defaults)
@@ -366,21 +345,6 @@ class Consumer(Taker):
         for number in (oldest[0], *sorted(numbers, reverse=True)):
             later.move_to_end(number, last=False)
         self.unacked[message_id] = later.popitem(last=False)[1]
-
-    def update(self, about: bytes) -> bytes:
-        """The line about the queue's bindings, `replies.bound`."""
-        flags = b" --manual-ack" if self.manual_ack else b""
-        if self.prefetch:
-            flags += b" --prefetch=%d" % self.prefetch
-        if (backoff := self.defaults.told("backoff")) is not None:
-            flags += b" --backoff=" + policy_text(BACKOFF, backoff)
-        if (timeout_s := self.defaults.ack_timeout_s) is not None:
-            flags += b" --ack-timeout=" + policy_text(ACK_TIMEOUT, timeout_s)
-        if self.meta:
-            flags += b" --meta"
-        if self.cancellable:
-            flags += b" --cancellable"
-        return replies.update(self.id, about, flags)
 
 
 def consumers_of(queue: Queue) -> Iterable[Consumer]:

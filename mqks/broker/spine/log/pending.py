@@ -140,7 +140,7 @@ class Entry:
     @property
     def has_more(self) -> bool:
         """Whether there is more than messages, acks, marks and ids."""
-        return self.must_stand or bool(self.errors or self.audit)
+        return self.has_named or bool(self.queues or self.bindings or self.errors or self.audit)
 
     @property
     def has_metadata(self) -> bool:

@@ -27,7 +27,7 @@ from mqks.broker.spine.log.pending import LaneChange, Pending, Run
 from mqks.broker.spine.message.mark import NO_MARK, Mark
 from mqks.broker.spine.queue.blocks import Blocks
 from mqks.broker.spine.queue.seams import Expiring, Keys
-from mqks.limits import SCARCE_BYTES, SCHEDULED_SEQ, SEQ_MAX, STEP_BODIES, STEP_MESSAGES
+from mqks.limits import SCARCE_BYTES, SCHEDULED_SEQ, SEQ_MAX, STEP_BODIES
 from mqks.protocol import replies
 
 Delivery = tuple[int, bytes]
@@ -36,8 +36,6 @@ Delivery = tuple[int, bytes]
 
 class LaneOwner(Protocol):
     """The `Queue` of a lane. What it can do is told there."""
-
-    name: bytes
 
     @property
     def is_served(self) -> bool: ...
@@ -124,11 +122,6 @@ class Lane:
         """Numbers whose messages were appended elsewhere under new numbers, not written yet."""
         self.marked: dict[int, Mark] = {}
         self.cursor_moved = False
-
-    @property
-    def has_unwritten_moves(self) -> bool:
-        """Whether messages may have come here from another place that the journal still has."""
-        return self.next_seq > self.taken_end and bool(self.moved or self.pending.in_one_piece)
 
     # -- contents
 
@@ -288,22 +281,9 @@ class Lane:
     def is_ready(self, number: int) -> bool:
         return number in self.blocks
 
-    def ready_numbers(self, first: int, end: int) -> tuple[list[int], int]:
-        """Numbers of ready messages from `first` on and below `end`, in order, as many as one step
-        looks at; and the first number that was not looked at."""
-        ready = self.blocks.after(first, end, STEP_MESSAGES)
-        return ready, ready[-1] + 1 if len(ready) == STEP_MESSAGES else end
-
     def body(self, number: int) -> bytes | None:
         """Body of a ready message; None if it is only on disk."""
         return self.blocks.get(number)
-
-    def oldest_ready(self, end: int, count: int) -> Iterator[int]:
-        """Numbers below `end` of the oldest ready messages, at most `count`. The caller takes each
-        one out before it asks for the next."""
-        while count and (oldest := self.blocks.first) is not None and oldest < end:
-            yield oldest
-            count -= 1
 
     def take_out(self, number: int) -> None:
         """Take out a ready message; the caller settles or moves it."""

@@ -204,17 +204,6 @@ class Queue:
         """Whether ready messages need work even without consumers."""
         return self.times is not None or self.capacity.is_watched
 
-    def take_in(self, lines: list[bytes], marks: Sequence[Mark] | None) -> None:
-        """Append messages from another queue; without `marks` they are dead letters. Limits do not
-        refuse them."""
-        if self.show is not None:
-            self.show(lines)
-        if marks and any(mark.expires_us for mark in marks):
-            self.timed()
-        for tracer in self.tracers:
-            tracer.note(self, "joined", enumerate(lines, self.lane.next_seq))
-        self.lane.append_all(lines, marks or ())
-
     @property
     def contents(self) -> tuple[int, int]:
         """Number and length of ready and scheduled messages."""
@@ -269,18 +258,6 @@ class Queue:
         """Schedule a message, by the clock of its mark."""
         self.order.put_off(number)
         self.timed().add(number, [line], [mark], [due_us])
-
-    def join(self, due: Sequence[Delivery], since_us: Sequence[int] = ()) -> None:
-        """These scheduled messages are due, since these times of the monotonic clock; 0 is now."""
-        lane = self.lane
-        lane.see(line for _, line in due)  # They may come from before the start.
-        if lane.marks or lane.expiry or lane.unique is not None:
-            self.shared.features.returns.join(self, due, since_us)
-        else:
-            lane.leave_together([number for number, _ in due])
-            for tracer in self.tracers:
-                tracer.moved(self, self, due, lane.next_seq)
-            self.publish(None, [line for _, line in due])
 
     def fetch(self, numbers: list[int], then: Callable[[dict[int, bytes]], None]) -> None:
         """Read living messages that are only on disk."""
