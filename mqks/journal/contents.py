@@ -28,8 +28,8 @@ from mqks.broker.spine.message.policy import Policy
 from mqks.errors import JournalDamaged
 from mqks.journal.index import Index, QueueIndex
 from mqks.journal.marks import NO_MARKS, Marks
-from mqks.journal.segment import SegmentDamaged, StoredRun, StoredSection, decode
 from mqks.journal.store import Damage, Head, QueueRow
+from mqks.journal.stored import SegmentDamaged, StoredRun, StoredSection, decode
 from mqks.journal.survey import Survey, guess, sections_of
 from mqks.limits import SEQ_MAX
 from mqks.protocol.replies import parts

@@ -17,8 +17,8 @@ from mqks.broker.spine.base.ranges import Range, compress, within
 from mqks.broker.spine.log.pending import Run
 from mqks.errors import JournalFailed
 from mqks.journal.index import Index, QueueIndex
-from mqks.journal.segment import StoredRun, runs_of
 from mqks.journal.store import Store
+from mqks.journal.stored import StoredRun, runs_of
 from mqks.limits import PAGE_BYTES, READ_DISK_BYTES
 
 AT_ONCE_BYTES: Final = 4 * 1024 * 1024

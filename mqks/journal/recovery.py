@@ -29,10 +29,11 @@ from mqks.broker.spine.base.turns import finish
 from mqks.broker.spine.log.pending import NO_MARK, Mark
 from mqks.broker.spine.message.policy import Policy
 from mqks.broker.spine.queue.queue import Queue
+from mqks.journal.compaction import Compaction
 from mqks.journal.journal import Journal
 from mqks.journal.marks import NO_MARKS, Marks
-from mqks.journal.segment import SegmentDamaged
 from mqks.journal.store import Damage, Metadata, Report, refuse
+from mqks.journal.stored import SegmentDamaged
 from mqks.journal.survey import Survey, guess, sections_of
 from mqks.limits import SCHEDULED_SEQ, SEQ_MAX
 
@@ -72,7 +73,7 @@ class Recovery:
         self._tell("", metadata.notes)
         self._restore(metadata, survey, gaps)
         await store.begin()
-        await self._journal.drop_settled()
+        await Compaction(self._journal).drop_settled()
 
     def _tell(self, outcome: str, damage: list[Damage]) -> None:
         for place, what in damage:

@@ -11,8 +11,8 @@ from mqks.broker.spine.base.ranges import subtract, union
 from mqks.broker.spine.message.policy import Policy
 from mqks.journal.index import Index, QueueIndex, Segment
 from mqks.journal.marks import Marks
-from mqks.journal.segment import SegmentDamaged, StoredSection, decode
 from mqks.journal.store import Damage, Head, QueueRow, shown
+from mqks.journal.stored import SegmentDamaged, StoredSection, decode
 
 
 def sections_of(head: Head) -> list[StoredSection]:

@@ -16,6 +16,7 @@ from mqks import log
 from mqks.broker.broker import Broker
 from mqks.broker.spine.log.pending import Batch, Need
 from mqks.errors import DiskFull, LowDiskSpace, MqksError, Unwritable
+from mqks.journal.compaction import Compaction
 from mqks.journal.journal import Journal
 
 IDLE_S = 0.2
@@ -51,6 +52,7 @@ class Writer:
     ) -> None:
         self._broker = broker
         self._journal = journal
+        self._compaction = Compaction(journal)
         self._release = release
         self._flush = flush
         self._awake = asyncio.Event()
@@ -286,7 +288,7 @@ class Writer:
 
     async def _tidy(self, *, idle: bool) -> bool:
         try:
-            return await self._journal.maintain(idle=idle)
+            return await self._compaction.maintain(idle=idle)
         except DiskFull as failure:
             await self._until_room(failure)
             return True
@@ -372,8 +374,8 @@ class Writer:
     async def _let_go(self) -> None:
         try:
             # First, as everything else takes space.
-            await self._journal.drop_settled()
-            while await self._journal.maintain(idle=True):
+            await self._compaction.drop_settled()
+            while await self._compaction.maintain(idle=True):
                 self.stepped()
         except DiskFull:
             pass

@@ -37,6 +37,7 @@ from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.shared import Place
 from mqks.errors import DiskFull
 from mqks.journal import index, journal, segment
+from mqks.journal.compaction import Compaction
 from mqks.journal.default_store import open_store
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
@@ -455,7 +456,7 @@ class Machine(RuleBasedStateMachine):
     @rule(idle=st.booleans())
     def maintain(self, idle: bool) -> None:
         for _ in range(20):
-            if not self.runner.run(self.journal.maintain(idle=idle)):
+            if not self.runner.run(Compaction(self.journal).maintain(idle=idle)):
                 break
 
     @rule()

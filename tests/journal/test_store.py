@@ -38,12 +38,15 @@ from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import ClaimLost, DiskFull, JournalDamaged
 from mqks.journal import memory as memory_module
 from mqks.journal import segment
+from mqks.journal.compaction import Compaction
+from mqks.journal.cutting import cut
 from mqks.journal.journal import Journal
 from mqks.journal.memory import Memory, MemoryStore
 from mqks.journal.recovery import Recovery
-from mqks.journal.segment import ArrivedRun, NewSegment, Section, cut, decode, encode
+from mqks.journal.segment import ArrivedRun, NewSegment, Section, encode
 from mqks.journal.sqlite.texts import texts_path
 from mqks.journal.store import LastWords, Metadata, QueueRow, Store
+from mqks.journal.stored import decode
 from mqks.limits import SCHEDULED_SEQ
 from mqks.protocol.requests import DeleteRule
 from mqks.server.facts import JournalFacts
@@ -249,9 +252,9 @@ def made(*, is_sparse: bool) -> Entry:
 
 
 async def compact(journal: Journal) -> None:
-    while await journal.maintain(idle=True):
+    while await Compaction(journal).maintain(idle=True):
         pass
-    await journal.compact_fully()
+    await Compaction(journal).compact_fully()
 
 
 async def everything(journal: Journal, first: int = 1) -> list[int]:
@@ -443,7 +446,7 @@ async def test_what_moves_while_it_is_fetched_is_found_again(
             asked.append(len(ids))
             monkeypatch.setattr(journal.store, "bodies", bodies)
             await journal.write(entry(change(101, acks=[7])))
-            await journal.compact_fully()
+            await Compaction(journal).compact_fully()
             return await bodies(ids, background=background)
 
         for read in (
@@ -545,9 +548,9 @@ async def test_a_crash_between_any_two_commits_loses_nothing_and_brings_nothing_
         for step in range(40):
             await journal.write(entry(model.change(), time_us=step * 4_000_000))
             if step % 3 == 0:
-                await journal.maintain(idle=True)
+                await Compaction(journal).maintain(idle=True)
             if step % 10 == 9:
-                await journal.compact_fully()
+                await Compaction(journal).compact_fully()
     assert len(states) * every > 60
     for copy, expected in states:
         async with disk.open(copy) as journal:

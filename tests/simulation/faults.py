@@ -371,14 +371,14 @@ FAULTS: Final = (
     ),
     Fault(
         "acks-not-carried",
-        "journal/journal.py",
+        "journal/compaction.py",
         "for acked in stored.acks if index.still_settles(",
         "for acked in stored.acks if not index.still_settles(",
         LIVES,
     ),
     Fault(
         "older-mark-carried",
-        "journal/journal.py",
+        "journal/compaction.py",
         "known[number] = max(mark, known.get(number, mark))",
         "known[number] = min(mark, known.get(number, mark))",
         LIVES,
@@ -412,7 +412,11 @@ FAULTS: Final = (
         TALK,
     ),
     Fault(
-        "compaction-late", "journal/journal.py", "            index.withdraw(victims)\n", "", LIVES
+        "compaction-late",
+        "journal/compaction.py",
+        "            index.withdraw(victims)\n",
+        "",
+        LIVES,
     ),
 )
 
