@@ -14,8 +14,10 @@ from anyio.to_thread import run_sync
 
 from mqks.broker.spine.base.ranges import subtract
 from mqks.broker.spine.log.pending import Mark
+from mqks.journal.dropping import drop, last_words, name_settled, still_settles, withdraw
 from mqks.journal.index import QueueIndex, Segment, SegmentFate
 from mqks.journal.journal import Journal, Parts, segments
+from mqks.journal.living import is_alive
 from mqks.journal.segment import ArrivedRun, Section
 from mqks.journal.stored import decode
 from mqks.limits import SEGMENT_MERGE_COUNT, SEGMENTS_DROPPED_MAX
@@ -71,10 +73,10 @@ class Compaction:
     async def _drop(self) -> None:
         droppable = self._index.fates[SegmentFate.DROPPABLE].values()
         segments = [*islice(droppable, SEGMENTS_DROPPED_MAX)]
-        words = self._index.last_words(segments)
+        words = last_words(self._index, segments)
         async with self._log.moving:
             await self._store.commit((), None, [segment.id for segment in segments], words)
-            self._index.drop(segments)
+            drop(self._index, segments)
 
     async def _compact(self, victims: list[Segment]) -> None:
         """Write what is alive in these segments into a new one, and drop them."""
@@ -114,7 +116,7 @@ class Compaction:
                         for first, count in subtract(run.first, run.first + run.total, span.settled)
                     )
                 section.acks.extend(
-                    acked for acked in stored.acks if index.still_settles(queue, acked, gone)
+                    acked for acked in stored.acks if still_settles(queue, acked, gone)
                 )
                 known = marks.setdefault(stored.queue_id, {})
                 for number, mark in stored.marks.items():
@@ -138,16 +140,16 @@ class Compaction:
         async with self._log.moving:
             ids = [victim.id for victim in victims]
             await self._store.commit([segment for segment, _ in parts], None, ids)
-            index.withdraw(victims)
+            withdraw(victims)
             placed = self._journal.place(parts)
             for heir, sections in placed:
                 for section in sections:
                     queue = index.queues[section.queue_id]
                     for acked in section.acks:
-                        index.name_settled(heir, queue, acked)
+                        name_settled(index, heir, queue, acked)
                     index.mark(heir, queue, (number for number, _ in section.marks))
             heirs = [heir for heir, _ in placed]
-            index.drop(victims, heirs)
+            drop(index, victims, heirs)
             for heir in heirs:
                 index.update_fate(heir)
 
@@ -158,5 +160,5 @@ def _carried(
     """The marks that are still needed when these segments are deleted."""
     for number, mark in sorted(marks.items()):
         span = queue.find(number)
-        if span is not None and (span.segment not in gone or span.is_alive(number)):
+        if span is not None and (span.segment not in gone or is_alive(span, number)):
             yield number, mark

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from mqks.broker.spine.base.ranges import subtract, union
 from mqks.broker.spine.message.policy import Policy
 from mqks.journal.index import Index, QueueIndex, Segment
+from mqks.journal.living import living_of
 from mqks.journal.marks import Marks
 from mqks.journal.store import Damage, Head, QueueRow, shown
 from mqks.journal.stored import SegmentDamaged, StoredSection, decode
+from mqks.limits import SEQ_MAX
 
 
 def sections_of(head: Head) -> list[StoredSection]:
@@ -79,7 +81,7 @@ class Survey:
         damage = []
         names = {row.name for row in self.queues.values()}
         for queue_id in sorted(self._revived):
-            if any(span.living() for span in self.index.queues[queue_id].spans):
+            if any(living_of(self.index.queues[queue_id], 0, SEQ_MAX)):
                 name = b"queue#%d" % queue_id
                 while name in names:
                     name += b"#"

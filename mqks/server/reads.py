@@ -27,6 +27,7 @@ from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.selection import Chosen, Read
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
+from mqks.journal.living import first_living, living_of
 from mqks.journal.queue_log import LogPage, Piece
 from mqks.limits import READ_BYTES, READ_BYTES_MIN
 from mqks.protocol import replies
@@ -206,7 +207,7 @@ class Reads:
         found: list[int] = []
         first = read.first
         while len(found) < read.limit:
-            living = numbers(index.living(first, index.next_seq))
+            living = numbers(living_of(index, first, index.next_seq))
             some = [*islice(living, LOOKED_AT_ONCE)]
             if not some:
                 break
@@ -222,7 +223,7 @@ class Reads:
         if read.at_us is not None:
             at = await self._journal.log.first_at(read.queue_id, index, read.at_us)
         # Not before the wait: `at` may be the number of a message that came meanwhile.
-        first = index.first_living()
+        first = first_living(index)
         words = f"epoch={self._epoch(read)} first={first} next={index.next_seq}"
         if at is not None:
             words += f" at={max(at, first)}"

@@ -36,7 +36,7 @@ from mqks.broker.spine.queue import lane as lane_module
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.shared import Place
 from mqks.errors import DiskFull
-from mqks.journal import index, journal, segment
+from mqks.journal import compaction, index, journal
 from mqks.journal.compaction import Compaction
 from mqks.journal.default_store import open_store
 from mqks.journal.index import QueueIndex
@@ -938,12 +938,13 @@ def test_broker_and_journal_against_the_model(
     monkeypatch: pytest.MonkeyPatch, machine: type[Machine]
 ) -> None:
     # Small numbers, so that a few steps are enough to merge, compact and page.
-    monkeypatch.setattr(journal, "SEGMENT_MERGE_COUNT", 4)
+    for module in (journal, compaction):
+        monkeypatch.setattr(module, "SEGMENT_MERGE_COUNT", 4)
     monkeypatch.setattr(journal, "SMALL_COUNT_MAX", 6)
     monkeypatch.setattr(journal, "SPARSE_BYTES_MIN", 1)
     monkeypatch.setattr(journal, "DROP_COUNT_MIN", 2)
     monkeypatch.setattr(index, "SEGMENT_SMALL_BYTES", 400)
-    monkeypatch.setattr(segment, "SEGMENT_BYTES_MAX", 900)
+    monkeypatch.setattr(journal, "SEGMENT_BYTES_MAX", 900)
     run_state_machine_as_test(
         machine,
         settings=settings(

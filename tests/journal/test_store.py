@@ -36,8 +36,8 @@ from mqks.broker.spine.log.pending import (
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import ClaimLost, DiskFull, JournalDamaged
+from mqks.journal import journal as journal_module
 from mqks.journal import memory as memory_module
-from mqks.journal import segment
 from mqks.journal.compaction import Compaction
 from mqks.journal.cutting import cut
 from mqks.journal.journal import Journal
@@ -717,7 +717,7 @@ def test_parts_of_a_commit_say_what_it_says(sections: list[Section], size_max: i
 
 @patches_modules
 def test_a_large_commit_is_several_segments(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "SEGMENT_BYTES_MAX", 2000)
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES_MAX", 2000)
     broker = disk.broker()
     with broker, client_of(broker) as client:
         for queue in (b"q", b"r"):

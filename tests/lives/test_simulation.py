@@ -108,8 +108,8 @@ FAULTS = {
 """,
     "a sync that is tried again": """
     import sqlite3
-    from mqks.journal.sqlite import space
-    space.FULL_CODES.add(sqlite3.SQLITE_IOERR)
+    from mqks.journal.sqlite import commits
+    commits.FULL_CODES.add(sqlite3.SQLITE_IOERR)
 """,
     "a full disk that has no room again": """
     from mqks.journal.sqlite.store import SqliteStore

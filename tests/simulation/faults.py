@@ -372,8 +372,8 @@ FAULTS: Final = (
     Fault(
         "acks-not-carried",
         "journal/compaction.py",
-        "for acked in stored.acks if index.still_settles(",
-        "for acked in stored.acks if not index.still_settles(",
+        "for acked in stored.acks if still_settles(",
+        "for acked in stored.acks if not still_settles(",
         LIVES,
     ),
     Fault(
@@ -414,7 +414,7 @@ FAULTS: Final = (
     Fault(
         "compaction-late",
         "journal/compaction.py",
-        "            index.withdraw(victims)\n",
+        "            withdraw(victims)\n",
         "",
         LIVES,
     ),
