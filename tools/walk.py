@@ -28,7 +28,7 @@ import mqks
 from mqks.compiled import is_compiled
 from mqks.server import writer
 from mqks.server.client import ServerClient
-from mqks.server.server import Server
+from mqks.server.turn import Turn
 from mqks.testing import WAIT_S, Broker
 
 WARM: Final = 3
@@ -37,7 +37,7 @@ PAUSE_S: Final = 0.1
 """A backoff, and a time to live."""
 ROOT: Final = str(Path(mqks.__file__).parent)
 READ: Final = ServerClient.get_buffer.__qualname__
-TIMER: Final = Server._expire.__qualname__
+TIMER: Final = Turn._expire.__qualname__
 WRITTEN: Final = ServerClient.send.__qualname__
 NO_CALLS: Final = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 """From Python 3.12 on, some of them are no functions."""

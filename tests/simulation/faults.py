@@ -124,7 +124,7 @@ FAULTS: Final = (
     ),
     Fault(
         "late-timer-never-fires",
-        "server/server.py",
+        "server/turn.py",
         " and self._loop.time() < until_s:",
         ":",
         LIVES,
@@ -132,7 +132,7 @@ FAULTS: Final = (
     ),
     Fault(
         "late-acks",
-        "server/server.py",
+        "server/turn.py",
         "if late_s > LATE_S:",
         "if late_s > inf:",
         WORLD,
@@ -322,7 +322,7 @@ FAULTS: Final = (
         "            if not is_written:\n",
         WORLD,
     ),
-    Fault("commit-releases-nobody", "server/clients.py", "budget.set(0)", "budget.used = 0", LIVES),
+    Fault("commit-releases-nobody", "server/chunks.py", "budget.set(0)", "budget.used = 0", LIVES),
     Fault(
         "put-off-once",
         "server/writer.py",
@@ -406,8 +406,8 @@ FAULTS: Final = (
     ),
     Fault(
         "worked-not-resumed",
-        "server/server.py",
-        "        self._clients.resume_worked()\n",
+        "server/turn.py",
+        "        self.clients.resume_worked()\n",
         "",
         TALK,
     ),
