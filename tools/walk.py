@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 import mqks
 from mqks.compiled import is_compiled
-from mqks.server import writer
+from mqks.server import commits
 from mqks.server.client import ServerClient
 from mqks.server.turn import Turn
 from mqks.testing import WAIT_S, Broker
@@ -177,7 +177,7 @@ def measure(warm: int = WARM, walks: int = WALKS) -> dict[str, Walk]:
     try:
         with (
             tempfile.TemporaryDirectory() as directory,
-            patch.object(writer, "SLOW_COMMIT_S", inf),
+            patch.object(commits, "SLOW_COMMIT_S", inf),
             Broker(Path(directory, "mqks.db"), synchronous="normal") as broker,
         ):
             client = LineClient(broker.port)

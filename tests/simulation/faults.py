@@ -317,7 +317,7 @@ FAULTS: Final = (
     ),
     Fault(
         "refused-commit-dropped",
-        "server/writer.py",
+        "server/commits.py",
         ("            if not is_written:\n                self._broker.pending.put_back(batch)\n"),
         "            if not is_written:\n",
         WORLD,
@@ -325,7 +325,7 @@ FAULTS: Final = (
     Fault("commit-releases-nobody", "server/chunks.py", "budget.set(0)", "budget.used = 0", LIVES),
     Fault(
         "put-off-once",
-        "server/writer.py",
+        "server/commits.py",
         "self._timer, self._broker.pending.is_urgent = None, bool(self._broker.pending)",
         "self._broker.pending.is_urgent = bool(self._broker.pending)",
         TALK,
