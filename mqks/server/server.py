@@ -25,12 +25,11 @@ from mqks.errors import (
 )
 from mqks.journal.journal import Journal
 from mqks.limits import HTTP_CONNECTIONS_MAX
-from mqks.server import http_port, silence, tls
+from mqks.server import silence, tls
 from mqks.server.clients import Clients
 from mqks.server.door import Door
 from mqks.server.error_log import ErrorLog
 from mqks.server.gate import Gate, Peer
-from mqks.server.gateway import STOP_S, Gateway
 from mqks.server.history import History
 from mqks.server.lag import Lag
 from mqks.server.listeners import Inherited, Listeners
@@ -46,6 +45,8 @@ from mqks.server.writer import Writer
 from mqks.settings import DatabaseUrl, Settings, read_queue_tables
 from mqks.users import Users
 from mqks.users_file import read as read_users
+from mqks.web import http_port
+from mqks.web.gateway import STOP_S, Gateway
 from mqks.web.openings import Opening
 
 Until = Callable[[Callable[[], None]], Awaitable[object]]
@@ -188,7 +189,7 @@ class Server:
         return "journal stalls" if self._writer.stalls else ""
 
     async def _answer_http(self, sock: socket.socket) -> None:
-        monitoring = await http_port.monitoring()
+        monitoring = await http_port.load("mqks.server.monitoring")
         await monitoring.serve(
             sock,
             self._broker,

@@ -40,6 +40,7 @@ from mqks.journal import journal as journal_module
 from mqks.journal import memory as memory_module
 from mqks.journal.compaction import Compaction
 from mqks.journal.cutting import cut
+from mqks.journal.facts import JournalFacts
 from mqks.journal.journal import Journal
 from mqks.journal.memory import Memory, MemoryStore
 from mqks.journal.recovery import Recovery
@@ -49,7 +50,6 @@ from mqks.journal.store import LastWords, Metadata, QueueRow, Store
 from mqks.journal.stored import decode
 from mqks.limits import SCHEDULED_SEQ
 from mqks.protocol.requests import DeleteRule
-from mqks.server.facts import JournalFacts
 from mqks.settings import DatabaseUrl
 from mqks.testing import Broker
 from tests.kit.compiled import patches_modules
