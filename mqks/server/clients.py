@@ -126,7 +126,6 @@ class Clients(Chunks):
             self._broker.access.authenticate(client.connection, user, is_limited=False)
 
     def check_auth(self, client: ServerClient) -> None:
-        """An unauthenticated client has sent something, or a login must be verified first."""
         connection = client.connection
         if connection.expelled:
             self._expelled(client)
@@ -193,7 +192,6 @@ class Clients(Chunks):
         self.drop(client, LimitExceeded("unauthenticated_max", reason))
 
     def drop(self, client: ServerClient, failure: BadRequest) -> None:
-        """Disconnect a client at once; its unread replies are lost."""
         if not client.ended:
             client.ended = True
             client.send(self.refusal(client.peer, failure))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import count, filterfalse, islice
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import quote_from_bytes
 
 import anyio
@@ -21,6 +21,7 @@ from anyio.lowlevel import checkpoint
 
 from mqks.broker.broker import Broker
 from mqks.broker.spine.base.ranges import numbers
+from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.log.pending import NO_MARK, Mark
 from mqks.broker.spine.queue.queue import Queue
@@ -32,8 +33,8 @@ from mqks.journal.queue_log import LogPage, Piece
 from mqks.limits import READ_BYTES, READ_BYTES_MIN
 from mqks.protocol import replies
 from mqks.protocol.lines import split
-from mqks.server.steps import done
 
+T = TypeVar("T")
 RUN = struct.Struct("<4q")
 """First number, count, time of arrival in microseconds, bytes of text."""
 
@@ -294,3 +295,14 @@ def _shown(text: bytes, *, has_meta: bool) -> bytes:
 def _told(found: re.Match[bytes]) -> bytes:
     told = found[1] + (found[2] or b"")
     return told and replies.ATTRIBUTES + told
+
+
+async def done(work: Work[T]) -> T:
+    """Do the work in several turns of the event loop; return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await checkpoint()

@@ -24,21 +24,19 @@ from mqks.errors import (
     Unwritable,
 )
 from mqks.journal.journal import Journal
+from mqks.journal.paging import Paging
 from mqks.limits import HTTP_CONNECTIONS_MAX
-from mqks.server import silence, tls
+from mqks.server import lag, silence, tls
 from mqks.server.clients import Clients
 from mqks.server.door import Door
 from mqks.server.error_log import ErrorLog
 from mqks.server.gate import Gate, Peer
 from mqks.server.history import History
-from mqks.server.lag import Lag
 from mqks.server.listeners import Inherited, Listeners
 from mqks.server.logins import Logins
 from mqks.server.notify import Notify
-from mqks.server.paging import Paging
 from mqks.server.reads import Reads
 from mqks.server.reloads import NAMES_TOLD, Reloads, Reread
-from mqks.server.silence import Silence
 from mqks.server.turn import WAIT_S, Turn
 from mqks.server.vanished import end_unanswering
 from mqks.server.writer import Writer
@@ -46,7 +44,7 @@ from mqks.settings import DatabaseUrl, Settings, read_queue_tables
 from mqks.users import Users
 from mqks.users_file import read as read_users
 from mqks.web import http_port
-from mqks.web.gateway import STOP_S, Gateway
+from mqks.web.gateway import gateways
 from mqks.web.openings import Opening
 
 Until = Callable[[Callable[[], None]], Awaitable[object]]
@@ -91,15 +89,7 @@ class Server:
         broker.want_reload = self._reloads.want_for
         self._door = Door(context, settings, self._gate, errors, self._clients)
         self._listeners = Listeners(settings, inherited, self._door)
-        ports = (
-            ("api", settings.api_host, settings.api_port),
-            ("sqs", settings.sqs_host, settings.sqs_port),
-        )
-        self._gateways = [
-            Gateway(kind, (host, port), settings, self._let_in, lambda: broker.access.users.signing)
-            for kind, host, port in ports
-            if port is not None
-        ]
+        self._gateways = gateways(settings, self._let_in, lambda: broker.access.users.signing)
         self._failed: asyncio.Future[Exception] = self._loop.create_future()
         self._loop.set_exception_handler(self._internal_error)
         self._writer = turn.writer = Writer(
@@ -174,19 +164,15 @@ class Server:
         """Why publishes would not be confirmed now; empty if they would."""
         if self._clients.stopping:
             return "stopping"
-        forsaken = silence.WHY if self._broker.withholds else ""
-        draining = "draining" if self._broker.shared.draining else ""
-        read_only = "read-only" if self._broker.shared.read_only else ""
+        shared = self._broker.shared
         reasons = [
             self._broker.unwritable,
             self._journal.store.waits,
-            forsaken,
-            draining,
-            read_only,
+            silence.WHY * self._broker.withholds,
+            "draining" * shared.draining,
+            "read-only" * shared.read_only,
         ]
-        if told := "; ".join(filter(None, reasons)):
-            return told
-        return "journal stalls" if self._writer.stalls else ""
+        return "; ".join(filter(None, reasons)) or "journal stalls" * self._writer.stalls
 
     async def _answer_http(self, sock: socket.socket) -> None:
         monitoring = await http_port.load("mqks.server.monitoring")
@@ -261,11 +247,11 @@ class Server:
                 tasks.start_soon(self._writer.run)
                 tasks.start_soon(self._writer.watch)
                 tasks.start_soon(self._watch)
-                tasks.start_soon(Lag(self._broker).run)
+                tasks.start_soon(lag.warn, self._broker)
                 tasks.start_soon(end_unanswering, self._clients.by_id, self._turn.schedule_flush)
                 if isinstance(self._settings.db, DatabaseUrl):
-                    watch = Silence(self._broker, self._journal.store, self._forsake)
-                    tasks.start_soon(watch.run, self._turn.schedule_flush)
+                    store, flush = self._journal.store, self._turn.schedule_flush
+                    tasks.start_soon(silence.watch, self._broker, store, self._forsake, flush)
                 self._turn.schedule_flush()
                 tasks.start_soon(self._notify.feed_watchdog, self._writer.progress)
                 listeners, settings = self._listeners, self._settings
@@ -279,9 +265,7 @@ class Server:
                     place = settings.http_host, settings.http_port
                     await tasks.start(serve_http, *place, self._answer_http)
                 for gateway in self._gateways:
-                    scheme = f"{gateway.kind}:http"
-                    serve_gateway = partial(http_port.serve, scheme=scheme, taken_s=STOP_S)
-                    await tasks.start(serve_gateway, *gateway.place, gateway.answer)
+                    await tasks.start(gateway.serve)
                 self._notify.tell("READY=1", f"STATUS=listening on {', '.join(listeners.shown)}")
                 task_status.started(listeners.port)
                 await stop.wait()

@@ -9,10 +9,10 @@ from functools import partial
 from math import inf
 
 from mqks.broker.broker import Broker
+from mqks.journal.paging import Paging
 from mqks.server.chunks import LARGE_CHUNK_BYTES
 from mqks.server.clients import Clients
 from mqks.server.logins import Logins
-from mqks.server.paging import Paging
 from mqks.server.reads import Reads
 from mqks.server.writer import Writer
 
