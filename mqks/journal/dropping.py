@@ -1,4 +1,4 @@
-"""What the index forgets with segments that are deleted, or replaced by heirs.
+"""What the index forgets with queues and segments that are deleted, or replaced by heirs.
 
 The one rule: an ack or mark goes only when its message has gone, or is in an heir.
 """
@@ -9,6 +9,17 @@ from collections.abc import Container, Iterable, Sequence
 from mqks.broker.spine.base.ranges import Range
 from mqks.journal.index import Index, QueueIndex, Segment
 from mqks.journal.store import LastWords
+
+
+def forget_queue(index: Index, queue_id: int) -> None:
+    """A queue was deleted: its messages are settled wherever they are."""
+    queue = index.queues.pop(queue_id, None)
+    if queue is None:
+        return
+    for span in queue.spans:
+        span.segment.live -= span.end - span.first - span.settled_count
+    for segment in {span.segment for span in queue.spans}:
+        index.update_fate(segment)
 
 
 def last_words(index: Index, segments: Sequence[Segment]) -> list[LastWords]:

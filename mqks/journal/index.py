@@ -307,16 +307,6 @@ class Index:
         span.segment.live -= count
         self.update_fate(span.segment)
 
-    def forget_queue(self, queue_id: int) -> None:
-        """A queue was deleted: its messages are settled wherever they are."""
-        queue = self.queues.pop(queue_id, None)
-        if queue is None:
-            return
-        for span in queue.spans:
-            span.segment.live -= span.end - span.first - span.settled_count
-        for segment in {span.segment for span in queue.spans}:
-            self.update_fate(segment)
-
     # -- which segments can be deleted
 
     def update_fate(self, segment: Segment) -> None:

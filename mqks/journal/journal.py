@@ -13,6 +13,7 @@ from anyio.to_thread import run_sync
 
 from mqks.broker.spine.log.pending import Entry
 from mqks.journal.cutting import cut
+from mqks.journal.dropping import forget_queue
 from mqks.journal.index import Index, Segment, SegmentFate
 from mqks.journal.queue_log import QueueLog
 from mqks.journal.segment import ArrivedRun, NewSegment, Section, new_segment
@@ -112,7 +113,7 @@ class Journal:
         index = self.index
         for queue_id, state in entry.queues.items():
             if state is None:
-                index.forget_queue(queue_id)
+                forget_queue(index, queue_id)
         placed = self.place(parts)
         for segment, sections in placed:
             for section in sections:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from mqks.broker.spine.base.ranges import subtract, union
 from mqks.broker.spine.message.policy import Policy
+from mqks.journal.dropping import forget_queue
 from mqks.journal.index import Index, QueueIndex, Segment
 from mqks.journal.living import living_of
 from mqks.journal.marks import Marks
@@ -90,7 +91,7 @@ class Survey:
                 what = f"its row is lost; its messages are in the queue {shown(name)} now"
                 damage.append(Damage(f"queue with id {queue_id}", what))
             else:
-                self.index.forget_queue(queue_id)
+                forget_queue(self.index, queue_id)
         return damage
 
     def missing(self) -> dict[int, Damage]:

@@ -17,9 +17,8 @@ from mqks.broker.spine.clients.outbox import Slow
 from mqks.errors import BadRequest
 from mqks.limits import CHUNK_S
 from mqks.rates import UserRate
-from mqks.server.client import ServerClient
+from mqks.server.client import Hold, ReadBuffer, ServerClient
 from mqks.server.fair_turn import FairTurn
-from mqks.server.reading import Hold, ReadBuffer
 from mqks.server.unhandled import Unhandled
 from mqks.server.unsent import Unsent
 

@@ -17,9 +17,8 @@ from mqks.broker.spine.clients.outbox import Slow
 from mqks.clock import Patient
 from mqks.errors import BadRequest, Draining, LimitExceeded, Unwritable
 from mqks.server.chunks import Chunks
-from mqks.server.client import LINGER_S, ServerClient
+from mqks.server.client import LINGER_S, Hold, ServerClient
 from mqks.server.gate import Gate, Peer
-from mqks.server.reading import Hold
 from mqks.users import STRANGER, Known, Users
 
 
