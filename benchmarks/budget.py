@@ -15,7 +15,8 @@ from mqks.broker.broker import Broker
 from mqks.broker.requests.intake import Intake
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.outbox import Slow
-from mqks.journal.segment import ArrivedRun, Section, checksum, decode, encode
+from mqks.journal.segment import ArrivedRun, Section, checksum, encode
+from mqks.journal.stored import decode
 from mqks.protocol.lines import LineSplitter
 from mqks.settings import Settings
 

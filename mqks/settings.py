@@ -883,6 +883,11 @@ def check_certificate(settings: Settings, place: str) -> None:
         raise ConfigurationError(f"{place}: TLS needs the settings tls_cert and tls_key")
 
 
+def shown(host: str, port: int) -> str:
+    """An address as in URLs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback

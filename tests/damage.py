@@ -39,13 +39,14 @@ from typing import Any
 from mqks.broker.broker import Broker
 from mqks.broker.requests.intake import Intake
 from mqks.errors import MqksError
+from mqks.journal.compaction import Compaction
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
-from mqks.journal.segment import decode
 from mqks.journal.sqlite.database_file import DatabaseFile
 from mqks.journal.sqlite.store import SqliteStore
 from mqks.journal.sqlite.texts import EPOCH, name_of, texts_path
 from mqks.journal.sqlite.verify import verify
+from mqks.journal.stored import decode
 from mqks.settings import Settings
 from tests.journal.test_upgrade import left
 from tests.kit.line_client import LineClient
@@ -526,7 +527,7 @@ async def _work(journal: Journal, broker: Broker) -> None:
         line = b"w%d publish --once all %s\n" % (number, b"w" * 3000)
         intake.receive(connection, b"s%d subscribe w%d all\n%s" % (number, number % 3, line))
         await journal.write(broker.pending.take().entry)
-    await journal.compact_fully()
+    await Compaction(journal).compact_fully()
 
 
 def _view(db: Path) -> State:

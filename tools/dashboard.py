@@ -20,8 +20,8 @@ ABOUT = {
     **metrics.JOURNAL,
     **{name: about for name, (about, _) in metrics.QUEUES.items()},
     **metrics.HISTOGRAMS,
-    **dict([metrics.READY, metrics.DEAD, metrics.LIMIT_REACHED]),
-    **dict([metrics.SCHEDULES_FAILING, metrics.CERTIFICATE]),
+    **metrics.OTHERS,
+    **dict([metrics.DEAD, metrics.LIMIT_REACHED]),
 }
 LABELS = {metrics.DEAD[0]: "reason", metrics.LIMIT_REACHED[0]: "limit"}
 

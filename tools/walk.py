@@ -26,9 +26,9 @@ from unittest.mock import patch
 
 import mqks
 from mqks.compiled import is_compiled
-from mqks.server import writer
+from mqks.server import commits
 from mqks.server.client import ServerClient
-from mqks.server.server import Server
+from mqks.server.turn import Turn
 from mqks.testing import WAIT_S, Broker
 
 WARM: Final = 3
@@ -37,7 +37,7 @@ PAUSE_S: Final = 0.1
 """A backoff, and a time to live."""
 ROOT: Final = str(Path(mqks.__file__).parent)
 READ: Final = ServerClient.get_buffer.__qualname__
-TIMER: Final = Server._expire.__qualname__
+TIMER: Final = Turn._expire.__qualname__
 WRITTEN: Final = ServerClient.send.__qualname__
 NO_CALLS: Final = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 """From Python 3.12 on, some of them are no functions."""
@@ -177,7 +177,7 @@ def measure(warm: int = WARM, walks: int = WALKS) -> dict[str, Walk]:
     try:
         with (
             tempfile.TemporaryDirectory() as directory,
-            patch.object(writer, "SLOW_COMMIT_S", inf),
+            patch.object(commits, "SLOW_COMMIT_S", inf),
             Broker(Path(directory, "mqks.db"), synchronous="normal") as broker,
         ):
             client = LineClient(broker.port)

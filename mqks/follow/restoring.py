@@ -15,10 +15,10 @@ from mqks.follow.copies import Copy, CopyState, microseconds, moment
 from mqks.journal.contents import Verdict
 from mqks.journal.schema import migrations
 from mqks.journal.sqlite.backup import cleared, locked, refuse, rename
+from mqks.journal.sqlite.commits import PAGE_SIZE
 from mqks.journal.sqlite.database_file import refuse_wal
 from mqks.journal.sqlite.migrations import check_version
 from mqks.journal.sqlite.rows import LOOSE, loose_columns, read_by, row_crc
-from mqks.journal.sqlite.space import PAGE_SIZE
 from mqks.journal.sqlite.tables import become_another, transaction
 from mqks.journal.sqlite.verify import verify
 

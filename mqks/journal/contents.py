@@ -28,9 +28,10 @@ from mqks.broker.spine.message.mark import NO_MARK, Mark
 from mqks.broker.spine.message.policy import Policy
 from mqks.errors import JournalDamaged
 from mqks.journal.index import Index, QueueIndex
+from mqks.journal.living import living_in, living_of
 from mqks.journal.marks import NO_MARKS, Marks
-from mqks.journal.segment import SegmentDamaged, StoredRun, StoredSection, decode
 from mqks.journal.store import Damage, Head, QueueRow
+from mqks.journal.stored import SegmentDamaged, StoredRun, StoredSection, decode
 from mqks.journal.survey import Survey, guess, sections_of
 from mqks.limits import SEQ_MAX
 from mqks.protocol.replies import parts
@@ -217,7 +218,7 @@ class Contents:
         living, held = Counter[int](), Counter[int]()
         for queue_id, marks in self._marks.items():
             queue = self._index.queues[queue_id]
-            for number, mark in marks.among(queue.living(0, SEQ_MAX)):
+            for number, mark in marks.among(living_of(queue, 0, SEQ_MAX)):
                 if mark.batch:
                     living[mark.batch] += 1
                     held[mark.batch] += mark.keeps_place or _is_held(mark, number, queue.cursor)
@@ -302,7 +303,7 @@ class Contents:
                     self._keep(head)
                     break
                 lines = _lines(head.head, queue_id, span.first, span.end)
-                for first, count in span.living():
+                for first, count in [*living_in(span)]:
                     for number in range(max(first, after + 1), first + count):
                         time_us, line = lines[number]
                         after = number
@@ -356,7 +357,7 @@ def _counts(queue: QueueIndex, marks: Marks) -> tuple[int, int, int, int]:
     size = 0
     there: list[Range] = []
     for span in queue.spans:
-        living = span.living()
+        living = [*living_in(span)]
         there += living
         count = sum(count for _, count in living)
         size += span.bytes * count // span.count if count else 0
@@ -370,7 +371,7 @@ def _counts(queue: QueueIndex, marks: Marks) -> tuple[int, int, int, int]:
 
 
 def _oldest_us(queue: QueueIndex, marks: Marks) -> int | None:
-    living = numbers(queue.living(0, queue.next_seq))
+    living = numbers(living_of(queue, 0, queue.next_seq))
     for number, mark in marks.of_each(living, NO_MARK):
         if not (mark.due_us or _is_held(mark, number, queue.cursor)):
             span = queue.find(number)

@@ -18,8 +18,9 @@ from typing import Final, NamedTuple, TypeVar
 from mqks.broker.spine.log.pending import Entry, QueueState
 from mqks.broker.spine.message.policy import Policy
 from mqks.errors import CannotWrite, JournalDamaged, JournalFailed
-from mqks.journal.segment import NewSegment, SegmentDamaged, head_bytes
+from mqks.journal.segment import NewSegment
 from mqks.journal.store import NAMED, Head, LastWords, Metadata, Store
+from mqks.journal.stored import SegmentDamaged, head_bytes
 from mqks.journal.survey import sections_of
 
 BYTES_AT_ONCE: Final = 4 * 1024 * 1024

@@ -21,12 +21,11 @@ one too many now and then, never one too few.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum, auto
 from typing import Final
 
 from mqks.broker.spine.base.ranges import Range, union
-from mqks.journal.store import LastWords
 from mqks.limits import SCHEDULED_SEQ, SEGMENT_SMALL_BYTES
 
 SPAN_TIME_US: Final = 10_000_000
@@ -157,27 +156,6 @@ class Span:
             self.settled_max = SETTLED_RANGES + 2 * len(self.settled)
             self.is_tidy = True
 
-    def living(self) -> list[Range]:
-        return [*self.living_in(self.first, self.end)]
-
-    def living_in(self, first: int, end: int) -> Iterator[Range]:
-        """Those of the living messages with numbers from `first` on and below `end`."""
-        self.tidy()
-        first, end = max(first, self.first), min(end, self.end)
-        place = max(0, bisect_left(self.settled, (first + 1,)) - 1)
-        while first < end and place < len(self.settled):
-            start, count = self.settled[place]
-            if start > first:
-                yield first, min(start, end) - first
-            first, place = max(first, start + count), place + 1
-        if first < end:
-            yield first, end - first
-
-    def is_alive(self, number: int) -> bool:
-        self.tidy()
-        place = bisect_left(self.settled, (number + 1,)) - 1
-        return place < 0 or number >= sum(self.settled[place])
-
 
 class QueueIndex:
     """Spans of one queue in the order of their numbers, and its latest state.
@@ -218,10 +196,6 @@ class QueueIndex:
             self.firsts.insert(position, span.first)
             self.spans.insert(position, span)
 
-    def remove(self, span: Span) -> None:
-        position = bisect_left(self.firsts, span.first)
-        del self.firsts[position], self.spans[position]
-
     def overlapping(self, first: int, end: int) -> Iterator[Span]:
         """Spans that have numbers in the range."""
         for position in range(max(0, bisect_right(self.firsts, first) - 1), len(self.spans)):
@@ -247,46 +221,6 @@ class QueueIndex:
                     found += ranges[at:stop]
                     at = stop
         yield from parts.items()
-
-    def living(self, first: int, end: int) -> Iterator[Range]:
-        """The messages in the range that are not settled."""
-        for span in self.overlapping(first, end):
-            if span.settled_count < span.end - span.first:
-                yield from span.living_in(first, end)
-
-    @property
-    def mean_bytes(self) -> float:
-        """Approximate mean length of a line: gaps within spans count as messages."""
-        count = sum(span.end - span.first for span in self.spans)
-        return sum(span.bytes for span in self.spans) / count if count else 0.0
-
-    def holes(self, first: int, end: int) -> Iterator[Range]:
-        """The numbers in the range that no living message has."""
-        for start, count in self.living(first, end):
-            if start > first:
-                yield first, start - first
-            first = start + count
-        if first < end:
-            yield first, end - first
-
-    def arrivals(self) -> Iterator[tuple[int, int]]:
-        """First number of each span with living messages, but those with a delay, and the latest
-        arrival in it. The index may change meanwhile."""
-        first = -1
-        while (position := bisect_right(self.firsts, first)) < len(self.firsts):
-            span = self.spans[position]
-            first = span.first
-            if first >= SCHEDULED_SEQ:
-                return
-            if span.settled_count < span.end - span.first:
-                yield first, span.latest_us
-
-    def first_living(self) -> int:
-        """Number of the first message that is not settled; that of the next message if none."""
-        for span in self.overlapping(0, self.next_seq):
-            if span.settled_count < span.end - span.first:
-                return next(span.living_in(span.first, span.end))[0]
-        return self.next_seq
 
 
 class Index:
@@ -344,51 +278,11 @@ class Index:
         segment.count += count
         segment.live += count
 
-    def join(self) -> None:
-        """Join neighbouring spans. Only when all segments are in the index."""
-        for queue in self.queues.values():
-            spans: list[Span] = []
-            for span in queue.spans:
-                last = spans[-1] if spans else span
-                if (
-                    last is not span
-                    and last.segment is span.segment
-                    and last.reaches(span.first, span.time_us, len(span.settled))
-                ):
-                    last.extend(span.first, span.end, span.count, span.bytes, span.latest_us)
-                    last.add_settled(span.settled, span.settled_count)
-                else:
-                    spans.append(span)
-            if len(spans) < len(queue.spans):
-                queue.spans, queue.firsts = spans, [span.first for span in spans]
-        for segment in self.segments.values():
-            segment.spans = [span for span in segment.spans if span.queue.find(span.first) is span]
-
     def settle(self, segment: Segment, queue: QueueIndex, acks: Iterable[Range]) -> None:
         """A segment settles these numbers."""
         for span, settled in queue.by_span(sorted(acks)):
-            self._name(segment, span.segment)
+            self.name(segment, span.segment)
             self._settle(span, settled)
-
-    def still_settles(self, queue: QueueIndex, acked: Range, gone: Container[Segment]) -> bool:
-        """Whether an old ack is about a segment that still exists and is not in `gone`."""
-        return any(
-            span.segment not in gone for span in queue.overlapping(acked[0], acked[0] + acked[1])
-        )
-
-    def name_settled(self, segment: Segment, queue: QueueIndex, acked: Range) -> None:
-        """A segment repeats an ack that has been counted already."""
-        for span in queue.overlapping(acked[0], acked[0] + acked[1]):
-            self._name(segment, span.segment)
-
-    @staticmethod
-    def withdraw(segments: Iterable[Segment]) -> None:
-        """The messages of these segments no longer exist."""
-        for segment in segments:
-            for span in segment.spans:
-                span.queue.remove(span)
-            segment.spans.clear()
-            segment.live = 0
 
     def mark(self, segment: Segment, queue: QueueIndex, numbers: Iterable[int]) -> None:
         """A segment marks living messages. Consecutive ones cost 70 ns each."""
@@ -398,9 +292,9 @@ class Index:
                 span = queue.find(number)
                 if span is not None:
                     segment.has_marks = True
-                    self._name(segment, span.segment)
+                    self.name(segment, span.segment)
 
-    def _name(self, segment: Segment, other: Segment) -> None:
+    def name(self, segment: Segment, other: Segment) -> None:
         if segment is not other:
             segment.about.add(other.id)
             other.named_by.add(segment.id)
@@ -413,16 +307,6 @@ class Index:
         span.segment.live -= count
         self.update_fate(span.segment)
 
-    def forget_queue(self, queue_id: int) -> None:
-        """A queue was deleted: its messages are settled wherever they are."""
-        queue = self.queues.pop(queue_id, None)
-        if queue is None:
-            return
-        for span in queue.spans:
-            span.segment.live -= span.end - span.first - span.settled_count
-        for segment in {span.segment for span in queue.spans}:
-            self.update_fate(segment)
-
     # -- which segments can be deleted
 
     def update_fate(self, segment: Segment) -> None:
@@ -434,44 +318,11 @@ class Index:
 
     def _set_fate(self, segment: Segment, fate: SegmentFate) -> None:
         if segment.fate is not fate:
-            self._forget_fate(segment)
+            self.forget_fate(segment)
             segment.fate = fate
             self.fates[fate][segment.id] = segment
             self.sparse_bytes += segment.bytes * (fate is SegmentFate.SPARSE)
 
-    def _forget_fate(self, segment: Segment) -> None:
+    def forget_fate(self, segment: Segment) -> None:
         del self.fates[segment.fate][segment.id]
         self.sparse_bytes -= segment.bytes * (segment.fate is SegmentFate.SPARSE)
-
-    def last_words(self, segments: list[Segment]) -> list[LastWords]:
-        """Those of the queues whose latest state is in these segments."""
-        words = []
-        for queue_id in {queue_id for segment in segments for queue_id in segment.queues}:
-            queue = self.queues.get(queue_id)
-            if queue is not None and queue.latest in segments:
-                words.append(LastWords(queue_id, queue.next_seq, queue.cursor))
-        return words
-
-    def drop(self, segments: list[Segment], heirs: Sequence[Segment] = ()) -> None:
-        """These segments were deleted. `heirs` hold what was alive in them."""
-        self.withdraw(segments)
-        for segment in segments:
-            for queue_id in segment.queues:
-                queue = self.queues.get(queue_id)
-                if queue is not None and queue.latest is segment:
-                    queue.latest = None
-            del self.segments[segment.id]
-            self._forget_fate(segment)
-            for other_id in segment.about:
-                if (other := self.segments.get(other_id)) is not None:
-                    other.named_by.discard(segment.id)
-        for segment in segments:
-            for speaker_id in segment.named_by:
-                speaker = self.segments.get(speaker_id)
-                if speaker is None or speaker in heirs:
-                    continue
-                speaker.about.discard(segment.id)
-                if speaker.has_marks:
-                    for heir in heirs:
-                        self._name(speaker, heir)
-                self.update_fate(speaker)

@@ -17,8 +17,9 @@ from mqks.broker.spine.base.ranges import Range, compress, within
 from mqks.broker.spine.log.pending import Run
 from mqks.errors import JournalFailed
 from mqks.journal.index import Index, QueueIndex
-from mqks.journal.segment import StoredRun, runs_of
+from mqks.journal.living import is_alive, living_in
 from mqks.journal.store import Store
+from mqks.journal.stored import StoredRun, runs_of
 from mqks.limits import PAGE_BYTES, READ_DISK_BYTES
 
 AT_ONCE_BYTES: Final = 4 * 1024 * 1024
@@ -166,7 +167,7 @@ class QueueLog:
             for number in numbers[start : start + LOOKED_UP_AT_ONCE]:
                 if span is None or not span.first <= number < span.end:
                     span = queue.find(number)
-                if span is not None and span.is_alive(number):
+                if span is not None and is_alive(span, number):
                     found.setdefault(span.segment.id, []).append(number)
             await checkpoint()
         return {segment_id: compress(there) for segment_id, there in found.items()}
@@ -192,7 +193,7 @@ def _next(queue: QueueIndex, first: int, bytes_max: int) -> dict[int, list[Range
     for span in queue.overlapping(first, queue.next_seq):
         if span.settled_count == span.end - span.first:
             continue
-        if living := [*span.living_in(first, span.end)]:
+        if living := [*living_in(span, first)]:
             wanted.setdefault(span.segment.id, []).extend(living)
             size += span.bytes
             if size >= bytes_max:
@@ -257,7 +258,7 @@ def _choose(
             continue
         if span.segment.id not in wanted:
             disk += span.segment.bytes
-        for start, living in span.living_in(first, stop):
+        for start, living in living_in(span, first, stop):
             # A span is cut only where it would make the page twice as large.
             fitting = (2 * bytes_max - size) * span.count // (span.bytes + 1)
             count = min(living, rows_max, max(1, fitting))

@@ -30,10 +30,13 @@ from mqks.broker.spine.message.mark import NO_MARK, Mark
 from mqks.broker.spine.message.policy import Policy
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.recovery import restore
+from mqks.journal.compaction import Compaction
+from mqks.journal.index import Index, QueueIndex, Span
 from mqks.journal.journal import Journal
+from mqks.journal.living import holes, living_of
 from mqks.journal.marks import NO_MARKS, Marks
-from mqks.journal.segment import SegmentDamaged
 from mqks.journal.store import Damage, Metadata, Report, refuse
+from mqks.journal.stored import SegmentDamaged
 from mqks.journal.survey import Survey, guess, sections_of
 from mqks.limits import SCHEDULED_SEQ, SEQ_MAX
 
@@ -73,7 +76,7 @@ class Recovery:
         self._tell("", metadata.notes)
         self._restore(metadata, survey, gaps)
         await store.begin()
-        await self._journal.drop_settled()
+        await Compaction(self._journal).drop_settled()
 
     def _tell(self, outcome: str, damage: list[Damage]) -> None:
         for place, what in damage:
@@ -104,7 +107,7 @@ class Recovery:
 
     def _restore(self, metadata: Metadata, survey: Survey, gaps: dict[int, Damage]) -> None:
         journal, broker = self._journal, self._broker
-        self._index.join()
+        _join(self._index)
         journal.epoch = metadata.epoch
         journal.next_segment = max(journal.next_segment, metadata.next_segment)
         broker.last_errors.extend(metadata.errors)
@@ -134,24 +137,50 @@ class Recovery:
         index = self._index.queues[queue_id]
         cursor = index.cursor if whole else index.next_seq
         # Below the cursor without a mark: delivered once, held at the crash.
-        held = index.living(0, index.cursor)
-        missed = index.living(index.cursor, cursor)
+        held = living_of(index, 0, index.cursor)
+        missed = living_of(index, index.cursor, cursor)
         returned = chain(
             marks.of_each(numbers(held), Mark(redelivered=True)),
             marks.of_each(numbers(missed), NO_MARK),
         )
         # One that has lost its mark is due.
-        delayed = numbers(index.living(SCHEDULED_SEQ, SEQ_MAX))
+        delayed = numbers(living_of(index, SCHEDULED_SEQ, SEQ_MAX))
         waiting = chain(
-            marks.among(index.living(cursor, index.next_seq)),
+            marks.among(living_of(index, cursor, index.next_seq)),
             marks.of_each(delayed, Mark(due_us=1)),
         )
         # No segment may settle or mark a number that is given out from now on.
         known = [SCHEDULED_SEQ + index.next_seq, index.settled_end, marks.end]
         next_aside = max(known + [span.end for span in index.spans[-1:]])
-        holes = index.holes(cursor, index.next_seq)
-        restore(
-            queue, index.next_seq, cursor, returned, waiting, holes, index.mean_bytes, next_aside
-        )
+        unused = holes(index, cursor, index.next_seq)
+        mean_bytes = _mean_bytes(index)
+        restore(queue, index.next_seq, cursor, returned, waiting, unused, mean_bytes, next_aside)
         if not whole:
             queue.lane.tell_cursor()
+
+
+def _join(index: Index) -> None:
+    """Join neighbouring spans. Only when all segments are in the index."""
+    for queue in index.queues.values():
+        spans: list[Span] = []
+        for span in queue.spans:
+            last = spans[-1] if spans else span
+            if (
+                last is not span
+                and last.segment is span.segment
+                and last.reaches(span.first, span.time_us, len(span.settled))
+            ):
+                last.extend(span.first, span.end, span.count, span.bytes, span.latest_us)
+                last.add_settled(span.settled, span.settled_count)
+            else:
+                spans.append(span)
+        if len(spans) < len(queue.spans):
+            queue.spans, queue.firsts = spans, [span.first for span in spans]
+    for segment in index.segments.values():
+        segment.spans = [span for span in segment.spans if span.queue.find(span.first) is span]
+
+
+def _mean_bytes(queue: QueueIndex) -> float:
+    """Approximate mean length of a line: gaps within spans count as messages."""
+    count = sum(span.end - span.first for span in queue.spans)
+    return sum(span.bytes for span in queue.spans) / count if count else 0.0

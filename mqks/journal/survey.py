@@ -9,10 +9,13 @@ from collections.abc import Mapping
 
 from mqks.broker.spine.base.ranges import subtract, union
 from mqks.broker.spine.message.policy import Policy
+from mqks.journal.dropping import forget_queue
 from mqks.journal.index import Index, QueueIndex, Segment
+from mqks.journal.living import living_of
 from mqks.journal.marks import Marks
-from mqks.journal.segment import SegmentDamaged, StoredSection, decode
 from mqks.journal.store import Damage, Head, QueueRow, shown
+from mqks.journal.stored import SegmentDamaged, StoredSection, decode
+from mqks.limits import SEQ_MAX
 
 
 def sections_of(head: Head) -> list[StoredSection]:
@@ -79,7 +82,7 @@ class Survey:
         damage = []
         names = {row.name for row in self.queues.values()}
         for queue_id in sorted(self._revived):
-            if any(span.living() for span in self.index.queues[queue_id].spans):
+            if any(living_of(self.index.queues[queue_id], 0, SEQ_MAX)):
                 name = b"queue#%d" % queue_id
                 while name in names:
                     name += b"#"
@@ -88,7 +91,7 @@ class Survey:
                 what = f"its row is lost; its messages are in the queue {shown(name)} now"
                 damage.append(Damage(f"queue with id {queue_id}", what))
             else:
-                self.index.forget_queue(queue_id)
+                forget_queue(self.index, queue_id)
         return damage
 
     def missing(self) -> dict[int, Damage]:

@@ -2,27 +2,95 @@
 
 The one rule: data are handled in the turn of the event loop in which they arrive. So this is a
 protocol and not a task: a reply leaves in the turn in which it was made, and a request with its
-reply costs one turn, not three.
+reply costs one turn, not three. All clients are read into one buffer, and what is in it is copied
+at once.
+
+A client is read while it has no reason to rest, see `Resting`:
+
+    reason   comes from                                           ends when
+    TURN     Clients: its chunk was large, or its turn is over    others have had theirs
+    JOURNAL  Clients: too much of it waits for the journal        the next commit is written
+    OUTBOX   ServerClient.send: it does not read its replies      it has read them
+    AUTH     Clients: its password is verified in a thread        that is done
+    RATE     Clients: its user has sent more than it may          the rate allows it
+    ROOM     Unhandled: its line is long, there is hardly room    there is, or it is its turn
+    STOP     Clients: the server stops                            never
 """
 
 import asyncio
-from typing import Protocol, cast
+from collections.abc import Hashable
+from typing import Final, Protocol, cast
 
 from mqks.broker.spine.base.resting import Resting
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.clients.outbox import Slow
 from mqks.clock import Patient
-from mqks.limits import LINGER_BYTES_MAX
+from mqks.limits import (
+    LINGER_BYTES_MAX,
+    PIECE_BYTES_MAX,
+    PIECE_LATE_BYTES_MAX,
+    TLS_PIECE_BYTES_MAX,
+    TLS_PIECE_LATE_BYTES_MAX,
+)
 from mqks.server.gate import Peer
-from mqks.server.reading import Hold, ReadBuffer
 
 LINGER_S = 2.0
 """How long a connection that broke the rules is still read and its data ignored."""
 NOT_SEEN = -1
 TLS_HELLO = b"\x16\x03"
 """How a client begins that takes the port for one with TLS."""
-CLOSE_S = 10.0
-"""How long a connection that sends no more may leave its last replies unread."""
+
+
+class Hold:
+    """Why reading from a client is paused."""
+
+    TURN: Final = 1
+    JOURNAL: Final = 2
+    OUTBOX: Final = 4
+    STOP: Final = 8
+    AUTH: Final = 16
+    ROOM: Final = 32
+    RATE: Final = 64
+
+
+class ReadBuffer:
+    __slots__ = (
+        *("_is_late", "_piece", "_piece_bytes"),
+        *("long_lines", "outboxes_full", "tls_piece_bytes", "whole"),
+    )
+
+    def __init__(self) -> None:
+        self.whole = self._piece = memoryview(bytearray(PIECE_BYTES_MAX))
+        self._piece_bytes = PIECE_BYTES_MAX
+        self.tls_piece_bytes = TLS_PIECE_BYTES_MAX
+        self._is_late = False
+        self.long_lines: dict[Hashable, Patient] = {}
+        """Clients whose long lines are read though there is hardly room, and when that is checked.
+        """
+        self.outboxes_full = False
+        """Clients with unsent replies are not read: there is hardly room for more."""
+
+    def buffer(self, client: Hashable) -> memoryview:
+        """The part of `whole` for what is read next."""
+        return self.whole if client in self.long_lines else self._piece
+
+    def limit(self, piece_bytes: int) -> None:
+        """Read at most so much at once, as there is room for lines."""
+        self._piece_bytes = piece_bytes
+        self._cut()
+
+    def late(self, is_late: bool) -> None:
+        """Whether the turn of the event loop is over: what can be read in it is less then."""
+        if is_late != self._is_late:
+            self._is_late = is_late
+            self._cut()
+
+    def _cut(self) -> None:
+        size, self.tls_piece_bytes = self._piece_bytes, TLS_PIECE_BYTES_MAX
+        if self._is_late:
+            size = min(size, PIECE_LATE_BYTES_MAX)
+            self.tls_piece_bytes = TLS_PIECE_LATE_BYTES_MAX
+        self._piece = self.whole[:size]
 
 
 class ClientOwner(Protocol):
@@ -80,7 +148,7 @@ class ServerClient(Resting, asyncio.BufferedProtocol):
         """Of its incomplete line, when that was last counted."""
         self.unsent_bytes = 0
         """Bytes sent since everything had been read: all of them may still be in memory."""
-        self._taken_bytes = NOT_SEEN
+        self.taken_bytes = NOT_SEEN
         self.moved_s = 0.0
         """When it was last seen reading."""
 
@@ -135,7 +203,7 @@ class ServerClient(Resting, asyncio.BufferedProtocol):
         self.connection.rest(Slow.PEER)
 
     def resume_writing(self) -> None:
-        self.unsent_bytes, self._taken_bytes = 0, NOT_SEEN
+        self.unsent_bytes, self.taken_bytes = 0, NOT_SEEN
         self.resume(Hold.OUTBOX)
         self._owner.caught_up(self, Slow.PEER)
 
@@ -185,18 +253,6 @@ class ServerClient(Resting, asyncio.BufferedProtocol):
     def set_high_water(self, high_bytes: int) -> None:
         """Above it the client is slow until it has read everything."""
         self.transport.set_write_buffer_limits(high=high_bytes, low=0)
-
-    def unsent_now(self, now_s: float) -> int:
-        """Check what it has read; return the bytes that may still be in memory for it."""
-        size = self.transport.get_write_buffer_size()
-        taken = self.unsent_bytes - size
-        if not size:
-            self.unsent_bytes, self._taken_bytes = 0, NOT_SEEN
-        elif taken != self._taken_bytes:
-            self._taken_bytes, self.moved_s = taken, now_s
-        elif self.ended and now_s - self.moved_s > CLOSE_S:
-            self.transport.abort()
-        return self.unsent_bytes
 
     def _stop(self) -> None:
         if not self.transport.is_closing():

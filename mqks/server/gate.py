@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mqks.errors import Limit, LimitExceeded
-from mqks.settings import Settings
+from mqks.settings import Settings, shown
 
 
 class Peer(NamedTuple):
@@ -30,11 +30,6 @@ class Peer(NamedTuple):
     def source(self) -> bytes:
         """Whose logins count together. All of a Unix socket are one, and all of the page."""
         return self.network or self.address.partition(":")[0].encode()
-
-
-def shown(host: str, port: int) -> str:
-    """An address as in URLs."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def peer(name: object) -> Peer:

@@ -64,7 +64,7 @@ class HeldWatch:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="mqks-held", daemon=True)
         self._ticks = 0
-        self._seen: Seen | None = None
+        self._seen = Seen(-1, "", Handled(), on_time=False)
         self._lines = self._suppressed = 0
         """Since the first of this minute."""
         self._minute_s = 0.0
@@ -106,7 +106,7 @@ class HeldWatch:
 
     def _check(self, late_s: float, cpu_s: float) -> None:
         seen = self._seen
-        if seen is None or seen.tick != self._ticks:
+        if seen.tick != self._ticks:
             # The thread looks now and then, or was kept from it by what blocked the loop.
             seen = Seen(self._ticks, "", Handled(), on_time=False)
         is_held = cpu_s > self._held_s
@@ -145,13 +145,10 @@ class HeldWatch:
         while not self._ended.wait(period_s):
             slept_s, woken_s = time.monotonic() - woken_s, time.monotonic()
             tick = self._ticks
-            if woken_s - self._due_s > self._held_s and not self._has_seen(tick):
+            if woken_s - self._due_s > self._held_s and self._seen.tick != tick:
                 frame = sys._current_frames().get(self._loop_thread)
                 on_time = slept_s < 2 * period_s
                 self._seen = Seen(tick, place(frame), handled(frame), on_time)
-
-    def _has_seen(self, tick: int) -> bool:
-        return self._seen is not None and self._seen.tick == tick
 
 
 def place(frame: FrameType | None) -> str:

@@ -4,7 +4,6 @@ The one rule: it checks once a minute, in slices, so that it costs nothing per m
 once.
 """
 
-from collections.abc import Iterator
 from typing import Final
 
 import anyio
@@ -20,30 +19,21 @@ LINES_MAX: Final = 100
 """Warnings per check; the others follow at the next checks."""
 
 
-class Lag:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._age_s = broker.settings.queue_age_warning_s
-        self._told: set[Queue] = set()
-        """Queues with a warning, until they are better."""
-
-    async def run(self) -> None:
-        while self._age_s:
-            await anyio.sleep(min(LOOK_S, self._age_s))
-            for _ in self._check():
-                await anyio.lowlevel.checkpoint()
-
-    def _check(self) -> Iterator[None]:
-        queues = list(self._broker.queues.values())
-        self._told &= {*queues}
+async def warn(broker: Broker) -> None:
+    warned: set[Queue] = set()
+    """Queues with a warning, until they are better."""
+    while limit_s := broker.settings.queue_age_warning_s:
+        await anyio.sleep(min(LOOK_S, limit_s))
+        queues = list(broker.queues.values())
+        warned &= {*queues}
         lines = LINES_MAX
         for number, queue in enumerate(queues):
             age_s = queue.oldest_age_s or 0.0
-            if age_s < self._age_s / 2:
-                self._told.discard(queue)
-            elif age_s >= self._age_s and lines and queue not in self._told:
+            if age_s < limit_s / 2:
+                warned.discard(queue)
+            elif age_s >= limit_s and lines and queue not in warned:
                 lines -= 1
-                self._told.add(queue)
+                warned.add(queue)
                 log.warning(
                     "queue_waits",
                     queue=log.name(queue.name),
@@ -52,4 +42,4 @@ class Lag:
                     consumers=len(queue.consumers),
                 )
             if number % SLICE_QUEUES == 0:
-                yield
+                await anyio.lowlevel.checkpoint()

@@ -22,9 +22,8 @@ from anyio.abc import TaskGroup
 from mqks.errors import AddressUnavailable, ConfigurationError
 from mqks.files import identity, lock
 from mqks.server.door import Door
-from mqks.server.gate import shown
 from mqks.server.vanished import ask_silent
-from mqks.settings import Settings
+from mqks.settings import Settings, shown
 
 BACKLOG = 4096
 FIRST_DESCRIPTOR = 3

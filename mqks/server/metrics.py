@@ -152,18 +152,16 @@ HISTOGRAMS: Final = {
     "mqks_journal_batch_records": "Messages and acks per commit.",
 }
 
-READY: Final = ("mqks_ready", "1 while /readyz answers 200, otherwise 0.")
-ACTIVE: Final = ("mqks_active", "1 on the broker that owns the journal, 0 on a standby.")
-SCHEDULES_FAILING: Final = ("mqks_schedules_failing", "Schedules whose last tick failed.")
-BATCHES: Final = ("mqks_batches", "Batches that have not ended.")
-BATCHES_EXPIRED: Final = (
-    "mqks_batches_expired_total",
-    "Batches that expired before all of their messages were done.",
-)
-CERTIFICATE: Final = (
-    "mqks_certificate_expiry_timestamp_seconds",
-    "When the TLS certificate in use expires, in seconds since the epoch; absent without TLS.",
-)
+# What is in neither.
+OTHERS: Final = {
+    "mqks_ready": "1 while /readyz answers 200, otherwise 0.",
+    "mqks_active": "1 on the broker that owns the journal, 0 on a standby.",
+    "mqks_schedules_failing": "Schedules whose last tick failed.",
+    "mqks_batches": "Batches that have not ended.",
+    "mqks_batches_expired_total": "Batches that expired before all of their messages were done.",
+    "mqks_certificate_expiry_timestamp_seconds": "When the TLS certificate in use expires, in "
+    "seconds since the epoch; absent without TLS.",
+}
 
 # With labels.
 DEAD: Final = ("mqks_messages_dead_total", "Dead messages, by `reason`.")
@@ -178,9 +176,7 @@ BUILD_INFO: Final = (
 )
 
 NAMES: Final[tuple[str, ...]] = (
-    *(*TOTALS, *JOURNAL, *QUEUES),
-    *(READY[0], ACTIVE[0], BATCHES[0], BATCHES_EXPIRED[0], SCHEDULES_FAILING[0]),
-    *(CERTIFICATE[0], *HISTOGRAMS),
+    *(*TOTALS, *JOURNAL, *QUEUES, *OTHERS, *HISTOGRAMS),
     *(name for name, _ in (DEAD, LIMIT, LIMIT_REACHED, BUILD_INFO)),
 )
 
@@ -193,7 +189,15 @@ def of_broker(
     certificate: Context | None,
 ) -> Iterator[Family]:
     """All but those of single queues; `totals` is the reply of `stats`."""
-    for metrics, row in (TOTALS, totals), (JOURNAL, stats.journal(broker)):
+    others: dict[str, Any] = {
+        "ready": not why_not_ready,
+        "active": True,
+        "schedules_failing": len(broker.schedules.errors),
+        "batches": len(broker.batches.rows),
+        "batches_expired": broker.batches.expired,
+        "certificate_expiry_timestamp_s": certificate and certificate.expires_s,
+    }
+    for metrics, row in (TOTALS, totals), (JOURNAL, stats.journal(broker)), (OTHERS, others):
         for name, about in metrics.items():
             kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             if (value := row.get(KEY.sub("", name).replace("seconds", "s"))) is not None:
@@ -202,13 +206,6 @@ def of_broker(
     for reason, count in broker.shared.counters.dead.items():
         dead.add_metric([reason], count)
     yield dead
-    yield GaugeMetricFamily(*READY, not why_not_ready)
-    yield role(is_active=True)
-    yield GaugeMetricFamily(*SCHEDULES_FAILING, len(broker.schedules.errors))
-    yield GaugeMetricFamily(*BATCHES, len(broker.batches.rows))
-    yield CounterMetricFamily(*BATCHES_EXPIRED, broker.batches.expired)
-    if certificate:
-        yield GaugeMetricFamily(*CERTIFICATE, certificate.expires_s)
     for name, about in HISTOGRAMS.items():
         histogram = getattr(journal, name.removeprefix("mqks_journal_"))
         ends = [*map(str, histogram.bounds), "+Inf"]
@@ -236,7 +233,7 @@ def of_broker(
 
 def role(*, is_active: bool) -> Family:
     """A standby has no other."""
-    return GaugeMetricFamily(*ACTIVE, is_active)
+    return GaugeMetricFamily("mqks_active", OTHERS["mqks_active"], is_active)
 
 
 class _Collected(Collector):

@@ -21,7 +21,7 @@ from mqks.journal.journal import Journal
 from mqks.page.app import Page
 from mqks.server import metrics
 from mqks.server.history import History
-from mqks.server.steps import done
+from mqks.server.reads import done
 from mqks.server.tls import Context
 from mqks.web import serving
 

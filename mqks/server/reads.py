@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import count, filterfalse, islice
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import quote_from_bytes
 
 import anyio
@@ -21,18 +21,20 @@ from anyio.lowlevel import checkpoint
 
 from mqks.broker.broker import Broker
 from mqks.broker.spine.base.ranges import numbers
+from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.clients.connection import Connection
 from mqks.broker.spine.message.mark import NO_MARK, Mark
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.selection import Chosen, Read
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
+from mqks.journal.living import first_living, living_of
 from mqks.journal.queue_log import LogPage, Piece
 from mqks.limits import READ_BYTES, READ_BYTES_MIN
 from mqks.protocol import replies
 from mqks.protocol.lines import split
-from mqks.server.steps import done
 
+T = TypeVar("T")
 RUN = struct.Struct("<4q")
 """First number, count, time of arrival in microseconds, bytes of text."""
 
@@ -206,7 +208,7 @@ class Reads:
         found: list[int] = []
         first = read.first
         while len(found) < read.limit:
-            living = numbers(index.living(first, index.next_seq))
+            living = numbers(living_of(index, first, index.next_seq))
             some = [*islice(living, LOOKED_AT_ONCE)]
             if not some:
                 break
@@ -222,7 +224,7 @@ class Reads:
         if read.at_us is not None:
             at = await self._journal.log.first_at(read.queue_id, index, read.at_us)
         # Not before the wait: `at` may be the number of a message that came meanwhile.
-        first = index.first_living()
+        first = first_living(index)
         words = f"epoch={self._epoch(read)} first={first} next={index.next_seq}"
         if at is not None:
             words += f" at={max(at, first)}"
@@ -293,3 +295,14 @@ def _shown(text: bytes, *, has_meta: bool) -> bytes:
 def _told(found: re.Match[bytes]) -> bytes:
     told = found[1] + (found[2] or b"")
     return told and replies.ATTRIBUTES + told
+
+
+async def done(work: Work[T]) -> T:
+    """Do the work in several turns of the event loop; return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await checkpoint()

@@ -6,7 +6,6 @@ nothing changes. One reload after the other: who asks meanwhile gets the next on
 
 import json
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import anyio
@@ -67,26 +66,20 @@ class Reloads:
         while True:
             await self._wanted.wait()
             self._wanted, waiting = anyio.Event(), self._waiting
-            self._waiting = []
+            self._waiting, refusal = [], None
             try:
                 with self._notify.reloading():
                     found = await anyio.to_thread.run_sync(self._read)
                     told = self._use(found, waiting[0][0] if waiting else Operator())
             except ConfigurationError as failure:
                 log.error("reload_failed", reason=failure)
-                answer = partial(self._fail, BadRequest(f"reload: {failure}"))
-            else:
-                answer = partial(self._tell, json.dumps(told).encode())
+                told, refusal = {}, BadRequest(f"reload: {failure}")
             for connection, request_id in waiting:
                 connection.unconfirmed -= 1
-                if not connection.closed:
-                    answer(connection, request_id)
+                if connection.closed:
+                    continue
+                if refusal is not None:
+                    connection.fail(request_id, b"reload", refusal)
+                else:
+                    connection.write(replies.ok(request_id, json.dumps(told).encode()))
             self._flush()
-
-    @staticmethod
-    def _tell(told: bytes, connection: Connection, request_id: bytes) -> None:
-        connection.write(replies.ok(request_id, told))
-
-    @staticmethod
-    def _fail(failure: BadRequest, connection: Connection, request_id: bytes) -> None:
-        connection.fail(request_id, b"reload", failure)

@@ -24,6 +24,7 @@ from mqks.broker.broker import Broker
 from mqks.clock import now_us
 from mqks.errors import ConfigurationError, MqksError
 from mqks.journal.default_store import open_store
+from mqks.journal.facts import JournalFacts
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
 from mqks.journal.store import OpenStore
@@ -31,7 +32,6 @@ from mqks.limits import CHUNK_S, HTTP_CONNECTIONS_MAX
 from mqks.loops import rarely_collect, uses_uvloop
 from mqks.server.cron import next_tick
 from mqks.server.error_log import ErrorIds, ErrorLog
-from mqks.server.facts import JournalFacts
 from mqks.server.held import HeldWatch
 from mqks.server.listeners import TLS_NAME, Inherited, take_sockets
 from mqks.server.notices import LoggedNotices

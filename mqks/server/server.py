@@ -1,7 +1,6 @@
-"""The server: broker and journal wired to sockets.
+"""The server: broker and journal wired to sockets, its tasks, and its end.
 
-The one rule: each connection with replies is flushed once a turn, with one joined write. After a
-large chunk it is flushed at once, so that a consumer works while its publisher is read.
+The one rule: what has been received before the end is written, and its replies are sent.
 """
 
 import asyncio
@@ -9,7 +8,6 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from math import inf
 from typing import Any
 
 import anyio
@@ -26,38 +24,28 @@ from mqks.errors import (
     Unwritable,
 )
 from mqks.journal.journal import Journal
+from mqks.journal.paging import Paging
 from mqks.limits import HTTP_CONNECTIONS_MAX
-from mqks.server import http_port, silence, tls
-from mqks.server.clients import LARGE_CHUNK_BYTES, Clients
+from mqks.server import lag, silence, tls
+from mqks.server.clients import Clients
 from mqks.server.door import Door
 from mqks.server.error_log import ErrorLog
 from mqks.server.gate import Gate, Peer
-from mqks.server.gateway import STOP_S, Gateway
 from mqks.server.history import History
-from mqks.server.lag import Lag
 from mqks.server.listeners import Inherited, Listeners
 from mqks.server.logins import Logins
 from mqks.server.notify import Notify
-from mqks.server.paging import Paging
 from mqks.server.reads import Reads
 from mqks.server.reloads import NAMES_TOLD, Reloads, Reread
-from mqks.server.silence import Silence
+from mqks.server.turn import WAIT_S, Turn
 from mqks.server.vanished import end_unanswering
 from mqks.server.writer import Writer
 from mqks.settings import DatabaseUrl, Settings, read_queue_tables
 from mqks.users import Users
 from mqks.users_file import read as read_users
+from mqks.web import http_port
+from mqks.web.gateway import gateways
 from mqks.web.openings import Opening
-
-LATE_S = 0.05
-LATE_TURNS = 10
-LATE_TURN_S = 0.005
-LATE_MAX_S = 2.0
-"""A timer that is so late waits until nothing was read in so many turns; at most for as long as it
-is late, and not longer than this. The turns need time: what does not fit into a socket's buffer
-comes when that was read, by the system's leave."""
-WAIT_S = 0.002
-"""Interval at which work that waits for the journal is retried."""
 
 Until = Callable[[Callable[[], None]], Awaitable[object]]
 """What to wait for. It gets a function that reloads the server."""
@@ -87,35 +75,26 @@ class Server:
         self._notify = notify
         self._errors = errors
         self._loop = asyncio.get_running_loop()
-        self._flush_scheduled = False
-        self._work_scheduled = False
-        self._timer: asyncio.Handle | None = None
-        self._timer_at_s = self._due_from_s = inf
+        self._turn = turn = Turn(broker)
         self._gate = Gate(settings, broker.limits_reached)
         broker.connection_count = lambda: self._gate.connections
-        self._clients = Clients(
-            broker, self._gate, flush=self._flush, schedule_flush=self._schedule_flush
+        self._clients = turn.clients = Clients(
+            broker, self._gate, flush=turn.flush, schedule_flush=turn.schedule_flush
         )
         self._history = History(broker)
-        self._reads = Reads(broker, journal, self._flush)
-        self._paging = Paging(broker, journal, self._flush)
-        self._logins = Logins(broker, self._clients.verified)
-        self._reloads = Reloads(notify, self._reread, self._use, self._flush)
+        self._reads = turn.reads = Reads(broker, journal, turn.flush)
+        self._paging = turn.paging = Paging(broker, journal, turn.flush)
+        self._logins = turn.logins = Logins(broker, self._clients.verified)
+        self._reloads = Reloads(notify, self._reread, self._use, turn.flush)
         broker.want_reload = self._reloads.want_for
         self._door = Door(context, settings, self._gate, errors, self._clients)
         self._listeners = Listeners(settings, inherited, self._door)
-        ports = (
-            ("api", settings.api_host, settings.api_port),
-            ("sqs", settings.sqs_host, settings.sqs_port),
-        )
-        self._gateways = [
-            Gateway(kind, (host, port), settings, self._let_in, lambda: broker.access.users.signing)
-            for kind, host, port in ports
-            if port is not None
-        ]
+        self._gateways = gateways(settings, self._let_in, lambda: broker.access.users.signing)
         self._failed: asyncio.Future[Exception] = self._loop.create_future()
         self._loop.set_exception_handler(self._internal_error)
-        self._writer = Writer(broker, journal, release=self._clients.release, flush=self._flush)
+        self._writer = turn.writer = Writer(
+            broker, journal, release=self._clients.release, flush=turn.flush
+        )
 
     async def open_inside(self, name: str, trusted: bool) -> socket.socket:
         """A connection from inside this process; a `trusted` one may do everything.
@@ -157,78 +136,6 @@ class Server:
             if opening.line_bytes_max:
                 client.connection.splitter.line_bytes_max = opening.line_bytes_max
 
-    # -- the end of a turn
-
-    def _schedule_flush(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._end_turn)
-
-    def _end_turn(self) -> None:
-        self._flush_scheduled = False
-        self._flush()
-        self._clients.end_turn()
-
-    def _flush(self) -> None:
-        """Send the replies of this turn, and schedule the remaining work."""
-        broker, clients, began_s = self._broker, self._clients, self._loop.time()
-        clients.handle_chunks()
-        self._writer.wake(alone=clients.turn_bytes < LARGE_CHUNK_BYTES)
-        clients.turn_bytes = 0
-        if broker.expelled:
-            clients.close_expelled()
-        clients.send()
-        self._reads.wake()
-        self._logins.wake()
-        self._paging.wake()
-        if broker.has_work and not self._work_scheduled:
-            self._work_scheduled = True
-            # Not now: a step takes time, and who has sent something comes in between.
-            self._loop.call_soon(self._go_on)
-        due_s = broker.schedule.next_s()
-        # A timer that comes too early finds nothing, and another one is set then.
-        if due_s is not None and due_s < self._timer_at_s:
-            if self._timer:
-                self._timer.cancel()
-            self._timer_at_s, self._timer = due_s, self._loop.call_at(due_s, self._expire)
-            # Some are due before they are set: looks ahead, and what an earlier turn has left. But
-            # from when replies are sent on, clients may do what is in time.
-            self._due_from_s = max(due_s, began_s)
-
-    def _go_on(self) -> None:
-        """Continue the work of earlier turns."""
-        self._work_scheduled = False
-        waits = self._broker.go_on()
-        self._clients.resume_worked()
-        if waits and self._broker.has_work:
-            # Leave the processor to the commit that it waits for.
-            self._work_scheduled = True
-            self._loop.call_later(WAIT_S, self._go_on)
-        self._flush()
-
-    def _expire(self) -> None:
-        """Do what is due. If the timer is late, what was sent in time may not have been read yet:
-        it is read first."""
-        now_s = self._loop.time()
-        late_s = now_s - self._due_from_s
-        if late_s > LATE_S:
-            self._due_from_s, self._timer_at_s = inf, -inf
-            self._catch_up(LATE_TURNS, now_s + min(late_s, LATE_MAX_S))
-            return
-        self._clients.handle_chunks()
-        self._timer, self._timer_at_s = None, inf
-        self._broker.expire()
-        self._flush()
-
-    def _catch_up(self, turns: int, until_s: float) -> None:
-        """Let some turns pass in which nothing is read."""
-        clients = self._clients
-        if (clients.has_read or clients.has_unhandled) and self._loop.time() < until_s:
-            turns = LATE_TURNS
-        clients.has_read = False
-        again = partial(self._catch_up, turns - 1, until_s) if turns else self._expire
-        self._timer = self._loop.call_later(LATE_TURN_S, again)
-
     async def _forsake(self, why: str) -> None:
         """Close all clients and let nobody in, until `why` is empty."""
         self._door.closed = failure = Unwritable(why) if why else None
@@ -257,22 +164,18 @@ class Server:
         """Why publishes would not be confirmed now; empty if they would."""
         if self._clients.stopping:
             return "stopping"
-        forsaken = silence.WHY if self._broker.withholds else ""
-        draining = "draining" if self._broker.shared.draining else ""
-        read_only = "read-only" if self._broker.shared.read_only else ""
+        shared = self._broker.shared
         reasons = [
             self._broker.unwritable,
             self._journal.store.waits,
-            forsaken,
-            draining,
-            read_only,
+            silence.WHY * self._broker.withholds,
+            "draining" * shared.draining,
+            "read-only" * shared.read_only,
         ]
-        if told := "; ".join(filter(None, reasons)):
-            return told
-        return "journal stalls" if self._writer.stalls else ""
+        return "; ".join(filter(None, reasons)) or "journal stalls" * self._writer.stalls
 
     async def _answer_http(self, sock: socket.socket) -> None:
-        monitoring = await http_port.monitoring()
+        monitoring = await http_port.load("mqks.server.monitoring")
         await monitoring.serve(
             sock,
             self._broker,
@@ -344,12 +247,12 @@ class Server:
                 tasks.start_soon(self._writer.run)
                 tasks.start_soon(self._writer.watch)
                 tasks.start_soon(self._watch)
-                tasks.start_soon(Lag(self._broker).run)
-                tasks.start_soon(end_unanswering, self._clients.by_id, self._schedule_flush)
+                tasks.start_soon(lag.warn, self._broker)
+                tasks.start_soon(end_unanswering, self._clients.by_id, self._turn.schedule_flush)
                 if isinstance(self._settings.db, DatabaseUrl):
-                    watch = Silence(self._broker, self._journal.store, self._forsake)
-                    tasks.start_soon(watch.run, self._schedule_flush)
-                self._schedule_flush()
+                    store, flush = self._journal.store, self._turn.schedule_flush
+                    tasks.start_soon(silence.watch, self._broker, store, self._forsake, flush)
+                self._turn.schedule_flush()
                 tasks.start_soon(self._notify.feed_watchdog, self._writer.progress)
                 listeners, settings = self._listeners, self._settings
                 self._journal.store.announce(listeners.url, listeners.far_url)
@@ -362,9 +265,7 @@ class Server:
                     place = settings.http_host, settings.http_port
                     await tasks.start(serve_http, *place, self._answer_http)
                 for gateway in self._gateways:
-                    scheme = f"{gateway.kind}:http"
-                    serve_gateway = partial(http_port.serve, scheme=scheme, taken_s=STOP_S)
-                    await tasks.start(serve_gateway, *gateway.place, gateway.answer)
+                    await tasks.start(gateway.serve)
                 self._notify.tell("READY=1", f"STATUS=listening on {', '.join(listeners.shown)}")
                 task_status.started(listeners.port)
                 await stop.wait()
@@ -390,7 +291,7 @@ class Server:
                 or (self._broker.pending and not self._writer.disk_full)
             ):
                 await anyio.sleep(0.005)
-            self._flush()
+            self._turn.flush()
             while self._clients.are_unsent:
                 await anyio.sleep(0.005)
         self._writer.stop()
@@ -406,7 +307,7 @@ class Server:
         while not self._writer.disk_full:
             if not (await self._clients.handle_overrun() or len(broker.turns)):
                 break
-            self._flush()
+            self._turn.flush()
             await anyio.sleep(WAIT_S)
 
 

@@ -17,38 +17,30 @@ LOOK_S: Final = 0.25
 WHY: Final = "the journal does not answer, and another broker may own it"
 
 
-class Silence:
-    """`forsake` closes all clients and refuses new ones, until it gets an empty reason."""
-
-    def __init__(
-        self, broker: Broker, store: Store, forsake: Callable[[str], Awaitable[None]]
-    ) -> None:
-        self._broker = broker
-        self._store = store
-        self._forsake = forsake
-        self._is_forsaken = False
-
-    async def run(self, flush: Callable[[], None]) -> None:
-        """`flush` is called when deliveries may go on."""
-        while True:
-            await anyio.sleep(LOOK_S)
-            silent_s = self._store.silent_s
-            if (silent_s > SILENT_S) != self._broker.withholds:
-                self._broker.withhold(silent_s > SILENT_S)
-                if self._broker.withholds:
-                    log.warning("deliveries_paused", reason=self._store.waits or WHY)
-                else:
-                    log.event("deliveries_go_on")
-                    flush()
-            if (silent_s > FORSAKEN_S) != self._is_forsaken:
-                self._is_forsaken = not self._is_forsaken
-                if self._is_forsaken:
-                    log.error(
-                        "clients_closed",
-                        reason=self._store.waits or WHY,
-                        silent_s=round(silent_s, 1),
-                    )
-                    await self._forsake(WHY)
-                else:
-                    log.event("clients_accepted")
-                    await self._forsake("")
+async def watch(
+    broker: Broker,
+    store: Store,
+    forsake: Callable[[str], Awaitable[None]],
+    flush: Callable[[], None],
+) -> None:
+    """`forsake` closes all clients and refuses new ones, until it gets an empty reason; `flush` is
+    called when deliveries may go on."""
+    is_forsaken = False
+    while True:
+        await anyio.sleep(LOOK_S)
+        silent_s = store.silent_s
+        if (silent_s > SILENT_S) != broker.withholds:
+            broker.withhold(silent_s > SILENT_S)
+            if broker.withholds:
+                log.warning("deliveries_paused", reason=store.waits or WHY)
+            else:
+                log.event("deliveries_go_on")
+                flush()
+        if (silent_s > FORSAKEN_S) != is_forsaken:
+            is_forsaken = not is_forsaken
+            if is_forsaken:
+                reason, silent_s = store.waits or WHY, round(silent_s, 1)
+                log.error("clients_closed", reason=reason, silent_s=silent_s)
+            else:
+                log.event("clients_accepted")
+            await forsake(WHY if is_forsaken else "")

@@ -14,9 +14,9 @@ from anyio.abc import TaskGroup
 
 from mqks import log
 from mqks.journal.journal import Journal
-from mqks.server import http_port
 from mqks.server.notify import Notify
 from mqks.settings import Settings
+from mqks.web import http_port
 
 TELL_S: Final = 0.25
 """Interval at which it is seen what the store waits for: a shorter wait is none."""
@@ -113,5 +113,5 @@ class Standby:
         return None if self._store.waits else self._journal.next_segment
 
     async def _answer_http(self, sock: socket.socket) -> None:
-        monitoring = await http_port.monitoring()
+        monitoring = await http_port.load("mqks.server.monitoring")
         await monitoring.serve_standby(sock, self.why, self._http_connections_max)

@@ -21,8 +21,7 @@ from mqks.limits import (
     PIECE_BYTES_MIN,
     STUCK_S,
 )
-from mqks.server.client import ServerClient
-from mqks.server.reading import Hold, ReadBuffer
+from mqks.server.client import Hold, ReadBuffer, ServerClient
 
 ROOM_PIECES: Final = 256
 """A piece is at most this part of the room."""

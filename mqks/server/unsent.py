@@ -15,10 +15,11 @@ from mqks.broker.broker import Broker
 from mqks.clock import Patient
 from mqks.errors import Limit, LimitExceeded
 from mqks.limits import STUCK_S
-from mqks.server.client import ServerClient
-from mqks.server.reading import ReadBuffer
+from mqks.server.client import NOT_SEEN, ReadBuffer, ServerClient
 from mqks.server.unhandled import Unhandled
 
+CLOSE_S = 10.0
+"""How long a connection that sends no more may leave its last replies unread."""
 LOOK_S = 1.0
 """Sent bytes count as unsent until the next check: this long, unless they are many."""
 LOOK_AGAIN_S = 0.1
@@ -69,7 +70,7 @@ class Unsent:
 
     def _check(self) -> None:
         now_s = self._loop.time()
-        unsent_bytes = sum(client.unsent_now(now_s) for client in self._clients.values())
+        unsent_bytes = sum(_unsent(client, now_s) for client in self._clients.values())
         self._tell(unsent_bytes)
         if self._reading.outboxes_full:
             wanted_bytes = unsent_bytes - self._bytes_max * 3 // 4
@@ -138,3 +139,16 @@ class Unsent:
             self.high_water_bytes = high_water_bytes
             for client in self._clients.values():
                 client.set_high_water(high_water_bytes)
+
+
+def _unsent(client: ServerClient, now_s: float) -> int:
+    """Check what it has read; return the bytes that may still be in memory for it."""
+    size = client.transport.get_write_buffer_size()
+    taken = client.unsent_bytes - size
+    if not size:
+        client.unsent_bytes, client.taken_bytes = 0, NOT_SEEN
+    elif taken != client.taken_bytes:
+        client.taken_bytes, client.moved_s = taken, now_s
+    elif client.ended and now_s - client.moved_s > CLOSE_S:
+        client.transport.abort()
+    return client.unsent_bytes

@@ -37,7 +37,8 @@ from mqks.broker.spine.queue.paging import page_in
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.shared import Place
 from mqks.errors import DiskFull
-from mqks.journal import index, journal, segment
+from mqks.journal import compaction, index, journal
+from mqks.journal.compaction import Compaction
 from mqks.journal.default_store import open_store
 from mqks.journal.index import QueueIndex
 from mqks.journal.journal import Journal
@@ -458,7 +459,7 @@ class Machine(RuleBasedStateMachine):
     @rule(idle=st.booleans())
     def maintain(self, idle: bool) -> None:
         for _ in range(20):
-            if not self.runner.run(self.journal.maintain(idle=idle)):
+            if not self.runner.run(Compaction(self.journal).maintain(idle=idle)):
                 break
 
     @rule()
@@ -940,12 +941,13 @@ def test_broker_and_journal_against_the_model(
     monkeypatch: pytest.MonkeyPatch, machine: type[Machine]
 ) -> None:
     # Small numbers, so that a few steps are enough to merge, compact and page.
-    monkeypatch.setattr(journal, "SEGMENT_MERGE_COUNT", 4)
+    for module in (journal, compaction):
+        monkeypatch.setattr(module, "SEGMENT_MERGE_COUNT", 4)
     monkeypatch.setattr(journal, "SMALL_COUNT_MAX", 6)
     monkeypatch.setattr(journal, "SPARSE_BYTES_MIN", 1)
     monkeypatch.setattr(journal, "DROP_COUNT_MIN", 2)
     monkeypatch.setattr(index, "SEGMENT_SMALL_BYTES", 400)
-    monkeypatch.setattr(segment, "SEGMENT_BYTES_MAX", 900)
+    monkeypatch.setattr(journal, "SEGMENT_BYTES_MAX", 900)
     run_state_machine_as_test(
         machine,
         settings=settings(

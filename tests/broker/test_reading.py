@@ -18,6 +18,7 @@ from mqks.broker.spine.base.ranges import numbers
 from mqks.journal import queue_log
 from mqks.journal.index import Index, QueueIndex
 from mqks.journal.journal import Journal
+from mqks.journal.living import living_in, living_of
 from mqks.journal.memory import Memory
 from mqks.server import running
 from mqks.server.reads import Reads
@@ -214,7 +215,7 @@ def test_a_segment_with_many_holes_is_settled_and_read() -> None:
         index.settle(segment, queue, [(number, 1)])
     [span] = queue.spans
     assert segment.live == count * 3 // 4
-    assert span.living() == [(number + 1, 3) for number in range(1, count, 4)]
+    assert [*living_in(span)] == [(number + 1, 3) for number in range(1, count, 4)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -228,13 +229,13 @@ def test_numbers_settled_together_are_those_of_their_segments(seed: int) -> None
         first += count
     cuts = sorted(chance.sample(range(first + 5), 12))
     acks = [(start, end - start) for start, end in zip(cuts[::2], cuts[1::2], strict=True)]
-    speaker, before = index.add_segment(9, 100), [*numbers(queue.living(0, first))]
+    speaker, before = index.add_segment(9, 100), [*numbers(living_of(queue, 0, first))]
     settled, about = {*numbers(acks)}, range(1, 9)
 
     index.settle(speaker, queue, acks)
 
     left = [number for number in before if number not in settled]
-    assert [*numbers(queue.living(0, first))] == left
+    assert [*numbers(living_of(queue, 0, first))] == left
     assert [index.segments[each].live for each in about] == [
         sum(span.first <= number < span.end for number in left) for span in queue.spans
     ]
@@ -367,7 +368,7 @@ def test_the_first_living_message_of_a_segment_is_found_whatever_else_is_dead() 
         taken: list[int] = []
         for _ in range(5):
             start = time.thread_time_ns()
-            assert next(queue.living(2 * gaps + 1, 4 * gaps + 1)) == (2 * gaps + 2, 3)
+            assert next(living_of(queue, 2 * gaps + 1, 4 * gaps + 1)) == (2 * gaps + 2, 3)
             wanted, _ = queue_log._choose(queue, 2 * gaps + 1, 4 * gaps + 1, 10, 1 << 20)
             assert len(wanted[1]) == 4
             taken.append(time.thread_time_ns() - start)

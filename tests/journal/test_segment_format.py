@@ -4,7 +4,8 @@ The one rule: these bytes never change, since databases have them.
 """
 
 from mqks.broker.spine.message.mark import Mark
-from mqks.journal.segment import checksum, decode
+from mqks.journal.segment import checksum
+from mqks.journal.stored import decode
 
 SEGMENT_ID, CRC = 3, 618806370
 LINES = """

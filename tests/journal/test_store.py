@@ -29,17 +29,21 @@ from mqks.broker.spine.message.mark import NO_MARK, Mark
 from mqks.broker.spine.message.policy import DEFAULT, Policy
 from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import ClaimLost, DiskFull, JournalDamaged
+from mqks.journal import journal as journal_module
 from mqks.journal import memory as memory_module
-from mqks.journal import recovery, segment
+from mqks.journal import recovery
+from mqks.journal.compaction import Compaction
+from mqks.journal.cutting import cut
+from mqks.journal.facts import JournalFacts
 from mqks.journal.journal import Journal
 from mqks.journal.memory import Memory, MemoryStore
 from mqks.journal.recovery import Recovery
-from mqks.journal.segment import ArrivedRun, NewSegment, Section, cut, decode, encode
+from mqks.journal.segment import ArrivedRun, NewSegment, Section, encode
 from mqks.journal.sqlite.texts import texts_path
 from mqks.journal.store import LastWords, Metadata, QueueRow, Store
+from mqks.journal.stored import decode
 from mqks.limits import SCHEDULED_SEQ
 from mqks.protocol.requests import DeleteRule
-from mqks.server.facts import JournalFacts
 from mqks.settings import DatabaseUrl
 from mqks.testing import Broker
 from tests.kit.compiled import patches_modules
@@ -242,9 +246,9 @@ def made(*, is_sparse: bool) -> Entry:
 
 
 async def compact(journal: Journal) -> None:
-    while await journal.maintain(idle=True):
+    while await Compaction(journal).maintain(idle=True):
         pass
-    await journal.compact_fully()
+    await Compaction(journal).compact_fully()
 
 
 async def everything(journal: Journal, first: int = 1) -> list[int]:
@@ -436,7 +440,7 @@ async def test_what_moves_while_it_is_fetched_is_found_again(
             asked.append(len(ids))
             monkeypatch.setattr(journal.store, "bodies", bodies)
             await journal.write(entry(change(101, acks=[7])))
-            await journal.compact_fully()
+            await Compaction(journal).compact_fully()
             return await bodies(ids, background=background)
 
         for read in (
@@ -538,9 +542,9 @@ async def test_a_crash_between_any_two_commits_loses_nothing_and_brings_nothing_
         for step in range(40):
             await journal.write(entry(model.change(), time_us=step * 4_000_000))
             if step % 3 == 0:
-                await journal.maintain(idle=True)
+                await Compaction(journal).maintain(idle=True)
             if step % 10 == 9:
-                await journal.compact_fully()
+                await Compaction(journal).compact_fully()
     assert len(states) * every > 60
     for copy, expected in states:
         async with disk.open(copy) as journal:
@@ -707,7 +711,7 @@ def test_parts_of_a_commit_say_what_it_says(sections: list[Section], size_max: i
 
 @patches_modules
 def test_a_large_commit_is_several_segments(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "SEGMENT_BYTES_MAX", 2000)
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES_MAX", 2000)
     broker = disk.broker()
     with broker, client_of(broker) as client:
         for queue in (b"q", b"r"):

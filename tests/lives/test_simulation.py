@@ -108,8 +108,8 @@ FAULTS = {
 """,
     "a sync that is tried again": """
     import sqlite3
-    from mqks.journal.sqlite import space
-    space.FULL_CODES.add(sqlite3.SQLITE_IOERR)
+    from mqks.journal.sqlite import commits
+    commits.FULL_CODES.add(sqlite3.SQLITE_IOERR)
 """,
     "a full disk that has no room again": """
     from mqks.journal.sqlite.store import SqliteStore
@@ -118,8 +118,8 @@ FAULTS = {
     SqliteStore.has_room = never
 """,
     "a timer that comes again at once": """
-    from mqks.server.server import Server
-    Server._catch_up = lambda self, turns, until_s: self._loop.call_soon(self._catch_up, 0, 0)
+    from mqks.server.turn import Turn
+    Turn._catch_up = lambda self, turns, until_s: self._loop.call_soon(self._catch_up, 0, 0)
 """,
 }
 FAULTS_WITH_STANDBY = {

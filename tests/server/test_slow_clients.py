@@ -16,7 +16,7 @@ import pytest
 
 from mqks.broker.spine.clients.outbox import Slow
 from mqks.broker.spine.queue import blocks
-from mqks.server import client as server_client
+from mqks.server import unsent
 from mqks.testing import Broker
 from tests.kit.bare import BareWorld
 from tests.kit.compiled import patches_modules
@@ -113,7 +113,7 @@ def test_who_has_said_goodbye_and_does_not_read_is_closed(
             for each in stuck:
                 each.shutdown(socket.SHUT_WR)
             until(lambda: b'"connections": 11,' in client.ask(b"st stats"))
-            monkeypatch.setattr(server_client, "CLOSE_S", 0.1)
+            monkeypatch.setattr(unsent, "CLOSE_S", 0.1)
             until(lambda: b'"connections": 1,' in client.ask(b"st stats"))
 
 

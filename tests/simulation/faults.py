@@ -124,7 +124,7 @@ FAULTS: Final = (
     ),
     Fault(
         "late-timer-never-fires",
-        "server/server.py",
+        "server/turn.py",
         " and self._loop.time() < until_s:",
         ":",
         LIVES,
@@ -132,7 +132,7 @@ FAULTS: Final = (
     ),
     Fault(
         "late-acks",
-        "server/server.py",
+        "server/turn.py",
         "if late_s > LATE_S:",
         "if late_s > inf:",
         WORLD,
@@ -317,15 +317,15 @@ FAULTS: Final = (
     ),
     Fault(
         "refused-commit-dropped",
-        "server/writer.py",
+        "server/commits.py",
         ("            if not is_written:\n                self._broker.pending.put_back(batch)\n"),
         "            if not is_written:\n",
         WORLD,
     ),
-    Fault("commit-releases-nobody", "server/clients.py", "budget.set(0)", "budget.used = 0", LIVES),
+    Fault("commit-releases-nobody", "server/chunks.py", "budget.set(0)", "budget.used = 0", LIVES),
     Fault(
         "put-off-once",
-        "server/writer.py",
+        "server/commits.py",
         "self._timer, self._broker.pending.is_urgent = None, bool(self._broker.pending)",
         "self._broker.pending.is_urgent = bool(self._broker.pending)",
         TALK,
@@ -371,14 +371,14 @@ FAULTS: Final = (
     ),
     Fault(
         "acks-not-carried",
-        "journal/journal.py",
-        "for acked in stored.acks if index.still_settles(",
-        "for acked in stored.acks if not index.still_settles(",
+        "journal/compaction.py",
+        "for acked in stored.acks if still_settles(",
+        "for acked in stored.acks if not still_settles(",
         LIVES,
     ),
     Fault(
         "older-mark-carried",
-        "journal/journal.py",
+        "journal/compaction.py",
         "known[number] = max(mark, known.get(number, mark))",
         "known[number] = min(mark, known.get(number, mark))",
         LIVES,
@@ -406,13 +406,17 @@ FAULTS: Final = (
     ),
     Fault(
         "worked-not-resumed",
-        "server/server.py",
-        "        self._clients.resume_worked()\n",
+        "server/turn.py",
+        "        self.clients.resume_worked()\n",
         "",
         TALK,
     ),
     Fault(
-        "compaction-late", "journal/journal.py", "            index.withdraw(victims)\n", "", LIVES
+        "compaction-late",
+        "journal/compaction.py",
+        "            withdraw(victims)\n",
+        "",
+        LIVES,
     ),
 )
 

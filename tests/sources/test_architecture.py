@@ -47,7 +47,10 @@ ARROWS = {
         *("web", "log", "clock", "loops", "errors", "limits", "settings"),
     },
     # Neither broker nor journal: the process of a gateway loads none of them.
-    "web": {"api", "sqs", "page", "users", "log", "clock", "loops", "limits", "settings"},
+    "web": {
+        *("api", "sqs", "page", "users", "log", "clock", "loops"),
+        *("errors", "limits", "settings"),
+    },
     "client": {"protocol", "errors", "limits", "version"},
     "pipeline": {"client", "protocol", "durable", "errors", "limits"},
     "follow": {"journal", "pipeline", "files", "errors"},

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mqks.broker.broker import Broker
 from mqks.files import exists, is_file
+from mqks.journal.compaction import Compaction
 from mqks.journal.journal import Journal
 from mqks.journal.recovery import Recovery
 from mqks.journal.sqlite.database_file import no_file, refuse_wal, wal_path
@@ -38,7 +39,7 @@ async def compact(settings: Settings, report: Callable[[str], None]) -> tuple[in
             on_error=lambda _: False,
         )
         await Recovery(journal, broker, report).run(salvage=False)
-        await journal.compact_fully()
+        await Compaction(journal).compact_fully()
         await store.shrink()
     refuse_wal(path, path)
     return before, _size(path)

@@ -3,11 +3,9 @@
 The one rule: what frees space finds the space that it needs.
 """
 
-import os
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Any, Final
@@ -15,16 +13,15 @@ from typing import Any, Final
 import aiosqlite
 from anyio.to_thread import run_sync
 
-from mqks.errors import DiskFull, JournalFailed, LowDiskSpace
+from mqks.errors import DiskFull
 from mqks.journal.sqlite.ballast import Ballast
+from mqks.journal.sqlite.commits import PAGE_SIZE, SmallCommits
 from mqks.journal.sqlite.database_file import wal_path
 from mqks.journal.sqlite.lock import FileLock
-from mqks.journal.sqlite.tables import PUT_TALLY, Tables
-from mqks.journal.sqlite.texts import DELETED_BYTES, Texts
-from mqks.journal.store import Store
+from mqks.journal.sqlite.tables import PUT_TALLY
+from mqks.journal.sqlite.texts import Texts
 from mqks.settings import Settings
 
-PAGE_SIZE: Final = 4096
 RESERVE_PAGES: Final = 1024
 """Pages reserved for acks, in a database with a size limit."""
 VACUUM_PAGES: Final = 1000
@@ -45,11 +42,9 @@ FOLD_AGAIN_S: Final = 1.0
 """Time from a checkpoint that readers cut short to the next one."""
 VACUUM_LOOK_S: Final = 1.0
 """How often a busy journal checks for free pages."""
-FULL_CODES: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-"""Temporary failures; any other ends the process."""
 
 
-class DatabaseSpace(Store):
+class DatabaseSpace(SmallCommits):
     """What `SqliteStore` is built on. It knows the sizes of what is written, and nothing else."""
 
     def __init__(
@@ -61,71 +56,24 @@ class DatabaseSpace(Store):
         path: Path,
         settings: Settings,
     ) -> None:
-        self.name = str(path)
-        self.gone = ""
-        self._raw = raw
+        super().__init__(raw, lock, texts, path, settings)
         self._db = db
         self._path = path
-        self._lock = lock
-        self._texts = texts
-        self._tables = Tables(
-            settings.once_ids_max, settings.errors_kept_max, settings.audit_kept_max
-        )
-        self._next_segment = 1
-        self._has_failed = False
         self._checkpoints = 0
-        self._checkpoint_pages = settings.wal_checkpoint_pages
         self._pages_max = settings.db_bytes_max // PAGE_SIZE
         self._reserve_pages = min(self._pages_max // 4, RESERVE_PAGES)
         self._has_reserve = True
         self._room_bytes = settings.batch_bytes_max
-        self._wal_pages = 0.0
-        """Approximate number of pages that a checkpoint would write."""
-        self._fold_again_s = inf
-        """When to repeat a checkpoint that readers cut short, even if nothing more is written."""
         self._wal_bytes_max = settings.wal_bytes_max
         self._wal_is_held = False
         self._restart_pages = WAL_PAGES_RESTART
-        self._free_bytes_min = settings.disk_free_bytes_min
         self._ballast = Ballast(path, settings.ballast_bytes)
         self._ballast_bytes = settings.ballast_bytes
         self._looked_s = 0.0
         self._freed = True
         """Whether pages may have become free since the last check."""
 
-    # -- failures
-
-    @contextmanager
-    def _failures(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise self._failure(error) from error
-
-    def _failure(self, error: sqlite3.Error) -> DiskFull | JournalFailed:
-        """Distinguish a full disk, which is temporary, from other failures."""
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in FULL_CODES:
-            return DiskFull(f"the journal can't be written: {error}")
-        self._has_failed = True
-        name = getattr(error, "sqlite_errorname", "")
-        return JournalFailed(f"the journal can't be written: {error} {name}")
-
     # -- the disk
-
-    def check_free_space(self) -> None:
-        """Raise LowDiskSpace."""
-        least = self._free_bytes_min
-        if least and (free := self._free_bytes()) < least:
-            raise LowDiskSpace(
-                f"{free} bytes are free on the disk of {self.name}, and disk_free_bytes_min is "
-                f"{least}"
-            )
-
-    def _free_bytes(self) -> int:
-        try:
-            return self._disk_free_bytes()
-        except OSError as error:
-            raise JournalFailed(f"the disk of {self.name} can't be checked: {error}") from error
 
     def facts(self) -> dict[str, Any]:
         """Facts of the open file, whose name may lead elsewhere. Raises OSError."""
@@ -136,28 +84,7 @@ class DatabaseSpace(Store):
             "checkpoints": self._checkpoints,
         }
 
-    def _disk_free_bytes(self) -> int:
-        return free_bytes(self._lock.database)
-
     # -- maintenance
-
-    @property
-    def overdue(self) -> bool:
-        return self._folds or (bool(self._texts.gone) and self._texts.is_due)
-
-    @property
-    def _folds(self) -> bool:
-        """Whether a checkpoint is due."""
-        return (
-            self._wal_pages >= self._checkpoint_pages
-            or bool(self.gone and self._wal_pages)
-            or time.monotonic() > self._fold_again_s
-            or self._texts_wait(DELETED_BYTES)
-        )
-
-    def _texts_wait(self, at_least: int) -> bool:
-        """Whether a checkpoint that readers don't cut short lets so many bytes be deleted."""
-        return self._texts.unsynced_bytes >= at_least and self._fold_again_s == inf
 
     @property
     def _is_worth_folding(self) -> bool:
@@ -318,12 +245,6 @@ class DatabaseSpace(Store):
     async def _number(self, sql: str) -> int:
         ((number,),) = await self._db.execute_fetchall(sql)
         return int(number)
-
-
-def free_bytes(descriptor: int) -> int:
-    """Of the disk that has an open file. Raises OSError."""
-    disk = os.fstatvfs(descriptor)
-    return disk.f_bavail * disk.f_frsize
 
 
 def _size(path: Path) -> int:

@@ -24,6 +24,7 @@ from mqks.files import exists, identity, is_dir
 from mqks.journal.segment import NewSegment
 from mqks.journal.sqlite import opening
 from mqks.journal.sqlite.ballast import Ballast
+from mqks.journal.sqlite.commits import PAGE_SIZE, free_bytes
 from mqks.journal.sqlite.database_file import is_damage, wal_path
 from mqks.journal.sqlite.lock import FileLock
 from mqks.journal.sqlite.migrations import NEWEST, migrate
@@ -41,10 +42,8 @@ from mqks.journal.sqlite.rows import (
 )
 from mqks.journal.sqlite.space import (
     BUSY_WAIT_MS,
-    PAGE_SIZE,
     WAL_BYTES_KEPT,
     DatabaseSpace,
-    free_bytes,
 )
 from mqks.journal.sqlite.structure import UNREADABLE
 from mqks.journal.sqlite.tables import INSERT_SEGMENT, PUT_META
@@ -53,10 +52,6 @@ from mqks.journal.store import Damage, Head, LastWords, Metadata, Report, shown
 from mqks.settings import Settings
 
 T = TypeVar("T")
-SMALL_COMMIT_PAGES: Final = 0.25
-"""Pages that a commit adds to the next checkpoint besides its body: consecutive small commits write
-the same page to the WAL several times, but a checkpoint copies it once. So 250 pages are some 900
-commits of one small message, and 4 MiB of WAL."""
 TEXT_BYTES_NOW: Final = 64 * 1024
 """Larger than any segment of `commit_now`."""
 DISK_FAILURES: Final = errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT
@@ -389,21 +384,6 @@ class SqliteStore(DatabaseSpace):
             self._limit_pages_now()
         return rows
 
-    def _commit_now(self, segment: NewSegment, once: list[bytes]) -> None:
-        """Only while nothing else uses the writing connection."""
-        self._check_floor((segment,))
-        row = SegmentRow(*segment.whole())
-        with self._failures():
-            if once:
-                self._tables.write(self._raw, [row], row.id + 1, Entry(once=once))
-            else:
-                self._raw.execute(INSERT_SEGMENT, row)
-        self._committed(row)
-
-    def _committed(self, row: SegmentRow) -> None:
-        self._next_segment = row.id + 1
-        self._wal_pages += len(row.body) / PAGE_SIZE + SMALL_COMMIT_PAGES
-
     def _check_size(self, segments: Sequence[NewSegment]) -> None:
         """Raise DiskFull for texts that must wait: SQLite counts only its own pages."""
         if not (new := sum(each.size for each in segments if self._texts.takes(each))):
@@ -419,11 +399,6 @@ class SqliteStore(DatabaseSpace):
             used = (pages - free) * PAGE_SIZE + self._texts.bytes + new
             if used > self._pages_left * PAGE_SIZE:
                 raise DiskFull(f"{self.name} is full: db_bytes_max is reached")
-
-    def _check_floor(self, segments: Sequence[NewSegment]) -> None:
-        """Raise LowDiskSpace for messages if the disk has less free space than required; 1 µs."""
-        if self._free_bytes_min and any(segment.texts for segment in segments):
-            self.check_free_space()
 
     async def become(self, epoch: str) -> None:
         with self._failures():

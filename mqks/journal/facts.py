@@ -11,6 +11,7 @@ from mqks import __version__
 from mqks.broker.spine.base.facts import Facts
 from mqks.journal.index import Span
 from mqks.journal.journal import Journal
+from mqks.journal.living import arrivals
 from mqks.limits import STEP_MESSAGES
 
 
@@ -56,7 +57,7 @@ class JournalFacts(Facts):
 
     def arrivals(self, queue_id: int) -> Iterator[tuple[int, int]]:
         queue = self._journal.index.queues.get(queue_id)
-        return iter(()) if queue is None else queue.arrivals()
+        return iter(()) if queue is None else arrivals(queue)
 
     def journal(self) -> dict[str, Any]:
         journal = self._journal

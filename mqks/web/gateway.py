@@ -14,11 +14,13 @@ from dataclasses import asdict
 from typing import Any, Final
 
 import anyio
+from anyio.abc import TaskStatus
 
 from mqks import log
 from mqks.loops import uses_uvloop
 from mqks.settings import Settings
 from mqks.users import User
+from mqks.web import http_port
 from mqks.web.openings import Opening, receive
 
 AGAIN_S: Final = 1.0
@@ -39,26 +41,32 @@ class Gateway:
         let_in: Callable[[socket.socket, Opening], Awaitable[object]],
         signing: Callable[[], Sequence[User]],
     ) -> None:
-        self.kind = kind
-        self.place = place
+        self._kind = kind
+        self._place = place
         self._settings = settings
         self._let_in = let_in
         self._signing = signing
         self._process: asyncio.subprocess.Process | None = None
 
-    async def answer(self, sock: socket.socket) -> None:
-        """Answer on this socket until cancelled."""
+    async def serve(self, *, task_status: TaskStatus[str]) -> None:
+        """Answer until cancelled. The task status is started with the address."""
+        scheme = f"{self._kind}:http"
+        await http_port.serve(
+            *self._place, self._answer, scheme=scheme, taken_s=STOP_S, task_status=task_status
+        )
+
+    async def _answer(self, sock: socket.socket) -> None:
         while True:
             try:
                 status = await self._run(sock)
-                log.warning("gateway_failed", gateway=self.kind, status=status)
+                log.warning("gateway_failed", gateway=self._kind, status=status)
             except OSError as failure:
-                log.warning("gateway_failed", gateway=self.kind, error=failure)
+                log.warning("gateway_failed", gateway=self._kind, error=failure)
             await anyio.sleep(AGAIN_S)
 
     def tell_users(self) -> None:
         """They have changed. Only SQS checks who has signed: others get no secrets."""
-        if self._process is not None and self.kind == "sqs":
+        if self._process is not None and self._kind == "sqs":
             self._tell([asdict(user) for user in self._signing()])
 
     def _tell(self, what: object) -> None:
@@ -82,7 +90,7 @@ class Gateway:
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 )
                 told: dict[str, Any] = {
-                    "kind": self.kind,
+                    "kind": self._kind,
                     "sock": sock.fileno(),
                     "openings": other.fileno(),
                     "with_users": settings.users is not None,
@@ -100,6 +108,23 @@ class Gateway:
                 self._process = None
                 with anyio.CancelScope(shield=True):
                     await _end(process)
+
+
+def gateways(
+    settings: Settings,
+    let_in: Callable[[socket.socket, Opening], Awaitable[object]],
+    signing: Callable[[], Sequence[User]],
+) -> list[Gateway]:
+    """Those that the settings ask for."""
+    ports = (
+        ("api", settings.api_host, settings.api_port),
+        ("sqs", settings.sqs_host, settings.sqs_port),
+    )
+    return [
+        Gateway(kind, (host, port), settings, let_in, signing)
+        for kind, host, port in ports
+        if port is not None
+    ]
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

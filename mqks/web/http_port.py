@@ -15,8 +15,7 @@ from anyio.abc import TaskStatus
 
 from mqks import log
 from mqks.errors import AddressUnavailable
-from mqks.server.gate import shown
-from mqks.settings import PAGE_PORT
+from mqks.settings import PAGE_PORT, shown
 
 AGAIN_S = 0.1
 """Interval at which opening and loading are tried again."""
@@ -62,13 +61,13 @@ async def serve(
         await answer(sock)
 
 
-async def monitoring() -> Any:
-    """The module of that name. A crowd may have taken the descriptors that loading it needs."""
+async def load(module: str) -> Any:
+    """What answers. A crowd may have taken the descriptors that loading it needs."""
     told = False
     while True:
         try:
             # In a thread: the event loop would stand still for 0.1 s.
-            return await anyio.to_thread.run_sync(import_module, "mqks.server.monitoring")
+            return await anyio.to_thread.run_sync(import_module, module)
         except (OSError, ImportError) as failure:
             if not told:
                 log.warning("connection_failed", reason="HTTP was not loaded", error=failure)
