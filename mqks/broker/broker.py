@@ -651,14 +651,6 @@ class Broker:
         if unbound or ruled:
             yield from self.tell_update(name)
 
-    # -- time
-
-    def expire(self) -> None:
-        """Do what is due now, as much as a turn allows."""
-        self.turns.begin()
-        while self.schedule.run_next() and not self.turns.over:
-            pass
-
     # -- recovery
 
     def restore_queue(self, queue_id: int, name: bytes, policy: Policy) -> Queue:

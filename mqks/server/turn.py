@@ -102,7 +102,7 @@ class Turn:
             return
         self.clients.handle_chunks()
         self._timer, self._timer_at_s = None, inf
-        self._broker.expire()
+        self._broker.schedule.run_due(self._broker.turns)
         self.flush()
 
     def _catch_up(self, turns: int, until_s: float) -> None:

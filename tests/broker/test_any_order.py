@@ -12,6 +12,7 @@ from mqks.broker.features.death import deaths, moves
 from mqks.broker.features.order import keyed, placed, ranked
 from mqks.broker.features.time import delays, expiry
 from mqks.broker.requests import scheduled
+from mqks.broker.spine.base import turns
 from mqks.broker.spine.log import pending as pending_module
 from mqks.broker.spine.message.mark import NO_MARK
 from mqks.broker.spine.queue import blocks, lane, order, queue
@@ -47,7 +48,8 @@ REDRIVES = [
 SMALL_STEPS = {
     blocks: {"BLOCK": 6, "SHORT": 2, "DELIVERY_BYTES": 40},
     keyed: {"STEP_MESSAGES": 2, "FREE_ENOUGH": 2, "FETCHED_MAX": 2, "STALE_MAX": 2},
-    lane: {"STEP_MESSAGES": 2, "STEP_BODIES": 3, "SCARCE_BYTES": 100},
+    lane: {"STEP_BODIES": 3, "SCARCE_BYTES": 100},
+    turns: {"STEP_BODIES": 3},
     order: {"SCARCE_BYTES": 100},
     ranked: {"BLOCK": 3, "STEP_MESSAGES": 2, "SCARCE_BYTES": 100, "AHEAD": 2, "BACKLOG": 3},
     moves: {"STEP_MESSAGES": 2},

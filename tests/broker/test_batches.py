@@ -74,7 +74,7 @@ def play(seed: int) -> int:
                 )
             case 11:
                 world.now_us += SECOND_US
-                world.broker.expire()
+                world.broker.schedule.run_due(world.broker.turns)
             case 12:
                 world.take()
                 world.fail()
@@ -423,7 +423,7 @@ def test_what_is_dropped_on_a_full_disk_is_not_done(drop: bytes) -> None:
             line = b"p " + drop.replace(b" ", b" --confirm ", 1) + b"\n"
             world.intake.receive(world.connection("k"), line)
         for _ in range(9):
-            world.broker.expire()
+            world.broker.schedule.run_due(world.broker.turns)
             world.fetch()
             world.answer(9)
             world.broker.go_on()

@@ -80,3 +80,16 @@ def test_long_data_keep_the_order_of_a_connection() -> None:
         (b"m5", b"z"),
     ]
     assert [line[:8] for line in world.received("a").splitlines()] == [b"m4 error", b"m2 ok "]
+
+
+def test_long_data_are_in_all_queues_before_they_are_confirmed() -> None:
+    world = BareWorld(line_bytes_max=4 * FULL)
+    world.send("b", b"".join(b"s subscribe q%d e\n" % number for number in range(700)))
+    world.broker.turns.chunk_s = -1.0
+    line = b"m publish --confirm --escaped e " + b"x" * (2 * FULL) + b"\n"
+
+    world.intake.receive(world.connection("a"), line)
+    while not world.broker.pending.waiters:
+        world.broker.go_on()
+
+    assert all(queue.ready for queue in world.broker.queues.values())

@@ -29,6 +29,10 @@ LEFT = {
         *(b"x pause q --deliveries", b"f publish --unique=k e z", b"g publish e z"),
         *(b"d publish --unique=k,on=replace e z", b"x resume q", b"a ack c d", b"a ack c g"),
     ],
+    "a batch that has ended": [
+        *(b"o open_batch b publish none z", b"d publish --batch=b e z", b"x close_batch b"),
+        b"a ack c d",
+    ],
     "an order by key": [
         *(b"s set_queue q --ordered=key", b"d publish --key=k e z", b"a ack c d"),
         b"s set_queue q --reset",
@@ -62,6 +66,7 @@ def calls_of(before: list[bytes]) -> tuple[Counter[str], list[bytes]]:
             [b"a ack c m%d" % number for number in range(10)],
         ):
             lab.send("a", *lines)
+            lab.rest()
     [queue] = lab.broker.queues.values()
     assert queue.unacked == queue.ready == 0
     return calls, lab.replies

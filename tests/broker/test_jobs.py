@@ -62,7 +62,7 @@ def test_an_end_and_its_row_are_in_one_commit(seed: int) -> None:
                 step(world, b"x%d %b" % (count, chance.choice(ends) % message_id))
             case "time":
                 world.now_us += 500_000
-                world.broker.expire()
+                world.broker.schedule.run_due(world.broker.turns)
             case "crash":
                 _check_disk(world)
                 was_full, world._connections = bool(world.broker.unwritable), {}

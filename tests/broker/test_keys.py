@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from mqks.broker.features.order import keyed
+from mqks.broker.spine.base import turns
 from mqks.broker.spine.queue import blocks, lane
 from mqks.limits import STEP_RULED
 from tests.kit.bare import ask, bare
@@ -24,7 +25,8 @@ from tests.kit.small_steps import SmallSteps
 SMALL_STEPS = {
     blocks: {"BLOCK": 6, "SHORT": 2, "DELIVERY_BYTES": 60},
     keyed: {"STEP_MESSAGES": 3, "FREE_ENOUGH": 2, "FETCHED_MAX": 2, "STALE_MAX": 2},
-    lane: {"STEP_MESSAGES": 2, "STEP_BODIES": 3, "SCARCE_BYTES": 100},
+    lane: {"STEP_BODIES": 3, "SCARCE_BYTES": 100},
+    turns: {"STEP_BODIES": 3},
 }
 
 ANSWERS = ["ack", "ack", "ack", "reject", "release", "reject --delay=10"]

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mqks.broker.spine.routing import bindings as bindings_module
 from mqks.broker.spine.routing import masks as masks_module
+from mqks.broker.spine.routing import routes as routes_module
 from mqks.client.messages import QueueUpdate
 from mqks.limits import MASK_BYTES_MAX, ROUTES_BYTES_MAX
 from mqks.testing import Broker
@@ -59,7 +59,7 @@ class Patched:
     def __init__(self, step_masks: int, routes_bytes_max: int) -> None:
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(masks_module, "STEP_MASKS", step_masks)
-        self.patch.setattr(bindings_module, "ROUTES_BYTES_MAX", routes_bytes_max)
+        self.patch.setattr(routes_module, "ROUTES_BYTES_MAX", routes_bytes_max)
 
 
 class Subscriptions(RuleBasedStateMachine):
@@ -256,7 +256,7 @@ def test_masks_take_no_more_memory_than_is_counted() -> None:
 @patches_modules
 def test_events_that_are_made_up_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Routes are remembered up to a bound, whether they lead to many queues or to none."""
-    monkeypatch.setattr(bindings_module, "ROUTES_BYTES_MAX", 256 * 1024)
+    monkeypatch.setattr(routes_module, "ROUTES_BYTES_MAX", 256 * 1024)
     world = bare()
     for number in range(50):
         ask(world, b"c%d consume --confirm q%d --add-mask a.** a.*" % (number, number))

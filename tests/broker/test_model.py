@@ -410,7 +410,7 @@ class Machine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 3.0, 6.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        self.broker.expire()
+        self.broker.schedule.run_due(self.broker.turns)
         self.model.advance(seconds)
 
     @rule()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqks.broker.features.death import moves as moves_module
 from mqks.broker.features.death.moves import move_ready
 from mqks.broker.spine.base.turns import Work
 from mqks.broker.spine.log import pending as pending_module
@@ -71,7 +72,7 @@ def test_a_crash_anywhere_loses_nothing_and_doubles_nothing(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # Few messages in each step.
-        patch.setattr(lane_module, "STEP_MESSAGES", 2)
+        patch.setattr(moves_module, "STEP_MESSAGES", 2)
         patch.setattr(lane_module, "SCARCE_BYTES", 100)
         # Each lane is a piece of its own.
         patch.setattr(pending_module, "BATCH_QUEUES_MAX", 1)

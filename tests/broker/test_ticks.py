@@ -16,7 +16,7 @@ SECOND_US = 1_000_000
 
 
 def due(world: BareWorld) -> None:
-    world.broker.expire()
+    world.broker.schedule.run_due(world.broker.turns)
     while world.broker.has_work:
         world.broker.go_on()
 

@@ -321,7 +321,7 @@ def rest_in_little_memory(lab: Lab, bytes_max: int = 4 * STEP_BYTES) -> None:
     for step in range(2000):
         if lab.is_at_rest:
             return
-        lab.broker.expire()
+        lab.broker.schedule.run_due(lab.broker.turns)
         lab.work()
         read_one(lab)
         assert fetched_bytes(lab) <= 2 * STEP_BYTES

@@ -287,7 +287,7 @@ class World(Played):
 
     def _on_tick(self, seconds: bytes) -> None:
         self.now_us += round(float(seconds) * 1e6)
-        self.timed(self.broker.expire)
+        self.timed(self.broker.schedule.run_due, self.broker.turns)
 
     def _on_slow(self) -> None:
         """Commits take until `commit` from now on."""

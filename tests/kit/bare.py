@@ -60,7 +60,7 @@ class BareWorld(Played):
         """Commit and flush until nothing is left to do."""
         broker = self.broker
         while self._has_work:
-            broker.expire()
+            broker.schedule.run_due(broker.turns)
             broker.go_on()
             for connection in self.hear():
                 connection.resume(Slow.OUTBOX)

@@ -80,7 +80,7 @@ class Lab(Played):
 
     def tick(self, seconds: float) -> None:
         self.now_us += round(seconds * 1e6)
-        self.broker.expire()
+        self.broker.schedule.run_due(self.broker.turns)
         self.hear()
 
     @property
@@ -104,7 +104,7 @@ class Lab(Played):
         for _ in range(_ENDLESS):
             if self.is_at_rest:
                 return
-            self.broker.expire()
+            self.broker.schedule.run_due(self.broker.turns)
             self.work()
             self.read()
             self.answer()

@@ -46,8 +46,8 @@ SqliteStore.close, anyio.run = close_and_stop, run_and_stop
 @pytest.mark.parametrize(
     ("module", "kind", "method"),
     [
-        ("broker.spine.queue.queue", "Queue", "put"),
-        ("broker.broker", "Broker", "committed"),
+        ("broker.spine.queue.queue", "Queue", "publish"),
+        ("broker.spine.log.answers", "Answers", "committed"),
         ("journal.journal", "Journal", "_written"),
     ],
 )
@@ -62,7 +62,7 @@ def test_who_asks_it_to_stop_does_not_cut_the_end_short(tmp_path: Path) -> None:
     fault = {
         "module": "broker.spine.queue.queue",
         "kind": "Queue",
-        "method": "put",
+        "method": "publish",
     }
     with ended(tmp_path, **fault, more=STOP_WHILE_IT_ENDS) as (code, log):
         assert code == MqksError.exit_code, log

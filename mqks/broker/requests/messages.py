@@ -30,7 +30,9 @@ def publish(broker: Broker, connection: Connection, request: Request, wanted: Pu
     queues = None
     if wanted.to is None and not (wanted.keep_us or wanted.unique):
         queues = broker.bindings.routes.route(wanted.event)
-    if queues is not None and not (wanted.once_s and broker.publishing.once.unfinished):
+    # Its line may be one of these works, which is confirmed when that ends.
+    is_later = connection.works or (wanted.once_s and broker.publishing.once.unfinished)
+    if queues is not None and not is_later:
         message = singles.single(broker.publishing, request.id, wanted)
         try:
             check_publish(broker, connection, message, wanted, queues)

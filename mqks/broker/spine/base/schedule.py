@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from mqks.broker.spine.base.notices import Notices
+from mqks.broker.spine.base.turns import Turns
 
 Act = Callable[[], None]
 
@@ -108,7 +109,7 @@ class Schedule:
         (self._points if entry & 1 else self._delays).cancel(entry >> 1)
 
     def next_s(self) -> float | None:
-        """When to call `run_next` next, by the monotonic clock. Called in each turn of the event
+        """When to call `run_due` next, by the monotonic clock. Called in each turn of the event
         loop."""
         delay_us, point_us = self._delays.next_us(), self._points.next_us()
         due_s = None if delay_us is None else delay_us / 1_000_000
@@ -117,6 +118,12 @@ class Schedule:
         wait_s = (point_us - self.wall_us()) / 1_000_000
         look_s = self._clock() + min(max(wait_s, 0.0), WALL_LOOK_S)
         return look_s if due_s is None else min(due_s, look_s)
+
+    def run_due(self, turns: Turns) -> None:
+        """Do what is due now, as much as a turn allows."""
+        turns.begin()
+        while self.run_next() and not turns.over:
+            pass
 
     def run_next(self) -> bool:
         """Run the next entry that is due; return whether there was one."""
