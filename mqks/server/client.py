@@ -8,11 +8,11 @@ at once.
 A client is read while it has no reason to rest, see `Resting`:
 
     reason   comes from                                           ends when
-    TURN     Clients: its chunk was large, or its turn is over    others have had theirs
-    JOURNAL  Clients: too much of it waits for the journal        the next commit is written
+    TURN     Chunks: its chunk was large, or its turn is over     others have had theirs
+    JOURNAL  Chunks: too much of it waits for the journal         the next commit is written
     OUTBOX   ServerClient.send: it does not read its replies      it has read them
     AUTH     Clients: its password is verified in a thread        that is done
-    RATE     Clients: its user has sent more than it may          the rate allows it
+    RATE     Chunks: its user has sent more than it may           the rate allows it
     ROOM     Unhandled: its line is long, there is hardly room    there is, or it is its turn
     STOP     Clients: the server stops                            never
 """

@@ -26,7 +26,7 @@ from mqks.errors import CannotWrite, ConfigurationError
 from mqks.journal.sqlite.database_file import DatabaseFile
 from mqks.journal.sqlite.lock import BESIDE, server_of
 from mqks.journal.sqlite.texts import size_of, texts_path
-from mqks.server import commits
+from mqks.server import commits as turn_commits
 from mqks.settings import DatabaseUrl
 from mqks.testing import Broker
 from tests.kit.fixtures import served
@@ -677,7 +677,7 @@ def test_acks_for_which_nobody_waits_share_a_commit(
         until(lambda: client.stats()["messages_unacked"] == before - 1)
 
     with monkeypatch.context() as patched:
-        patched.setattr(commits, "UNAWAITED_S", 3600)
+        patched.setattr(turn_commits, "UNAWAITED_S", 3600)
         with blocking.connect(mqks_broker.url) as client, client.consume("q", ["e"]) as consumer:
             for number in range(4):
                 client.publish("e", number, confirm=True)
@@ -701,7 +701,7 @@ def test_a_large_message_for_which_nobody_waits_is_written(
     mqks_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too large for a commit in its turn, it is left to the task, and nothing wakes that again."""
-    monkeypatch.setattr(commits, "SLOW_PAUSE_FACTOR", 0)
+    monkeypatch.setattr(turn_commits, "SLOW_PAUSE_FACTOR", 0)
     data = b"d" * 100_000
     with blocking.connect(mqks_broker.url) as client:
         client.set_queue("q", dead_letter_queue="dead")
