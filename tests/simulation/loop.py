@@ -136,7 +136,7 @@ class Clock:
         self.monotonic_s = 1000.0
         self.step_s = 0.0
         """Passes whenever somebody looks, as if work took time: else no turn ends early."""
-        self.ahead_s = self._right_s = wall_s - self.monotonic_s
+        self.ahead_s = self.right_s = wall_s - self.monotonic_s
         """The wall clock is ahead of the monotonic one."""
         self.sets = 0
         """How often it was set."""
@@ -147,7 +147,7 @@ class Clock:
 
     def set(self, wrong_s: float) -> None:
         """Set the wall clock, to be wrong by so much."""
-        self.ahead_s = self._right_s + wrong_s
+        self.ahead_s = self.right_s + wrong_s
         self.sets += 1
 
     def wall(self) -> float:

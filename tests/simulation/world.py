@@ -17,7 +17,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
 from itertools import chain, count
 from pathlib import Path
 from types import ModuleType
@@ -108,10 +110,32 @@ class NoThread:
         pass
 
 
-def install(clock: Clock, network: Network, seed: int) -> None:
+class Outside(NamedTuple):
+    """What the product gets in place of what it takes from outside."""
+
+    clock: Clock
+    network: Network
+    chance: random.Random
+
+    def become(self, world: "World") -> None:
+        """That of a world which is played after the product was imported."""
+        vars(self.clock).update(vars(world.clock))
+        vars(self.network).update(vars(world.network))
+        world.clock, world.network = self.clock, self.network
+
+
+def prepared() -> Outside:
+    """Imported as far as a world needs it, to be forked for each seed."""
+    outside = Outside(Clock(WALL_S), Network(), random.Random())
+    install(outside)
+    for name in "mqks", "mqks.server.running", "tests.fuzz.invariants", "tests.fuzz.peer":
+        import_module(name)
+    return outside
+
+
+def install(outside: Outside) -> None:
     """Replace what the product takes from outside."""
-    rng = random.Random(f"chance {seed}")
-    random.seed(seed)
+    clock, network, rng = outside
     replaced: dict[ModuleType, dict[str, object]] = {
         time: {
             "monotonic": clock.monotonic,
@@ -164,6 +188,9 @@ class World:
     )
     """Methods that may be left out: faults, and visitors."""
 
+    tells = False
+    """Whether each event is printed when it happens, with the wall clock of the world."""
+
     def __init__(self, seed: int, directory: Path, messages: int = MESSAGES) -> None:
         self.seed = seed
         self.messages = messages
@@ -204,6 +231,9 @@ class World:
         told = f"{self.clock.monotonic_s:.9f} {' '.join(map(str, what))}"
         self.events.update(told.encode())
         self.last.append(told)
+        if self.tells:
+            shown = datetime.fromtimestamp(self.clock.wall(), UTC)
+            print(f"{shown:%Y-%m-%d %H:%M:%S.%f}", *what)
 
     def install(self) -> None:
         """Replace more, before the product is imported."""
@@ -654,14 +684,22 @@ def run(
     kind: type[World] = World,
     clients: int = 0,
     without: Sequence[str] = (),
+    *,
+    tells: bool = False,
+    outside: Outside | None = None,
 ) -> Result:
     """Raises Violation, or what the product raised, after it has told the last events."""
     directory = Path(tempfile.mkdtemp(prefix="mqks-simulation-"))
     world = kind(seed, directory, messages)
-    world.clients = clients or kind.clients
+    world.clients, world.tells = clients or kind.clients, tells
     for name in without:
         setattr(world, name, nothing)
-    install(world.clock, world.network, seed)
+    if outside is None:
+        outside = Outside(world.clock, world.network, random.Random())
+        install(outside)
+    outside.become(world)
+    outside.chance.seed(f"chance {seed}")
+    random.seed(seed)
     world.install()
     from mqks import log
 
@@ -670,7 +708,8 @@ def run(
     try:
         loop = in_world(world.main, world.clock, seed)
     except BaseException:
-        print("\n".join(world.last))
+        if not tells:
+            print("\n".join(world.last))
         print(f"seed {seed} failed; its files: {directory}")
         raise
     shutil.rmtree(directory)
