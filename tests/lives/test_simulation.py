@@ -32,6 +32,7 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(mqks.__file__).parent  # The wheel's, where that is tested.
+LONGEST_S = 1200
 SEEDS = 12
 """So many must be enough to find a fault."""
 WITH_A_FAULT = """
@@ -169,7 +170,7 @@ def played(*arguments: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=LONGEST_S,
         check=False,
     )
 
@@ -183,24 +184,38 @@ def seed_of(number: int, *how: str) -> list[str]:
 
 
 @patches_modules
-@pytest.mark.parametrize("how", ["4", "1 --talk"])
+@pytest.mark.parametrize("how", ["4", "1 --talk", "24 --long"])
 def test_a_seed_replays_exactly(how: str) -> None:
     first, again, other = (seed_of(seed, *how.split()) for seed in (1, 1, 2))
     assert first == again != other
 
 
 @patches_modules
-@pytest.mark.parametrize("how", ["2 --lives", "3 --talk", "4 --year"])
-def test_a_world_holds(how: str) -> None:
-    seed_of(7, *how.split())
+def test_a_world_holds() -> None:
+    seed_of(7, "3", "--talk")
+
+
+@patches_modules
+@pytest.mark.parametrize("how", ["1-10 1 --lives", "1-60 3 --year", "1-30 24 --long"])
+def test_many_short_worlds_hold(how: str) -> None:
+    """In one process, which is forked for each."""
+    done = played("-m", "tests.simulation", *how.split())
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 @patches_modules
-@pytest.mark.parametrize("how", ["25 --lives", "8 --talk", "24 --year"])
+@pytest.mark.parametrize("how", ["25 --lives", "8 --talk"])
 @pytest.mark.parametrize("seed", range(200, 203))
 def test_a_world_holds_at_length(seed: int, how: str) -> None:
     seed_of(seed, *how.split())
+
+
+@pytest.mark.slow
+@patches_modules
+@pytest.mark.parametrize("seed", range(201, 204))
+def test_months_of_long_times_hold(seed: int) -> None:
+    seed_of(seed, "3000", "--long")
 
 
 class Drawing:

@@ -104,6 +104,11 @@ class Host:
             self.failure = task.exception()
 
     @property
+    def stops(self) -> bool:
+        """Whether the latest server was told to."""
+        return self._stop.is_set()
+
+    @property
     def has_ended(self) -> bool:
         return self._server.done()
 

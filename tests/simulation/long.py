@@ -108,6 +108,8 @@ class Long(Year):
 
     async def main(self) -> None:
         loop = cast(SimulatedLoop, asyncio.get_running_loop())
+        # From half a year on a float has no nanoseconds, and a timer would never be due.
+        loop._clock_resolution = 1e-6
         self.network.install(loop)
         self.host = Host(self.network, self.directory / "long", PORT, self.note)
         self._leaving = asyncio.Event()

@@ -33,6 +33,8 @@ IDLE_TURNS_MAX: Final = 20_000
 """A server that nobody asks for anything takes no more turns in this time."""
 LOOKS_S: Final = 3.0
 _BODY: Final = re.compile(rb"\S+ ok --read epoch=\S+ runs=\d+ rows=\d+ next=\d+ bytes=(\d+)")
+_ANSWER: Final = re.compile(rb"\S+ (?:ok --end|error .*)")
+"""Of receive."""
 _LEARNED: Final = re.compile(rb"ok (?:--lease=)?(\d+-\d+)\b|epoch=(\S+)|ok (\S+) event=")
 
 
@@ -43,6 +45,8 @@ class Wire(asyncio.Protocol):
         self.peer = peer
         self._chance = chance
         self._data = b""
+        self.receives = set[bytes]()
+        """Those without an answer."""
         self.closed = asyncio.Event()
         self.transport: asyncio.Transport
 
@@ -61,10 +65,17 @@ class Wire(asyncio.Protocol):
             start = end + 1 + size
         self._data = data[start:]
         if lines:
-            self.peer.received(b"\n".join(lines) + b"\n")
+            # A server that drains lets nobody in, and says so: it has no request.
+            replies = [line for line in lines if not line.startswith(b"- error ")]
+            if replies:
+                self.peer.received(b"\n".join(replies) + b"\n")
             # No line of a talker lacks its id: another one has closed the connection.
             self.peer.expelled |= any(line.startswith(b"- error ") for line in lines)
             self._chance.learn(lines)
+            if self.receives:
+                self.receives.difference_update(
+                    line.partition(b" ")[0] for line in lines if _ANSWER.fullmatch(line)
+                )
 
     def connection_lost(self, failure: Exception | None) -> None:
         self.closed.set()
@@ -79,6 +90,7 @@ class Talker:
         self.leases: list[str] = []
         self.epochs: list[str] = []
         self._count = 0
+        self._is_vague = False
 
     def learn(self, lines: list[bytes]) -> None:
         for line in lines[:20]:
@@ -102,6 +114,7 @@ class Talker:
     async def _connect(self) -> None:
         from tests.fuzz.peer import Peer
 
+        self._is_vague = False
         self.wire = Wire(Peer(cast(Any, None), keeps_books=True), self)
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self.wire, "127.0.0.1", PORT)
@@ -126,11 +139,16 @@ class Talker:
             wire.transport.abort()
         elif not wire.transport.is_closing():
             server = self._world.host.process
+            if rng.random() < 0.5:
+                self._send(f"{self._named('receive')} receive q1 --wait=20\n".encode())
             wire.transport.write_eof()
             await asyncio.wait_for(wire.closed.wait(), LEFT_S)
             if not server.dead and not wire.peer.expelled:
                 self._world.settled += 1
                 wire.peer.settle()
+                # Of a transaction, or behind a login, some have none.
+                if wire.receives and not (self._is_vague or self._world.host.stops):
+                    raise Violation(f"no answer to the receives {sorted(wire.receives)[:5]}")
         self._world.talks += 1
 
     def _drawn(self) -> bytes:
@@ -169,6 +187,13 @@ class Talker:
     def _send(self, data: bytes) -> None:
         if not self.wire.transport.is_closing():
             self.wire.peer.sent(data)
+            # What is a request: there may be others in the data of a line.
+            for line in data.split(b"\n"):
+                name, _, rest = line.partition(b" ")
+                if rest.startswith(b"receive "):
+                    self.wire.receives.add(name)
+                elif rest.startswith((b"begin", b"auth")):
+                    self._is_vague = True
             self.wire.transport.write(data)
 
 

@@ -142,22 +142,21 @@ class Trade:
             terms["at"], terms["delay_s"] = world.clock.wall() + delay_s, None
         many = [(self.name, "x" * rng.choice((1, 1, 3000)))] * size
         world.note("publish", prefix, size, terms)
-        await client.publish_many(many, id_prefix=prefix, once_s=HOUR_S, **terms)
-        early_s, late_s = start_s + (delay_s or 0.0), self.now_s + (delay_s or 0.0)
-        least_s = min(ttl_s or inf, self.ttl_s or inf)
+        least_s, early_s = min(ttl_s or inf, self.ttl_s or inf), start_s + (delay_s or 0.0)
+        items = []
         for number in range(1, size + 1):
             self._numbers += not delay_s
-            item = Item(
-                f"{prefix}-{number}",
-                0 if delay_s else self._numbers,
-                keep_s,
-                troubles,
-                early_s,
-                late_s,
-                least_s,
-            )
-            # A consumer may have had it before it was confirmed.
-            self.items.setdefault(item.id, item)
+            order = 0 if delay_s else self._numbers
+            # A consumer may have it before it is confirmed.
+            item = Item(f"{prefix}-{number}", order, keep_s, troubles, early_s, inf, least_s)
+            self.items[item.id] = item
+            items.append(item)
+        await client.publish_many(many, id_prefix=prefix, once_s=HOUR_S, **terms)
+        late_s = self.now_s + (delay_s or 0.0)
+        for item in items:
+            item.ends_late_s = late_s + least_s
+            if not item.came:
+                item.late_s = late_s
         self.published += size
 
     async def take(self) -> None:
@@ -291,12 +290,7 @@ class Trade:
     def _came(self, id_: str, retry: int, visit: Visit) -> Item:
         item = self.items.get(id_)
         if item is None:
-            # It is not confirmed yet.
-            if int(id_.split("-")[1]) != self._bursts:
-                self.violate(id_, "nobody has published it, or it is over")
-            item = self.items[id_] = Item(
-                id_, 0, None, self.world.troubles, self.now_s - HOUR_S, inf, inf
-            )
+            raise Violation(f"queue {self.name}: nobody has published {id_}, or it is over")
         may_s = self._tolerance_s(item)
         if id_ in visit.touched and self.world.breaks != visit.breaks:
             self._forget(item)

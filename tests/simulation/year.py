@@ -106,9 +106,11 @@ def changes(zone: ZoneInfo, year: int) -> list[datetime]:
     """When clocks are changed in the zone, and other days that are not like others."""
     moment = datetime(year, 1, 1, tzinfo=UTC)
     found = [moment, datetime(year, 3, 1, tzinfo=UTC)]
+    before = (moment - MINUTE).astimezone(zone).utcoffset()
     while moment.year == year:
-        if moment.astimezone(zone).utcoffset() != (moment - MINUTE).astimezone(zone).utcoffset():
+        if (offset := moment.astimezone(zone).utcoffset()) != before:
             found.append(moment)
+        before = offset
         moment += timedelta(minutes=30)
     return found
 
