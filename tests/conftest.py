@@ -72,7 +72,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 # How long something took, or what chance gave, is never a test's verdict.
 quick = settings(
     deadline=None,
-    max_examples=50,
+    max_examples=20,
     suppress_health_check=[
         HealthCheck.too_slow,
         HealthCheck.data_too_large,

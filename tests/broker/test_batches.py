@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import tracemalloc
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from mqks.broker.spine.log.pending import Need
 from mqks.limits import BATCH_ENDS_MAX
 from tests.kit.bare import BareWorld, ask, bare
+from tests.kit.memory import allocated
 
 SECOND_US = 1_000_000
 
@@ -317,14 +317,12 @@ def test_many_who_ask_for_a_batch_hold_no_copies_of_what_is_held() -> None:
     world.send("k", b"".join(b"m%d publish --batch=b e x\n" % n for n in range(20_000)))
     world.send("c", b"c consume q0 --manual-ack\n")
     world.broker.turns.chunk_s = -1.0  # Each turn is one step.
-    tracemalloc.start()
-    for name in map(str, range(200)):
-        world.intake.receive(world.connection(name), b"l batch b\n")
-    for _ in range(600):
-        world.broker.go_on()
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak_bytes < 8_000_000
+    with allocated() as memory:
+        for name in map(str, range(200)):
+            world.intake.receive(world.connection(name), b"l batch b\n")
+        for _ in range(600):
+            world.broker.go_on()
+    assert memory.peak_bytes < 8_000_000
     for name in map(str, range(200)):
         world.send(name, b"")
         assert b'"running": 20000' in world.received(name)

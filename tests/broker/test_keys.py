@@ -185,7 +185,10 @@ class Ordered(SmallSteps):
 
 
 Ordered.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=settings().max_examples,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 TestOrdered = Ordered.TestCase
 

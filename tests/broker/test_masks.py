@@ -24,6 +24,7 @@ from tests.fuzz.invariants import check
 from tests.kit.bare import BareWorld, ask, bare
 from tests.kit.compiled import patches_modules
 from tests.kit.line_client import LineClient
+from tests.kit.memory import allocated
 from tests.kit.server_process import ServerProcess
 
 PARTS = ["a", "b", "ab", ""]
@@ -243,14 +244,9 @@ def test_masks_take_no_more_memory_than_is_counted() -> None:
     ask(world, b"s subscribe q e")
     ask(world, b"m publish a x")  # What is made once.
     counted = world.broker.metadata.bytes
-    tracemalloc.start()
-    try:
+    with allocated() as memory:
         world.send("k", lines)
-        took, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-
-    assert world.broker.metadata.bytes - counted > took
+    assert world.broker.metadata.bytes - counted > memory.bytes
 
 
 @patches_modules
@@ -269,12 +265,9 @@ def test_events_that_are_made_up_take_no_memory(monkeypatch: pytest.MonkeyPatch)
         world.received("k")
         return tracemalloc.get_traced_memory()[0]
 
-    tracemalloc.start()
-    try:
+    with allocated():
         first = max(publish(500) for _ in range(4))
         later = max(publish(500) for _ in range(8))
-    finally:
-        tracemalloc.stop()
     assert later < first + 128 * 1024
     assert later < 4 * 1024 * 1024
     assert ROUTES_BYTES_MAX <= 16 * 1024 * 1024

@@ -1,7 +1,6 @@
 """What is due at a time: in its order, once, however the clocks go, and in little memory."""
 
 import heapq
-import tracemalloc
 from functools import partial
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from mqks.broker.spine.base.budget import Budget
 from mqks.broker.spine.base.schedule import RINGS_MAX, WALL_LOOK_S, Alarm, Schedule
 from mqks.broker.spine.base.turns import Turns
+from tests.kit.memory import allocated
 
 MILLION = 1_000_000
 ENTRY_BYTES_MAX = 150
@@ -91,14 +91,10 @@ def test_a_point_of_time_is_met_by_the_wall_clock() -> None:
 def test_what_entries_take_in_memory(count: int) -> None:
     clocks = Clocks()
     act = clocks.act
-    tracemalloc.start()
-    try:
+    with allocated() as memory:
         for number in range(count):
             clocks.schedule.at(clocks.us + number * 7_919 % MILLION, act)
-        size, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert size < count * ENTRY_BYTES_MAX
+    assert memory.bytes < count * ENTRY_BYTES_MAX
 
 
 def test_what_is_cancelled_is_let_go() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import tracemalloc
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from tests.fuzz.disk import Disk
 from tests.kit.bare import BareWorld
 from tests.kit.clock_library import Clock
 from tests.kit.line_client import LineClient
+from tests.kit.memory import allocated
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S
 
@@ -297,14 +297,12 @@ def test_requests_for_few_of_many_returned_messages_hold_no_copy_of_them() -> No
     assert (queue.ready, queue.lane.returned) == (20_000, 20_000)
     world.broker.turns.chunk_s = -1.0  # Each turn is one step.
     for flags in (b"--limit=1 --older=3600", b"--limit=1"):
-        tracemalloc.start()
-        for name in map(str, range(40)):
-            world.intake.receive(world.connection(name), b"p purge --confirm q %b\n" % flags)
-        for _ in range(80):
-            world.broker.go_on()
-        _, peak_bytes = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert peak_bytes < 4_000_000
+        with allocated() as memory:
+            for name in map(str, range(40)):
+                world.intake.receive(world.connection(name), b"p purge --confirm q %b\n" % flags)
+            for _ in range(80):
+                world.broker.go_on()
+        assert memory.peak_bytes < 4_000_000
         for name in map(str, range(40)):
             world.send(name, b"")
     assert queue.ready == 20_000 - 40

@@ -222,7 +222,10 @@ class Throttled(Holders):
 
 
 Throttled.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=settings().max_examples // 2,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 TestThrottled = Throttled.TestCase
 

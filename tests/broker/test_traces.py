@@ -3,7 +3,6 @@
 import gc
 import json
 import re
-import tracemalloc
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -15,6 +14,7 @@ from mqks.commands import main
 from mqks.limits import TRACES_MAX
 from tests.kit.lab import Lab
 from tests.kit.line_client import LineClient
+from tests.kit.memory import allocated
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import until
 
@@ -264,12 +264,9 @@ def test_steps_take_no_more_than_they_count(together: int) -> None:
     traces: Traces = lab.broker.traces
     lines = [b"message-%06d publish e x" % n for n in range(2_000)]
     gc.collect()
-    tracemalloc.start(1)
-    before = tracemalloc.get_traced_memory()[0]
-    for start in range(0, len(lines), together):
-        lab.do("a", *lines[start : start + together], b"p purge q")
-    gc.collect()
-    used = tracemalloc.get_traced_memory()[0] - before
-    tracemalloc.stop()
+    with allocated() as memory:
+        for start in range(0, len(lines), together):
+            lab.do("a", *lines[start : start + together], b"p purge q")
+        gc.collect()
     assert len(traces.steps) == 6_000
-    assert 0.5 * traces.bytes < used < traces.bytes, used / 6_000
+    assert 0.5 * traces.bytes < memory.bytes < traces.bytes

@@ -1,7 +1,5 @@
 """Unique messages while other things happen: races, restarts, clocks, full disks, many of them."""
 
-import tracemalloc
-
 import pytest
 
 from mqks.broker.features.admission import unique
@@ -12,6 +10,7 @@ from mqks.broker.spine.queue.order import Fifo
 from mqks.limits import KEY_BYTES_MAX
 from tests.kit.compiled import patches_modules
 from tests.kit.lab import Lab
+from tests.kit.memory import allocated
 
 HOUR_US = 3600 * 1_000_000
 PUBLISH = b"publish --confirm --unique=k%b e x"
@@ -167,14 +166,12 @@ def test_a_long_key_is_refused() -> None:
 
 def test_the_memory_of_a_key() -> None:
     queue, count = opened().broker.queues[b"q"], 20_000
-    tracemalloc.start()
-    found = UniqueKeys(queue)
-    for number in range(count):
-        holder = unique.KeyHolder(number, b"m%07d" % number, True, 10**9 + number)
-        found.hold(b"k%07d" % number, holder)
-    used = tracemalloc.get_traced_memory()[0] / count
-    tracemalloc.stop()
-    assert 0.7 * used < found._size / count < 1.5 * used, used
+    with allocated() as memory:
+        found = UniqueKeys(queue)
+        for number in range(count):
+            holder = unique.KeyHolder(number, b"m%07d" % number, True, 10**9 + number)
+            found.hold(b"k%07d" % number, holder)
+    assert 0.7 * memory.bytes < found._size < 1.5 * memory.bytes
     assert found._size == count * (KEY_BYTES + 16)
 
 

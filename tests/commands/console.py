@@ -35,12 +35,6 @@ from tests.kit.typist import Block, commands, pattern
 from tests.kit.waiting import WAIT_S
 
 MQKS = [sys.executable, "-m", "mqks"]
-# Makes standard input the terminal of its session, so that a Ctrl-C typed there is a SIGINT.
-OWN_TERMINAL = """
-import fcntl, os, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
 
 
 class Console:
@@ -112,22 +106,18 @@ class Console:
 
 
 class Terminal:
-    """A command on a terminal of its own, of 24 lines."""
+    """A command on a terminal of its own, of 24 lines; its standard input may be another one."""
 
-    def __init__(self, *command: str, columns: int = 80, **environment: str) -> None:
+    def __init__(
+        self, *command: str, columns: int = 80, stdin: int | None = None, **environment: str
+    ) -> None:
         self._ours, self._theirs = os.openpty()
         size = struct.pack("HHHH", 24, columns, 0, 0)
         fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, size)
         self.before, self.seen = self.now, b""
         environment = {"TERM": "xterm", "COLUMNS": str(columns), "LINES": "24", **environment}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", OWN_TERMINAL, *command],
-            stdin=self._theirs,
-            stdout=self._theirs,
-            stderr=self._theirs,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
+        streams = self._theirs if stdin is None else stdin, self._theirs, self._theirs
+        self.process = forks.Forked(command, {**os.environ, **environment}, streams)
 
     @property
     def now(self) -> list[object]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import os
 import signal
 import socket
 import socketserver
 import ssl
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +27,8 @@ from mqks import blocking
 from mqks.client.blocking import BlockingClient
 from mqks.commands.push import Target
 from mqks.testing import Broker
+from tests.commands.console import MQKS
+from tests.kit import forks
 from tests.kit.waiting import WAIT_S, until
 
 SECRET = b"0123456789abcdef01234567"
@@ -87,14 +88,18 @@ def client(mqks_broker: Broker) -> Iterator[BlockingClient]:
         yield client
 
 
+def push(broker: Broker, *words: str) -> list[str]:
+    return [*MQKS, "push", "hooks", *words, "--url", broker.url]
+
+
 @contextmanager
-def pushing(broker: Broker, *words: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "mqks", "push", "hooks", *words, "--url", broker.url]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def pushing(broker: Broker, *words: str) -> Iterator[forks.Forked]:
+    with open(os.devnull, "r+") as none:
+        process = forks.Forked(push(broker, *words), os.environ, (none.fileno(),) * 3)
+    try:
+        yield process
+    finally:
+        process.kill()
 
 
 def left(client: BlockingClient) -> tuple[int, int]:
@@ -169,10 +174,9 @@ def test_who_is_gone_ends_it_and_loses_nothing(
 ) -> None:
     receiver.answers = [(410, {})] * 100
     client.publish("order.new", "x")
-    with pushing(mqks_broker, receiver.url) as process:
-        _, told = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 69
-    assert "answers 410" in told.splitlines()[-1]
+    code, _, told = forks.run(push(mqks_broker, receiver.url))
+    assert code == 69
+    assert b"answers 410" in told.splitlines()[-1]
     until(lambda: left(client) == (1, 0))
 
 
@@ -368,7 +372,6 @@ def test_what_is_no_content_type_is_refused(content_type: str) -> None:
     "address", ["ftp://x/", "http://x:70000/", "http://user:secret@example.org"]
 )
 def test_an_address_that_is_none(mqks_broker: Broker, address: str) -> None:
-    with pushing(mqks_broker, address) as process:
-        _, told = process.communicate(timeout=WAIT_S)
-    assert (process.returncode, "address as in" in told) == (64, True)
-    assert "secret" not in told
+    code, _, told = forks.run(push(mqks_broker, address))
+    assert (code, b"address as in" in told) == (64, True)
+    assert b"secret" not in told

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.commands.console import MQKS, Terminal
+from tests.kit import forks
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
@@ -47,11 +48,9 @@ def looks(*arguments: str) -> list[Any]:
     """What `mqks top --json` prints, while it finds the server quick enough."""
 
     def found() -> list[Any] | None:
-        done = subprocess.run(
-            [*TOP, "--json", *arguments], capture_output=True, text=True, timeout=WAIT_S, check=True
-        )
-        assert done.stderr == ""
-        seen = [json.loads(line) for line in done.stdout.splitlines()]
+        code, out, err = forks.run([*TOP, "--json", *arguments])
+        assert (code, err) == (0, b"")
+        seen = [json.loads(line) for line in out.splitlines()]
         return seen if all(look["connected"] for look in seen) else None
 
     return until(found)
@@ -142,14 +141,9 @@ def test_how_far_an_archive_is(server: ServerProcess) -> None:
         first, later = (client.stats("queue mails") for _ in range(2))
     ages = [[row[f"archive_{of}_age_s"] for of in ("told", "commit")] for row in (first, later)]
     assert 0 <= ages[0][0] == ages[0][1] <= ages[1][0] == ages[1][1]
-    out = subprocess.run(
-        [*MQKS, "inspect", "archives", "--url", server.url],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    _, out, _ = forks.run([*MQKS, "inspect", "archives", "--url", server.url])
     assert re.match(
-        r"QUEUE +STATE +LAG +ARCHIVED_SEQ +TOLD +COMMIT\nmails +running +1 +5 +\S+ +\S+\n",
+        rb"QUEUE +STATE +LAG +ARCHIVED_SEQ +TOLD +COMMIT\nmails +running +1 +5 +\S+ +\S+\n",
         out,
         re.IGNORECASE,
     )
@@ -211,9 +205,7 @@ def test_more_queues_than_a_page_are_all_looked_at(server: ServerProcess) -> Non
 def test_a_pipe_without_json_gets_plain_text(server: ServerProcess) -> None:
     published(server, b"mails", 5)
 
-    done = subprocess.run(
-        [*TOP, "--url", server.url, "--count", "1"], capture_output=True, text=True, check=True
-    )
+    code, out, _ = forks.run([*TOP, "--url", server.url, "--count", "1"])
 
-    assert "\x1b" not in done.stdout
-    assert re.search(r"^no consumer +mails +5 ", done.stdout, re.M)
+    assert (code, b"\x1b" in out) == (0, False)
+    assert re.search(rb"^no consumer +mails +5 ", out, re.M)

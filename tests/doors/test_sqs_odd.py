@@ -4,7 +4,6 @@ import base64
 import json
 import re
 import time
-import tracemalloc
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from mqks.limits import API_BODIES_BYTES_MAX, SQS_REQUEST_BYTES_MAX
 from mqks.sqs import wire
 from tests.doors.test_sqs import asked, base_of
 from tests.kit.line_client import LineClient
+from tests.kit.memory import allocated
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import until
 from tests.server.test_gateway import gateways
@@ -285,14 +285,10 @@ def test_a_form_is_unquoted_in_pieces(texts: list[bytes]) -> None:
 
 def test_a_form_of_escapes_takes_little_more_memory_than_it_has() -> None:
     form = b"Action=SendMessage&MessageBody=" + b"%41" * (MIB // 3)
-    tracemalloc.start()
-    try:
+    with allocated() as memory:
         call = wire.SqsCall.of("", "", form, "/q")
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
     assert call.given["MessageBody"] == "A" * (MIB // 3)
-    assert peak < 8 * MIB, peak
+    assert memory.peak_bytes < 8 * MIB
 
 
 @pytest.mark.slow

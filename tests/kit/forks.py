@@ -6,12 +6,14 @@ killed as any process. The one rule: a test of how Python itself starts takes `s
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -115,6 +117,8 @@ def _run(
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
         stream.close()
+    if os.isatty(2):  # It is the terminal of the session, where a Ctrl-C is a SIGINT.
+        fcntl.ioctl(2, termios.TIOCSCTTY, 0)
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.environ.clear()
