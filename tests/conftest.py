@@ -6,11 +6,13 @@ The tests of one file run in one process, in their order, and all that start a J
 
 import logging
 import os
+import shlex
 import shutil
 import signal
 import socket
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,6 +145,13 @@ def _spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def quick_spark(_spark_home: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that start Spark have the settings of tests, whatever else they set."""
+    words = [word for pair in SPARK_SETTINGS.items() for word in ("--conf", "=".join(pair))]
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", shlex.join([*words, "pyspark-shell"]))
+
+
 @pytest.fixture(scope="session")
 def spark(_spark_home: None) -> "Iterator[SparkSession]":
     """One session for all tests that need one; they are skipped where there is no Java."""
@@ -155,6 +164,23 @@ def spark(_spark_home: None) -> "Iterator[SparkSession]":
         pytest.skip(str(missing))
     yield running
     running.stop()
+
+
+@pytest.fixture
+def jobs_here(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`main(["pipeline", …])` has this session, or its context, and leaves it and the handlers of
+    signals as they are: the start of a JVM costs more than most jobs."""
+    for name, running in (("session", spark), ("context", spark.sparkContext)):
+        monkeypatch.setattr(f"mqks.pipeline.session.{name}", partial(_given, running))
+        monkeypatch.setattr(type(running), "stop", lambda _: None)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def _given(running: Any, *_told: object, **_conf: object) -> Any:
+    return running
 
 
 @pytest.fixture(scope="session")
