@@ -24,6 +24,7 @@ from mqks.settings import DatabaseUrl
 from tests.kit import clock_library
 from tests.kit import sync_library as sync
 from tests.kit.postgres import Postgres, PostgresMissing
+from tools.java_classes import ARCHIVE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,11 +123,13 @@ def tls_port() -> Iterator[int]:
         yield int(held.getsockname()[1])
 
 
+JAVA = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable"
+"""Without its log, Java says nothing of an archive that it cannot use."""
 SPARK_SETTINGS = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.driver.extraJavaOptions": JAVA,
 }
 """Starts sooner, compiles nothing, and is slower only in runs longer than a test's."""
 

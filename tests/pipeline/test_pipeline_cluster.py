@@ -29,13 +29,12 @@ from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.session import check_java
 from mqks.testing import BrokerProcess
 from tests import pipeline_kills as kills
-from tests.conftest import SPARK_SETTINGS
+from tests.conftest import JAVA, SPARK_SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BIN = Path(pyspark.__file__).with_name("bin")
-JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 WORKERS = 2
 COUNT = 2_000
 
