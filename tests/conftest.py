@@ -1,7 +1,7 @@
 """What every test gets: asyncio for coroutines, and no settings from around the test run.
 
 With `-n` (pytest-xdist) files run side by side in several processes, each with fixtures of its own.
-The tests of one file run in one process, in their order, and all that start a JVM in two of them.
+The tests of one file run in one process, in their order, and all that start a JVM in a few of them.
 """
 
 import logging
@@ -48,8 +48,11 @@ def pytest_sessionstart() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-JVMS = "tests/pipeline/test_pipeline_jobs", "tests/pipeline/"
-"""Beginnings of files that share a JVM."""
+JVMS = (
+    *("tests/pipeline/test_pipeline_jobs", "tests/pipeline/test_pipeline_typed"),
+    *("tests/pipeline/test_pipeline_notebook", "tests/pipeline/"),
+)
+"""Beginnings of files that share a JVM, or start their own."""
 LONGEST = *JVMS, "tests/lives/test_simulation", "tests/sources/test_compiled"
 """Beginnings of files that take long, and so begin first."""
 
