@@ -11,6 +11,7 @@ from mqks.testing import Broker
 from tests.commands.test_command_json import SPARK
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("jobs_here")
 def test_jobs_are_told_as_json(
     mqks_broker: Broker,
