@@ -63,8 +63,9 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.made
 	@$(BIN)/python -m pip install --quiet --editable '.[server]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml $(VENV)/.made
+$(VENV)/.installed-dev: pyproject.toml tools/java_classes.py $(VENV)/.made
 	@echo "Installing MQKS and all that its tests need into $(VENV): some minutes, once."
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	$(BIN)/python -m tools.sdists
+	$(BIN)/python -m tools.java_classes
 	@touch $(VENV)/.installed $@

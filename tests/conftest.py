@@ -1,16 +1,18 @@
 """What every test gets: asyncio for coroutines, and no settings from around the test run.
 
 With `-n` (pytest-xdist) files run side by side in several processes, each with fixtures of its own.
-The tests of one file run in one process, in their order, and all that start a JVM in two of them.
+The tests of one file run in one process, in their order, and all that start a JVM in a few of them.
 """
 
 import logging
 import os
+import shlex
 import shutil
 import signal
 import socket
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ from mqks.settings import DatabaseUrl
 from tests.kit import clock_library
 from tests.kit import sync_library as sync
 from tests.kit.postgres import Postgres, PostgresMissing
+from tools.java_classes import ARCHIVE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,8 +48,11 @@ def pytest_sessionstart() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-JVMS = "tests/pipeline/test_pipeline_jobs", "tests/pipeline/"
-"""Beginnings of files that share a JVM."""
+JVMS = (
+    *("tests/pipeline/test_pipeline_jobs", "tests/pipeline/test_pipeline_typed"),
+    *("tests/pipeline/test_pipeline_notebook", "tests/pipeline/"),
+)
+"""Beginnings of files that share a JVM, or start their own."""
 LONGEST = *JVMS, "tests/lives/test_simulation", "tests/sources/test_compiled"
 """Beginnings of files that take long, and so begin first."""
 
@@ -120,11 +126,13 @@ def tls_port() -> Iterator[int]:
         yield int(held.getsockname()[1])
 
 
+JAVA = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable"
+"""Without its log, Java says nothing of an archive that it cannot use."""
 SPARK_SETTINGS = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.driver.extraJavaOptions": JAVA,
 }
 """Starts sooner, compiles nothing, and is slower only in runs longer than a test's."""
 
@@ -143,6 +151,13 @@ def _spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def quick_spark(_spark_home: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that start Spark have the settings of tests, whatever else they set."""
+    words = [word for pair in SPARK_SETTINGS.items() for word in ("--conf", "=".join(pair))]
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", shlex.join([*words, "pyspark-shell"]))
+
+
 @pytest.fixture(scope="session")
 def spark(_spark_home: None) -> "Iterator[SparkSession]":
     """One session for all tests that need one; they are skipped where there is no Java."""
@@ -155,6 +170,23 @@ def spark(_spark_home: None) -> "Iterator[SparkSession]":
         pytest.skip(str(missing))
     yield running
     running.stop()
+
+
+@pytest.fixture
+def jobs_here(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`main(["pipeline", …])` has this session, or its context, and leaves it and the handlers of
+    signals as they are: the start of a JVM costs more than most jobs."""
+    for name, running in (("session", spark), ("context", spark.sparkContext)):
+        monkeypatch.setattr(f"mqks.pipeline.session.{name}", partial(_given, running))
+        monkeypatch.setattr(type(running), "stop", lambda _: None)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def _given(running: Any, *_told: object, **_conf: object) -> Any:
+    return running
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -120,9 +120,8 @@ class Job:
         # What Java leaves in a temporary directory when it is killed goes away with the test.
         options = f"{SPARK_SETTINGS['spark.driver.extraJavaOptions']} -Djava.io.tmpdir={log.parent}"
         settings = SPARK_SETTINGS | {"spark.driver.extraJavaOptions": options}
-        conf = [word for pair in settings.items() for word in ("--conf", "=".join(pair))]
         name, *rest = arguments
-        command = [sys.executable, "-m", "mqks", "pipeline", name, *master, *conf]
+        command = [sys.executable, "-m", "mqks", "pipeline", name, *master, *conf(settings)]
         self.told: list[dict[str, Any]] = []
         self._log = log
         with log.open("wb") as stderr:
@@ -161,6 +160,11 @@ class Job:
         self._reader.join(LIMIT_S)
         assert code == 0, self._log.read_text()
         return self.told
+
+
+def conf(settings: Mapping[str, str]) -> list[str]:
+    """Settings of Spark as flags, for its commands and ours."""
+    return [word for pair in settings.items() for word in ("--conf", "=".join(pair))]
 
 
 def descendants(pid: int) -> Iterator[int]:

@@ -38,6 +38,7 @@ def test_it_starts_without_the_packages_of_developers(environment: dict[str, str
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("quick_spark")
 def test_it_counts_every_event(environment: dict[str, str], tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     command = [*RUN, "--count", "2000", "--keep", str(kept), "--master", "local[1]"]

@@ -29,14 +29,14 @@ from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.session import check_java
 from mqks.testing import BrokerProcess
 from tests import pipeline_kills as kills
+from tests.conftest import JAVA, SPARK_SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BIN = Path(pyspark.__file__).with_name("bin")
-JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 WORKERS = 2
-COUNT = 20_000
+COUNT = 2_000
 
 pytestmark = pytest.mark.timeout(900)  # JVMs one after the other.
 
@@ -49,7 +49,8 @@ class Cluster:
         self._log = directory / "log"
         self._processes = ExitStack()
         java = f"{JAVA} -Djava.io.tmpdir={directory}"
-        self._environment = os.environ | {
+        # The whole Spark, with its archive of Python files, which workers without pyspark get.
+        self._environment = {k: v for k, v in os.environ.items() if k != "SPARK_HOME"} | {
             "SPARK_DAEMON_JAVA_OPTS": f"{java} -Dspark.master.rest.enabled=false",
             "SPARK_LOCAL_DIRS": str(directory),
         }
@@ -58,7 +59,7 @@ class Cluster:
             "spark.executor.memory": "512m",
             "spark.executor.extraJavaOptions": java,
         }
-        self._conf = [word for pair in settings.items() for word in ("--conf", "=".join(pair))]
+        self._conf = kills.conf(settings)
 
     def __enter__(self) -> "Cluster":
         with self._processes:
@@ -126,15 +127,13 @@ def _command(pid: int) -> str:
         return ""
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     try:
         check_java()
     except JavaMissing as missing:
         pytest.skip(str(missing))
-    directory = tmp_path / "cluster"
-    directory.mkdir()
-    with Cluster(directory) as running:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
 
 
@@ -143,7 +142,7 @@ def test_all_that_can_be_killed_is_and_each_message_is_there_once(
     spark: "SparkSession", mqks_broker_process: BrokerProcess, tmp_path: Path
 ) -> None:
     """Once: workers, which others replace, then the broker, then the job. The tests marked slow do
-    more of it: here and in tests/pipeline/test_pipeline_jobs.py and test_pipeline_json.py."""
+    more of it: here and in tests/pipeline/test_pipeline_jobs.py."""
     broker, lake, log = mqks_broker_process, tmp_path / "lake", tmp_path / "log"
     kills.subscribe(broker.url, "clicks")
     flags = ["--url", broker.url, "--interval", "0.2", "--batch", "1000"]
@@ -203,7 +202,7 @@ def test_an_executor_is_killed_and_each_message_is_there_once(
     subprocess.run(
         # Its queue is archived no more: it is the one beside it that is counted.
         [
-            *[str(BIN / "spark-submit"), *cluster.flags, str(module)],
+            *[str(BIN / "spark-submit"), *cluster.flags, *kills.conf(SPARK_SETTINGS), str(module)],
             *["pipeline", "replay", str(lake), "--yes", "--url", url],
         ],
         env=os.environ | {"PYSPARK_PYTHON": sys.executable},
@@ -227,13 +226,11 @@ def _whole_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_whole_spark")
-@pytest.mark.parametrize("flags", [[], ["--schema", "n bigint"]])
 def test_workers_get_the_package_as_a_zip(
     cluster: Cluster,
     mqks_broker_process: BrokerProcess,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    flags: list[str],
 ) -> None:
     """Their Python has no mqks, and of what it needs only pyarrow and numpy."""
     url, lake = mqks_broker_process.url, tmp_path / "lake"
@@ -252,7 +249,7 @@ def test_workers_get_the_package_as_a_zip(
     job = kills.Job(
         tmp_path / "log",
         *["archive", "clicks", str(lake), "--url", url, "--once", *cluster.flags],
-        *["--conf", "spark.submit.pyFiles=mqks.zip", *flags],
+        *["--conf", "spark.submit.pyFiles=mqks.zip", "--schema", "n bigint"],
     )
     job.succeed()
     assert kills.counted(lake) == (100,) * 3

@@ -417,13 +417,16 @@ def test_a_message_with_a_delay_is_archived_once_it_is_due(
     assert keys(lake) == sorted(f"m{n}" for n in range(1000))
 
 
-def test_archive_of_no_queue(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
+@pytest.mark.usefixtures("jobs_here")
+def test_archive_of_no_queue(
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(RequestFailed):
         run(spark, mqks_broker, lake)
     shutil.rmtree(lake)
     for queue in ("clicks", "clicks.*"):
-        done = mqks("archive", queue, str(lake), "--once", MQKS_URL=mqks_broker.url)
-        assert (done.returncode, done.stdout, lake.exists()) == (65, "", False)
+        told = ["pipeline", "archive", queue, str(lake), "--once", "--url", mqks_broker.url]
+        assert (main(told), capsys.readouterr().out, lake.exists()) == (65, "", False)
 
 
 @pytest.mark.parametrize("format", ["parquet", "delta", "iceberg"])
@@ -701,9 +704,9 @@ def test_a_lake_whose_older_files_have_no_data(
     assert {row["topic"] for row in rows} == {"page.view"}
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("jobs_here")
 def test_a_replay_that_would_be_archived_again_needs_a_yes(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path
+    spark: "SparkSession", mqks_broker: Broker, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 5))
@@ -711,19 +714,21 @@ def test_a_replay_that_would_be_archived_again_needs_a_yes(
     job_of_it = Replay(lake=lake, server=ServerAddress(url=mqks_broker.url))
     assert job_of_it.archived_here(spark) == ["clicks"]
 
-    at = [str(lake), "--url", mqks_broker.url]
-    refused = mqks("replay", *at)
-    assert (refused.returncode, refused.stdout) == (65, "")
-    assert f"\nmqks: {lake} was archived from clicks of this server: " in refused.stderr
-    assert "the lake contains each of them twice" in refused.stderr
-    assert refused.stderr.endswith("or give --yes\n")
-    dry = mqks("replay", *at, "--dry-run")
-    assert dry.returncode == 0
-    assert "page.view" in dry.stdout
-    assert "without --dry-run this needs --yes" in dry.stderr
+    replay = ["pipeline", "replay", str(lake), "--url", mqks_broker.url]
+    capsys.readouterr()
+    assert main(replay) == 65
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"mqks: {lake} was archived from clicks of this server: ")
+    assert "the lake contains each of them twice" in err
+    assert err.endswith("or give --yes\n")
+    assert main([*replay, "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert "page.view" in out
+    assert "without --dry-run this needs --yes" in err
     assert waits(mqks_broker) == []
 
-    assert mqks("replay", *at, "--yes").returncode == 0
+    assert main([*replay, "--yes"]) == 0
     assert len(waits(mqks_broker)) == 5
     # The queue of this name is another one now, and so is another server's.
     with connect(mqks_broker.url) as client:
@@ -934,20 +939,26 @@ def test_a_schema_is_read_from_a_file_or_as_it_stands(
         assert job.schema_of(str(tmp_path / name)) == told
 
 
-@pytest.mark.slow  # Archive and replay run as commands in the tests with kills.
+@pytest.mark.slow
+@pytest.mark.usefixtures("jobs_here")
 def test_report_as_a_command(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path, tmp_path: Path
+    spark: "SparkSession",
+    mqks_broker: Broker,
+    lake: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     subscribe(mqks_broker)
     publish(mqks_broker, some(0, 20) + some(20, 3, "rare"))
     run(spark, mqks_broker, lake)
     html, windows = tmp_path / "report.html", tmp_path / "windows.parquet"
-    done = mqks("report", str(lake), "--html", str(html), "--parquet", str(windows), "--top", "1")
+    files = ["--html", str(html), "--parquet", str(windows)]
+    assert main(["pipeline", "report", str(lake), *files, "--top", "1"]) == 0
+    told = capsys.readouterr().out
 
-    assert done.returncode == 0, done.stderr
-    assert "23 messages" in done.stdout
-    assert "page.view" in done.stdout
-    assert "rare" not in done.stdout
+    assert "23 messages" in told
+    assert "page.view" in told
+    assert "rare" not in told
     assert html.read_text().startswith("<!doctype html>")
     assert sum(pq.read_table(windows)["messages"].to_pylist()) == 23
 

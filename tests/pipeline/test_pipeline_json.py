@@ -1,23 +1,31 @@
-"""`--json` of the jobs: each is a process with a JVM of its own."""
+"""`--json` of the jobs, by the table of the test of all commands."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.commands.test_command_json import SPARK, World, printed
-
-QUICK = "--master local[1] --conf spark.sql.shuffle.partitions=1"
+from mqks.client.blocking import connect
+from mqks.commands import main
+from mqks.testing import Broker
+from tests.commands.test_command_json import SPARK
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("spark")  # Or where there is none it is skipped.
-def test_jobs_are_told_as_json(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    with world.server, world.client:
-        assert world.client.ask(b'j publish --confirm e {"n": 1}') == b"j ok "
-        for name, words in SPARK.items():
-            on_spark = "" if name.endswith(("verify", "vacuum")) else QUICK
-            objects = printed(world, name, f"{words} {on_spark}")
-            assert objects
-            assert all(isinstance(each, dict) and each for each in objects)
+@pytest.mark.usefixtures("jobs_here")
+def test_jobs_are_told_as_json(
+    mqks_broker: Broker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MQKS_URL", mqks_broker.url)
+    with connect(mqks_broker.url) as client:
+        client.subscribe("q", ["e"])
+        client.publish("e", '{"n": 1}', confirm=True)
+    for name, words in SPARK.items():
+        assert main([*name.split()[1:], *words.split(), "--json"]) == 0
+        objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert objects
+        assert all(isinstance(each, dict) and each for each in objects)

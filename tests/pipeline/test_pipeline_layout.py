@@ -4,8 +4,6 @@ The one rule: what is written is read by programs of others, and verified by the
 """
 
 import json
-import subprocess
-import sys
 import uuid
 from contextlib import closing
 from pathlib import Path
@@ -61,10 +59,7 @@ def lake_of(path: Path, format: str) -> list[str]:
 
 def archive(broker: Broker, path: Path, format: str, *options: str) -> int:
     place = lake_of(path, format)
-    told = ["pipeline", "archive", "clicks", *place, "--once", "--url", broker.url, *options]
-    # In a process of its own: a command stops Spark when it ends.
-    command = [sys.executable, "-m", "mqks", *told, "--master", "local[2]"]
-    return subprocess.run(command, timeout=300, stdin=subprocess.DEVNULL).returncode
+    return main(["pipeline", "archive", "clicks", *place, "--once", "--url", broker.url, *options])
 
 
 def table_of(path: Path, format: str) -> Any:
@@ -89,9 +84,10 @@ def send(broker: Broker, *bodies: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("jobs_here")
 @pytest.mark.parametrize("format", FORMATS)
 def test_rows_are_in_the_partition_of_their_fields(
-    spark: Any, mqks_broker: Broker, tmp_path: Path, format: str
+    mqks_broker: Broker, tmp_path: Path, format: str
 ) -> None:
     subscribe(mqks_broker)
     parts: tuple[list[dict[str, Any]], ...] = BODIES[:4], BODIES[4:], BODIES[:2]
@@ -136,10 +132,9 @@ def test_rows_are_in_the_partition_of_their_fields(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("jobs_here")
 @pytest.mark.parametrize("format", FORMATS)
-def test_renamed_fields_of_both_parsers(
-    spark: Any, mqks_broker: Broker, tmp_path: Path, format: str
-) -> None:
+def test_renamed_fields_of_both_parsers(mqks_broker: Broker, tmp_path: Path, format: str) -> None:
     subscribe(mqks_broker)
     send(mqks_broker, {"who": {"user-id": "ann"}, "n": 1}, {"who": {"user-id": "bob"}, "n": "no"})
     file = tmp_path / "names.json"
@@ -236,9 +231,10 @@ def test_names_within_arrays_and_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("jobs_here")
 @pytest.mark.parametrize("format", FORMATS)
 def test_tables_of_events_bad_rows_and_wider_types(
-    spark: Any, mqks_broker: Broker, tmp_path: Path, format: str
+    mqks_broker: Broker, tmp_path: Path, format: str
 ) -> None:
     subscribe(mqks_broker)
     bad = "db.bad" if format == "iceberg" else str(tmp_path / "bad")
@@ -264,7 +260,8 @@ def place_of(path: Path, format: str, event: str) -> Place:
     return table_at(whole, event)
 
 
-def test_unknown_names_are_told(spark: Any, mqks_broker: Broker, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("jobs_here")
+def test_unknown_names_are_told(mqks_broker: Broker, tmp_path: Path) -> None:
     subscribe(mqks_broker)
     (tmp_path / "names.json").write_text('{"usr": "u"}')
     told = ["--schema", "n bigint", "--rename", str(tmp_path / "names.json")]

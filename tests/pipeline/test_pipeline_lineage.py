@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from mqks.commands import main
 from mqks.pipeline.archive import Progress
 from mqks.pipeline.lineage import Lineage
-from tests.commands.test_command_json import World, printed
-from tests.pipeline.test_pipeline_json import QUICK
+from mqks.testing import Broker
+from tests.pipeline.test_pipeline_jobs import publish, some, subscribe
 
 BATCH = Progress("q", "x-1", 0, 10, 9, 0, 1, 2, 500, 0, 0.1, 0)
 SERVER = "mqks://secret@127.0.0.1:7777"
@@ -98,16 +99,18 @@ def test_an_archive_goes_on_without_its_service(
     assert f"{service.url} takes no events of lineage: " in caplog.text
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("spark")  # Or where there is none it is skipped.
-def test_an_archive_writes_its_events_to_a_file(tmp_path: Path) -> None:
-    world, events = World(tmp_path), tmp_path / "events.json"
-    with world.server, world.client:
-        flags = f"q lake --once --no-trim --openlineage {events} {QUICK}"
-        [batch] = printed(world, "mqks pipeline archive", flags)
-    told = [json.loads(line) for line in events.read_text().splitlines()]
-    assert [event["eventType"] for event in told] == ["START", "RUNNING", "COMPLETE"]
-    assert told[1]["outputs"][0]["name"] == str(tmp_path / "lake")
-    written = told[1]["outputs"][0]["outputFacets"]["outputStatistics"]
-    assert written["rowCount"] == batch["messages"] > 0
+@pytest.mark.usefixtures("jobs_here")
+def test_an_archive_writes_its_events_to_a_file(
+    mqks_broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake, events = str(tmp_path / "lake"), tmp_path / "events.json"
+    subscribe(mqks_broker)
+    publish(mqks_broker, some(0, 3))
+    told = ["pipeline", "archive", "clicks", lake, "--url", mqks_broker.url, "--once", "--json"]
+    assert main([*told, "--openlineage", str(events)]) == 0
+    batch = json.loads(capsys.readouterr().out)
+    kept = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [event["eventType"] for event in kept] == ["START", "RUNNING", "COMPLETE"]
+    assert kept[1]["outputs"][0]["name"] == lake
+    written = kept[1]["outputs"][0]["outputFacets"]["outputStatistics"]
+    assert written["rowCount"] == batch["messages"] == 3

@@ -48,6 +48,7 @@ def executed(directory: Path, **environment: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("quick_spark")
 @pytest.mark.parametrize("place", ["directory", "store"])
 def test_it_shows_what_it_showed(place: str, tmp_path: Path) -> None:
     try:

@@ -7,8 +7,6 @@ import base64
 import io
 import json
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -287,21 +285,19 @@ def test_into_a_lake(
     }
 
 
-def test_without_a_place_bad_rows_have_no_data(mqks_broker: Broker, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("jobs_here")
+def test_without_a_place_bad_rows_have_no_data(
+    mqks_broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     subscribe(mqks_broker)
     payloads = [avro(ORDER, NEW_ROW), b"text", b""]
     with connect(mqks_broker.url) as client:
         for payload in payloads:
             client.publish("rare", payload)
     lake = tmp_path / "lake"
-    # In a process of its own: a command stops Spark when it ends.
-    command = [sys.executable, "-m", "mqks", "pipeline", "archive", "clicks", str(lake), "--once"]
-    command += ["--url", mqks_broker.url, "--schema", avro_file(tmp_path), "--master", "local[1]"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == 0
-    assert "2 unparsed" in done.stderr
+    told = ["pipeline", "archive", "clicks", str(lake), "--once", "--url", mqks_broker.url]
+    assert main([*told, "--schema", avro_file(tmp_path)]) == 0
+    assert "2 unparsed" in capsys.readouterr().err
     found = rows(lake, None)
     assert [row["value"] for row in found] == payloads
     assert [row["data"] for row in found] == [AVRO[0], None, None]

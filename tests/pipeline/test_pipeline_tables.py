@@ -197,14 +197,13 @@ def test_archive_by_event_and_what_reads_all_tables(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", FORMATS)
 def test_all_is_killed_and_each_message_is_in_its_table_once(
-    spark: "SparkSession", tmp_path: Path, format: str
+    spark: "SparkSession", tmp_path: Path
 ) -> None:
-    count, place = 40_000, place_of(tmp_path, format)
-    told: dict[str, Any] = {"lake": place, "files": tmp_path / "files"}
-    told = told if format == "iceberg" else {}
-    kills.archive(spark, tmp_path, count, 1, format, 3, tables=True, **told)
+    """Plain files: what is between two tables is the same in each format, and what is within one
+    has such tests of its own."""
+    count, place = 40_000, tmp_path / "lake"
+    kills.archive(spark, tmp_path, count, 1, "parquet", 3, tables=True)
 
     assert kills.counted_by_spark(spark, place) == (count, count, count)
     found = archived(place)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("quick_spark")
 @pytest.mark.parametrize(("page", "least"), [("docs/spark.md", 8), ("docs/pipeline.md", 8)])
 def test_what_the_page_says_of_spark_can_be_typed(page: str, least: int, tmp_path: Path) -> None:
     try:

@@ -451,6 +451,7 @@ def rows_read(place: Place, columns: list[str]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("jobs_here")
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_command(mqks_broker: Broker, tmp_path: Path, format: str) -> None:
     subscribe(mqks_broker)
