@@ -14,6 +14,7 @@ from asyncio.base_events import BaseEventLoop
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from itertools import count
+from math import inf, nextafter
 from typing import Any, Final
 
 THREAD_S = 0.002
@@ -99,6 +100,11 @@ def of_process(
 def run_into(future: asyncio.Future[Any] | None, call: Callable[[], Any]) -> None:
     """Call it, as a thread does, and tell the future what became of it, if there is one."""
     outcome_of(call)(future)
+
+
+def after(time_s: float) -> float:
+    """The next moment: a nanosecond later, or what a float has where it has none any more."""
+    return max(time_s + 1e-9, nextafter(time_s, inf))
 
 
 def outcome_of(call: Callable[[], Any]) -> Callable[[asyncio.Future[Any] | None], None]:

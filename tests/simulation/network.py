@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from tests.simulation.loop import NOBODY, PROCESS, Process, SimulatedLoop, run_into
+from tests.simulation.loop import NOBODY, PROCESS, Process, SimulatedLoop, after, run_into
 
 LATENCY_S = 0.001
 PIECE_BYTES = 64 * 1024
@@ -236,7 +236,7 @@ class Transport(asyncio.Transport):
     def _deliver(self, data: bytes | None) -> None:
         """In order: never before what was sent earlier."""
         now_s = self._loop.time()
-        self._last_s = max(self._last_s + 1e-9, now_s + self._loop.rng.uniform(0, LATENCY_S))
+        self._last_s = max(after(self._last_s), now_s + self._loop.rng.uniform(0, LATENCY_S))
         self._loop.happen(self._last_s - now_s, lambda: self._hand_over(data), NOBODY)
 
     def _hand_over(self, data: bytes | None) -> None:

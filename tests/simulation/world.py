@@ -35,6 +35,7 @@ from tests.simulation.loop import (
     Process,
     SimulatedLoop,
     Violation,
+    after,
     in_world,
 )
 from tests.simulation.network import LATENCY_S, Network
@@ -98,7 +99,7 @@ class Calls:
     def put_nowait(self, item: tuple[Any, Callable[[], Any]]) -> None:
         loop = cast(SimulatedLoop, asyncio.get_running_loop())
         now_s = loop.time()
-        self._last_s = max(self._last_s, now_s + loop.rng.uniform(0, CALL_S)) + 1e-9  # In order.
+        self._last_s = after(max(self._last_s, now_s + loop.rng.uniform(0, CALL_S)))  # In order.
         loop.happen(self._last_s - now_s, partial(loop.step, *item))
 
 
