@@ -29,6 +29,8 @@ AWAY_S: Final = HOUR_S, DAY_S, 3 * DAY_S
 SKIPPED_S: Final = 60.0
 """A tick that is later is left out."""
 DRAINS_MAX: Final = 400
+ONCE_IDS_MAX: Final = 10_000
+"""More than count at any time, and soon reached, so that the database stops growing."""
 DB_BYTES_MAX: Final = 8_000_000
 FILES_MAX: Final = 60
 IDLE_TURNS_MAX: Final = 100
@@ -101,15 +103,13 @@ class Long(Year):
 
     async def serve(self, ended_s: float | None = None) -> None:
         ended_s = self.clock.monotonic_s if ended_s is None else ended_s
-        await self.host.serve(synchronous="off")
+        await self.host.serve(synchronous="off", once_ids_max=ONCE_IDS_MAX)
         self.unused.begin_life(ended_s)
 
     # -- the run
 
     async def main(self) -> None:
         loop = cast(SimulatedLoop, asyncio.get_running_loop())
-        # From half a year on a float has no nanoseconds, and a timer would never be due.
-        loop._clock_resolution = 1e-6
         self.network.install(loop)
         self.host = Host(self.network, self.directory / "long", PORT, self.note)
         self._leaving = asyncio.Event()

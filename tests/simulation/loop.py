@@ -14,7 +14,7 @@ from asyncio.base_events import BaseEventLoop
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from itertools import count
-from math import inf, nextafter
+from math import ulp
 from typing import Any, Final
 
 THREAD_S = 0.002
@@ -102,9 +102,14 @@ def run_into(future: asyncio.Future[Any] | None, call: Callable[[], Any]) -> Non
     outcome_of(call)(future)
 
 
+def instant(time_s: float) -> float:
+    """The shortest time there is then: a nanosecond; from some months on a float has none."""
+    return max(1e-9, ulp(time_s))
+
+
 def after(time_s: float) -> float:
-    """The next moment: a nanosecond later, or what a float has where it has none any more."""
-    return max(time_s + 1e-9, nextafter(time_s, inf))
+    """The next moment."""
+    return time_s + instant(time_s)
 
 
 def outcome_of(call: Callable[[], Any]) -> Callable[[asyncio.Future[Any] | None], None]:
@@ -190,7 +195,6 @@ class SimulatedLoop(BaseEventLoop):
         self._events: list[tuple[float, float, int, Callable[[], object], contextvars.Context]] = []
         self._number = count()
         self.readers: dict[object, Callable[[], object]] = {}
-        self._clock_resolution = 1e-9
 
     # -- time
 
@@ -209,6 +213,7 @@ class SimulatedLoop(BaseEventLoop):
         if end_s is None:
             raise Stuck("nothing is left to happen")
         clock.monotonic_s = end_s
+        self._clock_resolution = instant(end_s)  # A timer is due when so much is missing.
         if end_s >= self._second_s + 1:
             self._second_s, self._second_turns = end_s, self.steps
         elif self.steps - self._second_turns > TURNS_MAX:
