@@ -15,7 +15,7 @@ KEPT_OVERHEAD_BYTES: Final = 700
 
 
 class Transaction:
-    """What has come since `begin`, parsed. Nothing of it has any effect yet."""
+    """What has come since `begin`, parsed."""
 
     __slots__ = ("_flow", "_size", "failed", "kept")
 

@@ -27,7 +27,7 @@ def take_settled(pending: Pending) -> Batch:
     entry.schedules, entry.results, entry.batches = {}, {}, {}
     for change, (lane, taken_end) in zip(changes, batch.taken, strict=True):
         # A mark may be of a transaction, whose messages stay pending.
-        settled, later = split(change, taken_end, 0 if batch.in_one_piece else taken_end)
+        settled, later = _split(change, taken_end, 0 if batch.in_one_piece else taken_end)
         entry.changes.append(settled)
         if later is not None:
             rest.entry.changes.append(later)
@@ -38,7 +38,7 @@ def take_settled(pending: Pending) -> Batch:
     return batch
 
 
-def split(
+def _split(
     change: LaneChange, taken_end: int, marks_end: int
 ) -> tuple[LaneChange, LaneChange | None]:
     """The part of a change about numbers below `taken_end`, of marks below `marks_end`, and the
