@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -14,6 +14,7 @@ from mqks.broker.spine.base.turns import Turns
 from mqks.broker.spine.log.pending import Run
 from mqks.broker.spine.queue import blocks as module
 from mqks.broker.spine.queue.blocks import MESSAGE_OVERHEAD_BYTES, Blocks
+from tests.kit.called import lines_of
 from tests.kit.compiled import patches_modules
 
 STEPS = st.lists(
@@ -142,25 +143,14 @@ def test_blocks_are_a_dict_in_order(steps: list[tuple[str, int, int]]) -> None:
         assert len([*freed]) >= sum(line is not None for line in plain.values())
 
 
-def fewest_ns(body: Callable[[int], object], first: int) -> int:
-    """The CPU time of a hundred bodies, the least of some tries."""
-
-    def once() -> int:
-        start = time.thread_time_ns()
-        for number in range(first, first + 100):
-            body(number)
-        return time.thread_time_ns() - start
-
-    return min(once() for _ in range(20))
-
-
+@patches_modules
 def test_a_body_in_the_middle_costs_as_much_as_the_first() -> None:
     blocks = empty()
     blocks.append(1, [b"m event=e x"] * 500_000)
     for number in range(1_000_000, 1_200_000, 2):
         blocks.add(number, b"m event=e x")
     for middle in (250_000, 1_100_000):
-        assert fewest_ns(blocks.get, middle) < 20 * fewest_ns(blocks.get, 1)
+        assert lines_of(partial(blocks.get, middle)) < 20 * lines_of(partial(blocks.get, 1))
 
 
 def steps_to_the_end(blocks: Blocks) -> int:
