@@ -18,6 +18,7 @@ import errno
 import os
 import random
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -62,6 +63,8 @@ class Disk:
         self._model = unsynced.Disk()
         self._ids: dict[str, int] = {}
         """Of all names in the directory."""
+        self._sizes = defaultdict[int, int](int)
+        """By these ids: a full disk is asked for at each commit."""
         self._number = count(1)
         self._unsynced_names: set[str] = set()
         """Journals whose first sync makes their names certain, too."""
@@ -173,6 +176,10 @@ class Disk:
 
     def _take(self, kind: str, who: int, at: int = 0, length: int = 0, data: bytes = b"") -> None:
         self._model.take(Record(kind, who, at, length, data))
+        if kind == "T":
+            self._sizes[who] = at
+        elif kind in "WA":
+            self._sizes[who] = max(self._sizes[who], at + length)
 
     def _make(self, name: str, content: bytes | None) -> None:
         """A file, or without a content a directory."""
@@ -220,16 +227,15 @@ class Disk:
             return None
         return name
 
-    def _fitting(self, path: str, at: int, length: int) -> int:
+    def _fitting(self, name: str, at: int, length: int) -> int:
         """So many bytes of a write there is room for."""
         if not self.is_full:
             return length
-        return max(0, min(length, os.stat(path).st_size + self.free_bytes - at))
+        return max(0, min(length, self._sizes[self._ids[name]] + self.free_bytes - at))
 
     @property
     def _used_bytes(self) -> int:
-        files = (path for path in Path(self._life).rglob("*") if path.is_file())
-        return sum(path.stat().st_size for path in files if not path.name.endswith(INDEX))
+        return sum(self._sizes[number] for number in self._ids.values())
 
     @property
     def free_bytes(self) -> int:
@@ -245,7 +251,7 @@ class Disk:
         name = self._name(path)
         if name is None:
             return real(data)
-        part = data[: self._fitting(path, at, len(data))]
+        part = data[: self._fitting(name, at, len(data))]
         has_room = len(part) == len(data)
         if is_last := self._is_last():  # The system copies page by page.
             whole = range(-at % PAGE_BYTES, len(part) + 1, PAGE_BYTES)
@@ -269,7 +275,7 @@ class Disk:
     def allocate(self, path: str, at: int, length: int, real: Callable[[], Any]) -> Any:
         name = self._now(path)
         if name is not None:
-            if self._fitting(path, at, length) < length:
+            if self._fitting(name, at, length) < length:
                 raise _full(path)
             self._take("A", self._ids[name], at, length)
         return real()

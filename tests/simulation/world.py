@@ -229,12 +229,13 @@ class World:
         )
 
     def note(self, *what: object) -> None:
-        told = f"{self.clock.monotonic_s:.9f} {' '.join(map(str, what))}"
+        words = " ".join(map(str, what)).replace(str(self.directory), "")
+        told = f"{self.clock.monotonic_s:.9f} {words}"
         self.events.update(told.encode())
         self.last.append(told)
         if self.tells:
             shown = datetime.fromtimestamp(self.clock.wall(), UTC)
-            print(f"{shown:%Y-%m-%d %H:%M:%S.%f}", *what)
+            print(f"{shown:%Y-%m-%d %H:%M:%S.%f}", words)
 
     def install(self) -> None:
         """Replace more, before the product is imported."""
