@@ -76,6 +76,14 @@ def test_what_inherits_from_a_compiled_class_is_compiled() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_types_are_right_for_each_python(version: str, tmp_path: Path) -> None:
+    """The compiler checks them for the Python that runs it; `make lint` does for the oldest."""
+    flags = "--python-version", version, "--cache-dir", tmp_path
+    run(sys.executable, "-m", "mypy", *flags, *MODULES, cwd=ROOT)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variables", [{"CC": "false"}, {"CC": "there-is-none"}, {"MQKS_COMPILED": "0"}]
 )
