@@ -2,7 +2,7 @@
 # make test        lint, types and the quick tests
 # make test-slow   the rest: tests at length, and more examples of each property
 # make docs        the documentation as a site, in dist/docs
-# make wheel       the wheel; wheel-compiled: a wheel for this platform, some modules compiled
+# make wheel       the wheel, compiled if there is a C compiler; MQKS_COMPILED=0: pure Python
 # The environment is made once and installed into again only when pyproject.toml changes.
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/pytest -q -n $(JOBS) --maxprocesses 8
 
-.PHONY: serve test test-slow lint docs wheel wheel-compiled clean
+.PHONY: serve test test-slow lint docs wheel clean
 
 serve: $(VENV)/.installed
 	$(BIN)/mqks serve --db $(DB)
@@ -39,14 +39,12 @@ docs: $(VENV)/.made
 wheel: $(VENV)/.made
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
-# Some modules compiled: needs a C compiler, and takes two minutes.
-wheel-compiled: export MQKS_COMPILED = 1
-
-wheel-compiled: wheel
-
 clean:
 	rm -rf $(VENV) dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Nothing is compiled for editable installations: nor is the compiler's package got.
+docs $(VENV)/.installed $(VENV)/.installed-dev: export MQKS_COMPILED = 0
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

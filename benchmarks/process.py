@@ -32,10 +32,9 @@ def allow_open_files() -> None:
 def spawn(
     command: list[str], output: IO[bytes], directory: Path | None = None
 ) -> "subprocess.Popen[bytes]":
-    """A process of a group of its own. Its Python finds what this one finds; another Python finds
-    its own packages alone."""
-    paths = sys.path if command[0] == sys.executable else []
-    path = os.pathsep.join(p or os.getcwd() for p in paths)  # Empty: as if there were none.
+    """A process of a group of its own. Its Python finds what this one finds, unless its flags say
+    otherwise."""
+    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

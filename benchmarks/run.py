@@ -16,10 +16,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.messages import Wrong
-from benchmarks.process import Running
+from benchmarks.process import Running, spawn
 from benchmarks.servers import SERVERS
 from benchmarks.servers.base import Server
-from benchmarks.servers.mqks import Mqks
+from benchmarks.servers.mqks import WHICH, Mqks
+from benchmarks.servers.sink import Sink
 from benchmarks.works import WORKS, Figures, Size, Work
 
 REFERENCE = "redis"
@@ -30,6 +31,18 @@ FAILURES = (Wrong, OSError, RuntimeError)
 
 Runs = dict[tuple[str, str], list[Figures]]
 """The figures of each run, by work and server."""
+
+
+def which(server: Mqks) -> str:
+    """The version and the place of its mqks, found as its server finds it."""
+    with tempfile.TemporaryFile() as output:
+        process = spawn([server.program, *server.flags, "-c", WHICH], output)
+        failed = process.wait()
+        output.seek(0)
+        told = output.read().decode().strip()
+    if failed:
+        sys.exit(f"{server.name} is not importable: {told}")
+    return told
 
 
 def measure(server: Server, work: Work, size: Size) -> Figures:
@@ -151,7 +164,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="PATH",
-        help="also measure mqks as this Python has it installed; may be repeated",
+        help="also measure the mqks that this Python has installed; may be repeated",
     )
     parser.add_argument("--tiny", action="store_true", help="one small run, for correctness alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
@@ -189,13 +202,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     known = SERVERS | {"mqks": mqks}
     servers = [known[name] for name in chosen.servers if name not in skipped]
     servers += [mqks.run_by(python) for python in chosen.python]
+    ours = [each for each in servers if isinstance(each, Mqks) and not isinstance(each, Sink)]
+    built = {server.name: which(server) for server in ours}
     sizes = {name: size_of(WORKS[name], chosen) for name in chosen.works}
     measured, failed = measure_all(servers, 1 if chosen.tiny else chosen.runs, sizes)
     names = [server.name for server in servers]
     print(table(names, measured))
+    for name, told_by_it in built.items():
+        print(f"{name} is {told_by_it}")
     if chosen.json:
         told = {
             "serve_flags": chosen.serve_flags,
+            "mqks": built,
             "skipped": skipped,
             "failed": failed,
             "sizes": {name: asdict(size) for name, size in sizes.items()},

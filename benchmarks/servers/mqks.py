@@ -16,6 +16,10 @@ from tests.kit.postgres import installations
 LISTENING = re.compile(r"event=listening .*?address=\S+:(\d+)")
 EVENT = b"e"
 CONFIRM = b"# ok \n"
+WHICH = """
+import mqks, mqks.compiled
+print(mqks.__version__, *["(compiled)"] * mqks.compiled.is_compiled(), "of", mqks.__path__[0])
+"""
 DELIVERY = b"%b ok # event=" + EVENT + b" "
 ALL_ACKED = b"a ok \n"
 
@@ -33,15 +37,18 @@ class Consumer(Flow):
 class Mqks(Server):
     refusal: ClassVar[bytes] = b" error "
     program = sys.executable
+    flags: tuple[str, ...] = ()
+    """Of the Python that runs it."""
 
     def __init__(self, name: str = "mqks", *arguments: str) -> None:
         self.name = name
         self.arguments = arguments
 
     def run_by(self, python: str) -> Self:
-        """The same server, run by the Python at this path."""
+        """The same server, as the Python at this path has it installed: neither the working
+        directory nor PYTHONPATH leads it to another one."""
         other = copy.copy(self)
-        other.name, other.program = f"{self.name} {python}", python
+        other.name, other.program, other.flags = f"{self.name} {python}", python, ("-E", "-P")
         return other
 
     def missing(self) -> str | None:
@@ -50,7 +57,7 @@ class Mqks(Server):
     def command(self, directory: Path, port: int) -> list[str]:
         database = str(directory / "mqks.db")
         serve = ["-m", "mqks", "serve", "--db", database, "--port", "0"]
-        return [self.program, *serve, *self.arguments]
+        return [self.program, *self.flags, *serve, *self.arguments]
 
     def listening(self, log: Path, port: int) -> int | None:
         found = LISTENING.search(log.read_text(errors="replace"))

@@ -57,7 +57,7 @@ class Shell:
             os.chdir(directory)
             kept = {name: os.environ[name] for name in ("PATH", "HOME")}
             kept |= {"PS1": "$ ", "TERM": "dumb", "COLUMNS": str(COLUMNS), "NO_COLOR": "1"}
-            kept |= {"VIRTUAL_ENV_DISABLE_PROMPT": "1", "PIP_QUIET": "2"}
+            kept |= {"VIRTUAL_ENV_DISABLE_PROMPT": "1", "PIP_QUIET": "2", "MQKS_COMPILED": "0"}
             os.execvpe("bash", ["bash", "--norc", "--noprofile", "-i"], kept)
         self._read(1.0)
 

@@ -9,21 +9,26 @@ import math
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
+import venv
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
+import mqks
 from benchmarks import budget, client, features, footprint, process, talk
 from benchmarks.flow import Stalled
 from benchmarks.messages import Messages, Wrong
+from benchmarks.process import Running
 from benchmarks.run import arguments, main, measure, measure_all, medians
 from benchmarks.servers import SERVERS
 from benchmarks.servers.base import TALKERS
+from benchmarks.servers.mqks import Mqks
 from benchmarks.servers.rabbitmq import (
     ACK,
     BASIC_ACK,
@@ -38,6 +43,7 @@ from benchmarks.servers.sink import FAULTS, Sink
 from benchmarks.works import WORKS, Size
 from tests.kit.forks import Forked
 
+ROOT = Path(__file__).parents[2]
 MQKS, RABBITMQ = SERVERS["mqks"], SERVERS["rabbitmq"]
 QUICK = "stream", "confirm", "talkers_100"
 PLAYED = *QUICK, "fanout", "latency", "big_10k"
@@ -140,13 +146,45 @@ def test_serve_flags_reach_the_server(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "--frobnicate" in capsys.readouterr().err
 
 
-def test_another_python_runs_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/started\nexec {sys.executable} "$@"\n')
-    python.chmod(0o700)
-    main(["stream", "--servers", "mqks", "--python", str(python), "--tiny"])
-    assert (tmp_path / "started").read_text().startswith("-m mqks serve ")
-    assert capsys.readouterr().out.split("\n")[0].endswith(f"mqks  mqks {python}")
+@pytest.fixture
+def installs(tmp_path: Path) -> Path:
+    """An environment with an mqks of its own, of version 9, and all that is installed here."""
+    venv.create(tmp_path / "other", symlinks=True)
+    [site] = (tmp_path / "other").glob("lib/python*/site-packages")
+    shutil.copytree(Path(mqks.__file__).parent, site / "mqks")
+    shutil.copytree(ROOT / "migrations", site / "mqks/migrations", dirs_exist_ok=True)
+    (site / "mqks/version.py").write_text('__version__ = "9"\n')
+    (site / "here.pth").write_text("\n".join(path for path in sys.path if path))
+    return tmp_path / "other"
+
+
+def test_each_column_is_of_the_mqks_that_its_python_has(
+    installs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    python = installs / "bin/python"
+    words = ["stream", "--servers", "mqks,sink", "--python", str(python), "--tiny"]
+    main([*words, "--json", str(tmp_path / "figures.json")])
+    head, *_, own, others = capsys.readouterr().out.splitlines()
+    assert head.split()[2:] == ["mqks", "sink", "mqks", str(python)]
+    told = json.loads((tmp_path / "figures.json").read_text())["mqks"]
+    assert own == f"mqks is {told.pop('mqks')}"
+    assert own.startswith(f"mqks is {mqks.__version__} ")
+    assert [f"{name} is {which}" for name, which in told.items()] == [others]
+    assert re.fullmatch(rf"mqks {python} is 9( \(compiled\))? of {installs}/lib/\S+/mqks", others)
+    with Running(Mqks().run_by(str(python)), tmp_path) as running:
+        assert running.answers(running.port)
+    assert " event=starting version=9 " in (tmp_path / "log.1").read_text()
+
+
+def test_a_python_without_mqks_is_refused(tmp_path: Path) -> None:
+    venv.create(tmp_path, symlinks=True)
+    with pytest.raises(SystemExit, match="No module named 'mqks'"):
+        main(["stream", "--python", str(tmp_path / "bin/python"), "--tiny"])
 
 
 @pytest.mark.slow
@@ -254,7 +292,6 @@ def test_the_footprint_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 < int(plain.replace(",", "")) < int(with_tls.replace(",", ""))
 
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("[!n]*.md")]
 
 

@@ -96,7 +96,7 @@ class GatheredPublishes:
         if self.gathered > GATHERED_ON_MAX or self._width > WIDE:
             return True
         tight = self._broker.shared.capacities.tight
-        return bool(tight) and not self._by_queue.keys().isdisjoint(tight)
+        return bool(tight) and not tight.keys().isdisjoint(self._by_queue.keys())
 
     def flush(self) -> None:
         """Publish what is gathered."""
