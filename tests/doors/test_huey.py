@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from functools import partial
@@ -162,6 +163,25 @@ def test_a_task_waits_for_its_worker_alone(shop: Any) -> None:
     assert storage.queue_size() == 0
     storage.settle()
     assert storage.client.stats("queue", "shop")["unacked"] == 0
+
+
+def test_a_thread_that_leaves_gives_back_what_it_was_given(shop: Any) -> None:
+    """While another one, which is busy, stays."""
+    storage = shop.storage
+    storage.enqueue(b"0")
+    assert storage.dequeue() == b"0"
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(storage.dequeue).result() is None
+        storage.enqueue(b"1")
+        until(lambda: storage.client.stats("queue", "shop")["unacked"] == 2)
+        thread.submit(storage.leave).result()
+        until(lambda: storage.enqueued_items() == [b"1"])
+        assert thread.submit(storage.dequeue).result() == b"1"
+        storage.enqueue(b"2")
+        thread.submit(storage.leave).result()
+        until(lambda: storage.enqueued_items() == [b"1", b"2"])
+    storage.settle()
+    assert storage.dequeue() == b"1"
 
 
 def test_many_wait(shop: Any) -> None:
