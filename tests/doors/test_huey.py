@@ -135,6 +135,30 @@ def test_a_task_that_cannot_be_read_is_dead(shop: Any) -> None:
     assert "UnpicklingError" in second.dead_letter.why
 
 
+def test_a_task_is_kept_while_something_of_it_cannot_be_stored(tmp_path: Path) -> None:
+    """What tells whether it was revoked; and its retry, since the queue is full."""
+    ran = list[int]()
+
+    def fail(number: int) -> None:
+        ran.append(number)
+        raise ValueError
+
+    with Broker(tmp_path / "db", queues_max=1) as server, made(server.url) as shop:
+        shop.task(retries=1)(fail)(0)
+        with pytest.raises(mqks.RequestFailed, match="queues_max"):
+            shop.execute(shop.dequeue())
+        assert (ran, shop.scheduled_count()) == ([], 1)
+    with Broker(tmp_path / "db") as server, made(server.url) as shop:
+        shop.task(retries=1)(fail)
+        shop.storage.client.set_queue("shop", messages_max=1)
+        shop.storage.client.promote("shop", None)
+        task = shop.dequeue()
+        shop.storage.enqueue(b"another one")
+        with pytest.raises(mqks.RequestFailed, match="messages_max"):
+            shop.execute(task)
+        assert (ran, shop.scheduled_count()) == ([0], 1)
+
+
 def test_local_time(mqks_broker: Broker) -> None:
     with made(mqks_broker.url, utc=False) as shop:
 
