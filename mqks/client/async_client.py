@@ -1004,6 +1004,17 @@ class AsyncConsumer(ClientConsumer, AsyncMessages):
         """Change the bindings of the consumer's queue, as `AsyncClient.rebind` does."""
         await self._client.rebind(self.queue, timeout_s=timeout_s, **changes)
 
+    async def _narrow(self, prefetch: int) -> None:
+        """Change the prefetch; what was delivered before that, and not received, is released."""
+        answered = OneTimeEvent()
+        with self._connection.lock:
+            self._session.set_prefetch(prefetch)
+            self._session.request(b"ping -", Call(answered.set))
+        await answered.wait(self._client._options.close_timeout_s, shield=True)
+        with self._connection.lock:
+            for message in self._session.take_ready(None):
+                message.release()
+
 
 class AsyncTail(Tail, AsyncMessages):
     """A tail. `tail` creates it."""

@@ -998,6 +998,17 @@ class BlockingConsumer(ClientConsumer, BlockingMessages):
         """Change the bindings of the consumer's queue, as `BlockingClient.rebind` does."""
         self._client.rebind(self.queue, timeout_s=timeout_s, **changes)
 
+    def _narrow(self, prefetch: int) -> None:
+        """Change the prefetch; what was delivered before that, and not received, is released."""
+        answered = OneTimeEvent()
+        with self._connection.lock:
+            self._session.set_prefetch(prefetch)
+            self._session.request(b"ping -", Call(answered.set))
+        answered.wait(self._client._options.close_timeout_s, shield=True)
+        with self._connection.lock:
+            for message in self._session.take_ready(None):
+                message.release()
+
 
 class BlockingTail(Tail, BlockingMessages):
     """A tail. `tail` creates it."""

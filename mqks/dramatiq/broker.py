@@ -16,7 +16,13 @@ from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout
 
 from mqks.client import blocking, requests
 from mqks.client import messages as deliveries
-from mqks.client.errors import ConnectionLost, QueueMissing, ReplyTimeout, RequestFailed
+from mqks.client.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    QueueMissing,
+    ReplyTimeout,
+    RequestFailed,
+)
 from mqks.client.options import Options
 from mqks.client.urls import Urls
 
@@ -26,6 +32,8 @@ ONCE_S = 3600.0
 """So long an enqueue whose confirm was lost may be sent again and is dropped, if it was stored."""
 BATCH_MESSAGES = 1000
 """The most that `enqueue_many` waits for together."""
+BACKOFF_S = (1, 60)
+"""Before a task is tried again of which the retry could not be sent: first and most."""
 JOIN_S = 0.05
 """The pause between two looks of `join`."""
 
@@ -96,7 +104,12 @@ class MqksBroker(Broker):
     def enqueue(self, message: Message[Any], *, delay: float | None = None) -> Message[Any]:
         """Returns when the server has stored the message, once. It delivers it after `delay`
         milliseconds."""
-        self.enqueue_many([message], delay=delay)
+        try:
+            self.enqueue_many([message], delay=delay)
+        except Exception as error:
+            if isinstance(message, MqksMessage):
+                message.unsent = error
+            raise
         return message
 
     def enqueue_many(self, messages: Iterable[Message[Any]], *, delay: float | None = None) -> None:
@@ -194,7 +207,13 @@ class MqksConsumer(Consumer):
             return None
 
     def ack(self, message: MessageProxy) -> None:
-        message.delivery.ack()
+        """It is done, or is tried again under its old message if its retry could not be sent."""
+        if message.unsent is None:
+            message.delivery.ack()
+        elif isinstance(message.unsent, InvalidRequest):  # It is too large, and would be again.
+            message.delivery.reject(dead=True, reason=message.unsent)
+        else:
+            message.delivery.reject(backoff=BACKOFF_S, reason=message.unsent)
 
     def nack(self, message: MessageProxy) -> None:
         """It is dead, for the reason of its exception."""
@@ -211,6 +230,8 @@ class MqksMessage(MessageProxy):
     def __init__(self, message: Message[Any], delivery: deliveries.Message) -> None:
         super().__init__(message)
         self.delivery = delivery
+        self.unsent: Exception | None = None
+        """Why its retry was not sent, which dramatiq only logs."""
 
     @property
     def redelivered(self) -> bool:

@@ -11,8 +11,12 @@ from typing import Any
 from huey import Huey, signals
 from huey.api import PeriodicTask, Task
 
+from mqks.client.errors import ClientError, InvalidRequest
 from mqks.client.messages import Message
 from mqks.huey.storage import HueyStorage, TaskData
+
+BACKOFF_S = (1, 60)
+"""Before a task is tried again of which something could not be stored: first and most."""
 
 
 class MqksHuey(Huey):
@@ -45,9 +49,17 @@ class MqksHuey(Huey):
             raise
 
     def execute(self, task: Task, timestamp: datetime | None = None) -> Any:
-        """Run a task. It is acked then, also if it failed, and not if the worker was killed."""
+        """Run a task. It is acked then, also if it failed, and not if the worker was killed. What
+        is raised is not of the task: if something of it could not be read or stored, such as its
+        retry, it runs again later."""
         try:
             value = super().execute(task, timestamp)
+        except ClientError as error:
+            if isinstance(error, InvalidRequest):  # So it would be each time.
+                self._settle(Message.ack)
+            else:
+                self._settle(partial(Message.reject, backoff=BACKOFF_S, reason=error))
+            raise
         except Exception:
             self._settle(Message.ack)
             raise

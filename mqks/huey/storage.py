@@ -1,6 +1,8 @@
 """The storage of huey: tasks are messages of a queue, delayed and ordered by the server.
 
-The one rule: a thread holds one task at most, and the server knows which.
+The one rule: a thread holds one task at most, and the server knows which. The threads of a process
+share a consumer, so that its death is one loss: with one each, what it ran could be delivered to
+those whose end the server has not seen yet, and be lost again.
 """
 
 import secrets
@@ -17,6 +19,7 @@ from huey.constants import EmptyData
 from huey.storage import BaseStorage
 
 from mqks.client import blocking, requests
+from mqks.client.blocking import BlockingConsumer
 from mqks.client.errors import ClientError, RequestFailed
 from mqks.client.messages import Message, PeekedMessage
 from mqks.client.options import Options
@@ -43,7 +46,7 @@ class TaskData(bytes):
 class OfThread(threading.local):
     """What a thread has of the queue."""
 
-    consumer: blocking.BlockingConsumer | None = None
+    consumer: BlockingConsumer | None = None
     message: Message | None = None
 
 
@@ -79,6 +82,10 @@ class HueyStorage(BaseStorage):
         self._read_timeout_s = read_timeout_s
         self._utc = utc
         self._held = OfThread()
+        self._lock = threading.Lock()
+        self._consumer: BlockingConsumer | None = None
+        self._threads = 0
+        """How many receive from it."""
         each_max = -(-results_max // LOGS)
         kept = requests.PolicyKeywords(ttl_s=expire_s, messages_max=each_max, overflow="drop")
         at = self.client, name
@@ -89,7 +96,7 @@ class HueyStorage(BaseStorage):
         """Close the connections; what threads hold returns to the queue. The next use opens them
         again."""
         self.client.close()
-        self._held = OfThread()
+        self._held, self._consumer = OfThread(), None
 
     # -- tasks
 
@@ -126,18 +133,35 @@ class HueyStorage(BaseStorage):
         self.settle()
         held = self._held
         if held.consumer is None:
-            self._create()
-            consumer = self.client.consume(self.name, prefetch=1)
-            held.consumer = consumer.__enter__()
+            held.consumer = self._join()
         try:
             held.message = held.consumer.receive(self._read_timeout_s)
         except TimeoutError:
             return None
         except ClientError:
-            with suppress(ClientError):
-                self.leave()
+            consumer, held.consumer = held.consumer, None
+            with self._lock:
+                if consumer is self._consumer:
+                    self._end(consumer)
             raise
         return held.message.data
+
+    def _join(self) -> BlockingConsumer:
+        """The consumer, which may hold one task more from now on."""
+        with self._lock:
+            if self._consumer is None:
+                self._create()
+                consumer = self.client.consume(self.name, prefetch=1)
+                self._consumer, self._threads = consumer.__enter__(), 1
+            else:
+                self._consumer.set_prefetch(self._threads + 1)
+                self._threads += 1
+            return self._consumer
+
+    def _end(self, consumer: BlockingConsumer) -> None:
+        self._consumer = None
+        with suppress(ClientError):
+            consumer.__exit__(None, None, None)
 
     def settle(self, how: Callable[[Message], None] = Message.ack) -> None:
         """Ack the task of this thread, if it has one, or do something else with it."""
@@ -148,9 +172,15 @@ class HueyStorage(BaseStorage):
     def leave(self) -> None:
         """This thread gets no more tasks. What it has returns to the queue."""
         consumer, self._held.consumer = self._held.consumer, None
-        self._held.message = None
-        if consumer is not None:
-            consumer.__exit__(None, None, None)
+        with self._lock:
+            if consumer is not None and consumer is self._consumer:
+                self._threads -= 1
+                if self._threads:
+                    with suppress(ClientError):
+                        consumer._narrow(self._threads)
+                else:
+                    self._end(consumer)
+        self.settle(Message.release)
 
     def _told(self) -> dict[str, Any]:
         """What the server tells of the queue. A task that waits for this thread is in the queue."""

@@ -101,6 +101,23 @@ def test_a_dead_letter_tells_why_and_may_run_again(broker: Any) -> None:
         until(lambda: ran == [7])
 
 
+def test_a_task_whose_retry_is_refused_is_kept(broker: Any) -> None:
+    """Since its queue is full; or dead, if it became too large with its traceback."""
+    why = ["short"]
+
+    @dramatiq.actor
+    def fail() -> None:
+        broker.client.set_queue(QUEUE, bytes_max=1)
+        raise ValueError(*why)
+
+    fail.send()
+    with working(broker):
+        until(lambda: broker.get_queue_message_counts("default") == (0, 1, 0))
+        why[0] = "long" * 1_000_000
+        assert broker.client.promote(QUEUE, None) == 1
+        until(lambda: broker.get_queue_message_counts("default") == (0, 0, 1))
+
+
 def test_policies_may_stay_as_they_are(mqks_broker: Broker) -> None:
     with brought(mqks_broker.url, dead_letters_s=None, prefix="") as broker:
         broker.client.set_queue("mails", dead_letter_queue="lost")

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from functools import partial
@@ -134,6 +135,30 @@ def test_a_task_that_cannot_be_read_is_dead(shop: Any) -> None:
     assert "UnpicklingError" in second.dead_letter.why
 
 
+def test_a_task_is_kept_while_something_of_it_cannot_be_stored(tmp_path: Path) -> None:
+    """What tells whether it was revoked; and its retry, since the queue is full."""
+    ran = list[int]()
+
+    def fail(number: int) -> None:
+        ran.append(number)
+        raise ValueError
+
+    with Broker(tmp_path / "db", queues_max=1) as server, made(server.url) as shop:
+        shop.task(retries=1)(fail)(0)
+        with pytest.raises(mqks.RequestFailed, match="queues_max"):
+            shop.execute(shop.dequeue())
+        assert (ran, shop.scheduled_count()) == ([], 1)
+    with Broker(tmp_path / "db") as server, made(server.url) as shop:
+        shop.task(retries=1)(fail)
+        shop.storage.client.set_queue("shop", messages_max=1)
+        shop.storage.client.promote("shop", None)
+        task = shop.dequeue()
+        shop.storage.enqueue(b"another one")
+        with pytest.raises(mqks.RequestFailed, match="messages_max"):
+            shop.execute(task)
+        assert (ran, shop.scheduled_count()) == ([0], 1)
+
+
 def test_local_time(mqks_broker: Broker) -> None:
     with made(mqks_broker.url, utc=False) as shop:
 
@@ -162,6 +187,25 @@ def test_a_task_waits_for_its_worker_alone(shop: Any) -> None:
     assert storage.queue_size() == 0
     storage.settle()
     assert storage.client.stats("queue", "shop")["unacked"] == 0
+
+
+def test_a_thread_that_leaves_gives_back_what_it_was_given(shop: Any) -> None:
+    """While another one, which is busy, stays."""
+    storage = shop.storage
+    storage.enqueue(b"0")
+    assert storage.dequeue() == b"0"
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(storage.dequeue).result() is None
+        storage.enqueue(b"1")
+        until(lambda: storage.client.stats("queue", "shop")["unacked"] == 2)
+        thread.submit(storage.leave).result()
+        until(lambda: storage.enqueued_items() == [b"1"])
+        assert thread.submit(storage.dequeue).result() == b"1"
+        storage.enqueue(b"2")
+        thread.submit(storage.leave).result()
+        until(lambda: storage.enqueued_items() == [b"1", b"2"])
+    storage.settle()
+    assert storage.dequeue() == b"1"
 
 
 def test_many_wait(shop: Any) -> None:

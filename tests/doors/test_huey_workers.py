@@ -105,15 +105,32 @@ def test_what_was_interrupted_runs_again(workers: HueyWorkers, tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_the_death_of_a_process_is_one_loss(workers: HueyWorkers, tmp_path: Path) -> None:
+    """Also if the server sees one of its connections end after the other."""
+    gate, client = tmp_path / "gate", workers.tasks.huey.storage.client
+    worker = workers.start("-w", "8")
+    workers.tasks.hold(str(tmp_path / "held"), str(gate))
+    until(lambda: workers.notes("held")["begun"])
+    until(lambda: sum(each["prefetch"] for each in client.stats("consumers")) == 8)
+    worker.send_signal(signal.SIGSTOP)
+    while rows := [each for each in client.stats("consumers") if each["unacked"]]:
+        client.request("close_connection", "--confirm", str(rows[0]["connection"]))
+    workers.kill(worker)
+    gate.touch()
+    workers.start()
+    workers.noted("done", name="held")
+
+
+@pytest.mark.slow
 def test_a_task_that_kills_its_workers_is_a_dead_letter(
     server: ServerProcess, workers: HueyWorkers
 ) -> None:
     workers.tasks.die()
     with blocking.connect(server.url) as client:
         client.subscribe("shop.dead", ["shop.dead"])
-        for _ in range(3):
-            worker = workers.start("-w", "1")
+        for _ in range(4):
+            worker = workers.start("-w", "4")
             until(lambda: worker.poll() is not None)  # noqa: B023
         (dead,) = until(lambda: client.peek("shop.dead"))
         assert dead.dead_letter is not None
-        assert (dead.dead_letter.reason, dead.dead_letter.tries) == ("losses", 3)
+        assert (dead.dead_letter.reason, dead.dead_letter.tries) == ("losses", 4)

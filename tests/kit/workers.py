@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from mqks import blocking
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import until
 
@@ -65,10 +66,26 @@ class WorkerGroup:
 
     def noted(self, *lines: str, name: str = "notes") -> None:
         """Wait until they are all there."""
-        until(lambda: {*lines} <= {*self.notes(name)}, self.log.read_text()[-2000:])
+
+        def missing() -> set[str]:
+            return {*lines} - {*self.notes(name)}
+
+        until(lambda: not missing(), lambda: f"no {missing()}; {self._told()}")
+
+    def _told(self) -> str:
+        """Where tasks may be that nobody has done, and what workers have logged."""
+        url = self.environment.get("MQKS_URL") or self.environment["BROKER"]
+        with blocking.connect(url) as client:
+            rows = client.stats("queues")
+        keys = "name", "ready", "unacked", "scheduled", "consumers"
+        held = [{key: row[key] for key in keys} for row in rows if any(map(row.get, keys[1:4]))]
+        return f"{held}\n{self.log.read_text()[-2000:]}"
 
     def work_on(self, server: ServerProcess, count: int, send: Callable[[str], object]) -> None:
-        """Send so many tasks, while workers and the server are killed, until all are done."""
+        """Send so many tasks, while three workers and the server are killed, until all are done.
+
+        A slow machine may have begun one task in each of the three, so it takes a queue that allows
+        more `losses` than that."""
         worker = self.start()
         for number in range(count):
             send(str(number))

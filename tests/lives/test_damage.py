@@ -284,9 +284,9 @@ def test_a_database_of_another_program_is_refused(db: Path) -> None:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("cases", [50, pytest.param(1000, marks=pytest.mark.slow)])
-def test_nothing_goes_by_without_a_word(cases: int, tmp_path: Path) -> None:
+def test_nothing_goes_by_without_a_word(cases: int) -> None:
     """`python -m tests.damage 10000` does the same at length."""
-    figures = damage.run(tmp_path, cases, printed_seed())
+    figures = damage.run(cases, printed_seed())
     assert figures.failures == []
     outcomes: Counter[str] = sum(figures.outcomes.values(), Counter())
     assert outcomes.total() == cases

@@ -30,7 +30,7 @@ def test_the_example(mqks_broker_process: BrokerProcess, tmp_path: Path) -> None
         command = [sys.executable, "invoices.py"]
         done = subprocess.run(command, cwd=place, env=environment, capture_output=True, check=True)
         assert done.stdout == b"enqueued\n"
-        until(lambda: log.read_text().count("is due") == 3, log.read_text())
+        until(lambda: log.read_text().count("is due") == 3, log.read_text)
         assert {*re.findall(r"invoice (\d) is sent", log.read_text())} == {"0", "1", "2"}
         with blocking.connect(mqks_broker_process.url) as client:
             (letter,) = until(lambda: client.peek("dramatiq.invoices.XQ"))

@@ -26,7 +26,7 @@ def test_the_example(mqks_broker_process: BrokerProcess, tmp_path: Path) -> None
         client.set_queue("orders.dead")
         app = subprocess.Popen(program, cwd=place, env=environment, stdout=file, stderr=file)
         try:
-            until(lambda: len(client.stats("consumers")) == 3, log.read_text())
+            until(lambda: len(client.stats("consumers")) == 3, log.read_text)
             done = subprocess.run(
                 [*program, "send"], cwd=place, env=environment, capture_output=True, check=True
             )
