@@ -20,7 +20,7 @@ SEEDS: Final = 12
 SEED_S: Final = 300
 WORLD: Final = "20"
 LIVES: Final = "3 --lives"
-TALK: Final = "2 --talk"
+TALK: Final = "3 --talk"
 YEAR: Final = "12 --year"
 
 

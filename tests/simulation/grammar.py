@@ -6,10 +6,15 @@ it; a new kind of value must be given in `VALUES`.
 
 import random
 import re
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from mqks.protocol.requests import Action
 
 OPTION_CHANCE: Final = 0.3
+WORDS_MAX: Final = 1000
+"""Of a kind, in a line."""
 _TOKEN: Final = re.compile(r"\{(\w+)\}|(\[)|(\])|( \.\.\.)|(\|)|( )|(\w[\w-]*|.)")
 
 
@@ -18,6 +23,10 @@ class Chance(Protocol):
 
     rng: random.Random
     consumers: list[str]
+    consumer: str
+    """The one that was drawn last for this line."""
+    held: dict[str, list[str]]
+    """What consumers were delivered."""
     messages: list[str]
     leases: list[str]
     epochs: list[str]
@@ -27,14 +36,20 @@ def _of(*values: str) -> Callable[[Chance], str]:
     return lambda chance: chance.rng.choice(values)
 
 
+def _consumer(chance: Chance) -> str:
+    chance.consumer = chance.rng.choice(chance.consumers)
+    return chance.consumer
+
+
 def _message(chance: Chance) -> str:
-    return chance.rng.choice([*chance.messages[-20:], "m1", "m2"])
+    held = chance.held.get(chance.consumer)
+    return chance.rng.choice(held or [*chance.messages[-20:], "m1", "m2"])
 
 
-SECONDS: Final = "0", "0.001", "0.5", "2", "30", "600", "3600", "86400", "604800", "31536000"
+SECONDS: Final = "0", "0.05", "0.5", "2", "30", "600", "3600", "86400", "604800", "31536000"
 VALUES: Final[dict[str, Callable[[Chance], str]]] = {
     "action": _of("publish", "consume", "dance"),
-    "consumer_id": lambda chance: chance.rng.choice(chance.consumers),
+    "consumer_id": _consumer,
     "cron": _of("* * * * *", "0 2 * * *", "30 1,2 * * 0", "*/7 3-5 29 2 *", "@daily", "x"),
     "dead": _of("0", "2"),
     "data": _of("", "x", "hello world", "y" * 300, "{}", "z" * 5000),
@@ -151,8 +166,37 @@ def _repeated(word: Callable[[Chance], str]) -> Callable[[Chance], str]:
     return lambda chance: " ".join(word(chance) for _ in range(chance.rng.choice((1, 1, 2, 5))))
 
 
-def usages() -> dict[str, Usage]:
-    """Of all actions."""
+def everything(action: "Action") -> bool:
+    return True
+
+
+def of_clients(action: "Action") -> bool:
+    """What operators do ends what others have begun."""
+    return not action.is_audited
+
+
+def of_transactions(action: "Action") -> bool:
+    return action.is_kept
+
+
+def usages(wanted: Callable[["Action"], bool] = everything) -> dict[str, Usage]:
+    """Of those actions."""
     from mqks.protocol.requests import ACTIONS
 
-    return {action.name: Usage(action.usage) for action in ACTIONS.values()}
+    return {action.name: Usage(action.usage) for action in ACTIONS.values() if wanted(action)}
+
+
+def is_allowed(line: bytes) -> bool:
+    """By the table, whatever there is of what it names."""
+    from mqks.errors import BadRequest
+    from mqks.protocol.requests import ACTIONS, parse_request
+
+    try:
+        request = parse_request(line)
+        parsed = ACTIONS[request.action].parse(request.rest, WORDS_MAX)
+        if isinstance(parsed, Generator):
+            for _ in parsed:
+                pass
+    except BadRequest:
+        return False
+    return True

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from tests.simulation.grammar import Usage, usages
+from tests.simulation.grammar import VALUES, Usage, is_allowed, of_clients, of_transactions, usages
 from tests.simulation.host import Host
 from tests.simulation.loop import NOBODY, Process, SimulatedLoop, Violation
 from tests.simulation.world import PORT, URL, World, mqks
@@ -25,6 +25,10 @@ RESTS_S: Final = 0.001, 0.1, 5.0, 600.0
 BURSTS: Final = 3, 3, 50, 50, 1000, 1000, 1000, 20_000
 DRAWN_MAX: Final = 100
 """So many lines of a burst differ in more than their id."""
+DRAWS: Final = 30
+"""Of a line that the table allows."""
+WRONG: Final = 0.05
+"""Share of draws that may be wrong."""
 LINE_BYTES: Final = 1024 * 1024
 LEFT_S: Final = 40 * 86400.0
 """A receive waits for no longer, so that a connection whose client has no more to send ends."""
@@ -86,11 +90,14 @@ class Talker:
         self.rng = world.rng
         self._world, self._name = world, name
         self.consumers = [f"c{number}-{name}" for number in range(3)]
+        self.consumer = ""
+        self.held: dict[str, list[str]] = {}
         self.messages: list[str] = []
         self.leases: list[str] = []
         self.epochs: list[str] = []
         self._count = 0
         self._is_vague = False
+        self._usages: dict[str, Usage] = {}
 
     def learn(self, lines: list[bytes]) -> None:
         for line in lines[:20]:
@@ -101,6 +108,10 @@ class Talker:
                     if seen is not None:
                         known.append(seen.decode("utf-8", "replace"))
                         del known[:-30]
+                if found[3] is not None:
+                    held = self.held.setdefault(line.partition(b" ")[0].decode(), [])
+                    held.append(self.messages[-1])
+                    del held[:-30]
 
     async def run(self) -> None:
         while self._world.has_faults:
@@ -120,9 +131,15 @@ class Talker:
         await loop.create_connection(lambda: self.wire, "127.0.0.1", PORT)
         # Others may have drained the server, and nobody would do anything else any more.
         self._send(b"u drain --off\nv read_only off\n")
+        if self.rng.random() < 0.7:  # What is drawn would seldom hold a message.
+            queue, consumer = VALUES["queue"](self), self.rng.choice(self.consumers)
+            prefetch = self.rng.choice((1, 10, 1000))
+            self._send(f"s subscribe {queue} **\n".encode())
+            self._send(f"{consumer} consume {queue} --manual-ack --prefetch={prefetch}\n".encode())
 
     async def _talk(self) -> None:
         rng, wire = self.rng, self.wire
+        self._usages = rng.choice(self._world.usages)
         for _ in range(rng.randrange(2, 40)):
             self._send(self._drawn())
             if rng.random() < 0.05:
@@ -158,24 +175,33 @@ class Talker:
             return self._line()
         if what < 0.9:
             return b"".join(self._line() for _ in range(rng.randrange(2, 30)))
+        if what < 0.92:
+            some = rng.sample([*self._world.in_transactions.items()], 2)
+            kept = [self._line(*rng.choice(some)) for _ in range(rng.randrange(2, 10))]
+            ends = (f"{self._named(end)} {end}\n".encode() for end in ("begin", "commit"))
+            return next(ends) + b"".join(kept) + next(ends)
         if what < 0.99:
-            usage, count = rng.choice([*self._world.usages.items()]), rng.choice(BURSTS)
-            some = [self._line(*usage).split(b" ", 1) for _ in range(min(count, DRAWN_MAX))]
-            more = (rng.choice(some) for _ in range(count - len(some)))
+            usage, count = rng.choice([*self._usages.items()]), rng.choice(BURSTS)
+            lines = [self._line(*usage).split(b" ", 1) for _ in range(min(count, DRAWN_MAX))]
+            more = (rng.choice(lines) for _ in range(count - len(lines)))
             new = [[self._named(usage[0]).encode(), rest] for _, rest in more]
-            return b"".join(map(b" ".join, some + new))
+            return b"".join(map(b" ".join, lines + new))
         line, words = self._line()[:-1], b" ".join(self._line()[:-1] for _ in range(50))
         return line + b" " + (words * (LINE_BYTES // len(words)))[: LINE_BYTES - len(line)] + b"\n"
 
     def _line(self, action: str = "", usage: Usage | None = None) -> bytes:
         rng = self.rng
         if usage is None:
-            action, usage = rng.choice([*self._world.usages.items()])
+            action, usage = rng.choice([*self._usages.items()])
         words = [self._named(action), action]
         if rng.random() < 0.6:
             words.append("--confirm")
-        words.append(usage.draw(self))
-        return " ".join(words).encode() + b"\n"
+        for _ in range(DRAWS):
+            self.consumer = ""
+            line = " ".join([*words, usage.draw(self)]).encode()
+            if rng.random() < WRONG or is_allowed(line):
+                break
+        return line + b"\n"
 
     def _named(self, action: str) -> str:
         """The id of a request."""
@@ -220,7 +246,9 @@ class Talk(World):
         loop = cast(SimulatedLoop, asyncio.get_running_loop())
         self.network.install(loop)
         self.host = Host(self.network, self.directory / "talk", PORT, self.note)
-        self.usages = usages()
+        self.usages = usages(), usages(of_clients), usages(of_clients)
+        """Of a talk."""
+        self.in_transactions = usages(of_transactions)
         made = vars(running)["Broker"]
 
         def remembered(*arguments: Any, **named: Any) -> "Broker":
@@ -243,7 +271,7 @@ class Talk(World):
         await self.host.serve(
             memory_bytes=rng.choice((0, 4096, 200_000, 2**29)),
             batch_records_max=rng.choice((20, 1000, 16_384)),
-            unacked_bytes_max=rng.choice((2**20, 2**28)),
+            unacked_bytes_max=rng.choice((20_000, 20_000, 2**28)),
             wal_checkpoint_pages=rng.choice((1, 250)),
             errors_kept_max=rng.choice((0, 10, 1000)),
             eval="on",
