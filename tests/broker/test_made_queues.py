@@ -248,6 +248,17 @@ def test_a_message_for_two_of_them_counts_twice() -> None:
     lab.check()
 
 
+def test_what_a_receive_was_waiting_for_counts_in_the_other_queues() -> None:
+    """It goes from the publish to the lease, and never waits."""
+    lab = UserLab(queue_bytes_max=39)
+    lab.do("alice", b"s subscribe a1 a1", b"s subscribe a2 a2")
+    lab.send("bob", b"r receive a1 --wait=60")
+    assert lab.outcome("bob1", b"m publish a1 0123456789") == ""
+    assert lab.told() == (2, lab.waiting())
+    assert lab.outcome("bob1", b"m publish a2 0123456789") != ""
+    lab.check()
+
+
 @pytest.mark.parametrize("policy", [b"--overflow=drop", b"--messages-max=1 --overflow=drop"])
 def test_a_queue_that_drops_refuses_beyond_it(policy: bytes) -> None:
     lab = UserLab(queue_bytes_max=30)

@@ -190,6 +190,8 @@ class Queue:
             if self.throttle is not None:
                 self.throttle.delivered(taken)
             if taken == len(lines):
+                if self.times is not None and self.capacity.is_watched:
+                    self.update_capacity()  # What is leased counts.
                 return
             if taken:
                 first += taken
