@@ -86,14 +86,14 @@ NO_TRAITS: Final = Traits(False, 0, b"")
 
 def read_traits(traits: bytes) -> Traits:
     """What `Parts.traits` say."""
-    told = dict(each.split(b"=", 1) for each in traits.split(b",")[1:])
+    values = dict(each.split(b"=", 1) for each in traits.split(b",")[1:])
     unique = b"%b%b%b" % (
-        told.get(b"unique", b""),
-        b",until=acked" if b"until" in told else b"",
-        b",for=" + told[b"for"] if b"for" in told else b"",
+        values.get(b"unique", b""),
+        b",until=acked" if b"until" in values else b"",
+        b",for=" + values[b"for"] if b"for" in values else b"",
     )
-    priority = int(told.get(b"priority", 0))
-    return Traits(b"escaped" in told, priority, told.get(b"key", b""), unique)
+    priority = int(values.get(b"priority", 0))
+    return Traits(b"escaped" in values, priority, values.get(b"key", b""), unique)
 
 
 def parts(message: bytes) -> Parts:

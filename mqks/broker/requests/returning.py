@@ -38,14 +38,14 @@ def reject_gathered(broker: Broker, consumer_id: bytes, message_ids: Sequence[by
         yield GOES_ON
 
 
-def give_up(broker: Broker, wanted: Settle, how: GiveUp) -> Work[None] | None:
+def give_up(broker: Broker, settle: Settle, how: GiveUp) -> Work[None] | None:
     """A consumer gives back one or all of its messages."""
-    consumer = broker.consumers.get(wanted.consumer)
+    consumer = broker.consumers.get(settle.consumer)
     if consumer is None:
         return None
-    if wanted.message == ALL:
+    if settle.message == ALL:
         return _give_up_all(consumer, how)
-    if deliveries := consumer.take_back([wanted.message]):
+    if deliveries := consumer.take_back([settle.message]):
         how(consumer.queue, deliveries)
     return None
 

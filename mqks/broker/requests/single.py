@@ -61,32 +61,32 @@ def _begin(broker: Broker, connection: Connection, request: Request) -> Doing:
     kept = None if request.action in AT_ONCE else connection.transaction
     if kept is not None and not action.is_kept:
         raise BadRequest(f"{action.name}: it is not possible between begin and commit")
-    wanted = action.parse(request.rest, broker.bindings.events_max)
+    arguments = action.parse(request.rest, broker.bindings.events_max)
     if kept is not None:
         # A commit is one step, and nobody knows how many these will be.
-        if getattr(wanted, "message", b"") == ALL:
+        if getattr(arguments, "message", b"") == ALL:
             raise BadRequest(f"{action.name}: --all is not possible between begin and commit")
         size = len(request.id) + len(request.rest)
-        kept.keep(request if action.is_audited else request._replace(rest=b""), wanted, size)
+        kept.keep(request if action.is_audited else request._replace(rest=b""), arguments, size)
         return None
-    if isinstance(wanted, Generator) or (may is not None and "bind" in action.needs.values()):
-        return _begin_in_turns(broker, connection, request, wanted)
+    if isinstance(arguments, Generator) or (may is not None and "bind" in action.needs.values()):
+        return _begin_in_turns(broker, connection, request, arguments)
     if may is not None:
-        finish(permits.check(broker, may, action, request, wanted))
-    return run(broker, connection, request, wanted)
+        finish(permits.check(broker, may, action, request, arguments))
+    return run(broker, connection, request, arguments)
 
 
 def _begin_in_turns(
-    broker: Broker, connection: Connection, request: Request, wanted: Any
+    broker: Broker, connection: Connection, request: Request, arguments: Any
 ) -> Work[int | bytes | None]:
     """Check and do a request that may have many names."""
     may = connection.permissions
     action, run = RUNS[request.action]
-    if isinstance(wanted, Generator):
-        wanted = yield from wanted
+    if isinstance(arguments, Generator):
+        arguments = yield from arguments
     if may is not None:
-        yield from permits.check(broker, may, action, request, wanted)
-    work = run(broker, connection, request, wanted)
+        yield from permits.check(broker, may, action, request, arguments)
+    work = run(broker, connection, request, arguments)
     return None if work is None else (yield from work)
 
 
@@ -99,7 +99,7 @@ def _perform(
 ) -> Work[None]:
     """Perform a request that may take several turns. It raises before it changes anything."""
     try:
-        told = yield from work
+        answer = yield from work
         # On a disk that became full meanwhile, its messages have their new places in memory.
         if request.confirm and broker.unwritable and request.action in PLACING:
             raise Unwritable(f"{broker.unwritable}: the request is not durable")
@@ -109,11 +109,11 @@ def _perform(
         return
     if not request.confirm:
         return
-    if told is None:
+    if answer is None:
         ids = [request.id]
         places = request.action in PLACING
         confirms = (connection, ids, []) if places else (connection, [], ids)
         broker.pending.waiters.confirms.append(confirms)
     else:
-        text = told if isinstance(told, bytes) else b"%d" % told
+        text = answer if isinstance(answer, bytes) else b"%d" % answer
         broker.pending.waiters.counts.append((connection, request.id, text))

@@ -133,11 +133,11 @@ class Keyed(Order):
         if self.frontier >= lane.next_seq or not self._wants_more:
             return False
         count = min(STEP_MESSAGES, KEYED_MAX - self._count)
-        found, stop = lane.blocks.held_from(self.frontier, count)
-        for number, line in found:
+        bodies, stop = lane.blocks.held_from(self.frontier, count)
+        for number, line in bodies:
             self._add(key_of(line), number)
         self.frontier = lane.next_seq if stop is None else stop
-        return bool(found)
+        return bool(bodies)
 
     @property
     def page_first(self) -> int | None:
@@ -245,12 +245,12 @@ class Keyed(Order):
         numbers, blocks = self._ready[key], self._lane.blocks
         some: Iterable[int] = [numbers] if isinstance(numbers, int) else numbers[numbers[0] :]
         some = islice(some, FETCHED_MAX)
-        wanted = [number for number in some if number in blocks and blocks.get(number) is None]
+        missing = [number for number in some if number in blocks and blocks.get(number) is None]
         self._fetched.add(key)
-        self._queue.fetch(wanted, partial(self._came, key, wanted))
+        self._queue.fetch(missing, partial(self._came, key, missing))
 
-    def _came(self, key: bytes, wanted: list[int], lines: Mapping[int, bytes]) -> None:
-        bring_in(self._queue, wanted, lines)
+    def _came(self, key: bytes, missing: list[int], lines: Mapping[int, bytes]) -> None:
+        bring_in(self._queue, missing, lines)
         if key in self._fetched:
             self._fetched.remove(key)
             if key in self._ready:
@@ -318,19 +318,23 @@ class Keyed(Order):
 
     def _give(self, taker: Taker) -> Delivery | None:
         """Take the message that this consumer gets next out of the index."""
-        found, offers = None, self._offers.get(taker)
+        delivery, offers = None, self._offers.get(taker)
         if self._free and not (offers and taker.is_brief):
             key = self._free.popleft()
-            if (found := self._next_of(key)) is not None:
-                self._hold(key, found[0], taker)
+            if (delivery := self._next_of(key)) is not None:
+                self._hold(key, delivery[0], taker)
         elif offers:
             hold = offers.popleft()
             hold.is_offered = False
-            if hold.count and not hold.put_off and (found := self._next_of(hold.key)) is not None:
-                self._hold(hold.key, found[0], taker)
+            if (
+                hold.count
+                and not hold.put_off
+                and (delivery := self._next_of(hold.key)) is not None
+            ):
+                self._hold(hold.key, delivery[0], taker)
             if not offers:
                 del self._offers[taker], self._able[taker]
-        return found
+        return delivery
 
     def _hold(self, key: bytes, number: int, taker: Taker) -> None:
         """A message is delivered."""

@@ -63,14 +63,14 @@ class Placed(Fifo):
         return None
 
     def next(self, ring: Ring, most: int) -> Iterable[Share] | None:
-        lane, found = self._lane, self._next()
-        if found is None:
+        lane, first = self._lane, self._next()
+        if first is None:
             self._leave_if_empty()
             return super().next(ring, most)
         most = min(most, room_of(ring), STEP_MESSAGES)
         if not most:
             return ()
-        place, number = found
+        place, number = first
         before = lane.blocks.after(0, place, most)
         numbers, lines, _ = lane.pick(before or [number], DELIVERY_BYTES)
         if numbers and not before:  # If it returns, it has its number.
@@ -79,10 +79,10 @@ class Placed(Fifo):
         return ((numbers, lines, None),) if numbers else None
 
     def wants(self) -> Sequence[int] | None:
-        blocks, found = self._lane.blocks, self._next()
-        if found is None or (blocks.first or 0) < found[0] or blocks.get(found[1]) is not None:
+        blocks, first = self._lane.blocks, self._next()
+        if first is None or (blocks.first or 0) < first[0] or blocks.get(first[1]) is not None:
             return super().wants()
-        return [found[1]]
+        return [first[1]]
 
 
 def place_of(queue: Place, number: int) -> int:

@@ -83,10 +83,10 @@ class Ranked(Order):
     # -- adding
 
     def joined(self, first: int, lines: Iterable[bytes]) -> None:
-        found: dict[int, list[int]] = {}
+        by_priority: dict[int, list[int]] = {}
         for number, priority in enumerate(map(priority_of, lines), first):
-            found.setdefault(priority, []).append(number)
-        for priority, numbers in found.items():
+            by_priority.setdefault(priority, []).append(number)
+        for priority, numbers in by_priority.items():
             self._level(priority).append_numbers(numbers)
             self._count += len(numbers)
         self._sweep()
@@ -150,11 +150,11 @@ class Ranked(Order):
         ready = self._ready
         while self._order and not self.is_learning:
             priority = self._order[0]
-            found = self._levels[priority].after(0, SEQ_MAX, most)
+            ahead = self._levels[priority].after(0, SEQ_MAX, most)
             # Those that have left otherwise are noticed here; what lives stays where it is.
-            living = [number for number in found if number in ready]
-            if len(living) < len(found):
-                self._pop_first(priority, len(found))
+            living = [number for number in ahead if number in ready]
+            if len(living) < len(ahead):
+                self._pop_first(priority, len(ahead))
                 for number in living:
                     self._level(priority).add(number, None)
                 self._count += len(living)
@@ -174,12 +174,12 @@ class Ranked(Order):
         most = min(most, room_of(ring), STEP_MESSAGES)
         while self._order and most:
             priority = self._order[-1]
-            found = self._levels[priority].after(0, SEQ_MAX, most)
-            numbers, lines, looked = self._lane.pick(found, DELIVERY_BYTES)
+            ahead = self._levels[priority].after(0, SEQ_MAX, most)
+            numbers, lines, looked = self._lane.pick(ahead, DELIVERY_BYTES)
             self._pop_first(priority, looked)
             if numbers:
                 return ((numbers, lines, None),)
-            if looked < len(found):  # The next one is only on disk, and none may pass it.
+            if looked < len(ahead):  # The next one is only on disk, and none may pass it.
                 return None
         return None if most else ()
 

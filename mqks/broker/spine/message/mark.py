@@ -117,14 +117,14 @@ def id_checksum(message_id: bytes) -> int:
     return crc32(group) & _GROUP | crc & ~_GROUP if has_group else crc
 
 
-def id_checksums(wanted: bytes) -> tuple[int, set[int]]:
-    """A mask, and what the checksum of a wanted message has there."""
-    if group := group_of(wanted):
+def id_checksums(pattern: bytes) -> tuple[int, set[int]]:
+    """A mask, and what the checksum of a message of this pattern has there: an id, or GROUP#*."""
+    if group := group_of(pattern):
         return _GROUP, {id_checksum(group) & _GROUP}
     # Up to 0.2 there were no groups.
-    return 0xFFFFFFFF, {id_checksum(wanted), crc32(wanted)}
+    return 0xFFFFFFFF, {id_checksum(pattern), crc32(pattern)}
 
 
-def group_of(wanted: bytes) -> bytes:
-    """What the ids of the wanted group begin with; empty if one id is wanted."""
-    return wanted[:-1] if wanted.endswith(b"#*") else b""
+def group_of(pattern: bytes) -> bytes:
+    """What the ids of its group begin with; empty for one id."""
+    return pattern[:-1] if pattern.endswith(b"#*") else b""

@@ -173,10 +173,10 @@ class Blocks:
 
     def get(self, number: int) -> bytes | None:
         """Body of a message; None if it is only on disk."""
-        found = self._find(number)
-        if found is None:
+        position = self._find(number)
+        if position is None:
             return None
-        at, place = found
+        at, place = position
         lines = self._blocks[at].lines
         return None if lines is None else lines[place]
 
@@ -365,9 +365,9 @@ class Blocks:
 
     def pop(self, number: int) -> None:
         """Take out this message."""
-        found = self._find(number)
-        assert found is not None
-        at, place = found
+        position = self._find(number)
+        assert position is not None
+        at, place = position
         if self._blocks[at].lines is None and 0 < place < len(self._blocks[at].numbers) - 1:
             at, place = self._open_beside(at, number)
         self._remove(at, place, place + 1)
@@ -453,11 +453,11 @@ class Blocks:
     def forget(self, numbers: Iterable[int]) -> None:
         """Remove these bodies from memory, where they are there; they are on disk."""
         for number in numbers:
-            found = self._find(number)
-            lines = None if found is None else self._blocks[found[0]].lines
-            if found is not None and lines and (line := lines[found[1]]) is not None:
-                lines[found[1]] = None
-                self._counted(self._blocks[found[0]], -1, -len(line))
+            position = self._find(number)
+            lines = None if position is None else self._blocks[position[0]].lines
+            if position is not None and lines and (line := lines[position[1]]) is not None:
+                lines[position[1]] = None
+                self._counted(self._blocks[position[0]], -1, -len(line))
                 self.disk_bytes += len(line)
 
     def _close(self, at: int) -> None:
@@ -564,10 +564,10 @@ class Blocks:
 
     def put(self, number: int, line: bytes) -> None:
         """Add the body of one message; nothing if it has left, or is in memory."""
-        found = self._find(number)
-        if found is None:
+        position = self._find(number)
+        if position is None:
             return
-        at, place = found
+        at, place = position
         if self._blocks[at].lines is None:
             at, place = self._open_beside(at, number)
         block = self._blocks[at]

@@ -362,9 +362,9 @@ class Queue:
             self.update_capacity()
         if not self.ring or lane.paging or not self._room:
             return
-        if wanted := self.order.wants():
-            bring(self, wanted)
-        elif wanted is not None:
+        if numbers := self.order.wants():
+            bring(self, numbers)
+        elif numbers is not None:
             lane.paging = True
             self.shared.wanted.pages.append(self)
 

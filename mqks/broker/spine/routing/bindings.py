@@ -232,14 +232,14 @@ def _difference(
         gone = [event for event in removed if event in bound and event not in added]
         yield GOES_ON
         return [event for event in added if event not in bound], gone
-    wanted = yield from _unique(replace)
+    events = yield from _unique(replace)
     for event in remove:
-        wanted.pop(event, None)
-    wanted |= added
+        events.pop(event, None)
+    events |= added
     yield GOES_ON
-    new = [event for event in wanted if event not in bound]
+    new = [event for event in events if event not in bound]
     yield GOES_ON
-    return new, [event for event in bound if event not in wanted]
+    return new, [event for event in bound if event not in events]
 
 
 def _unique(events: Iterable[bytes]) -> Work[dict[bytes, None]]:
