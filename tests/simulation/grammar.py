@@ -188,6 +188,7 @@ def usages(wanted: Callable[["Action"], bool] = everything) -> dict[str, Usage]:
 
 def is_allowed(line: bytes) -> bool:
     """By the table, whatever there is of what it names."""
+    from mqks.broker.spine.base.turns import finish
     from mqks.errors import BadRequest
     from mqks.protocol.requests import ACTIONS, parse_request
 
@@ -195,8 +196,7 @@ def is_allowed(line: bytes) -> bool:
         request = parse_request(line)
         parsed = ACTIONS[request.action].parse(request.rest, WORDS_MAX)
         if isinstance(parsed, Generator):
-            for _ in parsed:
-                pass
+            finish(parsed)
     except BadRequest:
         return False
     return True
