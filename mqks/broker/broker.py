@@ -21,6 +21,7 @@ from mqks.broker.features.jobs.progress import AllProgress
 from mqks.broker.features.jobs.results import Results
 from mqks.broker.features.table import FEATURES
 from mqks.broker.features.tails.tails import MessageTail, Tails
+from mqks.broker.features.throttle import breaker
 from mqks.broker.features.time.ticks import NextTick, Schedules, no_cron
 from mqks.broker.features.trace.traces import Traces
 from mqks.broker.policies import Policies
@@ -187,7 +188,7 @@ class Broker:
 
     def tracers_of(self, queue: Queue) -> tuple[Tracer, ...]:
         """Whoever is to be told what becomes of its messages."""
-        return (*self.traces.of_queue(), *self.results.of_queue(queue))
+        return (*self.traces.of_queue(), *self.results.of_queue(queue), *breaker.of_queue(queue))
 
     def _progress_of(self, consumer_id: bytes, message_id: bytes, number: int) -> bytes:
         found = self.progress.of(self.consumers.get(consumer_id), message_id, number)

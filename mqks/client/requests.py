@@ -610,6 +610,8 @@ class PolicyKeywords(TypedDict, total=False):
     rate_per_key: str | None
     limit: str | None
     """As `api,concurrency=5,rate=100/s,20`."""
+    breaker: str | None
+    """As `5,30`: rejects, and seconds."""
     readers: str | None
     """Names with commas."""
     labels: str | None

@@ -1035,6 +1035,14 @@ def _limit(value: bytes) -> str:
     return value.decode()
 
 
+def _breaker(value: bytes) -> str:
+    most, _, pause = value.partition(b",")
+    if not re.fullmatch(rb"[1-9]\d{0,8}", most):
+        raise BadRequest(f"{shown(value)} is not a number of rejects and of seconds, as 5,30")
+    _duration_s(pause)
+    return value.decode()
+
+
 BACKOFF = b"--backoff"
 ACK_TIMEOUT = b"--ack-timeout"
 CLOSING = frozenset({b"--manual-ack", b"--delete-queue-when-unused"})
@@ -1080,6 +1088,7 @@ _YES_NO: _Kind = partial(_one_of, {b"yes": True, b"no": False}), "yes|no"
 _KEY: _Kind = partial(_one_of, {b"key": "key"}), "key"
 _RATE: _Kind = _rate, "RATE"
 _LIMIT: _Kind = _limit, "NAME[,concurrency=N][,rate=RATE]"
+_BREAKER: _Kind = _breaker, "REJECTS,SECONDS"
 _READERS: _Kind = _readers, "NAME[,NAME...]"
 _LABELS: _Kind = (
     partial(check_meta, reserved=True, bytes_max=LABELS_BYTES_MAX),
@@ -1107,6 +1116,10 @@ _POLICY = {
     "concurrency_per_key": (_MOST, "The most unacked and leased messages of each key."),
     "rate_per_key": (_RATE, "The most deliveries of each key, as for --rate."),
     "limit": (_LIMIT, "A limit for all queues that name it together."),
+    "breaker": (
+        _BREAKER,
+        "After so many rejects in a row, a delivery every SECONDS until an ack.",
+    ),
     "readers": (_READERS, "Trim the queue only up to where the slowest of these is."),
     "labels": (_LABELS, "Labels, for people and programs that manage queues."),
 }
@@ -1325,7 +1338,7 @@ _TABLE = (
         "[--overflow=reject|drop] [--single-consumer=yes|no] [--ack-timeout={seconds}] "
         "[--ordered=key] [--fair=key] [--paused=yes|no] [--publishes-paused=yes|no|wait] "
         "[--paused-until={time}] [--concurrency={n}] [--rate={rate}] "
-        "[--concurrency-per-key={n}] [--rate-per-key={rate}] "
+        "[--concurrency-per-key={n}] [--rate-per-key={rate}] [--breaker={n},{seconds}] "
         "[--limit={name}[,concurrency={n}][,rate={rate}]] [--readers={name}[,...]] "
         "[--labels={key}={value}[&...]] [--reset]",
         lambda queue, reset=False, **changes: SetQueue(queue, changes, reset),

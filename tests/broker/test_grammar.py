@@ -125,7 +125,7 @@ def parse(line: bytes) -> Any:
             b"--messages-max=10 --bytes-max=1000 --overflow=drop --single-consumer=yes "
             b"--ack-timeout=30 --ordered=key --fair=key --concurrency=9 --rate=5/h --readers=a,b-2 "
             b"--concurrency-per-key=1 --rate-per-key=7/s,7 --limit=api "
-            b"--labels=team=ops&a%20b=",
+            b"--breaker=5,0.5 --labels=team=ops&a%20b=",
             SetQueue(
                 b"q",
                 {
@@ -146,6 +146,7 @@ def parse(line: bytes) -> Any:
                     "concurrency_per_key": 1,
                     "rate_per_key": "7/s,7",
                     "limit": "api",
+                    "breaker": "5,0.5",
                     "readers": b"a,b-2",
                     "labels": b"team=ops&a%20b=",
                 },

@@ -28,6 +28,7 @@ POLICIES = [
         concurrency_per_key=3,
         rate_per_key="1/h",
         limit="a.b_c-1,concurrency=5,rate=100/m,7",
+        breaker="5,30",
         readers=b"lake,warehouse",
         labels=b"team=ops&a%20b=",
         is_sparse=True,

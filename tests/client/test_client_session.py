@@ -689,6 +689,7 @@ def test_requests_are_written_as_the_protocol_says() -> None:
         "concurrency_per_key": 2,
         "rate_per_key": None,
         "limit": "api,rate=9/s",
+        "breaker": "5,30",
         "readers": "lake,warehouse",
         "labels": "team=ops",
     }
@@ -696,7 +697,7 @@ def test_requests_are_written_as_the_protocol_says() -> None:
         b"set_queue --confirm q --reset --retries=0 --losses=2 --backoff=0.5,60 --dead-letters=d "
         b"--ttl=1.5 --messages-max= --bytes-max=9 --overflow=drop --single-consumer=no "
         b"--ack-timeout=30 --ordered=key --fair= --concurrency=7 --rate=9/s,3 "
-        b"--concurrency-per-key=2 --rate-per-key= --limit=api,rate=9/s "
+        b"--concurrency-per-key=2 --rate-per-key= --limit=api,rate=9/s --breaker=5,30 "
         b"--readers=lake,warehouse --labels=team=ops"
     )
     assert requests.set_queue("q", {}) == b"set_queue --confirm q"

@@ -117,7 +117,7 @@ NO_DEFAULT = """
     --readers --publishes-paused --paused-until --concurrency --for --file --out --priority --key
     --unique
     --rate --concurrency-per-key --rate-per-key --every --jitter --catalog --keep --user
-    --keep-result --reason --batch --then --on-dead
+    --breaker --keep-result --reason --batch --then --on-dead
 """
 """Without them there is nothing that another value could stand for."""
 

@@ -20,6 +20,7 @@ from mqks.broker.features.jobs.waiter import ResultWaiter
 from mqks.broker.features.order.keyed import Keyed
 from mqks.broker.features.order.limited import LimitedKeys
 from mqks.broker.features.order.ranked import Ranked
+from mqks.broker.features.throttle.breaker import Breaker
 from mqks.broker.features.throttle.common import CommonLimit, CommonTerms, CommonThrottle
 from mqks.broker.features.throttle.rate import Paced
 from mqks.broker.features.throttle.throttles import Throttles
@@ -278,18 +279,18 @@ def _check_turns(queue: Queue) -> None:
         waits = waits or (isinstance(order, Keyed) and not _check_keys(queue, order))
         # The first one is to die, by an alarm that is due.
         waits = waits or (queue.times is not None and queue.times.expires())
-        # A rate has some again, and the alarm that tells it is due next.
+        # A rate has some again, or a trial is due, and the alarm that tells it is next.
         waits = waits or any(each._alarm.is_set for each in _paced(queue))
         require(waits, f"{queue.name!r}: messages wait for a consumer that has room")
 
 
-def _paced(queue: Queue) -> Iterator[Paced]:
-    """Its rate, and that which it has in common with others."""
+def _paced(queue: Queue) -> Iterator[Paced | Breaker]:
+    """Its breaker, its rate, and that which it has in common with others."""
     throttle = queue.throttle
     for part in throttle.parts if isinstance(throttle, Throttles) else [throttle]:
         if isinstance(part, CommonThrottle):
             part = part.limit._paced
-        if isinstance(part, Paced):
+        if isinstance(part, Paced | Breaker):
             yield part
 
 
@@ -537,7 +538,7 @@ def _alarms(broker: Broker) -> int:
     ]
     for throttle in (queue.throttle for queue in broker.queues.values()):
         parts = throttle.parts if isinstance(throttle, Throttles) else [throttle]
-        alarms += [part._alarm for part in parts if isinstance(part, Paced)]
+        alarms += [part._alarm for part in parts if isinstance(part, Paced | Breaker)]
     paced = [limit._paced for limit in broker.shared.limits.values()]
     alarms += [each._alarm for each in paced if each is not None]
     orders = [queue.order for queue in broker.queues.values()]

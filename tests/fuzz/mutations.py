@@ -29,6 +29,7 @@ FLAGS: Final = b"""
 --overflow --reset --single-consumer --ack-timeout --meta --delay --dead --prefetch --for
 --scheduled --event --fate --concurrency --rate --cancellable --keep-result=5 --result=x --wait=5
 --concurrency-per-key --rate-per-key --limit=l,concurrency=2 --limit=l,rate=5/s
+--breaker=2,5
 """.split()
 PUBLISH_FLAGS: Final = b"""
 --once --mandatory --ttl=9 --ttl=1e6 --delay=1 --at=1005 --to=q1 --meta=a=b --meta=

@@ -6,6 +6,7 @@ The one rule: a part that still suits stays, with what it knows.
 from collections.abc import Sequence
 
 from mqks.broker.features.admission.pauses import Paused
+from mqks.broker.features.throttle.breaker import Breaker
 from mqks.broker.features.throttle.common import CommonThrottle
 from mqks.broker.features.throttle.concurrency import Concurrency
 from mqks.broker.features.throttle.rate import Paced
@@ -13,7 +14,7 @@ from mqks.broker.spine.queue.order import UNLIMITED
 from mqks.broker.spine.queue.seams import HeldBack, Throttle
 from mqks.broker.spine.queue.shared import Place
 
-PARTS = Paused, Concurrency, Paced, CommonThrottle
+PARTS = Paused, Breaker, Concurrency, Paced, CommonThrottle
 """The last one is asked only where no other holds back: who asks it waits in a line."""
 
 

@@ -65,6 +65,8 @@ class Policy:
     limit: str | None = None
     """The name of a limit that queues have in common, and its values, as
     `api,concurrency=5,rate=100/s,20`."""
+    breaker: str | None = None
+    """After how many rejects in a row one message is delivered in so many seconds, as `5,30`."""
     readers: bytes | None = None
     """Names with commas: the queue is trimmed only up to where the slowest of these is."""
     labels: bytes | None = None
