@@ -75,10 +75,10 @@ class FairTurn:
             turns.begin()
         was_starved, is_first = begins and self._starved and count > 0, begins
         if was_starved:
-            yield self._overrun.pop(), b"", False
+            yield self._overrun.next(), b"", False
             count, is_first = count - 1, False
         while self._put_off and (is_first or not turns.over):
-            yield self._put_off.pop(), b"", False
+            yield self._put_off.next(), b"", False
             is_first = False
         for client, data in chunks:
             yield client, data, not is_first and turns.over
@@ -86,5 +86,5 @@ class FairTurn:
         if begins:
             self._starved = count > 0 and turns.over and not was_starved
         while count and self._overrun and (is_first or not turns.over):
-            yield self._overrun.pop(), b"", False
+            yield self._overrun.next(), b"", False
             count, is_first = count - 1, False

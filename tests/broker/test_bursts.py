@@ -114,6 +114,7 @@ REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
                 b"--rate=9/s",
                 b"--concurrency-per-key=2",
                 b"--rate-per-key=9/s",
+                b"--breaker=9,9",
                 b"--limit=l,concurrency=9,rate=9/s",
             ),
             b"--readers=a,b",

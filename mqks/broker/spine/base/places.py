@@ -6,37 +6,32 @@ The one rule: nobody waits for all that another one has.
 from collections import OrderedDict
 from collections.abc import Hashable
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from mqks.broker.spine.base.turns import WAITS, Work
 
 T = TypeVar("T")
 
 
-class Rounds(Generic[T]):
-    """What waits for its turn. The parties that it belongs to take turns, so that nobody waits for
-    all that another one has; what one of them has is in order."""
+class Rounds(dict[T, Hashable]):
+    """What waits for its turn, and the party that it belongs to. Parties take turns, so that nobody
+    waits for all that another one has; what one of them has is in order."""
 
-    __slots__ = ("_lines", "_party_of")
+    __slots__ = ("_lines",)
 
     def __init__(self) -> None:
-        self._party_of: dict[T, Hashable] = {}
+        super().__init__()
         self._lines: OrderedDict[Hashable, OrderedDict[T, None]] = OrderedDict()
         """By party, the next one first."""
 
-    def __len__(self) -> int:
-        return len(self._party_of)
-
-    def __contains__(self, item: T) -> bool:
-        return item in self._party_of
-
     def add(self, item: T, party: Hashable) -> None:
         """What waits already keeps its place."""
-        if item not in self._party_of:
-            self._party_of[item] = party
+        if item not in self:
+            self[item] = party
             self._lines.setdefault(party, OrderedDict())[item] = None
 
-    def pop(self) -> T:
+    def next(self) -> T:
+        """Take out the next one."""
         party = next(iter(self._lines))
         item = next(iter(self._lines[party]))
         self.discard(item)
@@ -45,8 +40,8 @@ class Rounds(Generic[T]):
         return item
 
     def discard(self, item: T) -> None:
-        if item in self._party_of:
-            party = self._party_of.pop(item)
+        if item in self:
+            party = self.pop(item)
             del self._lines[party][item]
             if not self._lines[party]:
                 del self._lines[party]

@@ -120,7 +120,7 @@ class Answers:
 
     def _tell_held(self) -> Work[None]:
         while self._held:
-            self._held.pop()()
+            self._held.next()()
             yield GOES_ON
 
     def _spill(self, batch: Batch) -> Work[None]:
