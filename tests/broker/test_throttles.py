@@ -315,6 +315,18 @@ def test_a_deleted_queue_has_no_timer() -> None:
     lab.check()
 
 
+@pytest.mark.parametrize("order", [b"", b" --ordered=key"])
+def test_a_key_that_has_its_turn_keeps_a_lower_limit(order: bytes) -> None:
+    lab = Lab(1 << 20)
+    lab.do("p", b"s set_queue q --concurrency-per-key=2" + order, b"c consume q e --manual-ack")
+    lab.do("p", *(b"m%d publish --key=k e x" % n for n in range(3)), b"s pause q --deliveries")
+    lab.do("p", b"a ack c m0", b"s set_queue q --concurrency-per-key=1", b"s resume q")
+    assert delivered(lab) == 2
+    lab.do("p", b"a ack c m1")
+    assert delivered(lab) == 1
+    lab.check()
+
+
 KEYED = b"s set_queue q --rate-per-key=1/h", b"s subscribe q e"
 
 

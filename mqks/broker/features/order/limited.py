@@ -16,6 +16,7 @@ from mqks.broker.features.order.keyed import Keyed
 from mqks.broker.features.throttle.rate import Rate
 from mqks.broker.spine.base.schedule import Alarm
 from mqks.broker.spine.base.turns import GOES_ON, Work, emptied, free, slices
+from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.order import Taker
 from mqks.broker.spine.queue.seams import HeldBack
 from mqks.broker.spine.queue.shared import Place
@@ -77,9 +78,14 @@ class LimitedKeys(Keyed):
 
     # -- turns
 
+    def _is_busy(self, key: bytes) -> bool:
+        """Whether as many of its messages are unacked as may be."""
+        hold, most = self._holds.get(key), self._most
+        return key != b"" and hold is not None and most is not None and hold.count >= most
+
     def _turn(self, key: bytes) -> None:
-        hold, until_ns = self._holds.get(key), 0
-        if key and hold is not None and self._most is not None and hold.count >= self._most:
+        until_ns = 0
+        if self._is_busy(key):
             self._busy.add(key)
         elif not (key and self._rate is not None and (until_ns := self._until_ns(key, self._rate))):
             super()._turn(key)
@@ -88,6 +94,12 @@ class LimitedKeys(Keyed):
             heapq.heappush(self._sleeping, (until_ns, key))
             if self._sleeping[0][1] is key:
                 self._set_alarm()
+
+    def _next_of(self, key: bytes) -> Delivery | None:
+        if self._is_busy(key):  # The limit is lower than when it got its turn.
+            self._busy.add(key)
+            return None
+        return super()._next_of(key)
 
     def _freed(self, key: bytes) -> None:
         if key in self._busy:
