@@ -192,7 +192,9 @@ class Transport(asyncio.Transport):
         if self.watch is not None:
             self.watch.read(data)
         if (other := self.other) is not None:
-            self._loop.happen(0, lambda: other._sent(len(data)), other._context)
+            other._unsent -= len(data)
+            if other._is_paused:
+                self._loop.happen(0, other._resume, other._context)
 
     def pause_reading(self) -> None:
         self._reads = False
@@ -246,8 +248,8 @@ class Transport(asyncio.Transport):
         else:
             other.pending.append(data)
 
-    def _sent(self, size: int) -> None:
-        self._unsent -= size
+    def _resume(self) -> None:
+        """If there is room."""
         if self._is_paused and self._unsent <= self._low:
             self._is_paused = False
             self._protocol.resume_writing()

@@ -152,7 +152,7 @@ class Judge:
 
     def violate(self, what: str) -> None:
         """End the run."""
-        self.loop.failure = self.loop.failure or Violation(what)
+        self.loop.fail(Violation(what))
 
     def watch(self, port: int, transport: "Transport") -> "Wire | ClientEnd | None":
         """What watches an end of a connection to the server at this port."""
@@ -248,12 +248,13 @@ class Judge:
             self.violate(f"{what}: comes {self.now_s - due_s:.0f} s late")
         if message.life < self.life:
             return
-        if is_set and self.now_s >= message.due_s - self.clock_s:
+        was_due = clock.sets > message.sets + 1 or self.now_s >= message.due_s - self.clock_s
+        if is_set and was_due:
             return  # Nobody knows whether it was noticed that the clock was set.
+        if self.now_s < due_s - self.clock_s:
+            self.violate(f"{what}: comes {due_s - self.now_s:.3f} s early")
         if is_set:
             self.noticed.setdefault((consumer.queue, self.life, clock.sets), self.now_s)
-        elif self.now_s < due_s - self.clock_s:
-            self.violate(f"{what}: comes {due_s - self.now_s:.3f} s early")
         noticed_s = self.noticed.get((consumer.queue, self.life, clock.sets), 0.0)
         due = "due", noticed_s, *rank
         if late_s + self.clock_s < newest.get(due, -inf):
