@@ -46,7 +46,7 @@ class Faulty({kind}):
         put_in()
 
 try:
-    run({seed}, 20, Faulty)
+    run({seed}, {messages}, Faulty)
 except BaseException as error:
     print(type(error).__name__, error, flush=True)
     os._exit(3)
@@ -264,7 +264,7 @@ def test_nothing_is_lost_in_take_overs(seed: int) -> None:
 @patches_modules
 @pytest.mark.parametrize("fault", FAULTS)
 def test_it_finds(fault: str) -> None:
-    assert is_found("World", FAULTS[fault])
+    assert is_found("World", 5, FAULTS[fault])
 
 
 @pytest.mark.slow
@@ -272,13 +272,14 @@ def test_it_finds(fault: str) -> None:
 @patches_modules
 @pytest.mark.parametrize("fault", FAULTS_WITH_STANDBY)
 def test_it_finds_with_a_standby(fault: str) -> None:
-    assert is_found("WithStandby", FAULTS_WITH_STANDBY[fault])
+    assert is_found("WithStandby", 10, FAULTS_WITH_STANDBY[fault])
 
 
-def is_found(kind: str, fault: str) -> bool:
-    """By one of a few seeds."""
-    for seed in range(SEEDS):
-        done = played("-c", WITH_A_FAULT.format(kind=kind, fault=fault, seed=seed))
+def is_found(kind: str, messages: int, fault: str) -> bool:
+    """By one of a few seeds of a world that is as small as finds it."""
+    how = {"kind": kind, "messages": messages, "fault": fault}
+    for seed in range(1, 1 + SEEDS):
+        done = played("-c", WITH_A_FAULT.format(seed=seed, **how))
         if done.returncode == 3:
             assert done.stdout.splitlines()[-1].startswith(("Violation", "Stuck", "ConnectionLost"))
             return True

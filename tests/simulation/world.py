@@ -87,6 +87,10 @@ LOG = "log"
 """A queue that nobody consumes."""
 READ_S = 300.0
 HASTE_S, MANY = 15.0, 1000
+PREPARED = (
+    *("anyio._backends._asyncio", "encodings.idna", "mqks.client.async_client"),
+    *("mqks.server.running", "tests.chaos.play", "tests.fuzz.invariants", "tests.fuzz.peer"),
+)
 LAST = 50
 """Events that a failure tells."""
 
@@ -130,7 +134,7 @@ def prepared() -> Outside:
     """Imported as far as a world needs it, to be forked for each seed."""
     outside = Outside(Clock(WALL_S), Network(), random.Random())
     install(outside)
-    for name in "mqks", "mqks.server.running", "tests.fuzz.invariants", "tests.fuzz.peer":
+    for name in PREPARED:
         import_module(name)
     return outside
 
