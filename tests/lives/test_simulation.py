@@ -212,7 +212,7 @@ def test_a_world_holds_at_length(seed: int, how: str) -> None:
 @patches_modules
 @pytest.mark.parametrize("seed", range(201, 204))
 def test_months_of_long_times_hold(seed: int) -> None:
-    seed_of(seed, "3000", "--long")
+    seed_of(seed, "3100", "--long")
 
 
 class Drawing:

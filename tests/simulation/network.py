@@ -192,9 +192,7 @@ class Transport(asyncio.Transport):
         if self.watch is not None:
             self.watch.read(data)
         if (other := self.other) is not None:
-            other._unsent -= len(data)
-            if other._is_paused:
-                self._loop.happen(0, other._resume, other._context)
+            self._loop.happen(0, lambda: other._sent(len(data)), other._context)
 
     def pause_reading(self) -> None:
         self._reads = False
@@ -248,8 +246,8 @@ class Transport(asyncio.Transport):
         else:
             other.pending.append(data)
 
-    def _resume(self) -> None:
-        """If there is room."""
+    def _sent(self, size: int) -> None:
+        self._unsent -= size
         if self._is_paused and self._unsent <= self._low:
             self._is_paused = False
             self._protocol.resume_writing()
