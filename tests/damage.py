@@ -200,7 +200,15 @@ def worlds(directory: Path, rng: random.Random) -> list[World]:
         _served(directory / "a", "stopped", rng, "stopped", commits=60, large=3000),
         _served(directory / "b", "killed", rng, "killed", commits=60, large=3000),
         _served(directory / "c", "large", rng, "stopped", commits=40, large=30_000),
-        _served(directory / "d", "many", rng, "killed", commits=300, large=900),
+        _served(
+            directory / "d",
+            "turned WAL",
+            rng,
+            "killed",
+            "--wal-checkpoint-pages=20",
+            commits=90,
+            large=900,
+        ),
         _served(directory / "e", "few", rng, "killed", commits=3, large=100),
     ]
     made += [

@@ -46,7 +46,7 @@ class Faulty({kind}):
         put_in()
 
 try:
-    run({seed}, 20, Faulty)
+    run({seed}, {messages}, Faulty)
 except BaseException as error:
     print(type(error).__name__, error, flush=True)
     os._exit(3)
@@ -193,7 +193,7 @@ def test_a_world_holds() -> None:
 
 
 @patches_modules
-@pytest.mark.parametrize("how", ["1-10 1 --lives", "1-60 3 --year", "1-30 24 --long"])
+@pytest.mark.parametrize("how", ["1-10 1 --lives", "1-60 3 --year", "1-35 24 --long"])
 def test_many_short_worlds_hold(how: str) -> None:
     """In one process, which is forked for each."""
     done = played("-m", "tests.simulation", *how.split())
@@ -202,7 +202,7 @@ def test_many_short_worlds_hold(how: str) -> None:
 
 @pytest.mark.slow
 @patches_modules
-@pytest.mark.parametrize("how", ["25 --lives", "8 --talk"])
+@pytest.mark.parametrize("how", ["10 --lives", "8 --talk"])
 @pytest.mark.parametrize("seed", range(200, 203))
 def test_a_world_holds_at_length(seed: int, how: str) -> None:
     seed_of(seed, *how.split())
@@ -249,7 +249,7 @@ def test_a_seed_with_a_standby_replays_exactly() -> None:
 @patches_modules
 @pytest.mark.parametrize("seed", range(100, 102))
 def test_nothing_is_lost(seed: int) -> None:
-    seed_of(seed)
+    seed_of(seed, "30")
 
 
 @pytest.mark.slow
@@ -264,7 +264,7 @@ def test_nothing_is_lost_in_take_overs(seed: int) -> None:
 @patches_modules
 @pytest.mark.parametrize("fault", FAULTS)
 def test_it_finds(fault: str) -> None:
-    assert is_found("World", FAULTS[fault])
+    assert is_found("World", 5, FAULTS[fault])
 
 
 @pytest.mark.slow
@@ -272,13 +272,14 @@ def test_it_finds(fault: str) -> None:
 @patches_modules
 @pytest.mark.parametrize("fault", FAULTS_WITH_STANDBY)
 def test_it_finds_with_a_standby(fault: str) -> None:
-    assert is_found("WithStandby", FAULTS_WITH_STANDBY[fault])
+    assert is_found("WithStandby", 10, FAULTS_WITH_STANDBY[fault])
 
 
-def is_found(kind: str, fault: str) -> bool:
-    """By one of a few seeds."""
-    for seed in range(SEEDS):
-        done = played("-c", WITH_A_FAULT.format(kind=kind, fault=fault, seed=seed))
+def is_found(kind: str, messages: int, fault: str) -> bool:
+    """By one of a few seeds of a world that is as small as finds it."""
+    how = {"kind": kind, "messages": messages, "fault": fault}
+    for seed in range(1, 1 + SEEDS):
+        done = played("-c", WITH_A_FAULT.format(seed=seed, **how))
         if done.returncode == 3:
             assert done.stdout.splitlines()[-1].startswith(("Violation", "Stuck", "ConnectionLost"))
             return True

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parents[2]
 SEEDS: Final = 12
 SEED_S: Final = 300
-WORLD: Final = "20"
+WORLD: Final = "5"
 LIVES: Final = "3 --lives"
 TALK: Final = "3 --talk"
 YEAR: Final = "12 --year"

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tests.simulation.loop import NOBODY, Process
+from tests.simulation.loop import NOBODY, Process, end_run
 from tests.simulation.network import Network
 
 FILES: Final = "/proc/self/fd"
@@ -39,8 +39,6 @@ class Host:
         self.lives = 0
         self.process: Process
         """Of the latest server."""
-        self.failure: BaseException | None = None
-        """What has ended a server."""
         self._connections: list[sqlite3.Connection] = []
         """Of the latest server."""
         connect = sqlite3.connect
@@ -83,8 +81,6 @@ class Host:
         self._server.add_done_callback(partial(self._ended, process), context=NOBODY)
         while not started.event.is_set():
             await asyncio.sleep(0.01)
-            if self.failure is not None:
-                raise self.failure
         self._note(process.name, "listens")
         self.process, self._stop = process, stop
 
@@ -100,17 +96,12 @@ class Host:
 
     def _ended(self, process: Process, task: asyncio.Task[None]) -> None:
         self._network.kill(process)
-        if not task.cancelled() and task.exception() is not None:
-            self.failure = task.exception()
+        end_run(task)
 
     @property
     def stops(self) -> bool:
         """Whether the latest server was told to."""
         return self._stop.is_set()
-
-    @property
-    def has_ended(self) -> bool:
-        return self._server.done()
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -184,8 +184,6 @@ class Long(Year):
                 wrong_s = rng.uniform(-GONE_S / 2, GONE_S / 2)
                 self.note("the clock is wrong by", wrong_s)
                 self.clock.set(wrong_s)
-            if self.host.failure is not None:
-                raise self.host.failure
 
     # -- what is judged
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from itertools import count
 from math import ulp
-from typing import Any, Final
+from typing import Any, Final, cast
 
 THREAD_S = 0.002
 """A step in a thread takes up to so long."""
@@ -56,6 +56,10 @@ class Process:
         task = asyncio.get_running_loop().create_task(work, context=self.context)
         GRAVES.append(task)
         return task
+
+    def play(self, work: Coroutine[Any, Any, None]) -> None:
+        """A failure of it ends the run."""
+        self.spawn(work).add_done_callback(end_run, context=NOBODY)
 
     def run(self, callback: Callable[..., object], *args: Any) -> None:
         if self._waiting is not None:
@@ -100,6 +104,12 @@ def of_process(
 def run_into(future: asyncio.Future[Any] | None, call: Callable[[], Any]) -> None:
     """Call it, as a thread does, and tell the future what became of it, if there is one."""
     outcome_of(call)(future)
+
+
+def end_run(task: asyncio.Future[Any]) -> None:
+    """If it has failed: whoever goes on would only hide how it began."""
+    if not task.cancelled() and (failure := task.exception()) is not None:
+        cast(SimulatedLoop, task.get_loop()).fail(failure)
 
 
 def instant(time_s: float) -> float:
@@ -187,7 +197,7 @@ class SimulatedLoop(BaseEventLoop):
         self.steps = 0
         """Turns of the loop."""
         self.failure: BaseException | None = None
-        """What has ended a thread, and ends the run."""
+        """What ends the run."""
         self.spent_s: float | None = None
         """What the present step of a thread takes."""
         self._second_s, self._second_turns = 0.0, 0
@@ -221,6 +231,10 @@ class SimulatedLoop(BaseEventLoop):
         while events and events[0][0] <= end_s:
             *_, what, context = heapq.heappop(events)
             self.call_soon(what, context=context)
+
+    def fail(self, failure: BaseException) -> None:
+        """End the run."""
+        self.failure = self.failure or failure
 
     def spend(self, time_s: float) -> None:
         """What runs now takes so long: a thread, or else the loop, and with it everybody."""

@@ -8,7 +8,8 @@ What they leave open, as the place of a message that is sent again, is not judge
 """
 
 import re
-from collections import Counter, deque
+from bisect import bisect
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
@@ -92,8 +93,6 @@ class Place:
     """A message in a queue, from its first delivery on."""
 
     message: Message
-    ends: int = 0
-    """Of consumers of the queue, before its last delivery."""
     holder: Consumer | None = None
     delivered_s: float = 0.0
     timed_out: tuple[Consumer, float] | None = None
@@ -116,8 +115,8 @@ class Judge:
         self.loop = loop
         self.life = 0
         self.messages: dict[bytes, Message] = {}
-        self.ends = Counter[bytes]()
-        """Of consumers, by queue."""
+        self.ends = defaultdict[bytes, list[float]](list)
+        """When consumers of a queue ended: requests that end them were read then."""
         self.sure = dict[bytes, bytes]()
         """Messages that a later confirm covers, and their events."""
         self.has_room = True
@@ -150,9 +149,14 @@ class Judge:
         """By so much a time may be wrong: the server rounds, and looks at it once in a turn."""
         return CLOCK_S + LOOKS * self.loop.clock.step_s
 
+    @property
+    def handled_s(self) -> float:
+        """What was read is handled in this time."""
+        return HANDLED_S + HANDLED_LOOKS * self.loop.clock.step_s
+
     def violate(self, what: str) -> None:
         """End the run."""
-        self.loop.failure = self.loop.failure or Violation(what)
+        self.loop.fail(Violation(what))
 
     def watch(self, port: int, transport: "Transport") -> "Wire | ClientEnd | None":
         """What watches an end of a connection to the server at this port."""
@@ -175,8 +179,7 @@ class Judge:
         return self._index
 
     def when_written(self, effect: Callable[[], object]) -> None:
-        handled_s = self.now_s + HANDLED_S + HANDLED_LOOKS * self.loop.clock.step_s
-        self._unproved.append((handled_s, effect))
+        self._unproved.append((self.now_s + self.handled_s, effect))
 
     def written(self, asked_s: float) -> None:
         """A publish was confirmed: what was handled before it came is written, too."""
@@ -193,7 +196,7 @@ class Judge:
         consumer = self._consumers.pop(name, None)
         if consumer is not None:
             consumer.is_ended = True
-            self.ends[consumer.queue] += 1
+            self.ends[consumer.queue].append(self.now_s)
 
     # -- deliveries
 
@@ -215,7 +218,7 @@ class Judge:
             self._comes_again(consumer, place, retry, what)
         if place.holder and place.life == self.life and self._is_timed_out(place):
             place.timed_out = place.holder, self.deadline_s(place)
-        place.ends, place.retry, place.life = self.ends[queue], retry, self.life
+        place.retry, place.life = retry, self.life
         place.holder, place.delivered_s = consumer, self.now_s
         place.settled, place.is_durable = "", False
         if not consumer.is_manual:
@@ -248,12 +251,13 @@ class Judge:
             self.violate(f"{what}: comes {self.now_s - due_s:.0f} s late")
         if message.life < self.life:
             return
-        if is_set and self.now_s >= message.due_s - self.clock_s:
+        was_due = clock.sets > message.sets + 1 or self.now_s >= message.due_s - self.clock_s
+        if is_set and was_due:
             return  # Nobody knows whether it was noticed that the clock was set.
+        if self.now_s < due_s - self.clock_s:
+            self.violate(f"{what}: comes {due_s - self.now_s:.3f} s early")
         if is_set:
             self.noticed.setdefault((consumer.queue, self.life, clock.sets), self.now_s)
-        elif self.now_s < due_s - self.clock_s:
-            self.violate(f"{what}: comes {due_s - self.now_s:.3f} s early")
         noticed_s = self.noticed.get((consumer.queue, self.life, clock.sets), 0.0)
         due = "due", noticed_s, *rank
         if late_s + self.clock_s < newest.get(due, -inf):
@@ -267,7 +271,9 @@ class Judge:
         if place.settled and (place.is_durable or not is_later):
             self.violate(f"{what}: it was {place.settled}")
         least, holder = place.sure if is_later else place.retry, place.holder
-        most = place.retry + self.ends[consumer.queue] - place.ends + is_later
+        ends = self.ends[consumer.queue]
+        before = bisect(ends, place.delivered_s - self.handled_s)
+        most = place.retry + len(ends) - before + is_later
         if holder is not None and not is_later:
             if self._is_timed_out(place):
                 least, most = least + 1, most + 1

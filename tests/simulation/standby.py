@@ -9,10 +9,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from tests.simulation.host import Started
-from tests.simulation.loop import NOBODY, Process, Violation
+from tests.simulation.loop import NOBODY, Process, SimulatedLoop, Violation
 from tests.simulation.world import PORT, World, mqks, put
 
 SERVERS = 2
@@ -139,7 +139,7 @@ class WithStandby(World):
 
     def violated(self, what: str) -> None:
         self.note("violated:", what)
-        self.failure = self.failure or Violation(what)
+        cast(SimulatedLoop, asyncio.get_running_loop()).fail(Violation(what))
 
     def claim_of(self, process: Process) -> int:
         return int(self.stores[process].facts()["claim"])

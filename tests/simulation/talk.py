@@ -262,7 +262,7 @@ class Talk(World):
         talking = [
             each.spawn(Talker(self, f"t{number}-").run()) for number, each in enumerate(processes)
         ]
-        await asyncio.gather(self.live(), self.set_clock(), self.watch(), *talking)
+        await asyncio.gather(self.live(), self.set_clock(), *talking)
         await self.leave_nothing(loop)
 
     async def serve(self) -> None:
@@ -295,26 +295,19 @@ class Talk(World):
                 await self.serve()
         self.has_faults = False
 
-    async def watch(self) -> None:
-        while self.has_faults:
-            if self.host.failure is not None:
-                raise self.host.failure
-            await asyncio.sleep(1)
-
     def look(self) -> None:
         """Between two steps of the loop, when none of the broker's methods runs."""
         from tests.fuzz.invariants import check
 
-        broker = self.brokers[-1]
+        broker, loop = self.brokers[-1], cast(SimulatedLoop, asyncio.get_running_loop())
         # What works have half done is not looked at.
         if not (self.host.process.dead or broker.has_work):
             self.looks += 1
             try:
                 check(broker, set_clock=True)
             except AssertionError as failure:
-                self.host.failure = failure
+                loop.fail(failure)
         if self.has_faults:
-            loop = cast(SimulatedLoop, asyncio.get_running_loop())
             loop.happen(self.rng.expovariate(1 / LOOKS_S), self.look, NOBODY)
 
     async def leave_nothing(self, loop: SimulatedLoop) -> None:

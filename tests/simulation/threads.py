@@ -101,7 +101,7 @@ class Thread:
         try:
             self._call()
         except BaseException as error:
-            _loop.failure = error
+            _loop.fail(error)
         self._ended.set()
         _back.release()
 

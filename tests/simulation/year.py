@@ -13,7 +13,9 @@ import asyncio
 import random
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 from zoneinfo import ZoneInfo
@@ -55,30 +57,32 @@ class Planned(NamedTuple):
 
     def ticks(self, start: datetime, end: datetime) -> list[int]:
         """In seconds since 1970, from the minute of `start` on, up to that of `end`."""
-        zone = ZoneInfo(self.zone)
         words = self.cron.split()
         fields = [_field(*each) for each in zip(words, RANGES, strict=True)]
         is_fixed = words[0][0] != "*" and words[1][0] != "*"
-        moment = start - timedelta(days=1)
-        latest = _shown(moment, zone)
-        found = []
-        while moment < end:
-            shown = _shown(moment, zone)
-            if is_fixed:
+        minutes, found = _minutes(self.zone, start - timedelta(days=1), end), []
+        latest = minutes[0][1]
+        for moment, shown in minutes:
+            if is_fixed and shown - latest != MINUTE:
                 # Also those that were left out since; those that were shown before come no more.
                 due = range(1, 1 + max(0, round((shown - latest) / MINUTE)))
                 is_due = any(_matches(fields, words, latest + MINUTE * each) for each in due)
-                latest = max(latest, shown)
             else:
                 is_due = _matches(fields, words, shown)
+            latest = max(latest, shown)
             if is_due and moment >= start:
                 found.append(round(moment.timestamp()))
-            moment += MINUTE
         return found
 
 
-def _shown(moment: datetime, zone: ZoneInfo) -> datetime:
-    return moment.astimezone(zone).replace(tzinfo=None, fold=0)
+@cache
+def _minutes(name: str, start: datetime, end: datetime) -> list[tuple[datetime, datetime]]:
+    """Each of them, and what a clock in the zone shows then."""
+    zone, moment, found = ZoneInfo(name), start, []
+    while moment < end:
+        found.append((moment, moment.astimezone(zone).replace(tzinfo=None, fold=0)))
+        moment += MINUTE
+    return found
 
 
 def _field(word: str, limits: tuple[int, int]) -> set[int]:
@@ -106,13 +110,17 @@ def changes(zone: ZoneInfo, year: int) -> list[datetime]:
     """When clocks are changed in the zone, and other days that are not like others."""
     moment = datetime(year, 1, 1, tzinfo=UTC)
     found = [moment, datetime(year, 3, 1, tzinfo=UTC)]
-    before = (moment - MINUTE).astimezone(zone).utcoffset()
     while moment.year == year:
-        if (offset := moment.astimezone(zone).utcoffset()) != before:
-            found.append(moment)
-        before = offset
-        moment += timedelta(minutes=30)
+        halves = [moment + timedelta(minutes=30 * each) for each in range(-1, 48)]
+        if _offset(halves[0], zone) != _offset(halves[-1], zone):
+            pairs = pairwise(halves)
+            found += [each for old, each in pairs if _offset(old, zone) != _offset(each, zone)]
+        moment += timedelta(days=1)
     return found
+
+
+def _offset(moment: datetime, zone: ZoneInfo) -> timedelta | None:
+    return moment.astimezone(zone).utcoffset()
 
 
 class Year(World):
