@@ -24,7 +24,7 @@ from mqks.settings import DatabaseUrl
 from tests.kit import clock_library
 from tests.kit import sync_library as sync
 from tests.kit.postgres import Postgres, PostgresMissing
-from tools.java_classes import ARCHIVE
+from tools.java_classes import ARCHIVE, SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,13 +128,11 @@ def tls_port() -> Iterator[int]:
 
 JAVA = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable"
 """Without its log, Java says nothing of an archive that it cannot use."""
-SPARK_SETTINGS = {
+SPARK_SETTINGS = SETTINGS | {
     "spark.sql.shuffle.partitions": "1",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.extraJavaOptions": JAVA,
 }
-"""Starts sooner, compiles nothing, and is slower only in runs longer than a test's."""
+"""Starts sooner, and is slower only in runs longer than a test's."""
 
 
 @pytest.fixture(scope="session")

@@ -33,11 +33,11 @@ def wanted(name: str) -> str:
 
 
 def main() -> None:
-    for name in OTHERWISE:
-        # Django's newest needs a newer Python than some of those that its tests run on here.
-        which = ["--python-version", "3.14", "--no-binary", name, f"{name}=={wanted(name)}"]
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *which]
-        subprocess.run([*command, "--dest", DIRECTORY], check=True)
+    # Django's newest needs a newer Python than some of those that its tests run on here.
+    which = ["--python-version", "3.14", "--no-binary", ",".join(OTHERWISE)]
+    names = [f"{name}=={wanted(name)}" for name in OTHERWISE]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *which, *names]
+    subprocess.run([*command, "--dest", DIRECTORY], check=True)
 
 
 if __name__ == "__main__":

@@ -89,8 +89,8 @@ def returned(queue: Queue) -> list[int]:
 
 class Machine(RuleBasedStateMachine):
     open_store: OpenStore = staticmethod(open_store)
-    share = 1
-    """Of the examples, one in so many is played."""
+    share = 2
+    """Of the examples, one in so many is played: half where others have all of the rules, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -738,6 +738,8 @@ class MachineWithTimes(Machine):
 class MachineWithJobs(MachineWithTimes):
     """What becomes of some messages is kept."""
 
+    share = 1
+
     @precondition(lambda self: "q1" in self.model.queues)
     @rule(connection=CONNECTIONS, job=JOBS, delay=st.just(0.0) | DELAYS)
     def submit(self, connection: str, job: str, delay: float) -> None:
@@ -785,6 +787,8 @@ class MachineWithJobs(MachineWithTimes):
 class MachineWithPriorities(MachineWithTimes):
     """The same, of several priorities."""
 
+    share = 1
+
     def send(self, name: str, line: str) -> None:
         """What comes from disk, comes before the next request: one of a higher priority that joins
         meanwhile would go first, and the model knows no disk."""
@@ -825,6 +829,8 @@ class MachineWithPriorities(MachineWithTimes):
 
 class MachineWithKeys(MachineWithTimes):
     """The same, of unique messages."""
+
+    share = 1
 
     def send(self, name: str, line: str) -> None:
         """What comes from disk, comes before the next request: the model knows no disk."""

@@ -266,7 +266,7 @@ while n < {count}:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("count", [2_000])
+@pytest.mark.parametrize("count", [1_000])
 def test_no_task_is_lost(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -32,10 +31,11 @@ from mqks.journal.store import Metadata, QueueRow
 from mqks.settings import DatabaseUrl, Settings
 from mqks.testing import Broker
 from tests.journal.test_store import SECTIONS
+from tests.kit import forks
 from tests.kit.line_client import LineClient
 from tests.kit.postgres import Postgres
 from tests.kit.server_process import ServerProcess, refusal
-from tests.kit.waiting import WAIT_S, until
+from tests.kit.waiting import until
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
@@ -43,28 +43,6 @@ ALONE = "--db-replication", "none"
 ODD = b"od\xffd"
 """A name that is no UTF-8."""
 LARGE = 3_000_000
-
-KILLED = """
-import os, signal, sys
-from itertools import count
-from mqks.commands import main
-from mqks.journal.postgres.store import PostgresStore
-from mqks.journal.sqlite.store import SqliteStore
-
-fatal, calls = int(sys.argv[1]), count(1)
-
-def counted(method):
-    async def run(*words, **more):
-        if next(calls) == fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return await method(*words, **more)
-    return run
-
-for store in (PostgresStore, SqliteStore):
-    for name in ("load", "begin", "commit", "skip_to", "become", "close"):
-        setattr(store, name, counted(getattr(store, name)))
-sys.exit(main(["copy", *sys.argv[2:]]))
-"""
 
 
 def copied(source: Path | DatabaseUrl, target: Path | DatabaseUrl) -> int:
@@ -417,14 +395,14 @@ def test_a_damaged_journal_is_refused(
 
 def killed_at(call: int, source: str, target: str) -> bool:
     """Whether a copy is killed at its N-th step, or ends before."""
-    words = [sys.executable, "-c", KILLED, str(call), source, target, *ALONE]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S)
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode != 0
+    module = sys.executable, "-m", "tests.kit.killed_copy"
+    code, _, told = forks.run([*module, str(call), source, target, *ALONE])
+    assert code in (0, -signal.SIGKILL), told
+    return code != 0
 
 
 def steps(fast: int) -> list[Any]:
-    """Some of them; with --slow all."""
+    """Some of them; with slow tests all, and one that no copy comes to."""
     some = random.sample(range(1, 25), fast)
     return [pytest.param(some, id="some"), pytest.param([*range(1, 40)], marks=pytest.mark.slow)]
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -196,10 +197,9 @@ def test_any_moment_is_what_had_been_confirmed_by_then(db: Path, copy: Copy) -> 
     times = looks(copy)
     assert times == sorted(times)
     assert len(copy.generations()) > kills / 2
-    for _ in range(200):
-        asked_us = rng.randint(begin_us, end_us)
-        state_us = max(each for each in times if each <= asked_us)
-        until_us = min((each for each in times if each > asked_us), default=float("inf"))
+    # Between two looks any moment is the same.
+    for state_us, until_us in pairwise([*times, now_us()]):
+        asked_us = rng.randrange(state_us, until_us)
         busy.check(restored(copy, asked_us), state_us, until_us)
     busy.check(restored(copy), end_us, float("inf"))
     assert main(["verify", copy.name]) == 0

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 WAIT_S = 120
-_LOOK_AGAIN_S = 0.01
+_LOOK_AGAIN_S = 0.01, 0.1
+"""At first, and at most: what has not happened for long is looked at less often."""
 
 T = TypeVar("T")
 
@@ -18,8 +19,9 @@ def until(
 ) -> T:
     """Look again and again; what was seen first that is true. AssertionError with what is
     `otherwise` the case when nothing is, then asked for if it is a function."""
-    limit_s = time.monotonic() + WAIT_S
+    begin_s, (first_s, most_s) = time.monotonic(), _LOOK_AGAIN_S
     while not (found := look()):
-        assert time.monotonic() < limit_s, otherwise() if callable(otherwise) else otherwise
-        time.sleep(_LOOK_AGAIN_S)
+        waited_s = time.monotonic() - begin_s
+        assert waited_s < WAIT_S, otherwise() if callable(otherwise) else otherwise
+        time.sleep(min(max(first_s, waited_s / 10), most_s))
     return found

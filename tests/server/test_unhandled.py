@@ -6,6 +6,7 @@ The one rule: nobody who goes on is disconnected, and every complete line is ans
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -140,6 +141,7 @@ def test_who_does_not_read_replies_is_closed_when_there_is_no_room(
         most = 0
         while "were not read for 5 s" not in server.log:
             most = max(most, unhandled_bytes(other))
+            time.sleep(0.02)
         assert MIB // 2 < most < 2 * MIB
         assert "the server has reached unhandled_bytes_max" in server.log
         until(lambda: unhandled_bytes(other) <= MIB * 3 // 4)
