@@ -22,10 +22,10 @@ serve: $(VENV)/.installed
 test test-slow: export PYTHONDONTWRITEBYTECODE =
 
 test: lint
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not lakes"
 
 test-slow: $(VENV)/.installed-dev
-	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full
+	$(PYTEST) -m "slow or lakes or hypothesis" --hypothesis-profile=full
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check

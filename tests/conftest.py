@@ -6,6 +6,7 @@ The tests of one file run in one process, in their order, and all that start a J
 
 import logging
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -57,7 +58,15 @@ LONGEST = *JVMS, "tests/lives/test_simulation", "tests/sources/test_compiled"
 """Beginnings of files that take long, and so begin first."""
 
 
+OTHER_LAKES = re.compile(r"\b(delta|iceberg|rest|glue|moto)\b")
+"""Words of ids of tests that are repeated with other tables, catalogs and stores than files."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith("tests/pipeline/") and OTHER_LAKES.search(item.name):
+            item.add_marker("lakes")
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 

@@ -251,6 +251,7 @@ def test_payloads_by_a_schema(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["parquet", "delta"])
 def test_payloads_of_one_batch_by_arrow_and_by_spark(
     spark: "SparkSession", mqks_broker: Broker, lake: Path, format: str
@@ -1042,6 +1043,7 @@ def test_a_signal_waits_until_java_has_started(number: signal.Signals) -> None:
     assert steps == ["started"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("spark")
 def test_an_archive_beside_its_broker_is_gentle(mqks_broker: Broker, tmp_path: Path) -> None:
     """It leaves a core, and its workers, which wait for the first message, have the lowest

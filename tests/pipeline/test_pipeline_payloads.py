@@ -37,7 +37,7 @@ TEXTS = [
     ),
     *("1900-01-01T00:00:00.000001Z", "2999-12-31T23:59:59.999999+17:59", " 2026-11-20T10:00:00Z"),
 ]
-TYPES = ["boolean", "tinyint", "smallint", "int", "bigint", "double", "string", "timestamp", "date"]
+OTHERS = "boolean", "tinyint", "smallint", "int", "double", "timestamp", "date"
 WHOLE = [
     *("", "{}", "null", "[]", "3", '"a"', "[{}]", ' {"v":1} ', '\n{"v":\n1}\n', '{"v":1}{"v":2}'),
     *(
@@ -81,7 +81,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(
+    "kind", ["bigint", "string", *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)]
+)
 def test_arrow_gives_what_spark_gives(spark: "SparkSession", kind: str) -> None:
     values = [*NUMBERS.split(), *(f'"{text}"' for text in TEXTS)]
     held = 0

@@ -324,6 +324,7 @@ def test_a_foreign_table_beside_those_in_a_catalog_is_none_of_them() -> None:
     assert archived(f"{place}_old") == {"e1": [0, 1, 2]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["parquet", "delta"])
 def test_a_database_older_than_a_table_is_left_alone(
     spark: "SparkSession",
@@ -367,6 +368,7 @@ def test_a_database_older_than_a_table_is_left_alone(
     assert len(waits(mqks_broker)) == 60
 
 
+@pytest.mark.slow
 def test_a_replay_is_left_out_of_the_tables(
     spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
 ) -> None:
@@ -386,6 +388,7 @@ def test_a_replay_is_left_out_of_the_tables(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_types_of_payloads_are_as_wide_as_any_table_has_them(
     spark: "SparkSession", mqks_broker: Broker, tmp_path: Path, format: str
@@ -405,6 +408,7 @@ def test_types_of_payloads_are_as_wide_as_any_table_has_them(
         assert sorted(row["data"]["n"] for row in read if row["data"]) == numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_each_event_has_a_schema(
     spark: "SparkSession", mqks_broker: Broker, tmp_path: Path, format: str
@@ -479,6 +483,7 @@ def test_bad_rows_of_all_tables_are_in_one_lake(
     assert keys == {"bad1", "bad2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_whole_is_compared_with_its_queue_vacuumed_and_replayed(
     spark: "SparkSession",
