@@ -19,6 +19,7 @@ ROOT: Final = Path(__file__).parents[2]
 SEEDS: Final = 12
 SEED_S: Final = 300
 WORLD: Final = "5"
+MORE: Final = "20"
 LIVES: Final = "3 --lives"
 TALK: Final = "3 --talk"
 YEAR: Final = "12 --year"
@@ -135,7 +136,7 @@ FAULTS: Final = (
         "server/turn.py",
         "if late_s > LATE_S:",
         "if late_s > inf:",
-        WORLD,
+        MORE,
         "after a server stood still, acks that had been sent in time came too late",
     ),
     Fault(
@@ -143,7 +144,7 @@ FAULTS: Final = (
         "broker/features/time/delays.py",
         "last = min(self._first_away, (now_us + 1) << _TIME_SHIFT)",
         "last = (now_us + 1) << _TIME_SHIFT",
-        WORLD,
+        MORE,
         "messages with --at and with --delay join a queue in the order of their due times",
     ),
     Fault(

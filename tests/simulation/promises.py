@@ -149,11 +149,6 @@ class Judge:
         """By so much a time may be wrong: the server rounds, and looks at it once in a turn."""
         return CLOCK_S + LOOKS * self.loop.clock.step_s
 
-    @property
-    def handled_s(self) -> float:
-        """What was read is handled in this time."""
-        return HANDLED_S + HANDLED_LOOKS * self.loop.clock.step_s
-
     def violate(self, what: str) -> None:
         """End the run."""
         self.loop.fail(Violation(what))
@@ -179,7 +174,8 @@ class Judge:
         return self._index
 
     def when_written(self, effect: Callable[[], object]) -> None:
-        self._unproved.append((self.now_s + self.handled_s, effect))
+        handled_s = self.now_s + HANDLED_S + HANDLED_LOOKS * self.loop.clock.step_s
+        self._unproved.append((handled_s, effect))
 
     def written(self, asked_s: float) -> None:
         """A publish was confirmed: what was handled before it came is written, too."""
@@ -272,7 +268,7 @@ class Judge:
             self.violate(f"{what}: it was {place.settled}")
         least, holder = place.sure if is_later else place.retry, place.holder
         ends = self.ends[consumer.queue]
-        before = bisect(ends, place.delivered_s - self.handled_s)
+        before = bisect(ends, place.delivered_s - HANDLED_S)
         most = place.retry + len(ends) - before + is_later
         if holder is not None and not is_later:
             if self._is_timed_out(place):
