@@ -473,7 +473,8 @@ class _Output:
         if again:
             self.end()
         self._consumer.stop()
-        signal.setitimer(signal.ITIMER_REAL, STUCK_S)
+        # Again and again: what is written next may be what blocks.
+        signal.setitimer(signal.ITIMER_REAL, STUCK_S, STUCK_S)
 
     def _on_alarm(self, number: int, frame: object) -> None:
         if self._is_writing:
