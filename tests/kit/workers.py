@@ -43,7 +43,7 @@ class WorkerGroup:
         before = self.log.read_bytes().count(word)
         worker = self.run(*command)
         until(lambda: self.log.read_bytes().count(word) > before or worker.poll() is not None)
-        assert worker.poll() is None, self.log.read_text()
+        assert self.log.read_bytes().count(word) > before, self.log.read_text()
         return worker
 
     def kill(self, worker: subprocess.Popen[bytes]) -> None:

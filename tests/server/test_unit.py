@@ -24,12 +24,18 @@ def systemd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systemd]:
         pytest.skip(str(error))
 
 
-def log_of(systemd: Systemd, command: str) -> str:
-    """What the unit logs from this command on, and the command prints."""
+def log_of(systemd: Systemd, command: str, last: str = "event=listening") -> str:
+    """What the unit logs from this command on, and the command prints: until it has the last line
+    to look for, as the journal gets it a moment later."""
     read = "journalctl", "--unit=mqks", "--output=cat"
     before = systemd.run(*read)
     told = systemd.run("sh", "-c", command)
-    return told + systemd.run(*read).removeprefix(before)
+
+    def log() -> str:
+        return told + systemd.run(*read).removeprefix(before)
+
+    until(lambda: last in log(), log)
+    return log()
 
 
 def write_certificate(systemd: Systemd, authority: trustme.CA) -> None:
@@ -73,6 +79,7 @@ def test_users_and_a_key_that_only_root_may_read(systemd: Systemd) -> None:
         "Environment=MQKS_USERS=/var/lib/mqks/users MQKS_AUTH=always\n",
     )
     systemd.write("/etc/default/mqks", f"MQKS_PORT={port}\nMQKS_PAGE=off\n")
+    systemd.run("mkdir", "--parents", "/var/lib/mqks")
     add = "mqks user add shop --token --publish 'orders.**' --users /var/lib/mqks/users"
     token = systemd.run("sh", "-c", add).split()[-1]
     log = log_of(systemd, "systemctl daemon-reload; systemctl restart mqks")
