@@ -150,10 +150,8 @@ class MqksBroker(AsyncBroker):
     async def _stop(self, consumer: AsyncConsumer) -> None:
         """Take nothing more, and give back what taskiq has not taken. The rest is acked until
         `shutdown`."""
-        consumer.set_prefetch(1)
         with suppress(TimeoutError, ClientError):
-            while True:
-                (await consumer.receive(0)).release()
+            await consumer._narrow(1)
         consumer.stop()
 
     def _data(self, message: Message) -> bytes:
