@@ -1036,10 +1036,9 @@ def _limit(value: bytes) -> str:
 
 
 def _breaker(value: bytes) -> str:
-    most, _, pause = value.partition(b",")
-    if not re.fullmatch(rb"[1-9]\d{0,8}", most):
+    if not re.fullmatch(rb"[1-9]\d{0,8},.+", value):
         raise BadRequest(f"{shown(value)} is not a number of rejects and of seconds, as 5,30")
-    _duration_s(pause)
+    _duration_s(value.partition(b",")[2])
     return value.decode()
 
 

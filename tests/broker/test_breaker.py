@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.broker.test_throttles import asked
 from tests.kit.lab import Lab
 
 OPEN = b'"held_by": "breaker"'
@@ -27,11 +28,6 @@ def delivered(lab: Lab, consumer: bytes = b"c") -> list[bytes]:
     ids = [line.split(b" ")[2] for line in lab.replies if line.startswith(start)]
     lab.replies.clear()
     return ids
-
-
-def asked(lab: Lab) -> bytes:
-    lab.do("p", b"r stats queue q")
-    return lab.replies.pop()
 
 
 STEPS = st.lists(
@@ -152,7 +148,7 @@ def test_a_clock_that_is_set_changes_nothing() -> None:
 
 
 def test_a_burst_of_rejects_opens_it_once() -> None:
-    lab = lab_with("--breaker=5,60", "--reset", messages=20_000)
+    lab = lab_with("--breaker=5,60", messages=20_000)
     lab.do("c", b"c consume q --manual-ack")
     assert len(delivered(lab)) == 20_000
     lab.do("c", *(b"j%d reject --confirm c m%d" % (number, number) for number in range(20_000)))
