@@ -21,7 +21,6 @@ from mqks.broker.features.jobs.progress import AllProgress
 from mqks.broker.features.jobs.results import Results
 from mqks.broker.features.table import FEATURES
 from mqks.broker.features.tails.tails import MessageTail, Tails
-from mqks.broker.features.throttle import breaker
 from mqks.broker.features.time.ticks import NextTick, Schedules, no_cron
 from mqks.broker.features.trace.traces import Traces
 from mqks.broker.policies import Policies
@@ -44,7 +43,6 @@ from mqks.broker.spine.queue.order import Rest
 from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.recovery import delete, start
 from mqks.broker.spine.queue.rules import apply
-from mqks.broker.spine.queue.seams import Tracer
 from mqks.broker.spine.queue.selection import Read
 from mqks.broker.spine.queue.shared import Place, Shared
 from mqks.broker.spine.routing.bindings import Bindings
@@ -168,10 +166,9 @@ class Broker:
             self.shared,
             self.publishing,
             lambda: [*self.queues.values(), *self.orphans.values()],
-            self.tracers_of,
         )
         self.progress = AllProgress()
-        self.results = Results(settings, self.shared, self.tracers_of, self._progress_of)
+        self.results = Results(settings, self.shared, self._progress_of)
         self.answers = Answers(self.turns, self.shared.memory, self.results.committed)
         self.schedules = Schedules(self.shared, self.bindings, self.publishing, next_tick)
         self.batches = Batches(settings, self.shared, self.bindings, self.publishing)
@@ -185,10 +182,6 @@ class Broker:
     @unwritable.setter
     def unwritable(self, why: str) -> None:
         self.pending.unwritable = why
-
-    def tracers_of(self, queue: Queue) -> tuple[Tracer, ...]:
-        """Whoever is to be told what becomes of its messages."""
-        return (*self.traces.of_queue(), *self.results.of_queue(queue), *breaker.of_queue(queue))
 
     def _progress_of(self, consumer_id: bytes, message_id: bytes, number: int) -> bytes:
         found = self.progress.of(self.consumers.get(consumer_id), message_id, number)
@@ -442,7 +435,6 @@ class Broker:
         self.next_queue_id = max(self.next_queue_id, queue_id + 1)
         queue = self.queues[name] = Queue(self.shared, queue_id, name)
         queue.show = self.tails.shower(name)
-        queue.tracers = self.tracers_of(queue)
         self.metadata.bytes += queue_bytes(name)
         return queue
 

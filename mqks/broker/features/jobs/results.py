@@ -23,7 +23,7 @@ from mqks.broker.spine.log.pending import ResultRow
 from mqks.broker.spine.message.states import KILL, REJECT, Event
 from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.queue import Queue
-from mqks.broker.spine.queue.seams import NOT_TOLD, Deliveries, Told, Traced, Tracer
+from mqks.broker.spine.queue.seams import NOT_TOLD, Deliveries, Told, Traced
 from mqks.broker.spine.queue.shared import Shared
 from mqks.broker.spine.routing.masks import Queues
 from mqks.errors import BadRequest, LimitExceeded, SchemaTooNew
@@ -128,21 +128,21 @@ class Result:
 
 
 class Results:
-    """`tracers_of` gives the tracers of a queue now, `progress_of` the progress that a consumer
-    has told of the message with this number, or nothing."""
+    """`progress_of` gives the progress that a consumer has told of the message with this number, or
+    nothing."""
 
     def __init__(
         self,
         settings: Settings,
         shared: Shared,
-        tracers_of: Callable[[Queue], tuple[Tracer, ...]],
         progress_of: Callable[[bytes, bytes, int], bytes],
     ) -> None:
         self.rows: dict[bytes, Result] = {}
         self.bytes = 0
         self.waiters: dict[bytes, dict[ResultWaiter, None]] = {}
         """By message id."""
-        self._settings, self._shared, self._tracers_of = settings, shared, tracers_of
+        self._settings, self._shared = settings, shared
+        shared.tracers.append(self._tracer_of)
         self._progress_of = progress_of
         self._places: dict[int, dict[int, Result]] = {}
         """Queue id → number → a message that waits."""
@@ -152,8 +152,8 @@ class Results:
         """Its keys, a heap."""
         self._alarm = Alarm(shared.schedule, self._forget_due, dated=True, what="results")
 
-    def of_queue(self, queue: Traced) -> "tuple[Results, ...]":
-        return (self,) if queue.id in self._places else ()
+    def _tracer_of(self, queue: Traced) -> "Results | None":
+        return self if queue.id in self._places else None
 
     # -- requests
 
@@ -275,7 +275,7 @@ class Results:
         found.queue_id, found.number = queue.id, number
         if queue.id not in self._places:
             self._places[queue.id] = {}
-            queue.tracers = self._tracers_of(queue)
+            queue.update_tracers()
         self._places[queue.id][number] = found
 
     def _write(self, found: Result) -> None:
@@ -293,7 +293,7 @@ class Results:
                 self._shared.turns.later(self._untrace(queue))
 
     def _untrace(self, queue: Queue) -> Work[None]:
-        queue.tracers = self._tracers_of(queue)
+        queue.update_tracers()
         yield GOES_ON
 
     def _end(self, found: Result, what: str, told: Mapping[str, Any] = NOT_TOLD) -> None:

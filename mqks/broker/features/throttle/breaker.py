@@ -43,11 +43,9 @@ class Breaker(Throttle):
         if text is None:
             if part is not None:
                 part._close()
-                queue.tracers = tuple(each for each in queue.tracers if each is not part)
             return None
         if part is None:
             part = cls(queue)
-            queue.tracers = (*queue.tracers, part)
         most, pause_s = text.split(",")
         part._most, part._pause_us = int(most), round(float(pause_s) * 1e6)
         return part
@@ -85,6 +83,10 @@ class Breaker(Throttle):
             return None
         return HeldBack("breaker", schedule.wall_us() + wait_us)
 
+    @property
+    def tracers(self) -> tuple[Tracer, ...]:
+        return (self,)
+
     # -- as a tracer
 
     def left(self, queue: Traced, what: str, numbers: Sequence[int], told: Told = NOT_TOLD) -> None:
@@ -116,8 +118,3 @@ class Breaker(Throttle):
 
     def deleted(self, queue: Traced) -> None:
         pass
-
-
-def of_queue(queue: Place) -> tuple[Tracer, ...]:
-    """The breaker that a queue has."""
-    return tuple(tracer for tracer in queue.tracers if isinstance(tracer, Breaker))

@@ -4,6 +4,7 @@ The one rule: a part that still suits stays, with what it knows.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 from mqks.broker.features.admission.pauses import Paused
 from mqks.broker.features.throttle.breaker import Breaker
@@ -11,7 +12,7 @@ from mqks.broker.features.throttle.common import CommonThrottle
 from mqks.broker.features.throttle.concurrency import Concurrency
 from mqks.broker.features.throttle.rate import Paced
 from mqks.broker.spine.queue.order import UNLIMITED
-from mqks.broker.spine.queue.seams import HeldBack, Throttle
+from mqks.broker.spine.queue.seams import HeldBack, Throttle, Tracer
 from mqks.broker.spine.queue.shared import Place
 
 PARTS = Paused, Breaker, Concurrency, Paced, CommonThrottle
@@ -48,6 +49,10 @@ class Throttles(Throttle):
     @property
     def holds(self) -> HeldBack | None:
         return next(filter(None, (part.holds for part in self.parts)), None)
+
+    @property
+    def tracers(self) -> tuple[Tracer, ...]:
+        return tuple(chain.from_iterable(part.tracers for part in self.parts))
 
 
 def by_rules(queue: Place, old: Throttle | None) -> Throttle | None:

@@ -20,7 +20,7 @@ from mqks.broker.spine.base.turns import GOES_ON, Work, slices
 from mqks.broker.spine.message.states import Event
 from mqks.broker.spine.queue.lane import Delivery
 from mqks.broker.spine.queue.queue import Queue
-from mqks.broker.spine.queue.seams import NOT_TOLD, Deliveries, Told, Traced, Tracer
+from mqks.broker.spine.queue.seams import NOT_TOLD, Deliveries, Told, Traced
 from mqks.broker.spine.queue.shared import Shared
 from mqks.broker.spine.queue.terms import NewMessages
 from mqks.broker.spine.routing.masks import Queues
@@ -90,7 +90,6 @@ class Traces:
         shared: Shared,
         publishing: Publishing,
         queues: Callable[[], Sequence[Queue]],
-        tracers_of: Callable[[Queue], tuple[Tracer, ...]],
     ) -> None:
         self.rows: dict[bytes, Trace] = {}
         self.steps: deque[MessageStep] = deque()
@@ -102,13 +101,12 @@ class Traces:
         self._matches = name_masks(())
         self._events: dict[bytes, bool] = {}
         self._shared, self._publishing, self._queues = shared, publishing, queues
-        self._tracers_of = tracers_of
+        shared.tracers.append(self._tracer_of)
 
     # -- what is traced
 
-    def of_queue(self) -> "tuple[Traces, ...]":
-        """The tracer that each queue has now, besides others."""
-        return (self,) if self.rows else ()
+    def _tracer_of(self, queue: Traced) -> "Traces | None":
+        return self if self.rows else None
 
     def begin(self, name: bytes, for_s: float, who: Who) -> Work[None]:
         """Trace what has this name, for so long, in place of an earlier trace of it."""
@@ -147,7 +145,7 @@ class Traces:
         self._publishing.tracer = self if self.rows else None
         for some in slices(self._queues(), STEP_NAMES):
             for queue in some:
-                queue.tracers = self._tracers_of(queue)
+                queue.update_tracers()
             yield GOES_ON
 
     def _has_event(self, event: bytes) -> bool:

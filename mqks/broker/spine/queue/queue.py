@@ -70,10 +70,17 @@ class Queue:
         self.show: Callable[[list[bytes]], None] | None = None
         """Shows the messages that join it to those who watch, if any do."""
         self.tracers: tuple[Tracer, ...] = ()
-        """Notes what becomes of its messages, while something is traced."""
+        """Who learns what becomes of its messages, if anybody does."""
         self.updates = 0
         """Number of updates of its bindings for its consumers."""
         self.update_capacity()
+        self.update_tracers()
+
+    def update_tracers(self) -> None:
+        """Who traces has changed."""
+        found = (tracer_of(self) for tracer_of in self.shared.tracers)
+        common = tuple(tracer for tracer in found if tracer is not None)
+        self.tracers = common if self.throttle is None else (*common, *self.throttle.tracers)
 
     @property
     def ready(self) -> int:

@@ -18,6 +18,7 @@ def apply(queue: Place, rules: Policy) -> None:
         _serve_single(queue)
     queue.is_ruled = rules.count_returns or queue.times is not None
     queue.throttle = shared.features.throttle(queue, queue.throttle)
+    queue.update_tracers()
     timeout_s = rules.ack_timeout_s
     queue.ack_timeout_us = None if timeout_s is None else round(timeout_s * 1e6)
     queue.capacity.apply(rules)

@@ -170,6 +170,11 @@ class Throttle:
         """What holds messages back now."""
         raise NotImplementedError
 
+    @property
+    def tracers(self) -> "tuple[Tracer, ...]":
+        """What of it learns what becomes of messages."""
+        return ()
+
 
 class Held(Protocol):
     """Whoever has limits: a queue."""
@@ -290,8 +295,8 @@ class Traced(Protocol):
 
 
 class Tracer(Protocol):
-    """Notes what becomes of messages. A queue has one only while something is traced, or somebody
-    waits for the end of one of its messages."""
+    """Learns what becomes of messages. A queue has one only while something is traced, somebody
+    waits for the end of one of its messages, or its throttle asks for that."""
 
     def note(self, queue: Traced, what: str, some: Deliveries, told: Told = NOT_TOLD) -> None:
         """This has happened to messages; a text may be empty if the queue does not need it."""

@@ -25,6 +25,7 @@ from mqks.broker.spine.queue.seams import (
     Admissions,
     Throttle,
     Timers,
+    Traced,
     Tracer,
     UniqueClaim,
 )
@@ -94,6 +95,7 @@ class Place(Protocol):
     def contents(self) -> tuple[int, int]: ...
     def set_order(self, order: Order) -> None: ...
     def update_capacity(self) -> None: ...
+    def update_tracers(self) -> None: ...
     def keep(self, policy: Policy) -> None: ...
     def arrived_us(self, number: int) -> int: ...
     def timed(self) -> Timers: ...
@@ -246,6 +248,8 @@ class Shared:
         self.capacities = Admissions(settings.queue_messages_max)
         self.limits: dict[str, Any] = {}
         """Limits that several queues have in common, by their names; the features make them."""
+        self.tracers: list[Callable[[Traced], Tracer | None]] = []
+        """Each gives the tracer that a queue has now, if any; the features add to them."""
         self.draining = False
         """Nothing is delivered, until the server stops or the drain ends."""
         self.read_only = settings.read_only
