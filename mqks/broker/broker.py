@@ -155,7 +155,6 @@ class Broker:
         self.access = Access(
             settings.line_bytes_max,
             self.refusals,
-            self.consumers,
             self.end_consumers,
             self.end_tails,
             self.audit,

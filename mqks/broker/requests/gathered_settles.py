@@ -10,6 +10,7 @@ from mqks.broker.broker import Broker
 from mqks.broker.requests.returning import ack, reject_gathered
 from mqks.broker.spine.clients.connection import Connection
 from mqks.protocol.requests import CONFIRM
+from mqks.users import STRANGER, Permissions
 
 PLAIN = b"."
 """An argument that sorts before it may be empty, or a flag."""
@@ -88,5 +89,12 @@ class GatheredSettles:
             and consumer != b""
             and consumer[:2] != b"--"
             and not (verb == b"reject" and self._broker.pending.unwritable)
-            and self._broker.access.may_ack(connection, consumer)
+            and (connection.permissions is None or self._may_ack(connection.permissions, consumer))
         )
+
+    def _may_ack(self, permissions: Permissions, consumer_id: bytes) -> bool:
+        """Whether a user may ack messages of this consumer; a missing consumer is allowed."""
+        if permissions is STRANGER:
+            return False
+        consumer = self._broker.consumers.get(consumer_id)
+        return consumer is None or permissions.may_consume(consumer.queue.name)

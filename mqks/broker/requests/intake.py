@@ -153,15 +153,17 @@ class Intake:
             self.finish()
         lines, at = connection.lines, connection.handled
         room = min(broker.settings.output_buffer_bytes_max, broker.shared.outboxes.room)
-        publishes.begin(connection, len(lines) - at)
-        placed, others = list[bytes](), list[bytes]()
+        publishes.connection = broker.publishing.publisher = connection
+        confirms, placed, others = list[bytes](), list[bytes](), list[bytes]()
         is_apart = False
         """All works are of the last line, which is confirmed by itself."""
         while at < len(lines):
             start, line, is_full, is_apart = at, lines[at], False, False
             verb = line.find(b" ") + 1
             if line.startswith(b"publish ", verb):
-                at = publishes.take(lines, at, min(len(lines), at + min(LINES_MAX, publishes.room)))
+                end = min(len(lines), at + min(LINES_MAX, publishes.room))
+                at = publishes.take(lines, at, end, confirms)
+                self.publishes |= at > start
             if at == start:
                 # Another kind of line: what is gathered comes before it.
                 if publishes.groups:
@@ -181,7 +183,7 @@ class Intake:
                 is_apart = request is None
                 if request is not None and request.confirm:
                     if request.action == b"publish":
-                        publishes.confirms.append(request.id)
+                        confirms.append(request.id)
                     else:
                         (placed if request.action in PLACING else others).append(request.id)
                 if connection.waits or connection.transaction is not None:
@@ -195,16 +197,15 @@ class Intake:
         if publishes.gathered and (works or publishes.is_worth_a_step):
             publishes.flush()
         self._permissions = connection.permissions
-        self.publishes |= publishes.seen
         if at == len(lines) or connection.expelled:
             connection.lines, at = [], 0
         connection.handled = at
         if is_apart:
-            connection.unconfirmed += len(publishes.confirms) + len(placed) + len(others)
-            self._remember(connection, publishes.confirms, placed, others)
+            connection.unconfirmed += len(confirms) + len(placed) + len(others)
+            self._remember(connection, confirms, placed, others)
             self._end(connection, [], [], [])
         else:
-            self._end(connection, publishes.confirms, placed, others)
+            self._end(connection, confirms, placed, others)
 
     def _keep(self, connection: Connection) -> None:
         """Keep the lines of transactions, and do them at the lines that end them."""

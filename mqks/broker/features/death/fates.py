@@ -208,7 +208,8 @@ def _apply(
             marks.append(mark)
     for tracer in queue.tracers:
         tracer.scheduled(queue, *_put_off(state, deliveries, fates, queue))
-    move(queue, queue, tail, marks)
+    if tail:
+        move(queue, queue, tail, marks)
     for event, some in dead.items():
         kill(queue, some, event, why)
     queue.deliver()

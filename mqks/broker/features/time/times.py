@@ -159,9 +159,11 @@ class Times:
         self._dated_alarm.set(next_us)
 
     def _next_expiry_us(self) -> int | None:
+        if not self.expiry:
+            return None
         lane = self._queue.lane
         oldest = lane.blocks.first
-        if not self.expiry or oldest is None:
+        if oldest is None:
             return None
         # One step may not kill all expired messages.
         is_late = oldest < self.expiry.end(lane.next_seq)

@@ -5,7 +5,7 @@ connection wait for the result.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mqks.audit import LOGIN, Audit
@@ -15,7 +15,7 @@ from mqks.broker.spine.clients.refusals import Refusals
 from mqks.errors import BadRequest, Draining, Expelled, LimitExceeded, NotAllowed
 from mqks.limits import AUTH_FAILURES_MAX, LOGINS_WAITING_MAX, LOGINS_WAITING_PER_ADDRESS_MAX
 from mqks.protocol.requests import Request
-from mqks.users import STRANGER, GuestPermissions, Known, Permissions, Users
+from mqks.users import GuestPermissions, Known, Permissions, Users
 
 
 @dataclass(slots=True, eq=False)
@@ -34,21 +34,18 @@ class Login:
 
 
 class Access:
-    """`consumers` are all by id. `end_consumers` and `end_tails` end those that a user may not have
-    any more."""
+    """`end_consumers` and `end_tails` end those that a user may not have any more."""
 
     def __init__(
         self,
         line_bytes_max: int,
         refusals: Refusals,
-        consumers: Mapping[bytes, Consumer],
         end_consumers: Callable[[list[Consumer]], None],
         end_tails: Callable[[Connection, Permissions], None],
         audit: Audit,
     ) -> None:
         self._line_bytes_max = line_bytes_max
         self._refusals = refusals
-        self._consumers = consumers
         self._end_consumers = end_consumers
         self._end_tails = end_tails
         self._audit = audit
@@ -147,11 +144,3 @@ class Access:
         if lost:
             self._end_consumers(lost)
         self._end_tails(connection, permissions)
-
-    def may_ack(self, connection: Connection, consumer_id: bytes) -> bool:
-        """Whether its user may ack messages of this consumer; a missing consumer is allowed."""
-        permissions = connection.permissions
-        if permissions is None or permissions is STRANGER:
-            return permissions is None
-        consumer = self._consumers.get(consumer_id)
-        return consumer is None or permissions.may_consume(consumer.queue.name)

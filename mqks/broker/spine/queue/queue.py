@@ -367,7 +367,7 @@ class Queue:
         lane = self.lane
         if self.capacity.is_watched or lane.blocks.count >= self.told_at:
             self.update_capacity()
-        if not self.ring or lane.paging or not self._room:
+        if not (self.ring and lane.blocks.count) or lane.paging or not self._room:
             return
         if numbers := self.order.wants():
             bring(self, numbers)
