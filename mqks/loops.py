@@ -1,6 +1,7 @@
-"""What every process of the server sets: its event loop, and the collection of garbage."""
+"""What every process of the server sets: its event loop, collection of garbage, and sockets."""
 
 import gc
+import socket
 from importlib.util import find_spec
 
 from mqks.settings import Settings
@@ -16,3 +17,11 @@ def rarely_collect() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(2_000, 1, 25_000)
+
+
+def send_at_once(listener: socket.socket) -> None:
+    """What is written to sockets that it accepts does not wait, up to 40 ms, until the client has
+    acknowledged what was written before. Uvloop sets that for each; asyncio only for a socket that
+    names its protocol, as none that was accepted does."""
+    if listener.family != socket.AF_UNIX:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -21,6 +21,7 @@ from anyio.abc import TaskGroup
 
 from mqks.errors import AddressUnavailable, ConfigurationError
 from mqks.files import identity, lock
+from mqks.loops import send_at_once
 from mqks.server.door import Door
 from mqks.server.vanished import ask_silent
 from mqks.settings import Settings, shown
@@ -60,6 +61,7 @@ class Listeners:
         """Accept clients. Raises AddressUnavailable."""
         for listener, speaks_tls in self._listening():
             ask_silent(listener)
+            send_at_once(listener)
             self._door.open(listener, tasks, with_tls=speaks_tls)
             name = listener.getsockname()
             (self._tls_names if speaks_tls else self._names).append(name)

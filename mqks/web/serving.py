@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mqks.limits import HTTP_QUERY_FIELDS_MAX
+from mqks.loops import send_at_once
 from mqks.page.headers import SECURITY
 from mqks.settings import is_loopback
 from mqks.web.connection import HttpProtocol, Port
@@ -38,6 +39,7 @@ async def answer(sock: socket.socket, app: ASGIApp, connections_max: int) -> Non
     # Event loops accept all at once that wait there, before one can be closed.
     backlog = connections_max // 4
     connect = partial(HttpProtocol, port)
+    send_at_once(sock)
     server = await asyncio.get_running_loop().create_server(connect, sock=sock, backlog=backlog)
     try:
         await anyio.sleep_forever()

@@ -2,13 +2,16 @@
 
 import os
 import signal
+import socket
 import sqlite3
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
 
+from mqks.testing import Broker
 from tests.kit.bare import BareWorld
+from tests.kit.fixtures import served
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import until
@@ -17,15 +20,6 @@ from tests.server.test_descriptors import Limited
 
 def waiting(client: LineClient) -> int:
     return int(client.ask(b"ev _eval len(state.queues['q'])").split()[-1])
-
-
-def rest(client: LineClient) -> list[bytes]:
-    """Every line until the server closes the connection."""
-    lines = []
-    with suppress(EOFError):
-        while True:
-            lines += client.lines()
-    return lines
 
 
 def test_a_stop_journals_what_it_delivers(tmp_path: Path) -> None:
@@ -40,7 +34,7 @@ def test_a_stop_journals_what_it_delivers(tmp_path: Path) -> None:
         client.send(b"c consume q\n")
         got = len(client.lines())
         assert server.stop() == 0
-        got += len(rest(client))
+        got += len(client.rest())
     with ServerProcess(db) as server, LineClient(server.address) as client:
         assert got + waiting(client) == count + 1
 
@@ -79,7 +73,7 @@ def test_a_second_signal_does_not_cut_a_stop_short(
     os.kill(server.pid, signal.SIGTERM)
     until(lambda: "event=stopping" in server.log)
     os.kill(server.pid, again)
-    got = rest(client)
+    got = client.rest()
     assert got == [b"p%d ok %s" % (number, data) for number in range(len(got))]
     assert server.wait() == 0
     assert "event=stopped" in server.log
@@ -96,11 +90,9 @@ def test_few_open_files_are_reported_where_they_matter(
         assert server.log.count("event=few_open_files") == count
 
 
-@pytest.mark.parametrize("flags", [(), ("--no-uvloop",)], ids=["uvloop", "asyncio"])
-def test_connections_stay_below_the_limit_of_open_files(
-    tmp_path: Path, flags: tuple[str, ...]
-) -> None:
-    with Limited(140, tmp_path / "mqks.db", *flags) as server, ExitStack() as stack:
+@pytest.mark.parametrize("loop", ["--uvloop", "--no-uvloop"])
+def test_connections_stay_below_the_limit_of_open_files(tmp_path: Path, loop: str) -> None:
+    with Limited(140, tmp_path / "mqks.db", loop) as server, ExitStack() as stack:
         clients = [stack.enter_context(LineClient(server.address)) for _ in range(90)]
         todo = 'todo="allow 20128 open files (ulimit -n, or LimitNOFILE= of systemd)"'
         told = f"level=warning event=few_open_files open_files=140 connections_max=70 {todo}"
@@ -124,6 +116,18 @@ def test_the_system_looks_after_clients_that_have_vanished(tmp_path: Path) -> No
         # Until the reply is acknowledged there is another one.
         ticks = until(timer, "there is no timer of a keepalive")
     assert int(ticks, 16) <= 60 * 100
+
+
+def test_replies_wait_for_no_acknowledgement_of_earlier_ones(mqks_broker: Broker) -> None:
+    """The event loop of its thread is asyncio's, which does not see to that."""
+    with LineClient(("127.0.0.1", mqks_broker.port)) as client:
+        assert client.ask(b"p ping") == b"p ok "
+        found = list[int]()
+        for each in Path("/proc/self/fd").iterdir():
+            with suppress(OSError), socket.socket(fileno=os.dup(int(each.name))) as sock:
+                if sock.family == socket.AF_INET and sock.getpeername()[1] == client.port:
+                    found.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+    assert found == [1]
 
 
 def test_publishers_that_were_paused_go_on(tmp_path: Path) -> None:
@@ -188,13 +192,12 @@ def test_reads_are_answered_before_a_half_closed_connection_ends(client: LineCli
     assert client.ask(b"s subscribe --confirm q e") == b"s ok "
     client.send(b"".join(b"p%d peek q\n" % number for number in range(16)))
     client.close_sending_side()
-    assert rest(client) == [b"p%d ok --end" % number for number in range(16)]
+    assert client.rest() == [b"p%d ok --end" % number for number in range(16)]
 
 
 def test_a_slow_consumer_is_told_the_newest_update_only(tmp_path: Path) -> None:
     with (
-        ServerProcess(tmp_path / "mqks.db", "--delivery-pause-bytes", "64KiB") as server,
-        LineClient(server.address) as slow,
+        served(tmp_path / "mqks.db", "--delivery-pause-bytes", "64KiB") as (server, slow),
         LineClient(server.address) as other,
     ):
         assert slow.ask(b"c consume --confirm q e0") == b"c ok "
