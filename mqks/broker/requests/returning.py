@@ -62,7 +62,7 @@ def touch(
         timeout_us = consumer.timeout_us if for_us is None else for_us
         if timeout_us is not None and message_id in consumer.unacked:
             delivery = message_id, consumer.unacked[message_id][0]
-            consumer.awaited().touch([delivery], timeout_us)
+            consumer.awaited().add([delivery], timeout_us)
     elif for_us is not None:
         return _one_at_a_time(broker, consumer_id, _touch_each(consumer, for_us))
     elif consumer.deadlines is not None and consumer.timeout_us is not None:
@@ -75,7 +75,7 @@ def _touch_each(consumer: Consumer, for_us: int) -> Work[None]:
     for some in slices((yield from ordered(consumer.held())), STEP_MESSAGES):
         ids = ((line[: line.index(b" ")], number) for number, line, _ in some)
         if held := [delivery for delivery in ids if consumer.holds(*delivery)]:
-            consumer.awaited().touch(held, for_us)
+            consumer.awaited().add(held, for_us)
         yield GOES_ON
 
 

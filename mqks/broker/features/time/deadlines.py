@@ -54,8 +54,8 @@ class Deadlines:
         """Number → the order of the batch that counts, if it is not the only one."""
 
     def add(self, delivered: list[tuple[bytes, int]], timeout_us: int | None) -> None:
-        """Add deliveries that were just made, or touched, by ascending numbers. None: they are
-        never due."""
+        """Add deliveries that were just made, or touched, by ascending numbers: the timeout of
+        those that were added before begins anew. None: they are never due."""
         due_us = NEVER_US if timeout_us is None else self._schedule.clock_us() + timeout_us
         self._order += 1
         self._push(DueBatch(due_us, self._order, delivered))
@@ -71,11 +71,6 @@ class Deadlines:
     def _push(self, batch: DueBatch) -> None:
         self._count += len(batch.delivered)
         heapq.heappush(self._batches, batch)
-
-    def touch(self, held: list[tuple[bytes, int]], timeout_us: int) -> None:
-        """Restart the timeout of unacked deliveries, whether or not they were added before."""
-        self._last = max(self._last, held[-1][1])
-        self.add(held, timeout_us)
 
     def touch_all(self, timeout_us: int) -> None:
         # Without an entry for each: whoever holds a million may touch them every second.

@@ -125,10 +125,7 @@ class AckTimers(Protocol):
     """When the deliveries of one consumer must be acked."""
 
     def add(self, delivered: list[tuple[bytes, int]], timeout_us: int | None) -> None:
-        """Add deliveries that were just made. None: they are never due."""
-
-    def touch(self, held: list[tuple[bytes, int]], timeout_us: int) -> None:
-        """Restart the timeout of unacked deliveries."""
+        """Add deliveries that were just made, or touched. None: they are never due."""
 
     def touch_all(self, timeout_us: int) -> None:
         """Restart the timeout of all that were added."""
