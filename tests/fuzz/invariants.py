@@ -12,6 +12,7 @@ from itertools import chain, islice
 from typing import Final
 
 from mqks.broker.broker import Broker
+from mqks.broker.features.admission.capacity import Capacity
 from mqks.broker.features.admission.made import MadeCapacity
 from mqks.broker.features.admission.pauses import PausableCapacity
 from mqks.broker.features.admission.unique import KEY_BYTES, UniqueKeys, _wanted
@@ -29,6 +30,7 @@ from mqks.broker.features.time.delays import _number
 from mqks.broker.features.time.receiver import Receiver
 from mqks.broker.features.time.times import timed
 from mqks.broker.spine.clients.consumer import UNACKED_OVERHEAD_BYTES, Consumer, consumers_of
+from mqks.broker.spine.clients.outbox import Slow
 from mqks.broker.spine.log.metadata import binding_bytes, consumer_bytes, mask_bytes, queue_bytes
 from mqks.broker.spine.message.mark import NO_MARK
 from mqks.broker.spine.message.states import AFTER, APPENDS, State
@@ -56,7 +58,7 @@ def check(broker: Broker, *, set_clock: bool = False) -> None:
     have been set back."""
     for name, queue in broker.queues.items():
         require(queue.name == name and not queue.deleted, f"{name!r} leads to another queue")
-        _check_queue(queue)
+        _check_queue(queue, is_at_work=broker.has_work)
     for name, queue in broker.orphans.items():
         _check_orphan(broker, name, queue)
     for consumer in _consumers(broker):
@@ -82,7 +84,7 @@ def _deliveries(consumer: Consumer) -> list[tuple[int, bytes]]:
     return [(number, line) for number, line, _ in consumer.held()]
 
 
-def _check_queue(queue: Queue) -> None:
+def _check_queue(queue: Queue, *, is_at_work: bool) -> None:
     name, lane = queue.name, queue.lane
     in_order = [*waiting(queue)]
     require(in_order == sorted({*in_order}), f"{name!r}: ready messages out of order")
@@ -124,6 +126,9 @@ def _check_queue(queue: Queue) -> None:
     require(lane.dirty == (lane in lane.pending.dirty), f"{name!r}: dirty")
     tight = queue in queue.shared.capacities.tight
     require(queue.capacity.is_tight == tight, f"{name!r}: tight")
+    if isinstance(queue.capacity, Capacity) and not is_at_work:
+        coming = queue.capacity.coming, queue.capacity.coming_bytes
+        require(coming == (0, 0), f"{name!r}: room for {coming}, and nothing comes")
     if isinstance(queue.capacity, MadeCapacity):
         counted, size = queue.capacity._counted, queue.capacity.backlog[1]
         require(counted == size, f"{name!r}: {counted} bytes count for its user, and {size} wait")
@@ -131,6 +136,8 @@ def _check_queue(queue: Queue) -> None:
     _check_unique(queue)
     _check_times_end(queue)
     _check_turns(queue)
+    if isinstance(queue.order, Keyed):
+        _check_keys(queue, queue.order)
 
 
 def _reached() -> dict[State, set[State]]:
@@ -268,6 +275,8 @@ def _check_times_end(queue: Queue) -> None:
         waits = any(scheduled(queue)) or bool(expiry._own) or expiry.ttl_us is not None
         waits = waits or bool(delays._reading or delays._aside or len(times.searches))
         require(waits or times._ends_us is not None, f"{queue.name!r}: times without an end")
+        expires = times._ends_us is None and times._next_expiry_us() is not None
+        require(times._alarm.is_set or not expires, f"{queue.name!r}: no alarm when they expire")
 
 
 def _check_turns(queue: Queue) -> None:
@@ -495,6 +504,8 @@ def _check_sums(broker: Broker) -> None:
         most = settings.consumers_per_connection_max
         require(len(connection.consumers) <= most, "more consumers than a connection may have")
         require(connection.unconfirmed >= 0, "fewer than no confirms are due")
+        waits = not connection.rests & Slow.RECEIVES or connection.promised_bytes > 0
+        require(waits, "a connection waits for replies, and none was promised")
         tail = connection.splitter.tail_bytes
         require(tail <= connection.splitter.line_bytes_max + 1, "a tail longer than a line")
 

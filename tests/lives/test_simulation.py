@@ -5,6 +5,7 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import mqks
 from mqks.protocol.requests import ACTIONS, Action
 from tests.kit.compiled import patches_modules
 from tests.simulation import faults, vfs
-from tests.simulation.grammar import Usage, is_allowed
+from tests.simulation.grammar import QUEUES, Usage, is_allowed
 
 
 def missing() -> str:
@@ -50,6 +51,27 @@ try:
 except BaseException as error:
     print(type(error).__name__, error, flush=True)
     os._exit(3)
+os._exit(0)
+"""
+LITTERED = """
+import gc, os
+from tests.simulation.world import World, run
+
+class Litter:
+    def __init__(self, world):
+        self.me, self.world = self, world
+
+    def __del__(self):
+        World.note(self.world, "collected")
+
+class Littered(World):
+    def note(self, *what):
+        super().note(*what)
+        Litter(self)
+
+gc.set_threshold({threshold})
+gc.set_threshold = lambda *_: None
+print(run(1, 2, Littered).events, flush=True)
 os._exit(0)
 """
 FAULTS = {
@@ -181,10 +203,18 @@ def seed_of(number: int, *how: str) -> list[str]:
 
 
 @patches_modules
-@pytest.mark.parametrize("how", ["4", "1 --talk", "24 --long"])
+@pytest.mark.parametrize(
+    "how", ["4", "1 --talk", "24 --long", pytest.param("3 --lives", marks=pytest.mark.slow)]
+)
 def test_a_seed_replays_exactly(how: str) -> None:
     first, again, other = (seed_of(seed, *how.split()) for seed in (1, 1, 2))
     assert first == again != other
+
+
+@patches_modules
+def test_the_world_decides_when_garbage_is_collected() -> None:
+    seldom, often = (played("-c", LITTERED.format(threshold=each)) for each in (100_000, 50))
+    assert seldom.stdout == often.stdout != "", seldom.stderr
 
 
 @patches_modules
@@ -222,6 +252,7 @@ class Drawing:
         self.rng = random.Random(5)
         self.consumers = ["c1"]
         self.consumer = ""
+        self.queues: Sequence[str] = QUEUES
         self.held: dict[str, list[str]] = {}
         self.messages: list[str] = []
         self.leases: list[str] = []

@@ -23,11 +23,11 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from tests.kit import unsynced
 from tests.kit.disk_log import Record
-from tests.simulation.loop import SimulatedLoop, Violation
+from tests.simulation.loop import Violation, the_loop
 from tests.simulation.vfs import Vfs
 
 ENDS: Final = "kill", "kill", "power cut", "power cut", "failed sync"
@@ -235,7 +235,7 @@ class Disk:
 
     @property
     def _used_bytes(self) -> int:
-        return sum(self._sizes[number] for number in self._ids.values())
+        return sum(map(self._sizes.__getitem__, self._ids.values()))
 
     @property
     def free_bytes(self) -> int:
@@ -332,7 +332,7 @@ class Disk:
         return self.rng.randbytes(size)
 
     def pause(self, time_s: float) -> None:
-        cast(SimulatedLoop, asyncio.get_running_loop()).spend(time_s)
+        the_loop().spend(time_s)
 
     # -- a full disk
 
@@ -417,7 +417,6 @@ class Disk:
             "rename": rename,
             "replace": rename,
             "mkdir": mkdir,
-            "getpid": lambda: 1,  # It is in the lock file, which has a size.
         }
         for name, call in replaced.items():
             setattr(os, name, call)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import psycopg
 from psycopg.sql import Composable
 
-from tests.simulation.loop import NOBODY, PROCESS, Process
-from tests.simulation.postgres import Cluster, Server, the_loop
+from tests.simulation.loop import NOBODY, PROCESS, Process, the_loop
+from tests.simulation.postgres import Cluster, Server
 
 if TYPE_CHECKING:
     from tests.simulation.tables import Row

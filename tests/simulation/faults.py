@@ -339,13 +339,6 @@ FAULTS: Final = (
         TALK,
     ),
     Fault(
-        "touch-does-not-count",
-        "broker/features/time/deadlines.py",
-        ("        self._last = max(self._last, held[-1][1])\n        self.add(held"),
-        "        self.add(held",
-        TALK,
-    ),
-    Fault(
         "gone-not-counted",
         "broker/features/time/delays.py",
         "        self._gone_count += 1\n",

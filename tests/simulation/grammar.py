@@ -6,7 +6,7 @@ it; a new kind of value must be given in `VALUES`.
 
 import random
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class Chance(Protocol):
     """The one that was drawn last for this line."""
     held: dict[str, list[str]]
     """What consumers were delivered."""
+    queues: Sequence[str]
     messages: list[str]
     leases: list[str]
     epochs: list[str]
@@ -46,6 +47,7 @@ def _message(chance: Chance) -> str:
     return chance.rng.choice(held or [*chance.messages[-20:], "m1", "m2"])
 
 
+QUEUES: Final = "q1", "q2", "q3", "dead", "aside"
 SECONDS: Final = "0", "0.05", "0.5", "2", "30", "600", "3600", "86400", "604800", "31536000"
 VALUES: Final[dict[str, Callable[[Chance], str]]] = {
     "action": _of("publish", "consume", "dance"),
@@ -71,7 +73,7 @@ VALUES: Final[dict[str, Callable[[Chance], str]]] = {
     "number": _of("0", "1", "7", "30"),
     "percent": _of("0", "40", "100", "101"),
     "password": _of("secret", "wrong"),
-    "queue": _of("q1", "q2", "q3", "dead", "aside"),
+    "queue": lambda chance: chance.rng.choice(chance.queues),
     "rate": _of("5/s", "100/m,20", "1000/h", "5"),
     "seconds": _of(*SECONDS),
     "seq": _of("0", "1", "2", "10", "1000"),

@@ -11,10 +11,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tests.simulation.loop import NOBODY, Process, end_run
+from tests.simulation.loop import NOBODY, Process, Violation, end_run, the_loop
 from tests.simulation.network import Network
+
+if TYPE_CHECKING:
+    from mqks.broker.broker import Broker
 
 FILES: Final = "/proc/self/fd"
 """Of this process."""
@@ -47,7 +50,17 @@ class Host:
             self._connections.append(connect(*arguments, **named))
             return self._connections[-1]
 
-        vars(sqlite3)["connect"] = connected
+        from mqks.server import running
+
+        self.broker: Broker
+        """Of the latest server."""
+        made = vars(running)["Broker"]
+
+        def remembered(*arguments: Any, **named: Any) -> "Broker":
+            self.broker = made(*arguments, **named)
+            return self.broker
+
+        vars(sqlite3)["connect"], vars(running)["Broker"] = connected, remembered
         self._stop: asyncio.Event
         self._server: asyncio.Task[None]
 
@@ -97,6 +110,27 @@ class Host:
     def _ended(self, process: Process, task: asyncio.Task[None]) -> None:
         self._network.kill(process)
         end_run(task)
+
+    async def leave_nothing(self, idle_s: float, turns_max: int, **more: int) -> None:
+        """All have left: nothing is held for them, and the server rests. `more` is 0, too."""
+        broker, loop = self.broker, the_loop()
+        held = {
+            "connections": len(broker.connections),
+            "consumers": len(broker.consumers),
+            "unacked bytes": broker.flow.unacked.used,
+            "bytes in outboxes": broker.shared.outboxes.used,
+            "receives": broker.flow.receivers,
+            "bytes of messages": broker.shared.memory.used,
+            "schedules": len(broker.schedules._alarms),
+            "records to be written": broker.pending.records,
+            **more,
+        }
+        if any(held.values()):
+            raise Violation(f"all have left, and there are {held}")
+        turns = loop.steps
+        await asyncio.sleep(idle_s)
+        if loop.steps - turns > turns_max:
+            raise Violation(f"{loop.steps - turns} turns in {idle_s:.0f} s without clients")
 
     @property
     def stops(self) -> bool:

@@ -9,10 +9,10 @@ import io
 from collections.abc import Mapping
 from contextlib import redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from tests.simulation.host import Host
-from tests.simulation.loop import Process, SimulatedLoop
+from tests.simulation.loop import Process
 from tests.simulation.world import PORT, World
 
 if TYPE_CHECKING:
@@ -94,17 +94,16 @@ class Lives(World):
     async def main(self) -> None:
         from tests.chaos.play import Chaos
 
-        self.network.install(cast(SimulatedLoop, asyncio.get_running_loop()))
         servers = SimulatedServers(self, self.directory / "lives")
         self.chaos = Chaos(self.directory, servers, self.seed)
         clients = Process("clients")
-        playing = clients.spawn(self.play())
+        playing = clients.spawn(self.live())
         await servers.listens.wait()
         stopping = asyncio.ensure_future(self.stop_and_go_on(servers.host, clients))
         await asyncio.wait([playing, stopping], return_when=asyncio.FIRST_EXCEPTION)
         playing.result()
 
-    async def play(self) -> None:
+    async def live(self) -> None:
         for number in range(self.messages):
             await self.chaos.live(number)
             self.remember()
@@ -115,8 +114,9 @@ class Lives(World):
     def remember(self) -> None:
         """What passed in the latest life."""
         assert self.chaos.latest is not None
+        here = str(self.directory).encode()
         for who, data in self.chaos.latest.transcript:
-            self.events.update(who.encode() + data)
+            self.events.update(who.encode() + data.replace(here, b""))
         self.note("life", self.chaos.figures.lives, dict(self.chaos.figures.counts))
 
     async def stop_and_go_on(self, host: Host, clients: Process) -> None:
@@ -125,6 +125,4 @@ class Lives(World):
             process = self.rng.choice((host.process, clients))
             self.stops += 1
             self.note("stop", process.name)
-            process.stop()
-            await asyncio.sleep(self.rng.uniform(0, self.rng.choice(STOPPED_S)))
-            process.go_on(asyncio.get_running_loop())
+            await process.stop_for(self.rng.uniform(0, self.rng.choice(STOPPED_S)))

@@ -11,16 +11,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final
 
 from tests.simulation.host import Host
-from tests.simulation.loop import SimulatedLoop, Violation
+from tests.simulation.loop import Violation
 from tests.simulation.trades import DAY_S, HOUR_S, Once, Trade, Unused
 from tests.simulation.world import PORT, URL, mqks
 from tests.simulation.year import FIELDS, GONE_S, Year
-
-if TYPE_CHECKING:
-    from mqks.broker.broker import Broker
 
 TRADES: Final = 5
 SCHEDULES: Final = 4
@@ -56,7 +53,6 @@ class Long(Year):
         self.outages: list[tuple[float, float]] = []
         """From when to when there was no server for long."""
         self.trades: list[Trade] = []
-        self.brokers: list[Broker] = []
         self._leaving: asyncio.Event
         self.db_bytes = 0
 
@@ -70,18 +66,6 @@ class Long(Year):
             f"{super().__str__()}, {counts}, {self.once.sent} sent once, "
             f"{self.unused.deleted} queues unused, {self.db_bytes} bytes at the end"
         )
-
-    def install(self) -> None:
-        super().install()
-        from mqks.server import running
-
-        made = vars(running)["Broker"]
-
-        def remembered(*arguments: Any, **named: Any) -> "Broker":
-            self.brokers[:] = [made(*arguments, **named)]
-            return self.brokers[0]
-
-        vars(running)["Broker"] = remembered
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Any]:
@@ -109,8 +93,6 @@ class Long(Year):
     # -- the run
 
     async def main(self) -> None:
-        loop = cast(SimulatedLoop, asyncio.get_running_loop())
-        self.network.install(loop)
         self.host = Host(self.network, self.directory / "long", PORT, self.note)
         self._leaving = asyncio.Event()
         self.once, self.unused = Once(self), Unused(self)
@@ -137,7 +119,7 @@ class Long(Year):
         now = datetime.fromtimestamp(self.clock.wall(), UTC)
         await self.tick_tock()
         self.judge_ticks(added, now)
-        await self.leave_nothing(loop)
+        await self.leave_nothing()
 
     async def take_ticks(self) -> None:
         while await self.rest(self.rng.expovariate(1 / DAY_S)):
@@ -175,9 +157,7 @@ class Long(Year):
                     self.outages.append((began_s, self.clock.monotonic_s))
             elif what < 0.8:
                 self.stops += 1
-                self.host.process.stop()
-                await asyncio.sleep(gone_s)
-                self.host.process.go_on(asyncio.get_running_loop())
+                await self.host.process.stop_for(gone_s)
                 self.troubles += 1
             else:
                 self.sets += 1
@@ -199,7 +179,7 @@ class Long(Year):
         """The first moment from this one on at which there was a server."""
         return max((end for start, end in self.outages if start <= time_s <= end), default=time_s)
 
-    async def leave_nothing(self, loop: SimulatedLoop) -> None:
+    async def leave_nothing(self) -> None:
         """All is taken, and then nothing is left of so long a time."""
         for each in self.trades:
             for _ in range(DRAINS_MAX):
@@ -221,22 +201,9 @@ class Long(Year):
                     raise Violation(f"all was taken, and {row['name']} has {left}")
                 await client.delete_queue(row["name"])
         await asyncio.sleep(HOUR_S)
-        broker, turns = self.brokers[-1], loop.steps
-        held = {
-            "connections": len(broker.connections),
-            "consumers": len(broker.consumers),
-            "unacked bytes": broker.flow.unacked.used,
-            "bytes in outboxes": broker.shared.outboxes.used,
-            "bytes of messages": broker.shared.memory.used,
-            "results": len(broker.results.rows),
-            "timers": len(broker.schedule),
-            "records to be written": broker.pending.records,
-        }
-        if any(held.values()):
-            raise Violation(f"all have left, and there are {held}")
-        await asyncio.sleep(DAY_S)
-        if loop.steps - turns > IDLE_TURNS_MAX:
-            raise Violation(f"{loop.steps - turns} turns in a day without clients")
+        broker = self.host.broker
+        more = {"results": len(broker.results.rows), "timers": len(broker.schedule)}
+        await self.host.leave_nothing(DAY_S, IDLE_TURNS_MAX, **more)
         files = {each.name: each.stat().st_size for each in self.host.db.parent.iterdir()}
         self.db_bytes = sum(size for name, size in files.items() if "ballast" not in name)
         if self.db_bytes > DB_BYTES_MAX:

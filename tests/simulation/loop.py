@@ -8,6 +8,7 @@ every loop promises that.
 
 import asyncio
 import contextvars
+import gc
 import heapq
 import random
 from asyncio.base_events import BaseEventLoop
@@ -15,16 +16,24 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from itertools import count
 from math import ulp
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
 THREAD_S = 0.002
 """A step in a thread takes up to so long."""
 TURNS_MAX = 200_000
 """Turns in one second of which no more than this many are work."""
+COLLECTED_TURNS = 50_000
+"""Garbage is collected after so many, and at no other time but when a server starts: what is
+collected may have a last word, and leaves its addresses, by which sets are in order."""
 
 
 GRAVES: Final[list[object]] = []
 """Tasks of processes, which may be killed: what is collected would run their last lines."""
+
+
+def the_loop() -> "SimulatedLoop":
+    return cast(SimulatedLoop, asyncio.get_running_loop())
 
 
 class Process:
@@ -53,7 +62,7 @@ class Process:
         return now_s - self._went_on_at_s if self._waiting is None else 0.0
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work, context=self.context)
+        task = the_loop().create_task(work, context=self.context)
         GRAVES.append(task)
         return task
 
@@ -71,10 +80,11 @@ class Process:
         """SIGSTOP."""
         if self._waiting is None:
             self._waiting = []
-            self._stopped_at_s = asyncio.get_running_loop().time()
+            self._stopped_at_s = the_loop().time()
 
-    def go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+    def go_on(self) -> None:
         """SIGCONT."""
+        loop = the_loop()
         if self._waiting is not None:
             self._went_on_at_s = loop.time()
             self.last_stop_s = self._went_on_at_s - self._stopped_at_s
@@ -82,6 +92,11 @@ class Process:
         waiting, self._waiting = self._waiting or [], None
         for context, callback in waiting:
             loop.call_soon(callback, context=context)
+
+    async def stop_for(self, time_s: float) -> None:
+        self.stop()
+        await asyncio.sleep(time_s)
+        self.go_on()
 
 
 PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
@@ -175,20 +190,6 @@ class Clock:
         return self.monotonic_s + self.ahead_s
 
 
-class _Selector:
-    """Where the loop waits."""
-
-    def __init__(self, loop: "SimulatedLoop") -> None:
-        self._loop = loop
-
-    def select(self, timeout_s: float | None) -> Sequence[object]:
-        self._loop.pass_time(timeout_s)
-        return ()
-
-    def close(self) -> None:
-        pass
-
-
 class SimulatedLoop(BaseEventLoop):
     def __init__(self, clock: Clock, seed: int) -> None:
         super().__init__()
@@ -201,7 +202,7 @@ class SimulatedLoop(BaseEventLoop):
         self.spent_s: float | None = None
         """What the present step of a thread takes."""
         self._second_s, self._second_turns = 0.0, 0
-        self._selector = _Selector(self)
+        self._selector = SimpleNamespace(select=self.pass_time, close=lambda: None)
         self._events: list[tuple[float, float, int, Callable[[], object], contextvars.Context]] = []
         self._number = count()
         self.readers: dict[object, Callable[[], object]] = {}
@@ -211,19 +212,25 @@ class SimulatedLoop(BaseEventLoop):
     def time(self) -> float:
         return self.clock.monotonic_s
 
-    def pass_time(self, timeout_s: float | None) -> None:
-        """Wait for so long, or until the next event; without an end, None."""
+    def pass_time(self, timeout_s: float | None) -> Sequence[object]:
+        """Wait for so long, or until the next event; without an end, None. It is the `select` of a
+        selector."""
         if self.failure is not None:
             raise self.failure
         self.steps += 1
+        if not self.steps % COLLECTED_TURNS:
+            gc.collect()
         events, clock = self._events, self.clock
-        end_s = clock.monotonic_s + timeout_s if timeout_s is not None else None
-        if events and (end_s is None or events[0][0] <= end_s):
-            end_s = max(events[0][0], clock.monotonic_s)
-        if end_s is None:
-            raise Stuck("nothing is left to happen")
-        clock.monotonic_s = end_s
-        self._clock_resolution = instant(end_s)  # A timer is due when so much is missing.
+        end_s = clock.monotonic_s
+        if timeout_s != 0:
+            if timeout_s is not None:
+                end_s += timeout_s
+            if events and (timeout_s is None or events[0][0] <= end_s):
+                end_s = max(events[0][0], clock.monotonic_s)
+            elif timeout_s is None:
+                raise Stuck("nothing is left to happen")
+            clock.monotonic_s = end_s
+            self._clock_resolution = instant(end_s)  # A timer is due when so much is missing.
         if end_s >= self._second_s + 1:
             self._second_s, self._second_turns = end_s, self.steps
         elif self.steps - self._second_turns > TURNS_MAX:
@@ -231,6 +238,7 @@ class SimulatedLoop(BaseEventLoop):
         while events and events[0][0] <= end_s:
             *_, what, context = heapq.heappop(events)
             self.call_soon(what, context=context)
+        return ()
 
     def fail(self, failure: BaseException) -> None:
         """End the run."""
@@ -262,8 +270,12 @@ class SimulatedLoop(BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
-        context = own(context)
-        return super().call_soon(of_process(context, callback), *args, context=context)
+        if context is None:
+            context = contextvars.copy_context()
+        # As the base class does, which also asks whether it is closed, or debugged.
+        handle = asyncio.Handle(of_process(context, callback), args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
 
     def call_at(  # type: ignore[override]
         self,
@@ -314,6 +326,7 @@ def in_world(
     main: Callable[[], Coroutine[Any, Any, None]], clock: Clock, seed: int
 ) -> SimulatedLoop:
     """Run it; the loop is left as it is, with tasks that will never go on."""
+    gc.disable()
     loop = SimulatedLoop(clock, seed)
     asyncio.set_event_loop(loop)
     loop.run_until_complete(main())

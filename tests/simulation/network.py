@@ -11,7 +11,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from tests.simulation.loop import NOBODY, PROCESS, Process, SimulatedLoop, after, run_into
 
@@ -21,14 +21,18 @@ AT_ONCE = 0.3
 """How often one more piece is read in a turn."""
 
 
-class Watch(Protocol):
-    """Of one end of a connection."""
+class Watch:
+    """Of one end of a connection: it is told what it overrides."""
 
     def arrived(self, data: bytes) -> None:
         """It was not read yet."""
 
-    def read(self, data: bytes) -> None: ...
-    def wrote(self, data: bytes) -> None: ...
+    def read(self, data: bytes) -> None:
+        """By the process, at last."""
+
+    def wrote(self, data: bytes) -> None:
+        """Its process has."""
+
     def leaves(self) -> None:
         """This end closes the connection, which the other end has not."""
 

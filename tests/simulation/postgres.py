@@ -12,18 +12,17 @@ meanwhile has never heard of it.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
 
-from tests.simulation.loop import NOBODY, PROCESS, Process, SimulatedLoop
+from tests.simulation.loop import NOBODY, PROCESS, Process, the_loop
 
 if TYPE_CHECKING:
     from tests.simulation.driver import Connection
@@ -37,10 +36,6 @@ NAMES = "a", "b"
 Phase = Literal["arrives", "is written", "is replicated"]
 PHASES: tuple[Phase, ...] = "arrives", "is written", "is replicated"
 """Of a commit: when it has come, is on the primary, and on both."""
-
-
-def the_loop() -> SimulatedLoop:
-    return cast(SimulatedLoop, asyncio.get_running_loop())
 
 
 @dataclass(slots=True, eq=False)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.simulation.disk import SLOW_S
 from tests.simulation.loop import Process, Violation
+from tests.simulation.network import Watch
 
 if TYPE_CHECKING:
     from tests.simulation.loop import SimulatedLoop
@@ -322,7 +323,7 @@ class Judge:
                     self.violate(f"{name!r} has no answer after {self.now_s - asked_s:.0f} s")
 
 
-class Wire:
+class Wire(Watch):
     """The server's end of a connection."""
 
     def __init__(self, judge: Judge) -> None:
@@ -362,9 +363,6 @@ class Wire:
         for line in lines:
             self._tells(line)
 
-    def leaves(self) -> None:
-        pass
-
     def ended(self) -> None:
         self.asked.clear()
         for name, consumer in self._consumers.items():
@@ -376,11 +374,13 @@ class Wire:
     def _asks(self, line: bytes) -> None:
         judge = self._judge
         id_, action, rest = (*line.split(b" ", 2), b"", b"")[:3]
-        index, words = judge.next_index(), _names(rest)
+        index = judge.next_index()
         self._ids.add(id_)
         if action == b"publish":
             self._publishes(id_, rest, index)
-        elif b"--confirm" in rest.split(b" "):
+            return
+        flags, words = rest.split(b" "), _names(rest)
+        if b"--confirm" in flags:
             self.asked[id_] = judge.now_s
         if action == b"consume":
             options = dict(_FLAG.findall(rest))
@@ -390,7 +390,7 @@ class Wire:
             judge.consumes(id_, consumer)
         elif action == b"delete_consumer":
             judge.gone(words[0])
-        elif action == b"set_queue" and b"--ordered=key" in rest.split(b" "):
+        elif action == b"set_queue" and b"--ordered=key" in flags:
             judge.ordered.add(words[0])
         elif action in (b"ack", b"reject", b"release"):
             if self._transaction is not None:
@@ -515,7 +515,7 @@ class Wire:
             judge.written(asked)
 
 
-class ClientEnd:
+class ClientEnd(Watch):
     """A client's end of a connection: it leaves only when it has waited long enough."""
 
     def __init__(self, judge: Judge, transport: "Transport") -> None:
@@ -529,14 +529,8 @@ class ClientEnd:
         stopped_s = 0.0 if self._process is None else self._process.stopped_s(self._judge.now_s)
         return self._judge.now_s - stopped_s
 
-    def arrived(self, data: bytes) -> None:
-        pass
-
     def read(self, data: bytes) -> None:
         self._heard_s = self._own_s
-
-    def wrote(self, data: bytes) -> None:
-        pass
 
     def ended(self) -> None:
         self._process = None

@@ -9,10 +9,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from tests.simulation.host import Started
-from tests.simulation.loop import NOBODY, PROCESS, Process, SimulatedLoop, Violation
+from tests.simulation.loop import NOBODY, PROCESS, Process, Violation
 from tests.simulation.world import PORT, World, mqks, put
 
 SERVERS = 2
@@ -129,8 +129,7 @@ class WithStandby(World):
 
     def again(self, place: Place, process: Process) -> None:
         self.network.kill(process)
-        loop = asyncio.get_running_loop()
-        loop.call_later(self.rng.expovariate(1 / 2), self.start, place, context=NOBODY)
+        self.loop.call_later(self.rng.expovariate(1 / 2), self.start, place, context=NOBODY)
 
     def servers(self) -> list[Process]:
         return [place.process for place in self.places] * 4
@@ -139,7 +138,7 @@ class WithStandby(World):
 
     def violated(self, what: str) -> None:
         self.note("violated:", what)
-        cast(SimulatedLoop, asyncio.get_running_loop()).fail(Violation(what))
+        self.loop.fail(Violation(what))
 
     def claim_of(self, process: Process) -> int:
         return int(self.stores[process].facts()["claim"])

@@ -8,16 +8,25 @@ spins, and when all have left nothing is held any more.
 
 import asyncio
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from tests.simulation.grammar import VALUES, Usage, is_allowed, of_clients, of_transactions, usages
+from tests.simulation.grammar import (
+    QUEUES,
+    VALUES,
+    Usage,
+    is_allowed,
+    of_clients,
+    of_transactions,
+    usages,
+)
 from tests.simulation.host import Host
-from tests.simulation.loop import NOBODY, Process, SimulatedLoop, Violation
+from tests.simulation.loop import NOBODY, Process, Violation
 from tests.simulation.world import PORT, URL, World, mqks
 
 if TYPE_CHECKING:
-    from mqks.broker.broker import Broker
+    from mqks.broker.spine.log.pending import Pending
     from tests.fuzz.peer import Peer
 
 TALKERS: Final = 12
@@ -27,11 +36,15 @@ DRAWN_MAX: Final = 100
 """So many lines of a burst differ in more than their id."""
 DRAWS: Final = 30
 """Of a line that the table allows."""
+NAMED: Final = 1, 2, 5, 5
+"""So many queues are named in a talk."""
 WRONG: Final = 0.05
 """Share of draws that may be wrong."""
 LINE_BYTES: Final = 1024 * 1024
 LEFT_S: Final = 40 * 86400.0
 """A receive waits for no longer, so that a connection whose client has no more to send ends."""
+WRITTEN_S: Final = 1.0
+"""What is pending while the server runs is written within this time."""
 IDLE_S: Final = 3600.0
 IDLE_TURNS_MAX: Final = 20_000
 """A server that nobody asks for anything takes no more turns in this time."""
@@ -91,6 +104,7 @@ class Talker:
         self._world, self._name = world, name
         self.consumers = [f"c{number}-{name}" for number in range(3)]
         self.consumer = ""
+        self.queues: Sequence[str] = QUEUES
         self.held: dict[str, list[str]] = {}
         self.messages: list[str] = []
         self.leases: list[str] = []
@@ -126,6 +140,8 @@ class Talker:
         from tests.fuzz.peer import Peer
 
         self._is_vague = False
+        # What is done to the same few meets oftener.
+        self.queues = self.rng.sample(QUEUES, self.rng.choice(NAMED))
         self.wire = Wire(Peer(cast(Any, None), keeps_books=True), self)
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self.wire, "127.0.0.1", PORT)
@@ -173,7 +189,7 @@ class Talker:
         what = rng.random()
         if what < 0.6:
             return self._line()
-        if what < 0.9:
+        if what < 0.87:
             return b"".join(self._line() for _ in range(rng.randrange(2, 30)))
         if what < 0.92:
             some = rng.sample([*self._world.in_transactions.items()], 2)
@@ -232,7 +248,8 @@ class Talk(World):
     def __init__(self, seed: int, directory: Path, messages: int) -> None:
         super().__init__(seed, directory, messages)
         self.talks = self.settled = self.looks = 0
-        self.brokers: list[Broker] = []
+        self._waits: tuple[object, float, int] = None, 0.0, 0
+        """What was pending at the last look, since when, and at how many."""
 
     def __str__(self) -> str:
         return (
@@ -241,29 +258,18 @@ class Talk(World):
         )
 
     async def main(self) -> None:
-        from mqks.server import running
-
-        loop = cast(SimulatedLoop, asyncio.get_running_loop())
-        self.network.install(loop)
         self.host = Host(self.network, self.directory / "talk", PORT, self.note)
         self.usages = usages(), usages(of_clients), usages(of_clients)
         """Of a talk."""
         self.in_transactions = usages(of_transactions)
-        made = vars(running)["Broker"]
-
-        def remembered(*arguments: Any, **named: Any) -> "Broker":
-            self.brokers.append(made(*arguments, **named))
-            return self.brokers[-1]
-
-        vars(running)["Broker"] = remembered
         await self.serve()
-        loop.happen(LOOKS_S, self.look, NOBODY)
+        self.loop.happen(LOOKS_S, self.look, NOBODY)
         processes = [Process(f"talker {number}") for number in range(self.clients)]
         talking = [
             each.spawn(Talker(self, f"t{number}-").run()) for number, each in enumerate(processes)
         ]
         await asyncio.gather(self.live(), self.set_clock(), *talking)
-        await self.leave_nothing(loop)
+        await self.leave_nothing()
 
     async def serve(self) -> None:
         rng = self.rng
@@ -284,9 +290,7 @@ class Talk(World):
             self.note("life", self.host.lives, self.talks, self.settled)
             if self.rng.random() < 0.3:
                 self.stops += 1
-                self.host.process.stop()
-                await asyncio.sleep(self.rng.uniform(0, 60))
-                self.host.process.go_on(asyncio.get_running_loop())
+                await self.host.process.stop_for(self.rng.uniform(0, 60))
             elif self.rng.random() < 0.7:
                 self.host.kill()
                 await self.serve()
@@ -299,18 +303,30 @@ class Talk(World):
         """Between two steps of the loop, when none of the broker's methods runs."""
         from tests.fuzz.invariants import check
 
-        broker, loop = self.brokers[-1], cast(SimulatedLoop, asyncio.get_running_loop())
+        broker = self.host.broker
         # What works have half done is not looked at.
         if not (self.host.process.dead or broker.has_work):
             self.looks += 1
             try:
                 check(broker, set_clock=True)
+                self._look_at_pending(broker.pending)
             except AssertionError as failure:
-                loop.fail(failure)
+                self.loop.fail(failure)
         if self.has_faults:
-            loop.happen(self.rng.expovariate(1 / LOOKS_S), self.look, NOBODY)
+            self.loop.happen(self.rng.expovariate(1 / LOOKS_S), self.look, NOBODY)
 
-    async def leave_nothing(self, loop: SimulatedLoop) -> None:
+    def _look_at_pending(self, pending: "Pending") -> None:
+        """It is another entry when this one is written; one may be emptied and filled again."""
+        now_s = self.clock.monotonic_s
+        entry, since_s, looks = self._waits
+        if not pending or pending.entry is not entry:
+            entry, since_s, looks = pending.entry if pending else None, now_s, 0
+        self._waits = entry, since_s, looks + 1
+        runs_s = self.host.process.runs_for_s(now_s)
+        if entry is not None and looks > 1 and min(now_s - since_s, runs_s) > WRITTEN_S:
+            raise Violation(f"{pending.records} records wait for a commit")
+
+    async def leave_nothing(self) -> None:
         """When all have left, nothing is held for them, and the server rests."""
         # A server that drains lets in operators only, and a client is none.
         _, writer = await asyncio.open_connection("127.0.0.1", PORT)
@@ -323,20 +339,4 @@ class Talk(World):
             for row in await client.stats("queues"):
                 await client.delete_queue(row["name"])
         await asyncio.sleep(IDLE_S)
-        broker = self.brokers[-1]
-        held = {
-            "connections": len(broker.connections),
-            "consumers": len(broker.consumers),
-            "unacked bytes": broker.flow.unacked.used,
-            "bytes in outboxes": broker.shared.outboxes.used,
-            "receives": broker.flow.receivers,
-            "bytes of messages": broker.shared.memory.used,
-            "schedules": len(broker.schedules._alarms),
-            "records to be written": broker.pending.records,
-        }
-        if any(held.values()):
-            raise Violation(f"all have left, and there are {held}")
-        turns = loop.steps
-        await asyncio.sleep(IDLE_S)
-        if loop.steps - turns > IDLE_TURNS_MAX:
-            raise Violation(f"{loop.steps - turns} turns in an hour without clients")
+        await self.host.leave_nothing(IDLE_S, IDLE_TURNS_MAX)

@@ -8,10 +8,12 @@ before the product is imported, so that it knows nothing of it.
 
 import asyncio
 import hashlib
+import os
 import random
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections import Counter, deque
@@ -23,7 +25,7 @@ from importlib import import_module
 from itertools import chain, count
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from tests.simulation import blocking, services, threads
 from tests.simulation.disk import Disk
@@ -38,6 +40,7 @@ from tests.simulation.loop import (
     after,
     end_run,
     in_world,
+    the_loop,
 )
 from tests.simulation.network import LATENCY_S, Network
 from tests.simulation.promises import KEEP_ALIVE_S, Judge
@@ -91,6 +94,10 @@ PREPARED = (
     *("anyio._backends._asyncio", "encodings.idna", "mqks.client.async_client"),
     *("mqks.server.running", "tests.chaos.play", "tests.fuzz.invariants", "tests.fuzz.peer"),
 )
+MEMORY = Path("/dev/shm")
+"""A file system that is faster than a disk, where there is one."""
+FREE_BYTES = 2**30
+"""It has more, so that worlds do not fill it: in containers it may be tiny."""
 LAST = 50
 """Events that a failure tells."""
 
@@ -102,7 +109,7 @@ class Calls:
         self._last_s = 0.0
 
     def put_nowait(self, item: tuple[Any, Callable[[], Any]]) -> None:
-        loop = cast(SimulatedLoop, asyncio.get_running_loop())
+        loop = the_loop()
         now_s = loop.time()
         self._last_s = after(max(self._last_s, now_s + loop.rng.uniform(0, CALL_S)))  # In order.
         loop.happen(self._last_s - now_s, partial(loop.step, *item))
@@ -156,7 +163,10 @@ def install(outside: Outside) -> None:
             "token_bytes": lambda count=32: rng.randbytes(count),
             "randbits": rng.getrandbits,
         },
-        socket: {"create_server": network.create_server},
+        socket: {"create_server": network.create_server, "gethostname": lambda: "simulated"},
+        # Names that are made of these are sent and stored, and have a size.
+        os: {"getpid": lambda: 1},
+        sys: {"argv": ["simulation"]},
     }
     put(replaced)
     # They take the time from there when they are imported.
@@ -216,6 +226,7 @@ class World:
         self.acked: dict[str, Counter[str]] = {queue: Counter() for queue in BINDINGS}
         self.has_faults = True
         self.judge: Judge
+        self.loop: SimulatedLoop
         rng = random.Random(f"kind {seed}")
         self.priorities = rng.choice((None, None, range(3)))
         self.keys = rng.choice((None, None, "abc"))
@@ -292,7 +303,7 @@ class World:
         if error is not None and not self.is_of_disk(error):
             failure = Violation(f"a server has ended: {error!r}")
             failure.__cause__ = error
-            cast(SimulatedLoop, asyncio.get_running_loop()).fail(failure)
+            self.loop.fail(failure)
 
     def is_of_disk(self, error: BaseException) -> bool:
         """Whether it tells only of what was done to the disk."""
@@ -426,11 +437,13 @@ class World:
 
     async def haste(self) -> None:
         """Publish without confirms, and be gone."""
-        loop, number = asyncio.get_running_loop(), count()
+        number = count()
         while self.has_faults:
             await asyncio.sleep(self.rng.expovariate(1 / HASTE_S))
             with suppress(OSError):
-                transport, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", PORT)
+                transport, _ = await self.loop.create_connection(
+                    asyncio.Protocol, "127.0.0.1", PORT
+                )
                 size = self.rng.choice((1, 5, 5, 5, MANY))
                 names = [f"{HASTY}-{next(number)}" for _ in range(size)]
                 event = "burst" if size == MANY else "e"
@@ -504,9 +517,7 @@ class World:
             process = self.rng.choice([*chain(*processes), *self.servers()])
             self.stops += 1
             self.note("stop", process.name)
-            process.stop()
-            await asyncio.sleep(self.rng.expovariate(1 / self.rng.choice(STOPS_S)))
-            process.go_on(asyncio.get_running_loop())
+            await process.stop_for(self.rng.expovariate(1 / self.rng.choice(STOPS_S)))
 
     async def stand_still(self, *processes: Sequence[Process]) -> None:
         """A server does, and some of those who ask it and wait, for longer than they wait."""
@@ -517,13 +528,11 @@ class World:
             self.note("stands still", server.name)
             server.stop()
             await asyncio.gather(*map(self.pause, waiting), asyncio.sleep(STILL_S))
-            server.go_on(asyncio.get_running_loop())
+            server.go_on()
 
     async def pause(self, process: Process) -> None:
         await asyncio.sleep(self.rng.uniform(KEEP_ALIVE_S, 2 * KEEP_ALIVE_S))
-        process.stop()
-        await asyncio.sleep(self.rng.uniform(2.5, 4) * KEEP_ALIVE_S)
-        process.go_on(asyncio.get_running_loop())
+        await process.stop_for(self.rng.uniform(2.5, 4) * KEEP_ALIVE_S)
 
     def servers(self) -> list[Process]:
         """To be chosen from."""
@@ -538,11 +547,14 @@ class World:
 
     # -- the run
 
+    async def play(self) -> None:
+        self.loop = the_loop()
+        self.network.install(self.loop)
+        await self.main()
+
     async def main(self) -> None:
-        loop = cast(SimulatedLoop, asyncio.get_running_loop())
-        self.network.install(loop)
-        threads.install(loop, self.network)
-        self.judge = Judge(loop)
+        threads.install(self.loop, self.network)
+        self.judge = Judge(self.loop)
         self.watch_server()
         await self.serve()
         await self.set_up()
@@ -691,7 +703,9 @@ def run(
     outside: Outside | None = None,
 ) -> Result:
     """Raises Violation, or what the product raised, after it has told the last events."""
-    directory = Path(tempfile.mkdtemp(prefix="mqks-simulation-"))
+    is_roomy = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > FREE_BYTES
+    where = MEMORY if is_roomy else None
+    directory = Path(tempfile.mkdtemp(prefix="mqks-simulation-", dir=where))
     world = kind(seed, directory, messages)
     world.clients, world.tells = clients or kind.clients, tells
     for name in without:
@@ -704,15 +718,23 @@ def run(
     random.seed(seed)
     world.install()
     from mqks import log
+    from mqks.errors import MqksError
 
+    def nowhere(error: BaseException) -> str:
+        """What is stored of it is compressed, so that also a name of the same length has a size."""
+        return Exception.__str__(error).replace(str(directory), "")
+
+    MqksError.__str__ = nowhere  # type: ignore[method-assign]
     log.configure("text", "critical")
     start_s = world.clock.monotonic_s
     try:
-        loop = in_world(world.main, world.clock, seed)
+        loop = in_world(world.play, world.clock, seed)
     except BaseException:
         if not tells:
             print("\n".join(world.last))
-        print(f"seed {seed} failed; its files: {directory}")
+        if where is not None:  # By another process: this one's files are watched.
+            os.spawnlp(os.P_WAIT, "mv", "mv", str(directory), tempfile.gettempdir())
+        print(f"seed {seed} failed; its files: {tempfile.gettempdir()}/{directory.name}")
         raise
     shutil.rmtree(directory)
     passed_s = world.clock.monotonic_s - start_s

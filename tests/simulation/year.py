@@ -17,11 +17,11 @@ from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 from tests.simulation.host import Host
-from tests.simulation.loop import Clock, Process, SimulatedLoop, Violation
+from tests.simulation.loop import Clock, Process, Violation
 from tests.simulation.world import PORT, URL, World, mqks
 
 ZONES: Final = (
@@ -154,8 +154,6 @@ class Year(World):
             vars(import_module(module))[name] = LOOK_S
 
     async def main(self) -> None:
-        loop = cast(SimulatedLoop, asyncio.get_running_loop())
-        self.network.install(loop)
         self.host = Host(self.network, self.directory / "year", PORT, self.note)
         await self.host.serve()
         Process("consumer").spawn(self.count())
@@ -206,9 +204,7 @@ class Year(World):
                 await self.host.serve()
             elif what < 0.8:
                 self.stops += 1
-                self.host.process.stop()
-                await asyncio.sleep(rng.uniform(0, GONE_S))
-                self.host.process.go_on(asyncio.get_running_loop())
+                await self.host.process.stop_for(rng.uniform(0, GONE_S))
             else:
                 self.sets += 1
                 self.clock.set(rng.uniform(-GONE_S, GONE_S))
