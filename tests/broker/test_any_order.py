@@ -29,15 +29,15 @@ POLICIES = [
     *("--ordered=key", "--ordered=", "--fair=key", "--fair=", "--paused=yes", "--paused="),
 ]
 KEEPING = [each for each in POLICIES if "dead" not in each and "reset" not in each]
-MESSAGE_FLAGS = ["", "--delay=2", "--ttl=1", "--delay=1 --ttl=2", "--meta=a=1", "--at=1790001002"]
-MESSAGE_FLAGS += ["--key=a", "--key=b", "--key=a --delay=1", "--key=c --ttl=1"]
-MESSAGE_FLAGS += [
-    "--unique=a",
-    "--unique=a,on=replace",
-    "--unique=a,on=replace --delay=1",
-    "--unique=b,until=acked,on=replace",
-    "--unique=b,until=acked,for=2",
-    "--unique=b,on=replace --once",
+MESSAGE_FLAGS = [
+    *("", "--delay=2", "--ttl=1", "--delay=1 --ttl=2", "--meta=a=1", "--at=1790001002"),
+    *("--key=a", "--key=b", "--key=a --delay=1", "--key=c --ttl=1", "--unique=a"),
+    *("--unique=a,on=replace", "--unique=a,on=replace --delay=1", "--unique=b,on=replace --once"),
+    *("--unique=b,until=acked,on=replace", "--unique=b,until=acked,for=2"),
+]
+SETTLES = [
+    *("ack", "ack", "reject", "reject", "release", "touch"),
+    *("reject --delay=1", "reject --dead", "release --delay=1"),
 ]
 PRIORITIES = ["", "", " --priority=5", " --priority=-3"]
 REDRIVES = [
@@ -185,23 +185,7 @@ class Kills(SmallSteps):
     def consumers(self) -> list[Any]:
         return [each for each in self.lab.broker.consumers.values() if not each.deleted]
 
-    @rule(
-        place=st.integers(0, 5),
-        which=st.integers(0, 5),
-        what=st.sampled_from(
-            [
-                "ack",
-                "ack",
-                "reject",
-                "reject",
-                "release",
-                "touch",
-                "reject --delay=1",
-                "reject --dead",
-                "release --delay=1",
-            ]
-        ),
-    )
+    @rule(place=st.integers(0, 5), which=st.integers(0, 5), what=st.sampled_from(SETTLES))
     def settle(self, place: int, which: int, what: str) -> None:
         consumers = self.consumers()
         if not consumers:
@@ -209,9 +193,8 @@ class Kills(SmallSteps):
         consumer = consumers[place % len(consumers)]
         held = [*consumer.unacked, b"--all"]
         message = held[which % len(held)]
-        self._settle(
-            consumer, message, what, [*consumer.unacked] if message == b"--all" else [message]
-        )
+        ids = [*consumer.unacked] if message == b"--all" else [message]
+        self._settle(consumer, message, what, ids)
 
     def _settle(self, consumer: Any, message: bytes, what: str, ids: list[bytes]) -> None:
         lab = self.lab
@@ -229,12 +212,8 @@ class Kills(SmallSteps):
                     self.due_us[each] = lab.now_us + 1_000_000
                     self.unconfirmed_delays[request] = each
                     self.returned.add(each)
-        lab.send(
-            "a",
-            b" ".join(
-                [request, action.encode(), b"--confirm", consumer.id, message, flag.encode()]
-            ).strip(),
-        )
+        words = [request, action.encode(), b"--confirm", consumer.id, message, flag.encode()]
+        lab.send("a", b" ".join(words).strip())
         self.look()
 
     @rule(place=st.integers(0, 5))
@@ -290,11 +269,8 @@ class Kills(SmallSteps):
         action, _, flag = line.partition(b" ")
         words = [b"x", action, b"--confirm", name, flag]
         if action == b"trim":
-            words[-1] = (
-                b"%d" % (lab.broker.queues[name].lane.cursor + 2)
-                if name in lab.broker.queues
-                else b"3"
-            )
+            queue = lab.broker.queues.get(name)
+            words[-1] = b"%d" % (queue.lane.cursor + 2 if queue is not None else 3)
         lab.send(who, b" ".join(filter(None, words)))
         if action == b"delete_queue":
             event = {b"q": b"e", b"r": b"e2", b"d": b"nothing"}[name]
@@ -421,9 +397,10 @@ class Kept(Kills):
 
 
 # Most rules are the same, and where nothing may be lost, more is seen.
-for machine, times in ((Kills, 2), (Kept, 5)):
+for machine, quick, full in ((Kills, 1, 2), (Kept, 2, 5)):
+    many = settings().max_examples > 100
     machine.TestCase.settings = settings(
-        max_examples=times * settings().max_examples,
+        max_examples=(full if many else quick) * settings().max_examples,
         stateful_step_count=60,
         deadline=None,
         suppress_health_check=list(HealthCheck),

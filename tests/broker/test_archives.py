@@ -1,6 +1,5 @@
 """What archives tell a broker of themselves, with `range --archived`, and when."""
 
-import json
 from typing import Any
 
 from tests.kit.lab import Lab
@@ -8,8 +7,7 @@ from tests.kit.lab import Lab
 
 def told(lab: Lab) -> list[Any]:
     """Of the archive of q: state, number, lag, and the seconds since it told and since a commit."""
-    lab.do("a", b"s stats queue q")
-    row = json.loads(lab.replies[-1].removeprefix(b"s ok "))
+    row = lab.stats("queue q")
     names = ("state", "lag", "told_age_s", "commit_age_s")
     state, *others = (row[f"archive_{name}"] for name in names)
     return [state, row["archived_seq"], *others]

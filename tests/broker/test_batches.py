@@ -10,9 +10,11 @@ import pytest
 from mqks.broker.spine.log.pending import Need
 from mqks.limits import BATCH_ENDS_MAX
 from tests.kit.bare import BareWorld, ask, bare
+from tests.kit.marks import slow
 from tests.kit.memory import allocated
 
 SECOND_US = 1_000_000
+DROPS = b"p purge q0", b"v move q1 q0 --limit=1", b"v cancel q0 --all", b"r redrive dead"
 
 
 def told(world: BareWorld, name: bytes = b"b", by: str = "look") -> dict[str, Any]:
@@ -33,7 +35,7 @@ def world_of(queues: int = 1, **settings: Any) -> BareWorld:
     return world
 
 
-@pytest.mark.parametrize("first", range(0, 40, 10))
+@pytest.mark.parametrize("first", [0, *slow(10, 20, 30)])
 def test_what_follows_comes_once_and_never_early(first: int) -> None:
     assert sum(map(play, range(first, first + 10))) > 20
 
@@ -64,14 +66,7 @@ def play(seed: int) -> int:
             case 9:
                 line = b"r reject c%d --all" % chance.randrange(2)
             case 10:
-                line = chance.choice(
-                    [
-                        b"p purge q0",
-                        b"v move q1 q0 --limit=1",
-                        b"v cancel q0 --all",
-                        b"r redrive dead",
-                    ]
-                )
+                line = chance.choice(DROPS)
             case 11:
                 world.now_us += SECOND_US
                 world.broker.schedule.run_due(world.broker.turns)
@@ -118,15 +113,12 @@ def play(seed: int) -> int:
         assert len(lines) == len({*lines})
         # Never together with its row, nor without: in one commit one is there and the other gone.
         assert not {b"done " + line for line in lines} & {row.encode() for row in rows}
+        # Of batches that the journal does not have no message is alive.
+        open_ones = {json.loads(row)["number"] for row in world.disk.batches.values()} | {0}
         for change in world.disk.queues.values():
             living = {mark.batch for n, mark in change.marks.items() if n in change.lines}
-            assert not living & ({*range(1, 99)} - _open(world))
+            assert not living & ({*range(1, 99)} - open_ones)
     return opened
-
-
-def _open(world: BareWorld) -> set[int]:
-    """The numbers of those that the journal has; of others no message is alive."""
-    return {json.loads(row)["number"] for row in world.disk.batches.values()} | {0}
 
 
 def test_acks_of_two_that_race_while_the_disk_is_slow() -> None:
@@ -263,58 +255,11 @@ def test_a_transaction_of_a_thousand_batches_is_refused_and_done() -> None:
     assert ends(world) == sorted(b"b%d:end" % n for n in range(333))
 
 
-def test_a_refused_transaction_leaves_batches_as_they_were() -> None:
-    """Whatever it would have done to them."""
-    world = world_of()
-    world.send("k", b"o open_batch b publish done x\nm publish --batch=b e x\n")
-    before = dict(world.disk.batches)
-    for steps in (
-        [b"close_batch b"],
-        [b"close_batch b --discard"],
-        [b"close_batch b --discard", b"open_batch b publish done y", b"close_batch b"],
-        [b"open_batch b publish done y", b"open_batch b --on-dead publish dead z"],
-        [b"open_batch c publish done z", b"close_batch c"],
-    ):
-        lines = b"".join(b"o " + step + b"\n" for step in steps)
-        world.send("k", b"t begin\n" + lines + b"a ack c0 nobody\nt commit\n")
-        batch = world.broker.batches.rows[b"b"]
-        assert [*world.broker.batches.rows] == [b"b"]
-        assert world.disk.batches == before
-        assert world.broker.batches.bytes == batch.size
-        assert (told(world)["total"], told(world)["waiting"]) == (1, 1)
-    world.send("c", b"c consume q0\n")
-    assert told(world)["done"] == 1
-    assert ask(world, b"x close_batch --confirm b", "x") == b"x ok 1\n"
-    assert ends(world) == [b"b:end"]
-
-
-def test_what_is_leased_runs() -> None:
-    world = world_of()
-    ask(world, b"o open_batch b publish done x")
-    world.send("k", b"m1 publish --batch=b e x\nm2 publish --batch=b e x\n")
-    lease = ask(world, b"r receive q0 --lease=60")
-    assert (told(world)["waiting"], told(world)["running"]) == (1, 1)
-    name = re.search(rb"lease=(\S+?)[, ]", lease)
-    assert name is not None, lease
-    ask(world, b"x close_batch b")
-    assert ask(world, b"a lease --confirm q0 %b --ack" % name[1]) == b"a ok 1\n"
-    assert told(world)["done"] == 1
-
-
-def test_a_job_that_is_cancelled_is_dead_for_its_batch() -> None:
-    """Whether its result is kept or not."""
-    world = world_of()
-    world.send("k", b"o open_batch b publish done b\nm1 publish --batch=b e x\n")
-    world.send("k", b"m2 publish --batch=b --keep-result=60 e x\n")
-    world.send("k", b"x cancel_job q0 m1\ny cancel_job q0 m2\n")
-    assert (told(world)["dead"], told(world)["done"]) == (2, 0)
-
-
 def test_many_who_ask_for_a_batch_hold_no_copies_of_what_is_held() -> None:
     """Each of them looks at all that consumers hold."""
     world = world_of()
     world.send("k", b"o open_batch b\n")
-    world.send("k", b"".join(b"m%d publish --batch=b e x\n" % n for n in range(20_000)))
+    world.send("k", b"".join(b"m%d publish --batch=b e x\n" % n for n in range(5_000)))
     world.send("c", b"c consume q0 --manual-ack\n")
     world.broker.turns.chunk_s = -1.0  # Each turn is one step.
     with allocated() as memory:
@@ -322,24 +267,10 @@ def test_many_who_ask_for_a_batch_hold_no_copies_of_what_is_held() -> None:
             world.intake.receive(world.connection(name), b"l batch b\n")
         for _ in range(600):
             world.broker.go_on()
-    assert memory.peak_bytes < 8_000_000
+    assert memory.peak_bytes < 2_500_000
     for name in map(str, range(200)):
         world.send(name, b"")
-        assert b'"running": 20000' in world.received(name)
-
-
-def test_consumers_without_acks_take_what_is_never_written() -> None:
-    world = world_of()
-    ask(world, b"c consume q0", "c")
-    ask(world, b"o open_batch b publish done x")
-    ask(world, b"m1 publish --batch=b e x")
-    assert (told(world)["total"], told(world)["done"]) == (1, 1)
-    world.crash()
-    world.connect("look")
-    assert (told(world)["total"], told(world)["done"]) == (1, 1)
-    world.connect("k")
-    ask(world, b"x close_batch b")
-    assert ends(world) == [b"b:end"]
+        assert b'"running": 5000' in world.received(name)
 
 
 def test_limits() -> None:

@@ -19,146 +19,106 @@ from tests.kit.bare import BareWorld
 from tests.kit.compiled import patches_modules
 from tests.kit.fixtures import served
 from tests.kit.line_client import LineClient
+from tests.kit.marks import slow
 
 MIB = 1024 * 1024
-HELD = 64
+HELD = 16
 """Messages that the consumer `c` holds, and that wait in `q` and in `dead`."""
-SELECTION = (b"--event=e", b"--id=h7", b"--older=0", b"--where=k=v&why=")
-SOME = (*SELECTION, b"--limit=3")
-ADDS = (b"--add f%d", b"--add-mask *.f%d")
-REQUESTS: dict[bytes, tuple[bytes, tuple[bytes, ...], bytes]] = {
-    b"publish": (
-        b"",
-        (
-            *(b"--once", b"--mandatory", b"--delay=5", b"--at=1005", b"--ttl=60"),
-            *(b"--meta=a=b", b"--to=q", b"--escaped", b"--priority=5", b"--key=k"),
-            b"--keep-result=9",
-            b"--batch=open",
-            b"--unique=k%d,on=replace",
-            b"--dead-letter=reason=ttl&queue=q&tries=1&published=1.000&died=2.000",
-        ),
-        b"e x",
+SELECTION = "--event=e --id=h7 --older=0 --where=k=v&why="
+SOME = SELECTION + " --limit=3"
+ADDS = "--add_f%d --add-mask_*.f%d"
+FORMS = {
+    "publish": (
+        "",
+        "--once --mandatory --delay=5 --at=1005 --ttl=60 --meta=a=b --to=q --escaped --priority=5 "
+        "--key=k --keep-result=9 --batch=open --unique=k%d,on=replace "
+        "--dead-letter=reason=ttl&queue=q&tries=1&published=1.000&died=2.000",
+        "e x",
     ),
-    b"subscribe": (b"s%d e", ADDS, b""),
-    b"consume": (
-        b"s%d e",
-        (
-            *ADDS,
-            *(b"--delete-queue-when-unused", b"--manual-ack", b"--prefetch=3", b"--meta"),
-            *(b"--existing", b"--keep", b"--backoff=1", b"--ack-timeout=9", b"--cancellable"),
-        ),
-        b"",
+    "subscribe": ("s%d e", ADDS, ""),
+    "consume": (
+        "s%d e",
+        f"{ADDS} --delete-queue-when-unused --manual-ack --prefetch=3 --meta --existing --keep "
+        "--backoff=1 --ack-timeout=9 --cancellable",
+        "",
     ),
-    b"rebind": (b"s%d", (*ADDS, b"--remove f%d", b"--remove-mask *.f%d"), b""),
-    b"ack": (b"c h%d", (b"--all", b"--result=x"), b""),
-    b"reject": (
-        b"c h%d",
-        (
-            *SELECTION,
-            b"--dead",
-            b"--retries=2",
-            b"--delay=5",
-            b"--backoff=1,2",
-            b"--reason=gone",
-            b"--all",
-            b"--fate",
-            b"--pause=9",
-        ),
-        b"",
+    "rebind": ("s%d", f"{ADDS} --remove_f%d --remove-mask_*.f%d", ""),
+    "ack": ("c h%d", "--all --result=x", ""),
+    "reject": (
+        "c h%d",
+        f"{SELECTION} --dead --retries=2 --delay=5 --backoff=1,2 --reason=gone --all --fate "
+        "--pause=9",
+        "",
     ),
-    b"release": (b"c h%d", (b"--delay=5", b"--all"), b""),
-    b"touch": (b"c h%d", (b"--all", b"--for=9"), b""),
-    b"set_prefetch": (b"c %d", (), b""),
-    b"progress": (b"c h%d %d x", (), b""),
-    b"cancel_job": (b"q h%d", (b"--reason=gone",), b""),
-    b"result": (b"h%d", (b"--wait=9",), b""),
-    b"begin": (b"", (), b""),
-    b"commit": (b"", (), b""),
-    b"rollback": (b"", (), b""),
-    b"receive": (b"q", (b"--limit=9", b"--lease=9", b"--wait=9"), b""),
-    b"lease": (
-        b"q -1.%d.1",
-        (
-            *(b"--ack", b"--reject", b"--for=9", b"--undelivered", b"--held"),
-            *(b"--delay=5", b"--dead", b"--reason=gone"),
-        ),
-        b"",
+    "release": ("c h%d", "--delay=5 --all", ""),
+    "touch": ("c h%d", "--all --for=9", ""),
+    "set_prefetch": ("c %d", "", ""),
+    "progress": ("c h%d %d x", "", ""),
+    "cancel_job": ("q h%d", "--reason=gone", ""),
+    "result": ("h%d", "--wait=9", ""),
+    **dict.fromkeys(("begin", "commit", "rollback", "reload"), ("", "", "")),
+    "receive": ("q", "--limit=9 --lease=9 --wait=9", ""),
+    "lease": (
+        "q -1.%d.1",
+        "--ack --reject --for=9 --undelivered --held --delay=5 --dead --reason=gone",
+        "",
     ),
-    b"cancel": (b"q", (b"--all",), b"h%d"),
-    b"promote": (b"q", (b"--all",), b"h%d"),
-    b"move": (b"q other", SOME, b""),
-    b"redrive": (b"dead", (*SOME, b"--to=other"), b""),
-    b"delete_consumer": (b"c", (b"--tell",), b""),
-    b"delete_queue": (b"s%d", (b"--when-unused",), b""),
-    b"set_queue": (
-        b"s%d",
-        (
-            *(
-                b"--retries=3",
-                b"--losses=3",
-                b"--deliveries=3",
-                b"--backoff=1",
-                b"--dead-letters=dead",
-                b"--ttl=9",
-            ),
-            *(b"--messages-max=9", b"--bytes-max=99", b"--overflow=drop", b"--reset"),
-            *(
-                b"--single-consumer=yes",
-                b"--ack-timeout=9",
-                b"--ordered=key",
-                b"--fair=key",
-                b"--paused=no",
-                b"--publishes-paused=no",
-                b"--paused-until=1",
-                b"--concurrency=9",
-                b"--rate=9/s",
-                b"--concurrency-per-key=2",
-                b"--rate-per-key=9/s",
-                b"--breaker=9,9",
-                b"--limit=l,concurrency=9,rate=9/s",
-            ),
-            b"--readers=a,b",
-            b"--labels=a=b",
-        ),
-        b"",
+    "cancel": ("q", "--all", "h%d"),
+    "promote": ("q", "--all", "h%d"),
+    "move": ("q other", SOME, ""),
+    "redrive": ("dead", f"{SOME} --to=other", ""),
+    "delete_consumer": ("c", "--tell", ""),
+    "delete_queue": ("s%d", "--when-unused", ""),
+    "set_queue": (
+        "s%d",
+        "--retries=3 --losses=3 --deliveries=3 --backoff=1 --dead-letters=dead --ttl=9 "
+        "--messages-max=9 --bytes-max=99 --overflow=drop --reset --single-consumer=yes "
+        "--ack-timeout=9 --ordered=key --fair=key --paused=no --publishes-paused=no "
+        "--paused-until=1 --concurrency=9 --rate=9/s --concurrency-per-key=2 --rate-per-key=9/s "
+        "--breaker=9,9 --limit=l,concurrency=9,rate=9/s --readers=a,b --labels=a=b",
+        "",
     ),
-    b"pause": (b"q", (b"--for=9", b"--deliveries", b"--publishes", b"--publishes=wait"), b""),
-    b"resume": (b"q", (), b""),
-    b"purge": (b"q", (*SOME, b"--scheduled"), b""),
-    b"peek": (b"q", (*SOME, b"--scheduled", b"--soonest", b"--after=1", b"--batches"), b""),
-    b"tail": (b"", (b"--queue=q",), b"e"),
-    b"range": (b"q", (b"--at=1", b"--archived=1"), b""),
-    b"read": (b"q", (b"--from=1", b"--to=9", b"--limit=3", b"--epoch=1", b"--meta"), b""),
-    b"trim": (b"q %d", (b"--epoch=1", b"--reader=a"), b""),
-    b"stats": (b"bindings", (b"--after=q", b"--mask=s*", b"--then=e", b"--limit=3"), b""),
-    b"schedule": (
-        b"n%d",
-        (
-            *(b"--every=9", b"--tz=UTC", b"--missed=one", b"--jitter=1"),
-            *(b"--pause", b"--resume", b"--run"),
-        ),
-        b"publish e x",
+    "pause": ("q", "--for=9 --deliveries --publishes --publishes=wait", ""),
+    "resume": ("q", "", ""),
+    "purge": ("q", f"{SOME} --scheduled", ""),
+    "peek": ("q", f"{SOME} --scheduled --soonest --after=1 --batches", ""),
+    "tail": ("", "--queue=q", "e"),
+    "range": ("q", "--at=1 --archived=1", ""),
+    "read": ("q", "--from=1 --to=9 --limit=3 --epoch=1 --meta", ""),
+    "trim": ("q %d", "--epoch=1 --reader=a", ""),
+    "stats": ("bindings", "--after=q --mask=s* --then=e --limit=3", ""),
+    "schedule": (
+        "n%d",
+        "--every=9 --tz=UTC --missed=one --jitter=1 --pause --resume --run",
+        "publish e x",
     ),
-    b"schedules": (b"", (b"--after=n", b"--limit=3"), b""),
-    b"unschedule": (b"n%d", (), b""),
-    b"open_batch": (b"n%d", (b"--for=9", b"--on-dead", b"--restored=1,1"), b"publish e x"),
-    b"close_batch": (b"n%d", (b"--discard",), b""),
-    b"batch": (b"n%d", (), b""),
-    b"batches": (b"", (b"--after=n", b"--limit=3"), b""),
-    b"rename": (b"s%d t%d", (), b""),
-    b"trace": (b"t%d", (b"--for=9", b"--off"), b""),
-    b"help": (b"publish", (), b""),
-    b"auth": (b"wrong", (), b""),
-    b"set_name": (b"n%d", (), b""),
-    b"close_connection": (b"999%d", (), b""),
-    b"reload": (b"", (), b""),
-    b"read_only": (b"on", (), b""),
-    b"drain": (b"", (b"--timeout=0", b"--off"), b""),
-    b"ping": (b"x", (), b""),
-    b"_eval": (b"", (b"--worker=0",), b"%d"),
+    "schedules": ("", "--after=n --limit=3", ""),
+    "unschedule": ("n%d", "", ""),
+    "open_batch": ("n%d", "--for=9 --on-dead --restored=1,1", "publish e x"),
+    "close_batch": ("n%d", "--discard", ""),
+    "batch": ("n%d", "", ""),
+    "batches": ("", "--after=n --limit=3", ""),
+    "rename": ("s%d t%d", "", ""),
+    "trace": ("t%d", "--for=9 --off", ""),
+    "help": ("publish", "", ""),
+    "auth": ("wrong", "", ""),
+    "set_name": ("n%d", "", ""),
+    "close_connection": ("999%d", "", ""),
+    "read_only": ("on", "", ""),
+    "drain": ("", "--timeout=0 --off", ""),
+    "ping": ("x", "", ""),
+    "_eval": ("", "--worker=0", "%d"),
 }
-"""For each action what stands before its flags, the flags with their values, and what stands behind
-them; %d is a number."""
+"""For each action what stands before its flags, the flags with their values (`_` is a space), and
+what stands behind them; %d is a number."""
+REQUESTS = {
+    action.encode(): (
+        before.encode(),
+        tuple(flag.replace("_", " ").encode() for flag in flags.split()),
+        behind.encode(),
+    )
+    for action, (before, flags, behind) in FORMS.items()
+}
 
 
 def test_every_action_and_flag_is_here() -> None:
@@ -172,8 +132,10 @@ def test_every_action_and_flag_is_here() -> None:
 def forms(action: bytes, pairs: bool) -> list[bytes]:
     """A request with none and each of its flags, or each pair of them, valid or not."""
     before, flags, behind = REQUESTS[action]
-    chosen = combinations(flags, 2) if pairs else [(), *((flag,) for flag in flags)]
+    chosen = combinations(flags, 2) if pairs else [(), (), *((flag,) for flag in flags)]
     words = [b" ".join(filter(None, (before, *some, behind))) for some in chosen]
+    if not pairs:  # Every second one is confirmed.
+        return [b"%b %b%b" % (action, FIRST[n % 2], each) for n, each in enumerate(words)]
     return [b"%b %b%b" % (action, confirm, each) for each in words for confirm in FIRST]
 
 
@@ -229,11 +191,7 @@ class World(BareWorld):
     ("action", "pairs"),
     [
         *((action, False) for action in REQUESTS),
-        *(
-            pytest.param(action, True, marks=pytest.mark.slow)
-            for action, (_, flags, _) in REQUESTS.items()
-            if len(flags) > 1
-        ),
+        *slow(*((action, True) for action, (_, flags, _) in REQUESTS.items() if len(flags) > 1)),
     ],
 )
 def test_turns_that_end_in_a_burst(
@@ -243,7 +201,7 @@ def test_turns_that_end_in_a_burst(
     for form in forms(action, pairs):
         one_by_one, at_once = World(), World()
         at_once.tick((0, 1, 1, 2, 1, 3), 7)
-        lines = burst(form, 40)
+        lines = burst(form, 24)
         for line in lines:
             one_by_one.send("k", line)
         at_once.send("k", b"".join(lines))
@@ -258,6 +216,8 @@ LINES = [
     *(b"r%d publish --mandatory nowhere x", b"r%d publish e a\tb", b" publish e %d", b"%d"),
     *(b"r%d ack --confirm c h%d", b"r%d ack c h%d", b"r%d reject --confirm --dead c h%d"),
     *(b"r%d release c h%d", b"r%d rebind --confirm q e f", b"r%d purge --confirm q", b"a\tb", b""),
+    *(b"r%d publish --to=q e x", b"r%d publish --confirm --to=missing e x"),
+    *(b"r%d publish --to=d --priority=2 e x", b"r%d publish --mandatory --to=q nowhere x"),
     *(b"r%d ping x\r", b"r%d subscribe s%d e", b"r%d delete_queue --confirm s7"),
     b"r%d publish e " + b"x" * 120,
 ]
@@ -296,18 +256,13 @@ def test_chunks_and_turns_make_no_difference(
 
 SIZE = 20_000
 FLAGGED = [b"publish --confirm %b e x" % each for each in REQUESTS[b"publish"][1]]
-QUICK = b"publish --confirm --ttl=60 --meta=a=b e x", b"publish --confirm --once --meta=a=b e x"
+QUICK = b"publish --confirm --once --ttl=60 --meta=a=b e x"
 
 
-@pytest.mark.parametrize(
-    "form", [*QUICK, *(pytest.param(form, marks=pytest.mark.slow) for form in FLAGGED)]
-)
+@pytest.mark.parametrize("form", [QUICK, *slow(*FLAGGED)])
 def test_a_burst_is_published_and_confirmed_once(form: bytes, tmp_path: Path) -> None:
     """Its client closes its sending side behind it, as netcat does, and gets all confirms."""
-    with (
-        served(tmp_path / "mqks.db") as (server, client),
-        LineClient(server.address) as other,
-    ):
+    with served(tmp_path / "mqks.db") as (server, client), LineClient(server.address) as other:
         assert other.ask(b"s subscribe --confirm q e") == b"s ok "
         assert other.ask(b"o open_batch --confirm open") == b"o ok "
         client.send(b"".join(b"m%d %b\n" % (n, filled(form, n)) for n in range(SIZE)))

@@ -18,8 +18,10 @@ from mqks.journal.memory import Memory
 from mqks.settings import DatabaseUrl
 from mqks.testing import Broker
 from tests.conftest import SCHEMAS
+from tests.fuzz.invariants import check
 from tests.kit.bare import BareWorld
 from tests.kit.line_client import LineClient
+from tests.kit.marks import slow
 from tests.kit.postgres import Postgres, taken_over
 from tests.kit.server_process import ServerProcess
 from tests.kit.transcripts import Story, StoryError, play, stories_of
@@ -32,11 +34,32 @@ EXAMPLES = list(stories_of(PAGES))
 assert EXAMPLES, "without examples the tests below would not check them"
 STORIES = [*stories_of(sorted((HERE / "conformance").glob("*.txt"))), *EXAMPLES]
 assert STORIES != EXAMPLES, "without stories, neither"
+DURABLE = [story for story in STORIES if story.needs_a_process]
+BARE = [story for story in STORIES if not story.needs_a_process]
 ATTEMPTS = 5
+KILLED = (
+    *("crash-keeps", "restart", "batch-out", "dead-counts", "job-out", "lease-out", "mask-surv"),
+    *("move-out", "once-surv", "rename-out", "schedule-out", "transaction-out"),
+)
+"""Of each kind of row in the database one story kills a real server in each run; the others are
+played in memory there."""
+SERVED = (
+    *("line-", "end-of-", "close-", "http-", "eval", "error-", "help", "ping", "hello", "escaped-"),
+    *("publish-", "unacked-", "consumer-id-", "name-", "confirm-", "limit-of-", "tail", "README"),
+)
+"""Of what sockets, and the server around the broker, have a part in; in each run the other stories
+are played against the bare broker alone."""
 
 
-def each(stories: Iterable[Story]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("story", [*stories], ids=lambda story: story.name)
+def is_served(story: Story) -> bool:
+    return story.needs_a_process or story.name.startswith(SERVED)
+
+
+def each(
+    stories: Iterable[Story], is_quick: Callable[[Story], bool] = lambda _: True
+) -> pytest.MarkDecorator:
+    rows = [story if is_quick(story) else slow(story)[0] for story in stories]
+    return pytest.mark.parametrize("story", rows, ids=lambda story: story.name)
 
 
 class TcpWorld:
@@ -46,14 +69,8 @@ class TcpWorld:
 
     def __init__(self, db: Path, story: Story, *flags: str) -> None:
         self._db = db
-        self._flags = [
-            *flags,
-            *(
-                text
-                for key, value in story.settings.items()
-                for text in (f"--{key.replace('_', '-')}", str(value))
-            ),
-        ]
+        told = (f"--{key.replace('_', '-')}={value}" for key, value in story.settings.items())
+        self._flags = [*flags, *told]
         self._clients: dict[str, LineClient] = {}
         self.server = ServerProcess(db, *self._flags)
 
@@ -123,10 +140,13 @@ class MemoryWorld(TcpWorld):
 
     def restart(self, *, crash: bool) -> None:
         if crash:
-            # It can't write any more, as if it were dead.
-            self._memory.holder = None
+            self.cut_off()
         self.close()
         self._start()
+
+    def cut_off(self) -> None:
+        """It can't write any more, as if it were dead."""
+        self._memory.holder = None
 
     def close(self) -> None:
         with suppress(ClaimLost, ExceptionGroup):
@@ -147,12 +167,8 @@ class PostgresWorld(MemoryWorld):
         self.broker = Broker(**self._settings)
         self.broker.start()
 
-    def restart(self, *, crash: bool) -> None:
-        if crash:
-            # It can't write any more, as if it were dead.
-            taken_over(self._settings["db"])
-        self.close()
-        self._start()
+    def cut_off(self) -> None:
+        taken_over(self._settings["db"])
 
 
 class BrokerWorld:
@@ -161,45 +177,48 @@ class BrokerWorld:
     patience_seconds = 0.0
 
     def __init__(self, story: Story, *, byte_by_byte: bool) -> None:
-        self._broker = BareWorld(**story.settings)
+        self.bare = BareWorld(**story.settings)
         self._byte_by_byte = byte_by_byte
         self._tails: defaultdict[str, bytes] = defaultdict(bytes)
         self._lines: defaultdict[str, deque[bytes]] = defaultdict(deque)
 
     def connect(self, name: str) -> None:
-        self._broker.connect(name)
+        self.bare.connect(name)
 
     def send(self, name: str, data: bytes) -> None:
         pieces = [data[i : i + 1] for i in range(len(data))] if self._byte_by_byte else [data]
         for piece in pieces:
-            self._broker.send(name, piece)
+            self.bare.send(name, piece)
 
     def read_line(self, name: str) -> bytes:
         lines = self._lines[name]
-        *new, self._tails[name] = (self._tails[name] + self._broker.received(name)).split(b"\n")
+        *new, self._tails[name] = (self._tails[name] + self.bare.received(name)).split(b"\n")
         lines.extend(new)
         if lines:
             return lines.popleft()
-        if self._broker.is_closed(name):
+        if self.bare.is_closed(name):
             raise EOFError("the connection is closed")
         raise TimeoutError("nothing comes")
 
     def disconnect(self, name: str) -> None:
-        self._broker.disconnect(name)
+        self.bare.disconnect(name)
         self._lines.pop(name, None)
         self._tails.pop(name, None)
 
-    def break_off(self, name: str) -> None:
-        self.disconnect(name)
+    break_off = disconnect
 
     def end_of_stream(self, name: str) -> None:
-        self._broker.end_of_stream(name)
+        self.bare.end_of_stream(name)
 
     def advance(self, seconds: float) -> None:
-        self._broker.advance(seconds)
+        self.bare.advance(seconds)
 
     def restart(self, *, crash: bool) -> None:
         raise AssertionError("there is nothing to start again")
+
+    def play(self, story: Story) -> None:
+        play(story, self)
+        check(self.bare.broker)
 
 
 def played(story: Story, world_of: Callable[[int], TcpWorld]) -> None:
@@ -217,31 +236,35 @@ def played(story: Story, world_of: Callable[[int], TcpWorld]) -> None:
             world.close()
 
 
-@each(STORIES)
+@each(STORIES, is_served)
 def test_in_memory(story: Story, tmp_path: Path) -> None:
     played(story, lambda _: MemoryWorld(tmp_path / "none.db", story))
     assert not (tmp_path / "none.db").exists()
 
 
 @pytest.mark.slow
-@each(story for story in STORIES if story.needs_a_process)
+@each(DURABLE)
 def test_in_postgresql(story: Story, postgres: Postgres) -> None:
     played(story, lambda _: PostgresWorld(postgres, story))
 
 
-@each(story for story in STORIES if story.needs_a_process)
+@each(DURABLE, lambda story: story.name.startswith(KILLED))
 def test_over_tcp(story: Story, tmp_path: Path) -> None:
     played(story, lambda left: TcpWorld(tmp_path / f"{left}.db", story))
 
 
 @pytest.mark.slow
-@each(story for story in STORIES if story.needs_a_process)
+@each(DURABLE)
 def test_over_tcp_with_all_texts_in_files(story: Story, tmp_path: Path) -> None:
     flag = "--text-file-bytes-min=1"
     played(story, lambda left: TcpWorld(tmp_path / f"{left}.db", story, flag))
 
 
-@pytest.mark.parametrize("byte_by_byte", [False, True], ids=["lines", "bytes"])
-@each(story for story in STORIES if not story.needs_a_process)
-def test_on_the_bare_broker(story: Story, byte_by_byte: bool) -> None:
-    play(story, BrokerWorld(story, byte_by_byte=byte_by_byte))
+@each(BARE)
+def test_on_the_bare_broker(story: Story) -> None:
+    BrokerWorld(story, byte_by_byte=False).play(story)
+
+
+@each(BARE, is_served)
+def test_byte_by_byte_on_the_bare_broker(story: Story) -> None:
+    BrokerWorld(story, byte_by_byte=True).play(story)

@@ -1,17 +1,13 @@
 """What the server's log says of messages that die without a dead-letter queue."""
 
 import logging
-import re
-from pathlib import Path
 
 import pytest
 
-from mqks.limits import DROPPED_LINES_MAX
 from mqks.server import notices
 from mqks.testing import Broker
 from tests.kit.compiled import patches_modules
 from tests.kit.line_client import LineClient
-from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import until
 
 
@@ -26,26 +22,28 @@ def rejected(client: LineClient, queue: bytes, count: int, flags: bytes = b"--re
     assert client.ask(b"d delete_consumer --confirm c") == b"d ok "
 
 
-def test_what_is_dropped_is_told_once_a_minute_for_each_queue(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "mqks.db") as server, LineClient(server.address) as client:
+@patches_modules
+def test_what_is_dropped_is_told_once_a_minute_for_each_queue(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mqks_broker: Broker
+) -> None:
+    monkeypatch.setattr(notices, "DROPPED_LINES_MAX", 4)
+    caplog.set_level(logging.INFO, "mqks")
+    with LineClient(("127.0.0.1", mqks_broker.port)) as client:
         rejected(client, b"jobs", 3)
         rejected(client, b"mails", 1)
         rejected(client, b"kept", 2, b"--retries=1 --dead-letters=kept.dead")
+        client.ask(b"s set_queue --confirm short --messages-max=1 --overflow=drop")
         for full in range(2):
-            client.ask(b"s set_queue --confirm short --messages-max=1 --overflow=drop")
-            client.ask(b"s subscribe --confirm short e")
-            client.ask(b"m%d publish --confirm e x" % full)
-        for number in range(DROPPED_LINES_MAX):
+            client.ask(b"m%d publish --confirm --to=short e x" % full)
+        for number in range(4):
             rejected(client, b"many.%d" % number, 1)
-        assert server.stop() == 0
-    parts = re.compile(r"level=(\w+) event=messages_dropped queue=(\S+) (.*)")
-    found = [each.groups() for each in map(parts.search, server.log.splitlines()) if each]
+    told = [each for each in caplog.records if each.msg == "messages_dropped"]
+    found = [(each.levelname, *vars(each)["fields"].values()) for each in told]
     assert found[:3] == [
-        ("warning", "jobs", "count=1 reason=rejects"),
-        ("warning", "mails", "count=1 reason=rejects"),
-        ("info", "short", "count=1 reason=overflow"),
+        *(("WARNING", "jobs", 1, "rejects"), ("WARNING", "mails", 1, "rejects")),
+        ("INFO", "short", 1, "overflow"),
     ]
-    assert len(found) == DROPPED_LINES_MAX
+    assert len(found) == 4
 
 
 @patches_modules

@@ -84,7 +84,7 @@ def test_long_data_keep_the_order_of_a_connection() -> None:
 
 def test_long_data_are_in_all_queues_before_they_are_confirmed() -> None:
     world = BareWorld(line_bytes_max=4 * FULL)
-    world.send("b", b"".join(b"s subscribe q%d e\n" % number for number in range(700)))
+    world.send("b", b"".join(b"s subscribe q%d e\n" % number for number in range(300)))
     world.broker.turns.chunk_s = -1.0
     line = b"m publish --confirm --escaped e " + b"x" * (2 * FULL) + b"\n"
 

@@ -53,31 +53,14 @@ class State:
     def __init__(self) -> None:
         self._secret = "secret"
         self.reads = 0
+        self.bindings = {"e1": frozenset({"q1", "q2"}), "e2": frozenset({"q1"})}
+        self.shapes = {"q1": Queue(2, frozenset({"e1"})), "q2": Queue(0, frozenset())}
+        self.waiting, self.used, self.uptime_s = Items(3), BooleanView(False), 1.5
 
     @property
     def queues(self) -> dict[str, list[str]]:
         self.reads += 1
         return {"q1": ["m1", "m2"], "q2": [], "q10": ["m3"]}
-
-    @property
-    def bindings(self) -> dict[str, frozenset[str]]:
-        return {"e1": frozenset({"q1", "q2"}), "e2": frozenset({"q1"})}
-
-    @property
-    def shapes(self) -> dict[str, Queue]:
-        return {"q1": Queue(2, frozenset({"e1"})), "q2": Queue(0, frozenset())}
-
-    @property
-    def waiting(self) -> Items:
-        return Items(3)
-
-    @property
-    def used(self) -> BooleanView:
-        return BooleanView(False)
-
-    @property
-    def uptime_s(self) -> float:
-        return 1.5
 
     @property
     def broken(self) -> int:
@@ -182,120 +165,80 @@ def test_value(source: str, value: object) -> None:
     assert type(result) is type(value)
 
 
-REFUSED = [
+def apart(text: str) -> list[str]:
+    """What stands two spaces or a line apart."""
+    return re.split(r"\s{2,}", text.strip())
+
+
+REFUSED_FOR = {
     # Not an expression, or one that stays outside.
-    ("", "SyntaxError"),
-    ("1 +", "SyntaxError"),
-    ("x = 1", "SyntaxError"),
-    ("import os", "SyntaxError"),
-    ("1\0", "Error"),
-    ("'\udcff'", "UnicodeEncodeError"),
-    ("lambda: 1", "not allowed"),
-    ("(x := 1)", "not allowed"),
-    ("f'{1:>1000000000}'", "not allowed"),
-    ("[*[1]]", "not allowed"),
-    ("len(*[[1]])", "not allowed"),
-    ("{**{}}", "not allowed"),
-    ("max(**{})", "not allowed"),
-    ("sorted([1], key=lambda: 1)", "one plain argument"),
-    ("sorted([1], key=lambda x, y: 1)", "one plain argument"),
-    ("sorted([1], key=lambda x=1: 1)", "one plain argument"),
-    ("sorted([1], key=lambda *x: 1)", "one plain argument"),
-    ("sorted([1], key=lambda **x: 1)", "one plain argument"),
-    ("sorted([1], key=lambda *, x: 1)", "one plain argument"),
-    ("sorted([1], key=lambda x, /: 1)", "one plain argument"),
-    ("sorted([1], key=lambda _x: 1)", "one plain argument"),
-    ("sorted([1], key=lambda x: lambda y: 1)", "not allowed"),
-    ("sum([1], key=lambda x: x)", "numbers only"),
-    ("enumerate([1], key=lambda x: x)", "TypeError"),
-    ("(lambda x: x(x))(lambda x: x(x))", "not allowed"),
-    ("sorted([1], key=lambda x: x(x))", "is not a function"),
-    ("sorted([state], key=lambda x: x.stop())", "has no method"),
-    ("sorted([state], key=lambda x: x._secret)", "has no attribute _secret"),
-    ("[f(1) for f in [lambda x: x]]", "not allowed"),
-    ("state.waiting._count", "has no attribute _count"),
-    ("state.waiting.qsize", "is not data"),
-    ("state.waiting.qsize(1)", "TypeError"),
-    ("state.waiting.is_set()", "has no method"),
-    ("state.waiting.__len__()", "has no method"),
-    ("state.used.qsize()", "has no method"),
-    ("state.shapes['q1'].qsize()", "has no method"),
-    ("[x for x in state.waiting]", "has no items"),
-    ("[1].itervalues()", "has no method"),
-    ("state.queues.iterpop()", "has no method"),
-    ("state.queues.iter()", "has no method"),
-    ("sorted([1], key=str.lower)", "not allowed"),
-    ("'a'.split(sep='a')", "not allowed"),
-    ("dict(key=len)", "not allowed"),
-    ("await state", "not allowed"),
-    ("(yield)", "not allowed"),
-    ("[x async for x in [1]]", "not allowed"),
-    ("1j", "not allowed"),
-    ("...", "not allowed"),
-    ("[1] @ [2]", "not allowed"),
-    ("[0 for state.uptime_s in [1]]", "cannot be bound"),
-    ("[0 for config['port'] in [1]]", "cannot be bound"),
-    ("[0 for *a, in [[1]]]", "cannot be bound"),
-    ("[0 for _x in [1]]", "cannot be bound"),
+    "SyntaxError": "1 +  x = 1  import os",
+    "not allowed": """
+        lambda: 1  (x := 1)  f'{1:>1000000000}'  [*[1]]  len(*[[1]])  {**{}}  max(**{})
+        sorted([1], key=lambda x: lambda y: 1)  (lambda x: x(x))(lambda x: x(x))
+        [f(1) for f in [lambda x: x]]  sorted([1], key=str.lower)  'a'.split(sep='a')  dict(key=len)
+        await state  (yield)  [x async for x in [1]]  1j  ...  [1] @ [2]  (1)(2)  [len][0]('a')
+    """,
+    "one plain argument": """
+        sorted([1], key=lambda: 1)  sorted([1], key=lambda x, y: 1)  sorted([1], key=lambda x=1: 1)
+        sorted([1], key=lambda *x: 1)  sorted([1], key=lambda **x: 1)
+        sorted([1], key=lambda *, x: 1)  sorted([1], key=lambda x, /: 1)
+        sorted([1], key=lambda _x: 1)
+    """,
+    "numbers only": "sum([1], key=lambda x: x)",
+    "cannot be bound": """
+        [0 for state.uptime_s in [1]]  [0 for config['port'] in [1]]  [0 for *a, in [[1]]]
+        [0 for _x in [1]]
+    """,
     # Ways out.
-    ("_hidden", "unknown or not"),
-    ("foo", "unknown or not"),
-    ("len", "unknown or not"),
-    ("__import__('os')", "is not a function"),
-    ("open('/etc/passwd')", "is not a function"),
-    ("eval('1')", "is not a function"),
-    ("getattr(state, '_secret')", "is not a function"),
-    ("type(state)", "is not a function"),
-    ("vars(state)", "is not a function"),
-    ("sorted([1], key=print)", "is not a function"),
-    ("state()", "is not a function"),
-    ("state.stop()", "has no method"),
-    ("state.stop", "is not data"),
-    ("state.queues.pop('q1')", "has no method"),
-    ("state.queues.clear", "has no attribute"),
-    ("[1].append(2)", "has no method"),
-    ("{1}.add(2)", "has no method"),
-    ("state.shapes['q1'].purge()", "has no method"),
-    ("state._secret", "has no attribute _secret"),
-    ("state.__class__", "has no attribute __class__"),
-    ("state._\u017fecret", "has no attribute _secret"),
-    ("\uff45val('1')", "eval is not a function"),
-    ("().__class__.__bases__", "has no attribute __class__"),
-    ("'{0.__class__}'.format(state)", "has no method format"),
-    ("'{a}'.format_map(config)", "has no method format_map"),
-    ("'%1000000000d' % 1", "does not format"),
-    ("b'%s' % state", "not plain data"),
-    ("'a'.join", "has no attribute join"),
-    ("'a'.encode('idna')", "has no method"),
-    ("b'a'.decode('idna')", "unknown codec"),
-    ("b'a'.decode('utf-8', 'no.such')", "unknown codec"),
-    ("(x for x in [1]).gi_frame.f_globals", "has no attribute gi_frame"),
-    ("request.frame.f_globals", "has no attribute f_globals"),
-    ("request.module.path", "has no attribute path"),
-    ("state.queues.keys().mapping", "has no attribute mapping"),
-    ("(1)(2)", "not allowed"),
-    ("[len][0]('a')", "not allowed"),
-    ("str(state)", "not plain data"),
-    ("state == 1", "not plain data"),
-    ("{state}", "not plain data"),
-    ("{(slice(1),)}", "is not a function"),
-    ("state['x']", "has no items"),
-    ("[x for x in state]", "has no items"),
+    "unknown or not": "_hidden  foo  len",
+    "is not a function": """
+        sorted([1], key=lambda x: x(x))  __import__('os')  open('/etc/passwd')  eval('1')
+        getattr(state, '_secret')  type(state)  vars(state)  sorted([1], key=print)  state()
+        {(slice(1),)}
+    """,
+    "eval is not a function": "\uff45val('1')",
+    "has no method": """
+        sorted([state], key=lambda x: x.stop())  state.waiting.is_set()  state.waiting.__len__()
+        state.used.qsize()  state.shapes['q1'].qsize()  [1].itervalues()  state.queues.iterpop()
+        state.queues.iter()  state.stop()  state.queues.pop('q1')  [1].append(2)  {1}.add(2)
+        state.shapes['q1'].purge()  'a'.encode('idna')
+    """,
+    "has no method format": "'{0.__class__}'.format(state)",
+    "has no method format_map": "'{a}'.format_map(config)",
+    "has no attribute": "state.queues.clear",
+    "has no attribute _secret": """
+        sorted([state], key=lambda x: x._secret)  state._secret  state._\u017fecret
+    """,
+    "has no attribute _count": "state.waiting._count",
+    "has no attribute __class__": "state.__class__  ().__class__.__bases__",
+    "has no attribute join": "'a'.join",
+    "has no attribute gi_frame": "(x for x in [1]).gi_frame.f_globals",
+    "has no attribute f_globals": "request.frame.f_globals",
+    "has no attribute path": "request.module.path",
+    "has no attribute mapping": "state.queues.keys().mapping",
+    "is not data": "state.waiting.qsize  state.stop",
+    "has no items": "[x for x in state.waiting]  state['x']  [x for x in state]",
+    "not plain data": "b'%s' % state  str(state)  state == 1  {state}",
+    "unknown codec": "b'a'.decode('idna')  b'a'.decode('utf-8', 'no.such')",
+    "does not format": "'%1000000000d' % 1",
     # Mistakes.
-    ("state.nothing", "AttributeError"),
-    ("state.broken", "RuntimeError: no such figure"),
-    ("state.queues['nothing']", "KeyError"),
-    ("1 / 0", "ZeroDivisionError"),
-    ("1 + 'a'", "TypeError"),
-    ("[1][5]", "IndexError"),
-    ("{[]: 1}", "TypeError"),
-    ("{1: 2}[[]]", "TypeError"),
-    ("int('x')", "ValueError"),
-    ("len(1)", "TypeError"),
-    ("[a for a, b in [[1]]]", "ValueError"),
-    ("10.0 ** 400", "OverflowError"),
-    ("sorted([1, 'a'])", "TypeError"),
-    ("1 << -1", "ValueError"),
+    "TypeError": """
+        enumerate([1], key=lambda x: x)  state.waiting.qsize(1)  1 + 'a'  {[]: 1}  {1: 2}[[]]
+        len(1)  sorted([1, 'a'])
+    """,
+    "AttributeError": "state.nothing",
+    "RuntimeError: no such figure": "state.broken",
+    "KeyError": "state.queues['nothing']",
+    "ZeroDivisionError": "1 / 0",
+    "IndexError": "[1][5]",
+    "ValueError": "int('x')  [a for a, b in [[1]]]  1 << -1",
+    "OverflowError": "10.0 ** 400",
+}
+"""Reason → expressions, which stand two spaces or a line apart."""
+REFUSED = [
+    *(("", "SyntaxError"), ("1\0", "Error"), ("'\udcff'", "UnicodeEncodeError")),
+    *((each, why) for why, some in REFUSED_FOR.items() for each in apart(some)),
 ]
 
 
@@ -333,10 +276,7 @@ ATTACKS = [
     ("['a' * 1000 for x in range(10000)]", STEPS),
     ("('a' * 100).replace('', 'b' * 50000)", STEPS),
     ("('a' * 10000).replace('a', 'b' * 10000).replace('b', 'c' * 10000)", STEPS),
-    (
-        "[x.decode('ascii', 'backslashreplace') for x in [b'\\xff' * 90000] for i in range(3)]",
-        None,
-    ),
+    ("[x.decode('ascii', 'backslashreplace') for x in [b'\\xff' * 90000] for i in range(3)]", None),
     ("('a' * 20000).join([''] * 20000)", STEPS),
     ("''.join(['a' * 10000] * 10000)", STEPS),
     ("('ab' * 20000).rsplit('a' * 20000 + 'b' + 'a' * 20000)", STEPS),
@@ -644,8 +584,7 @@ algebra: |  &  -  ^
 combine: union  intersection  difference
 """
 FORMS = {
-    kind: re.split(r"\s{2,}", forms.strip())
-    for kind, forms in re.findall(r"^(\w+):((?:.+\n)(?: .+\n)*)", GRAMMAR, re.M)
+    kind: apart(forms) for kind, forms in re.findall(r"^(\w+):((?:.+\n)(?: .+\n)*)", GRAMMAR, re.M)
 }
 PART = re.compile(r"<(\w+)>")
 

@@ -22,10 +22,6 @@ def published(*flags: bytes) -> list[bytes]:
     ]
 
 
-def delivered(lab: Lab) -> list[bytes]:
-    return [line.split(b" ")[2] for line in lab.replies if line.startswith(b"c ok m")]
-
-
 @pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize("consume", [b"c consume q", b"c consume q --manual-ack"])
 def test_order_of_one_flag_and_two_events(flag: bytes, consume: bytes) -> None:
@@ -33,7 +29,7 @@ def test_order_of_one_flag_and_two_events(flag: bytes, consume: bytes) -> None:
     lab.do("a", *published(*[flag] * 50))
     lab.wait(3)
     lab.check()
-    assert delivered(lab) == [b"m%d" % number for number in range(50)]
+    assert lab.delivered(b"c") == [b"m%d" % number for number in range(50)]
 
 
 @pytest.mark.parametrize("is_crash", [False, True])
@@ -60,22 +56,17 @@ def test_messages_with_traits_gather_with_plain_ones(consume: bytes, is_crash: b
     [
         *(b"--key=", b"--key", b"--key=a,b", b"--priority=128", b"--priority=+1", b"--escaped=1"),
         *(b"--key=a --key=b", b"--escaped --escaped", b"--key=a --no", b"--escaped e \\x y"),
+        *(b"--ttl=", b"--ttl=-1", b"--ttl=x", b"--delay=1 --at=2", b"--ttl=1 --ttl=1"),
+        b"--ttl=1 --no",
     ],
 )
-def test_what_is_wrong_with_traits_is_told_of_one_alone(flags: bytes) -> None:
+@pytest.mark.parametrize("others", [b"--escaped --key=a", b"--ttl=5"])
+def test_what_is_wrong_with_one_is_told_of_it_alone(flags: bytes, others: bytes) -> None:
     lab = lab_of()
-    flagged = b"m%d publish --escaped --key=a e x"
+    flagged = b"m%d publish " + others + b" e x"
     lab.do("a", flagged % 1, b"m2 publish %b e x" % flags, flagged % 3)
     assert [line[:8] for line in lab.replies if line.startswith(b"m")] == [b"m2 error"]
     assert lab.broker.queues[b"q"].ready == 2
-
-
-def test_order_of_plain_ones_and_those_with_a_ttl() -> None:
-    lab = lab_of()
-    lab.do("a", *published(b"", b"--ttl=5", b"--ttl=5", b"", b"--ttl=6", b"--ttl=5", b""))
-    lab.do("b", b"c consume q")
-    lab.check()
-    assert delivered(lab) == [b"m%d" % number for number in range(7)]
 
 
 @pytest.mark.parametrize("is_crash", [False, True])
@@ -88,7 +79,7 @@ def test_each_has_the_time_of_its_flag(is_crash: bool) -> None:
     lab.wait(5)
     lab.check()
     lab.do("b", b"c consume q")
-    assert delivered(lab) == [b"m1", b"m4", b"m2"]
+    assert lab.delivered(b"c") == [b"m1", b"m4", b"m2"]
 
 
 def test_two_consumers_of_which_one_acks() -> None:
@@ -102,33 +93,3 @@ def test_two_consumers_of_which_one_acks() -> None:
     queue = lab.broker.queues[b"q"]
     assert queue.ready == 0
     assert not queue.lane.marks
-
-
-def test_confirms_and_once() -> None:
-    lab = lab_of()
-    once = b"publish --confirm --once --ttl=5 e x"
-    lab.do("a", b"m1 " + once, b"m2 " + once, b"m1 " + once)
-    assert [line for line in lab.replies if line.startswith(b"m")] == [
-        b"m1 ok ",
-        b"m2 ok ",
-        b"m1 ok ",
-    ]
-    assert lab.broker.queues[b"q"].ready == 2
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [b"--ttl=", b"--ttl=-1", b"--ttl=x", b"--delay=1 --at=2", b"--ttl=1 --ttl=1", b"--ttl=1 --no"],
-)
-def test_what_is_wrong_with_one_is_told_of_it_alone(flags: bytes) -> None:
-    lab = lab_of()
-    lab.do("a", b"m1 publish --ttl=5 e x", b"m2 publish %b e x" % flags, b"m3 publish --ttl=5 e x")
-    assert [line[:8] for line in lab.replies if line.startswith(b"m")] == [b"m2 error"]
-    assert lab.broker.queues[b"q"].ready == 2
-
-
-def test_no_data_is_empty_data() -> None:
-    lab = lab_of(b"c consume q")
-    lab.do("a", b"m1 publish --ttl=5 e", b"m2 publish --ttl=5 e ", b"m3 publish --ttl=5 e  y")
-    told = [line for line in lab.replies if line.startswith(b"c ok m")]
-    assert told == [b"c ok m1 event=e ", b"c ok m2 event=e ", b"c ok m3 event=e  y"]

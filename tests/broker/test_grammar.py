@@ -128,28 +128,12 @@ def parse(line: bytes) -> Any:
             b"--breaker=5,0.5 --labels=team=ops&a%20b=",
             SetQueue(
                 b"q",
-                {
-                    "retries": 0,
-                    "losses": 3,
-                    "backoff": Backoff(1.0, 60.0),
-                    "dead_letters": b"dead",
-                    "ttl_s": 0.5,
-                    "messages_max": 10,
-                    "bytes_max": 1000,
-                    "overflow": "drop",
-                    "single_consumer": True,
-                    "ack_timeout_s": 30.0,
-                    "ordered": "key",
-                    "fair": "key",
-                    "concurrency": 9,
-                    "rate": "5/h",
-                    "concurrency_per_key": 1,
-                    "rate_per_key": "7/s,7",
-                    "limit": "api",
-                    "breaker": "5,0.5",
-                    "readers": b"a,b-2",
-                    "labels": b"team=ops&a%20b=",
-                },
+                {"retries": 0, "losses": 3, "backoff": Backoff(1.0, 60.0), "dead_letters": b"dead"}
+                | {"ttl_s": 0.5, "messages_max": 10, "bytes_max": 1000, "overflow": "drop"}
+                | {"single_consumer": True, "ack_timeout_s": 30.0, "ordered": "key", "fair": "key"}
+                | {"concurrency": 9, "rate": "5/h", "concurrency_per_key": 1, "limit": "api"}
+                | {"rate_per_key": "7/s,7", "breaker": "5,0.5", "readers": b"a,b-2"}
+                | {"labels": b"team=ops&a%20b="},
                 False,
             ),
         ),
@@ -249,6 +233,7 @@ def test_ten_years_are_a_delay(line: bytes) -> None:
         *(b"read q --from=1 --from=2", b"read q", b"read --from=1", b"read q r --from=1"),
         *(b"trim q 1 --epoch=a --epoch=a", b"trim q", b"trim q x", b"trim q 1 2", b"range q --at"),
         *(b"delete_queue q --when-unused --when-unused=1", b"consume q --manual-ack --manual-ack"),
+        *(b"trim q %b" % (b"9" * 19), b"peek q --limit=%b" % (b"9" * 5000), b"peek q --after=x"),
         *(b"stats bindings --then=a --mask=b*", b"stats a b c", b"stats --limit=0", b"help a b"),
         *(b"close_connection", b"close_connection x", b"set_name", b"_eval --worker=1 2", b"_eval"),
         *(b"pause", b"pause q r", b"pause q --for=0", b"pause q --deliveries --publishes"),

@@ -6,7 +6,10 @@ The one rule: it is the time of the delivery that is unacked, however often ther
 from __future__ import annotations
 
 import json
+from random import Random
 from typing import Any
+
+import pytest
 
 from tests.fuzz.invariants import check
 from tests.kit.bare import BareWorld
@@ -45,55 +48,37 @@ def oldest(world: BareWorld, consumer: str = "c") -> float | None:
     return age_s
 
 
-def test_batches_and_what_is_acked_between_them() -> None:
-    world = bare()
-    assert oldest(world) is None
-    publish(world, "a", "b")
-    world.advance(1.0)
-    publish(world, "c", "d")
-    world.advance(1.0)
-    publish(world, "e")
-    world.advance(1.0)
-    assert held(world) == [("a", 0), ("b", 0), ("c", 1), ("d", 1), ("e", 2)]
-    assert oldest(world) == 3
-    world.send("c", b"a ack c a\na ack c b\na ack c d\n")
-    assert held(world) == [("c", 1), ("e", 2)]
-    assert oldest(world) == 2
-    world.send("c", b"a ack c --all\n")
-    assert (held(world), oldest(world)) == ([], None)
-    publish(world, "f")
-    assert held(world) == [("f", 3)]
-
-
-def test_a_message_that_is_delivered_again() -> None:
-    world = bare()
-    publish(world, "a", "b")
-    world.advance(1.0)
-    publish(world, "c")
-    world.advance(1.0)
-    world.send("c", b"r release c a\n")
-    assert held(world) == [("a", 2), ("b", 0), ("c", 1)]
-    # `touch` is no delivery.
-    world.send("c", b"t touch c --all\n")
-    world.send("c", b"a ack c b\na ack c c\n")
-    world.advance(1.0)
-    assert (held(world), oldest(world)) == ([("a", 2)], 1)
-
-
-def test_several_deliveries_under_one_id() -> None:
-    world = bare()
-    for _ in range(3):
-        publish(world, "a")
+@pytest.mark.parametrize("seed", range(2))
+def test_each_delivery_is_held_since_it_was_made(seed: int) -> None:
+    """Of one id the first ack settles the oldest; what is given back is delivered at once."""
+    chance, world = Random(seed), bare()
+    since_s: dict[str, list[float]] = {}
+    for _ in range(250):
+        some = chance.choice([*since_s, "none"])
+        what = chance.choice(["publish", "publish", "ack", "release", "reject", "touch", "all"])
+        if what == "publish":
+            ids = [f"m{chance.randrange(20)}" for _ in range(chance.randrange(1, 4))]
+            publish(world, *ids)
+            for each in ids:
+                since_s.setdefault(each, []).append(world.now_s - START_S)
+        elif what == "touch":
+            world.send("c", b"t touch c --all\n")
+        elif what != "all":
+            world.send("c", f"r {what} c {some}\n".encode())
+            if some in since_s:
+                del since_s[some][0]
+                if what != "ack":
+                    since_s[some].append(world.now_s - START_S)
+                elif not since_s[some]:
+                    del since_s[some]
+        elif chance.randrange(9) == 0:
+            world.send("c", b"a ack c --all\n")
+            since_s.clear()
+        expected = [(each, at_s) for each, times_s in since_s.items() for at_s in times_s]
+        assert sorted(held(world)) == sorted(expected)
+        begun_s = min((at_s for _, at_s in expected), default=None)
+        assert oldest(world) == (None if begun_s is None else world.now_s - START_S - begun_s)
         world.advance(1.0)
-    publish(world, "b")
-    assert held(world) == [("a", 0), ("a", 1), ("a", 2), ("b", 3)]
-    world.advance(1.0)
-    for left in ([("a", 1), ("a", 2), ("b", 3)], [("a", 2), ("b", 3)], [("b", 3)]):
-        world.send("c", b"a ack c a\n")
-        assert held(world) == left
-        assert oldest(world) == 4 - left[0][1]
-    world.send("c", b"a ack c b\n")
-    assert (held(world), oldest(world)) == ([], None)
 
 
 def test_each_consumer_has_its_own_times() -> None:
@@ -107,44 +92,3 @@ def test_each_consumer_has_its_own_times() -> None:
     world.send("c", b"x delete_consumer c\n")
     assert held(world) == [("a", 2), ("b", 2), *held(world)[2:]]
     assert oldest(world, "d") == 1
-
-
-def test_a_message_that_is_held_long_keeps_its_time() -> None:
-    """Whatever is delivered again and again meanwhile."""
-    world = bare()
-    publish(world, "old")
-    world.advance(1.0)
-    for number in range(500):
-        publish(world, f"m{number}")
-        world.send("c", b"r reject c m%d\n" % number)
-        world.send("c", b"a ack c m%d\n" % number)
-    assert held(world) == [("old", 0)]
-
-
-def test_deliveries_again_are_known_when_others_are_dropped() -> None:
-    """Whichever delivery it is that drops them."""
-    world = bare()
-    publish(world, "old")
-    for number in range(150):
-        name = f"m{number}"
-        publish(world, name)
-        for _ in range(2):
-            world.advance(1.0)
-            world.send("c", b"r release c m%d\n" % number)
-            assert held(world)[-1] == (name, world.now_s - START_S)
-        world.send("c", b"a ack c m%d\n" % number)
-
-
-def test_many_deliveries_one_by_one_are_all_known() -> None:
-    """More than there are before settled ones are dropped."""
-    world = bare()
-    for number in range(300):
-        publish(world, f"m{number:03}")
-        world.advance(1.0)
-    world.send("c", b"".join(b"a ack c m%03d\n" % number for number in range(300) if number % 7))
-    for number in range(300, 700):
-        publish(world, f"m{number:03}")
-        world.send("c", b"a ack c m%03d\n" % number)
-        world.advance(1.0)
-    assert held(world) == [(f"m{number:03}", number) for number in range(0, 300, 7)]
-    assert oldest(world) == 700

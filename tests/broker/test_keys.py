@@ -5,8 +5,6 @@ another consumer, or was rejected and waits; and no consumer with room waits for
 """
 
 import random
-from itertools import count
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,7 +18,7 @@ from mqks.limits import STEP_RULED
 from tests.kit.bare import ask, bare
 from tests.kit.compiled import patches_modules
 from tests.kit.lab import Lab
-from tests.kit.small_steps import SmallSteps
+from tests.kit.small_steps import Holders
 
 SMALL_STEPS = {
     blocks: {"BLOCK": 6, "SHORT": 2, "DELIVERY_BYTES": 60},
@@ -29,35 +27,20 @@ SMALL_STEPS = {
     turns: {"STEP_BODIES": 3},
 }
 
-ANSWERS = ["ack", "ack", "ack", "reject", "release", "reject --delay=10"]
 
-
-class Ordered(SmallSteps):
-    """Messages are named `{key}{number}`; the model knows of each where it is."""
+class Ordered(Holders):
+    """Messages are named `{key}{number}`."""
 
     small = SMALL_STEPS
 
     def __init__(self) -> None:
         super().__init__()
-        self.ids = count(1)
-        self.waiting: dict[str, list[str]] = {}
-        self.held: dict[str, str] = {}
-        """Message → its consumer."""
-        self.put_off: dict[str, int] = {}
-        """Message → when it is due."""
-        self.heard = 0
+        self.due_us: dict[str, int] = {}
+        """Of those that were rejected and wait."""
 
     def end(self) -> None:
-        self.rest()
-        for _ in range(200):
-            if not self.held and not self.put_off and not any(self.waiting.values()):
-                break
-            self.consume("a", 5)
-            self.tick(20)
-            for message in [*self.held]:
-                self.settle_one(message, "ack")
-        assert not any(self.waiting.values()), "a message is never delivered"
-        assert not self.lab.broker.queues[b"q"].ready
+        self.take_all()
+        assert not self.queue("q").ready
 
     @initialize(memory=st.sampled_from([0, 300, 1 << 20]), calls=st.sampled_from([0, 2, 10]))
     def start(self, memory: int, calls: int) -> None:
@@ -65,54 +48,31 @@ class Ordered(SmallSteps):
         self.lab.send("p", b"s set_queue q --ordered=key", b"s subscribe q e")
         self.rest()
 
+    def queue_of(self, message: str) -> str:
+        return "q"
+
+    def consume_all(self) -> None:
+        self.consume("a", 5)
+
+    def fill(self) -> None: ...
+
     def rest(self) -> None:
         self.lab.rest()
         self.look()
         self.lab.check()
-        free = [key for key, some in self.waiting.items() if some and not self.blocked(key)]
-        idle = [each for each in self.lab.broker.queues[b"q"].ring if each.room() > 0]
+        blocked = {message[0] for message in (*self.held, *self.due_us)}
+        free = [message for message in self.waiting if message[0] not in blocked]
+        idle = [each for each in self.queue("q").ring if each.room() > 0]
         assert not (free and idle), f"{free} are free, and a consumer has room"
 
-    def of_key(self, messages: Any, key: str) -> set[str]:
-        return {message for message in messages if message[0] == key}
-
-    def blocked(self, key: str) -> bool:
-        return bool(self.of_key(self.held, key) or self.of_key(self.put_off, key))
-
     def look(self) -> None:
-        for line in self.lab.replies[self.heard :]:
-            words = line.decode().split(" ")
-            if len(words) > 3 and words[3].startswith("event="):
-                self.delivered(words[0], words[2])
-        self.heard = len(self.lab.replies)
-
-    def delivered(self, consumer: str, message: str) -> None:
-        key = message[0]
-        assert message not in self.put_off
-        assert message not in self.held
-        assert message in self.waiting[key], f"{message} is delivered twice"
-        holders = {self.held[each] for each in self.of_key(self.held, key)}
-        assert holders <= {consumer}, f"{message} goes to {consumer}, but {holders} hold its key"
-        late = {
-            each
-            for each in self.of_key(self.put_off, key)
-            if self.number(each) < self.number(message)
-        }
-        assert not late, f"{message} passes {late}"
-        assert message == self.waiting[key][0], f"{message} passes {self.waiting[key][0]}"
-        self.waiting[key].remove(message)
-        self.held[message] = consumer
-
-    @staticmethod
-    def number(message: str) -> int:
-        return int(message[1:])
-
-    def back(self, message: str) -> None:
-        """It is ready again, in its old place."""
-        self.held.pop(message, None)
-        some = self.waiting[message[0]]
-        some.append(message)
-        some.sort(key=self.number)
+        for message in self.came():
+            assert message not in self.due_us
+            holders = {self.held[each] for each in self.held if each[0] == message[0]}
+            assert len(holders) == 1, f"{holders} hold a key"
+            of_key = [each for each in self.waiting if each[0] == message[0]]
+            passed = [each for each in of_key if int(each[1:]) < int(message[1:])]
+            assert not passed, f"{message} passes {passed}"
 
     @rule(
         texts=st.lists(st.sampled_from("abc"), min_size=1, max_size=6),
@@ -121,67 +81,40 @@ class Ordered(SmallSteps):
     def publish(self, texts: list[str], size: int) -> None:
         for key in texts:
             message = f"{key}{next(self.ids)}"
-            self.waiting.setdefault(key, []).append(message)
+            self.waiting.add(message)
             self.lab.rest()
             self.lab.send("p", f"{message} publish --key={key} e {'x' * size}".encode())
-        self.look()
+        self.rest()
 
     @rule(who=st.sampled_from("abc"), prefetch=st.integers(1, 3))
     def consume(self, who: str, prefetch: int) -> None:
-        if f"{who}".encode() in self.lab.broker.consumers:
-            return
-        self.rest()
-        self.lab.send(who, f"{who} consume q --manual-ack --prefetch={prefetch}".encode())
+        if who.encode() not in self.lab.broker.consumers:
+            self.lab.send(who, f"{who} consume q --manual-ack --prefetch={prefetch}".encode())
         self.rest()
 
-    @rule(
-        which=st.integers(0, 9),
-        what=st.sampled_from(["ack", "ack", "ack", "reject", "release", "reject --delay=10"]),
-    )
-    def settle(self, which: int, what: str) -> None:
-        if self.held:
-            self.settle_one(sorted(self.held)[which % len(self.held)], what)
+    @rule(which=st.integers(0, 9), what=st.sampled_from(["ack", "reject --delay=10"]))
+    def settle_otherwise(self, which: int, what: str) -> None:
+        self.settle(which, what)
 
     def settle_one(self, message: str, what: str) -> None:
-        self.rest()
-        if message not in self.held:
-            return
-        action, _, flag = what.partition(" ")
-        consumer = self.held.pop(message)
-        if action != "ack":
-            self.back(message)
-        if flag:
-            self.put_off[message] = self.lab.now_us + 10_000_000
-            self.waiting[message[0]].remove(message)
-        self.lab.send("p", f"s {action} {consumer} {message} {flag}".strip().encode())
-        self.rest()
+        if "--delay" in what:
+            self.due_us[message] = self.lab.now_us + 10_000_000
+        super().settle_one(message, what)
 
     @rule(who=st.sampled_from("abc"))
     def leave(self, who: str) -> None:
-        self.rest()
-        for message in [each for each, holder in self.held.items() if holder == who]:
-            self.back(message)
-        self.lab.end(who)
-        self.rest()
+        self.gone(who)
 
     @rule(seconds=st.sampled_from([1, 11]))
-    def tick(self, seconds: int) -> None:
-        self.rest()
-        now_us = self.lab.now_us + seconds * 1_000_000
-        for message in [each for each, due_us in self.put_off.items() if due_us <= now_us]:
-            del self.put_off[message]
-            self.back(message)
-        self.lab.tick(seconds)
-        self.rest()
+    def tick(self, seconds: float) -> None:
+        now_us = self.lab.now_us + round(seconds * 1_000_000)
+        self.due_us = {each: due_us for each, due_us in self.due_us.items() if due_us > now_us}
+        super().tick(seconds)
 
-    @rule()
-    def crash(self) -> None:
-        self.rest()
-        for message in [*self.held]:
-            self.back(message)
-        self.lab.crash()
-        self.heard = 0
-        self.rest()
+    @rule(seconds=st.sampled_from([-3600, 3600]))
+    def set_clock(self, seconds: int) -> None:
+        if not self.due_us:
+            super().set_clock(seconds)
 
 
 Ordered.TestCase.settings = settings(

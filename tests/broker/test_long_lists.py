@@ -26,13 +26,8 @@ class Asking:
 
 def test_schedules_of_long_messages() -> None:
     world = BareWorld()
-    world.send(
-        "k",
-        b"".join(
-            b"s schedule s%02d --every=60 publish e %b\n" % (number, b"x" * LONG)
-            for number in range(50)
-        ),
-    )
+    line = b"s schedule s%02d --every=60 publish e " + b"x" * LONG + b"\n"
+    world.send("k", b"".join(line % number for number in range(50)))
     asking = Asking(world)
     assert [row["name"] for row in rows(asking, "schedules", "name")] == [
         f"s{number:02}" for number in range(50)

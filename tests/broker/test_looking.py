@@ -99,14 +99,8 @@ def test_inspect_tells_all_that_is_known_of_a_message(
     with Broker(database) if is_served else nullcontext():
         found = shown(capsys, "inspect", "messages", "q", "--data", "--json", "--db", str(database))
     assert [row["seq"] for row in found] == [1, 2, 3, 4, 5, 6]
-    assert [row["data"] for row in found] == [
-        "plain",
-        "with two",
-        "later",
-        "later still",
-        "",
-        "died",
-    ]
+    data = ["plain", "with two", "later", "later still", "", "died"]
+    assert [row["data"] for row in found] == data
     assert [row["meta"] for row in found] == ["", "k=v&l=%20", "", "k=v", "", "k=v"]
     assert [row["retry"] for row in found] == [0, 0, 0, 2, 1, 0]
     assert [row["due"] for row in found] == [DUE.get(number) for number in range(1, 7)]
@@ -164,12 +158,8 @@ def test_letters_are_counted_by_what_their_consumers_said(
     cause = "--where", "why=LookupError: no # of #&queue=%71"
     listed = "inspect", "messages", "dead", *cause, "--json", "--db", str(tmp_path / "mqks.db")
     assert len(shown(capsys, *listed)) == 2
-    again = shown(
-        capsys,
-        *("inspect", "letters", "dead", "--json", "--limit", "1"),
-        *("--db", str(tmp_path / "mqks.db")),
-    )
-    assert again == found[:1]
+    first = "inspect", "letters", "dead", "--json", "--limit", "1"
+    assert shown(capsys, *first, "--db", str(tmp_path / "mqks.db")) == found[:1]
 
 
 def test_scheduled_messages_of_a_file_are_not_ready(

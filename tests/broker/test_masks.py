@@ -5,7 +5,6 @@ import json
 import re
 import tracemalloc
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 from typing import ClassVar
 
@@ -239,7 +238,7 @@ def test_masks_take_no_more_memory_than_is_counted() -> None:
     """Also those that are nothing but parts."""
     world = bare(metadata_bytes_max=1 << 30)
     rng = Random(5)
-    masks = [b".".join(rng.choice([b"*", b"a", b"a*"]) for _ in range(60)) for _ in range(1000)]
+    masks = [b".".join(rng.choice([b"*", b"a", b"a*"]) for _ in range(60)) for _ in range(250)]
     lines = b"".join(b"r rebind q --add-mask %b\n" % mask for mask in masks)
     ask(world, b"s subscribe q e")
     ask(world, b"m publish a x")  # What is made once.
@@ -370,38 +369,17 @@ def test_a_queue_deleted_between_two_rebinds(has_masks: bool) -> None:
     check(world.broker)
 
 
-# ---------------------------------------------------------------------------------- what is told
-
-
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[LineClient]:
-    with Broker(tmp_path / "mqks.db") as broker, LineClient(("127.0.0.1", broker.port)) as client:
+def client(mqks_broker: Broker) -> Iterator[LineClient]:
+    with LineClient(("127.0.0.1", mqks_broker.port)) as client:
         yield client
-
-
-def test_stats_tell_masks(client: LineClient) -> None:
-    assert client.ask(b"s subscribe --confirm q a.b e --add-mask a.* **") == b"s ok "
-    assert client.ask(b"r rebind --confirm later --add-mask a.*") == b"r ok "
-
-    assert b'"events": ["a.b", "e"], "masks": ["**", "a.*"]' in client.ask(b"x stats queue q")
-    assert b'"bindings": 5' in client.ask(b"x stats")
-    told = b'x ok [{"queue": "q", "event": "a.b", "mask": null, "exists": true}]'
-    assert client.ask(b"x stats bindings a.b --after=q --mask=a.*") == told
-    page, after = [], b""
-    while (row := client.ask(b"x stats bindings a.b --limit=1" + after)) != b"x ok []":
-        page.append(row)
-        queue, event, mask = re.findall(rb'(?:"(?:queue|event|mask)": )(?:"([^"]*)"|null)', row)
-        after = b" --after=%b " % queue + (b"--mask=" + mask if mask else b"--then=" + event)
-    assert len(page) == 4
-    assert client.ask(b"x stats bindings nothing.x.y") == (
-        b'x ok [{"queue": "q", "event": null, "mask": "**", "exists": true}]'
-    )
 
 
 def test_stats_tell_parts_of_what_a_queue_and_a_connection_have(client: LineClient) -> None:
     assert client.ask(b"s subscribe --confirm q a b c --add-mask a.* b.*") == b"s ok "
     for consumer_id in (b"k2", b"k1", b"k3"):
         client.send(b"%b consume q --keep\n" % consumer_id)
+    assert client.stats()["bindings"] == 5
 
     def lists(flags: bytes) -> list[list[str]]:
         told = json.loads(client.ask(b"x stats queue q" + flags).removeprefix(b"x ok "))

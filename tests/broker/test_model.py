@@ -48,6 +48,7 @@ from mqks.journal.store import OpenStore
 from mqks.settings import DatabaseUrl, Settings
 from tests.fuzz.invariants import waiting
 from tests.kit.compiled import patches_modules
+from tests.kit.marks import slow
 from tests.kit.model import Message, Model, ModelBatch
 from tests.kit.postgres import Postgres
 
@@ -58,6 +59,7 @@ EVENTS = st.sampled_from(["e1", "a.b", "a.c.b"])
 SOME_EVENTS = st.lists(EVENTS, max_size=3)
 MESSAGES = st.sampled_from(["m1", "m#2", "m#3"])
 JOBS = st.sampled_from(["j1", "j2"])
+PRIORITIZED = st.tuples(MESSAGES, st.sampled_from([5, -1, 0]))
 SETTLED = st.sampled_from(["m1", "m#2", "m#3", "--all"])
 RULES = st.sampled_from([None, None, "", "5"])
 DELAYS = st.sampled_from([1.0, 2.0, 4.0])
@@ -329,10 +331,9 @@ class Machine(RuleBasedStateMachine):
         add_masks: list[str],
     ) -> None:
         words = ["rb", "rebind", queue, *events]
-        words += ["--add-mask", *add_masks] if add_masks else []
-        words += ["--add", *add] if add else []
-        words += ["--remove-mask", *masks] if masks else []
-        words += ["--remove", *remove] if remove else []
+        flags = {"--add-mask": add_masks, "--add": add, "--remove-mask": masks, "--remove": remove}
+        for flag, names in flags.items():
+            words += [flag, *names] if names else []
         self.send(connection, " ".join(words))
         self.model.rebind(queue, events, remove, masks, add, add_masks)
 
@@ -797,9 +798,7 @@ class MachineWithPriorities(MachineWithTimes):
 
     @rule(
         connection=CONNECTIONS,
-        publishes=st.lists(
-            st.tuples(MESSAGES, st.sampled_from([5, -1, 0])), min_size=1, max_size=5
-        ),
+        publishes=st.lists(PRIORITIZED, min_size=1, max_size=5),
     )
     def publish_with_priority(self, connection: str, publishes: list[tuple[str, int]]) -> None:
         datas = [f"d{next(self.requests)}" for _ in publishes]
@@ -811,9 +810,7 @@ class MachineWithPriorities(MachineWithTimes):
 
     @rule(
         connection=CONNECTIONS,
-        publishes=st.lists(
-            st.tuples(MESSAGES, st.sampled_from([5, -1, 0])), min_size=2, max_size=5
-        ),
+        publishes=st.lists(PRIORITIZED, min_size=2, max_size=5),
         crashes=st.booleans(),
     )
     def some_wait(self, connection: str, publishes: list[tuple[str, int]], crashes: bool) -> None:
@@ -849,13 +846,7 @@ class MachineWithKeys(MachineWithTimes):
         delay=st.just(0.0) | DELAYS,
     )
     def publish_unique(
-        self,
-        connection: str,
-        event: str,
-        key: str,
-        until_acked: bool,
-        replaces: bool,
-        delay: float,
+        self, connection: str, event: str, key: str, until_acked: bool, replaces: bool, delay: float
     ) -> None:
         number, queues = next(self.requests), self.bound_to(event)
         flags = [f"--unique={key}{',until=acked' * until_acked}{',on=replace' * replaces}"]
@@ -934,12 +925,8 @@ def test_broker_and_journal_in_postgresql_against_the_model(
 @pytest.mark.parametrize(
     "machine",
     [
-        Machine,
-        pytest.param(MachineWithTimes, marks=pytest.mark.slow),
-        pytest.param(MachineWithPriorities, marks=pytest.mark.slow),
-        MachineWithKeys,
-        pytest.param(MachineWithJobs, marks=pytest.mark.slow),
-        MachineInMemory,
+        *(Machine, MachineWithKeys),
+        *slow(MachineWithTimes, MachineWithPriorities, MachineWithJobs, MachineInMemory),
     ],
 )
 @patches_modules

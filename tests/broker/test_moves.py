@@ -170,24 +170,3 @@ def test_a_move_is_written_in_one_commit_among_very_many_queues(
     lanes = {change.lane_id for change in batch.entry.changes}
     assert len(piece.entry.changes) == 3
     assert {world.broker.queues[name].id for name in (SOURCE, TARGET)} <= lanes
-
-
-def test_attributes_stay_with_their_message_and_consumers_are_not_told_them() -> None:
-    disk = Disk()
-    world = filled(disk, 0)
-    world.send(b"m publish --meta=a=1 e x", b"m2 publish e plain")
-    world.commit()
-    world.send(b"c consume from --manual-ack")
-    world.page()
-    assert b"".join(world.connection.outbox) == b"c ok m event=e x\nc ok m2 event=e plain\n"
-    world.commit()
-
-    again = World(disk)
-    again.send(b"c consume from")
-    again.page()
-    told = b"c ok m event=e,retry=1 x\nc ok m2 event=e,retry=1 plain\n"
-    assert b"".join(again.connection.outbox) == told
-    assert sorted(disk.queues[again.broker.queues[SOURCE].id].lines.values()) == [
-        b"m event=e x\ta=1",
-        b"m2 event=e plain",
-    ]

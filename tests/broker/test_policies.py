@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -212,6 +210,9 @@ def test_tables_are_read(config: Path) -> None:
     assert second == QueueTable("**", {"losses": 5, "bytes_max": 64 * 1024**2})
 
 
+TABLE = "[[queue]]\nname = 'x'\n"
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -219,32 +220,21 @@ def test_tables_are_read(config: Path) -> None:
         ("[queue]\nname = 'x'", "queue: write queue defaults as tables, [[queue]]"),
         ("[[queue]]", "queue 1: name: must be a mask"),
         ("[[queue]]\nname = 5", "queue 1: name: must be a mask"),
-        (
-            f"[[queue]]\nname = '{'x' * 2000}'",
-            "queue 1: name: the mask has 2000 bytes, the limit is 1024",
+        (f"{TABLE[:-3]}{'x' * 2000}'", "queue 1: name: the mask has 2000 bytes, the limit is 1024"),
+        (f"{TABLE}ttls = 1", "queue 1: ttls: unknown setting; did you mean ttl?"),
+        (f"{TABLE}ttl_s = 1", "queue 1: ttl_s: unknown setting"),
+        (f"{TABLE}dead_letters = '{'x' * 300}'", "queue 1: dead_letters: the name has 300"),
+        (f"{TABLE}[[queue]]\nname = ''", "queue 2: name: "),
+        (TABLE * (QUEUE_TABLES_MAX + 1), "queue: more than 256 tables"),
+        *(
+            (TABLE + each, f"queue 1: {each.partition(' ')[0]}: ")
+            for each in (
+                *("ttl = 0", "ttl = nan", "ttl = true", "ttl = ''", "retries = 1.5"),
+                *("retries = [1]", "backoff = [5, 1]", "backoff = [1, 2, 3]", "dead_letters = 5"),
+                *("dead_letters = ''", "dead_letters = 'a b'", "bytes_max = '1XiB'"),
+                *("single_consumer = 1", "overflow = 'block'"),
+            )
         ),
-        ("[[queue]]\nname = 'x'\nttls = 1", "queue 1: ttls: unknown setting; did you mean ttl?"),
-        ("[[queue]]\nname = 'x'\nttl_s = 1", "queue 1: ttl_s: unknown setting"),
-        ("[[queue]]\nname = 'x'\nttl = 0", "queue 1: ttl: "),
-        ("[[queue]]\nname = 'x'\nttl = nan", "queue 1: ttl: "),
-        ("[[queue]]\nname = 'x'\nttl = true", "queue 1: ttl: "),
-        ("[[queue]]\nname = 'x'\nttl = ''", "queue 1: ttl: "),
-        ("[[queue]]\nname = 'x'\nretries = 1.5", "queue 1: retries: "),
-        ("[[queue]]\nname = 'x'\nretries = [1]", "queue 1: retries: "),
-        ("[[queue]]\nname = 'x'\nbackoff = [5, 1]", "queue 1: backoff: "),
-        ("[[queue]]\nname = 'x'\nbackoff = [1, 2, 3]", "queue 1: backoff: "),
-        ("[[queue]]\nname = 'x'\ndead_letters = 5", "queue 1: dead_letters: "),
-        ("[[queue]]\nname = 'x'\ndead_letters = ''", "queue 1: dead_letters: "),
-        ("[[queue]]\nname = 'x'\ndead_letters = 'a b'", "queue 1: dead_letters: "),
-        (
-            f"[[queue]]\nname = 'x'\ndead_letters = '{'x' * 300}'",
-            "queue 1: dead_letters: the name has 300",
-        ),
-        ("[[queue]]\nname = 'x'\nbytes_max = '1XiB'", "queue 1: bytes_max: "),
-        ("[[queue]]\nname = 'x'\nsingle_consumer = 1", "queue 1: single_consumer: "),
-        ("[[queue]]\nname = 'x'\noverflow = 'block'", "queue 1: overflow: "),
-        ("[[queue]]\nname = 'x'\n[[queue]]\nname = ''", "queue 2: name: "),
-        ("[[queue]]\nname = 'x'\n" * (QUEUE_TABLES_MAX + 1), "queue: more than 256 tables"),
     ],
 )
 def test_a_bad_table_is_refused_with_place_and_reason(
@@ -259,10 +249,10 @@ def test_a_bad_table_is_refused_with_place_and_reason(
     assert told.startswith(reason)
 
 
-def test_check_config_tells_the_tables(tmp_path: Path, config: Path) -> None:
-    command = [sys.executable, "-m", "mqks", "check-config", "--config", str(config)]
-    told = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
-    *lines, _ = told.stdout.splitlines()  # The last one is about memory.
+def test_check_config_tells_the_tables(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["check-config", "--config", str(config)]
+    assert main([*command, "--json"]) == 0
+    *lines, _ = capsys.readouterr().out.splitlines()  # The last one is about memory.
     rows = [row for row in map(json.loads, lines) if " " in row["setting"]]
     assert [(row["setting"], row["value"]) for row in rows] == [
         ("queue jobs.*: ttl_s", 60.0),
@@ -276,9 +266,8 @@ def test_check_config_tells_the_tables(tmp_path: Path, config: Path) -> None:
     assert [row["from"] for row in rows] == [f"{config}: queue 1"] * 5 + [f"{config}: queue 2"] * 2
 
     config.write_text('[[queue]]\nname = "x"\nttl = -1\n')
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert told.returncode == 78
-    assert "queue 1: ttl: " in told.stderr
+    assert main(command) == 78
+    assert "queue 1: ttl: " in capsys.readouterr().err
 
 
 def test_inspect_tells_what_holds(

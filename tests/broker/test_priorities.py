@@ -41,38 +41,6 @@ def by_priority(priorities: list[int]) -> list[int]:
     return sorted(range(1, len(priorities) + 1), key=lambda each: (-priorities[each - 1], each))
 
 
-def test_moved_dead_and_redriven_ones_keep_their_priority() -> None:
-    lab = opened()
-    publish(lab, 0, 7, 0, 9)
-    lab.do("a", b"s2 subscribe r nothing", b"s set_queue q --dead-letters=d", b"v move q r")
-    lab.do("a", b"v move r q")
-    assert drained(lab, "y", b" --prefetch=1") == [4]
-    lab.do("y", b"k reject --dead y m4", b"x delete_consumer y")
-    lab.do("a", b"x redrive d")
-    assert drained(lab) == [4, 2, 1, 3]
-
-
-def test_due_ones_join_their_level() -> None:
-    lab = opened()
-    lab.send("a", b"m1 publish --delay=5 --priority=3 e d")
-    publish(lab, 0, 3, first=2)
-    lab.rest()
-    lab.crash()
-    lab.wait(6)
-    assert drained(lab) == [3, 1, 2]
-
-
-def test_what_is_delivered_at_once_and_comes_back_has_its_priority() -> None:
-    lab = opened()
-    assert drained(lab, "y", b" --prefetch=1") == []
-    publish(lab, 1, 0, 2)
-    lab.rest()
-    lab.end("y")
-    lab.rest()
-    lab.crash()
-    assert drained(lab) == [3, 1, 2]
-
-
 def test_each_delivery_of_one_id_has_its_ack_timeout() -> None:
     lab = opened()
     lab.send("a", b"s set_queue q --ack-timeout=5")
@@ -81,24 +49,6 @@ def test_each_delivery_of_one_id_has_its_ack_timeout() -> None:
     lab.wait(6)
     assert sum(b"retry=1" in line for line in lab.replies) == 2
     lab.check()
-
-
-def test_overflow_drops_the_oldest_of_the_lowest_priority() -> None:
-    lab = opened()
-    lab.send("a", b"s set_queue q --messages-max=3 --overflow=drop")
-    publish(lab, 5, 0, -1, 0, 5)
-    lab.rest()
-    assert drained(lab) == [1, 5, 4]
-
-
-def test_single_consumer_ttl_trim_and_levels_in_stats() -> None:
-    lab = opened()
-    publish(lab, 0, 5, 0)
-    lab.do("a", b"m4 publish --priority=5 --ttl=1 e d", b"m5 publish --priority=5 e d")
-    lab.send("a", b"t trim q 3", b"t stats queue q")
-    lab.wait(2)
-    assert any(b'"priorities"' in line for line in lab.replies)
-    assert drained(lab) == [5, 3]
 
 
 @pytest.mark.parametrize("memory", [0, 20_000, 1 << 20])

@@ -22,6 +22,7 @@ from mqks.journal.queue_log import QueueLog
 from mqks.testing import Broker
 from tests.kit.compiled import patches_modules
 from tests.kit.line_client import LineClient
+from tests.kit.marks import slow
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S
 
@@ -65,11 +66,10 @@ class Disk:
         self._gate.set()
 
 
-def filled(db: Path, returned: int = 0, **settings: Any) -> None:
+def filled(db: Path, returned: int = 0) -> None:
     """A queue with messages that are only on disk after a restart, some of them below its cursor:
     a consumer held them."""
-    limit = {"prefetch_max": returned} if returned else {}
-    with Broker(db, **limit, **settings) as broker, client_of(broker) as client:
+    with Broker(db, prefetch_max=returned or COUNT) as broker, client_of(broker) as client:
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         assert client.ask(b"s subscribe --confirm another f") == b"s ok "
         assert client.ask(b"m publish --confirm f x") == b"m ok "
@@ -114,7 +114,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("returned", [0, 4])
+@pytest.mark.parametrize("returned", [4, *slow(0)])
 @pytest.mark.parametrize("place", ["queued", "before", "behind"])
 @pytest.mark.parametrize(
     ("changes", "left"),
@@ -131,11 +131,7 @@ def test_a_page_comes_when_its_queue_has_changed(
 ) -> None:
     filled(db, returned)
     disk = Disk(monkeypatch, QueueLog, "read")
-    with (
-        Broker(db) as broker,
-        client_of(broker) as consumer,
-        client_of(broker) as other,
-    ):
+    with Broker(db) as broker, client_of(broker) as consumer, client_of(broker) as other:
         if place == "queued":
             # The page of another queue comes first.
             with disk.held("before", other, b"a consume another --manual-ack"):
@@ -252,11 +248,8 @@ def test_an_answer_comes_when_its_queue_has_changed(
 @pytest.mark.parametrize(
     "request_",
     [
-        b"range q",
-        b"range q --at=1",
-        b"read q --from=1",
-        b"range --confirm q",
-        b"read --confirm q --from=1",
+        *(b"range q", b"range q --at=1", b"read q --from=1"),
+        *(b"range --confirm q", b"read --confirm q --from=1"),
     ],
 )
 @pytest.mark.parametrize("again", [[], [b"subscribe q e"]], ids=["deleted", "made again"])
@@ -286,10 +279,7 @@ def test_nothing_is_told_of_a_queue_that_was_deleted_before_the_answer(
     ],
 )
 def test_a_policy_changes_while_it_is_written(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    later: list[bytes],
-    left: dict[str, Any] | None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: list[bytes], left: dict[str, Any] | None
 ) -> None:
     disk = Disk(monkeypatch, Journal, "write")
     with Broker(tmp_path / "mqks.db") as broker:

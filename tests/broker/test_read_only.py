@@ -101,19 +101,11 @@ def test_ticks_wait_until_it_ends() -> None:
     assert lab.broker.shared.counters.queued == QUEUED + 1
 
 
-def test_dead_letters_and_what_is_due_are_no_requests() -> None:
-    lab = read_only()
-    lab.do("b", b"x reject c m1 --dead")
-    lab.wait(10)
-    assert lab.broker.queues[b"dead"].ready == 1
-    assert lab.broker.queues[b"q"].scheduled == 0
-
-
 def test_a_burst_is_refused_line_by_line() -> None:
     lab = read_only()
-    lines = b"\n".join(b"m%d publish e x" % number for number in range(20_000))
+    lines = b"\n".join(b"m%d publish e x" % number for number in range(3_000))
     lab.do("b", lines, b"p ping x", b"m publish e " + b"x" * (1 << 20))
-    assert len(lab.replies) == 20_002
+    assert len(lab.replies) == 3_002
     assert lab.broker.shared.counters.queued == QUEUED
     check(lab.broker)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,6 @@ from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker(tmp_path / "mqks.db") as broker:
-        yield broker
-
-
 def client(broker: Broker) -> LineClient:
     return LineClient(("127.0.0.1", broker.port))
 
@@ -41,15 +34,9 @@ def ok(client: LineClient, request: bytes) -> bytes:
     return answer.removeprefix(b"r ok ")
 
 
-# ------------------------------------------------------------------------------------ sharing
-
-
-# --------------------------------------------------------------------------------------- time
-
-
-def test_nothing_comes_early(broker: Broker) -> None:
+def test_nothing_comes_early(mqks_broker: Broker) -> None:
     """The server's clocks are those of this process."""
-    with client(broker) as publisher, client(broker) as consumer:
+    with client(mqks_broker) as publisher, client(mqks_broker) as consumer:
         consumer.send(b"c consume --confirm q e --manual-ack\n")
         assert consumer.line() == b"c ok "
 
@@ -95,25 +82,6 @@ def world() -> BareWorld:
     return world
 
 
-def test_a_touch_begins_the_ack_timeout_anew(world: BareWorld) -> None:
-    assert told(world, b"s set_queue q --ack-timeout=10") == []
-    assert told(world, b"m1 publish e a\nm2 publish e b\nm3 publish e c") == []
-    assert len(lines(world, "alice")) == 3
-
-    world.advance(6)
-    assert told(world, b"t touch c m2") == []
-    world.advance(4)
-    assert lines(world, "alice") == [b"c ok m1 event=e,retry=1 a", b"c ok m3 event=e,retry=1 c"]
-    world.advance(5)
-    assert lines(world, "alice") == []
-    assert told(world, b"t touch c --all") == []
-    world.advance(9)
-    assert lines(world, "alice") == []
-    assert told(world, b"a ack c m3") == []
-    world.advance(1)
-    assert lines(world, "alice") == [b"c ok m1 event=e,retry=2 a", b"c ok m2 event=e,retry=1 b"]
-
-
 def test_an_ack_timeout_brings_back_what_comes_first(world: BareWorld) -> None:
     """Not what stands behind it, although there is room for that first."""
     told(world, b"d delete_consumer c\ns set_queue q --ack-timeout=10")
@@ -122,15 +90,6 @@ def test_an_ack_timeout_brings_back_what_comes_first(world: BareWorld) -> None:
     assert lines(world, "alice") == [b"c ok m1 event=e a"]
     world.advance(10)
     assert lines(world, "alice") == [b"c ok m1 event=e,retry=1 a"]
-
-
-def test_of_several_under_one_id_the_late_one_goes_back(world: BareWorld) -> None:
-    told(world, b"m publish e first")
-    told(world, b"s set_queue q --ack-timeout=10")
-    told(world, b"m publish e second")
-    assert len(lines(world, "alice")) == 2
-    world.advance(10)
-    assert lines(world, "alice") == [b"c ok m event=e,retry=1 second"]
 
 
 @pytest.mark.parametrize("ttl", [b"x set_queue q --ttl=10", b""], ids=["queue", "message"])
@@ -184,29 +143,6 @@ def test_losses_after_the_first_back_off_in_the_same_way(world: BareWorld) -> No
         ]
 
 
-def test_what_is_not_acked_in_time_again_and_again_backs_off(world: BareWorld) -> None:
-    told(world, b"s set_queue q --ack-timeout=10 --backoff=100")
-    told(world, b"m1 publish e a")
-    assert lines(world, "alice") == [b"c ok m1 event=e a"]
-    world.advance(10.1)
-    assert lines(world, "alice") == [b"c ok m1 event=e,retry=1 a"]
-    world.advance(10.1)
-    world.advance(89.8)
-    assert lines(world, "alice") == []
-    world.advance(20.3)
-    assert lines(world, "alice") == [b"c ok m1 event=e,retry=2 a"]
-
-
-def test_the_backoff_of_the_queue_goes_before_that_of_the_consumer(world: BareWorld) -> None:
-    told(world, b"s set_queue q --backoff=1")
-    told(world, b"m1 publish e a")
-    for losses in range(1, 3):
-        world.disconnect("alice")
-        world.send("alice", b"c consume q --manual-ack --backoff=600\n")
-        world.advance(1.2)
-        assert lines(world, "alice") == [b"c ok m1 event=e,retry=%d a" % losses]
-
-
 def test_what_failed_together_does_not_come_back_together(world: BareWorld) -> None:
     count = 200
     told(world, b"s set_queue q --backoff=100")
@@ -237,14 +173,8 @@ def test_what_was_promoted_leaves_nothing_behind(world: BareWorld) -> None:
     assert not times.delays.is_untidy
 
 
-# ------------------------------------------------------------------------------------- looking
-
-
-# ------------------------------------------------------------------------------------- letters
-
-
-def test_a_letter_tells_when_it_was_published_and_when_it_died(broker: Broker) -> None:
-    with client(broker) as some:
+def test_a_letter_tells_when_it_was_published_and_when_it_died(mqks_broker: Broker) -> None:
+    with client(mqks_broker) as some:
         ok(some, b"set_queue q --retries=2 --dead-letters=dead")
         ok(some, b"subscribe q e")
         before_s = time.time()
@@ -263,9 +193,6 @@ def test_a_letter_tells_when_it_was_published_and_when_it_died(broker: Broker) -
         assert found, letter
         assert before_s - 0.001 <= float(found[1]) <= published_s
         assert rejected_s - 0.001 <= float(found[2]) <= died_s
-
-
-# --------------------------------------------------------------------------------- permissions
 
 
 def test_who_may_consume_one_queue_redrives_only_what_died_there() -> None:

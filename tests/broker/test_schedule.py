@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mqks.broker.spine.base.budget import Budget
 from mqks.broker.spine.base.schedule import RINGS_MAX, WALL_LOOK_S, Alarm, Schedule
 from mqks.broker.spine.base.turns import Turns
+from tests.kit.marks import slow
 from tests.kit.memory import allocated
 
 MILLION = 1_000_000
@@ -87,7 +88,7 @@ def test_a_point_of_time_is_met_by_the_wall_clock() -> None:
     assert clocks.schedule.next_s() is None
 
 
-@pytest.mark.parametrize("count", [100_000, pytest.param(MILLION, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20_000, *slow(MILLION)])
 def test_what_entries_take_in_memory(count: int) -> None:
     clocks = Clocks()
     act = clocks.act

@@ -30,7 +30,7 @@ def test_what_is_found_is_what_is_scheduled_with_the_id() -> None:
     chance, world = random.Random(5), BareWorld()
     ask(world, b"s subscribe q e")
     scheduled: dict[int, list[int]] = {}
-    for step in range(1500):
+    for step in range(600):
         number, due_s = chance.randrange(40), chance.randrange(1, 4000)
         match chance.randrange(4):
             case 0 | 1:

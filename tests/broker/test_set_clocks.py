@@ -6,73 +6,63 @@ from tests.kit.lab import Lab
 
 HOUR_S = 3600
 SECOND_US = 1_000_000
-SETTLED = b"c consume q e --manual-ack"
-TIMERS: dict[str, tuple[list[bytes], list[bytes]]] = {
-    # What is asked for before the clock is set, and after.
-    "a delay": ([b"s subscribe q e", b"m publish --delay=2 e x"], []),
-    "a TTL": ([b"s subscribe q e", b"m publish --ttl=2 e x"], []),
-    "a TTL after a delay": ([b"s subscribe q e", b"m publish --delay=1 --ttl=2 e x"], []),
-    "that of the queue": ([b"s set_queue q --ttl=2", b"s subscribe q e", b"m publish e x"], []),
-    "and after a delay": (
-        [b"s set_queue q --ttl=2", b"s subscribe q e", b"m publish --delay=1 e x"],
-        [],
-    ),
+SETTLED = "c consume q e --manual-ack"
+TIMERS = {
+    # What is asked for before the clock is set, and after " then ".
+    "a delay": "s subscribe q e, m publish --delay=2 e x",
+    "a TTL": "s subscribe q e, m publish --ttl=2 e x",
+    "a TTL after a delay": "s subscribe q e, m publish --delay=1 --ttl=2 e x",
+    "that of the queue": "s set_queue q --ttl=2, s subscribe q e, m publish e x",
+    "and after a delay": "s set_queue q --ttl=2, s subscribe q e, m publish --delay=1 e x",
     "a TTL and a reject": (
-        [SETTLED, b"m publish --ttl=2 e x"],
-        [b"r reject c m", b"d delete_consumer c"],
+        f"{SETTLED}, m publish --ttl=2 e x then r reject c m, d delete_consumer c"
     ),
     "a TTL and a release": (
-        [SETTLED, b"m publish --ttl=2 e x"],
-        [b"r release c m", b"d delete_consumer c"],
+        f"{SETTLED}, m publish --ttl=2 e x then r release c m, d delete_consumer c"
     ),
     "a TTL and a delayed reject": (
-        [SETTLED, b"m publish --ttl=3 e x", b"r reject --delay=1 c m", b"d delete_consumer c"],
-        [],
+        f"{SETTLED}, m publish --ttl=3 e x, r reject --delay=1 c m, d delete_consumer c"
     ),
     "that of the queue and a delayed reject": (
-        [
-            *(b"s set_queue q --ttl=3", SETTLED, b"m publish e x"),
-            *(b"r reject --delay=1 c m", b"d delete_consumer c"),
-        ],
-        [],
+        f"s set_queue q --ttl=3, {SETTLED}, m publish e x, r reject --delay=1 c m, "
+        "d delete_consumer c"
     ),
     "that of the queue and two rejects": (
-        [b"s set_queue q --ttl=2", SETTLED, b"m publish e x", b"r reject c m"],
-        [b"r reject c m", b"d delete_consumer c"],
+        f"s set_queue q --ttl=2, {SETTLED}, m publish e x, "
+        "r reject c m then r reject c m, d delete_consumer c"
     ),
     "a TTL and a delayed release": (
-        [SETTLED, b"m publish --ttl=3 e x", b"r release --delay=1 c m", b"d delete_consumer c"],
-        [],
+        f"{SETTLED}, m publish --ttl=3 e x, r release --delay=1 c m, d delete_consumer c"
     ),
-    "a TTL and a move": (
-        [b"s subscribe q e", b"s subscribe z f", b"m publish --ttl=2 e x"],
-        [b"v move q z"],
-    ),
+    "a TTL and a move": "s subscribe q e, s subscribe z f, m publish --ttl=2 e x then v move q z",
     "a backoff": (
-        [
-            *(b"s set_queue q --backoff=2,10", SETTLED, b"m publish e x"),
-            *(b"r reject c m", b"d delete_consumer c"),
-        ],
-        [],
+        f"s set_queue q --backoff=2,10, {SETTLED}, m publish e x, r reject c m, d delete_consumer c"
     ),
-    "a lease": ([b"s subscribe q e", b"m publish e x", b"r receive q --lease=2"], []),
-    "a lease and a TTL": (
-        [b"s subscribe q e", b"m publish --ttl=3 e x", b"r receive q --lease=1"],
-        [],
+    "a lease": "s subscribe q e, m publish e x, r receive q --lease=2",
+    "a lease and a TTL": "s subscribe q e, m publish --ttl=3 e x, r receive q --lease=1",
+    "an ack timeout": f"{SETTLED} --ack-timeout=2 --prefetch=1, m publish e x",
+    "a receive that waits": "s subscribe q e, r receive q --wait=2 --lease=5",
+    "a pause": "s subscribe q e, m publish e x, p pause q --for=2, c consume q --manual-ack",
+    "a publish that waits, and a delay behind it": (
+        "s subscribe q e, p pause q --publishes=wait --for=2, m publish --confirm e x, "
+        "n publish --delay=1 e x"
     ),
-    "an ack timeout": ([SETTLED + b" --ack-timeout=2 --prefetch=1", b"m publish e x"], []),
-    "a receive that waits": ([b"s subscribe q e", b"r receive q --wait=2 --lease=5"], []),
-    "a delete rule": ([b"s subscribe q e", b"d delete_queue q --when-unused=2"], []),
+    "a breaker": (
+        f"s set_queue q --breaker=1,2, {SETTLED} --prefetch=1, m publish e x, n publish e x, "
+        "r reject c m"
+    ),
+    "a delete rule": "s subscribe q e, d delete_queue q --when-unused=2",
 }
 
 
-def told(before: list[bytes], after: list[bytes], set_s: int) -> list[object]:
+def told(timer: str, set_s: int) -> list[object]:
     """What clients are told, and how many messages there are, in each tenth of a second."""
+    before, _, after = timer.encode().partition(b" then ")
     lab = Lab(1 << 24)
-    lab.do("a", *before)
+    lab.do("a", *before.split(b", "))
     lab.wall_ahead_us += set_s * SECOND_US
     lab.wait(0.5)
-    lab.do("a", *after)
+    lab.do("a", *filter(None, after.split(b", ")))
     states = list[object]()
     for _ in range(40):
         counts = {n: (q.ready, q.scheduled, q.unacked) for n, q in lab.broker.queues.items()}
@@ -82,12 +72,12 @@ def told(before: list[bytes], after: list[bytes], set_s: int) -> list[object]:
     return states
 
 
-@pytest.mark.parametrize("timer", TIMERS)
+@pytest.mark.parametrize("timer", TIMERS.values(), ids=TIMERS)
 def test_timers_take_no_notice(timer: str) -> None:
-    right = told(*TIMERS[timer], 0)
+    right = told(timer, 0)
     assert b" error " not in repr(right).encode()
     assert right[0] != right[-1], "it has no effect"
-    assert told(*TIMERS[timer], HOUR_S) == told(*TIMERS[timer], -HOUR_S) == right
+    assert told(timer, HOUR_S) == told(timer, -HOUR_S) == right
 
 
 @pytest.mark.parametrize("wait", [b"publish --delay=10", b"publish --at=1790001010"])

@@ -13,7 +13,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +155,14 @@ def shell(url: str, directory: Path, name: str) -> Iterator[None]:
         process.wait()
 
 
+@pytest.mark.slow
 def test_shells_share(mqks_broker_process: BrokerProcess, tmp_path: Path) -> None:
     url, jobs = mqks_broker_process.url, 40
-    done = partial(lines, tmp_path)
+
+    def done(name: str) -> list[str]:
+        path = tmp_path / name
+        return path.read_text().splitlines() if path.exists() else []
+
     with blocking.connect(url) as client:
         client.subscribe("q", ["e"])
         client.publish_many(("e", n) for n in range(jobs))
@@ -171,8 +175,3 @@ def test_shells_share(mqks_broker_process: BrokerProcess, tmp_path: Path) -> Non
     assert sorted(map(int, done("A") + done("B"))) == [*range(jobs)]
     # How fast each shell is depends on the machine.
     assert min(len(done("A")), len(done("B"))) >= jobs // 8
-
-
-def lines(directory: Path, name: str) -> list[str]:
-    path = directory / name
-    return path.read_text().splitlines() if path.exists() else []

@@ -129,12 +129,8 @@ async def test_clients_show_messages(connect: Any, mqks_broker: Broker) -> None:
             await client.publish("other", "2", confirm=True)
             await client.publish("hello", "3", confirm=True)
             first = await tail.receive(WAIT_S)
-            assert (first.id, first.event, first.data, first.meta) == (
-                "m1",
-                "order.new",
-                b"1",
-                {"k": "v"},
-            )
+            assert (first.id, first.event) == ("m1", "order.new")
+            assert (first.data, first.meta) == (b"1", {"k": "v"})
             assert (await tail.receive(WAIT_S)).text == "3"
             assert (await of_queue.receive(WAIT_S)).id == "m1"
             with pytest.raises(TimeoutError):
@@ -191,7 +187,7 @@ async def test_a_client_that_does_not_read_is_told_how_many_it_missed(
         assert sum(told) == tail.dropped
 
 
-def test_users_see_what_they_might_consume_or_bind(tmp_path: Path) -> None:
+def test_users_see_what_they_might_consume_or_bind() -> None:
     world = bare()
     world.send("k", b"s subscribe mine a.x\ns subscribe theirs b.x\n")
     connection = world.connection("t")
@@ -214,6 +210,7 @@ def test_users_see_what_they_might_consume_or_bind(tmp_path: Path) -> None:
         assert world.received("t").startswith(b"u error ")
 
 
+@pytest.mark.slow
 def test_the_command_shows_a_queue_or_events(server: ServerProcess, tmp_path: Path) -> None:
     with blocking.connect(server.url) as client:
         shell = Console(tmp_path, server.url)
@@ -235,12 +232,8 @@ def test_the_command_shows_a_queue_or_events(server: ServerProcess, tmp_path: Pa
             until(both_have_shown_it)
             assert of_queue.communicate() == (b"order.new a  b\n", b"")
             assert of_queue.returncode == 0
-            assert json.loads(shown.readline()) == {
-                "id": "m1",
-                "event": "order.new",
-                "meta": {"k": "v"},
-                "data": "a  b",
-            }
+            row = {"id": "m1", "event": "order.new", "meta": {"k": "v"}, "data": "a  b"}
+            assert json.loads(shown.readline()) == row
             of_events.send_signal(signal.SIGINT)
             assert of_events.wait(WAIT_S) == 130
         assert shell("tail")[0] == 64

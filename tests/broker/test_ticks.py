@@ -13,6 +13,7 @@ from mqks.server.cron import next_tick
 from tests.kit.bare import BareWorld, ask, bare
 
 SECOND_US = 1_000_000
+STEPS = "commit", "take", "land", "fail", "fill", "make_room", "crash", "late"
 
 
 def due(world: BareWorld) -> None:
@@ -39,9 +40,7 @@ def test_a_tick_and_the_next_time_are_in_one_commit(seed: int) -> None:
     for _ in range(100):
         world.now_us += SECOND_US
         due(world)
-        match chance.choice(
-            ["commit", "take", "land", "fail", "fill", "make_room", "crash", "late"]
-        ):
+        match chance.choice(STEPS):
             case "late":
                 world.now_us += chance.randrange(30) * SECOND_US
             case "crash":
@@ -215,13 +214,25 @@ class Repeated:
         self.world.hear()
         assert b" error " not in self.world.received("k")
 
-    def add(self) -> None:
-        self.ask(self.line + b" publish e x")
-
-    def restart(self) -> None:
-        self.world.crash()
-        self.world.broker.start_timers()
-        self.work()
+    def take(self, step: str) -> None:
+        """What is asked for, or the time until which it goes on."""
+        match step:
+            case "add":
+                self.ask(self.line + b" publish e x")
+            case "pause" | "resume":
+                self.ask(b"t schedule daily --" + step.encode())
+            case "fill":
+                self.ask(b"m publish e x")
+            case "purge":
+                self.ask(b"p purge q")
+            case "down":
+                self.world.now_us += 2460 * SECOND_US
+            case "restart":
+                self.world.crash()
+                self.world.broker.start_timers()
+                self.work()
+            case at:
+                self.go_on(at)
 
     def ticks(self) -> list[str]:
         """When those that were published were due, and the next one is."""
@@ -230,73 +241,40 @@ class Repeated:
         return [f"{datetime.fromtimestamp(s, UTC):%dT%H:%M}" for s in (*published, next_s)]
 
 
-def test_a_schedule_is_added_in_the_repeated_hour() -> None:
-    each = Repeated("01:10")
-    each.add()
-    each.go_on("01:50")
-    assert each.ticks() == ["26T01:30"]
+@pytest.mark.parametrize(
+    ("steps", "ticks"),
+    [
+        ("01:10 add 01:50", "26T01:30"),
+        ("24T12:00 add pause 01:10 resume 01:50", "26T01:30"),
+        ("00:10 add 00:30", "25T00:30 26T01:30"),
+        ("00:10 add 00:30 00:40", "25T00:30 26T01:30"),
+        ("00:10 add 00:30 00:40 01:10", "25T00:30 26T01:30"),
+        ("00:10 add 00:30 00:40 01:10 01:30 01:40", "25T00:30 26T01:30"),
+        # To ten past one while it is down.
+        ("24T12:00 add 00:29 down restart 01:30 restart", "26T01:30"),
+        ("24T12:00 one add 00:29 down restart 01:30 restart", "25T00:30 26T01:30"),
+        # The clock is set back.
+        ("00:10 add 00:30 26T01:30", "25T00:30 26T01:30 27T01:30"),
+        ("00:10 add 00:30 26T01:30 01:10 restart 01:40", "25T00:30 26T01:30 26T01:30"),
+        # It becomes possible in that hour.
+        ("00:10 full add fill 00:30 01:10 purge 01:12", "26T01:30"),
+        ("00:10 one full add fill 00:30 01:10 purge 01:12", "25T00:30 26T01:30"),
+    ],
+)
+def test_ticks_about_a_repeated_hour(steps: str, ticks: str) -> None:
+    """`one`: a missed tick is made up for; `full`: the queue takes one message."""
+    at, *others = steps.split()
+    missed, most = b"one" if "one" in others else b"skip", 1 if "full" in others else 1000
+    each = Repeated(at, missed, queue_messages_max=most)
+    for step in others:
+        if step not in ("one", "full"):
+            each.take(step)
+    assert each.ticks() == ticks.split()
 
 
-def test_a_schedule_is_resumed_in_the_repeated_hour() -> None:
-    each = Repeated("24T12:00")
-    each.add()
-    each.ask(b"t schedule daily --pause")
-    each.go_on("01:10")
-    each.ask(b"t schedule daily --resume")
-    each.go_on("01:50")
-    assert each.ticks() == ["26T01:30"]
-
-
-def test_a_schedule_goes_on_in_the_repeated_hour() -> None:
-    each = Repeated("00:10")
-    each.add()
-    for at in ("00:30", "00:40", "01:10", "01:30", "01:40"):
-        each.go_on(at)
-        assert each.ticks() == ["25T00:30", "26T01:30"]
-
-
-@pytest.mark.parametrize(("missed", "ticks"), [(b"skip", []), (b"one", ["25T00:30"])])
-def test_a_restart_in_the_repeated_hour(missed: bytes, ticks: list[str]) -> None:
-    each = Repeated("24T12:00", missed)
-    each.add()
-    each.go_on("00:29")
-    each.world.now_us += 2460 * SECOND_US  # To ten past one, while it is down.
-    each.restart()
-    each.go_on("01:30")
-    each.restart()
-    assert each.ticks() == [*ticks, "26T01:30"]
-
-
-def test_the_clock_is_set_back_into_the_repeated_hour() -> None:
-    each = Repeated("00:10")
-    each.add()
-    each.go_on("00:30")
-    each.go_on("26T01:30")
-    assert each.ticks() == ["25T00:30", "26T01:30", "27T01:30"]
-    each.go_on("01:10")
-    each.restart()
-    each.go_on("01:40")
-    assert each.ticks() == ["25T00:30", "26T01:30", "26T01:30"]
-
-
-@pytest.mark.parametrize(("missed", "ticks"), [(b"skip", []), (b"one", ["25T00:30"])])
-def test_a_tick_becomes_possible_in_the_repeated_hour(missed: bytes, ticks: list[str]) -> None:
-    each = Repeated("00:10", missed, queue_messages_max=1)
-    each.add()
-    each.ask(b"m publish e x")
-    each.go_on("00:30")
-    assert each.world.broker.schedules.errors
-    each.go_on("01:10")
-    each.ask(b"p purge q")
-    each.go_on("01:12")
-    assert each.ticks() == [*ticks, "26T01:30"]
-
-
-def test_a_tick_that_is_not_later_does_not_flood_its_queue(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_tick_that_is_not_later_does_not_flood_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     each, repeated = Repeated("00:10"), list[str]()
-    each.add()
+    each.take("add")
     monkeypatch.setattr(each.world.broker.notices, "timer_repeats", repeated.append)
     wrong_us = each.world.now_us + 1200 * SECOND_US
     monkeypatch.setattr(each.world.broker.schedules, "_next_tick", lambda *_: wrong_us)
@@ -309,7 +287,3 @@ def test_a_tick_that_is_not_later_does_not_flood_its_queue(
     assert len(on_disk(each.world)[0]) == before + 3
     assert {*repeated} == {"schedule 'daily'"}
     assert json.loads(ask(each.world, b"s stats")[5:])["timer_repeats"] == len(repeated) > 3
-
-
-def _rest(answer: bytes) -> bytes:
-    return answer.partition(b" ok ")[2]

@@ -153,9 +153,6 @@ def test_it_is_told_once_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert world.broker.limits_reached["unacked_bytes_max"] == 3
 
 
-# -- a real server
-
-
 def fill(client: LineClient, numbers: range, data: bytes = DATA) -> None:
     for number in numbers:
         client.send(b"m%d publish e %b\n" % (number, data))
@@ -200,10 +197,7 @@ def test_those_who_never_ack_keep_nobody_from_working(tmp_path: Path) -> None:
 def test_more_unacked_than_the_bound_after_a_crash(tmp_path: Path) -> None:
     """Every second one was acked. What is left comes in its order, before what came later."""
     count, data = 1000, b"x" * 10_000
-    with (
-        served(tmp_path / "mqks.db") as (server, client),
-        LineClient(server.address) as publisher,
-    ):
+    with served(tmp_path / "mqks.db") as (server, client), LineClient(server.address) as publisher:
         assert client.ask(b"c consume --confirm q e --manual-ack") == b"c ok "
         fill(publisher, range(count), data)
         for number in range(count):
@@ -285,27 +279,23 @@ def spilled(tmp_path: Path) -> Iterator[LineClient]:
 BACK = [b"c ok m%d event=e,retry=1 x" % number for number in (1, 3, 4, 5)]
 
 
-def test_what_came_back_goes_before_what_is_in_memory(spilled: LineClient) -> None:
-    spilled.send(b"m6 publish e x\nc consume q\nm7 publish e x\n")
-    later = [b"c ok m%d event=e x" % number for number in (6, 7)]
-    assert [spilled.line() for _ in range(6)] == BACK + later
-
-
-def test_what_is_published_while_it_is_read_waits(spilled: LineClient) -> None:
-    spilled.send(b"c consume q\nm6 publish e x\n")
-    assert [spilled.line() for _ in range(5)] == [*BACK, b"c ok m6 event=e x"]
-
-
-def test_a_trim_goes_through_what_came_back(spilled: LineClient) -> None:
-    assert spilled.ask(b"t trim --confirm q 4") == b"t ok 2"
-    spilled.send(b"c consume q\n")
-    assert [spilled.line() for _ in range(2)] == BACK[2:]
+@pytest.mark.parametrize(
+    ("lines", "left", "later"),
+    [
+        (b"m6 publish e x\nc consume q\nm7 publish e x\n", BACK, [6, 7]),
+        (b"c consume q\nm6 publish e x\n", BACK, [6]),
+        (b"t trim q 4\nc consume q\n", BACK[2:], []),
+        (b"c consume q --manual-ack\nt trim q 4\nm6 publish e x\n", BACK[2:], [6]),
+    ],
+    ids=["before memory", "published while it is read", "trimmed", "the trim overtakes the page"],
+)
+def test_what_came_back_is_read_from_disk_first(
+    spilled: LineClient, lines: bytes, left: list[bytes], later: list[int]
+) -> None:
+    spilled.send(lines)
+    expected = [*left, *(b"c ok m%d event=e x" % number for number in later)]
+    assert [spilled.line() for _ in expected] == expected
     assert spilled.ask(b"t purge --confirm q") == b"t ok 0"
-
-
-def test_a_trim_overtakes_the_page(spilled: LineClient) -> None:
-    spilled.send(b"c consume q --manual-ack\nt trim q 4\nm6 publish e x\n")
-    assert [spilled.line() for _ in range(3)] == [*BACK[2:], b"c ok m6 event=e x"]
 
 
 def test_the_oldest_of_what_came_back_goes_first_wherever_it_is(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from mqks.protocol.meta import split_dead_letter
 from mqks.protocol.replies import parts
 from tests.kit.compiled import patches_modules
 from tests.kit.lab import Lab
+from tests.kit.marks import slow
 
 
 def lab_with(policy: bytes, memory_bytes: int = 0) -> Lab:
@@ -38,25 +39,6 @@ def test_more_than_one_step_of_messages_expire_at_once(
     assert ready(lab) == {b"q": 0, **({b"d": 3000} if dead_letters else {})}
 
 
-def test_the_ttl_of_a_queue_counts_from_when_a_delayed_message_is_due() -> None:
-    lab = lab_with(b"--ttl=5")
-    lab.do("a", b"m0 publish e x", b"m1 publish --delay=3 e x")
-    lab.wait(3)
-    lab.wait(3)
-    assert ready(lab) == {b"q": 1}
-    lab.wait(2.1)
-    assert lab.lines(b"q") == []
-
-
-def test_a_time_of_a_message_that_was_acked_holds_nothing_up() -> None:
-    lab = lab_with(b"")
-    lab.send("b", b"c consume q --manual-ack --prefetch=1")
-    lab.do("a", b"m1 publish --ttl=1 e x", b"k ack c m1", b"m2 publish e x", b"m3 publish e x")
-    lab.tick(2)
-    lab.do("a", b"k ack c m2")
-    assert lab.replies[-1] == b"c ok m3 event=e x"
-
-
 @pytest.mark.parametrize("flag", [b"--delay=2", b"--at=1790001002"])
 def test_lengths_of_scheduled_messages_never_fall_below_zero(flag: bytes) -> None:
     lab = lab_with(b"--bytes-max=100")
@@ -66,36 +48,6 @@ def test_lengths_of_scheduled_messages_never_fall_below_zero(flag: bytes) -> Non
     lab.check()
     lab.wait(3)
     lab.check()
-
-
-def test_what_moved_away_leaves_no_bytes_behind() -> None:
-    lab = lab_with(b"--bytes-max=60")
-    lab.do("a", b"m0 publish e x", *(b"m%d publish --delay=2 e x" % n for n in range(1, 5)))
-    lab.do("a", b"x move q r")
-    lab.check()
-    lab.do("a", b"m5 publish e %b" % (b"x" * 40))
-    assert lab.lines(b"r") == [b"m0 event=e x"]
-
-
-def test_what_comes_back_dies_in_time_without_a_consumer() -> None:
-    lab = lab_with(b"--ttl=3")
-    lab.send("a", b"m0 publish e x", b"m1 publish --ttl=1 e x")
-    lab.do("b", b"c consume q --manual-ack")
-    lab.do("a", b"x delete_consumer c")
-    lab.wait(1.1)
-    assert lab.lines(b"q") == [b"m0 event=e x"]
-    lab.wait(2)
-    assert lab.lines(b"q") == []
-
-
-def test_scheduled_messages_and_those_that_come_back_push_out_the_oldest() -> None:
-    lab = lab_with(b"--messages-max=2 --overflow=drop")
-    lab.send("b", b"c consume q --manual-ack")
-    lab.do("a", *(b"m%d publish e x" % number for number in range(4)))
-    lab.do("a", b"x delete_consumer c")
-    assert lab.lines(b"q") == [b"m2 event=e x", b"m3 event=e x"]
-    lab.do("a", b"m4 publish --delay=9 e x")
-    assert [line.split(b" ")[0] for line in lab.lines(b"q")] == [b"m3", b"m4"]
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 24])
@@ -168,7 +120,7 @@ def test_what_is_due_in_memory_waits_for_what_was_due_before_on_disk(flag: bytes
 
 
 @patches_modules
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(10), *slow(*range(10, 30))])
 def test_messages_join_in_the_order_of_their_times(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +166,7 @@ def test_one_that_is_due_sooner_waits_for_none_of_very_many(
 
 
 @patches_modules
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(10), *slow(*range(10, 30))])
 def test_what_depends_on_the_wall_clock_follows_it(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +248,13 @@ def test_very_many_follow_the_wall_clock_in_steps() -> None:
 LONG = b"x" * 400_000
 
 
+def lab_of_long(count: int, flag: bytes = b"") -> Lab:
+    lab = lab_with(b"")
+    for number in range(count):
+        lab.do("a", b"m%d publish %be %b" % (number, flag, LONG))
+    return lab
+
+
 def fetched_bytes(lab: Lab) -> int:
     return sum(len(line) for _, lines in lab.fetched for line in lines.values())
 
@@ -334,9 +293,7 @@ def rest_in_little_memory(lab: Lab, bytes_max: int = 4 * STEP_BYTES) -> None:
 
 
 def test_long_messages_that_are_due_together_take_little_memory() -> None:
-    lab = lab_with(b"")
-    for number in range(150):
-        lab.do("a", b"m%d publish --delay=60 e %b" % (number, LONG))
+    lab = lab_of_long(150, b"--delay=60 ")
     lab.tick(59)
     rest_in_little_memory(lab, NEAR_BYTES_MAX + STEP_BYTES)
     lab.tick(1)
@@ -349,9 +306,7 @@ def test_long_messages_that_are_due_together_take_little_memory() -> None:
     "line", [b"move q r", b"set_queue q --dead-letters=r --messages-max=1 --overflow=drop"]
 )
 def test_long_messages_that_move_take_little_memory(line: bytes) -> None:
-    lab = lab_with(b"")
-    for number in range(60):
-        lab.do("a", b"m%d publish e %b" % (number, LONG))
+    lab = lab_of_long(60)
     lab.send("a", b"k " + line)
     rest_in_little_memory(lab)
     lab.check()
@@ -382,9 +337,7 @@ def test_a_clock_that_is_set_back_before_a_commit_loses_no_body() -> None:
 
 
 def test_nothing_more_moves_to_a_full_disk() -> None:
-    lab = lab_with(b"")
-    for number in range(60):
-        lab.do("a", b"m%d publish e %b" % (number, LONG))
+    lab = lab_of_long(60)
     lab.send("a", b"k move --confirm q r")
     lab.read()
     lab.answer()

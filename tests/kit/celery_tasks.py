@@ -1,4 +1,7 @@
-"""The tasks of the workers that tests start: `celery -A tests.kit.celery_tasks worker`."""
+"""The tasks of the workers that tests start: `celery -A tests.kit.celery_tasks worker`.
+
+None is shared: each test has the module, and its app, anew.
+"""
 
 import os
 import signal
@@ -27,31 +30,31 @@ if authority := os.environ.get("BROKER_CA"):
     app.conf.broker_use_ssl = {"ca_certs": authority}
 
 
-@app.task  # type: ignore[untyped-decorator]
+@app.task(shared=False)  # type: ignore[untyped-decorator]
 def add(a: int, b: int) -> int:
     return a + b
 
 
-@app.task  # type: ignore[untyped-decorator]
+@app.task(shared=False)  # type: ignore[untyped-decorator]
 def total(numbers: list[int]) -> int:
     return sum(numbers)
 
 
-@app.task  # type: ignore[untyped-decorator]
+@app.task(shared=False)  # type: ignore[untyped-decorator]
 def note(path: str, what: str) -> None:
     """Its effect is a line of a file."""
     with open(path, "a") as file:
         file.write(f"{what}\n")
 
 
-@app.task  # type: ignore[untyped-decorator]
+@app.task(shared=False)  # type: ignore[untyped-decorator]
 def sleep(seconds: float, path: str) -> None:
     note(path, "begun")
     time.sleep(seconds)
     note(path, "done")
 
 
-@app.task  # type: ignore[untyped-decorator]
+@app.task(shared=False)  # type: ignore[untyped-decorator]
 def hold(path: str, gate: str) -> None:
     """Until there is a file."""
     note(path, "begun")
@@ -60,7 +63,7 @@ def hold(path: str, gate: str) -> None:
     note(path, "done")
 
 
-@app.task(soft_time_limit=1)  # type: ignore[untyped-decorator]
+@app.task(shared=False, soft_time_limit=1)  # type: ignore[untyped-decorator]
 def softly(path: str) -> str:
     try:
         time.sleep(600)
@@ -70,12 +73,17 @@ def softly(path: str) -> str:
     return "too late"
 
 
-@app.task(time_limit=1, acks_late=False)  # type: ignore[untyped-decorator]
+@app.task(shared=False, time_limit=1, acks_late=False)  # type: ignore[untyped-decorator]
 def hardly() -> None:
     time.sleep(600)
 
 
-@app.task  # type: ignore[untyped-decorator]
+@app.task(shared=False, rate_limit="3/m")  # type: ignore[untyped-decorator]
+def rated(path: str) -> None:
+    note(path, str(time.time()))
+
+
+@app.task(shared=False)  # type: ignore[untyped-decorator]
 def die_once(path: str) -> None:
     """Its process, of those of the pool."""
     first = not Path(path).exists()
@@ -83,8 +91,3 @@ def die_once(path: str) -> None:
     if first:
         os.kill(os.getpid(), signal.SIGKILL)
     note(path, "done")
-
-
-@app.task(rate_limit="3/m")  # type: ignore[untyped-decorator]
-def rated(path: str) -> None:
-    note(path, str(time.time()))

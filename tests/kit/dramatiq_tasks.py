@@ -9,7 +9,7 @@ import dramatiq
 from mqks.dramatiq import MqksBroker
 from tests.kit import task_notes
 
-broker = MqksBroker(os.environ["BROKER"])
+broker = MqksBroker(os.environ["MQKS_URL"])
 dramatiq.set_broker(broker)
 
 

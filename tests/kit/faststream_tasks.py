@@ -29,7 +29,7 @@ async def hold(path: str, gate: str) -> None:
         file.write("done\n")
 
 
-@broker.subscriber("die", policy={"losses": 3, "dead_letter_queue": "dead"})
+@broker.subscriber("die", policy={"losses": 4, "dead_letter_queue": "dead"})
 async def die() -> None:
     os._exit(1)
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mqks.settings import DatabaseUrl
 from mqks.testing import Broker
 from tests.kit.line_client import LineClient
 from tests.kit.proxy import Proxy
@@ -16,14 +18,31 @@ from tests.kit.skins import SKINS
 
 @contextmanager
 def served(
-    db: Path | str, *flags: str, environment: Mapping[str, str] | None = None
+    db: Path | str,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    module: str = "mqks",
 ) -> Iterator[tuple[ServerProcess, LineClient]]:
     """By a server that is killed at the end, one client."""
     with (
-        ServerProcess(db, *flags, environment=environment) as server,
+        ServerProcess(db, *flags, environment=environment, module=module) as server,
         LineClient(server.address) as client,
     ):
         yield server, client
+
+
+watchful = partial(served, module="tests.kit.watchful")
+"""The same by a server that looks at its files, and for room on a full disk, at once."""
+
+
+@contextmanager
+def client_here(db: Path | DatabaseUrl, **settings: Any) -> Iterator[LineClient]:
+    """Of a server in this process."""
+    with (
+        Broker(db, **{"db_replication": "none"} | settings) as broker,
+        LineClient(("127.0.0.1", broker.port)) as client,
+    ):
+        yield client
 
 
 @pytest.fixture
@@ -48,14 +67,3 @@ def connect(request: pytest.FixtureRequest) -> Any:
 def proxy(mqks_broker: Broker) -> Iterator[Proxy]:
     with Proxy(mqks_broker.port) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def layout_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The catalog `layout` of Iceberg, in a database."""
-    from pyiceberg.utils.config import Config  # here, since others need no pyiceberg
-
-    told = {"URI": f"sqlite:///{tmp_path}/catalog.db", "WAREHOUSE": f"file://{tmp_path}/files"}
-    for name, value in told.items():
-        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAYOUT__{name}", value)
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # Else as at the import.

@@ -19,7 +19,7 @@ from huey import signals
 from mqks.huey import MqksHuey
 from tests.kit import task_notes
 
-huey: Any = MqksHuey("shop", policy={"losses": 4, "dead_letter_queue": "shop.dead"})
+huey: Any = MqksHuey("shop", policy={"losses": 4, "dead_letter_queue": "dead"})
 
 
 @huey.task(retries=3, retry_delay=0.01)

@@ -4,6 +4,7 @@ come late or not at all, a full disk, crashes.
 The one rule: whatever the order of steps, each durable message is in exactly one place.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -61,6 +62,23 @@ class Lab(Played):
     def wait(self, seconds: float) -> None:
         self.tick(seconds)
         self.rest()
+
+    def ends(self) -> list[bytes]:
+        """The first two words of the replies since the last look."""
+        told = [b" ".join(line.split(b" ")[:2]) for line in self.replies]
+        self.replies.clear()
+        return told
+
+    def delivered(self, to: bytes = b"") -> list[bytes]:
+        """Ids of the messages that came since the last look, or that this consumer got."""
+        start = to + b" ok " if to else b""
+        came = [line for line in self.replies if b" event=" in line and line.startswith(start)]
+        self.replies.clear()
+        return [line.split(b" ")[2] for line in came]
+
+    def stats(self, what: str = "") -> Any:
+        self.do("watcher", f"x stats {what}".strip().encode())
+        return json.loads(self.replies.pop().removeprefix(b"x ok "))
 
     def timed(self, call: Callable[..., object], *args: Any) -> None:
         call(*args)

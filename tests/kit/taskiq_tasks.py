@@ -11,7 +11,7 @@ from mqks.taskiq import MqksBroker, MqksResultBackend, MqksScheduleSource
 results = MqksResultBackend[object]()
 broker = MqksBroker(
     prefetch=int(os.environ.get("PREFETCH", "100")),
-    policy={"losses": 4, "dead_letter_queue": "taskiq.dead"},
+    policy={"losses": 4, "dead_letter_queue": "dead"},
 )
 broker.with_result_backend(results).add_middlewares(SimpleRetryMiddleware())
 source = MqksScheduleSource(broker)
