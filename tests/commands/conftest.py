@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.console import Console
+from tests.commands.console import Console, Here
 from tests.kit.server_process import ServerProcess
 
 
 @pytest.fixture
 def shell(server: ServerProcess, tmp_path: Path) -> Console:
     """Against a server."""
-    return Console(tmp_path, server.url)
+    return Here(tmp_path, server.url)
 
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Console:
     """Without a server."""
-    return Console(tmp_path)
+    return Here(tmp_path)

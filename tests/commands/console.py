@@ -8,7 +8,9 @@ r"""A console: commands as a person types them, what they show, and terminals.
 
 After a command come its output, its errors, which are lines that begin with `mqks: ` or, where the
 command line was not understood, all, and its exit code if it is not 0. `…` is whatever is there, as
-on pages (`tests/kit/typist.py`), and `# ` begins a comment.
+on pages (`tests/kit/typist.py`), `\xff` a byte that is no text, and `# ` begins a comment. Commands
+without mqks are the shell's. Between them clients speak, as in stories of the protocol: what `bob`
+sends is `C bob: p ping x`, and `S bob: p ok x` the next line that he gets.
 """
 
 from __future__ import annotations
@@ -25,16 +27,65 @@ import sys
 import termios
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, chdir
 from pathlib import Path
+from tempfile import TemporaryFile
 from textwrap import dedent
-from typing import Any, Self
+from typing import IO, Any, Self
+from unittest.mock import patch
 
 from mqks import blocking
+from mqks.commands import main
 from tests.kit import forks
+from tests.kit.line_client import LineClient
 from tests.kit.typist import Block, commands, pattern
 from tests.kit.waiting import WAIT_S
 
 MQKS = [sys.executable, "-m", "mqks"]
+
+
+class Started:
+    """A command that goes on; each of its streams is a pipe, unless it is given."""
+
+    def __init__(
+        self,
+        command: list[str],
+        environment: Mapping[str, str],
+        directory: Path,
+        stdin: IO[bytes] | None = None,
+        stdout: IO[bytes] | None = None,
+    ) -> None:
+        (its_in, to_it), (from_it, its_out), (told, its_err) = (os.pipe() for _ in range(3))
+        reads = stdin.fileno() if stdin else its_in
+        writes = stdout.fileno() if stdout else its_out
+        self.process = forks.Forked(command, environment, (reads, writes, its_err), directory)
+        for end in (its_in, its_out, its_err):
+            os.close(end)
+        self.stdin = open(to_it, "wb", 0)  # noqa: SIM115
+        self.stdout = open(from_it, "rb", 0)  # noqa: SIM115
+        self.stderr = open(told, "rb", 0)  # noqa: SIM115
+        self.poll, self.wait = self.process.poll, self.process.wait
+        self.kill, self.send_signal = self.process.kill, self.process.send_signal
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def communicate(self, timeout: float = WAIT_S) -> tuple[bytes, bytes]:
+        """What it still writes until it ends."""
+        told = self.stdout.read(), self.stderr.read()
+        self.wait(timeout)
+        return told
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: object, __: object) -> None:
+        if error is not None:
+            self.kill()
+        self.wait(WAIT_S)
+        for stream in (self.stdin, self.stdout, self.stderr):
+            stream.close()
 
 
 class Console:
@@ -53,10 +104,8 @@ class Console:
         command = [*MQKS, *map(str, words)]
         return forks.run(command, stdin, self._all(), self.directory)
 
-    def start(self, *words: object, **streams: Any) -> subprocess.Popen[bytes]:
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-        command = [*MQKS, *map(str, words)]
-        return subprocess.Popen(command, env=self._all(), cwd=self.directory, **streams)
+    def start(self, *words: object, **streams: IO[bytes]) -> Started:
+        return Started([*MQKS, *map(str, words)], self._all(), self.directory, **streams)
 
     def out(self, *words: object, stdin: bytes = b"") -> str:
         """What a command prints that does not fail."""
@@ -72,21 +121,48 @@ class Console:
         for name, value in names.items():
             text = text.replace(name, str(value))
         lines = [line for line in dedent(text).splitlines() if line and not line.startswith("# ")]
-        for command, shown in commands(Block("console", "", lines)):
-            before, _, line = command.rpartition("mqks ")
-            given = shlex.split(before)[1].encode().decode("unicode_escape") if before else ""
-            code = 0
-            if shown and (wanted := re.fullmatch(r"\[(\d+)\]", shown[-1])):
-                code = int(wanted[1])
-                shown.pop()
-            ended, out, err = self(*shlex.split(line), stdin=given.encode("latin-1"))
-            errors = [each for each in shown if each.startswith("mqks: ") or code == os.EX_USAGE]
-            output = [each for each in shown if each not in errors]
-            assert ended == code, (command, out, err)
-            if code == os.EX_USAGE:  # In a box, of which a part is told.
-                errors = ["…", f"…{errors[0]}…", "…"] if errors else ["…"]
-            for expected, told in ((output, out), (errors, err)):
-                assert pattern(expected).fullmatch(told.decode()), (command, expected, told)
+        lines = [f"$ {line}" if line.startswith("C ") else line for line in lines]
+        with ExitStack() as stack:
+            clients = dict[str, LineClient]()
+
+            def client(name: str) -> LineClient:
+                if name not in clients:
+                    host, _, port = self.url.rpartition("/")[2].rpartition(":")
+                    clients[name] = stack.enter_context(LineClient((host, int(port))))
+                return clients[name]
+
+            for command, shown in commands(Block("console", "", lines)):
+                replies = [line for line in shown if line.startswith("S ")]
+                speaks, _, said = command.partition(": ")
+                if speaks.startswith("C "):
+                    client(speaks[2:]).send(said.encode() + b"\n")
+                else:
+                    self._type(command, [line for line in shown if line not in replies])
+                for line in replies:
+                    name, _, told = line[2:].partition(": ")
+                    said = client(name).line().decode(errors="backslashreplace")
+                    assert pattern([told]).fullmatch(said + "\n"), (line, said)
+
+    def _type(self, command: str, shown: list[str]) -> None:
+        if "mqks " not in command:
+            told = subprocess.check_output(["sh", "-c", command], cwd=self.directory, text=True)
+            assert pattern(shown).fullmatch(told), (command, shown, told)
+            return
+        before, _, line = command.rpartition("mqks ")
+        given = shlex.split(before)[1].encode().decode("unicode_escape") if before else ""
+        code = 0
+        if shown and (wanted := re.fullmatch(r"\[(\d+)\]", shown[-1])):
+            code = int(wanted[1])
+            shown.pop()
+        ended, out, err = self(*shlex.split(line), stdin=given.encode("latin-1"))
+        errors = [each for each in shown if each.startswith("mqks: ") or code == os.EX_USAGE]
+        output = [each for each in shown if each not in errors]
+        assert ended == code, (command, out, err)
+        if code == os.EX_USAGE:  # In a box, of which a part is told.
+            errors = ["…", f"…{errors[0]}…", "…"] if errors else ["…"]
+        for expected, found in ((output, out), (errors, err)):
+            told = found.decode(errors="backslashreplace")
+            assert pattern(expected).fullmatch(told), (command, expected, told)
 
     # -- the queue q, as many tests want it
 
@@ -103,6 +179,32 @@ class Console:
         count = self.ready(queue)
         with blocking.connect(self.url) as client, client.consume(queue, auto_ack=True) as consumer:
             return [consumer.receive(WAIT_S).data for _ in range(count)]
+
+
+class Here(Console):
+    """Commands run in this process: there are many, and a fork costs more than most of them do."""
+
+    def __call__(self, *words: object, stdin: bytes = b"") -> tuple[int, bytes, bytes]:
+        with ExitStack() as stack:
+            files = [stack.enter_context(TemporaryFile()) for _ in range(3)]
+            files[0].write(stdin)
+            files[0].seek(0)
+            for number, file in enumerate(files):
+                stack.callback(os.close, before := os.dup(number))
+                stack.callback(os.dup2, before, number)
+                os.dup2(file.fileno(), number)
+            for number, name in enumerate(("stdin", "stdout", "stderr")):
+                mode, errors = ("w", "backslashreplace") if number else ("r", "surrogateescape")
+                stream = stack.enter_context(open(number, mode, errors=errors, closefd=False))
+                stack.enter_context(patch.object(sys, name, stream))
+            stack.enter_context(patch.dict(os.environ, self.environ))
+            stack.enter_context(chdir(self.directory))
+            code = main([*map(str, words)])
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for file in files:
+                file.seek(0)
+            return code, files[1].read(), files[2].read()
 
 
 class Terminal:

@@ -6,8 +6,6 @@ The one rule: nothing here looks at how long something took.
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 
 from mqks.bench import WORKS
 from mqks.commands import main
+from tests.commands.console import Console
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S
@@ -56,9 +55,7 @@ def test_the_table_tells_all_works(
     server: ServerProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MQKS_URL", server.url)
-
     code, out, _ = run(capsys, "--count", 40)
-
     assert code == 0
     assert list(dict.fromkeys(line.split()[0] for line in out.splitlines()[1:])) == list(WORKS)
 
@@ -67,15 +64,7 @@ def test_over_a_unix_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     path = tmp_path / "mqks.sock"
     with ServerProcess(tmp_path / "mqks.db", "--unix", str(path)):
         code, _, err = run(capsys, "acked", "--url", f"mqks+unix://{path}", "--count", 40)
-
     assert (code, err) == (0, "")
-
-
-def test_a_work_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "strem")
-
-    assert code == os.EX_USAGE
-    assert "unknown measurement strem" in err
 
 
 def test_a_server_that_dies_is_told(
@@ -113,33 +102,25 @@ def test_a_server_that_dies_is_told(
     ],
 )
 def test_a_wrong_answer_is_noticed(
-    server: ServerProcess,
-    capsys: pytest.CaptureFixture[str],
-    work: str,
-    right: bytes,
-    wrong: bytes,
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], work: str, right: bytes, wrong: bytes
 ) -> None:
     with WrongServer(server.port, right, wrong) as between:
         code, out, err = run(capsys, work, "--url", between.url, "--count", 60)
-
     assert (code, out) == (os.EX_UNAVAILABLE, "")
     assert err.startswith("mqks: the server has sent a wrong reply")
     assert queues(server) == []
 
 
-def test_an_interrupt_leaves_no_queue_behind(server: ServerProcess) -> None:
-    command = [sys.executable, "-m", "mqks", "bench", "confirm-one", "--timeout", str(WAIT_S)]
-
+def test_an_interrupt_leaves_no_queue_behind(server: ServerProcess, tmp_path: Path) -> None:
     with (
         WrongServer(server.port, b"000000000 ok \n", b"") as between,  # A confirm never comes.
         LineClient(server.address) as client,
-        subprocess.Popen([*command, "--url", between.url], stderr=subprocess.PIPE) as process,
+        Console(tmp_path, between.url).start("bench", "confirm-one", "--timeout", WAIT_S) as bench,
     ):
         while client.ask(b"v _eval state.published") == b"v ok 0":
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=WAIT_S)
-
-    assert process.returncode != 0
+            assert bench.poll() is None
+        bench.send_signal(signal.SIGINT)
+        _, err = bench.communicate()
+    assert bench.returncode != 0
     assert b"Traceback" not in err
     assert queues(server) == []

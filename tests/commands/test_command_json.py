@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.commands.console import Console
+from tests.commands.console import Here
 from tests.commands.test_command_tree import COMMANDS
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
+from tests.kit.waiting import WAIT_S
 
 WITHOUT = {"mqks serve", "mqks push", "mqks follow", "mqks export"}
 """The first three print nothing, the other JSON anyhow."""
@@ -156,7 +157,7 @@ class World:
         (directory / "export.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (directory / "secret").write_text("secret\n")
         # A URL would count more than the file when the server has gone.
-        self.console = Console(directory, self.server.url, MQKS_USERS="users")
+        self.console = Here(directory, self.server.url, MQKS_USERS="users")
         users = [{"name": name} for name in ("alice", "goner")]
         (directory / "users").write_text("".join(json.dumps(user) + "\n" for user in users))
 
@@ -195,8 +196,7 @@ def beside_a_flow(world: World, arguments: list[str]) -> tuple[int, bytes]:
     with world.console.start(*arguments) as process:
         while process.poll() is None:
             assert world.client.ask(b"m publish --confirm flowing x") == b"m ok "
-        assert process.stdout is not None
-        return process.returncode, process.stdout.read()
+        return process.wait(WAIT_S), process.stdout.read()
 
 
 def test_every_command_is_here() -> None:
@@ -205,7 +205,6 @@ def test_every_command_is_here() -> None:
         for told in COMMANDS
         if any("--json" in option.opts for option in told.command.params)
     }
-
     assert have == {told.name for told in COMMANDS} - WITHOUT
     assert have == LIVE.keys() | SPARK.keys() | STOPPED.keys()
 
@@ -213,7 +212,6 @@ def test_every_command_is_here() -> None:
 @pytest.mark.parametrize("name", LIVE)
 def test_a_server_is_told_as_json(live: World, name: str) -> None:
     objects = printed(live, name, LIVE[name])
-
     assert objects
     assert all(isinstance(each, dict) and each for each in objects)
 
@@ -221,7 +219,6 @@ def test_a_server_is_told_as_json(live: World, name: str) -> None:
 @pytest.mark.parametrize("name", STOPPED)
 def test_a_file_is_told_as_json(stopped: World, name: str) -> None:
     objects = printed(stopped, name, STOPPED[name])
-
     assert bool(objects) == (name not in NEEDS_A_SERVER)
     assert all(isinstance(each, dict) and each for each in objects)
 
@@ -229,16 +226,10 @@ def test_a_file_is_told_as_json(stopped: World, name: str) -> None:
 # ------------------------------------------------------------------------------ what it tells
 
 
-def test_a_value_is_what_it_is(live: World) -> None:
-    for expression, value in [("'1'", "1"), ("1", 1), ("len(state.queues)<0", False)]:
-        assert printed(live, "mqks eval", expression) == [{"value": value}]
-
-
 def test_a_file_that_is_whole_and_one_that_is_not(stopped: World) -> None:
     [whole] = printed(stopped, "mqks verify", "mqks.db")
     assert (whole["damage"], whole["is_served"], whole["queues"]) == ([], False, 4)
     assert whole["messages"] == 4
-
     damaged = stopped.directory / "damaged.db"
     printed(stopped, "mqks backup", "damaged.db")
     with closing(sqlite3.connect(damaged)) as db:
@@ -246,13 +237,3 @@ def test_a_file_that_is_whole_and_one_that_is_not(stopped: World) -> None:
         db.commit()
     [told] = printed(stopped, "mqks verify", "damaged.db", code=65)
     assert {"place", "what"} == told["damage"][0].keys()
-
-
-def test_what_was_asked_for_is_told(live: World) -> None:
-    assert printed(live, "mqks delete-queue", "none --when-unused 1.5 --if-exists") == [
-        {"queue": "none", "when_unused_s": 1.5}
-    ]
-    assert printed(live, "mqks set-queue", "made --reset --ttl 5 --backoff= --create") == [
-        {"queue": "made", "reset": True, "changes": {"backoff": None, "ttl_s": "5"}}
-    ]
-    assert printed(live, "mqks requeue", "w m1 m2") == [{"consumer": "w", "messages": ["m1", "m2"]}]

@@ -3,7 +3,6 @@
 The one rule: the tree is walked as it is, so that a new command is noticed.
 """
 
-import os
 import re
 import shlex
 import subprocess
@@ -68,7 +67,6 @@ def test_the_tree_has_commands() -> None:
 @each
 def test_it_has_a_line_of_help_and_a_panel(told: Told) -> None:
     first, *_ = (told.command.help or "").splitlines() or [""]
-
     assert re.fullmatch(r"[A-Z].{5,90}\.", first.strip()), first
     panels = {"Run", "Messages", "Queues", "Clients", "Inspect", "Maintenance", "Pipeline"}
     assert told.panel in panels
@@ -77,7 +75,6 @@ def test_it_has_a_line_of_help_and_a_panel(told: Told) -> None:
 @each
 def test_the_page_tells_it_with_its_example(told: Told) -> None:
     cells = rows(told.panel)[told.name]
-
     assert len(cells) == 3
     examples = dict(zip(names(cells[0]), names(cells[2].replace("\\|", "|")), strict=True))
     assert examples[told.name] == example(told)
@@ -87,7 +84,6 @@ def test_the_page_tells_nothing_else() -> None:
     told_names = [
         name for cell in re.findall(r"^\| (`mqks.*?) \|", PAGE, re.M) for name in names(cell)
     ]
-
     assert sorted(told_names) == sorted(told.name for told in COMMANDS)
 
 
@@ -136,20 +132,6 @@ def test_every_default_is_told(told: Told) -> None:
             assert option.show_default, option.opts
 
 
-def test_the_shell_completes() -> None:
-    asked = {"_MQKS_COMPLETE": "complete_bash", "COMP_WORDS": "mqks pu", "COMP_CWORD": "1"}
-
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys, mqks.commands as c; sys.exit(c.main())"],
-        env={**os.environ, **asked},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-    assert done.stdout.split() == ["publish", "push", "purge"]
-
-
 @pytest.mark.parametrize("word", ["version", "--help"])
 def test_starting_loads_nothing_heavy(word: str) -> None:
     code = (
@@ -160,7 +142,6 @@ def test_starting_loads_nothing_heavy(word: str) -> None:
     )
     loaded = {module.split(".")[0] for module in done.stderr.split()}
     rooms = {module.split(".")[1] for module in done.stderr.split() if module[:5] == "mqks."}
-
     assert not loaded & {"anyio", "asyncio", "aiosqlite", "uvloop", "numpy", "pandas", "pyspark"}
     assert not rooms & {"bench", "broker", "client", "journal", "pipeline", "server", "transfer"}
     assert word == "--help" or "rich" not in loaded, "typer itself shows its help with it"
@@ -174,6 +155,5 @@ def test_a_server_does_not_hold_what_reads_flags(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path
     )
-
     assert "mqks.server.server" in done.stdout.split(), done.stderr
     assert not {"pydantic", "rich"} & set(done.stdout.split())

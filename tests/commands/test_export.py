@@ -110,7 +110,7 @@ def filled(server: ServerProcess) -> None:
 
 
 def test_a_server_is_moved_to_another_one(
-    server: ServerProcess, other: ServerProcess, tool: Tool
+    server: ServerProcess, other: ServerProcess, tool: Tool, db: Path
 ) -> None:
     filled(server)
     kinds = [row["kind"] for row in tool.moved(server, other)]
@@ -121,6 +121,16 @@ def test_a_server_is_moved_to_another_one(
         client.consume("q\udcff", delete_when_unused=False, auto_ack=True) as consumer,
     ):
         assert consumer.receive(WAIT_S).data == b"\x00\xff\r"
+    # The file tells the same, and retries and losses, of which a server tells none.
+    with LineClient(server.address) as lost:
+        lost.send(b"c consume twin --manual-ack --delete-queue-when-unused=60\n")
+        assert [lost.line() for _ in range(10)][-1].split(b" ")[2] == b"m18"
+        assert lost.ask(b"n publish --confirm nobody x") == b"n ok "  # So is all before it.
+    live = tool.all_of(server)
+    server.kill()
+    rows = tool.all_of(db)
+    assert without(rows, "retry", "losses") == without(live, "retry")
+    assert {row["retry"] for row in rows if row.get("queue") == "twin" and "id" in row} == {1}
 
 
 def test_dead_letters_are_moved_as_such(
@@ -146,26 +156,8 @@ def test_dead_letters_are_moved_as_such(
         assert client.ask(b"p peek jobs").startswith(b"p ok m ")
 
 
-def test_a_dead_letter_is_restored(server: ServerProcess, tool: Tool) -> None:
-    told = b"reason=rejects&queue=q&tries=1&published=1790000000.000&died=1790000001.500"
-    with LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm dead none") == b"s ok "
-        for wrong in (told + b"&x=1", b"a=1&" + told, told.replace(b"rejects", b"x"), b"why=1"):
-            line = b"m publish --confirm --to=dead --dead-letter=%b e x" % wrong
-            assert client.ask(line).startswith(b"m error "), wrong
-        line = b"m publish --confirm --to=dead --meta=a=1 --dead-letter=%b e x" % told
-        assert client.ask(line) == b"m ok "
-    [row] = [row for row in tool.all_of(server) if row["kind"] == "message"]
-    assert row["meta"] == "a=1"
-    assert row["dead_letter"]["died"] == "2026-09-21T14:13:21.500000+00:00"
-
-
 def test_an_import_into_a_database_that_no_server_uses(
-    server: ServerProcess,
-    db: Path,
-    tmp_path: Path,
-    tool: Tool,
-    capsys: pytest.CaptureFixture[str],
+    server: ServerProcess, db: Path, tmp_path: Path, tool: Tool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     filled(server)
     rows = tool.all_of(server)
@@ -194,15 +186,6 @@ def test_masks_are_moved_too(server: ServerProcess, other: ServerProcess, tool: 
         masks = b'"masks": ["**", "e.*", "old.*", "older.*"]'
         assert b'"events": ["e"], ' + masks in client.ask(b"x stats queue q")
         assert b'"mask": "a.*", "exists": false' in client.ask(b"x stats bindings a.b")
-    # Where masks lead does not count: messages get into their own queue alone.
-    rows = [row for row in rows if row["kind"] != "binding"]
-    rows = [row | {"queue": "p"} if "queue" in row else row for row in rows]
-    rows = [row | {"name": "p"} if "name" in row else row for row in rows]
-    rows[-1] = end(1, 1)
-    assert tool.imported(rows, other) == 0
-    again = tool.all_of(other)
-    found = [(row["queue"], row["id"]) for row in again if row["kind"] == "message"]
-    assert found == [("p", "m"), ("q", "m")]
 
 
 def test_schedules_are_moved_too(server: ServerProcess, other: ServerProcess, tool: Tool) -> None:
@@ -362,48 +345,25 @@ def test_names_of_any_bytes_round_trip(
 def test_traits_and_any_bytes_are_imported(
     server: ServerProcess, other: ServerProcess, tool: Tool, db: Path
 ) -> None:
-    with LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        for words in (b"--escaped e a\\nb", b"--escaped --key=%20k e x", b"--priority=-5 e \\x"):
-            assert client.ask(b"m publish --confirm " + words) == b"m ok "
+    """Also of messages with ids that requests of the import may have."""
+    publish = b" publish --confirm "
+    ask(
+        server,
+        b"s subscribe --confirm q e",
+        b"hello" + publish + b"--escaped e a\\nb",
+        b"name" + publish + b"--escaped --key=%20k e x",
+        *(each + publish + b"--priority=-5 e \\x" for each in (b"q", b"-")),
+    )
     rows = tool.moved(server, other)
-    names = ("data", "escaped", "key", "priority")
+    names = ("id", "data", "escaped", "key", "priority")
     assert [[row.get(name) for name in names] for row in rows if row["kind"] == "message"] == [
-        ["a\nb", True, None, None],
-        ["x", True, " k", None],
-        ["\\x", None, None, -5],
+        ["hello", "a\nb", True, None, None],
+        ["name", "x", True, " k", None],
+        ["q", "\\x", None, None, -5],
+        ["-", "\\x", None, None, -5],
     ]
     server.kill()
     assert tool.all_of(db) == rows
-
-
-def test_a_file_tells_the_same_and_the_retry(
-    server: ServerProcess, other: ServerProcess, tool: Tool, tmp_path: Path
-) -> None:
-    filled(server)
-    with LineClient(server.address) as client:
-        client.send(b"c consume twin --manual-ack --delete-queue-when-unused=60\n")
-        assert [client.line() for _ in range(10)][-1].split(b" ")[2] == b"m18"
-        assert client.ask(b"n publish --confirm nobody x") == b"n ok "  # So is all before it.
-    live = tool.all_of(server)
-    server.kill()
-    rows = tool.all_of(tmp_path / "mqks.db")
-    # A server tells no retry, and no losses.
-    assert without(rows, "retry", "losses") == without(live, "retry")
-    assert {row["retry"] for row in rows if row.get("queue") == "twin" and "id" in row} == {1}
-    assert tool.imported(rows, other) == 0
-
-
-def test_only_the_queues_that_were_named(server: ServerProcess, tool: Tool) -> None:
-    filled(server)
-    rows = tool.exported("--url", server.url, "--queue", "twin")
-    assert rows == [
-        HEADER | {"messages": False},
-        queue("twin", {"delay_s": 60.0}),
-        {"kind": "binding", "queue": "twin", "event": "e1"},
-        end(queues=1, bindings=1),
-    ]
-    assert main(["export", "--url", server.url, "--queue", "nobody"]) == NOT_THERE
 
 
 def test_what_is_damaged_is_exported_as_far_as_it_goes(
@@ -494,74 +454,12 @@ def test_events_stay_whatever_other_queues_are_bound_to(
         assert [bool(each[5]) for each in found] == [bool(each[5]) for each in sorted(wanted)]
 
 
-def test_another_event_for_all(other: ServerProcess, tool: Tool) -> None:
-    ask(other, b"s subscribe --confirm mine e", b"s subscribe --confirm others e taken")
-    rows = [HEADER, queue("mine"), message("mine", "m1"), message("mine", "m2", "f"), end(1, 2)]
-
-    assert tool.imported(rows, other, "--merge", "--event", "taken") == 0
-
-    again = tool.all_of(other)
-    assert [
-        (row["queue"], row["id"], row["event"]) for row in again if row["kind"] == "message"
-    ] == [("mine", "m1", "taken"), ("mine", "m2", "taken")]
-    bindings = [(row["queue"], row["event"]) for row in again if row["kind"] == "binding"]
-    assert bindings == [("mine", "e"), ("others", "e"), ("others", "taken")]
-
-
 def test_messages_of_many_events_bind_nothing(other: ServerProcess, tool: Tool) -> None:
     messages = [message("q", f"m{number}", f"e{number}") for number in range(2500)]
     assert tool.imported([HEADER, queue("q"), *messages, end(1, 2500)], other) == 0
     again = tool.all_of(other)
     assert [row.get("event") for row in again[2:-1]] == [row["event"] for row in messages]
     assert again[-1] == end(1, 2500, 0)
-
-
-def test_what_exists_is_left_alone_unless_it_is_to_be_merged(
-    other: ServerProcess, tool: Tool
-) -> None:
-    ask(
-        other,
-        b"s subscribe --confirm q e",
-        b"m0 publish --confirm e there",
-        b"r rebind --confirm b x",
-    )
-    before = tool.all_of(other)
-    rows = [
-        HEADER,
-        queue("a"),
-        queue("b"),
-        queue("q", {"delay_s": 5.0}),
-        message("a", "m1", "x"),
-        message("q", "m2"),
-        {"kind": "binding", "queue": "q", "event": "f"},
-        end(3, 2, 1),
-    ]
-    assert tool.imported(rows, other) == BAD_INPUT
-    assert "line 3:" in tool.err
-    assert tool.imported([HEADER, {"kind": "binding", "queue": "q", "event": "f"}], other) == 65
-    assert tool.all_of(other) == before
-    # The name b is bound to x: it is a queue by then, and does not get the message.
-    assert tool.imported(rows, other, "--merge") == 0
-    again = without(tool.all_of(other), "time", "retry", "seq")
-    assert again[1:] == [
-        queue("a"),
-        queue("b"),
-        queue("q"),
-        message("a", "m1", "x"),
-        message("q", "m0", data="there"),
-        message("q", "m2"),
-        {"kind": "binding", "queue": "b", "event": "x"},
-        {"kind": "binding", "queue": "q", "event": "e"},
-        {"kind": "binding", "queue": "q", "event": "f"},
-        end(3, 3, 3),
-    ]
-
-
-def test_a_rule_without_delay_is_left_to_the_consumer(other: ServerProcess, tool: Tool) -> None:
-    rows = [HEADER, queue("q", {"delay_s": None}), message("q", "m"), end(1, 1)]
-    assert tool.imported(rows, other) == 0
-    assert "queue q: its delete rule" in tool.err
-    assert tool.all_of(other)[-1] == end(1, 1)
 
 
 @pytest.mark.parametrize(
@@ -609,34 +507,3 @@ def test_a_wrong_line_is_told_by_its_number(
 ) -> None:
     assert tool.imported(rows, other) == BAD_INPUT
     assert tool.err.startswith(f"mqks: line {line}: ")
-
-
-def test_what_stands_before_a_wrong_line_is_imported(other: ServerProcess, tool: Tool) -> None:
-    rows = [HEADER, queue("q"), message("q", "m1"), message("q", "m2"), {"kind": "message"}]
-    assert tool.imported(rows, other) == BAD_INPUT
-    again = tool.all_of(other)
-    assert [row["id"] for row in again if row["kind"] == "message"] == ["m1", "m2"]
-    assert again[-1] == end(1, 2)  # It is bound to nothing any more.
-
-
-def test_what_the_server_refuses_is_told_by_its_line(tmp_path: Path, tool: Tool) -> None:
-    with ServerProcess(tmp_path / "small.db", "--queues-max", "2") as small:
-        rows = [HEADER, queue("a"), queue("b"), queue("c"), end(3)]
-        assert tool.imported(rows, small) == BAD_INPUT
-        assert tool.err.startswith("mqks: line 4: the server refused it, error ")
-        assert ": the limit of 2 queues is reached (queues_max); others up to line" in tool.err
-
-
-def test_a_message_may_have_the_id_of_any_request(
-    server: ServerProcess, other: ServerProcess, tool: Tool
-) -> None:
-    ids = [b"hello", b"name", b"q", b"-"]
-    with LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        for message_id in ids:
-            assert client.ask(b"%b publish --confirm e x" % message_id) == message_id + b" ok "
-    rows = tool.all_of(server)
-    assert tool.imported(rows, other, "--timeout", "20") == 0
-    with LineClient(other.address) as client:
-        client.send(b"c consume q\n")
-        assert [client.line().split()[2] for _ in ids] == ids

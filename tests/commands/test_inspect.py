@@ -27,12 +27,11 @@ from tests.kit.waiting import WAIT_S
 
 ODD = b"od\xffd"
 """A queue's name that is no UTF-8."""
-LISTS = (
+COMMANDS = [
     *("queues", "bindings", "schedules", "batches", "results", "consumers", "connections"),
-    *("unacked", "errors"),
-)
-OBJECTS = ("journal", "stats")
-COMMANDS = [*LISTS, *OBJECTS, "queue mail", "messages mail --data", "error {error_id}"]
+    *("unacked", "errors", "journal", "stats", "queue mail", "messages mail --data"),
+    "error {error_id}",
+]
 
 Row = dict[str, Any]
 
@@ -368,22 +367,7 @@ def test_what_a_client_sent_does_not_steer_the_terminal(
     assert "\\xff\\x1b[2J " + "=" * 100 in out
 
 
-def test_an_error_is_told_as_it_is_kept(
-    world: World, told: Told, capsys: pytest.CaptureFixture[str]
-) -> None:
-    [row], [same] = told("errors"), told("error", world.error_id)
-    assert row == same
-    assert (row["id"], row["action"], row["request_id"]) == (
-        world.error_id,
-        "frob",
-        "e\udcff\x1b[2J",
-    )
-    code, out, _ = run(capsys, "error", world.error_id)
-    assert code == 0
-    assert re.search(r"^request_id +e\\xff\\x1b\[2J$", out, re.M)
-
-
-def test_errors_are_told_from_afar(
+def test_errors_are_told_from_afar_too(
     world: World, told: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = ("--url", world.server.url)
@@ -394,6 +378,7 @@ def test_errors_are_told_from_afar(
         assert [row["id"] for row in told("errors", *where, "--limit", 1)] == [later]
     [row], [same] = told("error", world.error_id), told("error", world.error_id, *url)
     assert same == row | {"user": None}
+    assert (row["action"], row["request_id"]) == ("frob", "e\udcff\x1b[2J")
     code, _, err = run(capsys, "error", "nope", *url)
     assert (code, err.partition(";")[0]) == (65, f"mqks: {url[1][7:]}: no error nope")
 
@@ -404,10 +389,9 @@ def test_errors_fit_a_line_whatever_clients_have_sent(
     sent = bytes(range(128, 256)) + b"\x1b[31m"
     error_id = world.client.ask(sent + b" " + sent + b" x").split()[-1].decode()
     code, out, _ = run(capsys, "errors", "--url", world.server.url)
-    assert code == 0
+    assert (code, "\x1b" in out) == (0, False)
     assert max(map(len, out.splitlines())) < 230
     assert r"\x80\x81" in out
-    assert "\x1b" not in out
     code, out, _ = run(capsys, "error", error_id, "--url", world.server.url)
     assert r"\xfe\xff\x1b[31m" in out
 
@@ -455,22 +439,22 @@ def test_a_narrow_terminal_gets_each_row_by_itself(world: World) -> None:
 
 
 def test_a_pipe_gets_all_of_much(world: World, told: Told) -> None:
-    names = [b"q%04d" % number for number in range(2500)]
+    names = [b"q%04d" % number for number in range(1100)]
     world.client.send(b"".join(b"s subscribe %s e\n" % name for name in names))
     world.client.send(b"c consume --confirm q0000 --manual-ack\n")
-    world.client.send(b"".join(b"m%d publish e x\n" % number for number in range(2500)))
+    world.client.send(b"".join(b"m%d publish e x\n" % number for number in range(1100)))
     assert world.client.line() == b"c ok "
-    assert [world.client.line().split()[2] for _ in names] == [b"m%d" % n for n in range(2500)]
+    assert [world.client.line().split()[2] for _ in names] == [b"m%d" % n for n in range(1100)]
     assert world.client.ask(b"p subscribe --confirm held user.new") == b"p ok "
 
     for _ in range(2):
         seen = [row["name"] for row in told("queues")]
         assert seen == sorted(seen)
         assert set(seen) > {name.decode() for name in names}
-        assert len(told("bindings", "e")) == 2500
-        assert len(told("bindings")) == 2500 + 7
-        assert [row["seq"] for row in told("unacked", "q0000")] == list(range(1, 2501))
-        assert len(told("messages", "q0001", "--limit", 9999)) == 2500
+        assert len(told("bindings", "e")) == 1100
+        assert len(told("bindings")) == 1100 + 7
+        assert [row["seq"] for row in told("unacked", "q0000")] == list(range(1, 1101))
+        assert len(told("messages", "q0001", "--limit", 9999)) == 1100
         world.server.kill()
 
 
@@ -496,10 +480,7 @@ def test_a_url_means_more_than_a_file_and_a_flag_more_than_a_variable(
 
 
 def test_without_a_file_the_usual_server_is_asked(
-    world: World,
-    told: Told,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, told: Told, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MQKS_DB", "none.db")
     monkeypatch.setenv("MQKS_PORT", world.server.url.rpartition(":")[2])
@@ -514,42 +495,6 @@ def test_without_a_file_the_usual_server_is_asked(
     assert not Path("none.db").exists()
 
 
-def test_what_is_not_there_is_told_in_one_line(
-    world: World, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    text, empty = tmp_path / "text.db", tmp_path / "empty.db"
-    text.write_text("this is no database " * 100)
-    empty.touch()
-    url = world.server.url
-    for command, code, reason in [
-        ("error nope", 65, "mqks.db: no error nope; "),
-        ("error nope --db none.db", 65, "none.db: no such file"),
-        ("queues --db none.db", 65, "none.db: no such file"),
-        (f"errors --db {tmp_path}", 65, f"{tmp_path}: is a directory"),
-        (f"errors --db {text}", 65, f"{text} can't be read: file is not a database"),
-        (f"queues --db {text}", 65, f"{text} can't be read: file is not a database"),
-        (f"errors --db {empty}", 65, f"{empty}: no such table: error"),
-        (f"queues --db {empty}", 65, f"{empty}: "),
-        ("queue none", 65, f"{url[7:]}: there is no queue none"),
-        ("messages none", 65, f"{url[7:]}: there is no queue none"),
-        (f"errors --url {url} --db none.db", 65, "none.db: no such file"),
-        ("queues --url mqks://127.0.0.1:1", 69, "no server at 127.0.0.1:1: Connection refused"),
-        ("queues --url http://x", 78, "the URL must start with mqks://"),
-        ("queue --", 64, ""),
-    ]:
-        found, out, err = run(capsys, *command.split())
-        assert (found, out) == (code, ""), command
-        if reason:
-            assert err.startswith(f"mqks: {reason}"), command
-            assert err.count("\n") == 1, command
-    assert not Path("none.db").exists()
-    world.server.stop()
-    code, _, err = run(capsys, "queue", "none", "--db", "mqks.db")
-    assert (code, err) == (65, "mqks: mqks.db: there is no queue none\n")
-    code, _, err = run(capsys, "errors", "--url", url)
-    assert (code, err) == (69, f"mqks: no server at {url[7:]}: Connection refused\n")
-
-
 @pytest.mark.parametrize("words", ["inspect queues", "export", "import empty"])
 def test_a_server_that_says_nothing_is_not_waited_for_long(
     capsys: pytest.CaptureFixture[str], words: str
@@ -562,21 +507,19 @@ def test_a_server_that_says_nothing_is_not_waited_for_long(
     assert "no answer in 0.1 s" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "command", [None, *(c.callback.__name__ for c in app.registered_commands if c.callback)]
-)
 @pytest.mark.parametrize("is_live", [True, False], ids=["live", "stopped"])
-def test_the_example_of_the_help_runs(
-    world: World, capsys: pytest.CaptureFixture[str], command: str | None, is_live: bool
+def test_the_examples_of_the_help_run(
+    world: World, capsys: pytest.CaptureFixture[str], is_live: bool
 ) -> None:
     if not is_live:
         world.server.stop()
-    code, out, _ = run(capsys, *([command] if command else []), "--help")
-    assert code == 0
-    [example] = re.findall(r"Example: (mqks inspect .*?)\s*$", out, re.M | re.S)
-    example = example.replace("6741f3c2a90be4d5c8123456", world.error_id).replace(".dead", "")
-    words = shlex.split(example)
-    assert main(words[1:]) == 0
+    names = (each.callback.__name__ for each in app.registered_commands if each.callback)
+    for words in ((), *((name,) for name in names)):
+        code, out, _ = run(capsys, *words, "--help")
+        assert code == 0
+        [example] = re.findall(r"Example: (mqks inspect .*?)\s*$", out, re.M | re.S)
+        example = example.replace("6741f3c2a90be4d5c8123456", world.error_id).replace(".dead", "")
+        assert main(shlex.split(example)[1:]) == 0, example
 
 
 def test_a_missing_queue_is_told_to_who_may_read_or_monitor(

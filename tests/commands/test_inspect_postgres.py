@@ -37,15 +37,8 @@ COMMANDS = [
     *("inspect messages od\udcffd --data", "inspect messages dead", "inspect messages mail"),
     *("inspect messages mail --scheduled", "inspect unacked", "inspect unacked mail"),
     *(
-        "inspect journal",
-        "inspect stats",
-        "inspect errors",
-        "inspect audit",
-        "inspect schedules",
-        "inspect batches",
-        "inspect results",
-        "export",
-        "export --messages",
+        *("inspect journal", "inspect stats", "inspect errors", "inspect audit"),
+        *("inspect schedules", "inspect batches", "inspect results", "export", "export --messages"),
     ),
 ]
 
@@ -197,9 +190,7 @@ def peak_bytes(*words: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux says how much memory it was")
-def test_verify_takes_little_more_memory_than_the_largest_segment(
-    journal_url: DatabaseUrl,
-) -> None:
+def test_verify_takes_little_more_memory_than_the_largest_segment(journal_url: DatabaseUrl) -> None:
     size = 64 * MIB
     limits = {"line_bytes_max": 2 * size, "batch_bytes_max": 2 * size}
     with served(journal_url, **limits) as client:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -25,6 +25,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 import mqks
+from mqks import BlockingClient
+from mqks.client.blocking import connect
 from mqks.inspection.text import moment
 from mqks.page.app import TAILS_MAX
 from mqks.page.live import WATCHERS_MAX
@@ -68,9 +70,9 @@ def page(browser: Browser, server: ServerProcess) -> Iterator[Page]:
 
 
 @contextmanager
-def opened(browser: Browser, server: ServerProcess) -> Iterator[Page]:
+def opened(browser: Browser, server: ServerProcess, **options: Any) -> Iterator[Page]:
     """A page that fails the test for anything that its scripts or its policy complain of."""
-    context = browser.new_context(base_url=web_url(server))
+    context = browser.new_context(base_url=web_url(server), **options)
     context.set_default_timeout(WAIT_S * 1000)
     page, faults = context.new_page(), list[str]()
     page.on("pageerror", lambda error: faults.append(str(error)))
@@ -85,57 +87,66 @@ def opened(browser: Browser, server: ServerProcess) -> Iterator[Page]:
     assert faults == []
 
 
+@contextmanager
+def looked_at(
+    browser: Browser, db: Path, *flags: str
+) -> Iterator[tuple[ServerProcess, BlockingClient, Page]]:
+    """A server whose page only shows, a client, and a page."""
+    with (
+        ServerProcess(db, "--http-port", "0", "--page", "read", *flags) as server,
+        connect(server.url) as client,
+        opened(browser, server) as page,
+    ):
+        yield server, client, page
+
+
 def web_url(server: ServerProcess) -> str:
     until(lambda: "address=http://" in server.log)
     return str(re.findall(r"address=(http://\S+)", server.log)[0])
 
 
-def client_of(server: ServerProcess) -> mqks.BlockingClient:
-    return mqks.blocking.connect(server.url)
-
-
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[mqks.BlockingClient]:
+def client(server: ServerProcess) -> Iterator[BlockingClient]:
     """Where the queue orders is bound to order.new."""
-    with client_of(server) as client:
+    with connect(server.url) as client:
         client.subscribe("orders", ["order.new"])
         yield client
 
 
-def status(url: str, form: dict[str, Any] | None = None, **headers: str) -> int:
-    """With which an HTTP request is answered."""
+def asked(url: str, form: dict[str, Any] | None = None, **headers: str) -> tuple[int, str]:
+    """With which status an HTTP request is answered, and which cookie is set."""
     named = {key.replace("_", "-"): value for key, value in headers.items()}
     data = None if form is None else urlencode(form).encode()
     try:
-        with urlopen(Request(url, data, named)) as answer:
-            return int(answer.status)
+        answer = urlopen(Request(url, data, named))
     except HTTPError as failure:
-        with failure:
-            return failure.code
+        answer = failure
+    with answer:
+        return answer.status, answer.headers["Set-Cookie"] or ""
 
 
-def cookie_of(url: str, **headers: str) -> str:
-    """That it sets, or an empty text."""
-    named = {key.replace("_", "-"): value for key, value in headers.items()}
-    with urlopen(Request(url, headers=named)) as answer:
-        return str(answer.headers["Set-Cookie"] or "")
+def new_cookie(url: str, **headers: str) -> str:
+    """Of a session, as it is sent back; empty when none is set."""
+    return asked(url, None, **headers)[1].partition(";")[0]
+
+
+def titled(page: Page, title: str) -> None:
+    expect(page.get_by_role("heading", level=1)).to_have_text(title)
 
 
 def sure(page: Page, button: str, notice: str) -> None:
     """Press a button, say yes, and see what was done."""
     page.get_by_role("button", name=button, exact=True).first.click()
-    expect(page.get_by_role("heading", level=1)).to_have_text(
-        page.locator("button.sure").text_content() or "?"
-    )
+    titled(page, page.locator("button.sure").text_content() or "?")
     if (typed := page.get_by_label("to confirm")).count():
         typed.fill(page.locator("label code").text_content() or "")
     page.locator("button.sure").click()
     expect(page.locator(".notice")).to_contain_text(notice)
 
 
-def test_rates_move_while_the_page_is_open(page: Page, client: mqks.BlockingClient) -> None:
+def test_rates_move_while_the_page_is_open(page: Page, client: BlockingClient) -> None:
     page.goto("/")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    titled(page, "Overview")
     ready = page.locator("[data-number='totals.messages_ready']")
     expect(ready).to_have_text("0")
     client.publish("order.new", "x", confirm=True)
@@ -146,7 +157,7 @@ def test_rates_move_while_the_page_is_open(page: Page, client: mqks.BlockingClie
     assert page.locator("#lost").is_hidden()
 
 
-def test_history_is_kept_when_nobody_looks(page: Page, client: mqks.BlockingClient) -> None:
+def test_history_is_kept_when_nobody_looks(page: Page, client: BlockingClient) -> None:
     def history(path: str) -> list[list[float]]:
         page.goto(path)
         charts = page.locator("#chart")
@@ -173,7 +184,7 @@ def test_history_is_kept_when_nobody_looks(page: Page, client: mqks.BlockingClie
     expect(page.locator(".u-legend")).to_contain_text(re.compile(r"Messages:?\s*0"))
 
 
-def test_queues_are_sorted_and_filtered(page: Page, client: mqks.BlockingClient) -> None:
+def test_queues_are_sorted_and_filtered(page: Page, client: BlockingClient) -> None:
     client.delete_queue("orders")
     for name, count in (("a", 1), ("b", 3), ("other", 2)):
         client.subscribe(name, [name])
@@ -197,27 +208,22 @@ def test_queues_are_sorted_and_filtered(page: Page, client: mqks.BlockingClient)
 
 
 def test_without_scripts_everything_is_there(
-    browser: Browser, client: mqks.BlockingClient, server: ServerProcess
+    browser: Browser, client: BlockingClient, server: ServerProcess
 ) -> None:
     client.subscribe("$(reboot);", ["$(reboot);"])
-    context = browser.new_context(base_url=web_url(server), java_script_enabled=False)
-    page = context.new_page()
-    page.goto("/queues")
-    page.get_by_label("Filter").fill("REB")
-    page.get_by_role("button", name="Apply").click()
-    page.locator("#rows td.queue").get_by_role("link").click()
-    told = page.locator("pre").all_text_contents()
-    assert told[0] == "mqks consume '$(reboot);'"
-    assert told[1].startswith("mqks publish '$(reboot);' ")
-    page.get_by_role("button", name="Delete queue").click()
-    page.get_by_label("to confirm").fill("$(reboot);")
-    page.locator("button.sure").click()
-    expect(page.locator(".notice")).to_have_text("Queue $(reboot); deleted.")
-    context.close()
+    with opened(browser, server, java_script_enabled=False) as page:
+        page.goto("/queues")
+        page.get_by_label("Filter").fill("REB")
+        page.get_by_role("button", name="Apply").click()
+        page.locator("#rows td.queue").get_by_role("link").click()
+        told = page.locator("pre")
+        expect(told.first).to_have_text("mqks consume '$(reboot);'")
+        expect(told.nth(1)).to_contain_text("mqks publish '$(reboot);' ")
+        sure(page, "Delete queue", "Queue $(reboot); deleted.")
 
 
 @pytest.mark.slow
-def test_ten_thousand_queues(page: Page, client: mqks.BlockingClient) -> None:
+def test_ten_thousand_queues(page: Page, client: BlockingClient) -> None:
     client.delete_queue("orders")
     for number in range(10_050):
         client.request("subscribe", "--confirm", f"q{number:05}", f"e{number}")
@@ -245,7 +251,7 @@ def test_ten_thousand_queues(page: Page, client: mqks.BlockingClient) -> None:
 
 
 def test_parts_of_lists_say_so_and_where_the_rest_is(
-    client: mqks.BlockingClient, page: Page, server: ServerProcess
+    client: BlockingClient, page: Page, server: ServerProcess
 ) -> None:
     def items(place: str) -> list[str]:
         return page.locator(f"{place} code").all_text_contents()
@@ -300,9 +306,7 @@ def test_parts_of_lists_say_so_and_where_the_rest_is(
         expect(page.locator("article").first).to_contain_text("1 ·")
 
 
-def test_a_page_is_not_much_larger_than_what_it_shows(
-    page: Page, client: mqks.BlockingClient
-) -> None:
+def test_a_page_is_not_much_larger_than_what_it_shows(page: Page, client: BlockingClient) -> None:
     """JSON that is nested deeply would grow with the square of its depth."""
     brackets = "[" * 900 + "0," * 1147 + "0" + "]" * 900
     client.subscribe("q", ["e"])
@@ -316,7 +320,7 @@ def test_a_page_is_not_much_larger_than_what_it_shows(
     assert shown[1:] == [brackets] * 19
 
 
-def test_hostile_names_and_payloads_stay_text(page: Page, client: mqks.BlockingClient) -> None:
+def test_hostile_names_and_payloads_stay_text(page: Page, client: BlockingClient) -> None:
     data = {"text": "</pre><script>alert(1)</script>", "list": [1, 2]}
     client.subscribe(HOSTILE, [HOSTILE])
     client.publish(HOSTILE, data, confirm=True, meta={"<i>": "<script>"})
@@ -334,22 +338,7 @@ def test_hostile_names_and_payloads_stay_text(page: Page, client: mqks.BlockingC
     expect(page.locator("article pre")).to_have_text(repr(b"\xff\x00\xfe"))
 
 
-def test_a_unique_message_is_published(page: Page, client: mqks.BlockingClient) -> None:
-    client.subscribe("orders", ["order.new"])
-    client.publish("order.new", "x", id="m1", unique="user 17", confirm=True)
-    for typed, told in (
-        ("user 17", "Not published: m1 has its key"),
-        ("user 17,on=replace", "in place of m1"),
-    ):
-        page.goto("/publish")
-        page.get_by_label("Event", exact=True).fill("order.new")
-        page.get_by_label("Unique key").fill(typed)
-        sure(page, "Publish", told)
-    page.goto("/queue?name=orders")
-    expect(page.get_by_text("unique key user 17")).to_be_visible()
-
-
-def test_a_message_is_published_and_copied(page: Page, client: mqks.BlockingClient) -> None:
+def test_a_message_is_published_and_copied(page: Page, client: BlockingClient) -> None:
     page.goto("/publish")
     page.get_by_label("Event", exact=True).fill("order.new")
     page.get_by_label("Data").fill('\n{"no":\n17}')
@@ -371,6 +360,17 @@ def test_a_message_is_published_and_copied(page: Page, client: mqks.BlockingClie
         == (b'\n{"no":\n17}', {"trace": "7"}, -7, "c, ü 17")
     )
     assert first.id != second.id
+    for typed, told in (
+        ("user 17", "Published as "),
+        ("user 17", "has its key"),
+        ("user 17,on=replace", "in place of "),
+    ):
+        page.goto("/publish")
+        page.get_by_label("Event", exact=True).fill("order.new")
+        page.get_by_label("Unique key").fill(typed)
+        sure(page, "Publish", told)
+    page.goto("/queue?name=orders")
+    expect(page.get_by_text("unique key user 17")).to_be_visible()
 
 
 def test_a_form_gives_back_what_was_typed(page: Page, server: ServerProcess) -> None:
@@ -403,7 +403,7 @@ def test_a_form_gives_back_what_was_typed(page: Page, server: ServerProcess) -> 
         expect(button).to_be_in_viewport(ratio=1)
 
 
-def test_what_needs_a_person_is_first(page: Page, client: mqks.BlockingClient) -> None:
+def test_what_needs_a_person_is_first(page: Page, client: BlockingClient) -> None:
     page.goto("/")
     expect(page.locator("#well")).to_be_visible()
     until(lambda: page.goto("/queue?name=orders") and page.locator("#chart").count() == 1)
@@ -413,7 +413,7 @@ def test_what_needs_a_person_is_first(page: Page, client: mqks.BlockingClient) -
     expect(first).to_have_text("Grows without a consumer")
     expect(page.locator("#well")).to_be_hidden()
     page.locator("#rows").get_by_role("link", name="orders").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("orders")
+    titled(page, "orders")
     page.goto("/queues")
     expect(page.locator("#rows .badge")).to_have_text(["grows", "no consumer"])
     with client.consume("orders", prefetch=1):
@@ -426,13 +426,9 @@ def test_what_needs_a_person_is_first(page: Page, client: mqks.BlockingClient) -
 
 def test_each_thing_that_needs_a_person_is_told(browser: Browser, db: Path) -> None:
     free = shutil.disk_usage(db.parent).free
-    flags = "--page read --queues-max 5 --once-ids-max 2 --queue-age-warning-s 0.1"
+    flags = "--queues-max 5 --once-ids-max 2 --queue-age-warning-s 0.1"
     flags += f" --disk-free-bytes-min {free * 2 // 3} --loop-held-s 0.005 --eval on"
-    with (
-        ServerProcess(db, "--http-port", "0", *flags.split()) as server,
-        client_of(server) as client,
-        opened(browser, server) as page,
-    ):
+    with looked_at(browser, db, *flags.split()) as (_, client, page):
         client.subscribe("orders", ["order.new"])
         client.set_queue("orders", dead_letter_queue="orders.dead")
         client.subscribe("orders.dead", ["none"])
@@ -463,12 +459,8 @@ def test_each_thing_that_needs_a_person_is_told(browser: Browser, db: Path) -> N
 
         wanted = {
             *("A limit is near", "The disk is nearly full", "Requests fail", "A schedule fails"),
-            *(
-                "A schedule reaches no queue",
-                "The event loop was held",
-                "Dead letters grow",
-                "Messages wait for long",
-            ),
+            *("A schedule reaches no queue", "The event loop was held", "Dead letters grow"),
+            "Messages wait for long",
         }
         until(lambda: told().keys() == wanted)
         found = told()
@@ -485,13 +477,13 @@ def test_each_thing_that_needs_a_person_is_told(browser: Browser, db: Path) -> N
         assert found["Messages wait for long"].startswith("waits the oldest of ")
         for what, title in (("A limit is near", "Limits"), ("A schedule fails", "Schedules")):
             page.locator("#rows").get_by_role("link", name=what).click()
-            expect(page.get_by_role("heading", level=1)).to_have_text(title)
+            titled(page, title)
             page.goto("/")
         page.locator("#rows").get_by_role("link", name="orders.dead").click()
-        expect(page.get_by_role("heading", level=1)).to_have_text("orders.dead")
+        titled(page, "orders.dead")
         page.goto("/queue?name=orders")
         page.get_by_role("link", name="orders.dead").click()
-        expect(page.get_by_role("heading", level=1)).to_have_text("orders.dead")
+        titled(page, "orders.dead")
         with client.consume("waits", prefetch=1) as consumer:
             consumer.receive(WAIT_S)
             page.goto("/queue?name=waits")
@@ -499,18 +491,8 @@ def test_each_thing_that_needs_a_person_is_told(browser: Browser, db: Path) -> N
             expect(page.locator("#rows")).to_contain_text("waits")
 
 
-def test_doing_nothing_changes_nothing(page: Page, client: mqks.BlockingClient) -> None:
-    client.publish("order.new", "x", confirm=True)
-    page.goto("/queue?name=orders")
-    page.get_by_role("button", name="Purge", exact=True).click()
-    expect(page.get_by_text("Delete all ready messages of orders?")).to_be_visible()
-    page.get_by_role("link", name="Do nothing").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("orders")
-    assert len(client.peek("orders")) == 1
-
-
 def test_a_queue_is_purged_moved_and_deleted(
-    client: mqks.BlockingClient, page: Page, server: ServerProcess
+    client: BlockingClient, page: Page, server: ServerProcess
 ) -> None:
     client.subscribe("others", ["other"])
     client.publish_many([("order.new", n) for n in range(3)])
@@ -526,7 +508,7 @@ def test_a_queue_is_purged_moved_and_deleted(
     sure(page, "Purge", "3 messages purged.")
     client.publish_many([("other", n) for n in range(3212)])
     client.publish("other", "x", delay_s=3600, confirm=True)
-    with client_of(server) as other, other.consume("others", prefetch=12) as consumer:
+    with connect(server.url) as other, other.consume("others", prefetch=12) as consumer:
         consumer.receive(WAIT_S)
         until(lambda: client.stats("queue", "others")["unacked"] == 12)
         page.get_by_role("button", name="Delete queue").click()
@@ -540,9 +522,7 @@ def test_a_queue_is_purged_moved_and_deleted(
     assert client.peek("orders") == []
 
 
-def test_scheduled_messages_are_promoted_and_cancelled(
-    page: Page, client: mqks.BlockingClient
-) -> None:
+def test_scheduled_messages_are_promoted_and_cancelled(page: Page, client: BlockingClient) -> None:
     for name in ("one", "two", "three"):
         client.publish("order.new", name, id=name, confirm=True, delay_s=3600)
     page.goto("/queue?name=orders")
@@ -560,7 +540,7 @@ def test_scheduled_messages_are_promoted_and_cancelled(
 
 
 def test_a_message_is_cancelled_whatever_its_state(
-    page: Page, client: mqks.BlockingClient, server: ServerProcess
+    page: Page, client: BlockingClient, server: ServerProcess
 ) -> None:
     for name in ("held", "ready"):
         client.publish("order.new", name, id=name, confirm=True, keep_result_s=60)
@@ -622,7 +602,7 @@ def test_a_message_is_cancelled_whatever_its_state(
 
 
 def test_a_batch_is_watched_and_closed(
-    page: Page, client: mqks.BlockingClient, server: ServerProcess
+    page: Page, client: BlockingClient, server: ServerProcess
 ) -> None:
     page.goto("/batches")
     expect(page.get_by_text("mqks batch open night")).to_be_visible()
@@ -633,7 +613,7 @@ def test_a_batch_is_watched_and_closed(
     page.reload()
     page.get_by_role("link", name="<b/onclick").click()
     shown = HOSTILE.replace("\x01", "\\x01")
-    expect(page.get_by_role("heading", level=1)).to_have_text(shown)
+    titled(page, shown)
     sure(page, "Forget", f"The batch {shown} is forgotten.")
     for n in range(4):
         client.publish("order.new", n, batch="night", confirm=True)
@@ -669,11 +649,11 @@ def test_a_batch_is_watched_and_closed(
         if "any more" in notice:
             client.close_batch("empty")
         sure(page, "Close", notice)
-        expect(page.get_by_role("heading", level=1)).to_have_text("Batches")
+        titled(page, "Batches")
 
 
 def test_what_is_gone_is_not_asked_for_again(
-    page: Page, client: mqks.BlockingClient, server: ServerProcess
+    page: Page, client: BlockingClient, server: ServerProcess
 ) -> None:
     client.open_batch("night")
     page.goto("/batch?name=night")
@@ -692,7 +672,7 @@ def test_what_is_gone_is_not_asked_for_again(
     assert [each for each in client.stats("errors") if each["action"] == "stats"] == [told]
 
 
-def test_dead_letters_say_why_and_are_retried(page: Page, client: mqks.BlockingClient) -> None:
+def test_dead_letters_say_why_and_are_retried(page: Page, client: BlockingClient) -> None:
     client.set_queue("orders", retries=1, dead_letter_queue="orders.dead")
     client.publish_many([("order.new", n) for n in range(2)])
     with client.consume("orders") as consumer:
@@ -716,7 +696,7 @@ def test_dead_letters_say_why_and_are_retried(page: Page, client: mqks.BlockingC
 
 
 def test_a_queue_of_dead_letters_is_marked_quietly_unless_it_grows(
-    page: Page, client: mqks.BlockingClient
+    page: Page, client: BlockingClient
 ) -> None:
     def is_quiet() -> bool:
         page.goto("/queues?filter=dead")
@@ -734,7 +714,7 @@ def test_a_queue_of_dead_letters_is_marked_quietly_unless_it_grows(
 
 
 def test_dead_letters_of_one_cause_are_retried_or_dropped(
-    page: Page, client: mqks.BlockingClient
+    page: Page, client: BlockingClient
 ) -> None:
     client.set_queue("orders", dead_letter_queue="orders.dead")
     client.publish_many([("order.new", n) for n in range(30)])
@@ -757,7 +737,7 @@ def test_dead_letters_of_one_cause_are_retried_or_dropped(
     assert [each.text for each in client.peek("orders.dead")] == ["28", "29"]
 
 
-def test_a_policy_is_changed(page: Page, client: mqks.BlockingClient) -> None:
+def test_a_policy_is_changed(page: Page, client: BlockingClient) -> None:
     page.goto("/queue?name=orders")
     page.get_by_text("Change the policy").click()
     page.get_by_label("Rejects after").fill("5")
@@ -782,29 +762,24 @@ def test_a_policy_is_changed(page: Page, client: mqks.BlockingClient) -> None:
     expect(page.get_by_label("Rejects after")).to_have_value("many")
 
 
-def test_one_active_consumer_at_a_time(page: Page, client: mqks.BlockingClient) -> None:
-    def policy() -> object:
-        return json.loads(client.request("stats", "queue", "orders"))["policy"]
-
-    for choice, told in (("yes", True), ("no", False)):
+def test_one_active_consumer_at_a_time(page: Page, client: BlockingClient) -> None:
+    def changed(choice: str, rejects: str) -> object:
         page.goto("/queue?name=orders")
         page.get_by_text("Change the policy").click()
         page.get_by_label("one consumer at a time").select_option(choice)
+        page.get_by_label("Rejects after").fill(rejects)
         sure(page, "Change policy", "Policy of orders changed.")
-        assert policy() == {"single_consumer": {"value": told, "from": "set_queue"}}
-    page.get_by_text("Change the policy").click()
-    # Another field is changed, and this one stays.
-    page.get_by_label("Rejects after").fill("5")
-    sure(page, "Change policy", "Policy of orders changed.")
+        policy = client.stats("queue", "orders")["policy"]
+        return {key: each["value"] for key, each in policy.items()}
+
+    assert changed("yes", "") == {"single_consumer": True}
+    assert changed("no", "") == {"single_consumer": False}
+    assert changed("no", "5") == {"single_consumer": False, "retries": 5}
     expect(page.get_by_text("no from set_queue")).to_be_visible()
-    page.get_by_text("Change the policy").click()
-    page.get_by_label("one consumer at a time").select_option("")
-    page.get_by_label("Rejects after").fill("")
-    sure(page, "Change policy", "Policy of orders changed.")
-    assert policy() == {}
+    assert changed("", "") == {}
 
 
-def test_one_message_is_moved(page: Page, client: mqks.BlockingClient) -> None:
+def test_one_message_is_moved(page: Page, client: BlockingClient) -> None:
     client.subscribe("others", ["other"])
     for name in ("one", "two", "three"):
         client.publish("order.new", name, id=name, confirm=True)
@@ -820,7 +795,7 @@ def test_one_message_is_moved(page: Page, client: mqks.BlockingClient) -> None:
     assert [each.id for each in client.peek("others")] == ["two"]
 
 
-def test_consumers_connections_and_errors(page: Page, client: mqks.BlockingClient) -> None:
+def test_consumers_connections_and_errors(page: Page, client: BlockingClient) -> None:
     client.publish("order.new", "x", confirm=True)
     with client.consume("orders") as consumer:
         consumer.receive()
@@ -853,7 +828,7 @@ def test_consumers_connections_and_errors(page: Page, client: mqks.BlockingClien
 
 
 def test_a_connection_is_closed(page: Page, server: ServerProcess) -> None:
-    with client_of(server) as client:
+    with connect(server.url) as client:
         client.subscribe("orders", ["order.new"])
     with LineClient(server.address) as other:
         assert other.ask(b"n set_name --confirm worker-7") == b"n ok "
@@ -880,7 +855,7 @@ def test_a_connection_is_closed(page: Page, server: ServerProcess) -> None:
     expect(page.get_by_role("alert")).to_have_text(f"There is no connection {number}.")
 
 
-def test_archives(page: Page, client: mqks.BlockingClient, server: ServerProcess) -> None:
+def test_archives(page: Page, client: BlockingClient, server: ServerProcess) -> None:
     page.goto("/archives")
     expect(page.locator("#rows tr")).to_have_count(0)
     with QueueReader(server.url, "orders") as reader:
@@ -899,7 +874,7 @@ def test_archives(page: Page, client: mqks.BlockingClient, server: ServerProcess
 
 
 def test_a_consumer_is_ended_and_its_messages_go_to_others(
-    page: Page, client: mqks.BlockingClient, server: ServerProcess
+    page: Page, client: BlockingClient, server: ServerProcess
 ) -> None:
     with LineClient(server.address) as stuck:
         assert stuck.ask(b"c consume --confirm orders --manual-ack") == b"c ok "
@@ -917,7 +892,7 @@ def test_a_consumer_is_ended_and_its_messages_go_to_others(
     expect(page.locator("#rows")).to_contain_text("order.new")
 
 
-def test_schedules(page: Page, client: mqks.BlockingClient) -> None:
+def test_schedules(page: Page, client: BlockingClient) -> None:
     client.subscribe("q", ["beat"])
     client.schedule(HOSTILE, "0 3 * * *", "beat", HOSTILE, tz="Europe/Berlin")
     client.schedule("every", None, "beat", "x", every_s=7200, pause=True)
@@ -948,19 +923,17 @@ def test_schedules(page: Page, client: mqks.BlockingClient) -> None:
 
 
 def test_limits_and_how_near_they_are(browser: Browser, db: Path) -> None:
-    flags = ("--http-port", "0", "--page", "read", "--queues-max", "4")
-    with ServerProcess(db, *flags) as server, client_of(server) as client:
+    with looked_at(browser, db, "--queues-max", "4") as (_, client, page):
         client.subscribe("orders", ["order.new"])
         client.publish("order.new", "x", confirm=True)
-        with opened(browser, server) as page:
-            page.goto("/limits")
-            first = page.locator("#rows tr").first
-            expect(first).to_have_text(re.compile(r"queues_max\s*25\.0%\s*1\s*4"))
-            messages = page.locator("#rows tr", has_text="queue_messages_max")
-            expect(messages).to_contain_text("queue orders")
-            client.subscribe("others", ["other.new"])
-            expect(first).to_have_text(re.compile(r"queues_max\s*50\.0%\s*2\s*4"))
-            assert page.get_by_role("link", name="Users").count() == 0
+        page.goto("/limits")
+        first = page.locator("#rows tr").first
+        expect(first).to_have_text(re.compile(r"queues_max\s*25\.0%\s*1\s*4"))
+        messages = page.locator("#rows tr", has_text="queue_messages_max")
+        expect(messages).to_contain_text("queue orders")
+        client.subscribe("others", ["other.new"])
+        expect(first).to_have_text(re.compile(r"queues_max\s*50\.0%\s*2\s*4"))
+        assert page.get_by_role("link", name="Users").count() == 0
 
 
 def test_limits_of_a_journal_in_postgresql(journal_url: DatabaseUrl) -> None:
@@ -968,7 +941,7 @@ def test_limits_of_a_journal_in_postgresql(journal_url: DatabaseUrl) -> None:
     flags = ("--db-replication", "none", "--http-port", "0", "--page", "read")
     with (
         ServerProcess(journal_url.text, *flags, "--db-bytes-max", "1MiB") as server,
-        client_of(server) as client,
+        connect(server.url) as client,
     ):
         client.subscribe("orders", ["order.new"])
         client.publish("order.new", "x" * 2**19, confirm=True)
@@ -978,10 +951,7 @@ def test_limits_of_a_journal_in_postgresql(journal_url: DatabaseUrl) -> None:
 
 
 def test_a_broker_that_goes_and_comes_back(browser: Browser, db: Path) -> None:
-    with (
-        ServerProcess(db, "--http-port", "0", "--page", "read") as server,
-        opened(browser, server) as page,
-    ):
+    with looked_at(browser, db) as (server, _, page):
         port = web_url(server).rpartition(":")[2]
         page.goto("/")
         expect(page.locator("[data-number='totals.uptime_s']")).not_to_have_text("")
@@ -994,12 +964,7 @@ def test_a_broker_that_goes_and_comes_back(browser: Browser, db: Path) -> None:
 
 
 def test_looking_is_all_that_the_default_allows(browser: Browser, db: Path) -> None:
-    flags = ("--http-port", "0", "--page", "read")
-    with (
-        ServerProcess(db, *flags) as server,
-        client_of(server) as client,
-        opened(browser, server) as page,
-    ):
+    with looked_at(browser, db) as (server, client, page):
         client.subscribe("orders", ["order.new"])
         client.open_batch("night")
         client.publish("order.new", "x", id="m", batch="night", keep_result_s=60, confirm=True)
@@ -1014,18 +979,20 @@ def test_looking_is_all_that_the_default_allows(browser: Browser, db: Path) -> N
         assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
         form = {"queue": "orders", "sure": "yes", "csrf": ""}
         own = f"{cookie['name']}={cookie['value']}"
-        assert status(f"{web_url(server)}/do/delete", form, Cookie=own) == 403
+        assert asked(f"{web_url(server)}/do/delete", form, Cookie=own)[0] == 403
         assert client.request("stats", "queue", "orders")
 
 
 def test_forms_of_other_sites_are_refused(
-    page: Page, client: mqks.BlockingClient, server: ServerProcess
+    page: Page, client: BlockingClient, server: ServerProcess
 ) -> None:
     page.goto("/queue?name=orders")
     cookie = page.context.cookies()[0]
     csrf = page.locator("input[name=csrf]").first.get_attribute("value")
     own = f"{cookie['name']}={cookie['value']}"
-    code = partial(status, f"{web_url(server)}/do/delete", Cookie=own)
+
+    def code(form: dict[str, Any], **headers: str) -> int:
+        return asked(f"{web_url(server)}/do/delete", form, Cookie=own, **headers)[0]
 
     wanted = {"queue": "orders", "sure": "yes", "csrf": csrf}
     assert code(wanted | {"csrf": "wrong"}) == 403
@@ -1042,61 +1009,52 @@ def test_forms_of_other_sites_are_refused(
         client.request("stats", "queue", "orders")
 
 
-def sessions(client: mqks.BlockingClient) -> int:
+def sessions(client: BlockingClient) -> int:
     """Each has a connection."""
     rows = json.loads(client.request("stats", "connections"))
     return sum(each["address"] == "page" for each in rows)
 
 
 @contextmanager
-def another_site(text: str) -> Iterator[int]:
-    """The port of a web server whose only page has this text."""
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as other:
+def another_site(directory: Path, text: str) -> Iterator[int]:
+    """The port of a web server whose page has this text."""
+    (directory / "index.html").write_text(text)
+    files = partial(SimpleHTTPRequestHandler, directory=str(directory))
+    with ThreadingHTTPServer(("127.0.0.1", 0), files) as other:
         Thread(target=other.serve_forever, args=(0.05,), daemon=True).start()
-        try:
-            yield other.server_address[1]
-        finally:
-            other.shutdown()
+        yield other.server_address[1]
+        other.shutdown()
 
 
-def test_other_sites_show_nothing_of_it(browser: Browser, server: ServerProcess) -> None:
+def test_other_sites_show_nothing_of_it(
+    browser: Browser, server: ServerProcess, tmp_path: Path
+) -> None:
     """What they embed costs nothing, and a link leads on. Both hosts are another origin, and
     `localhost` is another site."""
     here = web_url(server)
     text = f"<img src='{here}/queue?name=orders'><iframe src='{here}/queues'></iframe>"
     text += f"<a href='{here}/queue?name=orders&amp;x=%22'>orders</a>"
-    with client_of(server) as client, another_site(text) as port:
+    with connect(server.url) as client, another_site(tmp_path, text) as port:
         client.subscribe("orders", ["order.new"])
         for begun, host in enumerate(("127.0.0.1", "localhost")):
             context = browser.new_context()
             page = context.new_page()
-            asked = list[str]()
-            page.on("request", lambda request: asked.append(request.url))  # noqa: B023
+            requested = list[str]()
+            page.on("request", lambda request: requested.append(request.url))  # noqa: B023
             page.goto(f"http://{host}:{port}")
-            assert {f"{here}/queue?name=orders", f"{here}/queues"} < {*asked}
+            assert {f"{here}/queue?name=orders", f"{here}/queues"} < {*requested}
             # The page opened before was renewed over a connection, which ends when it notices.
             until(lambda: sessions(client) == begun)  # noqa: B023
             page.get_by_role("link", name="orders").click()
             expect(page.get_by_text("came from another site")).to_be_visible()
             assert context.cookies() == []
             page.get_by_role("link", name="Open it here").click()
-            expect(page.get_by_role("heading", level=1)).to_have_text("orders")
+            titled(page, "orders")
             assert page.url == f"{here}/queue?name=orders&x=%22"
             context.close()
     for path in ("/metrics", "/healthz", "/queues"):
-        assert status(here + path) == 200
-        assert status(here + path, Sec_Fetch_Site="cross-site") == 403
+        assert asked(here + path)[0] == 200
+        assert asked(here + path, Sec_Fetch_Site="cross-site")[0] == 403
     with socket.create_connection(("127.0.0.1", int(here.rpartition(":")[2])), WAIT_S) as peer:
         host = here.partition("://")[2]
         head = f"Host: {host}\r\nSec-Fetch-Site: cross-site\r\nConnection: close\r\n\r\n"
@@ -1106,12 +1064,12 @@ def test_other_sites_show_nothing_of_it(browser: Browser, server: ServerProcess)
 
 
 def test_nothing_is_renewed_for_those_who_have_left(
-    client: mqks.BlockingClient, server: ServerProcess
+    client: BlockingClient, server: ServerProcess
 ) -> None:
     """Whenever they leave: most before the first event."""
     here = web_url(server)
     host = here.partition("://")[2]
-    cookie = cookie_of(f"{here}/queues").partition(";")[0]
+    cookie = new_cookie(f"{here}/queues")
     for number in range(600):
         with socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2]))) as peer:
             path = "/events?table=queues" + "&queue=orders" * (number % 2)
@@ -1122,17 +1080,15 @@ def test_nothing_is_renewed_for_those_who_have_left(
 
 
 def test_those_who_send_no_cookie_end_no_open_page(
-    client: mqks.BlockingClient, server: ServerProcess
+    client: BlockingClient, server: ServerProcess
 ) -> None:
     here = web_url(server)
-
-    def new() -> str:
-        return cookie_of(f"{here}/publish").partition(";")[0]
+    new = partial(new_cookie, f"{here}/publish")
 
     def is_known(cookie: str) -> bool:
         """Asks for a part of a page, as browsers do; it is answered in any case."""
-        assert status(f"{here}/static/page.css", Cookie=cookie) == 200
-        return not cookie_of(f"{here}/publish", Cookie=cookie)
+        assert asked(f"{here}/static/page.css", Cookie=cookie)[0] == 200
+        return not new(Cookie=cookie)
 
     with ExitStack() as open_pages:
         read = new()
@@ -1152,13 +1108,13 @@ def test_those_who_send_no_cookie_end_no_open_page(
             events = urlopen(Request(f"{here}/events", headers={"Cookie": each}))
             assert open_pages.enter_context(events).readline() == b"retry: 2000\n"
         for late in (read, ""):
-            assert status(f"{here}/publish", Cookie=late) == 503
+            assert asked(f"{here}/publish", Cookie=late)[0] == 503
         assert all(map(is_known, watching))
 
 
 def test_behind_tls_the_cookie_is_for_tls_only(server: ServerProcess) -> None:
-    assert "; Secure" not in cookie_of(web_url(server))
-    assert "; Secure" in cookie_of(web_url(server), X_Forwarded_Proto="https")
+    assert "; Secure" not in asked(web_url(server))[1]
+    assert "; Secure" in asked(web_url(server), X_Forwarded_Proto="https")[1]
 
 
 def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_path: Path) -> None:
@@ -1179,13 +1135,13 @@ def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_p
             page.get_by_role("button", name="Log in").click()
 
         page.goto("/queues")
-        expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+        titled(page, "Log in")
         log_in("boss", "wrong")
         expect(page.get_by_role("alert")).to_contain_text("does not accept")
         log_in("guest", "open-sesame")
         expect(page.get_by_role("alert")).to_contain_text("may not look")
         log_in("boss", "open-sesame")
-        expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+        titled(page, "Overview")
         page.goto("/users")
         expect(page.locator("#rows tr")).to_have_count(2)
         expect(page.locator("#rows tr").first).to_have_text(re.compile(r"boss\s*\*\*"))
@@ -1204,15 +1160,15 @@ def test_users_log_in_and_may_do_what_they_may(browser: Browser, db: Path, tmp_p
         sure(page, "Publish", "Published as ")
         page.get_by_role("button", name="Log out boss").click()
         page.goto("/queues")
-        expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+        titled(page, "Log in")
         # A user that is removed is out at once.
         log_in("boss", "open-sesame")
-        expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+        titled(page, "Overview")
         users.write_text(lines[1])
         server.hang_up()
         until(lambda: "event=reloaded" in server.log)
         page.goto("/queues")
-        expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+        titled(page, "Log in")
 
 
 def test_those_who_may_look_cannot_act(browser: Browser, db: Path, tmp_path: Path) -> None:
@@ -1225,7 +1181,7 @@ def test_those_who_may_look_cannot_act(browser: Browser, db: Path, tmp_path: Pat
     with (
         ServerProcess(db, *flags) as server,
         opened(browser, server) as page,
-        mqks.blocking.connect(server.url.replace("://", "://b@")) as client,
+        connect(server.url.replace("://", "://b@")) as client,
     ):
         client.subscribe("pages", ["render"])
         client.open_batch("night", then=("report.make", "x"))
@@ -1315,7 +1271,7 @@ LONG = "customer.notifications.push.priority.eu-central-1"
 
 
 @contextmanager
-def busy(client: mqks.BlockingClient, server: ServerProcess) -> Iterator[list[str]]:
+def busy(client: BlockingClient, server: ServerProcess) -> Iterator[list[str]]:
     """A broker that has something of everything, and the paths of all views of it."""
     client.subscribe(LONG, masks=["order.**"])
     client.subscribe("orders.dead", ["none"])
@@ -1359,19 +1315,14 @@ def busy(client: mqks.BlockingClient, server: ServerProcess) -> Iterator[list[st
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_views_in_six_forms(
-    browser: Browser,
-    client: mqks.BlockingClient,
-    server: ServerProcess,
-    scheme: Any,
-    tmp_path: Path,
+    browser: Browser, client: BlockingClient, server: ServerProcess, scheme: Any, tmp_path: Path
 ) -> None:
     """In three widths, light and dark: nothing is wider than the window, nothing that is read is
     cut, a picture of all of it can be made, and screen readers find no fault."""
-    with busy(client, server) as paths:
-        context = browser.new_context(
-            base_url=web_url(server), color_scheme=scheme, timezone_id="Europe/Berlin"
+    with busy(client, server) as paths, ExitStack() as stack:
+        page = stack.enter_context(
+            opened(browser, server, color_scheme=scheme, timezone_id="Europe/Berlin")
         )
-        page = context.new_page()
         for number, path in enumerate(paths):
             page.set_viewport_size({"width": 1366, "height": 800})
             page.goto(path)
@@ -1390,13 +1341,17 @@ def test_all_views_in_six_forms(
                     found = Axe().run(page).response["violations"]
                     grave = [each for each in found if each["impact"] in ("serious", "critical")]
                     assert [each["id"] for each in grave] == [], (path, width, grave)
-        context.close()
 
 
-def test_what_destroys_is_confirmed_by_the_name(page: Page, client: mqks.BlockingClient) -> None:
+def test_what_destroys_is_confirmed_by_the_name(page: Page, client: BlockingClient) -> None:
     client.publish("order.new", "x", confirm=True)
     page.goto("/queue?name=orders")
-    page.get_by_role("region", name="Cannot be undone").get_by_role("button", name="Purge").click()
+    purge = page.get_by_role("region", name="Cannot be undone").get_by_role("button", name="Purge")
+    purge.click()
+    expect(page.get_by_text("Delete all ready messages of orders?")).to_be_visible()
+    page.get_by_role("link", name="Do nothing").click()
+    titled(page, "orders")
+    purge.click()
     page.get_by_label("to confirm").fill("order")
     page.locator("button.sure").click()
     expect(page.get_by_role("alert")).to_have_text("That is not orders.")
@@ -1407,25 +1362,24 @@ def test_what_destroys_is_confirmed_by_the_name(page: Page, client: mqks.Blockin
     # One that is gone meanwhile has nothing to tell.
     client.delete_queue("orders")
     page.get_by_role("button", name="Delete queue").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Queues")
+    titled(page, "Queues")
     expect(page.get_by_role("alert")).to_contain_text("there is no queue 'orders'")
 
 
 def test_the_first_view_is_small_and_nothing_comes_from_elsewhere(
-    browser: Browser, client: mqks.BlockingClient, server: ServerProcess
+    page: Page, client: BlockingClient, server: ServerProcess
 ) -> None:
     for name in range(50):
         client.subscribe(f"queue-{name}", ["order.new"])
     client.publish_many([("order.new", n) for n in range(100)])
-    context = browser.new_context(base_url=web_url(server))
-    page, sizes = context.new_page(), dict[str, int]()
+    sizes = dict[str, int]()
     page.on("response", lambda answer: sizes.update({answer.url: 0}))
     page.goto("/")
     expect(page.locator("#chart canvas")).to_be_visible()
     for url in sizes:
         assert url.startswith(web_url(server))
         if "/events" not in url:
-            sizes[url] = len(context.request.get(url).body())
+            sizes[url] = len(page.request.get(url).body())
     assert len(sizes) == 6
     assert sum(sizes.values()) < 150_000, sizes
     # Of other views the browser has all but the page itself.
@@ -1437,18 +1391,17 @@ def test_the_first_view_is_small_and_nothing_comes_from_elsewhere(
     assert [url for url in loaded if "/static/" in url] == []
     [named] = [url for url in sizes if "/static/page.css?" in url]
     for url, kept in ((named, "immutable"), (named[:-1], "no-cache"), (named[:-13], "no-cache")):
-        assert kept in context.request.get(url).headers["cache-control"]
-    context.close()
+        assert kept in page.request.get(url).headers["cache-control"]
 
 
-def test_keys_open_views_and_find_the_filter(page: Page, client: mqks.BlockingClient) -> None:
+def test_keys_open_views_and_find_the_filter(page: Page, client: BlockingClient) -> None:
     page.goto("/")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     assert page.evaluate("location.hash") == "#main"
     page.keyboard.press("g")
     page.keyboard.press("q")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Queues")
+    titled(page, "Queues")
     page.keyboard.press("/")
     page.keyboard.type("g q?/")
     expect(page.get_by_label("Filter")).to_have_value("g q?/")
@@ -1461,31 +1414,27 @@ def test_keys_open_views_and_find_the_filter(page: Page, client: mqks.BlockingCl
     expect(page.get_by_role("link", name="Limits")).to_be_hidden()
     page.get_by_role("button", name="Menu").click()
     page.get_by_role("link", name="Limits").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Limits")
+    titled(page, "Limits")
 
 
 def test_times_are_those_of_the_reader_too(
-    browser: Browser, client: mqks.BlockingClient, server: ServerProcess
+    browser: Browser, client: BlockingClient, server: ServerProcess
 ) -> None:
-    client.schedule("nightly", "30 20 31 12 *", "report.due", missed="skip")
-    context = browser.new_context(base_url=web_url(server), timezone_id="Asia/Kolkata")
-    page = context.new_page()
-    for path in ("/schedules", "/schedule?name=nightly"):
-        page.goto(path)
-        time = page.locator("time").first
-        expect(time).to_have_text(re.compile(r"^\d{4}-12-31 20:30:00$"))
-        expect(time).to_have_attribute("data-here", "02:00:00 +1 d")
-    context.close()
-    context = browser.new_context(base_url=web_url(server), timezone_id="America/Los_Angeles")
-    page = context.new_page()
-    for hour, here in ((20, "12:30:00"), (3, "19:30:00 \N{MINUS SIGN}1 d")):
+    for zone, hour, here in (
+        ("Asia/Kolkata", 20, "02:00:00 +1 d"),
+        ("America/Los_Angeles", 20, "12:30:00"),
+        ("America/Los_Angeles", 3, "19:30:00 \N{MINUS SIGN}1 d"),
+    ):
         client.schedule("nightly", f"30 {hour} 31 12 *", "report.due", missed="skip")
-        page.goto("/schedules")
-        expect(page.locator("time").first).to_have_attribute("data-here", here)
-    context.close()
+        with opened(browser, server, timezone_id=zone) as page:
+            for path in ("/schedules", "/schedule?name=nightly"):
+                page.goto(path)
+                time = page.locator("time").first
+                expect(time).to_have_text(re.compile(rf"^\d{{4}}-12-31 {hour:02}:30:00$"))
+                expect(time).to_have_attribute("data-here", here)
 
 
-def test_a_live_tail(page: Page, client: mqks.BlockingClient) -> None:
+def test_a_live_tail(page: Page, client: BlockingClient) -> None:
     page.goto("/tail")
     page.get_by_label("Events and masks").fill("order.* user.*")
     page.get_by_role("button", name="Show").click()
@@ -1507,14 +1456,14 @@ def test_a_live_tail(page: Page, client: mqks.BlockingClient) -> None:
     expect(page.locator("#tail-told")).to_contain_text("nowhere")
     page.goto("/queue?name=orders")
     page.get_by_role("link", name="Live tail").first.click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Live tail")
+    titled(page, "Live tail")
 
 
 def test_live_tails_are_few_and_end_with_their_page(
-    client: mqks.BlockingClient, server: ServerProcess
+    client: BlockingClient, server: ServerProcess
 ) -> None:
     here = web_url(server)
-    cookie = cookie_of(f"{here}/queues").partition(";")[0]
+    cookie = new_cookie(f"{here}/queues")
 
     def tail() -> Any:
         return urlopen(Request(f"{here}/tailed?events=**", headers={"Cookie": cookie}))
@@ -1547,8 +1496,8 @@ def test_a_hundred_open_pages_while_messages_run(server: ServerProcess) -> None:
         lines = peer.makefile("rb")
         return peer, lines
 
-    cookie = f"Cookie: {cookie_of(web_url(server)).partition(';')[0]}\r\n"
-    with client_of(server) as client:
+    cookie = f"Cookie: {new_cookie(web_url(server))}\r\n"
+    with connect(server.url) as client:
         for number in range(20):
             client.subscribe(f"queue-{number}", ["order.new"])
         pages = [watch(number) for number in range(WATCHERS_MAX)]
@@ -1581,13 +1530,11 @@ def test_every_answer_has_a_strict_policy(server: ServerProcess) -> None:
             answer = urlopen(web_url(server) + path)
         except HTTPError as failure:
             answer = failure
-        policy = answer.headers["Content-Security-Policy"]
+        with answer:
+            policy, body = answer.headers["Content-Security-Policy"], answer.read().decode()
         assert "default-src 'none'; script-src 'self'" in policy
         assert "unsafe" not in policy
-        with answer:
-            body = answer.read().decode()
         assert not re.search(r"<script(?! src=)|\son\w+=|\sstyle=|javascript:", body), path
-        answer.close()
 
 
 def test_a_taken_port_costs_a_line_only(db: Path, tmp_path: Path) -> None:
@@ -1596,7 +1543,7 @@ def test_a_taken_port_costs_a_line_only(db: Path, tmp_path: Path) -> None:
         with suppress(OSError):  # Somebody else may have it: then it is taken, too.
             taken.bind(("127.0.0.1", PAGE_PORT))
             taken.listen()
-        with ServerProcess(db, "--page", "read") as server, client_of(server) as client:
+        with ServerProcess(db, "--page", "read") as server, connect(server.url) as client:
             until(lambda: "event=no_page" in server.log)
             assert f"127.0.0.1:{PAGE_PORT}" in server.log
             assert client.ping("x") == "x"

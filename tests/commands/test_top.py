@@ -116,7 +116,6 @@ def test_names_do_not_steer_the_terminal(server: ServerProcess) -> None:
 def test_json_tells_one_object_for_each_look(server: ServerProcess) -> None:
     published(server, b"mails", 5)
     first, second = looks("--url", server.url, "--count", "2")
-
     assert first["totals"]["messages_ready"] == first["journal"]["messages"] == 5
     assert first["rates_per_s"]["received"] is None, "there is nothing yet to compare with"
     assert second["rates_per_s"]["received"] == 0
@@ -195,17 +194,13 @@ def test_more_queues_than_a_page_are_all_looked_at(server: ServerProcess) -> Non
     with LineClient(server.address) as client:
         client.send(b"".join(b"s subscribe q%04d e%d\n" % (n, n) for n in range(2_500)))
         assert client.ask(b"m publish --confirm e2499 x") == b"m ok "
-
     [seen] = looks("--url", server.url, "--count", "1", "--rows", "10000")
-
     assert len(seen["queues"]) == 2_500
     assert seen["queues"][0]["name"] == "q2499"
 
 
 def test_a_pipe_without_json_gets_plain_text(server: ServerProcess) -> None:
     published(server, b"mails", 5)
-
     code, out, _ = forks.run([*TOP, "--url", server.url, "--count", "1"])
-
     assert (code, b"\x1b" in out) == (0, False)
     assert re.search(rb"^no consumer +mails +5 ", out, re.M)

@@ -5,7 +5,6 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from tests.kit.clock_library import Clock
 from tests.kit.fixtures import served
@@ -33,11 +32,6 @@ def peeked(client: LineClient) -> dict[str, int]:
 def first_at(client: LineClient, years: float) -> int:
     at_us = int((time.time() + years * YEAR_S) * 1e6)
     return int(client.ask(b"r range q --at=%d" % at_us).rpartition(b"=")[2])
-
-
-def errors(client: LineClient) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = client.stats("errors")
-    return rows
 
 
 def test_messages_keep_their_order_and_are_found_by_time(clock: Clock, db: Path) -> None:
@@ -86,7 +80,7 @@ def test_later_errors_have_greater_ids_and_are_kept(clock: Clock, db: Path) -> N
             for each in ahead_s:
                 clock.ahead(each)
                 failed.append(client.ask(b"x fail").split()[2].decode())
-            told = errors(client)
+            told = client.stats("errors")
             assert [row["id"] for row in told] == failed[-3:]
             years = [round((row["time_us"] / 1e6 - time.time()) / YEAR_S) for row in told]
             assert years[-len(ahead_s) :] == [each / YEAR_S for each in ahead_s]
@@ -94,7 +88,6 @@ def test_later_errors_have_greater_ids_and_are_kept(clock: Clock, db: Path) -> N
 
     failed: list[str] = []
     fail(0, YEAR_S)
-    fail(-YEAR_S)
     fail(-YEAR_S, 0)
     assert failed == sorted(failed)
 
@@ -131,7 +124,7 @@ def test_schedules_do_not_wait_for_a_clock_that_was_set_back(clock: Clock, db: P
     with served(db, environment=clock.environment) as (server, client):
         for request in (
             b"subscribe --confirm q e",
-            b"schedule --confirm often --every=2 --missed=one publish e x",
+            b"schedule --confirm often --every=1 --missed=one publish e x",
             b"schedule --confirm daily 0 3 * * * publish e2 x",
         ):
             assert client.ask(b"s " + request) == b"s ok "
@@ -161,7 +154,7 @@ def test_times_and_delays_join_in_one_order_and_only_times_follow_the_clock(
         assert client.ask(b"n2 publish --confirm --delay=%d e x" % YEAR_S) == b"n2 ok "
         clock.ahead(YEAR_S)
         assert client.line().split()[2] == b"n1"
-        assert json.loads(client.ask(b"s stats queue q").removeprefix(b"s ok "))["scheduled"] == 1
+        assert client.stats("queue q")["scheduled"] == 1
         assert server.terminate() == 0, server.log
 
 
@@ -191,11 +184,11 @@ def test_a_late_timer_does_not_wait_for_those_who_never_stop(db: Path) -> None:
                 other.send(b"x publish f y\n" * 100)
                 time.sleep(0.0001)
 
-        client.ask(b"m publish --confirm --delay=1 e x")
+        client.ask(b"m publish --confirm --delay=0.5 e x")
         talker = threading.Thread(target=talk)
         with server.paused():
             talker.start()
-            time.sleep(2)
+            time.sleep(1)
         try:
             assert client.line().split()[2] == b"m"
         finally:

@@ -18,7 +18,9 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 from urllib.error import HTTPError
@@ -111,9 +113,14 @@ def test_ready_means_that_clients_can_connect(db: Path, kind: str) -> None:
         assert manager.wait_for("STOPPING")["STOPPING"] == "1"
 
 
-def test_a_start_that_waits_for_the_disk_asks_for_time(db: Path, sync_library: Path) -> None:
+def hanging(db: Path, sync_library: Path) -> tuple[Path, dict[str, str]]:
+    """While this file exists, syncs hang of what has this environment."""
     hangs = db.with_name("sync-hangs")
-    preload = {"LD_PRELOAD": str(sync_library), "SYNC_HANGS_WHILE_EXISTS": str(hangs)}
+    return hangs, {"LD_PRELOAD": str(sync_library), "SYNC_HANGS_WHILE_EXISTS": str(hangs)}
+
+
+def test_a_start_that_waits_for_the_disk_asks_for_time(db: Path, sync_library: Path) -> None:
+    hangs, preload = hanging(db, sync_library)
     with ServerProcess(db) as server:
         server.kill()
     assert db.with_name("mqks.db-wal").stat().st_size, "there is nothing to be written again"
@@ -143,8 +150,7 @@ def test_a_reload_is_told_from_its_begin_to_its_end(db: Path) -> None:
 
 
 def test_a_hang_up_ends_no_server_that_starts_or_stops(db: Path, sync_library: Path) -> None:
-    hangs = db.with_name("sync-hangs")
-    preload = {"LD_PRELOAD": str(sync_library), "SYNC_HANGS_WHILE_EXISTS": str(hangs)}
+    hangs, preload = hanging(db, sync_library)
     with ServiceManager(str(db.with_name("notify"))) as manager, ExitStack() as cleanup:
         hangs.touch()  # It does not come further than to the first sync of its journal.
         server = ServerProcess(db, environment=manager.environment | preload)
@@ -162,9 +168,7 @@ def test_a_hang_up_ends_no_server_that_starts_or_stops(db: Path, sync_library: P
             stopping.start()
             manager.wait_for("STOPPING")
             server.hang_up()
-            with suppress(EOFError):
-                while True:
-                    client.line()
+            client.rest()
         stopping.join(WAIT_S)
     assert stopped == [0]
     assert "event=stopped" in server.log
@@ -230,8 +234,7 @@ def test_a_commit_that_hangs_starves_the_watchdog(
     db: Path, sync_library: Path, request_line: bytes
 ) -> None:
     """The first is committed by the task, beside a loop that goes on; the second holds up all."""
-    trigger, interval_s = db.with_name("sync-hangs"), 0.6
-    environment = {"LD_PRELOAD": str(sync_library), "SYNC_HANGS_WHILE_EXISTS": str(trigger)}
+    (trigger, environment), interval_s = hanging(db, sync_library), 0.6
     with (
         managed(db, watchdog_s=interval_s, **environment) as (manager, server),
         LineClient(server.address) as client,
@@ -300,59 +303,51 @@ def test_who_connects_before_the_start_is_answered_after_it(db: Path, loop: str)
     # What the settings say is not even tried: their port is taken.
     with listening() as tcp, listening_unix(path) as unix, listening() as other:
         flags = ("--port", str(other.getsockname()[1]), "--unix", str(db.with_name("no")), loop)
-        for turn in range(2):
-            with (
-                LineClient(tcp.getsockname()) as client,
-                closing(socket.socket(socket.AF_UNIX)) as local,
-            ):
-                client.send(b"t ping %d\n" % turn)
-                local.settimeout(WAIT_S)
-                local.connect(str(path))
-                local.sendall(b"u ping %d\n" % turn)
-                with ServerProcess(db, *flags, sockets={"a": tcp, "b": unix}) as server:
-                    assert server.address == tcp.getsockname()
-                    assert client.line() == b"t ok %d" % turn
-                    assert local.recv(100) == b"u ok %d\n" % turn
-                    assert server.terminate() == 0, server.log
-                    assert f"address=unix:{path}" in server.log
-            assert path.is_socket(), "it belongs to whoever bound it"
-            assert not db.with_name("no").exists()
+        with (
+            LineClient(tcp.getsockname()) as client,
+            closing(socket.socket(socket.AF_UNIX)) as local,
+        ):
+            client.send(b"t ping x\n")
+            local.settimeout(WAIT_S)
+            local.connect(str(path))
+            local.sendall(b"u ping x\n")
+            with ServerProcess(db, *flags, sockets={"a": tcp, "b": unix}) as server:
+                assert server.address == tcp.getsockname()
+                assert client.line() == b"t ok x"
+                assert local.recv(100) == b"u ok x\n"
+                assert server.terminate() == 0, server.log
+                assert f"address=unix:{path}" in server.log
+        assert path.is_socket(), "it belongs to whoever bound it"
+        assert not db.with_name("no").exists()
 
 
 def test_restarts_refuse_nobody_and_lose_nothing(db: Path) -> None:
-    """A publisher that connects again at once, through two restarts under load."""
+    """A publisher that connects again at once, through a restart under load."""
     confirmed: set[bytes] = set()
     stop = threading.Event()
-    with listening() as tcp:
+    with listening() as tcp, ThreadPoolExecutor(1) as threads:
 
         def publish() -> None:
-            for connection in range(100_000):
+            ids = (b"m%d" % number for number in count())
+            while not stop.is_set():
                 with LineClient(tcp.getsockname()) as client, suppress(EOFError, ConnectionError):
-                    for burst in range(100_000):
-                        if stop.is_set():
-                            return
-                        ids = {b"m-%d-%d-%d" % (connection, burst, n) for n in range(20)}
-                        lines = [b"%s publish --confirm e data\n" % each for each in ids]
-                        client.send(b"".join(lines))
-                        for _ in ids:
+                    while not stop.is_set():
+                        burst = [b"%s publish --confirm e data\n" % next(ids) for _ in range(20)]
+                        client.send(b"s subscribe q e\n" + b"".join(burst))
+                        for _ in burst:
                             reply = client.line()
                             assert reply.endswith(b" ok "), reply
                             confirmed.add(reply.split()[0])
 
-        publisher = threading.Thread(target=publish)
+        publishing = threads.submit(publish)
         try:
-            for turn in range(3):
+            for enough in (600, 1200):
                 with ServerProcess(db, sockets={"mqks.socket": tcp}) as server:
-                    if turn == 0:
-                        with LineClient(server.address) as client:
-                            assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-                        publisher.start()
-                    enough = len(confirmed) + 1000
-                    until(lambda: len(confirmed) >= enough or not publisher.is_alive())  # noqa: B023
-                    assert publisher.is_alive(), "it was refused"
-                    if turn == 2:
+                    until(lambda: len(confirmed) >= enough or publishing.done())  # noqa: B023
+                    assert not publishing.done(), "it was refused"
+                    if enough == 1200:
                         stop.set()
-                        publisher.join(WAIT_S)
+                        publishing.result(WAIT_S)
                     assert server.terminate() == 0, server.log
         finally:
             stop.set()
@@ -365,42 +360,22 @@ def test_restarts_refuse_nobody_and_lose_nothing(db: Path) -> None:
     assert confirmed <= came
 
 
-def plain_file(stack: ExitStack) -> Inheritable:
-    return stack.enter_context(Path(os.devnull).open("rb"))
+WRONG: dict[str, Callable[[], Inheritable]] = {
+    "file": lambda: Path(os.devnull).open("rb"),  # noqa: SIM115
+    "not_listening": socket.socket,
+    "datagrams": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
+    "not_loopback": lambda: listening("0.0.0.0"),
+    "tls": listening,  # Which is never served without a certificate.
+}
 
 
-def connected(stack: ExitStack) -> Inheritable:
-    one, _other = map(stack.enter_context, socket.socketpair())
-    return one
-
-
-def datagrams(stack: ExitStack) -> Inheritable:
-    inherited = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-    inherited.bind(("127.0.0.1", 0))
-    return inherited
-
-
-def not_loopback(stack: ExitStack) -> Inheritable:
-    return stack.enter_context(listening("0.0.0.0"))
-
-
-@pytest.mark.parametrize("wrong", [plain_file, connected, datagrams, not_loopback])
-def test_a_wrong_socket_is_refused_by_name(
-    db: Path, wrong: Callable[[ExitStack], Inheritable]
-) -> None:
-    with ExitStack() as stack:
-        sockets = {"good": stack.enter_context(listening()), "wrong": wrong(stack)}
-        server = ServerProcess(db, sockets=sockets)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_socket_is_refused_by_name(db: Path, wrong: str) -> None:
+    with listening() as good, WRONG[wrong]() as socket_or_file:
+        server = ServerProcess(db, sockets={"good": good, wrong: socket_or_file})
         assert server.wait() == EXIT_CONFIGURATION
-        assert re.search(r"mqks: LISTEN_FDS: .*\bwrong\b", server.log)
+        assert re.search(rf"mqks: LISTEN_FDS: .*\b{wrong}\b", server.log)
         assert "event=listening" not in server.log
-
-
-def test_a_socket_named_for_tls_is_never_served_without(db: Path) -> None:
-    with listening() as inherited:
-        server = ServerProcess(db, sockets={"tls": inherited})
-        assert server.wait() == EXIT_CONFIGURATION
-        assert "mqks: LISTEN_FDS: tls: " in server.log
 
 
 def test_beyond_loopback_takes_insecure(db: Path) -> None:
@@ -469,13 +444,8 @@ def test_the_service_is_no_more_exposed_than_the_documents_say(
     # A newer systemd knows more to ask for.
     limit = int(told[1]) * 10 + int(told[2]) + 5
     command = [systemd_analyze, "security", "--offline=true", "--no-pager"]
-    checked = subprocess.run(
-        [*command, f"--threshold={limit}", service],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command += [f"--threshold={limit}", service]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if "unrecognized option" in checked.stderr:
         pytest.skip("this systemd-analyze is too old")
     assert checked.returncode == 0, checked.stdout
@@ -513,27 +483,18 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_the_image_runs_a_python_that_is_supported() -> None:
-    bases = {rest.split()[0] for name, rest in INSTRUCTIONS if name == "FROM"}
-    [base] = bases  # the environment is copied from one stage to the next
+    # The environment is copied from one stage to the next.
+    [base] = {rest.split()[0] for name, rest in INSTRUCTIONS if name == "FROM"}
     version = re.fullmatch(r"python:(3\.\d+)-slim", base)
     assert version
     assert f"Programming Language :: Python :: {version[1]}" in PROJECT["project"]["classifiers"]
 
 
 def test_the_image_is_built_from_all_that_the_wheel_needs() -> None:
-    copied = {
-        source
-        for name, rest in INSTRUCTIONS
-        if name == "COPY" and not rest.startswith("--from")
-        for source in rest.split()[:-1]
-    }
-    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {
-        "pyproject.toml",
-        "hatch_build.py",
-        PROJECT["project"]["readme"],
-        *PROJECT["project"]["license-files"],
-    }
+    rests = [rest.split() for name, rest in INSTRUCTIONS if name == "COPY"]
+    copied = {each for words in rests if "--from" not in words[0] for each in words[:-1]}
+    wheel, project = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"], PROJECT["project"]
+    needed = {"pyproject.toml", "hatch_build.py", project["readme"], *project["license-files"]}
     assert copied == needed | set(wheel["packages"]) | set(wheel["force-include"])
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert copied == {line[1:] for line in lines if line.startswith("!")}
@@ -718,11 +679,8 @@ def test_a_manifest_fits_the_image_and_the_settings(manifest: Manifest) -> None:
     assert Unit("mqks.service")["Service"]["WatchdogSec"] == f"{watchdog_s // 60}min"
     # All of them are found by their label, and the command in the file creates the Secret.
     selectors = [manifest.workload["spec"]["selector"]["matchLabels"], service["selector"]]
-    selectors += [
-        each["selector"]["matchLabels"]
-        for kind, each in manifest.others.items()
-        if kind == "PodDisruptionBudget"
-    ]
+    if budget := manifest.others.get("PodDisruptionBudget"):
+        selectors.append(budget["selector"]["matchLabels"])
     assert all(each == manifest.template["metadata"]["labels"] for each in selectors)
     created = re.search(r"create secret generic (\S+) (.*)", manifest.text)
     assert created

@@ -19,19 +19,17 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-import trustme
 
 from mqks import users_file
 from mqks.errors import ConfigurationError
 from mqks.server.running import OPEN_FILES_MIN
-from mqks.testing import BrokerProcess
 from mqks.users import User, hash_token
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess, refusal
 from tests.kit.waiting import until
 from tests.server.test_gateway import gateways
 from tests.server.test_metrics import Web
-from tests.server.test_tls import TOKEN, trusting, write_certificate
+from tests.server.test_tls import TOKEN, with_tls
 
 EXIT_IN_USE = 69
 CROWD = 400
@@ -44,12 +42,8 @@ class Limited(ServerProcess):
     """One that may open so many files."""
 
     def __init__(self, open_files: int, db: Path, *flags: str) -> None:
-        self._open_files = open_files
-        super().__init__(db, *flags)
-
-    def _spawn(self, command: list[str]) -> subprocess.Popen[str]:
-        limited = f'ulimit -n {self._open_files} && exec "$@"'
-        return BrokerProcess._spawn(self, ["sh", "-c", limited, "sh", *command])
+        files = {"OPEN_FILES": str(open_files)}
+        super().__init__(db, *flags, environment=files, module="tests.kit.limited")
 
     @property
     def open_files(self) -> int:
@@ -64,23 +58,18 @@ def _many_files_for_the_crowd() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-class Crowd:
-    """Sockets that come and stay, as far as they are let."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-
-    def come(self, address: tuple[str, int], count: int, said: bytes, *, ends: bool) -> None:
-        for _ in range(count):
-            peer = self._stack.enter_context(socket.socket())
-            peer.setblocking(False)
-            with suppress(BlockingIOError):
-                peer.connect(address)
-            peer.settimeout(0.1)
-            with suppress(OSError):  # It may have been refused already, or stand in the backlog.
-                peer.sendall(said)
-                if ends:
-                    peer.shutdown(socket.SHUT_WR)
+def come(stack: ExitStack, address: tuple[str, int], said: bytes, *, ends: bool) -> None:
+    """A part of the crowd, which stays as far as it is let."""
+    for _ in range(CROWD // 8):
+        peer = stack.enter_context(socket.socket())
+        peer.setblocking(False)
+        with suppress(BlockingIOError):
+            peer.connect(address)
+        peer.settimeout(0.1)
+        with suppress(OSError):  # It may have been refused already, or stand in the backlog.
+            peer.sendall(said)
+            if ends:
+                peer.shutdown(socket.SHUT_WR)
 
 
 def served(server: ServerProcess, what: Callable[[LineClient], bytes]) -> bytes:
@@ -101,20 +90,15 @@ def served(server: ServerProcess, what: Callable[[LineClient], bytes]) -> bytes:
     [(OPEN_FILES_MIN, "--uvloop"), (OPEN_FILES_MIN, "--no-uvloop"), (256, "--uvloop")],
 )
 def test_a_crowd_of_every_kind(tmp_path: Path, tls_port: int, open_files: int, loop: str) -> None:
-    authority = trustme.CA()
-    cert, key, users = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "users"
-    write_certificate(authority, cert, key)
-    users_file.write(users, [HONEST])
-    db = tmp_path / "mqks.db"
-    tls = ("--tls-host", "127.0.0.1", "--tls-port", str(tls_port))
-    files = ("--tls-cert", str(cert), "--tls-key", str(key), "--users", str(users))
-    flags = (*tls, *files, "--auth", "always", "--http-port", "0", "--api-port", "0", loop)
-    with Limited(open_files, db, *flags) as server, ExitStack() as stack:
+    context, tls = with_tls(tmp_path, tls_port)
+    users_file.write(tmp_path / "users", [HONEST])
+    flags = (*tls, "--users", str(tmp_path / "users"), "--auth", "always", "--http-port", "0")
+    flags = (*flags, "--api-port", "0", loop)
+    with Limited(open_files, tmp_path / "mqks.db", *flags) as server, ExitStack() as stack:
         web = Web(server)
         known = stack.enter_context(LineClient(server.address))
         assert known.ask(b"a auth --confirm " + TOKEN.encode()) == b"a ok "
         assert known.ask(b"s subscribe --confirm q e") == b"s ok "
-        crowd = Crowd(stack)
         for address, said, ends in (
             (("127.0.0.1", tls_port), b"", False),
             (("127.0.0.1", tls_port), b"\x16\x03\x01\x02\x00\x01", False),
@@ -125,7 +109,7 @@ def test_a_crowd_of_every_kind(tmp_path: Path, tls_port: int, open_files: int, l
             (web.address, b"", False),
             (web.address, b"GET /metrics HTTP/1.1\r\n", False),
         ):
-            crowd.come(address, CROWD // 8, said, ends=ends)
+            come(stack, address, said, ends=ends)
             assert known.ask(b"m publish --confirm e x") == b"m ok "
         assert known.ask(b"p peek --limit=1 q").startswith(b"p ok m event=e,seq=1,")
         assert known.line() == b"p ok --end"
@@ -138,7 +122,6 @@ def test_a_crowd_of_every_kind(tmp_path: Path, tls_port: int, open_files: int, l
         assert json.loads(told)["unwritable"] == ""
         server.hang_up()
         until(lambda: "event=reloaded" in server.log)
-        context = trusting(authority)
 
         def over_tls() -> bool:
             with (
@@ -243,18 +226,14 @@ def test_who_asks_over_http_is_answered_at_once(tmp_path: Path, said: bytes) -> 
 
 
 def test_handshakes_count_as_connections(tmp_path: Path, tls_port: int) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    write_certificate(trustme.CA(), cert, key)
-    tls = ("--tls-host", "127.0.0.1", "--tls-port", str(tls_port), "--insecure")
-    files = ("--tls-cert", str(cert), "--tls-key", str(key), "--connections-max", "3")
+    _, tls = with_tls(tmp_path, tls_port)
     with (
-        ServerProcess(tmp_path / "mqks.db", *tls, *files) as server,
+        ServerProcess(tmp_path / "mqks.db", *tls, "--connections-max", "3") as server,
         LineClient(server.address) as first,
     ):
 
         def connections() -> int:
-            told = first.stats()
-            return int(told["connections"])
+            return int(first.stats()["connections"])
 
         silent = [socket.create_connection(("127.0.0.1", tls_port)) for _ in range(2)]
         until(lambda: connections() == 3)

@@ -66,7 +66,6 @@ def test_a_stopped_process_has_not_held_its_loop(server: ServerProcess, client: 
             time.sleep(0.25)
         client.ask(b"p ping")
     time.sleep(0.1)
-
     assert counts(client)[0] == held
     assert server.stop() == 0
 
@@ -74,6 +73,5 @@ def test_a_stopped_process_has_not_held_its_loop(server: ServerProcess, client: 
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
     with served(tmp_path / "mqks.db", "--loop-held-s", "0") as (server, client):
         client.ask(COSTLY.strip())
-
         assert counts(client) == (0, 0)
         assert server.stop() == 0

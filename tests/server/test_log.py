@@ -16,7 +16,6 @@ logging.getLogger("mqks.client").warning("request %s failed, error %s", "r1", "e
 def test_a_record_of_the_client_library_is_a_message() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     own, other = map(json.loads, done.stderr.splitlines())
-
     assert (own["event"], own["queue"], own["ready"]) == ("queue_full", "orders", 3)
     assert other["event"] == "log"
     assert other["logger"] == "mqks.client"

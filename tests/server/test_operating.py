@@ -12,6 +12,7 @@ from mqks import users_file
 from mqks.server import door, gate
 from mqks.testing import Broker
 from mqks.users import User, hash_token
+from tests.kit.fixtures import served
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
 from tests.server.test_metrics import Web
@@ -81,10 +82,7 @@ def test_guests_with_users_are_operators(tmp_path: Path) -> None:
     root = User("root", token=hash_token("r"), publish=["**"], consume=["**"], admin=True)
     users_file.write(users, [root, User("web", token=hash_token("w"), publish=["**"])])
     flags = "--users", str(users), "--auth", "always"
-    with (
-        ServerProcess(tmp_path / "mqks.db", *flags) as server,
-        LineClient(server.address) as client,
-    ):
+    with served(tmp_path / "mqks.db", *flags) as (server, client):
         assert client.ask(b"a auth --confirm r") == b"a ok "
         assert json.loads(client.ask(b"d drain")[5:])["unacked"] == 0
         with LineClient(server.address) as web:
@@ -113,10 +111,7 @@ def test_reload_tells_what_changed_and_what_needs_a_restart(tmp_path: Path) -> N
     users_file.write(users, [User("web", token=hash_token("w"))])
     config.write_text(f"users = '{users}'\nqueues_max = 9\n")
     flags = "--config", str(config), "--log-level", "debug"
-    with (
-        ServerProcess(tmp_path / "mqks.db", *flags) as server,
-        LineClient(server.address) as client,
-    ):
+    with served(tmp_path / "mqks.db", *flags) as (_, client):
 
         def told() -> dict[str, object]:
             answer: dict[str, object] = json.loads(client.ask(b"r reload")[5:])

@@ -35,8 +35,7 @@ def refusals(operator: LineClient) -> int:
 
 
 def ready(operator: LineClient) -> int:
-    found: int = operator.stats("queue q")["ready"]
-    return found
+    return int(operator.stats("queue q")["ready"])
 
 
 @pytest.mark.parametrize("goes", [LineClient.close, LineClient.break_off])

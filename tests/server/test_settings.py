@@ -43,18 +43,14 @@ def test_a_flag_beats_a_variable_that_beats_the_file(directory: Path) -> None:
     config = directory / "mqks.toml"
     config.write_text("port = 1\nqueues_max = 1\nconnections_max = 1\n")
     environ = {"MQKS_PORT": "2", "MQKS_QUEUES_MAX": "2"}
-
     settings = load({"port": "3", "queues_max": None}, environ, config)
-
     assert (settings.port, settings.queues_max, settings.connections_max) == (3, 2, 1)
 
 
 def test_of_several_places_those_without_effect_are_told(directory: Path) -> None:
     config = directory / "mqks.toml"
     config.write_text("port = 1\nhost = '127.0.0.2'\n")
-
     settings = load({"port": "3"}, {"MQKS_PORT": "2", "MQKS_HOST": "127.0.0.2"}, config)
-
     assert [tuple(each) for each in settings.overridden] == [
         ("port", "MQKS_PORT", f"{config}: port"),
         ("port", "--port", "MQKS_PORT"),
@@ -65,7 +61,6 @@ def test_the_file_is_the_named_one_or_the_variables_or_the_one_here(directory: P
     for port, name in enumerate(("mqks.toml", "variable.toml", "flag.toml"), start=1):
         (directory / name).write_text(f"port = {port}\n")
     environ = {"MQKS_CONFIG": "variable.toml"}
-
     assert load({}, {}).port == 1
     assert load({}, environ).port == 2
     assert load({}, environ, Path("flag.toml")).port == 3
@@ -74,30 +69,21 @@ def test_the_file_is_the_named_one_or_the_variables_or_the_one_here(directory: P
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("port", "0", 0),
-        ("port", "65535", 65535),
-        ("memory_bytes", "1000", 1000),
-        ("memory_bytes", "3KiB", 3 * 1024),
-        ("memory_bytes", "512MiB", 512 * 1024**2),
-        ("memory_bytes", "2 GiB", 2 * 1024**3),
+        *(("port", "0", 0), ("port", "65535", 65535)),
+        *(("memory_bytes", "1000", 1000), ("memory_bytes", "3KiB", 3 * 1024)),
+        *(("memory_bytes", "512MiB", 512 * 1024**2), ("memory_bytes", "2 GiB", 2 * 1024**3)),
         ("db_bytes_max", "1TiB", 1024**4),
-        ("drain_timeout_s", "2", 2.0),
-        ("drain_timeout_s", "0.25", 0.25),
-        ("drain_timeout_s", "1m30s", 90.0),
-        ("drain_timeout_s", "250ms", 0.25),
-        ("insecure", "true", True),
-        ("insecure", "Yes", True),
-        ("uvloop", "off", False),
-        ("uvloop", "0", False),
+        *(("drain_timeout_s", "2", 2.0), ("drain_timeout_s", "0.25", 0.25)),
+        *(("drain_timeout_s", "1m30s", 90.0), ("drain_timeout_s", "250ms", 0.25)),
+        *(("insecure", "true", True), ("insecure", "Yes", True)),
+        *(("uvloop", "off", False), ("uvloop", "0", False)),
         ("synchronous", "normal", "normal"),
-        ("unix", "run/mqks.sock", Path("run/mqks.sock")),
-        ("unix", "", None),
+        *(("unix", "run/mqks.sock", Path("run/mqks.sock")), ("unix", "", None)),
         ("db", "/var/lib/mqks.db", Path("/var/lib/mqks.db")),
     ],
 )
 def test_text_becomes_a_value(name: str, text: str, value: object) -> None:
     found = getattr(load({}, {f"MQKS_{name.upper()}": text}), name)
-
     assert found == value
     assert type(found) is type(value)
 
@@ -117,9 +103,7 @@ def test_less_memory_means_less_of_what_stands_beside_it(
 ) -> None:
     given = {"memory_bytes": memory}
     names = ("metadata_bytes_max", "unacked_bytes_max", "unsent_bytes_max", "unhandled_bytes_max")
-
     settings, places, _ = collect(given, {})
-
     sizes = [getattr(settings, name) // 1024**2 for name in names]
     assert sizes == [metadata, unacked, outboxes, outboxes]
     shrunk = {name for name in names if getattr(settings, name) != SETTINGS[name].default}
@@ -134,7 +118,6 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, new: str, directory: 
     config.write_text(f"{old} = 1\n")
     flag, new_flag = "--" + old.replace("_", "-"), "--" + new.replace("_", "-")
     variable, new_variable = f"MQKS_{old.upper()}", f"MQKS_{new.upper()}"
-
     assert new in SETTINGS
     assert refusal(config=config) == f"{config}:1: {old}: this setting was renamed. Write {new}"
     assert refusal(environ={variable: "1"}) == (
@@ -148,9 +131,7 @@ def test_toml_values_keep_their_types(directory: Path) -> None:
     config.write_text(
         'memory_bytes = "1MiB"\nbatch_bytes_max = 4096\ndrain_timeout_s = 3\nuvloop = false\n'
     )
-
     settings = load({}, {}, config)
-
     assert (settings.memory_bytes, settings.batch_bytes_max) == (1024**2, 4096)
     assert type(settings.drain_timeout_s) is float
     assert settings.uvloop is False
@@ -178,7 +159,6 @@ def test_toml_values_keep_their_types(directory: Path) -> None:
 )
 def test_bad_text_is_refused_with_place_and_reason(name: str, text: str, reason: str) -> None:
     variable, flag = f"MQKS_{name.upper()}", "--" + name.replace("_", "-")
-
     assert refusal(environ={variable: text}) == f"{variable}: {reason}"
     assert refusal(flags={name: text}) == f"{flag}: {reason}"
 
@@ -203,7 +183,6 @@ def test_a_bad_file_is_refused_with_place_and_reason(
 ) -> None:
     config = directory / "mqks.toml"
     config.write_text(line)
-
     place = f"{config}: " if "at line" in reason else f"{config}:1: "
     assert refusal(config=config).startswith(place + reason)
 
@@ -252,7 +231,6 @@ port = 1
 
 def test_a_file_that_cannot_be_read_is_refused(directory: Path) -> None:
     (directory / "latin1.toml").write_bytes(b'host = "\xe9"\n')
-
     assert refusal(config=Path("nowhere.toml")) == "nowhere.toml: No such file or directory"
     assert refusal(environ={"MQKS_CONFIG": "gone.toml"}).startswith("gone.toml: ")
     assert refusal(config=directory).startswith(f"{directory}: ")

@@ -69,11 +69,6 @@ def peak_bytes(server: ServerProcess) -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-def unsent_bytes(client: LineClient) -> int:
-    totals: dict[str, int] = client.stats()
-    return totals["unsent_bytes"]
-
-
 def peeked(client: LineClient, after: int) -> int:
     """Number of the last message of the next page."""
     client.send(b"x peek q --after=%d --limit=1000\n" % after)
@@ -187,14 +182,14 @@ def test_consumers_over_tls_go_on_while_others_leave_much(
     ):
         assert earlier.ask(b"c consume --confirm q e") == b"c ok "
         overload(stuck, 14_000)
-        until(lambda: unsent_bytes(other) > 20 * MIB)
+        until(lambda: other.stats()["unsent_bytes"] > 20 * MIB)
         with TlsClient(address, context) as later:
             assert later.ask(b"d consume --confirm r e") == b"d ok "
             for number in range(5):
                 other.send(b"m%d publish e x\n" % number)
                 assert earlier.line() == b"c ok m%d event=e x" % number
                 assert later.line() == b"d ok m%d event=e x" % number
-        assert unsent_bytes(other) > 20 * MIB
+        assert other.stats()["unsent_bytes"] > 20 * MIB
 
 
 @patches_modules

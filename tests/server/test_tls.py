@@ -36,6 +36,7 @@ from mqks.commands import main
 from mqks.limits import STRANGER_LINE_BYTES_MAX
 from mqks.users import User, hash_token
 from tests.kit.line_client import LineClient
+from tests.kit.ports import free_port
 from tests.kit.proxy import Peer
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
@@ -61,31 +62,27 @@ def write_certificate(authority: trustme.CA, cert: Path, key: Path) -> None:
     key.write_bytes(issued.private_key_pem.bytes())
 
 
-def with_tls(directory: Path, port: int) -> tuple[ssl.SSLContext, tuple[str, ...]]:
-    """What trusts a server, and the flags to start it."""
-    authority, context = trustme.CA(), ssl.create_default_context()
-    authority.configure_trust(context)
+def with_tls(
+    directory: Path, port: int, authority: trustme.CA | None = None
+) -> tuple[ssl.SSLContext, tuple[str, ...]]:
+    """What trusts a server, and the flags to start it; its files are `cert.pem` and `key.pem`."""
+    authority = authority or trustme.CA()
     cert, key = directory / "cert.pem", directory / "key.pem"
     write_certificate(authority, cert, key)
     listen = ("--tls-host", "127.0.0.1", "--tls-port", str(port), "--insecure")
-    return context, (*listen, "--tls-cert", str(cert), "--tls-key", str(key))
+    return trusting(authority), (*listen, "--tls-cert", str(cert), "--tls-key", str(key))
 
 
 class TlsServer:
-    """A server process with TLS on a port of its own."""
+    """A server process with TLS on a port of its own, and alice as its user."""
 
     def __init__(self, directory: Path, authority: trustme.CA, port: int, *flags: str) -> None:
-        self.port = port
+        self.port, self.users = port, directory / "users"
         self.cert, self.key = directory / "cert.pem", directory / "key.pem"
-        self.users = directory / "users"
-        self.write_certificate(authority)
+        _, tls = with_tls(directory, port, authority)
         users_file.write(self.users, [ALICE])
-        self.process = ServerProcess(
-            directory / "mqks.db",
-            *("--tls-host", "127.0.0.1", "--tls-port", str(self.port)),
-            *("--tls-cert", str(self.cert), "--tls-key", str(self.key)),
-            *("--users", str(self.users), "--auth", "always", *flags),
-        )
+        users = ("--users", str(self.users), "--auth", "always")
+        self.process = ServerProcess(directory / "mqks.db", *tls, *users, *flags)
 
     def write_certificate(self, authority: trustme.CA) -> None:
         write_certificate(authority, self.cert, self.key)
@@ -102,6 +99,12 @@ class TlsServer:
 
     def connect(self, context: ssl.SSLContext) -> TlsClient:
         return TlsClient(("127.0.0.1", self.port), context)
+
+    def known(self, context: ssl.SSLContext) -> TlsClient:
+        """As alice."""
+        client = self.connect(context)
+        assert client.ask(b"a auth --confirm " + TOKEN.encode()) == b"a ok "
+        return client
 
     def records(self, context: ssl.SSLContext) -> Records:
         return Records(("127.0.0.1", self.port), context)
@@ -134,30 +137,24 @@ class TlsClient(LineClient):
             self.close_tls()
 
 
-class Records:
+class Records(LineClient):
     """A client that makes its records before it sends them."""
 
     def __init__(self, address: tuple[str, int], context: ssl.SSLContext) -> None:
-        self.socket = socket.create_connection(address, WAIT_S)
+        super().__init__(address)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=address[0])
         with suppress(ssl.SSLWantReadError):
             self._tls.do_handshake()
         self.hello = self._outgoing.read()
 
-    def __enter__(self) -> Records:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.socket.close()
-
     def shake_hands(self) -> None:
-        self.socket.sendall(self.hello)
+        self.send(self.hello)
         while self._tls.version() is None:
-            self._incoming.write(self.socket.recv(65536))
+            self._incoming.write(self._socket.recv(65536))
             with suppress(ssl.SSLWantReadError):
                 self._tls.do_handshake()
-        self.socket.sendall(self._outgoing.read())
+        self.send(self._outgoing.read())
 
     def of(self, data: bytes) -> bytes:
         self._tls.write(data)
@@ -174,11 +171,12 @@ def server(
         yield server
 
 
-def silence(client: LineClient) -> None:
-    """Wait for the server to close it, whatever it says before."""
-    with suppress(EOFError):
-        while True:
-            client.line()
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory, authority: trustme.CA) -> Iterator[TlsServer]:
+    """One for all who are not let in."""
+    server = TlsServer(tmp_path_factory.mktemp("tls"), authority, free_port())
+    with server.process:
+        yield server
 
 
 @pytest.mark.anyio
@@ -186,10 +184,7 @@ async def test_messages_over_tls(server: TlsServer, authority: trustme.CA, conne
     """Large ones too, and many."""
     options = Options(ssl_context=trusting(authority))
     data = "x" * 500_000
-    async with (
-        connect(server.url, options) as client,
-        client.consume("q", ["e"]) as consumer,
-    ):
+    async with connect(server.url, options) as client, client.consume("q", ["e"]) as consumer:
         await client.publish_many([("e", data)] * 20)
         for _ in range(20):
             message = await consumer.receive(timeout_s=WAIT_S)
@@ -197,35 +192,41 @@ async def test_messages_over_tls(server: TlsServer, authority: trustme.CA, conne
             message.ack()
 
 
+NOT_TRUSTED = (
+    r"certificate .* is not trusted: .*SSL_CERT_FILE=ca\.pem.*"
+    r"Options\(ssl_context=ssl\.create_default_context\(cafile='ca\.pem'\)\)"
+)
+
+
 @pytest.mark.anyio
-async def test_a_wrong_token_over_tls(
-    server: TlsServer, authority: trustme.CA, connect: Any
+@pytest.mark.parametrize(
+    ("right", "wrong", "trusts", "told"),
+    [
+        pytest.param(TOKEN, "wrong", True, "AuthenticationFailed", id="token"),
+        pytest.param("", "", False, NOT_TRUSTED, id="authority"),
+        pytest.param(
+            "127.0.0.1", "localhost", True, r"localhost:\d+ is for another name", id="name"
+        ),
+        pytest.param(
+            "mqkss", "mqks", True, "if the port speaks TLS, write mqkss:// in", id="plain"
+        ),
+    ],
+)
+async def test_a_connection_that_fails_says_why(
+    lasting: TlsServer,
+    authority: trustme.CA,
+    connect: Any,
+    right: str,
+    wrong: str,
+    trusts: bool,
+    told: str,
 ) -> None:
-    options = Options(ssl_context=trusting(authority))
-    with pytest.raises(AuthenticationFailed):
-        async with connect(server.url.replace(TOKEN, "wrong"), options):
+    context = trusting(authority) if trusts else None
+    options = Options(ssl_context=context, connect_again=False, connect_timeout_s=WAIT_S)
+    with pytest.raises((AuthenticationFailed, ConnectionLost)) as failure:
+        async with connect(lasting.url.replace(right, wrong), options):
             pass
-
-
-@pytest.mark.anyio
-async def test_a_server_that_nobody_vouches_for(server: TlsServer, connect: Any) -> None:
-    options = Options(connect_again=False, connect_timeout_s=WAIT_S)
-    with pytest.raises(ConnectionLost, match=r"certificate .* is not trusted: ") as failure:
-        async with connect(server.url, options):
-            pass
-    assert "SSL_CERT_FILE=ca.pem" in str(failure.value)
-    assert "Options(ssl_context=ssl.create_default_context(cafile='ca.pem'))" in str(failure.value)
-
-
-@pytest.mark.anyio
-async def test_a_certificate_for_another_name(
-    server: TlsServer, authority: trustme.CA, connect: Any
-) -> None:
-    options = Options(ssl_context=trusting(authority), connect_again=False)
-    url = server.url.replace("127.0.0.1", "localhost")
-    with pytest.raises(ConnectionLost, match=r"certificate of localhost:\d+ is for another name"):
-        async with connect(url, options):
-            pass
+    assert re.search(told, repr(failure.value), re.S)
 
 
 @pytest.mark.anyio
@@ -246,28 +247,20 @@ async def test_tls_with_a_port_that_never_answers(connect: Any) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    options = Options(connect_timeout_s=1.0)
+    options = Options(connect_timeout_s=0.3)
     told = "no answer to the TLS handshake; perhaps the port does not speak TLS"
     with Peer(serve) as peer, pytest.raises(ConnectionLost, match=told):
         async with connect(f"mqkss://127.0.0.1:{peer.port}", options):
             pass
 
 
-@pytest.mark.anyio
-async def test_a_plain_client_at_a_port_with_tls(server: TlsServer, connect: Any) -> None:
-    options = Options(connect_again=False, connect_timeout_s=WAIT_S)
-    with pytest.raises(ConnectionLost, match="if the port speaks TLS, write mqkss:// in the URL"):
-        async with connect(server.url.replace("mqkss", "mqks"), options):
-            pass
-
-
-def test_commands_at_the_wrong_port(server: TlsServer, capsys: pytest.CaptureFixture[str]) -> None:
-    plain = f"127.0.0.1:{server.process.port}"
+def test_commands_at_the_wrong_port(lasting: TlsServer, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = f"127.0.0.1:{lasting.process.port}"
     assert main(["inspect", "queues", "--url", f"mqkss://{plain}"]) == 69
     told = f"mqks: no server at {plain}: the port does not speak TLS: write mqks://"
     assert capsys.readouterr().err.startswith(told)
     for words in (["ping"], ["inspect", "queues"]):
-        assert main([*words, "--url", server.url.replace("mqkss", "mqks")]) == 69
+        assert main([*words, "--url", lasting.url.replace("mqkss", "mqks")]) == 69
         assert "if the port speaks TLS, write mqkss:// in the URL" in capsys.readouterr().err
 
 
@@ -281,8 +274,7 @@ def test_a_client_must_show_its_certificate_where_asked(
     trustme.CA().issue_cert("client@example.org").configure_cert(with_anothers)
     server = TlsServer(tmp_path, authority, tls_port, "--tls-client-ca", str(ca))
     with server.process:
-        with server.connect(with_certificate) as client:
-            assert client.ask(b"a auth --confirm " + TOKEN.encode()) == b"a ok "
+        server.known(with_certificate).close()
         for context in (trusting(authority), with_anothers):
             # In TLS 1.3 the client learns of it only when it reads.
             with pytest.raises((EOFError, OSError)), server.connect(context) as client:
@@ -373,12 +365,8 @@ def test_the_end_of_a_connection_that_broke_the_rules(
 
 def test_a_client_that_says_goodbye(server: TlsServer, authority: trustme.CA) -> None:
     """Its consumers go, as the server closes its side too."""
-    with (
-        server.connect(trusting(authority)) as client,
-        server.connect(trusting(authority)) as other,
-    ):
-        for each in (client, other):
-            assert each.ask(b"a auth --confirm " + TOKEN.encode()) == b"a ok "
+    context = trusting(authority)
+    with server.known(context) as client, server.known(context) as other:
         assert client.ask(b"c consume --confirm q e --manual-ack") == b"c ok "
         assert other.ask(b"m publish --confirm e x") == b"m ok "
         assert client.line() == b"c ok m event=e x"
@@ -389,12 +377,8 @@ def test_a_client_that_says_goodbye(server: TlsServer, authority: trustme.CA) ->
 def test_what_came_before_a_goodbye_is_done(server: TlsServer, authority: trustme.CA) -> None:
     """However long it takes: the goodbye comes with it, while others have their turns."""
     events, count = 20_000, 100
-    with (
-        server.connect(trusting(authority)) as client,
-        server.connect(trusting(authority)) as other,
-    ):
-        for each in (client, other):
-            assert each.ask(b"a auth --confirm " + TOKEN.encode()) == b"a ok "
+    context = trusting(authority)
+    with server.known(context) as client, server.known(context) as other:
         names = b" ".join(b"f%d" % number for number in range(events))
         assert client.ask(b"s subscribe --confirm r " + names) == b"s ok "
         assert client.ask(b"c consume --confirm q e --manual-ack") == b"c ok "
@@ -414,8 +398,7 @@ def test_a_broken_record(server: TlsServer, authority: trustme.CA) -> None:
     """What came before it is done, also where its replies cannot be sent any more, and others do
     not notice."""
     context, count = trusting(authority), 40
-    with server.connect(context) as other, server.records(context) as records:
-        assert other.ask(b"a auth --confirm " + TOKEN.encode()) == b"a ok "
+    with server.known(context) as other, server.records(context) as records:
         assert other.ask(b"c consume --confirm q e") == b"c ok "
         lines = [b"a auth " + TOKEN.encode()]
         for number in range(count):
@@ -423,7 +406,7 @@ def test_a_broken_record(server: TlsServer, authority: trustme.CA) -> None:
         records.shake_hands()
         good = b"".join(records.of(line + b"\n") for line in lines)
         with server.process.paused():
-            records.socket.sendall(good + b"no record")
+            records.send(good + b"no record")
         for number in range(count):
             assert other.line() == b"c ok m%d event=e x" % number
         assert other.ask(b"p ping y") == b"p ok y"
@@ -436,7 +419,7 @@ def test_a_handshake_in_very_many_records(server: TlsServer, authority: trustme.
         header, body = records.hello[:3], records.hello[5:]
         pieces = [header + b"\0\1" + body[each : each + 1] for each in range(len(body))]
         with suppress(ConnectionError):
-            records.socket.sendall(b"".join(pieces))
+            records.send(b"".join(pieces))
         until(lambda: 'reason="more than 64 TLS records without data' in server.process.log)
 
 
@@ -465,7 +448,7 @@ def test_a_stop_with_clients(server: TlsServer, authority: trustme.CA) -> None:
     ):
         assert idle.ask(b"p ping x") == b"p ok x"
         assert server.process.terminate() == 0
-        silence(idle)
+        idle.rest()
     assert "level=error" not in server.process.log
 
 
@@ -485,10 +468,7 @@ def test_silent_handshakes_make_room(tmp_path: Path, authority: trustme.CA, tls_
 
 def test_a_handshake_has_its_time(tmp_path: Path, authority: trustme.CA, tls_port: int) -> None:
     server = TlsServer(tmp_path, authority, tls_port, "--auth-timeout-s", "0.3")
-    with (
-        server.process,
-        closing(socket.create_connection(("127.0.0.1", server.port))) as silent,
-    ):
+    with server.process, closing(socket.create_connection(("127.0.0.1", server.port))) as silent:
         silent.settimeout(WAIT_S)
         with suppress(ConnectionError):
             assert silent.recv(1) == b""
@@ -502,8 +482,7 @@ def test_a_new_certificate_without_a_new_connection(
 ) -> None:
     context = trusting(authority)
     before = server.serial(context)
-    with server.connect(context) as old:
-        assert old.ask(b"a auth --confirm " + TOKEN.encode()) == b"a ok "
+    with server.known(context) as old:
         assert old.ask(b"c consume --confirm q e") == b"c ok "
         server.write_certificate(authority)
         assert server.serial(context) == before
@@ -527,8 +506,7 @@ def test_a_bad_file_changes_nothing(server: TlsServer, authority: trustme.CA, ba
     server.reload("reload_failed")
     assert re.search(rf"level=error event=reload_failed .*{path.name}", server.process.log)
     assert server.serial(context) == before
-    with server.connect(context) as client:
-        assert client.ask(b"a auth --confirm " + TOKEN.encode()) == b"a ok "
+    server.known(context).close()
 
 
 def test_users_that_changed(server: TlsServer, authority: trustme.CA) -> None:
@@ -537,8 +515,7 @@ def test_users_that_changed(server: TlsServer, authority: trustme.CA) -> None:
     users_file.write(server.users, [ALICE, bob])
     server.reload("reloaded")
     context = trusting(authority)
-    with server.connect(context) as alice, server.connect(context) as other:
-        assert alice.ask(b"a auth --confirm " + TOKEN.encode()) == b"a ok "
+    with server.known(context) as alice, server.connect(context) as other:
         assert other.ask(b"a auth --confirm bob") == b"a ok "
         assert other.ask(b"b consume --confirm mail e") == b"b ok "
         bob.consume = ["news"]

@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trustme
 
 import mqks
 from mqks.server import vanished
 from mqks.testing import Broker
 from tests.kit.line_client import LineClient
 from tests.kit.waiting import WAIT_S, until
-from tests.server.test_tls import TlsClient, trusting, write_certificate
+from tests.server.test_tls import TlsClient, with_tls
 
 CLONE_NEWNET = 0x40000000
 SILENT_S = 1
@@ -90,12 +89,11 @@ def test_who_ends_while_it_is_looked_at_ends_nothing_else(
 ) -> None:
     """TLS has no socket any more a turn of the loop before its client is told."""
     monkeypatch.setattr(vanished, "LOOK_S", 0)
-    authority = trustme.CA()
+    context, _ = with_tls(tmp_path, tls_port)
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    write_certificate(authority, cert, key)
     with Broker(tmp_path / "mqks.db", tls_port=tls_port, tls_cert=cert, tls_key=key) as broker:
         for _ in range(5):
-            with TlsClient(("127.0.0.1", tls_port), trusting(authority)) as client:
+            with TlsClient(("127.0.0.1", tls_port), context) as client:
                 assert client.ask(b"a ping") == b"a ok "
         with LineClient(("127.0.0.1", broker.port)) as client:
             assert client.ask(b"a ping") == b"a ok "
