@@ -1,23 +1,24 @@
 """A backup, made of a server under load, is whole; one that is not made whole has no name."""
 
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from mqks.commands import main
 from mqks.journal.sqlite.database_file import DatabaseFile
 from mqks.journal.sqlite.texts import texts_path
+from tests.kit.fixtures import served
 from tests.kit.line_client import LineClient
-from tests.kit.server_process import ServerProcess, refusal
+from tests.kit.server_process import refusal
 from tests.kit.waiting import WAIT_S, until
 
 DAMAGED, IN_USE, CANNOT_WRITE = 65, 69, 73
@@ -31,12 +32,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
+    (tmp_path / "backups").mkdir()
     return tmp_path / "backups" / "copy.db"
-
-
-@pytest.fixture(autouse=True)
-def _directory(copy: Path) -> None:
-    copy.parent.mkdir()
 
 
 def beside(path: Path) -> list[str]:
@@ -45,7 +42,7 @@ def beside(path: Path) -> list[str]:
 
 def filled(db: Path, count: int, data: bytes = b"x") -> None:
     """A database, stopped cleanly, whose queue `q` holds m0, m1 …, some of them in one commit."""
-    with ServerProcess(db) as server, LineClient(server.address) as client:
+    with served(db) as (server, client):
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         for number in range(count):
             client.send(b"m%d publish e %b\n" % (number, data))
@@ -65,39 +62,31 @@ def epoch(db: Path) -> str | None:
 
 
 class Load:
-    """Publishes with confirm and acks with confirm, each in a thread, until told to stop.
+    """Publishes with confirm and acks with confirm, until told to stop.
 
     `confirmed` and `acked` grow only by what the server has confirmed.
     """
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self.confirmed: list[bytes] = []
-        self.acked: list[bytes] = []
+    def __init__(self, client: LineClient, address: tuple[str, int]) -> None:
+        self.confirmed, self.acked = list[bytes](), list[bytes]()
         self.asked: list[bytes] = []
         """Acks that were sent, confirmed or not."""
         self._address = address
-        self._threads = []
-        for run in (self._publish, self._ack):
-            stopping = threading.Event()
-            self._threads.append((threading.Thread(target=run, args=[stopping]), stopping))
-        with LineClient(address) as client:
-            assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-            assert client.ask(b"s subscribe --confirm kept e") == b"s ok "
+        for queue in (b"q", b"kept"):
+            assert client.ask(b"s subscribe --confirm %b e" % queue) == b"s ok "
 
-    def _publish(self, stopping: threading.Event) -> None:
+    def _publish(self, stopping: Event) -> None:
         with LineClient(self._address) as client:
-            number = 0
             while not stopping.is_set():
-                batch = [b"m%d" % each for each in range(number, number + 20)]
-                number += 20
-                client.send(
-                    b"".join(b"%b publish --confirm e %b\n" % (m, b"." * 2000) for m in batch)
-                )
+                first = len(self.confirmed)
+                batch = [b"m%d" % number for number in range(first, first + 20)]
+                lines = [b"%b publish --confirm e %b\n" % (m, b"." * 2000) for m in batch]
+                client.send(b"".join(lines))
                 for message in batch:
                     assert client.line() == message + b" ok "
                     self.confirmed.append(message)
 
-    def _ack(self, stopping: threading.Event) -> None:
+    def _ack(self, stopping: Event) -> None:
         with LineClient(self._address) as client:
             client.send(b"c consume q --manual-ack\n")
             while not stopping.is_set():
@@ -113,25 +102,30 @@ class Load:
     @contextmanager
     def running(self) -> Iterator[None]:
         """The acks stop first: with the publishes at an end, they would wait for a message."""
-        for thread, _ in self._threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            for thread, stopping in reversed(self._threads):
-                stopping.set()
-                thread.join(WAIT_S)
+        with ThreadPoolExecutor() as threads:
+            works = [(work, Event()) for work in (self._ack, self._publish)]
+            running = [(threads.submit(work, stopping), stopping) for work, stopping in works]
+            try:
+                yield
+            finally:
+                for each, stopping in running:
+                    stopping.set()
+                    each.result(WAIT_S)
 
     def until(self, confirmed: int) -> None:
         until(lambda: len(self.confirmed) >= confirmed and len(self.acked) >= 20)
 
 
-@pytest.mark.parametrize("flags", [(), ("--text-file-bytes-min", "1")], ids=["rows", "files"])
+@pytest.mark.parametrize(
+    "flags",
+    [pytest.param((), marks=pytest.mark.slow), ("--text-file-bytes-min", "1")],
+    ids=["rows", "files"],
+)
 def test_a_backup_under_load_holds_all_that_was_confirmed_before(
     db: Path, copy: Path, flags: tuple[str, ...]
 ) -> None:
-    with ServerProcess(db, *flags) as server:
-        load = Load(server.address)
+    with served(db, *flags) as (server, client):
+        load = Load(client, server.address)
         # A reader keeps the WAL from being folded, so that most of the journal is in it.
         with closing(sqlite3.connect(f"{db.as_uri()}?mode=ro", uri=True)) as reader:
             reader.execute("begin")
@@ -150,7 +144,7 @@ def test_a_backup_under_load_holds_all_that_was_confirmed_before(
         server.kill()
     assert main(["verify", str(copy)]) == 0
     assert epoch(copy) not in (None, epoch(db))
-    with ServerProcess(copy) as server, LineClient(server.address) as client:
+    with served(copy) as (server, client):
         assert client.ask(b"p publish --confirm e end") == b"p ok "
         kept = delivered(client, b"kept")
         assert kept[: len(confirmed)] == confirmed
@@ -179,20 +173,6 @@ def test_a_backup_of_a_stopped_server_leaves_it_as_it_was(db: Path, copy: Path) 
     assert copy.stat().st_mode == db.stat().st_mode
 
 
-def test_a_backup_of_a_killed_server_has_what_is_in_its_wal(db: Path, copy: Path) -> None:
-    with ServerProcess(db) as server, LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        assert client.ask(b"m publish --confirm e x") == b"m ok "
-        beat = b"b schedule --confirm beat --every=9 publish e x"
-        assert client.ask(beat) == b"b ok "
-        server.kill()
-    assert main(["backup", str(copy), "--db", str(db)]) == 0
-    assert ids(copy) == [b"m"]
-    with DatabaseFile.open(copy) as file:
-        assert file.schedules.keys() == {b"beat"}
-    assert beside(copy) == ["copy.db"]
-
-
 def test_a_name_that_is_taken_is_kept(
     db: Path, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,14 +191,6 @@ def test_a_name_that_is_taken_is_kept(
     copy.with_name("copy.db-wal").write_bytes(b"x")
     assert main(["backup", str(copy), "--db", str(db), "--force"]) == CANNOT_WRITE
     assert main(["backup", str(copy / "deeper"), "--db", str(db)]) == CANNOT_WRITE
-
-
-def test_a_database_that_is_served_is_not_replaced(db: Path, copy: Path) -> None:
-    filled(db, 1)
-    shutil.copy(db, copy)
-    with ServerProcess(copy):
-        assert main(["backup", str(copy), "--db", str(db), "--force"]) == IN_USE
-    assert ids(copy) == [b"m0"]
 
 
 def test_what_is_damaged_is_not_backed_up(db: Path, copy: Path) -> None:
@@ -259,7 +231,7 @@ def test_a_killed_backup_has_no_name_and_the_next_one_tidies_up(
 def test_compaction_gives_room_back_and_keeps_what_lives(
     db: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with ServerProcess(db) as server, LineClient(server.address) as client:
+    with served(db) as (server, client):
         for queue in (b"q", b"twin"):
             assert client.ask(b"s subscribe --confirm %b e" % queue) == b"s ok "
         for number in range(300):

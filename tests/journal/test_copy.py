@@ -29,9 +29,9 @@ from mqks.journal.sqlite.database_file import DatabaseFile
 from mqks.journal.sqlite.texts import text_of, texts_path
 from mqks.journal.store import Metadata, QueueRow
 from mqks.settings import DatabaseUrl, Settings
-from mqks.testing import Broker
 from tests.journal.test_store import SECTIONS
 from tests.kit import forks
+from tests.kit.fixtures import client_here, served
 from tests.kit.line_client import LineClient
 from tests.kit.postgres import Postgres
 from tests.kit.server_process import ServerProcess, refusal
@@ -55,10 +55,7 @@ def text(place: Path | DatabaseUrl) -> str:
 
 def something_of_everything(db: Path) -> None:
     """A journal of a server that was killed."""
-    with (
-        ServerProcess(db, "--line-bytes-max", "8MiB") as server,
-        LineClient(server.address) as client,
-    ):
+    with served(db, "--line-bytes-max", "8MiB") as (server, client):
         for request in (
             b"subscribe --confirm mail user.new user.gone",
             b"set_queue --confirm mail --ttl=5000 --dead-letters=dead",
@@ -166,7 +163,7 @@ def test_there_and_back_everything_is_as_it_was(
     after = contents(back)
     for name, content in before.items():
         assert after[name] == content, name
-    with ServerProcess(back) as server, LineClient(server.address) as client:
+    with served(back) as (server, client):
         # Known from before all of this: not stored again.
         assert client.ask(b"id publish --confirm --once user.new twice") == b"id ok "
         client.send(b"c consume dead\n")
@@ -176,27 +173,8 @@ def test_there_and_back_everything_is_as_it_was(
         assert all(message.data != b"twice" for message in file.messages(b"mail"))
 
 
-def test_a_program_that_reads_a_queue_continues_at_the_copy(
-    journal_url: DatabaseUrl, db: Path
-) -> None:
-    with Broker(db) as broker, LineClient(("127.0.0.1", broker.port)) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        for number in range(3):
-            assert client.ask(b"m%d publish --confirm e x" % number) == b"m%d ok " % number
-        before = client.ask(b"r range q")
-    assert copied(db, journal_url) == 0
-    with (
-        Broker(journal_url, db_replication="none") as broker,
-        LineClient(("127.0.0.1", broker.port)) as client,
-    ):
-        assert client.ask(b"r range q") == before
-        assert client.ask(b"m3 publish --confirm e x") == b"m3 ok "
-        client.send(b"c consume q\n")
-        assert [client.line().split(b" ")[2] for _ in range(4)] == [b"m%d" % n for n in range(4)]
-
-
 def filled(db: Path, count: int = 3) -> None:
-    with Broker(db) as broker, LineClient(("127.0.0.1", broker.port)) as client:
+    with client_here(db) as client:
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         for number in range(count):
             assert client.ask(b"m%d publish --confirm e x" % number) == b"m%d ok " % number
@@ -206,11 +184,13 @@ def segments(client: LineClient) -> int:
     return int(client.stats("journal")["segments"])
 
 
-@pytest.mark.parametrize("kept", [(7, 50), ()], ids=["some", "none"])
+@pytest.mark.parametrize(
+    "kept", [pytest.param((7, 50), marks=pytest.mark.slow), ()], ids=["some", "none"]
+)
 def test_ids_of_segments_that_are_gone_stay_unused(
     journal_url: DatabaseUrl, db: Path, kept: tuple[int, ...]
 ) -> None:
-    with Broker(db) as broker, LineClient(("127.0.0.1", broker.port)) as client:
+    with client_here(db) as client:
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         assert client.ask(b"k subscribe --confirm kept e2") == b"k ok "
         assert client.ask(b"c consume --confirm q --manual-ack") == b"c ok "
@@ -231,7 +211,7 @@ def test_ids_of_segments_that_are_gone_stay_unused(
     assert copied(db, journal_url) == 0
     assert copied(journal_url, back) == 0
     assert contents(back) == before
-    with Broker(back) as broker, LineClient(("127.0.0.1", broker.port)) as client:
+    with client_here(back) as client:
         assert client.ask(b"m publish --confirm e2 x") == b"m ok "
     assert contents(back)["segments"][-1][0] >= end
 
@@ -308,21 +288,6 @@ async def test_a_copy_that_has_lost_a_schedule_is_refused(db: Path) -> None:
     assert first.metadata.epoch == "0123"
 
 
-def test_a_place_with_nothing_but_a_schedule_is_not_filled(
-    journal_url: DatabaseUrl, db: Path
-) -> None:
-    other = db.with_name("other.db")
-    filled(db)
-    for place in (other, journal_url):
-        beat = b"s schedule --confirm beat --every=9 publish e x"
-        with (
-            Broker(place, db_replication="none") as broker,
-            LineClient(("127.0.0.1", broker.port)) as client,
-        ):
-            assert client.ask(beat) == b"s ok "
-        assert copied(db, place) == CannotWrite.exit_code
-
-
 def test_a_journal_that_is_served_is_refused(
     journal_url: DatabaseUrl, db: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -342,7 +307,8 @@ def test_a_journal_that_is_served_is_refused(
 def test_only_a_place_without_a_journal_is_filled(
     postgres: Postgres, journal_url: DatabaseUrl, db: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = db.with_name("other.db")
+    other, third = db.with_name("other.db"), db.with_name("third.db")
+    third_url = DatabaseUrl(f"{journal_url.text}_3")
     assert copied(db, journal_url) == InspectionFailed.exit_code
     filled(db)
     assert copied(journal_url, other) == InspectionFailed.exit_code
@@ -356,6 +322,10 @@ def test_only_a_place_without_a_journal_is_filled(
     filled(other, 0)
     assert copied(db, other) == CannotWrite.exit_code
     assert contents(other)["segments"] == []
+    for place in (third, third_url):  # With nothing but a schedule.
+        with client_here(place) as client:
+            assert client.ask(b"s schedule --confirm beat --every=9 publish e x") == b"s ok "
+        assert copied(db, place) == CannotWrite.exit_code
     assert capsys.readouterr().err.count("exists already") >= 1
     link = db.with_name("link.db")
     link.symlink_to(db)
@@ -480,20 +450,22 @@ def test_a_reader_proves_that_a_restored_journal_needs_a_new_epoch(
     place: Path | DatabaseUrl = db
     if kind == "postgresql":
         place = request.getfixturevalue("journal_url")
-    with served(place) as server, LineClient(server.address) as client:
+    new_epoch = ["new-epoch", "--db", text(place), *ALONE]
+    with served(text(place), *ALONE) as (server, client):
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         assert client.ask(b"m1 publish --confirm e x") == b"m1 ok "
         assert server.stop() == 0
     restore = saved(place, request)
-    with served(place) as server, LineClient(server.address) as client:
+    with served(text(place), *ALONE) as (server, client):
         assert client.ask(b"m2 publish --confirm e x") == b"m2 ok "
         own = position(client)
         assert own[b"next"] == b"3"
         read = b"r read q --from=3 --epoch=" + own[b"epoch"]
         assert client.ask(read).startswith(b"r ok --read ")
+        assert main(new_epoch) == DatabaseLocked.exit_code
         assert server.stop() == 0
     restore()
-    with served(place) as server, LineClient(server.address) as client:
+    with served(text(place), *ALONE) as (server, client):
         assert position(client) == own | {b"next": b"2"}
         assert client.ask(read).startswith(b"r error ")
         until(lambda: "event=epoch_is_stale" in server.log)
@@ -505,16 +477,15 @@ def test_a_reader_proves_that_a_restored_journal_needs_a_new_epoch(
             assert client.ask(innocent).startswith(b"r ok --read ")
         assert b'"reverts_seen": 1' in client.ask(b"s stats")
         assert server.stop() == 0
-    assert main(["new-epoch", "--db", text(place), *ALONE]) == 0
-    with served(place) as server, LineClient(server.address) as client:
-        assert position(client)[b"epoch"] != own[b"epoch"]
+    assert main(new_epoch) == 0
+    with served(text(place), *ALONE) as (server, client):
+        now = position(client)
+        assert now.pop(b"epoch") != own.pop(b"epoch")
+        assert now == own | {b"next": b"2"}
         assert client.ask(read).startswith(b"r error ")
         until(lambda: "was created again: its epoch is not" in server.log)
         assert b'"reverts_seen": 0' in client.ask(b"s stats")
-
-
-def served(place: Path | DatabaseUrl) -> ServerProcess:
-    return ServerProcess(text(place), *ALONE)
+        assert client.ask(b"c consume q") == b"c ok m1 event=e x"
 
 
 def position(client: LineClient) -> dict[bytes, bytes]:
@@ -543,27 +514,3 @@ def saved(place: Path | DatabaseUrl, request: pytest.FixtureRequest) -> Callable
                 operator.execute(back.encode())
 
     return restore
-
-
-def test_a_restored_journal_gets_a_new_epoch(
-    postgres: Postgres, journal_url: DatabaseUrl, db: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    filled(db)
-    whole = contents(db)
-    own = epoch(db)
-    assert main(["new-epoch", "--db", str(db)]) == 0
-    assert epoch(db) not in (own, None)
-    assert contents(db) == whole
-    assert copied(db, journal_url) == 0
-    found = owner(postgres, journal_url)
-    assert main(["new-epoch", "--db", journal_url.text, *ALONE]) == 0
-    now = owner(postgres, journal_url)
-    assert found is not None
-    assert now is not None
-    assert now[0] not in (found[0], "")
-    assert now[1:] == found[1:]
-    with ServerProcess(journal_url.text, *ALONE):
-        assert main(["new-epoch", "--db", journal_url.text, *ALONE]) == DatabaseLocked.exit_code
-    with ServerProcess(db):
-        assert main(["new-epoch", "--db", str(db)]) == DatabaseLocked.exit_code
-    capsys.readouterr()

@@ -6,7 +6,6 @@ The one rule: nothing is confirmed that the next start would not find.
 
 import json
 import os
-import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -17,10 +16,11 @@ import pytest
 from mqks.commands import main
 from mqks.journal.sqlite.database_file import DatabaseFile, wal_path
 from mqks.journal.sqlite.lock import lock_path, server_of
-from tests.kit.fixtures import served
+from tests.kit.fixtures import watchful
 from tests.kit.line_client import LineClient
-from tests.kit.server_process import ServerProcess, refusal
+from tests.kit.server_process import refusal
 from tests.kit.waiting import until
+from tests.server.test_metrics import Web
 
 EXIT_IN_USE = 69
 GONE = "level=error event=database_gone"
@@ -83,10 +83,7 @@ def test_nothing_is_confirmed_without_the_files(
 ) -> None:
     db = tmp_path / "here" / "mqks.db"
     db.parent.mkdir()
-    with (
-        served(db) as (server, client),
-        LineClient(server.address) as worker,
-    ):
+    with watchful(db, "--http-port", "0") as (server, client), LineClient(server.address) as worker:
         subscribed(client, b"kept")
         assert worker.ask(b"c consume --confirm work job --manual-ack") == b"c ok "
         assert is_confirmed(client, b"publish --confirm job one")
@@ -106,6 +103,10 @@ def test_nothing_is_confirmed_without_the_files(
         journal = client.stats("journal")
         assert journal["unwritable"]
         assert journal["unwritable"] in client.ask(b"s stats errors").decode()
+        web = Web(server)
+        assert (web.ask("/readyz").status, web.ask("/healthz").status) == (503, 200)
+        assert journal["unwritable"] == web.ask("/readyz").text.strip()
+        assert web.scrape()["mqks_ready", ""] == 0
 
         assert main(["export", "--messages", "--url", server.url]) == 0
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -117,10 +118,10 @@ def test_nothing_is_confirmed_without_the_files(
 
 
 @pytest.mark.parametrize("names", ["all", "database"])
-def test_what_is_moved_back_is_written_again(tmp_path: Path, names: str) -> None:
-    db, away = tmp_path / "mqks.db", tmp_path / "away"
+def test_what_is_moved_back_is_written_again(db: Path, names: str) -> None:
+    away = db.with_name("away")
     away.mkdir()
-    with ServerProcess(db) as server, LineClient(server.address) as client:
+    with watchful(db) as (server, client):
         subscribed(client, b"before")
         moved = files(db) if names == "all" else [db]
         for path in moved:
@@ -136,10 +137,10 @@ def test_what_is_moved_back_is_written_again(tmp_path: Path, names: str) -> None
     assert found(db) == [b"before", b"after"]
 
 
-def test_a_moved_database_is_whole_without_its_wal(tmp_path: Path) -> None:
+def test_a_moved_database_is_whole_without_its_wal(db: Path) -> None:
     """And what is left of the WAL can't harm the file that takes its place."""
-    db, away = tmp_path / "mqks.db", tmp_path / "away.db"
-    with ServerProcess(db) as server, LineClient(server.address) as client:
+    away = db.with_name("away.db")
+    with watchful(db) as (server, client):
         subscribed(client, b"one", b"two")
         db.rename(away)
         until(lambda: GONE in server.log and not wal_path(db).stat().st_size)
@@ -149,13 +150,13 @@ def test_a_moved_database_is_whole_without_its_wal(tmp_path: Path) -> None:
     assert found(away) == []
 
 
-def test_a_stop_leaves_the_files_of_others_alone(tmp_path: Path) -> None:
+def test_a_stop_leaves_the_files_of_others_alone(db: Path) -> None:
     """A restored database with its own WAL, moved into the place of one that is still served."""
-    db, other = tmp_path / "mqks.db", tmp_path / "other.db"
-    with ServerProcess(other) as server, LineClient(server.address) as client:
+    other = db.with_name("other.db")
+    with watchful(other) as (server, client):
         subscribed(client, b"restored")
         server.kill()
-    with ServerProcess(db) as server, LineClient(server.address) as client:
+    with watchful(db) as (server, client):
         subscribed(client, b"old")
         for path in (db, wal_path(db)):
             path.unlink()
@@ -166,9 +167,8 @@ def test_a_stop_leaves_the_files_of_others_alone(tmp_path: Path) -> None:
     assert found(db) == [b"restored"]
 
 
-def test_a_stop_deletes_no_foreign_wal(tmp_path: Path) -> None:
-    db = tmp_path / "mqks.db"
-    with ServerProcess(db) as server, LineClient(server.address) as client:
+def test_a_stop_deletes_no_foreign_wal(db: Path) -> None:
+    with watchful(db) as (server, client):
         subscribed(client, b"old")
         wal_path(db).unlink()
         wal_path(db).write_bytes(b"theirs")
@@ -177,27 +177,12 @@ def test_a_stop_deletes_no_foreign_wal(tmp_path: Path) -> None:
     assert found(db) == [b"old"]
 
 
-def test_readiness_while_the_database_is_gone(tmp_path: Path) -> None:
-    pytest.importorskip("h11")
-    from tests.server.test_metrics import Web
-
-    db = tmp_path / "mqks.db"
-    with ServerProcess(db, "--http-port", "0") as server, LineClient(server.address) as client:
-        subscribed(client)
-        db.rename(tmp_path / "away.db")
-        web = Web(server)
-        until(lambda: web.ask("/readyz").status == 503)
-        assert web.ask("/readyz").text == "the database was deleted or moved\n"
-        assert web.ask("/healthz").status == 200
-        assert web.scrape()["mqks_ready", ""] == 0
-
-
 # ---------------------------------------------------------------------------------------- locks
 
 
-def test_a_hard_link_is_the_same_database(tmp_path: Path) -> None:
-    db, link, copy = (tmp_path / name for name in ("mqks.db", "link.db", "copy.db"))
-    with ServerProcess(db) as server, LineClient(server.address) as client:
+def test_a_hard_link_is_the_same_database(db: Path) -> None:
+    link, copy = db.with_name("link.db"), db.with_name("copy.db")
+    with watchful(db) as (_, client):
         subscribed(client)
         os.link(db, link)
         code, log = refusal(link)
@@ -216,9 +201,8 @@ def test_a_hard_link_is_the_same_database(tmp_path: Path) -> None:
     assert server_of(link) is None
 
 
-def test_a_lock_file_that_was_deleted_is_made_again(tmp_path: Path) -> None:
-    db = tmp_path / "mqks.db"
-    with ServerProcess(db) as server, LineClient(server.address) as client:
+def test_a_lock_file_that_was_deleted_is_made_again(db: Path) -> None:
+    with watchful(db) as (server, client):
         subscribed(client)
         lock_path(db).unlink()
         code, log = refusal(db)
@@ -229,13 +213,3 @@ def test_a_lock_file_that_was_deleted_is_made_again(tmp_path: Path) -> None:
         assert (code, f"process {server.pid}" in log) == (EXIT_IN_USE, True), log
         assert publishes(client, b"x")
         assert GONE not in server.log
-
-
-def test_a_backup_leaves_no_file_where_it_fails(tmp_path: Path) -> None:
-    db, copy = tmp_path / "mqks.db", tmp_path / "copy.db"
-    with ServerProcess(db) as server:
-        server.stop()
-    shutil.copy(db, tmp_path / "damaged.db")
-    (tmp_path / "damaged.db").write_bytes(b"no database")
-    assert main(["backup", str(copy), "--db", str(tmp_path / "damaged.db")]) == 65
-    assert not copy.exists()

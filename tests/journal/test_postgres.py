@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from mqks.journal.segment import NewSegment
 from mqks.server import silence
 from mqks.settings import DatabaseUrl, Settings
 from mqks.testing import Broker
+from tests.kit.fixtures import client_here
 from tests.kit.line_client import LineClient
 from tests.kit.postgres import Postgres, taken_over
 from tests.kit.proxy import CHUNK_BYTES, Peer
@@ -46,10 +47,19 @@ from mqks.journal.postgres.store import PostgresStore
 
 ALONE = "--db-replication", "none"
 BACKEND = "application_name = 'mqks' and pid <> pg_backend_pid()"
+END = f"select pg_{{}}_backend(pid) from pg_stat_activity where {BACKEND}"
 
 
-def served(url: DatabaseUrl, *flags: str) -> ServerProcess:
-    return ServerProcess(url.text, *ALONE, *flags)
+def server_of(url: DatabaseUrl, *flags: str, module: str = "mqks") -> ServerProcess:
+    return ServerProcess(url.text, *ALONE, *flags, module=module)
+
+
+@contextmanager
+def served(url: DatabaseUrl) -> Iterator[tuple[ServerProcess, LineClient]]:
+    """A server, and a client for whom a queue `q` gets the event `e`."""
+    with server_of(url) as server, LineClient(server.address) as client:
+        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+        yield server, client
 
 
 def owner(postgres: Postgres, url: DatabaseUrl) -> tuple[Any, ...]:
@@ -78,7 +88,7 @@ def consumed(client: LineClient, queue: bytes, last: bytes) -> list[tuple[bytes,
 def test_a_second_broker_is_refused_while_the_first_one_lives(
     postgres: Postgres, journal_url: DatabaseUrl
 ) -> None:
-    with served(journal_url) as first:
+    with server_of(journal_url) as first:
         code, log = refusal(journal_url.text, *ALONE, "--no-standby")
         assert "event=standby" not in log
         assert code == DatabaseLocked.exit_code
@@ -86,7 +96,7 @@ def test_a_second_broker_is_refused_while_the_first_one_lives(
         assert first.stop() == 0
     assert owner(postgres, journal_url)[1] is None
     # It was given up: so nobody waits for its beat.
-    with served(journal_url) as second:
+    with server_of(journal_url) as second:
         assert owner(postgres, journal_url)[0] == 2
         assert second.stop() == 0
 
@@ -96,7 +106,7 @@ def test_of_two_that_claim_at_once_one_gets_the_journal(
 ) -> None:
     servers: list[ServerProcess] = []
     for _ in range(3):
-        servers[:] = [served(journal_url, "--no-standby") for _ in range(2)]
+        servers[:] = [server_of(journal_url, "--no-standby") for _ in range(2)]
         try:
             until(lambda: not (servers[0].is_running and servers[1].is_running))
             [winner] = [server for server in servers if server.is_running]
@@ -109,15 +119,20 @@ def test_of_two_that_claim_at_once_one_gets_the_journal(
                 server.stop() if server.is_running else server.kill()
 
 
+async def loaded(url: DatabaseUrl) -> PostgresStore:
+    store = await PostgresStore.open(Settings(db=url, db_replication="none"), print)
+    await store.claim(wait=False)
+    async for _ in store.segments(await store.load()):
+        pass
+    return store
+
+
 @pytest.mark.anyio
 async def test_an_owner_beats_while_it_loads(
     postgres: Postgres, journal_url: DatabaseUrl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "BEAT_S", 0.01)
-    loading = await PostgresStore.open(Settings(db=journal_url, db_replication="none"), print)
-    await loading.claim(wait=False)
-    async for _ in loading.segments(await loading.load()):
-        pass
+    loading = await loaded(journal_url)
     beat = owner(postgres, journal_url)[3]
     while owner(postgres, journal_url)[3] < beat + 3:
         await asyncio.sleep(0.01)
@@ -144,10 +159,7 @@ async def test_an_owner_that_was_taken_over_writes_nothing(
     journal_url: DatabaseUrl,
     write: Callable[[PostgresStore], Awaitable[object]],
 ) -> None:
-    old = await PostgresStore.open(Settings(db=journal_url, db_replication="none"), print)
-    await old.claim(wait=False)
-    async for _ in old.segments(await old.load()):
-        pass
+    old = await loaded(journal_url)
     await old.begin()
     taken_over(journal_url)
     before = owner(postgres, journal_url)
@@ -161,13 +173,13 @@ async def test_an_owner_that_was_taken_over_writes_nothing(
 def test_an_owner_that_was_stopped_and_taken_over_exits_and_confirms_nothing(
     postgres: Postgres, journal_url: DatabaseUrl
 ) -> None:
-    with served(journal_url) as old, LineClient(old.address) as client:
+    with server_of(journal_url) as old, LineClient(old.address) as client:
         assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         assert client.ask(b"m publish --confirm e before") == b"m ok "
         # It has ended when it would go on at the end of the block.
         with suppress(ProcessLookupError), old.paused():
             client.send(b"n publish --confirm e after\n")
-            with served(journal_url) as new, LineClient(new.address) as other:
+            with server_of(journal_url) as new, LineClient(new.address) as other:
                 assert other.ask(b"o publish --confirm e new") == b"o ok "
                 os.kill(old.pid, signal.SIGCONT)
                 with pytest.raises(EOFError):
@@ -183,30 +195,23 @@ def test_an_owner_that_was_stopped_and_taken_over_exits_and_confirms_nothing(
 def test_connections_that_are_ended_lose_and_double_nothing(
     postgres: Postgres, journal_url: DatabaseUrl
 ) -> None:
-    with served(journal_url) as server, LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+    with served(journal_url) as (server, client):
         with postgres.connection() as operator:
-            for number in range(200):
+            for number in range(100):
                 client.send(b"m%d publish --confirm e x\n" % number)
                 if number % 5 == 0:
-                    operator.execute(
-                        f"select pg_terminate_backend(pid) from pg_stat_activity where {BACKEND}"
-                    )
+                    operator.execute(END.format("terminate").encode())
                 if number % 7 == 0:
-                    operator.execute(
-                        f"select pg_cancel_backend(pid) from pg_stat_activity where {BACKEND}"
-                    )
+                    operator.execute(END.format("cancel").encode())
                 assert client.line() == b"m%d ok " % number
         assert client.ask(b"last publish --confirm e x") == b"last ok "
         assert server.stop() == 0
     # All of them are read from the database now, on a connection that has been ended, too.
-    with served(journal_url) as server, LineClient(server.address) as client:
+    with served(journal_url) as (server, client):
         with postgres.connection() as operator:
-            operator.execute(
-                f"select pg_terminate_backend(pid) from pg_stat_activity where {BACKEND}"
-            )
+            operator.execute(END.format("terminate").encode())
         found = consumed(client, b"q", b"last")
-        assert [message for message, _ in found[:-1]] == [b"m%d" % n for n in range(200)]
+        assert [message for message, _ in found[:-1]] == [b"m%d" % n for n in range(100)]
         assert server.stop() == 0
 
 
@@ -249,10 +254,7 @@ def test_a_commit_whose_reply_was_swallowed_is_confirmed_and_there_once(
     schema = journal_url.text.rpartition("schema=")[2]
     with Swallowing(postgres.environment["PGHOST"]) as proxy:
         url = postgres.url(schema, host="127.0.0.1", port=str(proxy.port), sslmode="disable")
-        with (
-            Broker(DatabaseUrl(url), db_replication="none") as broker,
-            LineClient(("127.0.0.1", broker.port)) as client,
-        ):
+        with client_here(DatabaseUrl(url)) as client:
             assert client.ask(b"s subscribe --confirm q e") == b"s ok "
             assert client.ask(b"m publish --confirm e swallow") == b"m ok "
             assert proxy.swallowed == 1
@@ -260,6 +262,7 @@ def test_a_commit_whose_reply_was_swallowed_is_confirmed_and_there_once(
             assert [each for each, _ in consumed(client, b"q", b"last")] == [b"m", b"last"]
 
 
+@pytest.mark.slow
 def test_an_open_transaction_does_not_slow_commits_down(
     postgres: Postgres, journal_url: DatabaseUrl
 ) -> None:
@@ -270,8 +273,7 @@ def test_an_open_transaction_does_not_slow_commits_down(
         from pg_stat_user_tables join pg_statio_user_tables using (relid)
         where relid = '{table}'::regclass"""
     with (
-        served(journal_url) as server,
-        LineClient(server.address) as client,
+        served(journal_url) as (_, client),
         postgres.connection() as operator,
         postgres.connection() as reader,
     ):
@@ -288,7 +290,6 @@ def test_an_open_transaction_does_not_slow_commits_down(
             [row] = operator.execute(query.encode()).fetchall()
             return row[0], row[1], row[2]
 
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
         reader.execute(f"analyze {table}".encode())
         reader.execute("begin isolation level repeatable read")
         reader.execute(f"select from {table}".encode())
@@ -417,14 +418,12 @@ def test_a_fail_over_of_the_database_keeps_connections_and_messages(
     primary: Postgres, standby: Postgres
 ) -> None:
     url = both(primary, standby)
-    with served(url) as server, LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+    with served(url) as (server, client):
         for number in range(50):
             assert client.ask(b"m%d publish --confirm e x" % number) == b"m%d ok " % number
         client.send(b"n publish --confirm e x\n")
         primary.kill()
-        with standby.connection() as operator:
-            operator.execute("select pg_promote()")
+        standby.promote()
         assert client.line() == b"n ok "
         assert client.ask(b"last publish --confirm e x") == b"last ok "
         found = [each for each, _ in consumed(client, b"q", b"last")]
@@ -439,20 +438,14 @@ def test_a_standby_that_lacks_confirmed_messages_is_noticed(
     """By the broker that confirmed them, and by one that was waiting. One that starts afterwards
     continues without them."""
     url = both(primary, standby)
-    with (
-        served(url) as server,
-        waiting_broker(url) as waiting,
-        LineClient(server.address) as client,
-    ):
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+    with served(url) as (server, client), waiting_broker(url) as waiting:
         standby.kill()
         primary.change(synchronous_standby_names="")
         assert client.ask(b"m publish --confirm e x") == b"m ok "
         until_a_standby_looks(primary, owner(primary, url)[3])
         primary.kill()
         standby.start()
-        with standby.connection() as operator:
-            operator.execute("select pg_promote()")
+        standby.promote()
         before = owner(standby, DatabaseUrl(standby.url()))
         client.send(b"n publish --confirm e x\n")
         with pytest.raises(EOFError):
@@ -462,7 +455,7 @@ def test_a_standby_that_lacks_confirmed_messages_is_noticed(
         for each in server, waiting:
             assert "has gone back to an earlier state" in each.log
         assert owner(standby, DatabaseUrl(standby.url())) == before
-    with served(url) as server, LineClient(server.address) as client:
+    with served(url) as (server, client):
         assert client.ask(b"n publish --confirm e x") == b"n ok "
         assert [message for message, _ in consumed(client, b"q", b"n")] == [b"n"]
 
@@ -473,8 +466,7 @@ def test_a_claim_that_was_visible_and_never_durable_may_be_lost(
 ) -> None:
     """A broker that has seen it takes over what is left: all that was confirmed."""
     url = both(primary, standby)
-    with served(url) as server, LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+    with served(url) as (server, client):
         assert client.ask(b"m publish --confirm e x") == b"m ok "
         with waiting_broker(url) as one, waiting_broker(url) as two:
             server.kill()
@@ -489,8 +481,7 @@ def test_a_claim_that_was_visible_and_never_durable_may_be_lost(
             until(lambda: seen in other.log)
             primary.kill()
             standby.start()
-            with standby.connection() as operator:
-                operator.execute("select pg_promote()")
+            standby.promote()
             with LineClient(other.address) as taken_over:
                 assert [each for each, _ in consumed(taken_over, b"q", b"m")] == [b"m"]
             assert other.stop() == 0
@@ -515,8 +506,7 @@ def test_a_start_reads_no_primary_that_lacks_its_claim(
     """The old primary comes back for a moment, as one, and is the first of the hosts. The messages
     are read where the journal was claimed."""
     url = both(primary, standby)
-    with served(url) as server, LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+    with served(url) as (server, client):
         assert client.ask(b"m publish --confirm e x") == b"m ok "
         primary.kill()
         standby.promote()
@@ -529,10 +519,7 @@ def test_a_start_reads_no_primary_that_lacks_its_claim(
         await asyncio.to_thread(primary.start)
 
     monkeypatch.setattr(claim.Claim, "take", taken)
-    with (
-        Broker(url, db_replication="none") as broker,
-        blocking.connect(broker.url) as reader,
-    ):
+    with Broker(url, db_replication="none") as broker, blocking.connect(broker.url) as reader:
         assert [each.id for each in reader.peek("q")] == ["m", "n"]
     primary.kill()
 
@@ -587,7 +574,10 @@ def test_settings_of_a_server_that_endanger_a_confirm_are_refused(
 def test_confirms_are_held_while_a_setting_endangers_them(
     postgres: Postgres, journal_url: DatabaseUrl
 ) -> None:
-    with served(journal_url) as server, LineClient(server.address, 0.3) as client:
+    with (
+        server_of(journal_url, module="tests.kit.watchful") as server,
+        LineClient(server.address, 0.3) as client,
+    ):
         try:
             postgres.change(synchronous_commit="off")
             until(lambda: "event=journal_waits" in server.log)
@@ -604,26 +594,13 @@ def test_confirms_are_held_while_a_setting_endangers_them(
 # ------------------------------------------------------------------------------- the journal
 
 
-def test_journals_in_two_schemas_do_not_know_each_other(postgres: Postgres) -> None:
-    one, two = (DatabaseUrl(postgres.url(name)) for name in ("one", "two"))
-    with (
-        served(one) as first,
-        served(two) as second,
-        LineClient(first.address) as client,
-        LineClient(second.address) as other,
-    ):
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        assert client.ask(b"m publish --confirm --mandatory e x") == b"m ok "
-        assert other.ask(b"m publish --confirm --mandatory e x").startswith(b"m error ")
-
-
 def test_a_database_that_fails_while_a_server_starts_is_no_mistake_of_its_settings(
     postgres: Postgres, journal_url: DatabaseUrl
 ) -> None:
     """Its service manager starts it again."""
     with postgres.connection() as operator:
         operator.execute("select pg_advisory_lock(%s)", [migrations.LOCK])
-        server = served(journal_url)
+        server = server_of(journal_url)
         waits = f"select pid from pg_stat_activity where {BACKEND} and wait_event = 'advisory'"
         [(pid,)] = until(lambda: operator.execute(waits.encode()).fetchall())
         operator.execute("select pg_terminate_backend(%s)", [pid])
@@ -631,12 +608,12 @@ def test_a_database_that_fails_while_a_server_starts_is_no_mistake_of_its_settin
 
 
 def test_a_newer_schema_is_refused(postgres: Postgres, journal_url: DatabaseUrl) -> None:
-    with served(journal_url) as server:
+    with server_of(journal_url) as server:
         assert server.stop() == 0
     schema = journal_url.text.rpartition("schema=")[2]
     with postgres.connection() as operator:
         operator.execute(f"update {schema}.owner set version = 99".encode())
-    server = served(journal_url)
+    server = server_of(journal_url)
     assert (server.wait(), "use a newer mqks" in server.log) == (65, True)
 
 
@@ -656,17 +633,14 @@ def test_an_older_schema_is_upgraded_and_its_messages_are_kept(
         later = "\n".join(sql for _, sql in known[2:])
         early = [(1, f"{known[0][1]}\n{later}")]
         monkeypatch.setattr(migrations, "migrations", lambda _: early)
-        with (
-            Broker(journal_url, db_replication="none") as broker,
-            LineClient(("127.0.0.1", broker.port)) as client,
-        ):
+        with client_here(journal_url) as client:
             client.send(b"s subscribe --confirm q e\nm publish --confirm e x\n")
             assert [client.line(), client.line()] == [b"s ok ", b"m ok "]
         assert operator.execute(asked.encode()).fetchone() == (1, None, None)
         monkeypatch.undo()
         operator.execute(f"drop table {schema}.schedule, {schema}.audit".encode())
         operator.execute(f"drop table {schema}.result, {schema}.batch".encode())
-        with served(journal_url) as server, LineClient(server.address) as client:
+        with served(journal_url) as (_, client):
             assert consumed(client, b"q", b"m") == [(b"m", b"x")]
         assert operator.execute(asked.encode()).fetchone() == (known[-1][0], options, options)
 
@@ -724,14 +698,7 @@ def test_a_url_that_cannot_be_used_is_refused(url: str, expected: int, told: str
     assert f'"event": "starting", "version": "{__version__}", "db": "{url}"' in log
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["backup", "to.db"],
-        ["compact"],
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("command", [["backup", "to.db"], ["compact"]], ids=" ".join)
 def test_commands_for_files_refuse_a_url(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -744,36 +711,14 @@ def test_commands_for_files_refuse_a_url(
         assert "secret" not in told
 
 
-WITHOUT = """
-import sys
-sys.modules["psycopg"] = None
-from mqks.commands import main
-sys.exit(main(["serve", "--port", "0", "--page", "off", "--db", sys.argv[1]]))
-"""
-
-
 def test_without_the_extra_the_error_says_how_to_install_it(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['psycopg'] = None")
     found = subprocess.run(
-        [sys.executable, "-c", WITHOUT, "postgresql://h/d"],
+        [sys.executable, "-m", "mqks", "serve", "--db", "postgresql://h/d"],
         capture_output=True,
         text=True,
         timeout=WAIT_S,
-        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
     )
     assert found.returncode == 78
     assert "pip install 'mqks[postgres]'" in found.stderr
-
-
-def test_a_file_needs_no_psycopg(tmp_path: Path) -> None:
-    server = subprocess.Popen(
-        [sys.executable, "-c", WITHOUT, str(tmp_path / "mqks.db")],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with server:
-        assert server.stderr is not None
-        while "event=listening" not in (line := server.stderr.readline()):
-            assert line
-        server.terminate()
-        server.communicate()
-    assert server.returncode == 0

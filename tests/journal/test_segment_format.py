@@ -52,7 +52,6 @@ def test_a_segment_is_what_these_bytes_say() -> None:
     digits = [line for line in LINES.splitlines() if not line.startswith("#")]
     body = bytes.fromhex("".join(digits))
     assert checksum(SEGMENT_ID, body) == CRC
-
     mail, audit = decode(body)
     [both], [single] = mail.runs, audit.runs
     assert (mail.acks, [*mail.marks.items()]) == (

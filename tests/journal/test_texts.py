@@ -26,7 +26,7 @@ from mqks.journal.sqlite.store import SqliteStore
 from mqks.journal.sqlite.texts import RECYCLED_MAX, size_of, texts_path
 from mqks.settings import Settings
 from mqks.testing import Broker
-from tests.kit.fixtures import served
+from tests.kit.fixtures import served, watchful
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess, refusal
 from tests.kit.waiting import until
@@ -38,6 +38,14 @@ KIB = 1024
 
 def subscribed(client: LineClient) -> None:
     assert client.ask(b"s subscribe --confirm q e") == b"s ok "
+
+
+@contextmanager
+def serving(db: Path, *flags: str) -> Iterator[tuple[ServerProcess, LineClient]]:
+    """By a server that puts each text into a file, one client, and a queue `q` of the event `e`."""
+    with watchful(db, *ALL, *flags) as (server, client):
+        subscribed(client)
+        yield server, client
 
 
 def published(client: LineClient, name: bytes, data: bytes) -> None:
@@ -80,11 +88,9 @@ def got(server: ServerProcess, count: int) -> dict[bytes, bytes]:
 def three(db: Path, *flags: str) -> dict[bytes, bytes]:
     """Three messages, each in a segment of its own, and a server that was killed."""
     data = {b"m%d" % n: b"%d" % n * 3000 for n in range(3)}
-    with ServerProcess(db, *ALL, *flags) as server, LineClient(server.address) as client:
-        subscribed(client)
+    with serving(db, *flags) as (_, client):
         for name, text in data.items():
             published(client, name, text)
-        server.kill()
     assert len(texts(db)) == 3
     return data
 
@@ -104,40 +110,35 @@ def read_by_another(db: Path) -> Iterator[None]:
 
 
 def test_only_large_texts_are_in_files(db: Path) -> None:
-    with ServerProcess(db, "--text-file-bytes-min", "100KiB") as server:
-        with LineClient(server.address) as client:
-            subscribed(client)
-            published(client, b"small", b"x" * 90 * KIB)
-            assert not texts_path(db).exists()
-            published(client, b"large", b"y" * 110 * KIB)
-            [name] = texts(db)
-            text = (texts_path(db) / name).read_bytes()
-            assert text == b"large event=e " + b"y" * 110 * KIB
-            assert stored(db)[name] == len(text)
-        server.kill()
+    with serving(db, "--text-file-bytes-min", "100KiB") as (_, client):
+        published(client, b"small", b"x" * 90 * KIB)
+        assert not texts_path(db).exists()
+        published(client, b"large", b"y" * 110 * KIB)
+        [name] = texts(db)
+        text = (texts_path(db) / name).read_bytes()
+        assert text == b"large event=e " + b"y" * 110 * KIB
+        assert stored(db)[name] == len(text)
     with ServerProcess(db) as server:
         assert got(server, 2) == {b"small": b"x" * 90 * KIB, b"large": b"y" * 110 * KIB}
 
 
 def test_a_text_of_many_pieces_is_one_file(db: Path) -> None:
     """More than the system writes in one step: of each queue its own."""
-    with ServerProcess(db, *ALL) as server, LineClient(server.address) as client:
+    with served(db, *ALL) as (server, client):
         for number in range(1500):
             client.send(b"s subscribe q%d e%d\n" % (number, number))
         with server.paused():
             lines = (b"m%d publish e%d %d\n" % (n, n, n) for n in range(1500))
             client.send(b"".join(lines) + b"p publish --confirm e0 last\n")
         assert client.line() == b"p ok "
-        server.kill()
-    with ServerProcess(db) as server, LineClient(server.address) as client:
+    with served(db) as (server, client):
         for number in range(1, 1500, 100):
             told = client.ask(b"c%d consume q%d" % (number, number))
             assert told == b"c%d ok m%d event=e%d %d" % (number, number, number, number)
 
 
 def test_the_files_go_with_their_messages_and_the_directory_with_the_last(db: Path) -> None:
-    with ServerProcess(db, *ALL) as server, LineClient(server.address) as client:
-        subscribed(client)
+    with serving(db) as (server, client):
         for number in range(50):
             published(client, b"m%d" % number, b"x" * 3000)
         assert len(texts(db)) == 50
@@ -176,8 +177,7 @@ def test_files_with_messages_are_private(db: Path) -> None:
 
 
 def test_size_and_facts_count_the_texts(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with ServerProcess(db, *ALL) as server, LineClient(server.address) as client:
-        subscribed(client)
+    with serving(db) as (server, client):
         published(client, b"m", b"x" * 900 * KIB)
         told = client.stats("journal")
         assert told["db_bytes"] > 900 * KIB
@@ -194,15 +194,13 @@ def test_a_text_without_a_row_goes_at_the_next_start(db: Path, sync_library: Pat
     """Of a server that was killed while it waited for the text to be synced."""
     trigger = db.with_name("sync-hangs")
     environment = {"LD_PRELOAD": str(sync_library), "SYNC_HANGS_WHILE_EXISTS": str(trigger)}
-    with ServerProcess(db, *ALL, environment=environment) as server:
-        with LineClient(server.address) as client:
-            subscribed(client)
-            published(client, b"m0", b"there")
-            trigger.touch()
-            client.send(b"m1 publish --confirm e lost\n")
-            until(lambda: len(texts(db)) == 2)
-        server.kill()
-    with ServerProcess(db, *ALL) as server, LineClient(server.address) as client:
+    with served(db, *ALL, environment=environment) as (_, client):
+        subscribed(client)
+        published(client, b"m0", b"there")
+        trigger.touch()
+        client.send(b"m1 publish --confirm e lost\n")
+        until(lambda: len(texts(db)) == 2)
+    with served(db, *ALL) as (server, client):
         assert len(texts(db)) == 1
         published(client, b"m2", b"later")
         assert got(server, 2) == {b"m0": b"there", b"m2": b"later"}
@@ -210,10 +208,7 @@ def test_a_text_without_a_row_goes_at_the_next_start(db: Path, sync_library: Pat
 
 def test_a_text_whose_row_was_deleted_goes_at_the_next_start(db: Path) -> None:
     data = three(db)
-    with (
-        served(db, *ALL) as (server, client),
-        read_by_another(db),
-    ):
+    with watchful(db, *ALL) as (server, client), read_by_another(db):
         assert got(server, 3) == data
         assert client.ask(b"p purge --confirm q").startswith(b"p ok ")
         until(lambda: not stored(db).keys() & {*texts(db)})
@@ -223,19 +218,19 @@ def test_a_text_whose_row_was_deleted_goes_at_the_next_start(db: Path) -> None:
         assert texts(db) == []
 
 
+@pytest.mark.slow
 def test_a_failed_sync_of_a_text_ends_the_server_before_it_confirms(
     db: Path, sync_library: Path
 ) -> None:
     trigger = db.with_name("sync-fails")
     environment = {"LD_PRELOAD": str(sync_library), "SYNC_FAILS_ONCE_EXISTS": str(trigger)}
-    with ServerProcess(db, *ALL, environment=environment) as server:
-        with LineClient(server.address) as client:
-            subscribed(client)
-            published(client, b"m0", b"there")
-            trigger.touch()
-            client.send(b"m1 publish --confirm e lost\n")
-            with pytest.raises(EOFError):
-                client.line()
+    with served(db, *ALL, environment=environment) as (server, client):
+        subscribed(client)
+        published(client, b"m0", b"there")
+        trigger.touch()
+        client.send(b"m1 publish --confirm e lost\n")
+        with pytest.raises(EOFError):
+            client.line()
         assert server.wait() == EXIT_CANNOT_WRITE
         assert "-texts can't be synced" in server.log.splitlines()[-1]
     with ServerProcess(db) as server:
@@ -298,7 +293,7 @@ def test_a_file_instead_of_the_directory_is_refused_and_can_be_salvaged(
     assert "its text is missing, with the directory mqks.db-texts" in capsys.readouterr().out
     code, log = refusal(db)
     assert (code, "with the directory mqks.db-texts" in log) == (EXIT_DAMAGED, True)
-    with ServerProcess(db, *ALL, "--salvage") as server, LineClient(server.address) as client:
+    with served(db, *ALL, "--salvage") as (server, client):
         published(client, b"new", b"x")
         assert got(server, 1) == {b"new": b"x"}
 
@@ -320,7 +315,7 @@ def test_a_directory_instead_of_a_text_is_damage(db: Path) -> None:
 
 def test_a_text_that_is_lost_while_it_is_served_ends_the_server(db: Path) -> None:
     three(db)
-    with ServerProcess(db) as server, LineClient(server.address) as client:
+    with served(db) as (server, client):
         (texts_path(db) / texts(db)[0]).unlink()
         client.send(b"c consume q\n")
         assert server.wait() == EXIT_CANNOT_WRITE
@@ -340,8 +335,7 @@ def test_texts_whose_rows_are_lost_are_kept_by_salvage(db: Path) -> None:
 
 
 def test_files_that_somebody_else_has_made_are_passed_over(db: Path) -> None:
-    with ServerProcess(db, *ALL) as server, LineClient(server.address) as client:
-        subscribed(client)
+    with serving(db) as (server, client):
         published(client, b"m0", b"x")
         others = [f"{number:016}" for number in range(9, 12)]
         for other in others:
@@ -362,16 +356,14 @@ def test_texts_of_schema_6_are_found_by_the_ids_of_their_segments(db: Path) -> N
         assert file.execute("select id - text_file from segment").fetchall() == [(0,)] * 3
         for table in ("segment", "damaged_segment"):
             file.execute(f"alter table {table} drop column text_file")
-        file.execute("drop table schedule")
-        file.execute("drop table audit")
-        file.execute("drop table result")
-        file.execute("drop table batch")
+        for table in ("schedule", "audit", "result", "batch"):
+            file.execute(f"drop table {table}")
         file.execute("delete from tally where name in ('schedule', 'result', 'batch')")
         file.execute("pragma user_version = 6")
     assert messages(db) == [*data]
     assert main(["backup", str(copy), "--db", str(db)]) == 0
     for path in (db, copy):
-        with ServerProcess(path, *ALL) as server, LineClient(server.address) as client:
+        with served(path, *ALL) as (server, client):
             published(client, b"m3", b"x" * 900)
             assert got(server, 4) == {**data, b"m3": b"x" * 900}
             server.kill()
@@ -397,11 +389,10 @@ def test_texts_of_another_database_are_left_alone(db: Path) -> None:
     with ServerProcess(db) as server:
         assert server.stop() == 0
     db.rename(db.with_name("away.db"))
-    with ServerProcess(db, *ALL) as server, LineClient(server.address) as client:
+    with served(db, *ALL) as (server, client):
         assert "it has texts of another database" in server.log
         subscribed(client)
         published(client, b"new", b"x")
-        server.kill()
     [aside] = db.parent.glob("mqks.db-texts.*")
     aside.rename(texts_path(db.with_name("away.db")))
     with ServerProcess(db.with_name("away.db")) as server:
@@ -412,7 +403,7 @@ def test_texts_of_another_database_are_left_alone(db: Path) -> None:
 
 def test_a_directory_that_is_moved_is_noticed_and_still_read(db: Path) -> None:
     data = three(db)
-    with ServerProcess(db, *ALL) as server, LineClient(server.address) as client:
+    with watchful(db, *ALL) as (server, client):
         texts_path(db).rename(db.with_name("away"))
         until(lambda: "the directory of its texts was deleted or moved" in server.log)
         assert client.ask(b"m publish --confirm e x").startswith(b"m error ")
@@ -420,7 +411,6 @@ def test_a_directory_that_is_moved_is_noticed_and_still_read(db: Path) -> None:
         db.with_name("away").rename(texts_path(db))
         until(lambda: "event=database_back" in server.log)
         published(client, b"back", b"x")
-        server.kill()
     assert messages(db)[-1] == b"back"
 
 
@@ -428,8 +418,7 @@ def test_a_directory_that_is_moved_is_noticed_and_still_read(db: Path) -> None:
 def test_a_busy_journal_writes_files_again(db: Path) -> None:
     """Those of deleted texts, for shorter and longer ones; and all is read as it was written."""
     sizes = [3000, 60_000, 500, 20_000]
-    with ServerProcess(db, *ALL) as server, LineClient(server.address) as client:
-        subscribed(client)
+    with serving(db) as (server, client):
         client.send(b"c consume q --manual-ack --prefetch=1\n")
         data = {b"m%d" % n: b"%d" % (n % 10) * sizes[n % 4] for n in range(300)}
         held = db.with_name("held")
@@ -453,7 +442,6 @@ def test_a_busy_journal_writes_files_again(db: Path) -> None:
         *_, (file, size) = [(each, size) for each, size in stored(db).items() if size]
         assert int(file) < 300
         assert (texts_path(db) / file).stat().st_size >= size > 700
-        server.kill()
     with ServerProcess(db) as server:
         assert got(server, 1) == {b"last": b"l" * 700}
         with LineClient(server.address) as client:
@@ -466,19 +454,9 @@ def test_a_busy_journal_writes_files_again(db: Path) -> None:
 # --------------------------------------------------------------------- those who read the file
 
 
-def test_a_backup_is_one_file_with_all_texts(db: Path) -> None:
-    data, copy = three(db), db.with_name("copy")
-    assert main(["backup", str(copy), "--db", str(db)]) == 0
-    shutil.rmtree(texts_path(db))
-    assert not texts_path(copy).exists()
-    assert main(["verify", str(copy)]) == 0
-    with ServerProcess(copy) as server:
-        assert got(server, 3) == data
-
-
 def test_nothing_is_deleted_while_another_process_reads_an_older_state(db: Path) -> None:
     three(db)
-    with ServerProcess(db, *ALL) as server, LineClient(server.address) as client:
+    with watchful(db, *ALL) as (_, client):
         with read_by_another(db):
             names = texts(db)
             assert client.ask(b"p purge --confirm q").startswith(b"p ok ")
@@ -497,10 +475,7 @@ def test_nothing_is_deleted_while_another_process_reads_an_older_state(db: Path)
 
 def test_a_reader_of_an_older_list_reads_a_newer_one(db: Path) -> None:
     three(db)
-    with (
-        served(db, *ALL) as (_, client),
-        DatabaseFile.open(db) as file,
-    ):
+    with served(db, *ALL) as (_, client), DatabaseFile.open(db) as file:
         found = file.messages(b"q")
         assert next(found).id == b"m0"
         published(client, b"m3", b"x")
@@ -514,10 +489,11 @@ def test_a_reader_of_an_older_list_reads_a_newer_one(db: Path) -> None:
 # ---------------------------------------------------------------------------------- limits
 
 
+@pytest.mark.slow
 def test_deleted_texts_wait_for_a_checkpoint_with_less_than_full(db: Path) -> None:
     """But few of them, and not for long."""
     flags = (*ALL, "--synchronous", "normal", "--wal-checkpoint-pages", "1000000")
-    with ServerProcess(db, *flags) as server, LineClient(server.address) as client:
+    with served(db, *flags) as (_, client):
         subscribed(client)
         for number in range(100):
             published(client, b"m%d" % number, b"x" * 900_000)
@@ -526,23 +502,9 @@ def test_deleted_texts_wait_for_a_checkpoint_with_less_than_full(db: Path) -> No
         until(lambda: not texts(db))
 
 
-def test_the_size_limit_counts_texts(db: Path) -> None:
-    flags = (*ALL, "--db-bytes-max", "1MiB", "--ballast-bytes", "0")
-    with ServerProcess(db, *flags) as server, LineClient(server.address) as client:
-        subscribed(client)
-        number = 0
-        while client.ask(b"m%d publish --confirm e %b" % (number, b"x" * 50_000)).endswith(b" ok "):
-            number += 1
-            assert number < 20
-        assert number > 5
-        until(lambda: "event=disk_full" in server.log)
-        assert client.ask(b"p purge --confirm q").startswith(b"p ok ")
-        until(lambda: client.ask(b"w publish --confirm e x") == b"w ok ")
-
-
 def test_texts_that_wait_for_another_process_have_a_limit(db: Path) -> None:
     flags = (*ALL, "--wal-bytes-max", "16MiB")
-    with ServerProcess(db, *flags) as server, LineClient(server.address) as client:
+    with watchful(db, *flags) as (server, client):
         subscribed(client)
         published(client, b"first", b"x")
         with read_by_another(db):

@@ -3,9 +3,8 @@ either ends with an error, and never looks for them again and again."""
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,7 @@ from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import until
 
 PAGE_BYTES = 4096
-LOOKS = [
-    b"c consume q --manual-ack",
-    b"p peek q --limit=1000",
-    b"r read q --from=1",
-]
+LOOKS = [b"c consume q --manual-ack", b"p peek q --limit=1000", b"r read q --from=1"]
 
 
 @pytest.fixture
@@ -58,9 +53,7 @@ def ended(server: ServerProcess, request: bytes) -> str:
         # Behind a commit no connection trusts the pages that it has read before.
         assert client.ask(b"s subscribe --confirm other f") == b"s ok "
         client.send(request + b"\n")
-        with suppress(EOFError):
-            while True:
-                client.line()
+        client.rest()
     assert server.wait() == JournalFailed.exit_code, server.log
     assert "Traceback" not in server.log
     return server.log.splitlines()[-1]
@@ -101,12 +94,7 @@ def test_a_row_that_is_not_found_by_its_time_ends_the_server(db: Path) -> None:
         client.send(b"p peek q --limit=1000\n")
         times = [int(client.line().rpartition(b"time=")[2].split(b" ")[0]) for _ in range(600)]
         assert client.line() == b"p ok --end"
-
-        def is_merged() -> bool:
-            answer = client.ask(b"j stats journal").removeprefix(b"j ok ")
-            return bool(json.loads(answer)["segments"] < 100)
-
-        until(is_merged)
+        until(lambda: client.stats("journal")["segments"] < 100)
         with closing(sqlite3.connect(db, isolation_level=None)) as file:
             file.execute("delete from segment")
         told = ended(server, b"r range q --at=%d" % times[300])

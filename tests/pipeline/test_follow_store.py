@@ -19,6 +19,7 @@ def between() -> Iterator[Between]:
         yield opened
 
 
+@pytest.mark.lakes
 def test_a_store_is_followed(between: Between, tmp_path: Path) -> None:
     db, copy = tmp_path / "mqks.db", Copy("s3://bucket/some/prefix")
     with served(db) as client:

@@ -5,31 +5,21 @@ The one rule: each message is in exactly one of the two lakes.
 
 import json
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from mqks.client.blocking import connect
 from mqks.commands import main
 from mqks.pipeline import job
-from mqks.pipeline.archive import Archive
 from mqks.pipeline.errors import PipelineError
 from mqks.pipeline.lake import Lake
 from mqks.pipeline.page import page
-from mqks.pipeline.places import existing, lake_at, messages
-from mqks.pipeline.replay import Replay
+from mqks.pipeline.places import existing, lake_at
 from mqks.pipeline.report import BadReason, report
 from mqks.pipeline.sums import batches_of
 from mqks.pipeline.verify import Verification
-from mqks.pipeline.wire import ServerAddress
-from mqks.testing import Broker
-from tests.pipeline.test_pipeline_columns import place_of
-from tests.pipeline.test_pipeline_jobs import publish, subscribe
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.pipeline.conftest import Clicks, place_of
 
 KINDS = ["files", "delta", "iceberg"]
 SCHEMA = "n bigint, user struct<id: int, name: string>"
@@ -49,20 +39,18 @@ BAD: dict[str, dict[str, Any]] = {
 }
 
 
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> tuple[Any, Any, Any]:
-    lake, format = place_of(kind, tmp_path, monkeypatch)
+pytestmark = pytest.mark.usefixtures("catalog")
+
+
+def places(tmp_path: Path, kind: str) -> tuple[Any, Any, Any]:
+    lake, format = place_of(tmp_path, kind)
     return lake, f"{lake}_bad" if isinstance(lake, str) else lake.with_name("bad"), format
 
 
-def archive(
-    spark: "SparkSession", broker: Broker, lake: Lake, bad: Lake, ddl: str, batch: int = 1000
-) -> list[int]:
+def archive(clicks: Clicks, lake: Lake, bad: Lake, ddl: str, batch: int = 1000) -> list[int]:
     """Gives the number of bad rows of each batch."""
-    schema, address = job.schema_of(ddl), ServerAddress(url=broker.url)
-    archive = Archive(
-        queue="clicks", server=address, once=True, schema=schema, batch_messages=batch
-    )
-    return [each.unparsed for each in archive.run(spark.sparkContext, lake, Event(), bad)]
+    told = clicks.archive_into(lake, bad, schema=job.schema_of(ddl), batch_messages=batch)
+    return [each.unparsed for each in told]
 
 
 def rows(place: Any, format: str | None) -> list[dict[str, Any]]:
@@ -76,22 +64,15 @@ def rows(place: Any, format: str | None) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bad_rows_have_a_place(
-    spark: "SparkSession",
-    mqks_broker: Broker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-) -> None:
-    lake, other, format = places(tmp_path, monkeypatch, kind)
-    subscribe(mqks_broker)
-    with connect(mqks_broker.url) as client:
+def test_bad_rows_have_a_place(clicks: Clicks, tmp_path: Path, kind: str) -> None:
+    lake, other, format = places(tmp_path, kind)
+    with clicks.client() as client:
         for payload in BAD:
             client.publish("rare", payload, meta={"trace": "a&b"})
-    publish(mqks_broker, [(f"m{n}", "rare", text) for n, text in enumerate(GOOD)])
+    clicks.publish([(f"m{n}", "rare", text) for n, text in enumerate(GOOD)])
 
     with lake_at(lake, format) as opened, lake_at(other, format) as bad:
-        assert archive(spark, mqks_broker, opened, bad, SCHEMA) == [3]
+        assert archive(clicks, opened, bad, SCHEMA) == [3]
     good = rows(lake, format)
     assert [row["value"].decode() for row in good] == GOOD
     assert [row["data"] for row in good] == [
@@ -99,7 +80,7 @@ def test_bad_rows_have_a_place(
     ]
     assert {row["value"].decode(): row["data"] for row in rows(other, format)} == BAD
 
-    told = report(messages(spark, other, bad=True), title="bad")
+    told = report(clicks.messages(other, bad=True), title="bad")
     reasons = [
         BadReason("another type", "n", 1),
         BadReason("another type", "user", 1),
@@ -109,31 +90,24 @@ def test_bad_rows_have_a_place(
     assert "not one JSON object" in page(told)
 
     # After the schema was mended they are sent again; what is bad still is bad again.
-    again = Replay(lake=other, server=ServerAddress(url=mqks_broker.url), bad=True)
-    assert [*again.run(spark, Event())][-1].messages == 3
-    wider = tmp_path / "wider" if kind == "files" else f"{lake}2" if kind == "iceberg" else None
-    with lake_at(wider or tmp_path / "wider", format) as opened, lake_at(other, format) as bad:
-        assert archive(spark, mqks_broker, opened, bad, "n string, user string") == [1]
-    found = rows(wider or tmp_path / "wider", format)
+    assert clicks.replay(lake=other, bad=True)[-1].messages == 3
+    wider = f"{lake}2" if kind == "iceberg" else tmp_path / "wider"
+    with lake_at(wider, format) as opened, lake_at(other, format) as bad:
+        assert archive(clicks, opened, bad, "n string, user string") == [1]
+    found = rows(wider, format)
     assert [row["value"].decode() for row in found] == [*BAD][:2]
-    frame = messages(spark, wider or tmp_path / "wider", properties=True)
+    frame = clicks.messages(wider, properties=True)
     assert [(row.topic, row.headers) for row in frame.collect()] == [("rare", {"trace": "a&b"})] * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("batch", [3, 1000])
+@pytest.mark.parametrize("batch", [pytest.param(3, marks=pytest.mark.slow), 1000])
 def test_an_end_between_the_two_commits(
-    spark: "SparkSession",
-    mqks_broker: Broker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    batch: int,
+    clicks: Clicks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, batch: int
 ) -> None:
-    lake, other, format = places(tmp_path, monkeypatch, kind)
-    subscribe(mqks_broker)
+    lake, other, format = places(tmp_path, kind)
     payloads = [text for n, bad in enumerate(BAD) for text in (GOOD[2 * n], bad, GOOD[2 * n + 1])]
-    publish(mqks_broker, [(f"m{n}", "rare", text) for n, text in enumerate(payloads)])
+    clicks.publish([(f"m{n}", "rare", text) for n, text in enumerate(payloads)])
 
     def end(*_: object) -> None:
         raise PipelineError("ended here")
@@ -141,10 +115,10 @@ def test_an_end_between_the_two_commits(
     with lake_at(lake, format) as opened, lake_at(other, format) as bad:
         monkeypatch.setattr(opened, "commit", end)
         with pytest.raises(PipelineError, match="ended here"):
-            archive(spark, mqks_broker, opened, bad, SCHEMA, 5)
-    publish(mqks_broker, [("m9", "rare", "late")])
+            archive(clicks, opened, bad, SCHEMA, 5)
+    clicks.publish([("m9", "rare", "late")])
     with lake_at(lake, format) as opened, lake_at(other, format) as bad:
-        assert sum(archive(spark, mqks_broker, opened, bad, SCHEMA, batch)) == 2
+        assert sum(archive(clicks, opened, bad, SCHEMA, batch)) == 2
     assert [row["value"].decode() for row in rows(lake, format)] == GOOD[:6]
     assert [row["value"].decode() for row in rows(other, format)] == [*BAD, "late"]
 

@@ -14,7 +14,6 @@ import venv
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy
 import pyarrow as pa
@@ -24,15 +23,10 @@ import pytest
 
 import mqks.__main__
 from mqks.client.blocking import connect
-from mqks.pipeline.errors import JavaMissing
 from mqks.pipeline.reader import QueueReader
-from mqks.pipeline.session import check_java
 from mqks.testing import BrokerProcess
 from tests import pipeline_kills as kills
 from tests.conftest import JAVA, SPARK_SETTINGS
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 BIN = Path(pyspark.__file__).with_name("bin")
 WORKERS = 2
@@ -128,49 +122,9 @@ def _command(pid: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    try:
-        check_java()
-    except JavaMissing as missing:
-        pytest.skip(str(missing))
+def cluster(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
-
-
-@pytest.mark.slow
-def test_all_that_can_be_killed_is_and_each_message_is_there_once(
-    spark: "SparkSession", mqks_broker_process: BrokerProcess, tmp_path: Path
-) -> None:
-    """Once: workers, which others replace, then the broker, then the job. The tests marked slow do
-    more of it: here and in tests/pipeline/test_pipeline_jobs.py."""
-    broker, lake, log = mqks_broker_process, tmp_path / "lake", tmp_path / "log"
-    kills.subscribe(broker.url, "clicks")
-    flags = ["--url", broker.url, "--interval", "0.2", "--batch", "1000"]
-    job = kills.Job(log, "archive", "clicks", str(lake), *flags, "--master", "local[2,1000]")
-    sent = 0
-
-    def publish_more() -> None:
-        nonlocal sent
-        kills.publish(broker.url, 2_000, start=sent)
-        sent += 2_000
-
-    def a_task_is_lost() -> bool:
-        if job.is_running() and _messages(job) == sent:
-            publish_more()
-        kills.kill_all(kills.workers(job.process.pid))
-        return "Lost task" in log.read_text()
-
-    kills.wait_for("the loss", a_task_is_lost)
-    kills.wait_for("all of it", lambda: _messages(job) == sent or not job.is_running())
-    publish_more()
-    broker.kill()
-    broker.start()
-    kills.wait_for("all of it", lambda: _messages(job) == sent or not job.is_running())
-    publish_more()
-    job.kill(everything=True)
-    kills.archive_once(spark, broker.url, "clicks", lake, "parquet")
-
-    assert kills.counted(lake) == kills.counted_by_spark(spark, lake) == (sent,) * 3
 
 
 @pytest.mark.slow

@@ -3,14 +3,12 @@ what of payloads becomes the column `data`."""
 
 import json
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyiceberg.utils.config import Config
 from pyspark.sql.types import StructType
 
 from mqks.client.blocking import connect
@@ -22,13 +20,11 @@ from mqks.pipeline.iceberg import found
 from mqks.pipeline.lake import WRITTEN
 from mqks.pipeline.older import to_arrow_type
 from mqks.pipeline.payloads import parsed
-from mqks.pipeline.places import lake_at, messages
+from mqks.pipeline.places import lake_at
 from mqks.pipeline.reader import QueueReader
-from mqks.pipeline.replay import Replay
 from mqks.pipeline.table import delta
-from mqks.pipeline.wire import ServerAddress
 from mqks.testing import Broker
-from tests.pipeline.test_pipeline_jobs import run
+from tests.pipeline.conftest import Clicks, Served, place_of
 from tests.pipeline.test_pipeline_lake import batch, payloads, put
 
 if TYPE_CHECKING:
@@ -47,7 +43,7 @@ NEW: list[Told] = [
 EVENTS = ["e1", "a,priority=3", "a,escaped=1", "b,key=x"]
 
 
-def publish(broker: Broker) -> None:
+def publish(broker: Served) -> None:
     with connect(broker.url) as client:
         client.subscribe("clicks", EVENTS)
         for event, data, headers, priority, key in NEW:
@@ -63,7 +59,7 @@ def told(rows: list[dict[str, Any]]) -> list[Told]:
     return sorted((tuple(row.values()) for row in rows), key=str)
 
 
-def waiting(broker: Broker, queue: str) -> list[dict[str, Any]]:
+def waiting(broker: Served, queue: str) -> list[dict[str, Any]]:
     """What is in a queue, with the attributes as a map."""
     with QueueReader(broker.url, queue, meta=True) as reader:
         log = reader.range()
@@ -72,16 +68,6 @@ def waiting(broker: Broker, queue: str) -> list[dict[str, Any]]:
         pairs = ((pair["key"], pair["value"].decode()) for pair in row["headers"] or ())
         row["headers"] = dict(pairs) or None
     return rows
-
-
-def place_of(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, str | None]:
-    """The place of a lake, and its format."""
-    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/catalog.db")
-    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", f"file://{tmp_path}/warehouse")
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
-    if kind == "iceberg":
-        return "iceberg://lake/db.columns", None
-    return tmp_path / "lake", "delta" if kind == "delta" else None
 
 
 def test_they_are_told_apart_from_names(mqks_broker: Broker) -> None:
@@ -108,15 +94,13 @@ def test_attributes_of_any_bytes() -> None:
         record_batch(memoryview(damaged), runs, schema, has_meta=True)
 
 
+@pytest.mark.usefixtures("catalog")
 @pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
 def test_from_the_broker_into_an_older_lake_and_back(
-    spark: "SparkSession",
-    mqks_broker: Broker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
+    clicks: Clicks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    lake, format = place_of(kind, tmp_path, monkeypatch)
+    lake, format = place_of(tmp_path, kind)
+    clicks.lake, broker = lake, clicks.broker
     with monkeypatch.context() as older:
         before = pa.schema([*WRITTEN][: -len(PROPERTIES)])
         for module in ("iceberg", "table"):
@@ -125,24 +109,24 @@ def test_from_the_broker_into_an_older_lake_and_back(
             put(opened, batch(range(4)))
             opened.roll(0)
     there = {*delta(lake).file_uris()} if kind == "delta" else set()
-    publish(mqks_broker)
-    assert sum(each.messages for each in run(spark, mqks_broker, lake, format)) == 5
+    publish(broker)
+    assert sum(each.messages for each in clicks.archive(format)) == 5
     if kind == "delta":  # For new columns no file is written again.
         assert there < {*delta(lake).file_uris()}
     for module in ("iceberg", "table"):
         monkeypatch.setattr(f"mqks.pipeline.{module}.COMPACTION", 1)
-    publish(mqks_broker)  # By Java, too; and all files are merged.
-    [progress] = run(spark, mqks_broker, lake, format, schema=job.schema_of("n int"))
+    publish(broker)  # By Java, too; and all files are merged.
+    [progress] = clicks.archive(format, schema=job.schema_of("n int"))
     assert (progress.messages, progress.unparsed) == (5, 5)
 
     if kind != "files":  # One of each day.
         assert len(delta(lake).file_uris() if kind == "delta" else files_of(lake)) == 2
     wanted = sorted(OLD + NEW + NEW, key=str)
-    frame = messages(spark, lake, properties=True)
+    frame = clicks.messages(properties=True)
     assert told([row.asDict() for row in frame.collect()]) == wanted
     if kind == "files":
         files = f"read_parquet('{lake}/**/*.parquet', union_by_name = true)"
-        by_spark = spark.read.option("mergeSchema", "true").parquet(str(lake))
+        by_spark = clicks.spark.read.option("mergeSchema", "true").parquet(str(lake))
         assert told([row.asDict() for row in by_spark.collect()]) == wanted
     else:
         table = found(lake).scan() if kind == "iceberg" else delta(lake)
@@ -152,10 +136,10 @@ def test_from_the_broker_into_an_older_lake_and_back(
     by_duckdb = duckdb.sql(f"select * from {files}").to_arrow_table()
     assert told(by_duckdb.to_pylist()) == wanted
 
-    with connect(mqks_broker.url) as client:
+    with clicks.client() as client:
         client.subscribe("copy", EVENTS)
-    list(Replay(lake=lake, server=ServerAddress(url=mqks_broker.url)).run(spark, Event()))
-    copied = waiting(mqks_broker, "copy")
+    clicks.replay()
+    copied = waiting(broker, "copy")
     for row in copied:
         origins = [row["headers"].pop(f"origin_{word}") for word in ("queue", "epoch", "offset")]
         assert origins[0] in ("q", "clicks")
@@ -166,20 +150,20 @@ def test_from_the_broker_into_an_older_lake_and_back(
     assert told(copied) == sorted(old + fit + fit, key=str)
 
     # What was replayed has its origin in columns of its own; it is replayed again.
-    [again] = run(spark, mqks_broker, lake, format, include_replays=True)
+    [again] = clicks.archive(format, include_replays=True)
     assert again.messages == 14
-    with connect(mqks_broker.url) as client:
+    with clicks.client() as client:
         client.subscribe("third", EVENTS)
-    rows = messages(spark, lake, properties=True).where("queue = 'clicks'").collect()
+    rows = clicks.messages(properties=True).where("queue = 'clicks'").collect()
     assert not any(name.startswith("origin") for row in rows for name in row.headers or ())
-    job_of = Replay(lake=lake, server=ServerAddress(url=mqks_broker.url), name="again")
-    list(job_of.run(spark, Event()))
-    assert len(waiting(mqks_broker, "third")) == 28
+    clicks.replay(name="again")
+    assert len(waiting(broker, "third")) == 28
 
 
 # ----------------------------------------------------------------------------- payloads
 
 
+@pytest.mark.slow
 def test_what_is_json(spark: "SparkSession") -> None:
     """With the schema, what fits it, and what does not."""
     cases: list[tuple[str, list[str], list[str | bytes]]] = [
@@ -212,11 +196,10 @@ def test_what_is_json(spark: "SparkSession") -> None:
         assert rows.schema["data"].dataType == schema
 
 
+@pytest.mark.usefixtures("spark", "catalog")
 @pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
-def test_names_that_differ_by_case(
-    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    lake, format = place_of(kind, tmp_path, monkeypatch)
+def test_names_that_differ_by_case(tmp_path: Path, kind: str) -> None:
+    lake, format = place_of(tmp_path, kind)
 
     def kept(ddl: str) -> pa.DataType:
         return to_arrow_type(StructType.fromDDL(ddl))
@@ -246,6 +229,9 @@ def test_names_that_differ_by_case(
 
 def test_schemas_that_cannot_be(spark: "SparkSession") -> None:
     for text, reason in {
+        "int": "schema",
+        '{"type": "nothing"}': "schema",
+        "no schema at all": "schema",
         "id integr": r'Unsupported data type "INTEGR".* \(line 1, pos 3\)',
         "id int, , x int": r"Syntax error at or near ','.* \(line 1, pos 8\)",
     }.items():

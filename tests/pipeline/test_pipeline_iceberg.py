@@ -9,16 +9,17 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import date
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE, Popen
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import polars
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
@@ -29,15 +30,13 @@ from mqks.pipeline.errors import LakeInUse, LakeUnfit, StoreAway
 from mqks.pipeline.iceberg import MERGED_MAX, IcebergTable, catalog_of, files, found
 from mqks.pipeline.lake import COLUMNS, shown, stage
 from mqks.pipeline.layout import Layout
-from mqks.pipeline.places import lake_at, messages
-from mqks.pipeline.replay import Replay
-from mqks.pipeline.table import COMPACTION
-from mqks.pipeline.wire import ServerAddress
-from mqks.testing import Broker
+from mqks.pipeline.objects import Place
+from mqks.pipeline.places import lake_at
+from mqks.pipeline.table import COMPACTION, DeltaTable, LakeTable, delta
 from tests import pipeline_kills as kills
 from tests.kit.ports import free_port
 from tests.kit.rest_catalog import TOKEN
-from tests.pipeline.test_pipeline_jobs import publish, run, some, subscribe, waits
+from tests.pipeline.conftest import Clicks, some
 from tests.pipeline.test_pipeline_lake import DAY_US, NOON_US, WRITTEN_LATER, batch, payloads, put
 from tests.pipeline.test_pipeline_store import Moto
 
@@ -56,11 +55,11 @@ def _moto() -> Iterator[Moto]:
 
 @pytest.fixture(autouse=True)
 def _catalog(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, catalog: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """A SQL catalog, or in a test for `EACH` another one."""
     (tmp_path / "warehouse").mkdir()
-    told = {"URI": f"sqlite:///{tmp_path}/catalog.db", "WAREHOUSE": f"file://{tmp_path}/warehouse"}
+    told = dict[str, str]()
     with ExitStack() as opened:
         match getattr(request, "param", "sql"):
             case "rest":
@@ -69,38 +68,56 @@ def _catalog(
                 opened.callback(server.kill)
                 assert server.stdout is not None
                 told = {"URI": f"http://127.0.0.1:{int(server.stdout.readline())}", "TOKEN": TOKEN}
+                monkeypatch.delenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE")
             case "glue":
                 url = f"http://127.0.0.1:{request.getfixturevalue('_moto').port}"
                 httpx.post(f"{url}/moto-api/reset").raise_for_status()
                 keys = {"GLUE__ACCESS_KEY_ID": "key", "GLUE__SECRET_ACCESS_KEY": "secret"}
-                told |= {"TYPE": "glue", "GLUE__ENDPOINT": url, "GLUE__REGION": "us-east-1", **keys}
-                del told["URI"]
+                told = {"TYPE": "glue", "GLUE__ENDPOINT": url, "GLUE__REGION": "us-east-1", **keys}
+                monkeypatch.delenv("PYICEBERG_CATALOG__LAKE__URI")
         for name, value in told.items():
             monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{name}", value)
         monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # Else as at the import.
         yield
 
 
-EACH = pytest.mark.parametrize("_catalog", ["sql", "rest", "glue"], indirect=True)
+CATALOGS = ["sql", "rest", "glue"]
+EACH = pytest.mark.parametrize("_catalog", CATALOGS, indirect=True)
+ALSO_DELTA = pytest.mark.parametrize("_catalog", ["DeltaTable", *CATALOGS], indirect=True)
 # Moto's Glue updates a table whatever version it is told to be of: the last of two commits wins.
 COMPARING = pytest.mark.parametrize("_catalog", ["sql", "rest"], indirect=True)
+Opened = Callable[..., LakeTable]
 
 
-def offsets(url: str = URL) -> list[int]:
-    return sorted(found(url).scan().to_arrow()["offset"].to_pylist())
+@pytest.fixture
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
+    if "DeltaTable" in request.node.name:
+        return partial(DeltaTable, tmp_path / "lake")
+    return partial(IcebergTable, URL)
 
 
-@EACH
-def test_a_commit_has_files_and_how_far_they_go() -> None:
-    with IcebergTable(URL) as lake:
+def rows(place: Place = URL) -> pa.Table:
+    if isinstance(place, Path):
+        return delta(place).to_pyarrow_table().sort_by("offset")
+    return found(place).scan().to_arrow().sort_by("offset")
+
+
+def offsets(place: Place = URL) -> list[int]:
+    told: list[int] = rows(place)["offset"].to_pylist()
+    return told
+
+
+@ALSO_DELTA
+def test_a_commit_has_files_and_how_far_they_go(opened: Opened) -> None:
+    with opened() as lake:
         assert lake.next("q", "x-1") is None
         put(lake, batch(range(4)))
         lake.commit("q", "x-1", 9, [])
         assert (lake.next("q", "x-1"), lake.arrived_us("q", "x-1")) == (9, NOON_US)
-    with IcebergTable(URL) as lake:
+    with opened() as lake:
         assert lake.layout.partitions == ("date",)
         assert (lake.next("q", "x-1"), lake.next("q", "x-2")) == (9, None)
-    assert offsets() == [0, 1, 2, 3]
+    assert offsets(lake.place) == [0, 1, 2, 3]
 
 
 @EACH
@@ -120,19 +137,26 @@ def test_partitions_are_transforms() -> None:
         IcebergTable("iceberg://lake/db.other", layout=Layout(("date", "parsed"))).__enter__()
 
 
-@EACH
-def test_of_two_archives_one_ends() -> None:
-    with IcebergTable(URL) as one, IcebergTable(URL) as other:
+@ALSO_DELTA
+def test_of_two_archives_one_ends(opened: Opened) -> None:
+    with opened() as one, opened() as other:
         assert one.next("q", "x-1") is other.next("q", "x-1") is None
         put(one, batch(range(4)))
         with pytest.raises(LakeInUse, match="another archive has committed the queue q up to 4"):
             put(other, batch(range(6)))
-        other.commit("q2", "x-2", 5, [])
+    with opened() as one, opened() as other:
+        assert one.next("q", "x-1") == other.next("q", "x-1") == 4
         put(one, batch(range(4, 8)))
-        assert other.next("q", "x-1") == 8
-    assert offsets() == list(range(8))
+        with pytest.raises(LakeInUse, match="queue q up to 8"):
+            put(other, batch(range(4, 6)))
+        put(one, batch(range(8, 10)))
+        other.commit("q2", "x-2", 5, [])
+        assert other.next("q", "x-1") == 10
+        put(one, batch(range(10, 12)))
+    assert offsets(one.place) == list(range(12))
 
 
+@pytest.mark.lakes
 @COMPARING
 def test_archives_of_several_queues_commit_at_once() -> None:
     """Each of their commits fails when another comes before it, and is done again."""
@@ -178,42 +202,51 @@ def test_an_answer_of_the_catalog_is_lost(monkeypatch: pytest.MonkeyPatch) -> No
     assert offsets() == list(range(6))
 
 
-@EACH
-def test_a_table_grows_with_the_schema_and_gets_wider_types() -> None:
+@ALSO_DELTA
+def test_a_table_grows_with_the_schema_and_gets_wider_types(opened: Opened) -> None:
     narrow, wide = (
         pa.struct([("n", n), ("xs", pa.list_(pa.field("element", x)))])
         for n, x in ((pa.int32(), pa.float32()), (pa.int64(), pa.float64()))
     )
-    with IcebergTable(URL) as lake:
+    with opened() as lake:
         put(lake, batch(range(1)))
         put(lake, payloads(range(1, 2), pa.array([{"n": 7, "xs": [0.5]}], narrow)))
         put(lake, payloads(range(2, 3), pa.array([{"n": 2**40, "xs": None}], wide)))
         assert lake.prepared(narrow) == wide
+        assert lake.prepared(pa.struct([("n", pa.int8())])) == pa.struct([("n", pa.int64())])
         with pytest.raises(LakeUnfit, match=r"string after int64"):
             lake.prepared(pa.struct([("n", pa.string())]))
+        assert lake.next("q", "x-1") == 3
         more = pa.struct([*wide, ("user", pa.string())])
         put(lake, payloads(range(3, 4), pa.array([{"user": "ann"}], more)))
-    table = found(URL).scan().to_arrow().sort_by("offset")
-    assert [data and data["n"] for data in table["data"].to_pylist()] == [None, 7, 2**40, None]
-    assert table["data"].to_pylist()[-1]["user"] == "ann"
+        put(lake, payloads(range(4, 5), pa.array([{"n": 8, "xs": []}], wide)))
+    data = rows(lake.place)["data"].to_pylist()
+    assert [each and each["n"] for each in data] == [None, 7, 2**40, None, 8]
+    assert data[1]["xs"] == [0.5]
+    assert data[3]["user"] == "ann"
+    if isinstance(lake, DeltaTable):
+        by_polars = polars.read_delta(str(lake.place)).sort("offset")["data"]
+        assert by_polars.struct.field("n").to_list() == [None, 7, 2**40, None, 8]
 
 
+@ALSO_DELTA
 def test_a_table_of_an_older_version_gets_the_columns_of_origins(
-    monkeypatch: pytest.MonkeyPatch,
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as older:
         for module in ("iceberg", "table"):
             older.setattr(f"mqks.pipeline.{module}.WRITTEN", COLUMNS)
-        with IcebergTable(URL) as lake:
+        with opened() as lake:
             put(lake, batch(range(4)))
-    assert not WRITTEN_LATER & {*found(URL).scan().to_arrow().column_names}
-    with IcebergTable(URL) as lake:
+    assert not WRITTEN_LATER & {*rows(lake.place).column_names}
+    with opened() as lake:
         assert lake.next("q", "x-1") == 4
         put(lake, batch(range(4, 8)))
-    assert {*found(URL).scan().to_arrow().column_names} > WRITTEN_LATER
-    assert offsets() == list(range(8))
+    assert {*rows(lake.place).column_names} > WRITTEN_LATER
+    assert offsets(lake.place) == list(range(8))
 
 
+@pytest.mark.lakes
 def test_old_snapshots_leave_the_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mqks.pipeline.iceberg.SNAPSHOTS_S", 0)
     with IcebergTable(URL) as lake:
@@ -225,6 +258,7 @@ def test_old_snapshots_leave_the_metadata(monkeypatch: pytest.MonkeyPatch) -> No
     assert offsets() == list(range(COMPACTION))
 
 
+@pytest.mark.lakes
 @EACH
 def test_small_files_are_merged_and_old_days_leave() -> None:
     with IcebergTable(URL) as lake:
@@ -255,6 +289,7 @@ def vacuum(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return [Path(file).name for file in json.loads(capsys.readouterr().out)["files"]]
 
 
+@pytest.mark.lakes
 @EACH
 def test_a_vacuum_deletes_what_no_snapshot_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -305,6 +340,7 @@ def test_a_vacuum_deletes_nothing_of_a_table_with_files_elsewhere(tmp_path: Path
     assert [*tmp_path.rglob(shown(orphan.name))]
 
 
+@pytest.mark.lakes
 def test_a_snapshot_is_kept_for_a_day_since_another_replaced_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -348,21 +384,19 @@ def test_its_files_are_on_the_disk_before_the_catalog_names_them(
         assert set(files(URL)) <= synced
 
 
+@pytest.mark.lakes
 @EACH
-def test_from_the_queue_to_readers_and_back(
-    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
-) -> None:
-    subscribe(mqks_broker)
+def test_from_the_queue_to_readers_and_back(clicks: Clicks) -> None:
+    clicks.lake = URL
     rows = some(0, 40) + some(40, 10, "order.new")
-    publish(mqks_broker, rows)
-    assert sum(p.messages for p in run(spark, mqks_broker, URL, batch_messages=20)) == 50
-    assert waits(mqks_broker) == []
+    clicks.publish(rows)
+    assert sum(p.messages for p in clicks.archive(batch_messages=20)) == 50
+    assert clicks.waits() == []
     ids = sorted(row[0] for row in rows)
-
-    assert sorted(row["key"].decode() for row in messages(spark, URL).collect()) == ids
+    assert sorted(row["key"].decode() for row in clicks.messages().collect()) == ids
     for _ in range(2):
-        list(Replay(lake=URL, server=ServerAddress(url=mqks_broker.url)).run(spark, Event()))
-        assert [row[1:] for row in waits(mqks_broker)] == [row[1:] for row in rows]
+        clicks.replay()
+        assert [row[1:] for row in clicks.waits()] == [row[1:] for row in rows]
 
 
 def test_what_is_no_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -399,7 +433,7 @@ def test_a_catalog_that_never_answers(
     token: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Whether it is asked for its settings first, or for a token."""
-    monkeypatch.setattr("mqks.pipeline.iceberg.REQUEST_S", 0.5)
+    monkeypatch.setattr("mqks.pipeline.iceberg.REQUEST_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         told: dict[str, Any] = {"uri": url}
@@ -425,7 +459,6 @@ def test_all_is_killed_and_each_message_is_in_the_table_once(
 ) -> None:
     count, warehouse = 40_000, tmp_path / "warehouse"
     kills.archive(spark, tmp_path, count, 1, "iceberg", 2, lake=URL, files=warehouse)
-
     age(tmp_path)
     assert main(["pipeline", "vacuum", URL]) == 0
     assert kills.counted_by_spark(spark, URL) == (count, count, count)

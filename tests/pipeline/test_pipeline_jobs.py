@@ -10,14 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from html.parser import HTMLParser
+from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +23,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.utils.config import Config
 
-from mqks.client.blocking import connect
 from mqks.client.errors import RequestFailed
 from mqks.commands import main
 from mqks.commands.connection import explained
@@ -37,7 +33,7 @@ from mqks.pipeline import job
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit, NoQueue
 from mqks.pipeline.lake import FileLake
 from mqks.pipeline.page import page
-from mqks.pipeline.places import existing, lake_at, messages
+from mqks.pipeline.places import existing, lake_at
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.replay import Replay
 from mqks.pipeline.report import between, report, waiting
@@ -47,226 +43,99 @@ from mqks.pipeline.verify import Verification, Verified
 from mqks.pipeline.wire import ServerAddress
 from mqks.testing import Broker, BrokerProcess
 from tests import pipeline_kills as kills
+from tests.commands.test_command_json import SPARK
+from tests.kit import forks
 from tests.kit.clock_library import Clock
 from tests.kit.server_process import ServerProcess
+from tests.pipeline.conftest import Clicks, publish, some, subscribe, waits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Served = Broker | BrokerProcess
+PLAIN_AND_DELTA = pytest.mark.parametrize("format", ["parquet", "delta"])
 YEAR_S = 365 * 86400
-EVENTS = ["page.view", "order.new", "rare"]
 INSTALL = "pip install 'mqks[spark]' there; "
 NAMED = "PYSPARK_PYTHON, or --conf spark.pyspark.python=PATH, names theirs"
 
 
-def subscribe(broker: Served, queue: str = "clicks", events: list[str] = EVENTS) -> None:
-    with connect(broker.url) as client:
-        client.subscribe(queue, events)
-
-
-def publish(broker: Served, rows: Iterable[tuple[str, str, str]]) -> None:
-    """Ids, events and data."""
-    columns = zip(*((i.encode(), e.encode(), d.encode()) for i, e, d in rows), strict=True)
-    with Publisher(ServerAddress(url=broker.url)) as publisher:
-        publisher.publish(*(pa.array(column, pa.binary()) for column in columns))
-
-
-def some(first: int, count: int, event: str = "page.view") -> list[tuple[str, str, str]]:
-    return [(f"m{n}", event, json.dumps({"n": n})) for n in range(first, first + count)]
-
-
-def run(
-    spark: "SparkSession",
-    broker: Served,
-    lake: Path | str,
-    format: str | None = None,
-    **options: Any,
-) -> list[archives.Progress]:
-    job = archives.Archive(
-        queue=options.pop("queue", "clicks"),
-        server=ServerAddress(url=broker.url),
-        once=True,
-        **options,
-    )
-    with lake_at(lake, format) as opened:
-        return list(job.run(spark.sparkContext, opened, Event()))
-
-
-def keys(lake: Path) -> list[str]:
-    table = ds.dataset(lake, partitioning="hive").to_table(columns=["key"])
-    return sorted(key.decode() for key in table["key"].to_pylist())
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> Path:
-    return tmp_path / "lake"
-
-
-def waits(broker: Served, queue: str = "clicks") -> list[tuple[str, str, str]]:
-    """Ids, events and data of what waits in a queue."""
-    with QueueReader(broker.url, queue) as reader:
-        log = reader.range()
-        rows = [row for batch in reader.read(log.first, log.next) for row in batch.to_pylist()]
-    return [(row["key"].decode(), row["topic"], row["value"].decode()) for row in rows]
-
-
-@pytest.mark.parametrize("format", ["parquet", "delta"])
-def test_archive_takes_each_message_once_and_trims(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path, format: str
-) -> None:
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 50) + some(50, 10, "order.new"))
-    first = run(spark, mqks_broker, lake, format, batch_messages=25)
-    publish(mqks_broker, some(60, 7, "rare"))
-    second = run(spark, mqks_broker, lake, format)
-
+@PLAIN_AND_DELTA
+def test_archive_takes_each_message_once_and_trims(clicks: Clicks, format: str) -> None:
+    clicks.publish(some(0, 50) + some(50, 10, "order.new"))
+    first = clicks.archive(format, batch_messages=25)
+    clicks.publish(some(60, 7, "rare"))
+    second = clicks.archive(format)
     assert [(p.first, p.next, p.messages, p.lag) for p in first] == [
         (1, 26, 25, 35),
         (26, 51, 25, 10),
         (51, 61, 10, 0),
     ]
     assert sum(p.messages for p in second) == 7
-    assert waits(mqks_broker) == []
-    rows = messages(spark, lake).collect()
+    assert clicks.waits() == []
+    rows = clicks.messages().collect()
     assert sorted(row["key"].decode() for row in rows) == sorted(f"m{n}" for n in range(67))
     if format == "parquet":
-        assert keys(lake) == sorted(f"m{n}" for n in range(67))
+        assert clicks.keys() == sorted(f"m{n}" for n in range(67))
     assert {(row["topic"], bytes(row["value"])) for row in rows} >= {("rare", b'{"n": 66}')}
     assert {row["queue"] for row in rows} == {"clicks"}
     assert all(row["timestamp"] <= row["archived"] for row in rows)
-    assert run(spark, mqks_broker, lake, format) == []
+    assert clicks.archive(format) == []
 
 
-def test_archive_trims_what_the_last_run_could_not(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path
-) -> None:
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 10))
-    run(spark, mqks_broker, lake, trim=False)
-    assert len(waits(mqks_broker)) == 10
-    assert run(spark, mqks_broker, lake) == []
-
-    assert waits(mqks_broker) == []
-    assert len(keys(lake)) == 10
-
-
-def test_a_queue_made_anew_is_archived_from_its_beginning(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path
-) -> None:
-    for first in (0, 10):
-        subscribe(mqks_broker)
-        publish(mqks_broker, some(first, 10))
-        run(spark, mqks_broker, lake, fail_on_data_loss=not first)
-        with connect(mqks_broker.url) as client:
-            client.delete_queue("clicks")
-
-    assert keys(lake) == sorted(f"m{n}" for n in range(20))
+def test_archive_trims_what_the_last_run_could_not(clicks: Clicks) -> None:
+    clicks.publish(some(0, 10))
+    clicks.archive(trim=False)
+    assert len(clicks.waits()) == 10
+    assert clicks.archive() == []
+    assert clicks.waits() == []
+    assert len(clicks.keys()) == 10
 
 
 def test_a_queue_made_anew_before_the_trim_is_archived_whole(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
+    clicks: Clicks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 10))
+    clicks.publish(some(0, 10))
     trims: list[Any] = []
     trim = QueueReader.trim
 
     def trim_too_late(reader: QueueReader, *told: Any) -> None:
         if not trims:
-            with connect(mqks_broker.url) as client:
+            with clicks.client() as client:
                 client.delete_queue("clicks")
-            subscribe(mqks_broker)
-            publish(mqks_broker, some(10, 5))
+            clicks.subscribe()
+            clicks.publish(some(10, 5))
         trims.append(told)
         trim(reader, *told)
 
     monkeypatch.setattr(QueueReader, "trim", trim_too_late)
-    run(spark, mqks_broker, lake, fail_on_data_loss=False)
+    clicks.archive(fail_on_data_loss=False)
 
-    assert keys(lake) == sorted(f"m{n}" for n in range(15))
-
-
-def test_archive_goes_on_until_it_is_stopped(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path
-) -> None:
-    subscribe(mqks_broker)
-    stop, found = Event(), []
-    job = archives.Archive(
-        queue="clicks", server=ServerAddress(url=mqks_broker.url), interval_s=0.05
-    )
-    publish(mqks_broker, some(0, 3))
-    with FileLake(lake) as opened:
-        for progress in job.run(spark.sparkContext, opened, stop):
-            found.append(progress.messages)
-            if len(found) == 3:
-                stop.set()
-            else:
-                publish(mqks_broker, some(10 * len(found), 3))
-
-    assert found == [3, 3, 3]
-    assert len(keys(lake)) == 9
+    assert clicks.keys() == sorted(f"m{n}" for n in range(15))
 
 
 @pytest.mark.slow
-def test_small_files_are_merged_by_spark(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path
-) -> None:
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 40))
-    merged = run(spark, mqks_broker, lake, batch_messages=4, roll_s=3600)
-    publish(mqks_broker, some(40, 40))
-    alone = run(spark, mqks_broker, lake, batch_messages=4, roll_s=0)
-
+def test_small_files_are_merged_by_spark(clicks: Clicks, lake: Path) -> None:
+    clicks.publish(some(0, 40))
+    merged = clicks.archive(batch_messages=4, roll_s=3600)
+    clicks.publish(some(40, 40))
+    alone = clicks.archive(batch_messages=4, roll_s=0)
     assert [progress.waiting for progress in merged] == list(range(4, 44, 4))
     assert [progress.waiting for progress in alone] == [0] * 10
-    assert len(keys(lake)) == 80
+    assert len(clicks.keys()) == 80
     assert len(list(lake.glob("date=*/*.parquet"))) == 1 + 10
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["parquet", "delta"])
-def test_payloads_by_a_schema(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path, format: str
-) -> None:
-    from pyspark.sql.types import StructType
-
-    subscribe(mqks_broker)
-    payloads = ['{"n": 1, "user": {"id": "a"}}', '{"n": "one"}', "no json", "", "{}", '{"n": 6']
-    publish(mqks_broker, [(f"m{n}", "rare", text) for n, text in enumerate(payloads)])
-    schema = StructType.fromDDL("n bigint, user struct<id: string>")
-    [progress] = run(spark, mqks_broker, lake, format, schema=schema)
-    files = [str(file) for file in lake.glob("date=*/*.parquet")]
-    rows = pa.concat_tables([pq.read_table(file) for file in files]).sort_by("offset").to_pylist()
-
-    assert progress.unparsed == 4
-    assert [row["value"].decode() for row in rows] == payloads
-    assert [row["data"] for row in rows] == [
-        {"n": 1, "user": {"id": "a"}},
-        None,
-        None,
-        None,
-        {"n": None, "user": None},
-        None,
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("format", ["parquet", "delta"])
+@PLAIN_AND_DELTA
 def test_payloads_of_one_batch_by_arrow_and_by_spark(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path, format: str
+    clicks: Clicks, lake: Path, format: str
 ) -> None:
-    from pyspark.sql.types import StructType
-
-    subscribe(mqks_broker)
     bad = {0: "{", 3999: '{"n": "x"}', 4000: "", 4001: '{"n": 1}{"n": 2}', 9_999: '{"n": 1e3}'}
     texts = [bad.get(n, json.dumps({"n": n, "at": "2026-11-20T00:00:00Z"})) for n in range(10_000)]
-    publish(mqks_broker, [(f"m{n}", "rare", text) for n, text in enumerate(texts)])
-    schema = StructType.fromDDL("n bigint, at timestamp")
-    progress = run(spark, mqks_broker, lake, format, schema=schema, batch_messages=6_000)
+    clicks.publish([(f"m{n}", "rare", text) for n, text in enumerate(texts)])
+    schema = job.schema_of("n bigint, at timestamp")
+    progress = clicks.archive(format, schema=schema, batch_messages=6_000)
     files = [str(file) for file in lake.glob("date=*/*.parquet")]
     rows = pa.concat_tables([pq.read_table(file) for file in files]).sort_by("offset").to_pylist()
-
     assert [each.unparsed for each in progress] == [4, 1]
     assert [row["value"].decode() for row in rows] == texts
     at = datetime(2026, 11, 20, tzinfo=UTC)
@@ -276,29 +145,21 @@ def test_payloads_of_one_batch_by_arrow_and_by_spark(
         assert Verification(opened).run() == Verified(10_000, 1, 0, [])
 
 
-@pytest.mark.parametrize("format", ["parquet", "delta"])
+@PLAIN_AND_DELTA
 @pytest.mark.parametrize("published_since", [0, 5, 50])
 def test_a_database_older_than_the_lake_is_left_alone(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path, format: str, published_since: int
+    clicks: Clicks, format: str, published_since: int
 ) -> None:
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 5))
-    mqks_broker.stop()
-    database = mqks_broker.settings.db_file
-    snapshot = database.read_bytes()
-    mqks_broker.start()
-    publish(mqks_broker, some(5, 10))
-    run(spark, mqks_broker, lake, format)
-    mqks_broker.stop()
-    database.with_name(f"{database.name}-wal").unlink(missing_ok=True)
-    database.write_bytes(snapshot)
-    mqks_broker.start()
+    clicks.publish(some(0, 5))
+    restore = clicks.saved()
+    clicks.publish(some(5, 10))
+    clicks.archive(format)
+    restore()
     if published_since:  # They get numbers that the lake has, and more.
-        publish(mqks_broker, some(100, published_since))
+        clicks.publish(some(100, published_since))
     with pytest.raises(DataLost, match=r"up to 16, but from 6 on .* older state of the database"):
-        run(spark, mqks_broker, lake, format)
-
-    assert len(waits(mqks_broker)) == 5 + published_since
+        clicks.archive(format)
+    assert len(clicks.waits()) == 5 + published_since
 
 
 @pytest.mark.slow
@@ -306,158 +167,120 @@ def test_a_clock_that_is_set_back_stops_no_archive(
     spark: "SparkSession", clock: Clock, db: Path, lake: Path
 ) -> None:
     with ServerProcess(db, environment=clock.environment) as server:
-        subscribe(server)
+        clicks = Clicks(spark, server, lake)
         for turn, ahead_s in enumerate((YEAR_S, 0, -YEAR_S)):
             clock.ahead(ahead_s)
-            publish(server, some(10 * turn, 10))
+            clicks.publish(some(10 * turn, 10))
             # What is archived stays, so that times of all turns are looked through.
-            run(spark, server, lake, trim=False)
-        publish(server, some(30, 10))
-        run(spark, server, lake)
-        assert waits(server) == []
-    assert keys(lake) == sorted(f"m{n}" for n in range(40))
+            clicks.archive(trim=False)
+        clicks.publish(some(30, 10))
+        clicks.archive()
+        assert clicks.waits() == []
+    assert clicks.keys() == sorted(f"m{n}" for n in range(40))
     assert len(list(lake.glob("date=*"))) == 3
 
 
-def test_two_archives_of_a_queue_notice_each_other(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path
-) -> None:
-    subscribe(mqks_broker)
+def test_two_archives_of_a_queue_notice_each_other(clicks: Clicks, lake: Path) -> None:
     other = lake.with_name("other")
     for first, path in ((0, lake), (10, other), (20, other)):
-        publish(mqks_broker, some(first, 10))
-        run(spark, mqks_broker, path)
-    publish(mqks_broker, some(30, 5))
+        clicks.publish(some(first, 10))
+        clicks.archive(lake=path)
+    clicks.publish(some(30, 5))
     with pytest.raises(DataLost, match="messages 11 to 30 of the queue clicks are gone"):
-        run(spark, mqks_broker, lake)
-    assert len(waits(mqks_broker)) == 5
-    run(spark, mqks_broker, lake, fail_on_data_loss=False)
+        clicks.archive()
+    assert len(clicks.waits()) == 5
+    clicks.archive(fail_on_data_loss=False)
+    assert clicks.keys() == sorted(f"m{n}" for n in [*range(10), *range(30, 35)])
+    assert clicks.archive() == []
 
-    assert keys(lake) == sorted(f"m{n}" for n in [*range(10), *range(30, 35)])
-    assert run(spark, mqks_broker, lake) == []
 
-
-def test_lakes_of_one_queue_have_readers_of_their_own(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path
-) -> None:
+def test_lakes_of_one_queue_have_readers_of_their_own(clicks: Clicks, lake: Path) -> None:
     other = lake.with_name("other")
 
-    def readers() -> dict[str, int | None]:
-        with connect(mqks_broker.url) as client:
-            told: dict[str, int | None] = client.stats("queue", "clicks")["readers"]
-        return told
+    def readers() -> Any:
+        return clicks.stats()["readers"]
 
-    subscribe(mqks_broker)
-    with connect(mqks_broker.url) as client:
+    with clicks.client() as client:
         client.set_queue("clicks", readers="lake,other")
     for first in (0, 10):
-        publish(mqks_broker, some(first, 10))
-        run(spark, mqks_broker, lake, reader="lake")
-    assert (readers(), len(waits(mqks_broker))) == ({"lake": 21, "other": None}, 20)
-    run(spark, mqks_broker, other, "delta", reader="other", batch_messages=15)
-    assert (readers(), waits(mqks_broker)) == ({"lake": 21, "other": 21}, [])
+        clicks.publish(some(first, 10))
+        clicks.archive(reader="lake")
+    assert (readers(), len(clicks.waits())) == ({"lake": 21, "other": None}, 20)
+    clicks.archive(lake=other, reader="other", batch_messages=15)
+    assert (readers(), clicks.waits()) == ({"lake": 21, "other": 21}, [])
 
-    publish(mqks_broker, some(20, 10))
-    run(spark, mqks_broker, lake, reader="lake")
-    mqks_broker.stop()
-    mqks_broker.start()
-    publish(mqks_broker, some(30, 10))
-    run(spark, mqks_broker, other, "delta", reader="other")
-    assert (readers(), len(waits(mqks_broker))) == ({"lake": None, "other": 41}, 20)
-    run(spark, mqks_broker, lake, reader="lake")
-    assert waits(mqks_broker) == []
-    assert keys(lake) == sorted(f"m{n}" for n in range(40))
-    assert messages(spark, other).count() == 40
+    clicks.publish(some(20, 10))
+    clicks.archive(reader="lake")
+    clicks.broker.stop()
+    clicks.broker.start()
+    clicks.publish(some(30, 10))
+    clicks.archive(lake=other, reader="other")
+    assert (readers(), len(clicks.waits())) == ({"lake": None, "other": 41}, 20)
+    clicks.archive(reader="lake")
+    assert clicks.waits() == []
+    assert clicks.keys() == sorted(f"m{n}" for n in range(40))
+    assert clicks.keys(other) == clicks.keys()
 
-    publish(mqks_broker, some(40, 10))
+    clicks.publish(some(40, 10))
     for reader in (None, "third"):
         with pytest.raises(RequestFailed):
-            run(spark, mqks_broker, lake.with_name("third"), reader=reader)
-    assert len(waits(mqks_broker)) == 10
-    with connect(mqks_broker.url) as client:
+            clicks.archive(lake=lake.with_name("third"), reader=reader)
+    assert len(clicks.waits()) == 10
+    with clicks.client() as client:
         client.set_queue("clicks", readers="other")
-    run(spark, mqks_broker, other, "delta", reader="other")
-    assert waits(mqks_broker) == []
+    clicks.archive(lake=other, reader="other")
+    assert clicks.waits() == []
 
 
 def test_what_is_trimmed_under_a_batch_is_noticed(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
+    clicks: Clicks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 10))
+    clicks.publish(some(0, 10))
     stage = archives._Run._stage
 
     def trimmed_meanwhile(*told: Any) -> Any:
-        with QueueReader(mqks_broker.url, "clicks") as reader:
+        with QueueReader(clicks.broker.url, "clicks") as reader:
             reader.trim(4)
         return stage(*told)
 
     monkeypatch.setattr(archives._Run, "_stage", trimmed_meanwhile)
     with pytest.raises(DataLost, match="messages 1 to 3 of the queue clicks are gone"):
-        run(spark, mqks_broker, lake)
+        clicks.archive()
 
-    assert len(waits(mqks_broker)) == 7
-
-
-def test_a_message_with_a_delay_is_archived_once_it_is_due(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path
-) -> None:
-    subscribe(mqks_broker)
-    with connect(mqks_broker.url) as client:
-        for n in range(1000):
-            delay_s = 600.0 if n % 10 < 7 else None
-            client.publish("page.view", "{}", id=f"m{n}", delay_s=delay_s, confirm=n == 999)
-    [first] = run(spark, mqks_broker, lake)
-    assert (first.first, first.next, first.messages, first.lag) == (1, 301, 300, 0)
-    assert run(spark, mqks_broker, lake) == []  # Nothing has come, and nothing is missing.
-    with connect(mqks_broker.url) as client:
-        assert client.promote("clicks", None) == 700
-    [second] = run(spark, mqks_broker, lake)
-
-    assert (second.first, second.next, second.messages) == (301, 1001, 700)
-    assert keys(lake) == sorted(f"m{n}" for n in range(1000))
+    assert len(clicks.waits()) == 7
 
 
 @pytest.mark.usefixtures("jobs_here")
 def test_archive_of_no_queue(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path, capsys: pytest.CaptureFixture[str]
+    clicks: Clicks, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(RequestFailed):
-        run(spark, mqks_broker, lake)
+        clicks.archive(queue="none")
     shutil.rmtree(lake)
-    for queue in ("clicks", "clicks.*"):
-        told = ["pipeline", "archive", queue, str(lake), "--once", "--url", mqks_broker.url]
+    for queue in ("none", "none.*"):
+        told = ["pipeline", "archive", queue, str(lake), "--once", "--url", clicks.broker.url]
         assert (main(told), capsys.readouterr().out, lake.exists()) == (65, "", False)
 
 
+@pytest.mark.usefixtures("catalog")
 @pytest.mark.parametrize("format", ["parquet", "delta", "iceberg"])
 def test_a_queue_that_is_gone_is_a_loss(
-    spark: "SparkSession",
-    mqks_broker: Broker,
-    lake: Path,
-    format: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    clicks: Clicks, format: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    place: Path | str = lake
     if format == "iceberg":
-        lake.mkdir()
-        monkeypatch.setenv("PYICEBERG_CATALOG__PROD__URI", f"sqlite:///{lake}/catalog.db")
-        monkeypatch.setenv("PYICEBERG_CATALOG__PROD__WAREHOUSE", f"file://{lake}")
-        monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # Else as at the import.
-        place = "iceberg://prod/db.events"
+        clicks.lake = "iceberg://lake/db.events"
 
     def archived(queue: str, **options: Any) -> dict[str, int]:
-        told = run(spark, mqks_broker, place, format, queue=queue, **options)
+        told = clicks.archive(format, queue=queue, **options)
         return {progress.queue: progress.messages for progress in told}
 
     def delete() -> None:
-        published(mqks_broker, "o.eu", 20, 7)  # Not archived.
-        with connect(mqks_broker.url) as client:
+        clicks.publish_to("o.eu", 20, 7)  # Not archived.
+        with clicks.client() as client:
             client.delete_queue("o.eu")
 
     for queue, first in (("o.eu", 0), ("o.us", 10)):
-        published(mqks_broker, queue, first, 5)
+        clicks.publish_to(queue, first, 5)
     assert archived("o.*") == {"o.eu": 5, "o.us": 5}
     delete()
     if format != "delta":  # It does not tell the queues it has.
@@ -466,10 +289,10 @@ def test_a_queue_that_is_gone_is_a_loss(
         assert archived("o.*", fail_on_data_loss=False) == {}
         assert "the queue o.eu was deleted: " in caplog.text
         assert archived("o.*") == {}  # It is said once.
-        published(mqks_broker, "o.eu", 30, 3)
+        clicks.publish_to("o.eu", 30, 3)
         assert archived("o.*") == {"o.eu": 3}
         delete()
-    published(mqks_broker, "o.eu", 40, 4)
+    clicks.publish_to("o.eu", 40, 4)
     for queue in ("o.eu", "o.*"):
         with pytest.raises(DataLost, match=r"the queue o\.eu was deleted and created again: "):
             archived(queue)
@@ -488,24 +311,22 @@ def sent(n: int, event: str, ago_s: float, form: str) -> tuple[str, str, str]:
     return f"m{n}", event, json.dumps({"sent": told})
 
 
+reported = partial(report, title="t", window_s=1, sent_field="sent")
+
+
 @pytest.mark.slow
-def test_report_of_a_queue_and_of_its_lake(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path
-) -> None:
-    subscribe(mqks_broker)
-    publish(mqks_broker, [sent(0, "rare", 5, "s"), *some(100, 1)])
-    publish(mqks_broker, [("again", "order.new", "x"), ("other", "order.new", "yy")])
-    with connect(mqks_broker.url) as client:
+def test_report_of_a_queue_and_of_its_lake(clicks: Clicks, lake: Path) -> None:
+    clicks.publish([sent(0, "rare", 5, "s"), *some(100, 1)])
+    clicks.publish([("again", "order.new", "x"), ("other", "order.new", "yy")])
+    with clicks.client() as client:
         client.publish("order.new", "x", id="again", confirm=True)
     time.sleep(1.1)  # The next ones are to lie in another window than the first.
     forms = ("s", "ms", "us", "iso")
-    publish(mqks_broker, [sent(n, "page.view", 10, forms[n % 4]) for n in range(1, 41)])
-    live = report(
-        waiting(spark, "clicks", mqks_broker.url), title="t", window_s=1, sent_field="sent"
-    )
-    assert len(waits(mqks_broker)) == 45, "a report changes nothing"
-    run(spark, mqks_broker, lake)
-    kept = report(messages(spark, lake), title="t", window_s=1, sent_field="sent")
+    clicks.publish([sent(n, "page.view", 10, forms[n % 4]) for n in range(1, 41)])
+    live = reported(waiting(clicks.spark, "clicks", clicks.broker.url))
+    assert len(clicks.waits()) == 45, "a report changes nothing"
+    clicks.archive()
+    kept = reported(clicks.messages())
 
     assert (live.events, live.windows, live.delays) == (kept.events, kept.windows, kept.delays)
     assert [(e.event, e.messages, e.ids, e.retries) for e in kept.events] == [
@@ -519,7 +340,7 @@ def test_report_of_a_queue_and_of_its_lake(
     [delay] = kept.delays
     assert (delay.queue, delay.messages) == ("clicks", 41)
     assert 9 < delay.p50 <= delay.p90 <= delay.p99 <= delay.most < 300
-    [waited] = report(messages(spark, lake), title="t").delays
+    [waited] = report(clicks.messages(), title="t").delays
     assert 0 <= waited.p50 <= waited.most < 300
 
     kept.write_parquet(lake.with_name("windows.parquet"))
@@ -527,126 +348,71 @@ def test_report_of_a_queue_and_of_its_lake(
     assert sum(windows["messages"].to_pylist()) == 45
 
 
-def test_a_time_that_is_none_is_passed_over(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path
-) -> None:
+def test_a_time_that_is_none_is_passed_over(clicks: Clicks) -> None:
     odd = ["NaN", "Infinity", "-Infinity", 1e300, -1e300, -5, "9" * 400, "", None, {}]
-    subscribe(mqks_broker)
     rows = [(f"m{n}", "rare", json.dumps({"sent": told})) for n, told in enumerate(odd)]
-    publish(mqks_broker, [*rows, sent(99, "rare", 10, "s")])
-    found = report(
-        waiting(spark, "clicks", mqks_broker.url), title="t", window_s=1, sent_field="sent"
-    )
-
+    clicks.publish([*rows, sent(99, "rare", 10, "s")])
+    found = reported(waiting(clicks.spark, "clicks", clicks.broker.url))
     [delay] = found.delays
     assert (delay.messages, 9 < delay.p50 == delay.most < 300) == (1, True)
     assert "rare" in page(found)
 
 
 @pytest.mark.slow
-def test_windows_have_a_limit(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
+def test_windows_have_a_limit(clicks: Clicks) -> None:
     from pyspark.sql import functions as F
 
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 2))
-    rows = waiting(spark, "clicks", mqks_broker.url)
+    clicks.publish(some(0, 2))
+    rows = waiting(clicks.spark, "clicks", clicks.broker.url)
     days = rows.withColumn("timestamp", F.timestamp_seconds(F.col("offset") * 86_400))
-
     assert report(days, title="t").window_s == 3_600
     with pytest.raises(BadOption, match="windows of 1 s"):
         report(days, title="t", window_s=1)
 
 
 @pytest.mark.slow
-def test_report_between_two_times(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 5))
-    run(spark, mqks_broker, lake)
-    rows = messages(spark, lake)
+def test_report_between_two_times(clicks: Clicks, lake: Path) -> None:
+    clicks.publish(some(0, 5))
+    clicks.archive()
+    rows = clicks.messages()
     now = datetime.now(UTC)
-
     assert between(rows, now - timedelta(hours=1), now).count() == 5
     assert between(rows, now, None).count() == 0
     assert between(rows, None, now - timedelta(days=2)).count() == 0
     assert report(between(rows, now, None), title="none").events == []
     with pytest.raises(LakeUnfit, match="no lake"):
-        messages(spark, lake / "none")
-
-
-class _Page(HTMLParser):
-    """What a page is made of, and whether everything that was opened is closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.open: list[str] = []
-        self.links: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
-        if tag not in ("meta", "rect", "line"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in ("rect", "line") or self.open[-1] == tag:
-            assert self.open.pop() == tag
-
-
-@pytest.mark.slow
-def test_the_page_of_a_report(spark: "SparkSession", mqks_broker: Broker, lake: Path) -> None:
-    events = [f"e{n}" for n in range(9)] + ["<script>alert(1)</script>"]
-    subscribe(mqks_broker, events=events)
-    publish(mqks_broker, [(f"m{n}", events[n % 10], "x") for n in range(100)])
-    run(spark, mqks_broker, lake)
-    text = page(report(messages(spark, lake), title="<b>"))
-    found = _Page(text)
-
-    assert (found.open, found.links) == ([], [])
-    assert "script" not in found.tags
-    assert {"svg", "table", "figure"} <= set(found.tags)
-    assert "&lt;script&gt;" in text
-    assert "prefers-color-scheme: dark" in text
-    nothing = between(messages(spark, lake), datetime.now(UTC), None)
-    assert _Page(page(report(nothing, title="nothing"))).open == []
+        clicks.messages(lake / "none")
 
 
 # ------------------------------------------------------------------------------------- replay
 
 
-def test_replay_publishes_each_message_once_and_in_order(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path
-) -> None:
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 30) + some(30, 10, "order.new"))
-    run(spark, mqks_broker, lake, batch_messages=7)
-    subscribe(mqks_broker, "copy")
-    options: dict[str, Any] = {"lake": lake, "server": ServerAddress(url=mqks_broker.url)}
+def test_replay_publishes_each_message_once_and_in_order(clicks: Clicks, lake: Path) -> None:
+    clicks.publish(some(0, 30) + some(30, 10, "order.new"))
+    clicks.archive(batch_messages=7)
+    clicks.subscribe("copy")
+    options: dict[str, Any] = {"lake": lake, "server": clicks.server}
     some_of_it = Replay(**options, events="order.*", name="some")
-    assert some_of_it.counts(spark) == [("order.new", 10)]
-    masks = {"**": 40, "*.*": 40, "order.**": 10, "ord**w": 10, "*": 0, "order.ne?": 0}
-    for mask, total in masks.items():
-        counts = Replay(**options, events=mask).counts(spark)
-        assert sum(number for _, number in counts) == total, mask
-    assert waits(mqks_broker, "copy") == []
+    assert some_of_it.counts(clicks.spark) == [("order.new", 10)]
+    assert Replay(**options, events="ord**w").counts(clicks.spark) == [("order.new", 10)]
+    assert clicks.waits("copy") == []
     for _ in range(2):
-        *_, last = some_of_it.run(spark, Event())
+        *_, last = some_of_it.run(clicks.spark, Event())
         assert (last.messages, last.total) == (10, 10)
-    assert [row[1:] for row in waits(mqks_broker, "copy")] == [
+    assert [row[1:] for row in clicks.waits("copy")] == [
         row[1:] for row in some(30, 10, "order.new")
     ]
-    *_, last = Replay(**options).run(spark, Event())
-    copied = waits(mqks_broker, "copy")[10:]
+    *_, last = clicks.replay()
+    copied = clicks.waits("copy")[10:]
 
     assert last.total == 40
     assert [row[1:] for row in copied] == [
         row[1:] for row in some(0, 30) + some(30, 10, "order.new")
     ]
     assert len({row[0] for row in copied}) == 40
-    with QueueReader(mqks_broker.url, "copy", meta=True) as reader:
+    with QueueReader(clicks.broker.url, "copy", meta=True) as reader:
         [headers] = [batch["headers"].to_pylist() for batch in reader.read(11, 51)]
-    with QueueReader(mqks_broker.url, "clicks") as reader:
+    with QueueReader(clicks.broker.url, "clicks") as reader:
         epoch = reader.range().epoch
     assert [[header["key"] for header in told] for told in headers] == [
         ["origin_queue", "origin_epoch", "origin_offset"]
@@ -655,7 +421,7 @@ def test_replay_publishes_each_message_once_and_in_order(
         ("clicks", epoch, str(number)) for number in range(1, 41)
     ]
     with pytest.raises(BadOption, match="another name"):
-        list(Replay(**options, events="rare").run(spark, Event()))
+        clicks.replay(events="rare")
 
 
 @pytest.mark.parametrize(
@@ -679,7 +445,6 @@ def test_a_replay_that_an_older_version_began(
     del state["job"]["mask"]
     state["job"]["events"] = before
     (tmp_path / job._state).write_text(json.dumps(state))
-
     if goes_on:
         assert job._load(tmp_path) == (17, {"offset": 3})
     else:
@@ -687,16 +452,13 @@ def test_a_replay_that_an_older_version_began(
             job._load(tmp_path)
 
 
-def test_a_lake_whose_older_files_have_no_data(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path
-) -> None:
+def test_a_lake_whose_older_files_have_no_data(clicks: Clicks, lake: Path) -> None:
     """The way to read it with pyarrow that the docs tell."""
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 3))
-    run(spark, mqks_broker, lake)
+    clicks.publish(some(0, 3))
+    clicks.archive()
     assert FileLake(lake).lacks_data()
-    publish(mqks_broker, some(3, 2))
-    run(spark, mqks_broker, lake, schema=job.schema_of("n bigint"), roll_s=1e9)
+    clicks.publish(some(3, 2))
+    clicks.archive(schema=job.schema_of("n bigint"), roll_s=1e9)
     read = ds.dataset(lake, partitioning="hive")
     schemas = [fragment.physical_schema for fragment in read.get_fragments()]
     read = read.replace_schema(pa.unify_schemas([read.schema, *schemas]))
@@ -707,15 +469,13 @@ def test_a_lake_whose_older_files_have_no_data(
 
 @pytest.mark.usefixtures("jobs_here")
 def test_a_replay_that_would_be_archived_again_needs_a_yes(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path, capsys: pytest.CaptureFixture[str]
+    clicks: Clicks, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 5))
-    run(spark, mqks_broker, lake)
-    job_of_it = Replay(lake=lake, server=ServerAddress(url=mqks_broker.url))
-    assert job_of_it.archived_here(spark) == ["clicks"]
-
-    replay = ["pipeline", "replay", str(lake), "--url", mqks_broker.url]
+    clicks.publish(some(0, 5))
+    clicks.archive()
+    job_of_it = Replay(lake=lake, server=clicks.server)
+    assert job_of_it.archived_here(clicks.spark) == ["clicks"]
+    replay = ["pipeline", "replay", str(lake), "--url", clicks.broker.url]
     capsys.readouterr()
     assert main(replay) == 65
     out, err = capsys.readouterr()
@@ -727,68 +487,61 @@ def test_a_replay_that_would_be_archived_again_needs_a_yes(
     out, err = capsys.readouterr()
     assert "page.view" in out
     assert "without --dry-run this needs --yes" in err
-    assert waits(mqks_broker) == []
-
+    assert clicks.waits() == []
     assert main([*replay, "--yes"]) == 0
-    assert len(waits(mqks_broker)) == 5
+    assert len(clicks.waits()) == 5
     # The queue of this name is another one now, and so is another server's.
-    with connect(mqks_broker.url) as client:
+    with clicks.client() as client:
         client.delete_queue("clicks")
-        assert job_of_it.archived_here(spark) == []
+        assert job_of_it.archived_here(clicks.spark) == []
         client.subscribe("clicks", ["page.view"])
-    assert job_of_it.archived_here(spark) == []
+    assert job_of_it.archived_here(clicks.spark) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["parquet", "delta"])
+@PLAIN_AND_DELTA
 def test_an_archive_leaves_out_what_a_replay_published(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path, format: str
+    clicks: Clicks, lake: Path, format: str
 ) -> None:
-    from pyspark.sql.types import StructType
-
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 30))
-    run(spark, mqks_broker, lake, format)
-    options: dict[str, Any] = {"lake": lake, "server": ServerAddress(url=mqks_broker.url)}
-    *_, last = Replay(**options).run(spark, Event())
+    clicks.publish(some(0, 30))
+    clicks.archive(format)
+    *_, last = clicks.replay()
     assert last.messages == 30
-    [all_of_it] = run(spark, mqks_broker, lake, format)
+    [all_of_it] = clicks.archive(format)
     assert (all_of_it.messages, all_of_it.left_out, all_of_it.files) == (0, 30, 0)
-    assert waits(mqks_broker) == []
-    assert run(spark, mqks_broker, lake, format) == []  # The lake has up to there.
+    assert clicks.waits() == []
+    assert clicks.archive(format) == []  # The lake has up to there.
 
-    *_, last = Replay(**options, name="again").run(spark, Event())
-    publish(mqks_broker, some(30, 5))
-    schema = StructType.fromDDL("n bigint")
-    [some_of_it] = run(spark, mqks_broker, lake, format, schema=schema)
+    clicks.replay(name="again")
+    clicks.publish(some(30, 5))
+    [some_of_it] = clicks.archive(format, schema=job.schema_of("n bigint"))
     assert (some_of_it.messages, some_of_it.left_out, some_of_it.unparsed) == (5, 30, 0)
-    assert keys(lake) == sorted(f"m{n}" for n in range(35))
+    assert clicks.keys() == sorted(f"m{n}" for n in range(35))
 
-    *_, last = Replay(**options, name="third").run(spark, Event())
-    [told] = run(spark, mqks_broker, lake, format, include_replays=True)
+    clicks.replay(name="third")
+    [told] = clicks.archive(format, include_replays=True)
     assert (told.messages, told.left_out) == (35, 0)
-    assert len(keys(lake)) == 70
+    assert len(clicks.keys()) == 70
     table = delta(lake).to_pyarrow_dataset() if format == "delta" else ds.dataset(lake)
     origins = table.filter(ds.field("origin_queue") == "clicks").to_table()["origin_offset"]
     assert sorted(origins.to_pylist()) == [*range(1, 31), *range(91, 96)]
 
     # Another queue has no originals of it.
-    subscribe(mqks_broker, "copy")
-    *_, last = Replay(**options, name="fourth").run(spark, Event())
-    [copied] = run(spark, mqks_broker, lake.with_name("copy"), format, queue="copy")
+    clicks.subscribe("copy")
+    clicks.replay(name="fourth")
+    [copied] = clicks.archive(format, lake=lake.with_name("copy"), queue="copy")
     assert (copied.messages, copied.left_out) == (70, 0)
 
 
 @pytest.mark.slow
 def test_a_replay_of_many_parts_keeps_the_order(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
+    clicks: Clicks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subscribe(mqks_broker)
     data = "x" * 1000
     for n in range(0, 40, 5):  # Arrivals at several times: a part holds what came at one whole.
-        publish(mqks_broker, [(f"m{m}", "rare", f"{m}{data}") for m in range(n, n + 5)])
-    run(spark, mqks_broker, lake)
-    subscribe(mqks_broker, "copy")
+        clicks.publish([(f"m{m}", "rare", f"{m}{data}") for m in range(n, n + 5)])
+    clicks.archive()
+    clicks.subscribe("copy")
     sent_at_once: list[int] = []
     publish_all = Publisher.publish
 
@@ -798,30 +551,14 @@ def test_a_replay_of_many_parts_keeps_the_order(
 
     monkeypatch.setattr("mqks.pipeline.replay.PART_BYTES", 8_000)
     monkeypatch.setattr(Publisher, "publish", publish_some)
-    list(Replay(lake=lake, server=ServerAddress(url=mqks_broker.url)).run(spark, Event()))
+    clicks.replay()
 
-    assert [row[2] for row in waits(mqks_broker, "copy")] == [f"{n}{data}" for n in range(40)]
+    assert [row[2] for row in clicks.waits("copy")] == [f"{n}{data}" for n in range(40)]
     assert max(sent_at_once) < 40
 
 
-@pytest.mark.slow
-def test_a_replay_that_forgot_where_it_was_doubles_nothing(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path
-) -> None:
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 20))
-    run(spark, mqks_broker, lake)
-    subscribe(mqks_broker, "copy")
-    for _ in range(2):
-        list(Replay(lake=lake, server=ServerAddress(url=mqks_broker.url)).run(spark, Event()))
-        [state] = (lake / "_mqks" / "replays").iterdir()
-        state.unlink()
-
-    assert len(waits(mqks_broker, "copy")) == 20
-
-
 def test_replay_in_the_pace_it_had(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
+    clicks: Clicks, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0  # Of a clock that goes on while one waits, and else stands still.
 
@@ -839,17 +576,15 @@ def test_replay_in_the_pace_it_had(
         published_s.extend([now_s] * len(ids))
         publish_all(publisher, ids, *columns)
 
-    subscribe(mqks_broker)
     for n in range(3):
-        publish(mqks_broker, some(n, 1))
-    with QueueReader(mqks_broker.url, "clicks") as reader:
+        clicks.publish(some(n, 1))
+    with QueueReader(clicks.broker.url, "clicks") as reader:
         [came] = [batch["timestamp"].to_pylist() for batch in reader.read(1, 4)]
-    run(spark, mqks_broker, lake)
+    clicks.archive()
     monkeypatch.setattr("mqks.pipeline.replay.time", SimpleNamespace(monotonic=lambda: now_s))
     monkeypatch.setattr(Publisher, "publish", publish_some)
-    list(
-        Replay(lake=lake, server=ServerAddress(url=mqks_broker.url), speed=2.0).run(spark, Waits())
-    )
+    job = Replay(lake=lake, server=clicks.server, speed=2.0)
+    list(job.run(clicks.spark, Waits()))
 
     passed_s = [(at - came[0]).total_seconds() for at in came]
     assert passed_s == sorted(set(passed_s)), "they came one after the other"
@@ -859,34 +594,32 @@ def test_replay_in_the_pace_it_had(
 # ------------------------------------------------------------------------------- the command line
 
 
-def mqks(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mqks", "pipeline", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        stdin=subprocess.DEVNULL,
-        env=os.environ | environment,
-    )
+@pytest.mark.parametrize(
+    ("lake", "code", "end"),
+    [
+        ("table", 65, b"is a Delta table: use --format delta\n"),
+        ("empty", 69, b"; on Debian: apt install openjdk-17-jre-headless\n"),
+    ],
+    ids=["a lake", "no Java"],
+)
+def test_without_java_exactly_that_is_said_after_what_is_wrong_with_a_lake(
+    lake: str, code: int, end: bytes, tmp_path: Path
+) -> None:
+    for name in ("table/_delta_log", "empty"):
+        (tmp_path / name).mkdir(parents=True)
+    command = [sys.executable, "-m", "mqks", "pipeline", "archive", "q", lake, "--once"]
+    nowhere = os.environ | {"JAVA_HOME": "/nowhere", "PATH": "/nowhere"}
+    done, out, err = forks.run(command, environment=nowhere, directory=tmp_path)
+    assert (done, out, err.count(b"\n"), err.endswith(end)) == (code, b"", 1, True), err
 
 
-def test_what_is_wrong_with_a_lake_is_told_before_java_is_asked_for(lake: Path) -> None:
-    (lake / "_delta_log").mkdir(parents=True)
-    done = mqks("archive", "q", str(lake), "--once", JAVA_HOME="/nowhere", PATH="/nowhere")
-
-    assert (done.returncode, done.stdout) == (65, "")
-    assert done.stderr.endswith("is a Delta table: use --format delta\n")
-
-
-def test_without_java_exactly_that_is_said(tmp_path: Path) -> None:
-    done = mqks("archive", "q", str(tmp_path), "--once", JAVA_HOME="/nowhere", PATH="/nowhere")
-
-    assert (done.returncode, done.stdout) == (69, "")
-    assert "Java was not found" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("url", ["ftp://bucket/lake", "s3:/bucket/lake", "file:///lake"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("ftp://bucket/lake", "s3:/bucket/lake", "file:///lake"),
+        *("s3://bucket", "gs://bucket", "s3://key:secret@bucket/lake"),
+    ],
+)
 @pytest.mark.parametrize("command", [["archive", "q"], ["report"], ["replay"]])
 def test_a_url_is_no_directory(
     command: list[str],
@@ -896,16 +629,18 @@ def test_a_url_is_no_directory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-
     assert main(["pipeline", *command, url]) == os.EX_DATAERR
-    assert capsys.readouterr().err.startswith(f"mqks: a lake cannot be at {url.partition('/')[0]}/")
+    told = capsys.readouterr().err
+    assert told.startswith(f"mqks: a lake cannot be at {url.partition('/')[0]}/")
+    assert "secret" not in told
     assert not list(tmp_path.iterdir())
 
 
 def test_without_the_extra_its_name_is_told(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['pyspark'] = None")
-    done = mqks("report", str(tmp_path), PYTHONPATH=str(tmp_path))
-
+    command = [sys.executable, "-m", "mqks", "pipeline", "report", str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 69
     assert done.stderr.strip().endswith("pip install 'mqks[spark]'")
 
@@ -924,12 +659,6 @@ def test_what_the_command_line_does_not_understand(arguments: list[str]) -> None
     assert main(["pipeline", *arguments]) == os.EX_USAGE
 
 
-@pytest.mark.parametrize("text", ["int", '{"type": "nothing"}', "no schema at all"])
-def test_what_is_no_schema(spark: "SparkSession", text: str) -> None:
-    with pytest.raises(BadOption, match="schema"):
-        job.schema_of(text)
-
-
 def test_a_schema_is_read_from_a_file_or_as_it_stands(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
@@ -943,25 +672,38 @@ def test_a_schema_is_read_from_a_file_or_as_it_stands(
 @pytest.mark.slow
 @pytest.mark.usefixtures("jobs_here")
 def test_report_as_a_command(
-    spark: "SparkSession",
-    mqks_broker: Broker,
-    lake: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    clicks: Clicks, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 20) + some(20, 3, "rare"))
-    run(spark, mqks_broker, lake)
-    html, windows = tmp_path / "report.html", tmp_path / "windows.parquet"
+    clicks.publish(some(0, 20) + some(20, 3, "rare"))
+    clicks.archive()
+    html, windows = lake.with_name("report.html"), lake.with_name("windows.parquet")
     files = ["--html", str(html), "--parquet", str(windows)]
     assert main(["pipeline", "report", str(lake), *files, "--top", "1"]) == 0
     told = capsys.readouterr().out
-
     assert "23 messages" in told
     assert "page.view" in told
     assert "rare" not in told
     assert html.read_text().startswith("<!doctype html>")
     assert sum(pq.read_table(windows)["messages"].to_pylist()) == 23
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("jobs_here")
+def test_jobs_are_told_as_json(
+    clicks: Clicks,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By the table of the test of all commands."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MQKS_URL", clicks.broker.url)
+    clicks.publish_to("q", 0, 1)
+    for name, words in SPARK.items():
+        assert main([*name.split()[1:], *words.split(), "--json"]) == 0
+        objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert objects
+        assert all(isinstance(each, dict) and each for each in objects)
 
 
 @pytest.mark.parametrize(
@@ -1000,7 +742,6 @@ def test_what_ended_a_task_is_told_in_a_line(told: str, code: int, line: str) ->
     frames = "org.apache.spark.SparkException: Job aborted\n\tat org.apache.spark.Executor"
     text = f"An exception was thrown from the worker\n  File x\n{told}\n\n{frames}"
     failure = job.failure(text)
-
     assert isinstance(failure, MqksError)
     assert failure.exit_code == code
     assert str(failure).endswith(line)
@@ -1011,7 +752,6 @@ def test_the_server_tells_why_it_refused_a_task(mqks_broker: Broker) -> None:
         reader.range()
     told = f"Traceback\nmqks.client.errors.RequestFailed: {refused.value}\n SQLSTATE: 38000"
     failure = explained(job.failure(told), mqks_broker.url)
-
     assert str(failure) == f"{refused.value}: range: there is no queue 'none'"
 
 
@@ -1057,7 +797,6 @@ def test_an_archive_beside_its_broker_is_gentle(mqks_broker: Broker, tmp_path: P
     kills.wait_for("a batch", lambda: job.told or not job.is_running())
     priorities = [os.getpriority(os.PRIO_PROCESS, each) for each in kills.workers(job.process.pid)]
     job.process.terminate()
-
     assert job.succeed()[0]["files"] == len(priorities) == max(1, (os.cpu_count() or 1) - 1)
     assert {*priorities} == {19}
 
@@ -1078,7 +817,6 @@ def test_when_java_alone_is_killed_that_is_said(mqks_broker: Broker, tmp_path: P
         with suppress(ProcessLookupError):
             os.kill(int(child), signal.SIGKILL)
     publish(mqks_broker, some(10, 10))
-
     assert job.process.wait(kills.LIMIT_S) == 70
     # A thread of PySpark may write its own trace before or after it.
     assert "mqks: Spark's Java process has died" in (tmp_path / "log").read_text().splitlines()
@@ -1092,52 +830,14 @@ def test_all_is_killed_and_each_message_is_in_the_lake_once(
 ) -> None:
     count = 40_000
     lake = kills.archive(spark, tmp_path, count, seed=1, format=format, driver_kills=driver_kills)
-
     assert kills.counted_by_spark(spark, lake) == (count, count, count)
     if format == "parquet":
         assert kills.counted(lake) == (count, count, count)
 
 
 @pytest.mark.slow
-def test_the_broker_is_killed_under_a_replay(
-    spark: "SparkSession",
-    mqks_broker: Broker,
-    tmp_path: Path,
-    lake: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    subscribe(mqks_broker)
-    rows = some(0, 200)
-    for n in range(0, 200, 20):  # Arrivals at several times: a part holds what came at one whole.
-        publish(mqks_broker, rows[n : n + 20])
-    run(spark, mqks_broker, lake)
-    other = BrokerProcess(tmp_path / "other.db")
-    parts, publish_all = count(), Publisher.publish
-
-    def kill() -> None:
-        other.kill()
-        other.start()
-
-    def publish_some(publisher: Publisher, ids: Any, *columns: Any) -> None:
-        killer = Thread(target=kill if next(parts) == 1 else bool)
-        killer.start()
-        publish_all(publisher, ids, *columns)
-        killer.join()
-
-    monkeypatch.setattr("mqks.pipeline.replay.PART_BYTES", 200)
-    monkeypatch.setattr(Publisher, "publish", publish_some)
-    with other:
-        subscribe(other, "copy")
-        list(Replay(lake=lake, server=ServerAddress(url=other.url)).run(spark, Event()))
-        assert [row[1:] for row in waits(other, "copy")] == [row[1:] for row in rows]
-
-    assert next(parts) > 2, "all went before the kill"
-
-
-@pytest.mark.slow
 def test_replay_while_the_broker_is_killed(spark: "SparkSession", tmp_path: Path) -> None:
     copy = kills.replay(spark, tmp_path, 200_000, seed=1)
-
     assert kills.counted(copy) == (200_000, 200_000, 200_000)
     assert kills.counted_by_spark(spark, copy) == (200_000, 200_000, 200_000)
 
@@ -1145,53 +845,45 @@ def test_replay_while_the_broker_is_killed(spark: "SparkSession", tmp_path: Path
 # ------------------------------------------------------------------------------------- many queues
 
 
-def published(broker: Broker, queue: str, first: int, count: int) -> None:
-    with connect(broker.url) as client:
-        client.subscribe(queue, [queue])
-    publish(broker, some(first, count, queue))
-
-
 def test_queues_by_a_mask_into_one_table(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path, monkeypatch: pytest.MonkeyPatch
+    clicks: Clicks, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archives, "FIND_S", 0.0)
     for number, queue in enumerate(("orders.eu", "orders.us", "orders.us.test", "other")):
-        published(mqks_broker, queue, 100 * number, 10)
-    found = run(spark, mqks_broker, lake, "delta", queue="orders.*", batch_messages=6)
+        clicks.publish_to(queue, 100 * number, 10)
+    found = clicks.archive("delta", queue="orders.*", batch_messages=6)
     assert sorted((p.queue, p.messages) for p in found) == [
         *(("orders.eu", count) for count in (4, 6)),
         *(("orders.us", count) for count in (4, 6)),
     ]
     with pytest.raises(NoQueue, match=r"no queue matches none\.\*"):
-        run(spark, mqks_broker, lake, "delta", queue="none.*")
+        clicks.archive("delta", queue="none.*")
 
     stop, told = Event(), []
-    job = archives.Archive(
-        queue="orders.*",
-        server=ServerAddress(url=mqks_broker.url),
-        interval_s=0,
-        fail_on_data_loss=False,
-    )
+    job = clicks.job(queue="orders.*", once=False, interval_s=0, fail_on_data_loss=False)
     with lake_at(lake, "delta") as opened:
-        published(mqks_broker, "orders.eu", 50, 3)
-        for progress in job.run(spark.sparkContext, opened, stop):
+        clicks.publish_to("orders.eu", 50, 3)
+        for progress in job.run(clicks.spark.sparkContext, opened, stop):
             told.append((progress.queue, progress.messages))
             if len(told) == 1:
-                with connect(mqks_broker.url) as client:
+                with clicks.client() as client:
                     client.delete_queue("orders.us")
-                published(mqks_broker, "orders.new", 60, 2)
+                clicks.publish_to("orders.new", 60, 2)
             else:
                 stop.set()
 
     assert told == [("orders.eu", 3), ("orders.new", 2)]
-    rows = [(row["queue"], row["key"].decode()) for row in messages(spark, lake).collect()]
+    rows = [(row["queue"], row["key"].decode()) for row in clicks.messages().collect()]
     keys = {"orders.eu": [*range(10), 50, 51, 52], "orders.new": [60, 61]}
     keys["orders.us"] = [*range(100, 110)]
     assert sorted(rows) == sorted((name, f"m{n}") for name in keys for n in keys[name])
 
 
 def test_a_paused_archive_commits_nothing_and_goes_on(
-    spark: "SparkSession", tmp_path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch
+    spark: "SparkSession",
+    mqks_broker_process: BrokerProcess,
+    lake: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks, plain = count(), QueueReader.range
 
@@ -1199,7 +891,7 @@ def test_a_paused_archive_commits_nothing_and_goes_on(
         next(looks)
         return plain(reader, *told, **how)
 
-    def follow(broker: Served, *, once: bool, until: int) -> None:
+    def follow(*, once: bool, until: int) -> None:
         """Archive; it is stopped after so many looks, or ends by itself."""
 
         def stopped() -> None:
@@ -1207,50 +899,40 @@ def test_a_paused_archive_commits_nothing_and_goes_on(
             kills.wait_for("looks", lambda: next(looks) > first + 2 * until)
             stop.set()
 
-        stop, server = Event(), ServerAddress(url=broker.url)
-        job = archives.Archive(queue="clicks", server=server, interval_s=0.05, once=once)
+        stop, job = Event(), clicks.job(interval_s=0.01, once=once)
         with kills.at_the_same_time(stopped if until else lambda: None), FileLake(lake) as opened:
             found.extend(job.run(spark.sparkContext, opened, stop))
 
     monkeypatch.setattr(QueueReader, "range", looked)
     found: list[archives.Progress] = []
-    with BrokerProcess(tmp_path / "mqks.db") as broker:
-        subscribe(broker)
-        publish(broker, some(0, 5))
-        follow(broker, once=False, until=40)
-        assert [each.messages for each in found] == [5]
-        with connect(broker.url) as client:
-            client.pause("clicks", deliveries=True)
-        publish(broker, some(5, 5))
-        follow(broker, once=True, until=20)
-        broker.kill()
-        broker.start()
-        follow(broker, once=False, until=20)
-        with connect(broker.url) as client:
-            row = client.stats("queue", "clicks")
-            assert (row["archive_state"], row["archive_lag"], row["ready"]) == ("paused", 5, 5)
-            assert len(found) == 1
-            client.resume("clicks")
-        follow(broker, once=True, until=0)
-        assert keys(lake) == sorted(f"m{n}" for n in range(10))
-        assert waits(broker) == []
+    broker, clicks = mqks_broker_process, Clicks(spark, mqks_broker_process, lake)
+    clicks.publish(some(0, 5))
+    follow(once=False, until=20)
+    assert [each.messages for each in found] == [5]
+    with clicks.client() as client:
+        client.pause("clicks", deliveries=True)
+    clicks.publish(some(5, 5))
+    follow(once=True, until=20)
+    broker.kill()
+    broker.start()
+    follow(once=False, until=20)
+    row = clicks.stats()
+    assert (row["archive_state"], row["archive_lag"], row["ready"]) == ("paused", 5, 5)
+    assert len(found) == 1
+    with clicks.client() as client:
+        client.resume("clicks")
+    follow(once=True, until=0)
+    assert clicks.keys() == sorted(f"m{n}" for n in range(10))
+    assert clicks.waits() == []
 
 
-def test_the_server_shows_how_far_an_archive_is(
-    spark: "SparkSession", mqks_broker: Broker, lake: Path
-) -> None:
-    def row() -> dict[str, Any]:
-        with connect(mqks_broker.url) as client:
-            told: dict[str, Any] = client.stats("queue", "clicks")
-        return told
-
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 10))
+def test_the_server_shows_how_far_an_archive_is(clicks: Clicks, lake: Path) -> None:
+    row = clicks.stats
+    clicks.publish(some(0, 10))
     assert (row()["archived_seq"], row()["archive_lag"]) == (None, None)
     with lake_at(lake) as opened:
-        job = archives.Archive(queue="clicks", server=ServerAddress(url=mqks_broker.url), once=True)
-        steps = replace(job, batch_messages=4).run(spark.sparkContext, opened, Event())
+        steps = clicks.job(batch_messages=4).run(clicks.spark.sparkContext, opened, Event())
         assert (next(steps).lag, row()["archived_seq"], row()["archive_lag"]) == (6, 5, 6)
         list(steps)
-    publish(mqks_broker, some(10, 3))
+    clicks.publish(some(10, 3))
     assert (row()["archived_seq"], row()["archive_lag"]) == (11, 3)

@@ -16,26 +16,16 @@ import pytest
 from deltalake import DeltaTable as Delta
 from pyiceberg.catalog import load_catalog
 from pyiceberg.transforms import BucketTransform
-from pyiceberg.types import (
-    BinaryType,
-    DateType,
-    LongType,
-    StringType,
-    TimestamptzType,
-)
+from pyiceberg.types import BinaryType, DateType, LongType, StringType, TimestamptzType
 
 from mqks.commands import main
 from mqks.pipeline.errors import BadOption, LakeUnfit
-from mqks.pipeline.lake import FileLake, stage, table_at
+from mqks.pipeline.lake import FileLake, stage
 from mqks.pipeline.layout import Layout, bucket, named, partitions, renamed, renames
-from mqks.pipeline.objects import Place
-from mqks.pipeline.places import existing
-from mqks.pipeline.sums import batches_of
 from mqks.testing import Broker
-from tests.pipeline.test_pipeline_jobs import publish, subscribe
+from tests.pipeline.conftest import publish, subscribe
 from tests.pipeline.test_pipeline_lake import batch
 
-FORMATS = ["parquet", "delta", "iceberg"]
 SCHEMA = "user string, at timestamp, n bigint"
 BY = "day(data.at),bucket(4,key),data.user"
 BODIES: list[dict[str, Any]] = [
@@ -48,12 +38,12 @@ BODIES: list[dict[str, Any]] = [
 ]
 
 
-pytestmark = pytest.mark.usefixtures("layout_catalog")
+pytestmark = pytest.mark.usefixtures("catalog")
 
 
 def lake_of(path: Path, format: str) -> list[str]:
     if format == "iceberg":
-        return ["db.events", "--catalog", "layout"]
+        return ["db.events", "--catalog", "lake"]
     return [str(path / "lake"), *(["--format", "delta"] if format == "delta" else [])]
 
 
@@ -64,7 +54,7 @@ def archive(broker: Broker, path: Path, format: str, *options: str) -> int:
 
 def table_of(path: Path, format: str) -> Any:
     if format == "iceberg":
-        with closing(load_catalog("layout")) as catalog:
+        with closing(load_catalog("lake")) as catalog:
             return catalog.load_table("db.events").scan().to_arrow()
     if format == "delta":
         return Delta(path / "lake").to_pyarrow_table()
@@ -85,7 +75,6 @@ def send(broker: Broker, *bodies: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("jobs_here")
-@pytest.mark.parametrize("format", FORMATS)
 def test_rows_are_in_the_partition_of_their_fields(
     mqks_broker: Broker, tmp_path: Path, format: str
 ) -> None:
@@ -109,7 +98,7 @@ def test_rows_are_in_the_partition_of_their_fields(
             assert row["key_bucket"] == number
             assert row["data_user"] == (data.get("user") or None)
     if format == "iceberg":
-        with closing(load_catalog("layout")) as catalog:
+        with closing(load_catalog("lake")) as catalog:
             table = catalog.load_table("db.events")
         told = [(field.name, str(field.transform)) for field in table.spec().fields]
         assert told == [
@@ -133,7 +122,6 @@ def test_rows_are_in_the_partition_of_their_fields(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("jobs_here")
-@pytest.mark.parametrize("format", FORMATS)
 def test_renamed_fields_of_both_parsers(mqks_broker: Broker, tmp_path: Path, format: str) -> None:
     subscribe(mqks_broker)
     send(mqks_broker, {"who": {"user-id": "ann"}, "n": 1}, {"who": {"user-id": "bob"}, "n": "no"})
@@ -228,36 +216,6 @@ def test_names_within_arrays_and_twice(tmp_path: Path) -> None:
     assert named(new, kind) == kind
     with pytest.raises(BadOption, match=r"two fields a\.d"):
         renamed(kind, {"a.b": "d"})
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("jobs_here")
-@pytest.mark.parametrize("format", FORMATS)
-def test_tables_of_events_bad_rows_and_wider_types(
-    mqks_broker: Broker, tmp_path: Path, format: str
-) -> None:
-    subscribe(mqks_broker)
-    bad = "db.bad" if format == "iceberg" else str(tmp_path / "bad")
-    told = ["--table-by", "event", "--bad-rows", bad, "--by", "data.n"]
-    for kind, some in (("int", BODIES[3:]), ("bigint", [{"n": 2**40}])):
-        send(mqks_broker, *some)
-        publish(mqks_broker, [(uuid.uuid4().hex, "order.new", "{}")])
-        schema = ["--schema", f"page.*=n {kind}"]
-        assert archive(mqks_broker, tmp_path, format, *told, *schema) == 0
-    verified(tmp_path, format)
-    with existing(place_of(tmp_path, format, "page.view")) as lake:
-        assert lake.layout.partitions == ("date", "data.n")
-        tables = [batch for file in lake.contents() for batch in batches_of(file, ["data", "key"])]
-    assert sorted(n for each in tables for n in each["data"].field("n").to_pylist()) == [
-        4,
-        5,
-        2**40,
-    ]
-
-
-def place_of(path: Path, format: str, event: str) -> Place:
-    whole: Place = "iceberg://layout/db.events" if format == "iceberg" else path / "lake"
-    return table_at(whole, event)
 
 
 @pytest.mark.usefixtures("jobs_here")

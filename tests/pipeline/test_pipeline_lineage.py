@@ -3,9 +3,8 @@
 import json
 import logging
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,8 +12,7 @@ import pytest
 from mqks.commands import main
 from mqks.pipeline.archive import Progress
 from mqks.pipeline.lineage import Lineage
-from mqks.testing import Broker
-from tests.pipeline.test_pipeline_jobs import publish, some, subscribe
+from tests.pipeline.conftest import Clicks, Quiet, answering, some
 
 BATCH = Progress("q", "x-1", 0, 10, 9, 0, 1, 2, 500, 0, 0.1, 0)
 SERVER = "mqks://secret@127.0.0.1:7777"
@@ -31,7 +29,7 @@ class Service(ThreadingHTTPServer):
         self.status = 200
 
 
-class Answer(BaseHTTPRequestHandler):
+class Answer(Quiet):
     server: Service
 
     def do_POST(self) -> None:
@@ -41,18 +39,11 @@ class Answer(BaseHTTPRequestHandler):
         self.send_response(self.server.status)
         self.end_headers()
 
-    def log_message(self, *_told: object) -> None:
-        pass
-
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    with Service() as made:
-        thread = Thread(target=made.serve_forever)
-        thread.start()
+    with Service() as made, answering(made):
         yield made
-        made.shutdown()
-        thread.join()
 
 
 def test_what_a_service_is_told(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +55,6 @@ def test_what_a_service_is_told(service: Service, monkeypatch: pytest.MonkeyPatc
         Lineage(service.url, SERVER, "q", Path("/data/lake")),
     ):
         raise ValueError("why")
-
     assert [event["eventType"] for event in service.events] == [
         *("START", "RUNNING", "COMPLETE"),
         *("START", "FAIL"),
@@ -101,12 +91,11 @@ def test_an_archive_goes_on_without_its_service(
 
 @pytest.mark.usefixtures("jobs_here")
 def test_an_archive_writes_its_events_to_a_file(
-    mqks_broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    clicks: Clicks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lake, events = str(tmp_path / "lake"), tmp_path / "events.json"
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 3))
-    told = ["pipeline", "archive", "clicks", lake, "--url", mqks_broker.url, "--once", "--json"]
+    lake, events = str(clicks.lake), tmp_path / "events.json"
+    clicks.publish(some(0, 3))
+    told = ["pipeline", "archive", "clicks", lake, "--url", clicks.broker.url, "--once", "--json"]
     assert main([*told, "--openlineage", str(events)]) == 0
     batch = json.loads(capsys.readouterr().out)
     kept = [json.loads(line) for line in events.read_text().splitlines()]

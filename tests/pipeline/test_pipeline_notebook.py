@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from mqks.pipeline.errors import JavaMissing
-from mqks.pipeline.session import check_java
 from mqks.testing import BrokerProcess
 from tests.pipeline.test_pipeline_store import local_store
 
@@ -48,13 +46,9 @@ def executed(directory: Path, **environment: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("quick_spark")
+@pytest.mark.usefixtures("java", "quick_spark")
 @pytest.mark.parametrize("place", ["directory", "store"])
 def test_it_shows_what_it_showed(place: str, tmp_path: Path) -> None:
-    try:
-        check_java()
-    except JavaMissing as missing:
-        pytest.skip(str(missing))
     if place == "directory":
         found = executed(tmp_path)
         assert any((tmp_path / "warehouse").rglob("*.parquet"))

@@ -13,18 +13,26 @@ HOSTILE = "</title></style></svg><script>alert(1)</script>\"'><img src=x> {{ 7 *
 
 
 class _Page(HTMLParser):
-    """The tags of a page, their attributes, and the text between them."""
+    """The tags of a page, their attributes, and the text between them; what is opened is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: set[str] = set()
         self.attributes: set[str] = set()
         self.texts: list[str] = []
+        self.open: list[str] = []
         self.feed(text)
+        assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         self.attributes |= {name for name, _ in attrs}
+        if tag not in ("meta", "rect", "line", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("rect", "line") or self.open[-1] == tag:
+            assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
@@ -47,7 +55,6 @@ def a_report(name: str, events: int = 9) -> Report:
 
 def test_what_clients_sent_is_text() -> None:
     usual, hostile = _Page(page(a_report("usual"))), _Page(page(a_report(HOSTILE)))
-
     assert (hostile.tags, hostile.attributes) == (usual.tags, usual.attributes)
     places = usual.texts.count("usual")
     assert places >= 7, "title, heading, legend, bars, and each table"
@@ -56,7 +63,6 @@ def test_what_clients_sent_is_text() -> None:
 
 def test_a_page_asks_for_nothing() -> None:
     found = _Page(page(a_report("usual")))
-
     assert not found.attributes & {"href", "src", "style"}
     assert not found.tags & {"script", "link", "iframe", "object"}
     assert "1.5 kB" in found.texts
@@ -65,7 +71,9 @@ def test_a_page_asks_for_nothing() -> None:
 @pytest.mark.parametrize("events", [0, 1, 7, 8, 30])
 def test_any_number_of_events_makes_a_page(events: int) -> None:
     text = page(a_report("usual", events))
-
+    found = _Page(text)
+    assert {"svg", "table", "figure"} <= found.tags or not events
+    assert "prefers-color-scheme: dark" in text
     assert ("<p>No messages.</p>" in text) == (not events)
     assert ("all others" in text) == (events > 7)
     assert ("and 10 more" in text) == (events == 30)

@@ -12,7 +12,6 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
@@ -25,18 +24,15 @@ import pytest
 from pyiceberg.utils.config import Config
 
 from mqks.pipeline import objects
-from mqks.pipeline.archive import Archive
 from mqks.pipeline.errors import LakeInUse, LakeUnfit
 from mqks.pipeline.iceberg import found
 from mqks.pipeline.job import schema_of
 from mqks.pipeline.layout import Layout, partitions
 from mqks.pipeline.places import lake_at, messages
 from mqks.pipeline.table import DeltaTable, delta
-from mqks.pipeline.wire import ServerAddress
-from mqks.testing import Broker
 from tests.kit.ports import free_port
 from tests.pipeline import test_pipeline_store as stores
-from tests.pipeline.test_pipeline_jobs import publish, subscribe
+from tests.pipeline.conftest import Clicks
 from tests.pipeline.test_pipeline_lake import put
 from tests.pipeline.test_pipeline_store import LIMIT_S
 
@@ -109,35 +105,27 @@ def _spark(rows: Any) -> Found:
 KINDS = ["files", "delta", "delta on a store", "iceberg", "iceberg on one"]
 
 
+@pytest.mark.usefixtures("catalog", "between")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_reader_finds_each_row_once(
-    spark: "SparkSession",
-    mqks_broker: Broker,
-    tmp_path: Path,
-    between: stores.Between,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
+    clicks: Clicks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    where = "s3://bucket/warehouse" if kind == "iceberg on one" else f"file://{tmp_path}/warehouse"
-    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/catalog.db")
-    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", where)
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
-    lake: Any = {"files": tmp_path / "files", "delta": tmp_path / "delta"}.get(kind)
-    if kind == "delta on a store":
-        lake = "s3://bucket/readers"
+    if kind == "iceberg on one":
+        monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", "s3://bucket/warehouse")
+        monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    places = {"delta on a store": "s3://bucket/readers", "files": tmp_path / "files"}
+    lake: Any = places.get(kind, tmp_path / "delta" if kind == "delta" else None)
     readers = _plain(lake) if kind == "files" else _delta(lake)
     if lake is None:
         lake = "iceberg://lake/db.readers"
         readers = _iceberg(lake)
-    subscribe(mqks_broker)
-    publish(mqks_broker, ROWS + BAD)
-    server, schema = ServerAddress(url=mqks_broker.url), schema_of("n bigint")
-    job = Archive(queue="clicks", server=server, once=True, batch_messages=25, schema=schema)
+    clicks.publish(ROWS + BAD)
     with lake_at(lake, "delta" if kind == "delta" else None, Layout(partitions("event"))) as opened:
-        assert sum(p.unparsed for p in job.run(spark.sparkContext, opened, Event())) == 1
+        told = clicks.archive_into(opened, batch_messages=25, schema=schema_of("n bigint"))
+    assert sum(progress.unparsed for progress in told) == 1
     for name, read in readers.items():
         try:
-            check(read(spark))
+            check(read(clicks.spark))
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from None
 

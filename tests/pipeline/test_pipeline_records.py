@@ -10,10 +10,9 @@ import struct
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fastavro
 import pyarrow as pa
@@ -23,17 +22,12 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, ti
 from mqks.client.blocking import connect
 from mqks.commands import main
 from mqks.pipeline import records
-from mqks.pipeline.archive import Archive
 from mqks.pipeline.errors import BadOption, LakeUnfit, StoreAway
 from mqks.pipeline.places import lake_at
 from mqks.pipeline.records import RecordSchema, records_of
-from mqks.pipeline.wire import ServerAddress
 from mqks.testing import Broker
+from tests.pipeline.conftest import Clicks, Quiet, answering, subscribe
 from tests.pipeline.test_pipeline_bad_rows import KINDS, places, rows
-from tests.pipeline.test_pipeline_jobs import subscribe
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 STATE = {"type": "enum", "name": "State", "symbols": ["NEW", "PAID"]}
@@ -92,10 +86,7 @@ DEFAULTS: dict[str, Any] = {
     "counts": [],
     "lines": [],
 }
-AVRO = [
-    NEW_ROW | {"counts": [("x", 1)]},
-    OLD_ROW | DEFAULTS | {"code": b"ab", "trace": ""},
-]
+AVRO = [NEW_ROW | {"counts": [("x", 1)]}, OLD_ROW | DEFAULTS | {"code": b"ab", "trace": ""}]
 
 
 def avro(schema: dict[str, Any], row: dict[str, Any]) -> bytes:
@@ -178,7 +169,7 @@ class Registry(ThreadingHTTPServer):
         self.login: str | None = None
 
 
-class RegistryAnswer(BaseHTTPRequestHandler):
+class RegistryAnswer(Quiet):
     server: Registry
 
     def do_GET(self) -> None:
@@ -195,15 +186,10 @@ class RegistryAnswer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(json.dumps(answer).encode())
 
-    def log_message(self, *_told: object) -> None:
-        pass
-
 
 @pytest.fixture
 def registry() -> Iterator[Registry]:
-    with Registry() as made:
-        thread = Thread(target=made.serve_forever)
-        thread.start()
+    with Registry() as made, answering(made):
         made.answers["/schemas/ids/1"] = {"schema": json.dumps(OLD)}
         made.answers["/schemas/ids/2"] = {"schema": json.dumps(ORDER)}
         serialized = base64.b64encode(shop().file[1].SerializeToString()).decode()
@@ -212,8 +198,6 @@ def registry() -> Iterator[Registry]:
             "schemaType": "PROTOBUF",
         }
         yield made
-        made.shutdown()
-        thread.join()
 
 
 def framed(number: int, payload: bytes, path: bytes = b"") -> bytes:
@@ -245,18 +229,13 @@ def opened(told: str, registry: str | None = None) -> RecordSchema:
     return schema
 
 
+@pytest.mark.usefixtures("catalog")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("of", ["avro", "protobuf"])
 def test_into_a_lake(
-    spark: "SparkSession",
-    mqks_broker: Broker,
-    registry: Registry,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    of: str,
+    clicks: Clicks, registry: Registry, tmp_path: Path, kind: str, of: str
 ) -> None:
-    lake, other, format = places(tmp_path, monkeypatch, kind)
+    lake, other, format = places(tmp_path, kind)
     if of == "avro":
         schema, expected = opened(avro_file(tmp_path), registry.url), AVRO
         good = [framed(2, avro(ORDER, NEW_ROW)), framed(1, avro(OLD, OLD_ROW))]
@@ -265,16 +244,12 @@ def test_into_a_lake(
         schema, expected = opened(descriptors(tmp_path), registry.url), PROTOBUF
         good = [framed(3, each, b"\x02\x02") for each in ORDERS]
         bad = {framed(3, ORDERS[0], b"\x00"): "another message", b"\x00": "no schema id"}
-    subscribe(mqks_broker)
-    with connect(mqks_broker.url) as client:
+    with clicks.client() as client:
         for payload in [good[0], *bad, good[1]]:
             client.publish("rare", payload)
     registry.failures = 2  # The archive waits until it is back.
-    archive = Archive(
-        queue="clicks", server=ServerAddress(url=mqks_broker.url), once=True, schema=schema
-    )
     with lake_at(lake, format) as made, lake_at(other, format) as apart:
-        progress = [*archive.run(spark.sparkContext, made, Event(), apart)]
+        progress = clicks.archive_into(made, apart, schema=schema)
     assert [(each.messages, each.unparsed) for each in progress] == [(4, 2)]
     found = rows(lake, format)
     assert [row["value"] for row in found] == good

@@ -1,6 +1,7 @@
 """The session: which Java it takes, which Python its workers are."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,6 @@ if TYPE_CHECKING:
 NEEDED = "needs Java 17; on Debian: apt install openjdk-17-jre-headless"
 
 
-def java(directory: Path, script: str) -> None:
-    """A `java` that is this script."""
-    program = directory / "bin" / "java"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-
-
 def told_by_java(version: str) -> str:
     return f"echo 'openjdk version \"{version}\" 2025-04-15' >&2"
 
@@ -32,40 +25,31 @@ def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(JavaMissing) as told:
         session()
-
     assert str(told.value) == f"Java was not found: Spark {NEEDED}"
 
 
-@pytest.mark.parametrize("script", [told_by_java("11.0.2"), told_by_java("1.8.0_402"), "echo ?"])
-def test_a_java_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> None:
-    java(tmp_path, script)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(JavaMissing, match="too old") as told:
-        check_java()
-
-    assert NEEDED in str(told.value)
-
-
-@pytest.mark.parametrize("version", ["17.0.15", "21"])
-def test_a_java_that_will_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
-    java(tmp_path, told_by_java(version))
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    check_java()
-
-
-@pytest.mark.slow
-def test_a_java_that_takes_long_is_none_the_less_there(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (told_by_java("11.0.2"), "Java 11 is too old"),
+        (told_by_java("1.8.0_402"), "Java 1 is too old"),
+        ("echo ?", r"Java \? is too old"),
+        ("exit 1", "Java was not found"),
+        (told_by_java("17.0.15"), ""),
+        (told_by_java("21"), ""),
+        pytest.param("sleep 31\n" + told_by_java("17.0.15"), "", marks=pytest.mark.slow),
+    ],
+    ids=["11", "8", "no version", "it does not start", "17", "21", "it takes long"],
+)
+def test_which_java_will_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, told: str
 ) -> None:
-    java(tmp_path, "sleep 31\n" + told_by_java("17.0.15"))
+    program = tmp_path / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    check_java()
-
-
-def test_a_java_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    java(tmp_path, "exit 1")
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(JavaMissing):
+    with pytest.raises(JavaMissing, match=f"{told}: Spark {NEEDED}") if told else nullcontext():
         check_java()
 
 
@@ -88,13 +72,11 @@ def test_the_workers_python(
     python: str,
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", variable)
-
     assert workers_python(master, conf) == python
 
 
 def test_workers_are_this_interpreter(spark: "SparkSession") -> None:
     context = spark.sparkContext
-
     assert context.pythonExec == sys.executable
     assert context.parallelize([0], 1).map(lambda _: sys.executable).collect() == [sys.executable]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,11 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Rows = list[dict[str, Any]]
-
-
-@pytest.fixture(autouse=True)
-def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "RETRY_MIN_S", 0.001)
 
 
 @pytest.fixture
@@ -80,7 +76,6 @@ def write(writer: BatchWriter, *batches: pa.RecordBatch) -> None:
 def test_rows_become_messages(broker: Broker) -> None:
     batch = batch_of((b"m1", "e", b"one"), (b"m2", "f", b""), names="key topic value")
     write(writer(broker.url, batch), batch)
-
     assert [(row["key"], row["topic"], row["value"]) for row in published(broker.url)] == [
         (b"m1", "e", b"one"),
         (b"m2", "f", b""),
@@ -90,7 +85,6 @@ def test_rows_become_messages(broker: Broker) -> None:
 def test_strings_and_an_event_for_all(broker: Broker) -> None:
     batch = batch_of(("m1", "grün", "g"), names="key value topic")
     write(writer(broker.url, batch, Topic="e"), batch)
-
     assert [(row["key"], row["topic"], row["value"]) for row in published(broker.url)] == [
         (b"m1", "e", "grün".encode())
     ]
@@ -102,7 +96,6 @@ def test_a_priority_and_an_ordering_key(broker: Broker) -> None:
     batch = batch_of(*columns, names="topic value priority ordering_key")
     batch = batch.set_column(2, "priority", batch["priority"].cast(pa.int32()))
     write(writer(broker.url, batch), batch, batch)
-
     found = [(row["priority"], row["ordering_key"]) for row in published(broker.url)]
     assert found == [(5, "a b,ü"), (-128, None), (0, None), (0, "k%&=")] * 2
 
@@ -112,28 +105,18 @@ def test_a_write_goes_through_windows(broker: Broker, monkeypatch: pytest.Monkey
     batch = batch_of(*(("e", b"%0100d" % n) for n in range(95)))
     # A slice of a larger batch begins in the middle of Arrow's memory.
     write(writer(broker.url, batch), batch.slice(3, 50), batch.slice(53))
-
     assert said(broker.url) == [("e", b"%0100d" % n) for n in range(3, 95)]
 
 
-def test_any_carriage_return_arrives(broker: Broker) -> None:
-    values = [b"\r", b"a\r", b"a\r\r", b"\ra", b""]
-    batch = batch_of(*(("e", value) for value in values))
-    write(writer(broker.url, batch), batch)
-
-    assert [value for _, value in said(broker.url)] == values
-
-
 def test_long_ids_do_not_fill_both_directions(tmp_path: Path) -> None:
-    rows = [pa.array([b"%05d%04000d" % (n, 0) for n in range(10_000)], pa.binary())]
-    rows += [pa.array([word] * 10_000, pa.binary()) for word in (b"e", b"")]
+    rows = [pa.array([b"%05d%04000d" % (n, 0) for n in range(4_000)], pa.binary())]
+    rows += [pa.array([word] * 4_000, pa.binary()) for word in (b"e", b"")]
     with Broker(tmp_path / "mqks.db", name_bytes_max=5_000) as broker:
         subscribe(broker)
         server = wire.ServerAddress(url=broker.url, reply_timeout_s=WAIT_S, retries=0)
         with sink.Publisher(server) as publisher:
             publisher.publish(*rows)
-
-        assert len(published(broker.url)) == 10_000
+        assert len(published(broker.url)) == 4_000
 
 
 # ------------------------------------------------------------------------------------- once
@@ -146,7 +129,6 @@ def test_a_task_run_again_publishes_nothing_twice(broker: Broker) -> None:
         mine.write(failing(batch.slice(0, 60)))
     assert len(said(broker.url)) == 60
     write(mine, batch)
-
     assert said(broker.url) == [("e", b"%d" % n) for n in range(100)]
 
 
@@ -161,24 +143,16 @@ def test_nor_does_one_that_finds_its_rows_in_another_order(broker: Broker) -> No
     with pytest.raises(ZeroDivisionError):
         mine.write(failing(batch.slice(0, 60)))
     write(mine, batch.take(pa.array(range(99, -1, -1))))
-
     # Equal rows are messages each: none is taken for another's repetition.
     assert Counter(said(broker.url)) == Counter(("e", b"%d" % (n % 30)) for n in range(100))
 
 
-def test_what_is_written_twice_is_there_twice(broker: Broker) -> None:
-    batch = batch_of(("e", b"x"))
-    for _ in range(2):
-        write(writer(broker.url, batch), batch)
-
-    assert said(broker.url) == [("e", b"x")] * 2
-
-
-def test_unless_its_key_says_that_it_is_the_same(broker: Broker) -> None:
+def test_what_is_written_twice_is_there_twice_unless_its_key_says_that_it_is_the_same(
+    broker: Broker,
+) -> None:
     batch = batch_of((b"m1", "e", b"x"), (None, "e", b"y"), names="key topic value")
     for _ in range(2):
         write(writer(broker.url, batch), batch)
-
     assert said(broker.url) == [("e", b"x"), ("e", b"y"), ("e", b"y")]
 
 
@@ -199,31 +173,14 @@ def test_a_connection_lost_within_a_window(broker: Broker) -> None:
     with Breaking(broker.port) as proxy:
         write(writer(proxy.url, batch), batch)
         assert proxy.accepted == 2
-
     assert said(broker.url) == [("e", b"%d" % n) for n in range(3000)]
-
-
-@pytest.mark.slow
-def test_a_server_killed_while_rows_are_written(mqks_broker_process: BrokerProcess) -> None:
-    subscribe(mqks_broker_process)
-    batch = batch_of(*(("e", b"%d" % n) for n in range(4000)))
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for first in range(0, 4000, 500):
-            yield batch.slice(first, 500)
-            mqks_broker_process.kill()
-            mqks_broker_process.start()
-
-    writer(mqks_broker_process.url, batch).write(batches())
-
-    assert said(mqks_broker_process.url) == [("e", b"%d" % n) for n in range(4000)]
 
 
 def test_any_bytes_are_published_and_read(broker: Broker) -> None:
     values = [b"plain", b"a\nb", b"a\\tb", bytes(range(256)), b"\t", b"end\r", b""]
+    values += [b"\r", b"a\r\r", b"\ra"]
     batch = batch_of(*(("e", value) for value in values))
     write(writer(broker.url, batch), batch)
-
     assert said(broker.url) == [("e", value) for value in values]
 
 
@@ -249,7 +206,6 @@ def test_a_row_that_cannot_be_said(
     batch = batch_of((b"1", "e", b"a"), (b"2", "e", b"\r."), row, names="key topic value")
     with pytest.raises(BadRow) as refused:
         writer(broker.url, batch).write(iter([batch.slice(0, 2), batch]))
-
     assert told in str(refused.value)
     assert "partition 0, after its first 2 rows" in str(refused.value)
     assert len(said(broker.url)) == 2
@@ -283,9 +239,8 @@ def test_a_message_that_the_server_refuses_is_named(tmp_path: Path) -> None:
 def test_columns_and_options(schema: StructType, options: dict[str, str], told: str) -> None:
     data_source = MqksDataSource(CaseInsensitiveDict({"url": "mqks://h"} | options))
     for make in (data_source.writer, data_source.streamWriter):
-        with pytest.raises(BadOption) as refused:
+        with pytest.raises(BadOption, match=re.escape(told)):
             make(schema, overwrite=False)
-        assert told in str(refused.value)
 
 
 def test_a_queue_cannot_be_overwritten() -> None:
@@ -305,10 +260,10 @@ def test_a_stream_needs_to_know_its_batch(broker: Broker) -> None:
 # ------------------------------------------------------------------------------- with Spark
 
 
+@pytest.mark.slow
 def test_spark_writes_a_batch(spark: "SparkSession", broker: Broker) -> None:
     frame = spark.range(100).selectExpr("'e' as topic", "cast(id % 10 as string) as value")
     frame.repartition(3).write.format("mqks").option("url", broker.url).mode("append").save()
-
     assert Counter(said(broker.url)) == {("e", b"%d" % n): 10 for n in range(10)}
 
 
@@ -337,7 +292,6 @@ def test_a_stream_writes_all_that_a_message_has(
         .start()
     )
     assert query.awaitTermination(WAIT_S)
-
     with QueueReader(broker.url, "source") as log:
         [ids] = [batch["key"].to_pylist() for batch in log.read(1, 4)]
     found = published(broker.url)

@@ -2,9 +2,11 @@
 
 import json
 import pickle
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +23,9 @@ from pyspark.sql.types import LongType, StringType, StructType
 import mqks
 from mqks.client import urls
 from mqks.client.errors import RequestFailed
-from mqks.pipeline import columns, wire
+from mqks.pipeline import columns
 from mqks.pipeline.errors import BadOption, DataLost
-from mqks.pipeline.older import (
-    HAS_LIMITS,
-    ReadAllAvailable,
-    ReadMaxRows,
-    to_arrow_schema,
-)
+from mqks.pipeline.older import HAS_LIMITS, ReadAllAvailable, ReadMaxRows, to_arrow_schema
 from mqks.pipeline.options import EARLIEST, Places, ReadPlace, read_options, write_options
 from mqks.pipeline.reader import QueueReader
 from mqks.pipeline.source import (
@@ -47,14 +44,8 @@ from tests.kit.waiting import WAIT_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 TIME_US = 1_700_000_000_000_000
-
-
-@pytest.fixture(autouse=True)
-def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "RETRY_MIN_S", 0.001)
 
 
 def publish(broker: Broker | BrokerProcess, numbers: Iterable[int]) -> None:
@@ -67,30 +58,52 @@ def log_of(numbers: Iterable[int], epoch: str = "one") -> LogPeer:
     return LogPeer([(n, TIME_US + n, b"m%d event=e data" % n) for n in numbers], epoch)
 
 
+@pytest.fixture
+def peer() -> Iterator[LogPeer]:
+    """With the numbers from 1 to 10."""
+    with log_of(range(1, 11)) as peer:
+        yield peer
+
+
 def source(url: str, **options: object) -> MqksDataSource:
-    told = {"url": url, "queue": "q"} | {name: str(value) for name, value in options.items()}
-    return MqksDataSource(CaseInsensitiveDict(told))
+    """Of the queue `q`, unless options name others."""
+    told = {"url": url} | {name: str(value) for name, value in options.items()}
+    return MqksDataSource(CaseInsensitiveDict(told if "queues" in told else {"queue": "q"} | told))
 
 
 def batch_reader(url: str, **options: object) -> BatchReader:
-    return BatchReader(source(url, **options).options, SCHEMA)
+    made = source(url, **options)
+    return BatchReader(made.options, made.schema())
 
 
 Make = Callable[..., StreamReader]
+Unlimited = Callable[..., UnlimitedStreamReader]
 
 
 @pytest.fixture
-def stream_reader() -> Iterator[Make]:
-    """Makes stream readers, and stops them in the end."""
-    with ExitStack() as made:
+def made() -> Iterator[ExitStack]:
+    """Stops readers in the end."""
+    with ExitStack() as readers:
+        yield readers
 
-        def make(url: str, **options: object) -> StreamReader:
-            told = source(url, **{"startingOffsets": EARLIEST} | options).options
-            reader = StreamReader(told, SCHEMA)
-            made.callback(reader.stop)
-            return reader
 
-        yield make
+def _made(kind: Any, made: ExitStack, url: str, **options: object) -> Any:
+    """A reader that begins at the earliest, unless options say where."""
+    told = source(url, **{"startingOffsets": EARLIEST} | options)
+    reader = kind(told.options, told.schema())
+    made.callback(reader.stop)
+    return reader
+
+
+@pytest.fixture
+def stream_reader(made: ExitStack) -> Make:
+    return partial(_made, StreamReader, made)
+
+
+@pytest.fixture
+def unlimited(made: ExitStack) -> Unlimited:
+    """For a Spark without limits."""
+    return partial(_made, UnlimitedStreamReader, made)
 
 
 def rows(
@@ -102,6 +115,12 @@ def rows(
         there, mine = pickle.loads(pickle.dumps((reader, partition)))
         found += [row for batch in there.read(mine) for row in batch.to_pylist()]
     return found
+
+
+def everything(url: str, **options: object) -> list[dict[str, Any]]:
+    """What a batch reads."""
+    reader = batch_reader(url, **options)
+    return rows(reader, reader.partitions())
 
 
 def offsets(reader: BatchReader | StreamReader, partitions: Sequence[InputPartition]) -> list[int]:
@@ -121,36 +140,22 @@ def told(found: Iterable[dict[str, Any]]) -> list[tuple[str, int]]:
     return sorted((row["queue"], int(row["value"])) for row in found)
 
 
-def limited(made: MqksDataSource) -> StreamReader:
-    return StreamReader(made.options, made.schema())
-
-
 def test_a_batch_of_several_queues(mqks_broker: Broker) -> None:
     for queue, count in (("o.eu", 3), ("o.us", 2), ("other", 1), ("o.eu.old", 1)):
         publish_to(mqks_broker, queue, range(count))
-    made = source(mqks_broker.url, queue="o.*")
-    reader = made.reader(made.schema())
-
-    assert told(rows(reader, reader.partitions())) == [
+    assert told(everything(mqks_broker.url, queue="o.*")) == [
         *(("o.eu", n) for n in range(3)),
         *(("o.us", n) for n in range(2)),
     ]
-    only = made.reader(StructType().add("queue", StringType()))
-    assert [row for row in rows(only, only.partitions()) if row["queue"] == "o.us"] == [
-        {"queue": "o.us"}
-    ] * 2
+    only = source(mqks_broker.url, queue="o.*").reader(StructType().add("queue", StringType()))
+    found = [row["queue"] for row in rows(only, only.partitions())]
+    assert sorted(found) == ["o.eu"] * 3 + ["o.us"] * 2
 
 
 @pytest.mark.parametrize("options", [{"startingOffsets": "5"}, {"endingOffsets": "5"}])
 def test_numbers_are_of_one_queue(options: dict[str, str]) -> None:
-    made = source("mqks://localhost:1", queue="o.*", **options)
     with pytest.raises(BadOption, match="several queues"):
-        made.reader(made.schema())
-
-
-def several(url: str, queues: str, **options: object) -> MqksDataSource:
-    told = {"url": url, "queues": queues} | {name: str(value) for name, value in options.items()}
-    return MqksDataSource(CaseInsensitiveDict(told))
+        batch_reader("mqks://localhost:1", queue="o.*", **options)
 
 
 def test_a_list_of_queues_and_an_offset_of_each(mqks_broker: Broker) -> None:
@@ -161,21 +166,14 @@ def test_a_list_of_queues_and_an_offset_of_each(mqks_broker: Broker) -> None:
         {"a": 2, "o.eu": {"0": 3}},
         {"queues": {"a": {"epoch": epoch(mqks_broker, "a"), "offset": 2}, "o.eu": {"0": 3}}},
     ):
-        made = several(
-            mqks_broker.url,
-            "a,b,o.*",
-            startingOffsets=json.dumps(starts),
-            endingOffsets=json.dumps(ends),
-        )
-        reader = made.reader(made.schema())
-        assert told(rows(reader, reader.partitions())) == [
+        offsets = {"startingOffsets": json.dumps(starts), "endingOffsets": json.dumps(ends)}
+        assert told(everything(mqks_broker.url, queues="a,b,o.*", **offsets)) == [
             *[("a", 1), ("a", 2), ("b", 0), ("b", 1)],
             *[("o.eu", 2), ("o.eu", 3)],
         ]
-    missing = several(mqks_broker.url, "a,none")
     with pytest.raises(RequestFailed, match="none"):
-        missing.reader(missing.schema()).partitions()
-    assert "queue" in several(mqks_broker.url, "b").schema().names
+        everything(mqks_broker.url, queues="a,none")
+    assert "queue" in source(mqks_broker.url, queues="b").schema().names
 
 
 def epoch(broker: Broker, queue: str) -> str:
@@ -202,44 +200,36 @@ def test_a_time_of_each_queue(mqks_broker: Broker) -> None:
         "endingOffsetsByTimestamp": json.dumps({"a": a[2]}),
     }
     for more in ({}, {"startingOffsets": "latest", "endingOffsets": "earliest"}):
-        made = several(mqks_broker.url, "a,b", **timed, **more)
-        reader = made.reader(made.schema())
-        assert told(rows(reader, reader.partitions())) == [("a", 1), ("b", 2)]
+        found = everything(mqks_broker.url, queues="a,b", **timed, **more)
+        assert told(found) == [("a", 1), ("b", 2)]
     # A time of all has precedence.
-    made = several(mqks_broker.url, "a,b", **timed, startingTimestamp=0)
-    reader = made.reader(made.schema())
-    assert told(rows(reader, reader.partitions())) == [
+    assert told(everything(mqks_broker.url, queues="a,b", **timed, startingTimestamp=0)) == [
         *[("a", 0), ("a", 1)],
         *[("b", 0), ("b", 1), ("b", 2)],
     ]
 
 
-def test_a_stream_of_a_list_with_times(mqks_broker: Broker) -> None:
+def test_a_stream_of_a_list_with_times(stream_reader: Make, mqks_broker: Broker) -> None:
     for queue in ("a", "b"):
         publish_to(mqks_broker, queue, range(3))
     times = {"a": arrivals_ms(mqks_broker, "a")[0], "b": 2**53}
-    for strategy, positions in (("", {"a": 1}), ("latest", {"a": 1, "b": 4})):
-        options = {"startingOffsetsByTimestamp": json.dumps(times)}
-        if strategy:
-            options["startingOffsetsByTimestampStrategy"] = strategy
-        made = several(mqks_broker.url, "a,b", **options)
-        reader = limited(made)
+    options = {"queues": "a,b", "startingOffsetsByTimestamp": json.dumps(times)}
+    name = "startingOffsetsByTimestampStrategy"
+    for strategy, positions in (({}, {"a": 1}), ({name: "latest"}, {"a": 1, "b": 4})):
+        reader = stream_reader(mqks_broker.url, **options, **strategy)
         pinned = reader.latestOffset(reader.initialOffset(), ReadMaxRows(100))
         assert {name: at["offset"] for name, at in pinned["queues"].items()} == positions
-        reader.stop()
-    options["startingOffsetsByTimestampStrategy"] = "error"
-    made = several(mqks_broker.url, "a,b", **options)
+    options[name] = "error"
     with pytest.raises(BadOption, match="nothing arrived in the queue b"):
-        made.streamReader(made.schema()).initialOffset()
+        stream_reader(mqks_broker.url, **options).initialOffset()
     with pytest.raises(BadOption, match="nothing arrived in the queue b"):
-        made.reader(made.schema()).partitions()
+        everything(mqks_broker.url, **options)
 
 
-def test_how_far_a_stream_is_behind(mqks_broker: Broker) -> None:
+def test_how_far_a_stream_is_behind(stream_reader: Make, mqks_broker: Broker) -> None:
     for queue, count in (("a", 10), ("b", 4)):
         publish_to(mqks_broker, queue, range(count))
-    made = several(mqks_broker.url, "a,b", startingOffsets="earliest")
-    reader = limited(made)
+    reader = stream_reader(mqks_broker.url, queues="a,b")
     start = reader.initialOffset()
 
     def behind(end: Any) -> dict[str, float]:
@@ -256,13 +246,13 @@ def test_how_far_a_stream_is_behind(mqks_broker: Broker) -> None:
     ]
     assert [*behind(end).items()] == (expected if HAS_LIMITS else [])
     assert offsets_behind({"endOffset": json.dumps(end), "latestOffset": "null"}) == {}
-    reader.stop()
 
 
-def test_a_stream_of_several_queues_reads_later_ones_from_their_begin(mqks_broker: Broker) -> None:
+def test_a_stream_of_several_queues_reads_later_ones_from_their_begin(
+    stream_reader: Make, mqks_broker: Broker
+) -> None:
     publish_to(mqks_broker, "o.eu", range(3))
-    made = source(mqks_broker.url, queue="o.*", startingOffsets="latest")
-    reader = limited(made)
+    reader = stream_reader(mqks_broker.url, queue="o.*", startingOffsets="latest")
     offset, found = reader.initialOffset(), list[dict[str, Any]]()
 
     def drain_it() -> None:
@@ -278,21 +268,17 @@ def test_a_stream_of_several_queues_reads_later_ones_from_their_begin(mqks_broke
     publish_to(mqks_broker, "o.eu", range(3, 6))
     drain_it()
     assert told(found) == [*(("o.eu", n) for n in (3, 4, 5)), *(("o.us", n) for n in range(10))]
-    reader.stop()
 
 
-def test_a_lone_busy_queue_has_what_others_leave(mqks_broker: Broker) -> None:
+def test_a_lone_busy_queue_has_what_others_leave(stream_reader: Make, mqks_broker: Broker) -> None:
     for queue, count in (("o.a", 100), ("o.b", 1), ("o.c", 0), ("o.d", 30)):
         publish_to(mqks_broker, queue, range(count))
-    made = source(mqks_broker.url, queue="o.*", startingOffsets="earliest")
-    reader = limited(made)
+    reader = stream_reader(mqks_broker.url, queue="o.*")
     offset, taken = reader.initialOffset(), []
     while (end := reader.latestOffset(offset, ReadMaxRows(41))) != offset:
         offset = end
         taken.append([end["queues"][queue]["offset"] - 1 for queue in ("o.a", "o.b", "o.d")])
-
     assert taken == [[0, 0, 0], [20, 1, 20], [51, 1, 30], [92, 1, 30], [100, 1, 30]]
-    reader.stop()
 
 
 def test_a_trigger_waits_for_many_messages(stream_reader: Make) -> None:
@@ -316,12 +302,12 @@ def test_a_trigger_waits_for_many_messages(stream_reader: Make) -> None:
 @pytest.mark.parametrize("queue", ["o.*", "o.eu"])
 @pytest.mark.parametrize("is_made_again", [False, True])
 def test_a_queue_that_is_gone_is_a_loss(
-    mqks_broker: Broker, queue: str, is_made_again: bool, caplog: pytest.LogCaptureFixture
+    stream_reader: Make,
+    mqks_broker: Broker,
+    queue: str,
+    is_made_again: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def reader(**options: str) -> StreamReader:
-        made = source(mqks_broker.url, queue=queue, startingOffsets="earliest", **options)
-        return limited(made)
-
     def numbers(offset: dict[str, Any]) -> dict[str, int]:
         told = offset["queues"] if queue == "o.*" else {queue: offset}
         return {name: each["offset"] for name, each in told.items()}
@@ -329,7 +315,8 @@ def test_a_queue_that_is_gone_is_a_loss(
     limit = ReadMaxRows(1000)
     for name in ("o.eu", "o.us"):
         publish_to(mqks_broker, name, range(10))
-    strict, loose = reader(), reader(failOnDataLoss="false")
+    strict = stream_reader(mqks_broker.url, queue=queue)
+    loose = stream_reader(mqks_broker.url, queue=queue, failOnDataLoss="false")
     begin = strict.latestOffset(strict.initialOffset(), limit)
     planned = strict.latestOffset(begin, limit)
     publish_to(mqks_broker, "o.eu", range(70))
@@ -355,8 +342,6 @@ def test_a_queue_that_is_gone_is_a_loss(
         assert numbers(offset) == expected
         assert loose.partitions(start, offset) == []
     assert "the queue o.eu was deleted" in caplog.text
-    for each in (strict, loose):
-        each.stop()
 
 
 def test_a_time_that_is_still_to_come(stream_reader: Make) -> None:
@@ -394,68 +379,64 @@ def test_offsets_beyond_the_end(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_unknown_options_are_refused(options: dict[str, str], hint: str) -> None:
-    with pytest.raises(BadOption) as told:
+    with pytest.raises(BadOption, match=re.escape(hint)):
         read_options(options)
 
-    assert hint in str(told.value)
+
+BAD_VALUES: dict[str, list[str]] = {
+    "queue": ["a b"],
+    "queues": ["q,r"],
+    "startingOffsets": [
+        *('{"q": 5, "r": 5}', "{}", "[" * 5000, "first", "-5", "true"),
+        *('{"epoch": "", "offset": -1}', '{"q": {"0": true}}', '{"other": {"0": 5}}'),
+        *('{"q": {"1": 5}}', '{"q": {"0": -3}}'),
+    ],
+    "endingOffsets": ["1.5"],
+    "startingOffsetsByTimestamp": ["5", "latest", '{"q": -1}', '{"q": {"1": 5}}'],
+    "endingOffsetsByTimestamp": ['{"r": 5}'],
+    "port": ["0", "many"],
+    "tls": ["yes"],
+    "failOnDataLoss": ["1"],
+    "fetchSize": ["0", "1000001"],
+    "maxOffsetsPerTrigger": ["-1"],
+    "minOffsetsPerTrigger": ["200001"],
+    "maxTriggerDelay": ["5m"],
+    "minPartitions": ["0"],
+    "startingTimestamp": ["yesterday"],
+    "endingTimestamp": ["tomorrow"],
+    "includeHeaders": ["yes"],
+    "user": ["u"],
+    "password": ["p"],
+    "url": ["http://h"],
+}
+BAD_TOGETHER = [
+    {"startingOffsetsByTimestampStrategy": "first", "startingTimestamp": "5"},
+    {"startingOffsetsByTimestampStrategy": "latest", "startingOffsets": "5"},
+    {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "5 weeks"},
+    {"token": "t", "user": "u"},
+    {"url": "mqks://h", "port": "1"},
+]
 
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"queue": "a b"},
-        {"queues": "q,r"},
-        {"startingOffsets": '{"q": 5, "r": 5}'},
-        {"startingOffsets": "{}"},
-        {"startingOffsets": "[" * 5000},
-        {"startingOffsetsByTimestamp": "5"},
-        {"startingOffsetsByTimestamp": "latest"},
-        {"startingOffsetsByTimestamp": '{"q": -1}'},
-        {"startingOffsetsByTimestamp": '{"q": {"1": 5}}'},
-        {"endingOffsetsByTimestamp": '{"r": 5}'},
-        {"startingOffsetsByTimestampStrategy": "first", "startingTimestamp": "5"},
-        {"startingOffsetsByTimestampStrategy": "latest", "startingOffsets": "5"},
-        {"port": "0"},
-        {"port": "many"},
-        {"tls": "yes"},
-        {"failOnDataLoss": "1"},
-        {"fetchSize": "0"},
-        {"fetchSize": "1000001"},
-        {"maxOffsetsPerTrigger": "-1"},
-        {"minOffsetsPerTrigger": "200001"},
-        {"maxTriggerDelay": "5m"},
-        {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "5 weeks"},
-        {"minPartitions": "0"},
-        {"startingTimestamp": "yesterday"},
-        {"endingTimestamp": "tomorrow"},
-        {"includeHeaders": "yes"},
-        {"token": "t", "user": "u"},
-        {"user": "u"},
-        {"password": "p"},
-        {"url": "mqks://h", "port": "1"},
-        {"url": "http://h"},
-        {"startingOffsets": "first"},
-        {"startingOffsets": "-5"},
-        {"startingOffsets": "true"},
-        {"startingOffsets": '{"epoch": "", "offset": -1}'},
-        {"startingOffsets": '{"q": {"0": true}}'},
-        {"startingOffsets": '{"other": {"0": 5}}'},
-        {"startingOffsets": '{"q": {"1": 5}}'},
-        {"startingOffsets": '{"q": {"0": -3}}'},
-        {"endingOffsets": "1.5"},
-    ],
+    [*({name: value} for name in BAD_VALUES for value in BAD_VALUES[name]), *BAD_TOGETHER],
+    ids=lambda options: " ".join(f"{name}={options[name]:.40}" for name in options),
 )
 def test_bad_values_are_refused(options: dict[str, str]) -> None:
     with pytest.raises(BadOption):
-        read_options({"queue": "q"} | options if options else {})
+        read_options({"queue": "q"} | options)
+
+
+def test_without_a_queue_nothing_is_read() -> None:
+    with pytest.raises(BadOption):
+        read_options({})
 
 
 def test_where_the_server_is_gets_to_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MQKS_URL", "mqks://somewhere:1")
     told = pickle.dumps(read_options({"queue": "q"}))
     monkeypatch.delenv("MQKS_URL")  # A task on another machine.
-
     assert pickle.loads(told).server.url == "mqks://somewhere:1"
 
 
@@ -474,14 +455,12 @@ def test_where_the_server_is_gets_to_the_tasks(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_where_the_server_is(options: dict[str, str], url: str) -> None:
     server = read_options({"queue": "q"} | options).server
-
     assert urls.parse(server.url) == urls.parse(url)
     assert urls.parse(write_options(options).server.url) == urls.parse(url)
 
 
 def test_credentials_do_not_show() -> None:
     options = read_options({"queue": "q", "host": "h", "token": "secret"})
-
     assert "secret" not in repr(options) + repr(options.server)
     with pytest.raises(BadOption) as told:
         read_options({"queue": "q", "token": "secret", "port": "x"})
@@ -507,7 +486,6 @@ def test_places(text: str, place: Places) -> None:
 
 def test_patience() -> None:
     server = read_options({"queue": "q", "connectTimeoutMs": "1500", "numRetries": "0"}).server
-
     assert (server.connect_timeout_s, server.retries) == (1.5, 0)
 
 
@@ -522,7 +500,6 @@ def test_a_subset_of_the_columns(mqks_broker: Broker) -> None:
     publish(mqks_broker, [1])
     schema = StructType().add("offset", LongType()).add("topic", StringType(), nullable=False)
     reader = BatchReader(source(mqks_broker.url).options, schema)
-
     assert rows(reader, reader.partitions()) == [{"offset": 1, "topic": "e.1"}]
     [batch] = reader.read(reader.partitions()[0])
     assert batch.schema == to_arrow_schema(schema)
@@ -536,10 +513,8 @@ def test_a_subset_of_the_columns(mqks_broker: Broker) -> None:
     ],
 )
 def test_columns_that_a_message_does_not_have(schema: StructType, hint: str) -> None:
-    with pytest.raises(BadOption) as told:
+    with pytest.raises(BadOption, match=re.escape(hint)):
         source("mqks://h").reader(schema)
-
-    assert hint in str(told.value)
 
 
 # ------------------------------------------------------------------------------------ a batch
@@ -549,34 +524,17 @@ def test_headers_are_the_attributes(mqks_broker: Broker) -> None:
     with mqks.blocking.connect(mqks_broker.url) as client:
         client.subscribe("q", ["e"])
         client.publish("e", "plain")
-        client.publish("e", "told", meta={"tenant": "a b", "empty": "", "=&": "ü,%"})
-        client.publish("e", b"t\tn\n", meta={"n": "1"}, priority=3, key="k 1")
-        client.publish("e", b"t\tn\n", key="k", confirm=True)
-    expected = [
-        ("plain", None),
-        ("told", [("tenant", "a b"), ("empty", ""), ("=&", "ü,%")]),
-        ("t\tn\n", [("n", "1")]),
-        ("t\tn\n", None),
-    ]
-    for is_told in (False, True):
-        reader = batch_reader(mqks_broker.url, includeHeaders=is_told)
-        found = rows(reader, reader.partitions())
-        assert {row["topic"] for row in found} == {"e"}
-        told = [
-            (
-                row["value"].decode(),
-                row["headers"] and [(h["key"], h["value"].decode()) for h in row["headers"]],
-            )
-            for row in found
-        ]
-        assert told == [(data, headers if is_told else None) for data, headers in expected]
+        client.publish("e", b"t\tn\n", meta={"=&": "ü,%"}, priority=3, key="k 1", confirm=True)
+    for is_told, headers in ((False, None), (True, [{"key": "=&", "value": "ü,%".encode()}])):
+        found = everything(mqks_broker.url, includeHeaders=is_told)
+        assert [row["topic"] for row in found] == ["e", "e"]
+        assert [row["value"] for row in found] == [b"plain", b"t\tn\n"]
+        assert [row["headers"] for row in found] == [None, headers]
 
 
 def test_a_batch_is_what_is_there(mqks_broker: Broker) -> None:
     publish(mqks_broker, range(5))
-    reader = batch_reader(mqks_broker.url)
-    found = rows(reader, reader.partitions())
-
+    found = everything(mqks_broker.url)
     assert [row["value"] for row in found] == [b"data %d" % n for n in range(5)]
     assert [row["topic"] for row in found] == ["e.0", "e.1", "e.0", "e.1", "e.0"]
     assert [row["offset"] for row in found] == [1, 2, 3, 4, 5]
@@ -599,10 +557,9 @@ def test_a_batch_is_what_is_there(mqks_broker: Broker) -> None:
         ({"startingOffsets": '{"epoch": "one", "offset": 9}'}, range(9, 11)),
     ],
 )
-def test_bounds_of_a_batch(options: dict[str, object], expected: range) -> None:
-    with log_of(range(1, 11)) as peer:
-        reader = batch_reader(peer.url, **options)
-        assert offsets(reader, reader.partitions()) == list(expected)
+def test_bounds_of_a_batch(options: dict[str, object], expected: range, peer: LogPeer) -> None:
+    reader = batch_reader(peer.url, **options)
+    assert offsets(reader, reader.partitions()) == list(expected)
 
 
 @pytest.mark.parametrize(
@@ -615,11 +572,9 @@ def test_bounds_of_a_batch(options: dict[str, object], expected: range) -> None:
         ({"startingOffsets": '{"epoch": "two", "offset": 9}'}, "created again"),
     ],
 )
-def test_bounds_that_are_not_there(options: dict[str, object], told: str) -> None:
-    with log_of(range(1, 11)) as peer, pytest.raises(BadOption) as refused:
+def test_bounds_that_are_not_there(peer: LogPeer, options: dict[str, object], told: str) -> None:
+    with pytest.raises(BadOption, match=told):
         batch_reader(peer.url, **options).partitions()
-
-    assert told in str(refused.value)
 
 
 def test_partitions_are_equal_parts() -> None:
@@ -642,7 +597,6 @@ def parts(partitions: Sequence[InputPartition]) -> Iterator[Slice]:
 def test_an_empty_plan_reads_nothing(mqks_broker: Broker) -> None:
     publish(mqks_broker, [])
     reader = batch_reader(mqks_broker.url)
-
     assert reader.partitions() == []
     assert offsets(reader, [InputPartition(None)]) == []  # What Spark makes of it.
 
@@ -653,10 +607,10 @@ def test_a_batch_of_what_is_gone(caplog: pytest.LogCaptureFixture) -> None:
             batch_reader(peer.url, startingOffsets=2).partitions()
         reader = batch_reader(peer.url, startingOffsets=2, failOnDataLoss="false")
         assert offsets(reader, reader.partitions()) == list(range(5, 11))
-
     assert "messages 2 to 4 of the queue q are gone; continuing" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_task_resumes_when_the_server_was_killed_meanwhile(
     mqks_broker_process: BrokerProcess,
 ) -> None:
@@ -668,7 +622,6 @@ def test_a_task_resumes_when_the_server_was_killed_meanwhile(
     mqks_broker_process.kill()
     mqks_broker_process.start()
     found += [number for batch in batches for number in batch["offset"].to_pylist()]
-
     assert found == list(range(1, 5001))
 
 
@@ -682,7 +635,6 @@ def test_a_stream_begins_with_an_empty_batch_that_pins_its_start(
     reader = stream_reader(mqks_broker.url, startingOffsets="latest")
     unpinned = reader.initialOffset()
     pinned = reader.latestOffset(unpinned, ReadMaxRows(100))
-
     assert pinned["offset"] == 4
     assert reader.partitions(unpinned, pinned) == []
     # The query dies within that batch, more comes, and Spark runs the batch again.
@@ -704,7 +656,6 @@ def test_read_limits_are_kept(stream_reader: Make, mqks_broker: Broker) -> None:
     while (end := reader.latestOffset(offset, ReadMaxRows(4))) != offset:
         batches.append(offsets(reader, reader.partitions(offset, end)))
         offset = end
-
     assert batches == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
     start = {**offset, "offset": 2}
     assert reader.latestOffset(start, ReadAllAvailable())["offset"] == 11
@@ -733,7 +684,6 @@ def test_a_server_away_ends_no_query(
     start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     end = reader.latestOffset(start, ReadAllAvailable())
     mqks_broker.stop()
-
     assert reader.latestOffset(start, ReadAllAvailable()) == start
     assert reader.reportLatestOffset() is None
     assert "no new offset of the queue q" in caplog.text
@@ -743,16 +693,6 @@ def test_a_server_away_ends_no_query(
     assert offsets(reader, planned) == list(range(1, 11))
     assert reader.latestOffset(start, ReadAllAvailable()) == end
     assert reader.reportLatestOffset() == end
-    reader.stop()
-
-
-def test_a_commit_trims_nothing(stream_reader: Make, mqks_broker: Broker) -> None:
-    publish(mqks_broker, range(10))
-    reader = stream_reader(mqks_broker.url)
-    reader.commit({"epoch": "", "offset": 5})
-
-    with QueueReader(mqks_broker.url, "q") as log:
-        assert log.range().first == 1
 
 
 def test_a_query_without_its_queue_ends_at_its_start(
@@ -767,22 +707,20 @@ def test_a_query_without_its_queue_ends_at_its_start(
         stream_reader(mqks_broker.url, endingTimestamp=5)
 
 
-def test_a_stream_from_a_number_or_a_time(stream_reader: Make) -> None:
-    with log_of(range(1, 11)) as peer:
-        for options in ({"startingOffsets": 1}, {"startingTimestamp": TIME_US // 1000}):
-            reader = stream_reader(peer.url, **options)
-            pinned = reader.latestOffset(reader.initialOffset(), ReadMaxRows(5))
-            assert pinned == {"epoch": "one", "offset": 1}
-        with pytest.raises(BadOption, match="ends at 11"):
-            stream_reader(peer.url, startingOffsets=12).initialOffset()
+def test_a_stream_from_a_number_or_a_time(stream_reader: Make, peer: LogPeer) -> None:
+    for options in ({"startingOffsets": 1}, {"startingTimestamp": TIME_US // 1000}):
+        reader = stream_reader(peer.url, **options)
+        pinned = reader.latestOffset(reader.initialOffset(), ReadMaxRows(5))
+        assert pinned == {"epoch": "one", "offset": 1}
+    with pytest.raises(BadOption, match="ends at 11"):
+        stream_reader(peer.url, startingOffsets=12).initialOffset()
 
 
-def test_a_batch_can_be_several_partitions(stream_reader: Make) -> None:
-    with log_of(range(1, 11)) as peer:
-        reader = stream_reader(peer.url, minPartitions=3)
-        planned = reader.partitions(at(1), at(11))
-        assert [part.start for part in parts(planned)] == [1, 4, 7]
-        assert offsets(reader, planned) == list(range(1, 11))
+def test_a_batch_can_be_several_partitions(stream_reader: Make, peer: LogPeer) -> None:
+    reader = stream_reader(peer.url, minPartitions=3)
+    planned = reader.partitions(at(1), at(11))
+    assert [part.start for part in parts(planned)] == [1, 4, 7]
+    assert offsets(reader, planned) == list(range(1, 11))
 
 
 # ------------------------------------------------------------------------------- what is lost
@@ -806,53 +744,44 @@ LOSSES = [(anew, at(1, "two"), "created again"), (back, at(4), "ends at 4, and 6
 
 
 @pytest.mark.parametrize(("happens", "goes_on", "told"), LOSSES)
-def test_an_offset_that_would_go_back_fails_when_it_is_planned(
-    stream_reader: Make, happens: Callable[[LogPeer], None], goes_on: dict[str, Any], told: str
-) -> None:
-    with log_of(range(1, 11)) as peer:
-        reader = stream_reader(peer.url)
-        happens(peer)
-        end = reader.latestOffset(at(6), ReadMaxRows(100))
-        # Never another epoch or a lower number: Spark would write it down without a word.
-        assert (end["epoch"], end["offset"]) == ("one", 6)
-        assert end != at(6)
-        with pytest.raises(DataLost, match=told):
-            reader.partitions(at(6), end)
-
-
-@pytest.mark.parametrize(("happens", "goes_on", "told"), LOSSES)
-def test_or_the_stream_goes_on_with_what_is_there(
+def test_an_offset_that_would_go_back_fails_when_it_is_planned_or_goes_on_with_what_is_there(
     stream_reader: Make,
+    unlimited: Unlimited,
+    peer: LogPeer,
     happens: Callable[[LogPeer], None],
     goes_on: dict[str, Any],
     told: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with log_of(range(1, 11)) as peer:
-        strict = stream_reader(peer.url)
-        happens(peer)
-        failed = strict.latestOffset(at(6), ReadMaxRows(100))
-        reader = stream_reader(peer.url, failOnDataLoss="false")
-        assert reader.partitions(at(6), failed) == []  # The batch that could not be planned.
-        pinned = reader.latestOffset(failed, ReadMaxRows(100))
-        assert pinned == goes_on
-        assert reader.partitions(failed, pinned) == []
-        peer.next += 1
-        end = reader.latestOffset(pinned, ReadMaxRows(100))
-        assert end == goes_on | {"offset": peer.next}
-
+    strict, without_limits = stream_reader(peer.url), unlimited(peer.url)
+    assert without_limits.partitions(at(6), at(6)) == []
+    happens(peer)
+    failed = strict.latestOffset(at(6), ReadMaxRows(100))
+    # Never another epoch or a lower number: Spark would write it down without a word.
+    assert (failed["epoch"], failed["offset"]) == ("one", 6)
+    assert failed != at(6)
+    for reader, end in ((strict, failed), (without_limits, without_limits.latestOffset())):
+        with pytest.raises(DataLost, match=told):
+            reader.partitions(at(6), end)
+    loose = stream_reader(peer.url, failOnDataLoss="false")
+    assert loose.partitions(at(6), failed) == []  # The batch that could not be planned.
+    pinned = loose.latestOffset(failed, ReadMaxRows(100))
+    assert pinned == goes_on
+    assert loose.partitions(failed, pinned) == []
+    peer.next += 1
+    end = loose.latestOffset(pinned, ReadMaxRows(100))
+    assert end == goes_on | {"offset": peer.next}
     assert told in caplog.text
 
 
-def test_after_a_repair_the_stream_goes_on_where_it_was(stream_reader: Make) -> None:
-    with log_of(range(1, 11)) as peer:
-        reader = stream_reader(peer.url)
-        anew(peer)
-        failed = reader.latestOffset(at(6), ReadMaxRows(100))
-        peer.epoch = "one"  # The right disk is mounted again.
-        assert reader.partitions(at(6), failed) == []
-        end = reader.latestOffset(failed, ReadMaxRows(100))
-        assert offsets(reader, reader.partitions(failed, end)) == [6, 7, 8, 9, 10]
+def test_after_a_repair_the_stream_goes_on_where_it_was(stream_reader: Make, peer: LogPeer) -> None:
+    reader = stream_reader(peer.url)
+    anew(peer)
+    failed = reader.latestOffset(at(6), ReadMaxRows(100))
+    peer.epoch = "one"  # The right disk is mounted again.
+    assert reader.partitions(at(6), failed) == []
+    end = reader.latestOffset(failed, ReadMaxRows(100))
+    assert offsets(reader, reader.partitions(failed, end)) == [6, 7, 8, 9, 10]
 
 
 def test_what_was_trimmed_under_a_stream(
@@ -865,42 +794,24 @@ def test_what_was_trimmed_under_a_stream(
         assert offsets(reader, reader.partitions(at(2), at(11))) == list(range(5, 11))
         # The limit counts what is there.
         assert reader.latestOffset(at(2), ReadMaxRows(3)) == at(8)
-
     assert "continuing without them" in caplog.text
 
 
-def test_a_log_that_has_become_shorter_after_the_plan(stream_reader: Make) -> None:
-    with log_of(range(1, 11)) as peer:
-        reader = stream_reader(peer.url)
-        planned = reader.partitions(at(1), at(11))
-        back(peer)
-        with pytest.raises(DataLost, match="ends at 4, and 11 was seen before"):
-            rows(reader, planned)
-        reader = stream_reader(peer.url, failOnDataLoss="false")
-        assert offsets(reader, planned) == [1, 2, 3]
+def test_a_log_that_has_become_shorter_after_the_plan(stream_reader: Make, peer: LogPeer) -> None:
+    reader = stream_reader(peer.url)
+    planned = reader.partitions(at(1), at(11))
+    back(peer)
+    with pytest.raises(DataLost, match="ends at 4, and 11 was seen before"):
+        rows(reader, planned)
+    reader = stream_reader(peer.url, failOnDataLoss="false")
+    assert offsets(reader, planned) == [1, 2, 3]
 
 
 # ------------------------------------------------------------------ for a Spark without limits
 
 
-Unlimited = Callable[..., UnlimitedStreamReader]
-
-
-@pytest.fixture
-def unlimited() -> Iterator[Unlimited]:
-    with ExitStack() as made:
-
-        def make(url: str, queue: str = "q", **options: object) -> UnlimitedStreamReader:
-            told = source(url, queue=queue, **{"startingOffsets": EARLIEST} | options)
-            reader = UnlimitedStreamReader(told.options, told.schema())
-            made.callback(reader.stop)
-            return reader
-
-        yield make
-
-
 def test_without_limits_the_first_batch_has_all(
-    unlimited: Unlimited, mqks_broker: Broker, caplog: pytest.LogCaptureFixture
+    unlimited: Unlimited, stream_reader: Make, mqks_broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(mqks_broker, range(10))
     for starts, expected in ((EARLIEST, range(1, 11)), (4, range(4, 11)), ("latest", range(0))):
@@ -914,44 +825,28 @@ def test_without_limits_the_first_batch_has_all(
     publish(mqks_broker, range(5))
     again = unlimited(mqks_broker.url, startingOffsets="latest")
     assert again.initialOffset() == begin
-    for other in (again, limited(source(mqks_broker.url))):
+    for other in (again, stream_reader(mqks_broker.url, startingOffsets="latest")):
         assert other.partitions(begin, end) == []
         assert other.partitions(end, end) == []  # How Spark tells a reader where the query is.
         more = again.latestOffset()
         assert offsets(other, other.partitions(end, more)) == [*range(11, 16)]
         again.partitions(end, end)
-        other.stop()
 
 
 def test_without_limits_later_queues_are_read_from_their_begin(
-    unlimited: Unlimited, mqks_broker: Broker
+    unlimited: Unlimited, stream_reader: Make, mqks_broker: Broker
 ) -> None:
     publish_to(mqks_broker, "o.eu", range(3))
-    reader = unlimited(mqks_broker.url, "o.*", startingOffsets="latest")
+    reader = unlimited(mqks_broker.url, queue="o.*", startingOffsets="latest")
     start = reader.initialOffset()
     begun = reader.latestOffset()
     assert reader.partitions(start, begun) == []
     publish_to(mqks_broker, "o.us", range(4))
     publish_to(mqks_broker, "o.eu", range(3, 6))
     end = reader.latestOffset()
-
-    for other in (reader, limited(source(mqks_broker.url, queue="o.*"))):
+    for other in (reader, stream_reader(mqks_broker.url, queue="o.*")):
         found = told(rows(other, other.partitions(begun, end)))
         assert found == [*(("o.eu", n) for n in (3, 4, 5)), *(("o.us", n) for n in range(4))]
-        other.stop()
-
-
-@pytest.mark.parametrize(("happens", "goes_on", "told"), LOSSES)
-def test_without_limits_a_loss_fails_too(
-    unlimited: Unlimited, happens: Callable[[LogPeer], None], goes_on: dict[str, Any], told: str
-) -> None:
-    with log_of(range(1, 11)) as peer:
-        reader = unlimited(peer.url)
-        assert reader.partitions(at(6), at(6)) == []
-        happens(peer)
-        end = reader.latestOffset()
-        with pytest.raises(DataLost, match=told):
-            reader.partitions(at(6), end)
 
 
 def test_without_limits_a_server_away_is_no_end(unlimited: Unlimited, mqks_broker: Broker) -> None:
@@ -983,21 +878,11 @@ def load(spark: "SparkSession", url: str, **options: object) -> "DataFrame":
     return stream.load()
 
 
-def drain(frame: "DataFrame", tmp_path: Path, **settings: Any) -> "StreamingQuery":
+def drain(frame: "DataFrame", tmp_path: Path, each: Callable[["DataFrame", int], None]) -> None:
     """Run it until everything that is there now has been read."""
     writer = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
-    if each := settings.get("each"):
-        writer = writer.foreachBatch(each)
-    else:
-        writer = writer.format("parquet").option("path", str(tmp_path / "out"))
-    query = writer.trigger(availableNow=True).start()
+    query = writer.foreachBatch(each).trigger(availableNow=True).start()
     assert query.awaitTermination(4 * WAIT_S)
-    return query
-
-
-def archived(spark: "SparkSession", tmp_path: Path) -> list[int]:
-    found = spark.read.parquet(str(tmp_path / "out")).select("offset").collect()
-    return sorted(row["offset"] for row in found)
 
 
 def test_spark_reads_a_batch(spark: "SparkSession", mqks_broker: Broker) -> None:
@@ -1009,7 +894,6 @@ def test_spark_reads_a_batch(spark: "SparkSession", mqks_broker: Broker) -> None
         .option("minPartitions", 3)
         .load()
     )
-
     assert frame.schema == SCHEMA
     assert frame.rdd.getNumPartitions() == 3
     counted = {row["topic"]: row["count"] for row in frame.groupBy("topic").count().collect()}
@@ -1022,43 +906,10 @@ def test_spark_reads_a_batch(spark: "SparkSession", mqks_broker: Broker) -> None
 def test_spark_shows_what_is_wrong_with_an_option(spark: "SparkSession") -> None:
     with pytest.raises(PySparkException, match="did you mean queue") as told:
         spark.read.format("mqks").option("queu", "q").load().collect()
-
     assert "BadOption" in str(told.value)
 
 
 @pytest.mark.slow
-def test_available_now_twice_over(
-    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
-) -> None:
-    publish(mqks_broker, range(10))
-    query = drain(load(spark, mqks_broker.url, maxOffsetsPerTrigger=4), tmp_path)
-    read = [0, 4, 4, 2] if HAS_LIMITS else [10]
-    assert [step["numInputRows"] for step in query.recentProgress] == read
-    publish(mqks_broker, range(5))
-    query = drain(load(spark, mqks_broker.url, maxOffsetsPerTrigger=4), tmp_path)
-
-    read = [4, 1] if HAS_LIMITS else [5]
-    assert [step["numInputRows"] for step in query.recentProgress if step["numInputRows"]] == read
-    assert archived(spark, tmp_path) == list(range(1, 16))
-
-
-@pytest.mark.slow
-def test_spark_streams_several_queues(
-    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
-) -> None:
-    for turn in range(2):
-        for queue in ("o.eu", "o.us", *["o.new"] * turn):
-            publish_to(mqks_broker, queue, range(5 * turn, 5 * turn + 5))
-        drain(load(spark, mqks_broker.url, queue="o.*", maxOffsetsPerTrigger=4), tmp_path)
-
-    found = spark.read.parquet(str(tmp_path / "out")).collect()
-    assert told(row.asDict() for row in found) == [
-        *(("o.eu", n) for n in range(10)),
-        *(("o.new", n) for n in range(5, 10)),
-        *(("o.us", n) for n in range(10)),
-    ]
-
-
 def test_a_crash_in_the_first_batch_loses_nothing(
     spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
 ) -> None:
@@ -1073,77 +924,15 @@ def test_a_crash_in_the_first_batch_loses_nothing(
 
     frame = load(spark, mqks_broker.url, startingOffsets="latest")
     with pytest.raises(PySparkException, match="crash"):
-        drain(frame, tmp_path, each=each)
+        drain(frame, tmp_path, each)
     publish(mqks_broker, range(5))
     for _ in range(1 if HAS_LIMITS else 2):  # One batch each: the first is the one that failed.
-        drain(load(spark, mqks_broker.url, startingOffsets="latest"), tmp_path, each=each)
+        drain(load(spark, mqks_broker.url, startingOffsets="latest"), tmp_path, each)
 
     assert found == [11, 12, 13, 14, 15]
 
 
 @pytest.mark.slow
-def test_a_failed_batch_of_a_queue_that_is_gone(
-    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
-) -> None:
-    found: list[tuple[str, int]] = []
-    crashes = [True]
-
-    def each(frame: "DataFrame", batch: int) -> None:
-        rows = [row.asDict() for row in frame.collect()]
-        if rows and crashes and crashes.pop():
-            raise RuntimeError("crash")
-        found.extend(told(rows))
-
-    for queue, count in (("o.eu", 70), ("o.us", 10)):
-        publish_to(mqks_broker, queue, range(count))
-    with pytest.raises(PySparkException, match="crash"):
-        drain(load(spark, mqks_broker.url, queue="o.*"), tmp_path, each=each)
-    with mqks.blocking.connect(mqks_broker.url) as client:
-        client.delete_queue("o.eu")
-    with pytest.raises(PySparkException, match=r"the queue o\.eu was deleted after 1 was read"):
-        drain(load(spark, mqks_broker.url, queue="o.*"), tmp_path, each=each)
-    assert found == []
-    publish_to(mqks_broker, "o.us", range(10, 15))
-    for _ in range(2):
-        frame = load(spark, mqks_broker.url, queue="o.*", failOnDataLoss="false")
-        drain(frame, tmp_path, each=each)
-
-    assert found == [("o.us", n) for n in range(15)]
-
-
-@pytest.mark.slow
-def test_trimmed_under_a_query(spark: "SparkSession", mqks_broker: Broker, tmp_path: Path) -> None:
-    publish(mqks_broker, range(10))
-    drain(load(spark, mqks_broker.url), tmp_path)
-    publish(mqks_broker, range(10))
-    with QueueReader(mqks_broker.url, "q") as log:
-        log.trim(15)
-    with pytest.raises(PySparkException, match="messages 11 to 14 of the queue q are gone"):
-        drain(load(spark, mqks_broker.url), tmp_path)
-    drain(load(spark, mqks_broker.url, failOnDataLoss="false"), tmp_path)
-
-    assert archived(spark, tmp_path) == [*range(1, 11), *range(15, 21)]
-
-
-@pytest.mark.slow
-def test_a_query_outlives_its_server(
-    spark: "SparkSession", mqks_broker_process: BrokerProcess, tmp_path: Path
-) -> None:
-    publish(mqks_broker_process, range(40))
-    found: list[int] = []
-
-    def each(frame: "DataFrame", batch: int) -> None:
-        if batch in (0, 2):  # Between the planning of this batch and its reading.
-            mqks_broker_process.kill()
-            mqks_broker_process.start()
-        found.extend(row["offset"] for row in frame.collect())
-
-    frame = load(spark, mqks_broker_process.url, maxOffsetsPerTrigger=10)
-    drain(frame, tmp_path, each=each)
-
-    assert found == list(range(1, 41))
-
-
 def test_a_query_goes_on_as_messages_come(
     spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
 ) -> None:

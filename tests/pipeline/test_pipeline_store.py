@@ -9,9 +9,8 @@ import os
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.client import HTTPConnection
@@ -19,24 +18,20 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import polars
 import pyarrow as pa
 import pytest
 from pyarrow.fs import S3FileSystem
 from pyiceberg.utils.config import Config
 
-from mqks.commands import main
 from mqks.pipeline import objects
-from mqks.pipeline.archive import Archive, Progress
+from mqks.pipeline.archive import Progress
 from mqks.pipeline.errors import LakeInUse, LakeUnfit, PipelineError, StoreAway
 from mqks.pipeline.layout import Layout
 from mqks.pipeline.objects import asked
-from mqks.pipeline.places import lake_at, messages
-from mqks.pipeline.replay import Replay
+from mqks.pipeline.places import lake_at
 from mqks.pipeline.table import COMPACTION, DeltaTable, delta
 from mqks.pipeline.tables import EventTables
-from mqks.pipeline.wire import ServerAddress
 from mqks.testing import Broker
 from tests import pipeline_kills as kills
 from tests.kit import swift
@@ -44,7 +39,7 @@ from tests.kit.clock_library import Clock
 from tests.kit.ports import accepts, free_port
 from tests.kit.waiting import until
 from tests.pipeline import test_pipeline_tables as tables
-from tests.pipeline.test_pipeline_jobs import publish, some, subscribe, waits
+from tests.pipeline.conftest import Clicks, publish, some, subscribe, waits
 from tests.pipeline.test_pipeline_lake import batch
 from tests.pipeline.test_pipeline_lake import put as put_rows
 
@@ -225,8 +220,9 @@ def test_a_store_is_away_when_tables_are_opened_and_when_they_are_committed(
         tables.put(lake, 9)
         files = tables.staged(lake, tables.rows(range(9, 14), tables.CYCLE))
         between.fault = "500"
-        with pytest.raises(StoreAway):
+        with pytest.raises(StoreAway) as away:
             lake.commit("q", "x-1", 14, files)
+        assert SECRET not in str(away.value)
         between.fault = ""
         lake.commit("q", "x-1", 14, files)
         tables.put(lake, 20, tables.NAMES)
@@ -239,6 +235,8 @@ def test_a_store_is_away_when_tables_are_opened_and_when_they_are_committed(
         put(one, range(3))
     with pytest.raises(LakeUnfit, match="was created without --table-by"):
         EventTables(f"{url}-one").__enter__()
+    with pytest.raises(LakeUnfit):
+        objects.write("s3://no-such-bucket/x", "y", b"")
 
 
 @pytest.mark.parametrize("hours", [-5, 5])
@@ -271,36 +269,14 @@ def test_the_clock_of_an_archive_is_hours_off(
 
 
 def test_of_two_archives_one_ends(url: str) -> None:
-    with DeltaTable(url) as one, DeltaTable(url) as other:
+    with DeltaTable(url) as one:
         put(one, range(1, 5))
-        with pytest.raises(LakeInUse, match=r"another archive .* q up to 5"):
-            put(other, range(1, 9))
-        put(one, range(5, 9))
     with DeltaTable(url) as one, DeltaTable(url) as other:
-        assert one.next("q", "x-1") == other.next("q", "x-1") == 9
-        put(one, range(9, 12))
-        with pytest.raises(LakeInUse, match="q up to 12"):  # The log has an entry of that number.
-            put(other, range(9, 11))
-    assert offsets(url) == list(range(1, 12))
-
-
-def test_a_store_that_refuses_or_is_away(
-    url: str, between: Between, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(objects.OPTIONS, "max_retries", "0")
-    with DeltaTable(url) as lake:
-        put(lake, range(1, 5))
-        between.fault = "500"
-        with pytest.raises(StoreAway) as away:
-            put(lake, range(5, 9))
-        with pytest.raises(StoreAway):
-            asked(url, partial(delta, url))
-        between.fault = ""
-        put(lake, range(5, 9))
-    assert SECRET not in str(away.value)
+        assert one.next("q", "x-1") == other.next("q", "x-1") == 5
+        put(one, range(5, 9))
+        with pytest.raises(LakeInUse, match="q up to 9"):  # The log has an entry of that number.
+            put(other, range(5, 7))
     assert offsets(url) == list(range(1, 9))
-    with pytest.raises(LakeUnfit):
-        objects.write("s3://no-such-bucket/x", "y", b"")
 
 
 def test_no_credential_is_told() -> None:
@@ -322,6 +298,8 @@ def test_an_answer_is_lost_and_then_the_store(
             put(lake, range(5, 9))
         with pytest.raises(StoreAway):
             lake.next("q", "x-1")
+        with pytest.raises(StoreAway):
+            asked(url, partial(delta, url))
         between.fault = ""
         assert lake.next("q", "x-1") == 9, "the commit was there"
         put(lake, range(9, 12))
@@ -348,70 +326,42 @@ def test_what_is_wrong_is_no_absence(url: str) -> None:
     assert type(broken.value) is PipelineError
 
 
-def archived(
-    spark: "SparkSession", broker: Broker, url: str, stop: Event, once: bool = True
-) -> Iterator[Progress]:
-    job = Archive(
-        queue="clicks", server=ServerAddress(url=broker.url), once=once, batch_messages=40
-    )
-    with DeltaTable(url) as lake:
-        yield from job.run(spark.sparkContext, lake, stop)
+@pytest.fixture
+def clicks(clicks: Clicks, url: str) -> Clicks:
+    """With a Delta table on the store."""
+    clicks.lake = url
+    return clicks
 
 
-def test_from_the_queue_to_every_reader_and_back(
-    spark: "SparkSession", mqks_broker: Broker, url: str
-) -> None:
-    subscribe(mqks_broker)
+def test_from_the_queue_and_back(clicks: Clicks) -> None:
     rows = some(0, 90) + some(90, 10, "order.new")
-    publish(mqks_broker, rows)
-    assert sum(p.messages for p in archived(spark, mqks_broker, url, Event())) == 100
-    assert waits(mqks_broker) == []
-    ids = sorted(row[0] for row in rows)
-
-    assert sorted(row["key"].decode() for row in messages(spark, url).collect()) == ids
-    found = asked(url, partial(delta, url)).to_pyarrow_table()
-    assert duckdb.execute("select count(*), count(distinct key) from found").fetchall() == [
-        (100, 100)
-    ]
-    assert sorted(key.decode() for key in polars.read_delta(url)["key"].to_list()) == ids
-    assert set(found.to_pandas()["topic"]) == {"page.view", "order.new"}
+    clicks.publish(rows)
+    assert sum(p.messages for p in clicks.archive(batch_messages=40)) == 100
+    assert clicks.waits() == []
     for _ in range(2):  # The second continues the first, which was complete.
-        list(Replay(lake=url, server=ServerAddress(url=mqks_broker.url)).run(spark, Event()))
-        assert [row[1:] for row in waits(mqks_broker)] == [row[1:] for row in rows]
+        clicks.replay()
+        assert [row[1:] for row in clicks.waits()] == [row[1:] for row in rows]
 
 
-def test_workers_are_killed_while_they_write(
-    spark: "SparkSession", mqks_broker: Broker, url: str, between: Between
-) -> None:
+def test_workers_are_killed_while_they_write(clicks: Clicks, url: str, between: Between) -> None:
     """Their files may come late, and are in no commit."""
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 20))
+    clicks.publish(some(0, 20))
     between.fault = "file"
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            list(archived(spark, mqks_broker, url, Event()))
-        except BaseException as failure:
-            failures.append(failure)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    kills.wait_for("a file", lambda: between.fault == "held" or not thread.is_alive())
-    assert kills.kill_all(kills.workers(os.getpid()))
-    thread.join(LIMIT_S)
-    [failure] = failures
+    with ThreadPoolExecutor() as threads:
+        archiving = threads.submit(clicks.archive)
+        kills.wait_for("a file", lambda: between.fault == "held" or archiving.done())
+        assert kills.kill_all(kills.workers(os.getpid()))
+        failure = archiving.exception(LIMIT_S)
     assert "Python worker exited unexpectedly" in str(failure)
     between.fault = ""
-    assert len(waits(mqks_broker)) == 20, "nothing is trimmed"
-    assert sum(p.messages for p in archived(spark, mqks_broker, url, Event())) == 20
+    assert len(clicks.waits()) == 20, "nothing is trimmed"
+    assert sum(p.messages for p in clicks.archive()) == 20
     assert offsets(url) == [*range(1, 21)]
 
 
 @pytest.mark.parametrize("fault", ["500", "down"])
 def test_an_archive_waits_for_its_store(
-    spark: "SparkSession",
-    mqks_broker: Broker,
+    clicks: Clicks,
     url: str,
     between: Between,
     fault: str,
@@ -420,31 +370,21 @@ def test_an_archive_waits_for_its_store(
 ) -> None:
     monkeypatch.setattr(objects, "PAUSES_S", (0.05, 0.05))
     monkeypatch.setitem(objects.OPTIONS, "max_retries", "0")
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 20))
-    url = f"{url}-{fault}"
-    list(archived(spark, mqks_broker, url, Event()))
+    clicks.publish(some(0, 20))
+    clicks.lake = url = f"{url}-{fault}"
+    clicks.archive()
     between.fault = fault
-    publish(mqks_broker, some(20, 20))
-    found: list[Progress] = []
-    with caplog.at_level(logging.WARNING, "mqks.pipeline"):
-        thread = threading.Thread(
-            target=lambda: found.extend(archived(spark, mqks_broker, url, Event()))
-        )
-        thread.start()
-        limit_s = time.monotonic() + LIMIT_S
-        while "the queue waits" not in caplog.text:
-            assert time.monotonic() < limit_s
-            assert thread.is_alive(), caplog.text
-            time.sleep(0.05)
-        assert len(waits(mqks_broker)) == 20, "nothing is trimmed"
+    clicks.publish(some(20, 20))
+    with caplog.at_level(logging.WARNING, "mqks.pipeline"), ThreadPoolExecutor() as threads:
+        archiving = threads.submit(clicks.archive)
+        kills.wait_for("it", lambda: "the queue waits" in caplog.text or archiving.done())
+        assert len(clicks.waits()) == 20, "nothing is trimmed"
         between.fault = ""
-        thread.join(LIMIT_S)
-
-    assert [p.messages for p in found] == [20]
+        [progress] = archiving.result(LIMIT_S)
+    assert progress.messages == 20
     assert caplog.text.count("the queue waits") == 1
     assert SECRET not in caplog.text
-    assert waits(mqks_broker) == []
+    assert clicks.waits() == []
     assert len(offsets(url)) == len(set(offsets(url))) == 40
 
 
@@ -469,60 +409,52 @@ def test_who_has_no_credentials_is_told_what_to_set(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("catalog")
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_an_archive_outlives_a_store_that_refuses_connections(
-    spark: "SparkSession",
-    mqks_broker: Broker,
+    clicks: Clicks,
     url: str,
     between: Between,
     kind: str,
-    tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url = f"{url}-{kind}"
+    clicks.lake = f"{url}-{kind}"
     if kind == "iceberg":
-        monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/catalog.db")
-        monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", url)
+        monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", clicks.lake)
         monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
-        url = "iceberg://lake/db.events"
-    subscribe(mqks_broker)
+        clicks.lake = "iceberg://lake/db.events"
     stop, found, sent = Event(), list[Progress](), 0
-    job = Archive(
-        queue="clicks", server=ServerAddress(url=mqks_broker.url), batch_messages=40, interval_s=0
-    )
+    job = clicks.job(once=False, batch_messages=40, interval_s=0)
 
     def archive() -> None:
-        with lake_at(url) as lake:
-            found.extend(job.run(spark.sparkContext, lake, stop))
+        with lake_at(clicks.lake) as lake:
+            found.extend(job.run(clicks.spark.sparkContext, lake, stop))
 
     def wait(is_so: Callable[[], bool]) -> None:
-        kills.wait_for("it", lambda: is_so() or not thread.is_alive())
-        assert thread.is_alive(), caplog.text
+        kills.wait_for("it", lambda: is_so() or archiving.done())
+        assert not archiving.done(), caplog.text
 
-    thread = threading.Thread(target=archive)
-    with caplog.at_level(logging.WARNING, "mqks.pipeline"):
-        thread.start()
+    with caplog.at_level(logging.WARNING, "mqks.pipeline"), ThreadPoolExecutor() as threads:
+        archiving = threads.submit(archive)
         try:
             for outage in range(3):
-                publish(mqks_broker, some(sent, 60))
+                clicks.publish(some(sent, 60))
                 wait(lambda: sum(p.messages for p in found) > sent)  # noqa: B023
                 between.stop()
-                sent += 60
-                publish(mqks_broker, some(sent, 20))
-                sent += 20
+                clicks.publish(some(sent + 60, 20))
+                sent += 80
                 told = outage + 1
                 wait(lambda: caplog.text.count("the queue waits") >= told)  # noqa: B023
                 between.start()
                 wait(lambda: sum(p.messages for p in found) >= sent)  # noqa: B023
         finally:
             stop.set()
-            thread.join(LIMIT_S)
 
     assert sum(p.messages for p in found) == sent
     assert caplog.text.count("the queue waits") == 3, "once for each, not for each try"
-    assert waits(mqks_broker) == []
-    rows = messages(spark, url).select("offset").collect()
+    assert clicks.waits() == []
+    rows = clicks.messages().select("offset").collect()
     assert sorted(row[0] for row in rows) == [*range(1, sent + 1)]
 
 
@@ -543,14 +475,6 @@ def test_a_command_waits_for_the_store_of_its_workers(
     job.succeed()
     assert offsets(url) == [*range(1, 101)]
     assert waits(mqks_broker) == []
-
-
-@pytest.mark.parametrize(
-    "place", ["s3://key:secret@bucket/x", "s3://bucket", "ftp://bucket/x", "gs://bucket"]
-)
-def test_what_is_no_place(place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pipeline", "archive", "q", place]) == os.EX_DATAERR
-    assert "secret" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -9,64 +9,53 @@ from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.utils.config import Config
 
 from mqks.commands import main
 from mqks.pipeline import job
-from mqks.pipeline.archive import Archive, Progress
+from mqks.pipeline.archive import Progress
 from mqks.pipeline.errors import BadOption, DataLost, LakeUnfit
 from mqks.pipeline.lake import File, FileLake, Lake, stage, table_at
 from mqks.pipeline.layout import Layout
 from mqks.pipeline.objects import Place
-from mqks.pipeline.places import existing, lake_at, messages, tables_of
-from mqks.pipeline.replay import Replay
+from mqks.pipeline.places import existing, lake_at, tables_of
 from mqks.pipeline.sums import batches_of
 from mqks.pipeline.table import LakeTable
 from mqks.pipeline.tables import EventTables
 from mqks.pipeline.verify import Verification
-from mqks.pipeline.wire import ServerAddress
-from mqks.testing import Broker
 from tests import pipeline_kills as kills
-from tests.pipeline.test_pipeline_jobs import publish, some, subscribe, waits
+from tests.pipeline.conftest import Clicks, place_of, some
 from tests.pipeline.test_pipeline_lake import ODD, batch
 from tests.pipeline.test_pipeline_lake import put as put_all
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FORMATS = ["parquet", "delta", "iceberg"]
 CYCLE = ["order.new", "page.view", "order.new", "rare", "page.view", "order.new", "late"]
 
 
-@pytest.fixture(autouse=True)
-def _catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"URI": f"sqlite:///{tmp_path}/catalog.db", "WAREHOUSE": f"file://{tmp_path}/files"}
-    for name, value in told.items():
-        monkeypatch.setenv(f"PYICEBERG_CATALOG__TABLES__{name}", value)
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # Else as at the import.
+Opened = Callable[..., EventTables]
+pytestmark = pytest.mark.usefixtures("catalog")
 
 
-def place_of(path: Path, format: str) -> Place:
-    return "iceberg://tables/lake.events" if format == "iceberg" else path / "lake"
+@pytest.fixture
+def place(tmp_path: Path, format: str) -> Place:
+    place: Place = place_of(tmp_path, format)[0]
+    return place
 
 
-@pytest.fixture(params=FORMATS)
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., EventTables]:
-    return partial(EventTables, place_of(tmp_path, request.param), request.param)
+@pytest.fixture
+def opened(place: Place, format: str) -> Opened:
+    return partial(EventTables, place, format)
 
 
-def run(
-    spark: "SparkSession", broker: Broker, place: Place, format: str, **options: Any
-) -> list[Progress]:
-    archive = Archive(queue="clicks", server=ServerAddress(url=broker.url), once=True, **options)
-    with EventTables(place, format) as lake:
-        return [*archive.run(spark.sparkContext, lake, Event())]
+def run(clicks: Clicks, opened: Opened, **options: Any) -> list[Progress]:
+    with opened() as lake:
+        return clicks.archive_into(lake, **options)
 
 
 def rows(numbers: range, events: Sequence[str]) -> list[pa.RecordBatch]:
@@ -105,6 +94,10 @@ def archived(place: Place) -> dict[str, list[int]]:
 _READ = ["topic", "offset"]
 
 
+def counted(place: Place) -> dict[str, int]:
+    return {event: len(numbers) for event, numbers in archived(place).items()}
+
+
 def expected(count: int, events: Sequence[str] = CYCLE) -> dict[str, list[int]]:
     told: dict[str, list[int]] = {}
     for n in range(count):
@@ -112,7 +105,7 @@ def expected(count: int, events: Sequence[str] = CYCLE) -> dict[str, list[int]]:
     return told
 
 
-def test_each_event_has_a_table(opened: Callable[..., EventTables]) -> None:
+def test_each_event_has_a_table(opened: Opened) -> None:
     with opened() as lake:
         assert lake.next("q", "x-1") is None
         put(lake, 5)
@@ -130,7 +123,7 @@ class DiesError(Exception):
 
 @pytest.mark.parametrize("is_done", [False, True])
 def test_a_death_at_any_commit_doubles_and_loses_nothing(
-    opened: Callable[..., EventTables], is_done: bool, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, is_done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before or after each of the commits in turn, and the next batches have other sizes."""
     with opened():
@@ -162,36 +155,24 @@ def test_a_death_at_any_commit_doubles_and_loses_nothing(
     assert archived(lake.place) == expected(60, [*CYCLE, "rare.2", "rare"])
 
 
-@pytest.mark.parametrize("format", FORMATS)
 def test_archive_by_event_and_what_reads_all_tables(
-    spark: "SparkSession",
-    mqks_broker: Broker,
-    tmp_path: Path,
-    format: str,
-    capsys: pytest.CaptureFixture[str],
+    clicks: Clicks, opened: Opened, place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = place_of(tmp_path, format)
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 50) + some(50, 10, "order.new"))
-    first = run(spark, mqks_broker, place, format, batch_messages=25)
-    publish(mqks_broker, some(60, 7, "rare"))
-    [second] = run(spark, mqks_broker, place, format)
-
+    clicks.publish(some(0, 50) + some(50, 10, "order.new"))
+    first = run(clicks, opened, batch_messages=25)
+    clicks.publish(some(60, 7, "rare"))
+    [second] = run(clicks, opened)
     assert [(p.first, p.next, p.messages, p.lag, p.files) for p in first] == [
         (1, 26, 25, 35, 2),
         (26, 51, 25, 10, 2),
         (51, 61, 10, 0, 2),
     ]
     assert (second.messages, second.lag) == (7, 0)
-    assert waits(mqks_broker) == []
-    assert {event: len(numbers) for event, numbers in archived(place).items()} == {
-        "page.view": 50,
-        "order.new": 10,
-        "rare": 7,
-    }
-    counted = messages(spark, place).groupBy("topic").count().collect()
-    assert dict(counted) == {"page.view": 50, "order.new": 10, "rare": 7}
-    assert messages(spark, table_at(place, "rare")).count() == 7
+    assert clicks.waits() == []
+    wanted = {"page.view": 50, "order.new": 10, "rare": 7}
+    assert counted(place) == wanted
+    assert dict(clicks.messages(place).groupBy("topic").count().collect()) == wanted
+    assert clicks.messages(table_at(place, "rare")).count() == 7
     assert main(["pipeline", "verify", str(place)]) == 0
     assert f"{table_at(place, 'rare')}: 7 messages of 1 queue" in capsys.readouterr().out
 
@@ -204,7 +185,6 @@ def test_all_is_killed_and_each_message_is_in_its_table_once(
     has such tests of its own."""
     count, place = 40_000, tmp_path / "lake"
     kills.archive(spark, tmp_path, count, 1, "parquet", 3, tables=True)
-
     assert kills.counted_by_spark(spark, place) == (count, count, count)
     found = archived(place)
     assert sorted(n for numbers in found.values() for n in numbers) == [*range(1, count + 1)]
@@ -220,7 +200,6 @@ NAMES += ["a\nb", "\x01", "~", "'", "\\xff", "l" * 255, "x." * 127 + "x", "a.", 
 def test_each_event_has_a_table_that_no_other_event_has(place: Place) -> None:
     names = [str(table_at(place, event)).removeprefix(str(place)) for event in NAMES]
     hashed = [str(table_at(place, f"a{name[-17:]}")) for name in names]
-
     assert len({*names}) == len({*NAMES})
     assert not {*hashed} & {f"{place}{name}" for name in names}, "nobody can take another's name"
     for name in names:
@@ -248,7 +227,7 @@ def test_names_that_one_would_guess() -> None:
     assert table_at(lake, "a/b") == lake / "a_b-c14cddc033f64b9d"
 
 
-def test_any_event_has_a_table(opened: Callable[..., EventTables]) -> None:
+def test_any_event_has_a_table(opened: Opened) -> None:
     events = [*dict.fromkeys(NAMES)]
     with opened() as lake:
         put(lake, 2 * len(events), events)
@@ -256,7 +235,7 @@ def test_any_event_has_a_table(opened: Callable[..., EventTables]) -> None:
     assert archived(lake.place) == expected(2 * len(events), events)
 
 
-def test_beyond_the_limit_nothing_is_committed(opened: Callable[..., EventTables]) -> None:
+def test_beyond_the_limit_nothing_is_committed(opened: Opened) -> None:
     with opened(tables_max=2) as lake:
         put(lake, 2)
         with pytest.raises(LakeUnfit, match=r"is 2 tables.* 2 new events, such as 'late'"):
@@ -270,14 +249,12 @@ def test_beyond_the_limit_nothing_is_committed(opened: Callable[..., EventTables
     assert archived(lake.place) == expected(7)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_lake_stays_of_its_kind(tmp_path: Path, format: str) -> None:
-    place = place_of(tmp_path, format)
+def test_a_lake_stays_of_its_kind(tmp_path: Path, place: Place, format: str) -> None:
     with lake_at(place, format) as lake:
         put_all(lake, batch(range(3)))
     with pytest.raises(LakeUnfit, match="was created without --table-by: leave it out"):
         EventTables(place, format).__enter__()
-    other = place_of(tmp_path / "other", format) if isinstance(place, Path) else f"{place}2"
+    other: Place = tmp_path / "other" if isinstance(place, Path) else f"{place}2"
     with EventTables(other, format) as tables:
         put(tables, 3)
     with pytest.raises(LakeUnfit, match="was created with --table-by event: use --table-by"):
@@ -286,7 +263,7 @@ def test_a_lake_stays_of_its_kind(tmp_path: Path, format: str) -> None:
     assert archived(place) == {"e1": [0, 1, 2]}
 
 
-def test_new_tables_have_the_partitions_of_the_first(opened: Callable[..., EventTables]) -> None:
+def test_new_tables_have_the_partitions_of_the_first(opened: Opened) -> None:
     with opened(layout=Layout(("date", "hour"))) as lake:
         put(lake, 2)
     with pytest.raises(LakeUnfit, match="was created with --by hour: use --by hour"):
@@ -298,7 +275,7 @@ def test_new_tables_have_the_partitions_of_the_first(opened: Callable[..., Event
             assert each.layout.partitions == ("date", "hour")
 
 
-def test_old_days_leave_all_tables(opened: Callable[..., EventTables]) -> None:
+def test_old_days_leave_all_tables(opened: Opened) -> None:
     with opened() as lake:
         put(lake, 7)
         if not isinstance(lake.place, str) and not [*lake.place.glob("*/_delta_log")]:
@@ -315,7 +292,7 @@ def test_old_days_leave_all_tables(opened: Callable[..., EventTables]) -> None:
 
 
 def test_a_foreign_table_beside_those_in_a_catalog_is_none_of_them() -> None:
-    place = "iceberg://tables/lake.events"
+    place = "iceberg://lake/db.events"
     with lake_at(f"{place}_old") as old:
         put_all(old, batch(range(3)))
     with EventTables(place) as lake:
@@ -327,27 +304,17 @@ def test_a_foreign_table_beside_those_in_a_catalog_is_none_of_them() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["parquet", "delta"])
 def test_a_database_older_than_a_table_is_left_alone(
-    spark: "SparkSession",
-    mqks_broker: Broker,
-    tmp_path: Path,
-    format: str,
-    monkeypatch: pytest.MonkeyPatch,
+    clicks: Clicks, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last batch has come into one of its two tables, and not into the control."""
-    place = place_of(tmp_path, format)
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 5))
-    run(spark, mqks_broker, place, format, trim=False)
-    publish(mqks_broker, some(5, 5))
-    mqks_broker.stop()
-    database = mqks_broker.settings.db_file
-    snapshot = database.read_bytes()
-    mqks_broker.start()
-    publish(mqks_broker, some(10, 5) + some(15, 5, "rare"))
-    commit, commits = EventTables.commit, []
+    clicks.publish(some(0, 5))
+    run(clicks, opened, trim=False)
+    clicks.publish(some(5, 5))
+    restore = clicks.saved()
+    clicks.publish(some(10, 5) + some(15, 5, "rare"))
+    commit = EventTables.commit
 
     def dies(self: EventTables, queue: str, epoch: str, number: int, files: list[File]) -> None:
-        commits.append(number)
         came = [replace(file, rows=0) for file in files if file.event == "rare"]
         rows = [file for file in files if file.event != "rare"]
         monkeypatch.setattr(self._control, "commit", lambda *told: None)
@@ -357,50 +324,22 @@ def test_a_database_older_than_a_table_is_left_alone(
     with monkeypatch.context() as patch:
         patch.setattr(EventTables, "commit", dies)
         with pytest.raises(DiesError):
-            run(spark, mqks_broker, place, format)
-    mqks_broker.stop()
-    database.with_name(f"{database.name}-wal").unlink(missing_ok=True)
-    database.write_bytes(snapshot)
-    mqks_broker.start()
-    publish(mqks_broker, some(100, 50))
+            run(clicks, opened)
+    restore()
+    clicks.publish(some(100, 50))
     with pytest.raises(DataLost, match=r"up to 21, but from 11 on .* older state of the database"):
-        run(spark, mqks_broker, place, format)
-    assert len(waits(mqks_broker)) == 60
+        run(clicks, opened)
+    assert len(clicks.waits()) == 60
 
 
 @pytest.mark.slow
-def test_a_replay_is_left_out_of_the_tables(
-    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
-) -> None:
-    place = tmp_path / "lake"
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 20) + some(20, 5, "rare"))
-    run(spark, mqks_broker, place, "parquet")
-    for _ in Replay(lake=place, server=ServerAddress(url=mqks_broker.url)).run(spark, Event()):
-        pass
-    publish(mqks_broker, some(30, 5, "order.new"))
-    [progress] = run(spark, mqks_broker, place, "parquet")
-    assert (progress.messages, progress.left_out) == (5, 25)
-    assert {event: len(numbers) for event, numbers in archived(place).items()} == {
-        "page.view": 20,
-        "rare": 5,
-        "order.new": 5,
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("format", FORMATS)
 def test_types_of_payloads_are_as_wide_as_any_table_has_them(
-    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path, format: str
+    clicks: Clicks, opened: Opened, place: Place
 ) -> None:
-    from pyspark.sql.types import StructType
-
-    place = place_of(tmp_path, format)
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 2) + some(2, 2, "order.new"))
-    run(spark, mqks_broker, place, format, schema=StructType.fromDDL("n bigint"))
-    publish(mqks_broker, some(4, 2) + some(6, 2, "rare") + [("x", "rare", "no json")])
-    [progress] = run(spark, mqks_broker, place, format, schema=StructType.fromDDL("n int"))
+    clicks.publish(some(0, 2) + some(2, 2, "order.new"))
+    run(clicks, opened, schema=job.schema_of("n bigint"))
+    clicks.publish(some(4, 2) + some(6, 2, "rare") + [("x", "rare", "no json")])
+    [progress] = run(clicks, opened, schema=job.schema_of("n int"))
     assert (progress.messages, progress.unparsed) == (5, 1)
     for event, numbers in {"order.new": [2, 3], "page.view": [0, 1, 4, 5], "rare": [6, 7]}.items():
         with existing(table_at(place, event)) as lake:
@@ -409,30 +348,23 @@ def test_types_of_payloads_are_as_wide_as_any_table_has_them(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", FORMATS)
-def test_each_event_has_a_schema(
-    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path, format: str
-) -> None:
+def test_each_event_has_a_schema(clicks: Clicks, opened: Opened, place: Place) -> None:
     """Arrow parses `n`, and Spark the map; of `rare` there is none."""
-    place = place_of(tmp_path, format)
     schemas = {
         "order.*": "total double",
         "**.view": "n int, m map<string, int>",
         "page.**": "x int",
     }
     told = {mask: job.schema_of(text) for mask, text in schemas.items()}
-    subscribe(mqks_broker)
     orders = [(f"o{n}", "order.new", f'{{"total": {n}.5}}') for n in range(3)]
     views = [(f"v{n}", "page.view", f'{{"n": {n}, "m": {{"a": {n}}}}}') for n in range(3)]
     mixed = [
         message for pair in zip(orders, views, some(0, 3, "rare"), strict=True) for message in pair
     ]
-    publish(mqks_broker, [*mixed, ("bad", "order.new", "no json")])
-    [progress] = run(spark, mqks_broker, place, format, schemas=told)
-    publish(mqks_broker, [("last", "order.new", '{"total": 9.5}')])
-    run(
-        spark, mqks_broker, place, format, schemas={**told, "order.*": job.schema_of("total float")}
-    )
+    clicks.publish([*mixed, ("bad", "order.new", "no json")])
+    [progress] = run(clicks, opened, schemas=told)
+    clicks.publish([("last", "order.new", '{"total": 9.5}')])
+    run(clicks, opened, schemas={**told, "order.*": job.schema_of("total float")})
 
     assert (progress.messages, progress.unparsed) == (10, 1)
     found = {}
@@ -466,57 +398,30 @@ def test_schemas_by_mask(tmp_path: Path) -> None:
         job.by_mask(["a.b=n int", "a.b=m int"])
 
 
-def test_bad_rows_of_all_tables_are_in_one_lake(
-    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
-) -> None:
-    place, schema = tmp_path / "lake", job.schema_of("n int")
-    subscribe(mqks_broker)
-    publish(mqks_broker, [*some(0, 3), ("bad1", "page.view", "no"), ("bad2", "rare", "{")])
-    archive = Archive(
-        queue="clicks", server=ServerAddress(url=mqks_broker.url), once=True, schema=schema
-    )
-    with EventTables(place) as lake, FileLake(tmp_path / "bad") as bad:
-        [progress] = archive.run(spark.sparkContext, lake, Event(), bad)
+@pytest.mark.slow
+def test_bad_rows_of_all_tables_are_in_one_lake(clicks: Clicks, lake: Path) -> None:
+    other = lake.with_name("bad")
+    clicks.publish([*some(0, 3), ("bad1", "page.view", "no"), ("bad2", "rare", "{")])
+    with EventTables(lake) as opened, FileLake(other) as bad:
+        [progress] = clicks.archive_into(opened, bad, schema=job.schema_of("n int"))
     assert (progress.messages, progress.unparsed) == (5, 2)
-    assert {event: len(numbers) for event, numbers in archived(place).items()} == {"page.view": 3}
-    keys = {row["key"].decode() for row in messages(spark, tmp_path / "bad").collect()}
-    assert keys == {"bad1", "bad2"}
+    assert counted(lake) == {"page.view": 3}
+    assert {row["key"].decode() for row in clicks.messages(other).collect()} == {"bad1", "bad2"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", FORMATS)
-def test_the_whole_is_compared_with_its_queue_vacuumed_and_replayed(
-    spark: "SparkSession",
-    mqks_broker: Broker,
-    tmp_path: Path,
-    format: str,
-    capsys: pytest.CaptureFixture[str],
+def test_one_table_is_not_compared_with_the_queue_and_the_whole_is_vacuumed_and_replayed(
+    clicks: Clicks, opened: Opened, place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = place_of(tmp_path, format)
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 20) + some(20, 10, "order.new"))
-    run(spark, mqks_broker, place, format, trim=False)
-    verify = ["pipeline", "verify", str(place), "--url", mqks_broker.url]
-    assert main(verify) == 0
+    clicks.publish(some(0, 20) + some(20, 10, "order.new"))
+    run(clicks, opened, trim=False)
+    url = ["--url", clicks.broker.url]
+    assert main(["pipeline", "verify", str(place), *url]) == 0
     assert "\n30 messages that the server still has: all in the lake" in capsys.readouterr().out
     one = str(table_at(place, "order.new"))
     assert main(["pipeline", "verify", one]) == 0
-    assert main(["pipeline", "verify", one, "--url", mqks_broker.url]) == 65
+    assert main(["pipeline", "verify", one, *url]) == 65
     assert f"one event of its queues: with --url, verify {place}" in capsys.readouterr().err
     assert main(["pipeline", "vacuum", str(place), "--dry-run"]) == 0
-
-    replay = Replay(lake=place, server=ServerAddress(url=mqks_broker.url))
-    *_, last = replay.run(spark, Event())
-    assert last.messages == 30
-    assert [each.messages for each in replay.run(spark, Event())] == [30], "nothing is left"
-
-    with existing(table_at(place, "order.new")) as lake:
-        for file in lake.contents():
-            assert isinstance(file, Path)
-            rows = pq.ParquetFile(file).read()
-            pq.write_table(rows.slice(1), file)
-    capsys.readouterr()
-    assert main(verify) == 65
-    told = capsys.readouterr().err
-    assert "9 rows, and 10 were archived" in told
-    assert "lacks these messages of the queue, or has others: 21" in told
+    assert clicks.replay(lake=place)[-1].messages == 30
+    assert [each.messages for each in clicks.replay(lake=place)] == [30], "nothing is left"

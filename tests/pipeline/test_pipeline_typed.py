@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from mqks.pipeline.errors import JavaMissing
-from mqks.pipeline.session import check_java
 from tests.kit.server_process import ServerProcess
 from tests.kit.typist import Typist
 
@@ -18,13 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.usefixtures("quick_spark")
+@pytest.mark.usefixtures("java", "quick_spark")
 @pytest.mark.parametrize(("page", "least"), [("docs/spark.md", 8), ("docs/pipeline.md", 8)])
 def test_what_the_page_says_of_spark_can_be_typed(page: str, least: int, tmp_path: Path) -> None:
-    try:
-        check_java()
-    except JavaMissing as missing:
-        pytest.skip(str(missing))
     with (
         ServerProcess(tmp_path / "mqks.db") as server,
         Typist(tmp_path, server.url, with_spark=True) as typist,

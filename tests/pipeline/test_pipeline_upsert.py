@@ -11,7 +11,6 @@ from functools import partial, partialmethod
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
@@ -21,9 +20,7 @@ import pytest
 from deltalake import DeltaTable as Delta
 from pyiceberg.catalog import load_catalog
 
-from mqks.client.blocking import connect
 from mqks.commands import main
-from mqks.pipeline.archive import Archive
 from mqks.pipeline.errors import LakeInUse, LakeUnfit, StoreAway
 from mqks.pipeline.job import schema_of
 from mqks.pipeline.lake import WRITTEN, File, FileLake, Lake, fitted, stage, table_at
@@ -40,10 +37,11 @@ from mqks.pipeline.wire import ServerAddress
 from mqks.testing import Broker
 from tests import pipeline_kills as kills
 from tests.kit.seeds import printed_seed
-from tests.pipeline.test_pipeline_jobs import subscribe
+from tests.pipeline.conftest import Clicks, Served, subscribe
 from tests.pipeline.test_pipeline_lake import DAY_US, NOON_US, batch
 from tests.pipeline.test_pipeline_layout import archive, lake_of, table_of, verified
 from tests.pipeline.test_pipeline_store import local_store
+from tests.pipeline.test_pipeline_tables import DiesError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,12 +57,13 @@ class Sent(NamedTuple):
     data: dict[str, Any] | None = None
 
 
-pytestmark = pytest.mark.usefixtures("layout_catalog")
+Opened = Callable[..., Lake]
+pytestmark = pytest.mark.usefixtures("catalog")
 
 
 @pytest.fixture(params=FORMATS)
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Lake]:
-    place = "iceberg://layout/db.events" if request.param == "iceberg" else tmp_path / "lake"
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
+    place = "iceberg://lake/db.events" if request.param == "iceberg" else tmp_path / "lake"
     return partial(lake_at, place, request.param)
 
 
@@ -105,8 +104,8 @@ def put(
 def found(place: Place, key: str = "ordering_key") -> dict[Any, bytes]:
     """The last value of each key, of a table whose rows are as the sums say."""
     if str(place).startswith(ICEBERG):
-        with closing(load_catalog("layout")) as catalog:
-            name = str(place).removeprefix("iceberg://layout/")
+        with closing(load_catalog("lake")) as catalog:
+            name = str(place).removeprefix("iceberg://lake/")
             table = catalog.load_table(name).scan().to_arrow()
     else:
         table = Delta(place).to_pyarrow_table()
@@ -143,43 +142,46 @@ def history(count: int, keys: int, chance: random.Random) -> list[Sent]:
     ]
 
 
-class DiesError(Exception):
-    """As a kill would end it."""
+def dying(kind: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A kind of table dies before its commit of a number, or after the next one, both counted from
+    when the number is given."""
+    commits = number = 0
+
+    def begin(at: int) -> None:
+        nonlocal commits, number
+        commits, number = 0, at
+
+    def die(self: Any, *told: Any, kept: Any) -> None:
+        nonlocal commits
+        commits += 1
+        if commits == number:
+            raise DiesError
+        kept(self, *told)
+        if commits == number + 1:
+            raise DiesError
+
+    for name in ("_upsert", "_commit"):
+        monkeypatch.setattr(kind, name, partialmethod(die, kept=getattr(kind, name)))
+    return begin
 
 
 @pytest.mark.parametrize("by", [None, "event,bucket(3,ordering_key)"])
 def test_the_last_value_of_each_key_whatever_dies(
-    opened: Callable[..., Lake], by: str | None, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, by: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before or after each commit in turn, and the next batch has another size."""
     chance = random.Random(printed_seed())
     sent = history(200, 30, chance)
     layout = Layout(partitions(by), upsert=BY_KEY)
-    commits = dies_at = 0
     with opened(layout) as lake:
-        kind: Any = type(lake)
-
-    def dying(self: Any, *told: Any, kept: Any) -> None:
-        nonlocal commits
-        commits += 1
-        if commits == dies_at:
-            raise DiesError
-        kept(self, *told)
-        if commits == dies_at + 1:
-            raise DiesError
-
-    for name in ("_upsert", "_commit"):
-        monkeypatch.setattr(kind, name, partialmethod(dying, kept=getattr(kind, name)))
+        die_at = dying(type(lake), monkeypatch)
     for deaths in range(40):
-        commits, dies_at = 0, 1 + deaths % 3
-        try:
+        die_at(1 + deaths % 3)
+        with suppress(DiesError):
             with opened(Layout() if deaths % 2 else layout) as lake:
                 put(lake, sent, chance.randrange(1, 40))
             break
-        except DiesError:
-            continue
     assert found(lake.place) == model(sent)
-    assert found(lake.place)
 
 
 EVENTS = ["e1", "e.2", "e1", "e_3"]
@@ -213,65 +215,46 @@ def test_a_table_of_last_values_for_each_event_whatever_dies(
     """A key is that of its event; archives that are not told of the keys keep them."""
     chance = random.Random(printed_seed())
     sent = history(200, 8, chance)
-    place = "iceberg://layout/db.events" if format == "iceberg" else tmp_path / "lake"
-    commits = dies_at = 0
-
-    def dying(self: Any, *told: Any, kept: Any) -> None:
-        nonlocal commits
-        commits += 1
-        if commits == dies_at:
-            raise DiesError
-        kept(self, *told)
-        if commits == dies_at + 1:
-            raise DiesError
-
-    kind: Any = type(lake_at(place, format))
+    place = "iceberg://lake/db.events" if format == "iceberg" else tmp_path / "lake"
     with EventTables(place, format, Layout(upsert=BY_KEY)) as lake:
         put_by_event(lake, sent[:4], 4)
-    for name in ("_upsert", "_commit"):
-        monkeypatch.setattr(kind, name, partialmethod(dying, kept=getattr(kind, name)))
+    die_at = dying(type(lake_at(place, format)), monkeypatch)
     for deaths in range(40):
-        commits, dies_at = 0, 1 + deaths % 7
-        try:
+        die_at(1 + deaths % 7)
+        with suppress(DiesError):
             with EventTables(place, format, Layout(upsert=BY_KEY if deaths % 2 else None)) as lake:
                 put_by_event(lake, sent, chance.randrange(20, 60))
             break
-        except DiesError:
-            continue
     for one in {*EVENTS, "late"}:
         own = [each for number, each in enumerate(sent) if event(number) == one]
         assert found(table_at(place, one)) == model(own)
 
 
 @pytest.mark.slow
-def test_a_queue_becomes_a_table_for_each_event(
-    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
-) -> None:
-    subscribe(mqks_broker)
-
-    def put(*messages: tuple[str, str, str]) -> int:
-        with connect(mqks_broker.url) as client:
+def test_a_queue_becomes_a_table_for_each_event(clicks: Clicks, lake: Path) -> None:
+    def put(layout: Layout, *messages: tuple[str, str, str]) -> int:
+        with clicks.client() as client:
             for name, key, value in messages:
                 client.publish(name, value, key=key, confirm=True)
-        with EventTables(tmp_path / "lake", "delta", layouts.pop(0)) as lake:
-            return archived(spark, mqks_broker, lake)
+        with EventTables(lake, "delta", layout) as tables:
+            return archived(clicks, tables)
 
-    layouts = [Layout(upsert=Upsert("clicks", "ordering_key")), Layout()]
     one = [("page.view", "a", "1"), ("order.new", "a", "2"), ("page.view", "a", "3")]
-    assert put(*one, ("page.view", "b", "4")) == 4
-    assert put(("page.view", "a", ""), ("order.new", "b", "5"), ("rare", "a", "6")) == 3
+    by_key = Layout(upsert=Upsert("clicks", "ordering_key"))
+    assert put(by_key, *one, ("page.view", "b", "4")) == 4
+    two = [("page.view", "a", ""), ("order.new", "b", "5"), ("rare", "a", "6")]
+    assert put(Layout(), *two) == 3
     names = "page.view", "order.new", "rare"
-    assert [found(tmp_path / "lake" / each) for each in names] == [
+    assert [found(lake / each) for each in names] == [
         {"b": b"4"},
         {"a": b"2", "b": b"5"},
         {"a": b"6"},
     ]
-    assert main(["pipeline", "verify", str(tmp_path / "lake")]) == 0
-    told = ["pipeline", "verify", str(tmp_path / "lake"), "--url", mqks_broker.url]
-    assert main(told) == 65
+    assert main(["pipeline", "verify", str(lake)]) == 0
+    assert main(["pipeline", "verify", str(lake), "--url", clicks.broker.url]) == 65
 
 
-def test_what_is_merged_and_removed_by_day(opened: Callable[..., Lake]) -> None:
+def test_what_is_merged_and_removed_by_day(opened: Opened) -> None:
     chance = random.Random(printed_seed())
     sent = [each._replace(day=number // 30) for number, each in enumerate(history(90, 40, chance))]
     with opened(Layout(upsert=BY_KEY)) as lake:
@@ -283,7 +266,7 @@ def test_what_is_merged_and_removed_by_day(opened: Callable[..., Lake]) -> None:
     assert found(lake.place) == kept
 
 
-def test_a_queue_that_was_created_again_goes_on(opened: Callable[..., Lake]) -> None:
+def test_a_queue_that_was_created_again_goes_on(opened: Opened) -> None:
     one = [Sent("a", b"1"), Sent("b", b"2"), Sent("c", b"3")]
     with opened(Layout(upsert=BY_KEY)) as lake:
         put(lake, one)
@@ -291,7 +274,7 @@ def test_a_queue_that_was_created_again_goes_on(opened: Callable[..., Lake]) -> 
     assert found(lake.place) == {"a": b"1", "b": b"4"}
 
 
-def test_of_two_archives_one_ends(opened: Callable[..., Lake]) -> None:
+def test_of_two_archives_one_ends(opened: Opened) -> None:
     sent = history(30, 5, random.Random(printed_seed()))
     with opened(Layout(upsert=BY_KEY)) as one, opened() as other:
         put(one, sent[:10])
@@ -307,6 +290,7 @@ def test_of_two_archives_one_ends(opened: Callable[..., Lake]) -> None:
     assert found(one.place) == model(sent)
 
 
+@pytest.mark.lakes
 def test_on_a_store_whose_answers_are_lost() -> None:
     sent = history(90, 30, random.Random(printed_seed()))
     with local_store() as between, lake_at("s3://bucket/last", None, Layout(upsert=BY_KEY)) as lake:
@@ -320,9 +304,7 @@ def test_on_a_store_whose_answers_are_lost() -> None:
         assert not kills.names(lake.place)  # The files of the tasks are deleted.
 
 
-def test_a_key_of_the_payload_that_becomes_wider_and_a_field_that_deletes(
-    opened: Callable[..., Lake],
-) -> None:
+def test_a_key_of_the_payload_that_becomes_wider_and_a_field_that_deletes(opened: Opened) -> None:
     upsert = Upsert("q", "data.at.id", "data.gone")
 
     def each(number: int, id: int, gone: bool | None = None) -> Sent:
@@ -343,7 +325,7 @@ def test_a_key_of_the_payload_that_becomes_wider_and_a_field_that_deletes(
     assert found(lake.place, "data.at.id") == {7: b"4", 2**40: b"5"}
 
 
-def test_what_a_table_of_last_values_refuses(opened: Callable[..., Lake], tmp_path: Path) -> None:
+def test_what_a_table_of_last_values_refuses(opened: Opened, tmp_path: Path) -> None:
     with opened(Layout(upsert=BY_KEY)) as lake:
         put(lake, [Sent("a", b"1")])
         with pytest.raises(LakeUnfit, match="of the queue q: archive the queue other into"):
@@ -363,37 +345,22 @@ def test_what_a_table_of_last_values_refuses(opened: Callable[..., Lake], tmp_pa
 
 
 def test_the_order_of_rows_in_iceberg(tmp_path: Path) -> None:
-    with lake_at(
-        "iceberg://layout/db.events", None, Layout(sort=("value",), upsert=BY_KEY)
-    ) as lake:
+    with lake_at("iceberg://lake/db.events", None, Layout(sort=("value",), upsert=BY_KEY)) as lake:
         put(lake, [Sent(str(n), b"%d" % (9 - n)) for n in range(9)])
         put(lake, [*[Sent(str(n), b"%d" % (9 - n)) for n in range(9)], Sent("3", b"0")])
-    with closing(load_catalog("layout")) as catalog:
+    with closing(load_catalog("lake")) as catalog:
         tables = [*catalog.load_table("db.events").scan().to_arrow_batch_reader()]
     values = [each["value"].to_pylist() for each in tables if len(each)]
     assert all(each == sorted(each) for each in values)
-    assert sorted(chain.from_iterable(values)) == [
-        b"0",
-        b"1",
-        b"2",
-        b"3",
-        b"4",
-        b"5",
-        b"7",
-        b"8",
-        b"9",
-    ]
+    assert sorted(chain(*values)) == [b"%d" % n for n in (0, 1, 2, 3, 4, 5, 7, 8, 9)]
 
 
-def archived(
-    spark: "SparkSession", broker: Broker, lake: Lake, bad: Lake | None = None, **options: Any
-) -> int:
-    server = ServerAddress(url=broker.url)
-    job = Archive(queue="clicks", server=server, once=True, batch_messages=20, **options)
-    return sum(progress.messages for progress in job.run(spark.sparkContext, lake, Event(), bad))
+def archived(clicks: Clicks, lake: Lake, bad: Lake | None = None, **options: Any) -> int:
+    told = clicks.archive_into(lake, bad, batch_messages=20, **options)
+    return sum(progress.messages for progress in told)
 
 
-def publish(broker: Broker, sent: Sequence[tuple[str | None, bytes]], first: int = 0) -> None:
+def publish(broker: Served, sent: Sequence[tuple[str | None, bytes]], first: int = 0) -> None:
     flags = [b" --key=" + key.encode() if key else b"" for key, _ in sent]
     columns = [b"m%d" % (first + at) for at in range(len(sent))], [b"page.view"] * len(sent)
     with Publisher(ServerAddress(url=broker.url)) as publisher:
@@ -402,26 +369,23 @@ def publish(broker: Broker, sent: Sequence[tuple[str | None, bytes]], first: int
 
 
 @pytest.mark.slow
-def test_a_queue_becomes_a_table(
-    spark: "SparkSession", mqks_broker: Broker, opened: Callable[..., Lake], tmp_path: Path
-) -> None:
-    subscribe(mqks_broker)
+def test_a_queue_becomes_a_table(clicks: Clicks, opened: Opened) -> None:
     upsert = Upsert("clicks", "ordering_key", "data.gone")
     sent: list[tuple[str | None, bytes]] = [
         (f"k{n % 7}", b'{"n": %d, "gone": %s}' % (n, b"true" if n % 11 == 5 else b"false"))
         for n in range(60)
     ]
     sent += [("k1", b""), ("k2", b'{"n": "many"}'), (None, b'{"n": 1}'), ("k9", b"no JSON")]
-    publish(mqks_broker, sent)
+    publish(clicks.broker, sent)
     schema = schema_of("n bigint, gone boolean")
     with opened(Layout(upsert=upsert)) as lake, pytest.raises(LakeUnfit, match="message 63 of"):
-        archived(spark, mqks_broker, lake, schema=schema)
+        archived(clicks, lake, schema=schema)
     place = lake.place
     bad = f"{place}_bad" if isinstance(place, str) else Path(f"{place}_bad")
     format = None if isinstance(place, str) else "delta"
     with opened() as lake, lake_at(bad, format) as others:
         # Of all messages 40 are there already: a batch is whole or not at all.
-        assert archived(spark, mqks_broker, lake, others, schema=schema) == 4
+        assert archived(clicks, lake, others, schema=schema) == 4
     last = dict(sent[:60])
     del last["k1"]
     gone = {key for key, value in last.items() if b"true" in value}
@@ -432,9 +396,9 @@ def test_a_queue_becomes_a_table(
         ("no key", "ordering_key"),
         ("not one JSON object", None),
     ]
-    publish(mqks_broker, [("k1", b'{"n": 70}')], first=len(sent))
+    publish(clicks.broker, [("k1", b'{"n": 70}')], first=len(sent))
     with opened() as lake, lake_at(bad, format) as others:
-        assert archived(spark, mqks_broker, lake, others, schema=schema) == 1
+        assert archived(clicks, lake, others, schema=schema) == 1
     assert found(place)["k1"] == b'{"n": 70}'
     rows = Delta(place).to_pyarrow_dataset() if isinstance(place, Path) else None
     if rows is not None:
@@ -489,14 +453,11 @@ def test_what_the_command_refuses(
     mqks_broker: Broker, tmp_path: Path, options: list[str], code: int
 ) -> None:
     subscribe(mqks_broker)
-    told = ["pipeline", "archive", "clicks", str(tmp_path / "lake"), "--url", mqks_broker.url]
-    assert main([*told, "--once", *options]) == code
+    told = [str(tmp_path / "lake"), "--url", mqks_broker.url, "--once"]
+    assert main(["pipeline", "archive", "clicks", *told, *options]) == code
+    mask = ["--format", "delta", "--upsert", "key"]
+    assert main(["pipeline", "archive", "clicks.*", *told, *mask]) == 78
     assert not (tmp_path / "lake").exists()
-
-
-def test_the_command_refuses_a_mask(mqks_broker: Broker, tmp_path: Path) -> None:
-    told = ["pipeline", "archive", "clicks.*", str(tmp_path / "lake"), "--url", mqks_broker.url]
-    assert main([*told, "--once", "--format", "delta", "--upsert", "key"]) == 78
 
 
 @pytest.mark.slow
@@ -507,8 +468,8 @@ def test_all_is_killed_and_each_key_has_its_last_value(
 ) -> None:
     told: dict[str, Any] = {}
     if format == "iceberg":
-        told = {"lake": "iceberg://layout/db.events", "files": tmp_path / "files"}
-        (tmp_path / "files").mkdir()
+        told = {"lake": "iceberg://lake/db.events", "files": tmp_path / "warehouse"}
+        (tmp_path / "warehouse").mkdir()
     place = kills.archive(spark, tmp_path, 40_000, 1, format, 2, upsert=True, **told)
     expected = kills.last_values(40_000)
     assert found(place) == expected

@@ -8,54 +8,37 @@ import re
 import shutil
 from collections.abc import Callable
 from datetime import date
+from itertools import chain
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyiceberg.utils.config import Config
 
-from mqks.client.blocking import connect
 from mqks.commands import main
-from mqks.pipeline.archive import Archive
 from mqks.pipeline.columns import PROPERTIES
+from mqks.pipeline.iceberg import IcebergTable
 from mqks.pipeline.job import schema_of
 from mqks.pipeline.lake import CONTROL, WRITTEN, FileLake, Lake, stage
-from mqks.pipeline.replay import Replay
 from mqks.pipeline.sums import ranges, sums_of
 from mqks.pipeline.table import COMPACTION, DeltaTable, LakeTable
 from mqks.pipeline.tables import EventTables
 from mqks.pipeline.verify import Verification
-from mqks.pipeline.wire import ServerAddress
-from mqks.testing import Broker, BrokerProcess
-from tests.pipeline.test_pipeline_jobs import EVENTS, publish, run, some, subscribe
+from tests.pipeline.conftest import EVENTS, Clicks, some
 from tests.pipeline.test_pipeline_lake import DAY_US, NOON_US, batch, put
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 SIZE = 1 << 20
 Opened = Callable[[Path], Lake]
 
 
 def iceberg(path: Path) -> LakeTable:
-    from mqks.pipeline.iceberg import IcebergTable
-
-    return IcebergTable("iceberg://sums/lake.events")
+    return IcebergTable("iceberg://lake/db.events")
 
 
 @pytest.fixture(params=[FileLake, DeltaTable, iceberg])
-def opened(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Opened:
-    monkeypatch.setenv("PYICEBERG_CATALOG__SUMS__TYPE", "sql")
-    monkeypatch.setenv("PYICEBERG_CATALOG__SUMS__URI", f"sqlite:///{tmp_path}/catalog.db")
-    monkeypatch.setenv("PYICEBERG_CATALOG__SUMS__WAREHOUSE", f"file://{tmp_path}/lake")
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # Else as at the import.
+def opened(request: pytest.FixtureRequest, catalog: None) -> Opened:
     kind: Opened = request.param
     return kind
 
@@ -70,7 +53,8 @@ def verified(lake: Lake, capsys: pytest.CaptureFixture[str], code: int = 0) -> l
 
 def files(path: Path) -> list[Path]:
     """Those with rows; of plain files also what is not visible yet."""
-    found = [*path.rglob("*.parquet"), *(path / CONTROL / "staging").glob("*")]
+    places = path.rglob("*.parquet"), path.with_name("warehouse").rglob("*.parquet")
+    found = [*chain(*places), *(path / CONTROL / "staging").glob("*")]
     return sorted(found, key=lambda each: pq.read_table(each)["offset"][0].as_py())
 
 
@@ -127,10 +111,8 @@ def test_a_change_is_found_and_its_numbers_are_told(
         put(lake, range(50))
         put(lake, batch(range(50, 100), time_us=NOON_US + 1))
     assert verified(lake, capsys) == ["100 messages of 1 queue: all as archived"]
-
     change, told = CHANGES[name]
     rewrite(files(tmp_path / "lake")[1], change)
-
     place = f"mqks: {lake.place}: queue q, epoch x-1, numbers 0 to {SIZE - 1}: "
     assert verified(lake, capsys, 65) == [place + told]
 
@@ -142,7 +124,6 @@ def test_all_rows_of_a_queue_are_gone(
         put(lake, range(50))
         lake.commit("q", "x-2", SIZE + 1, [])
     rewrite(files(tmp_path / "lake")[0], lambda rows: rows.slice(0, 0))
-
     if isinstance(lake, DeltaTable):  # It knows queues by their rows.
         assert verified(lake, capsys) == ["0 messages of 0 queues: all as archived"]
     else:
@@ -162,7 +143,6 @@ def test_what_a_lake_does_by_itself_is_no_difference(
         lake.roll(0)
     left = 170 if isinstance(lake, FileLake) else 50
     assert verified(lake, capsys) == [f"{left} messages of 1 queue: all as archived"]
-
     assert main(["pipeline", "verify", str(lake.place), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"messages": left, "queues": 1, "unchecked": 0, "differences": []}
@@ -191,7 +171,6 @@ def test_rows_of_a_version_without_sums_are_not_checked(
     state.write_text(json.dumps(json.loads(state.read_text()) | {"sums": {}}))
     older = "50 rows are not checked: an older version has archived them"
     assert older in "".join(verified(lake, capsys))
-
     with lake:
         put(lake, range(50, 100))
     told = verified(lake, capsys)
@@ -205,34 +184,30 @@ def test_rows_of_a_version_without_sums_are_not_checked(
 
 
 @pytest.fixture(params=["parquet", "delta"])
-def archived(
-    request: pytest.FixtureRequest, spark: "SparkSession", mqks_broker: Broker, tmp_path: Path
-) -> Path:
-    """A lake of a queue of which nothing was trimmed."""
-    with connect(mqks_broker.url) as client:
-        client.subscribe("clicks", EVENTS)
+def format(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def archived(clicks: Clicks, format: str) -> Clicks:
+    """Nothing was trimmed."""
+    with clicks.client() as client:
         for n in range(5):
             client.publish(EVENTS[0], f"{n}", meta={"n": f"{n}"}, priority=n + 1, key=f"k{n}")
         client.publish(EVENTS[0], b"\t\n", confirm=True)
-    publish(mqks_broker, some(6, 4))
-    lake = tmp_path / "lake"
-    run(spark, mqks_broker, lake, request.param, trim=False)
-    return lake
+    clicks.publish(some(6, 4))
+    clicks.archive(format, trim=False)
+    return clicks
 
 
-def compared(
-    lake: Path, broker: Broker, capsys: pytest.CaptureFixture[str], code: int = 0
-) -> list[str]:
+def compared(clicks: Clicks, capsys: pytest.CaptureFixture[str], code: int = 0) -> list[str]:
     """The lines of the command, without the epochs."""
     capsys.readouterr()
-    assert main(["pipeline", "verify", str(lake), "--url", broker.url]) == code
+    assert main(["pipeline", "verify", str(clicks.lake), "--url", clicks.broker.url]) == code
     told = capsys.readouterr()
     lines = [*told.out.splitlines(), *told.err.splitlines()]
-    return [re.sub(r"epoch \S+, ", "", line.removeprefix(f"mqks: {lake}: ")) for line in lines]
-
-
-def format_of(lake: Path) -> str | None:
-    return "delta" if (lake / "_delta_log").exists() else None
+    place = f"mqks: {clicks.lake}: "
+    return [re.sub(r"epoch \S+, ", "", line.removeprefix(place)) for line in lines]
 
 
 def still(count: int) -> str:
@@ -240,176 +215,140 @@ def still(count: int) -> str:
 
 
 def test_what_the_broker_still_has_is_in_the_lake(
-    archived: Path,
-    spark: "SparkSession",
-    mqks_broker: Broker,
+    archived: Clicks,
+    format: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = "10 messages of 1 queue: all as archived"
-    assert compared(archived, mqks_broker, capsys) == [whole, still(10)]
+    assert compared(archived, capsys) == [whole, still(10)]
     monkeypatch.setattr("mqks.pipeline.verify.WINDOW", 3)
     monkeypatch.setattr("mqks.pipeline.reader.FETCH_ROWS", 1)
-    assert compared(archived, mqks_broker, capsys) == [whole, still(10)]
-    publish(mqks_broker, some(10, 5))  # Not archived yet.
-    with connect(mqks_broker.url) as client:
+    assert compared(archived, capsys) == [whole, still(10)]
+    archived.publish(some(10, 5))  # Not archived yet.
+    with archived.client() as client:
         client.trim("clicks", 3)
         with client.consume("clicks") as consumer:
             for _ in range(3):  # By priority, so that there are holes.
                 consumer.receive(timeout_s=60).ack()
-    assert compared(archived, mqks_broker, capsys) == [whole, still(5)]
-    run(spark, mqks_broker, archived, format_of(archived))
-    assert compared(archived, mqks_broker, capsys)[1] == still(0)
+    assert compared(archived, capsys) == [whole, still(5)]
+    archived.archive(format)
+    assert compared(archived, capsys)[1] == still(0)
 
 
 @pytest.mark.parametrize("name", ["value", "headers", "priority", "timestamp", "lost"])
 def test_a_row_that_the_broker_has_otherwise(
-    archived: Path, mqks_broker: Broker, name: str, capsys: pytest.CaptureFixture[str]
+    archived: Clicks, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rewrite(files(archived)[0], CHANGES[name][0])
-    sums, told = compared(archived, mqks_broker, capsys, 65)
+    rewrite(files(Path(archived.lake))[0], CHANGES[name][0])
+    sums, told = compared(archived, capsys, 65)
     assert sums.startswith(f"queue clicks, numbers 0 to {SIZE - 1}: ")
     lacks = "the lake lacks these messages of the queue, or has others: 1"
     assert told == f"queue clicks, numbers from 1 to 1: {lacks}"
 
 
 def test_rows_that_the_lake_lacks(
-    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    clicks: Clicks, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 15))
-    run(spark, mqks_broker, tmp_path, trim=False)
-    for file in files(tmp_path):
+    clicks.publish(some(0, 15))
+    clicks.archive(trim=False)
+    for file in files(lake):
         rewrite(file, lambda rows: rows.slice(0, 0))
-    told = compared(tmp_path, mqks_broker, capsys, 65)[-1]
+    told = compared(clicks, capsys, 65)[-1]
     assert told.startswith("queue clicks, numbers from 1 to 15: ")
     assert told.endswith(": 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 5 more")
 
 
 def test_what_was_trimmed_before_it_was_archived(
-    archived: Path, mqks_broker: Broker, capsys: pytest.CaptureFixture[str]
+    archived: Clicks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    publish(mqks_broker, some(10, 5))
-    with connect(mqks_broker.url) as client:
+    archived.publish(some(10, 5))
+    with archived.client() as client:
         client.trim("clicks", 14)
     gone = "neither in the lake nor in the queue: consumed, expired or trimmed by others"
-    [_, told] = compared(archived, mqks_broker, capsys, 65)
+    [_, told] = compared(archived, capsys, 65)
     assert told == f"queue clicks, numbers from 11 to 13: {gone}"
 
 
 def test_a_queue_that_the_broker_has_no_longer(
-    archived: Path, spark: "SparkSession", mqks_broker: Broker, capsys: pytest.CaptureFixture[str]
+    archived: Clicks, format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unknown = "whether they were archived is not known"
-    with connect(mqks_broker.url) as client:
+    with archived.client() as client:
         client.delete_queue("clicks")
-    assert compared(archived, mqks_broker, capsys, 65)[1:] == [
+    assert compared(archived, capsys, 65)[1:] == [
         f"queue clicks, numbers from 11 on: the broker has no such queue: {unknown}"
     ]
-    with connect(mqks_broker.url) as client:
-        client.subscribe("clicks", EVENTS)
-    publish(mqks_broker, some(10, 2))
+    archived.subscribe()
+    archived.publish(some(10, 2))
     another = "the broker has this queue under another epoch"
-    assert compared(archived, mqks_broker, capsys, 65)[1:] == [
+    assert compared(archived, capsys, 65)[1:] == [
         f"queue clicks, numbers from 11 on: {another}: {unknown}"
     ]
-    run(spark, mqks_broker, archived, format_of(archived), trim=False, fail_on_data_loss=False)
-    assert compared(archived, mqks_broker, capsys) == [
-        "12 messages of 1 queue: all as archived",
-        still(2),
-    ]
+    archived.archive(format, trim=False, fail_on_data_loss=False)
+    assert compared(archived, capsys) == ["12 messages of 1 queue: all as archived", still(2)]
 
 
 def test_a_broker_whose_older_state_was_restored(
-    spark: "SparkSession",
-    mqks_broker_process: BrokerProcess,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    clicks: Clicks, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broker, lake, before = mqks_broker_process, tmp_path / "lake", tmp_path / "before"
-    subscribe(broker)
-    publish(broker, some(0, 5))
-    broker.kill()
-    before.mkdir()
-    for file in tmp_path.glob("mqks.db*"):
-        shutil.copy(file, before)
-    broker.start()
-    publish(broker, some(5, 5))
-    run(spark, broker, lake, trim=False)
-    broker.kill()
-    for file in before.iterdir():
-        shutil.copy(file, tmp_path)
-    broker.start()
-    publish(broker, some(20, 2))
-    capsys.readouterr()
-    assert main(["pipeline", "verify", str(lake), "--url", broker.url]) == 65
+    clicks.publish(some(0, 5))
+    restore = clicks.saved()
+    clicks.publish(some(5, 5))
+    clicks.archive(trim=False)
+    restore()
+    clicks.publish(some(20, 2))
+    [_, told] = compared(clicks, capsys, 65)
     other = "the broker has others: an older state of it was restored"
-    assert re.search(f"numbers from 6 to 10: {other}", capsys.readouterr().err)
+    assert told.startswith(f"queue clicks, numbers from 6 to 10: {other}")
 
 
 def test_what_a_replay_repeats_may_be_left_out(
-    archived: Path, spark: "SparkSession", mqks_broker: Broker, capsys: pytest.CaptureFixture[str]
+    archived: Clicks, format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    list(Replay(lake=archived, server=ServerAddress(url=mqks_broker.url)).run(spark, Event()))
-    [progress] = run(spark, mqks_broker, archived, format_of(archived), trim=False)
+    archived.replay()
+    [progress] = archived.archive(format, trim=False)
     assert progress.left_out == 10
-    assert compared(archived, mqks_broker, capsys)[1] == still(10)
+    assert compared(archived, capsys)[1] == still(10)
 
 
 def test_bad_rows_are_in_another_lake(
-    spark: "SparkSession", mqks_broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    clicks: Clicks, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lake, other = tmp_path / "lake", tmp_path / "bad"
-    subscribe(mqks_broker)
-    publish(mqks_broker, [*some(0, 3), ("m3", EVENTS[0], "no JSON"), *some(4, 2)])
-    job = Archive(
-        queue="clicks",
-        server=ServerAddress(url=mqks_broker.url),
-        once=True,
-        trim=False,
-        schema=schema_of("n int"),
-    )
+    other = lake.with_name("bad")
+    clicks.publish([*some(0, 3), ("m3", EVENTS[0], "no JSON"), *some(4, 2)])
     with FileLake(lake) as opened, FileLake(other) as bad:
-        list(job.run(spark.sparkContext, opened, Event(), bad))
-    [_, told] = compared(lake, mqks_broker, capsys, 65)
+        clicks.archive_into(opened, bad, trim=False, schema=schema_of("n int"))
+    [_, told] = compared(clicks, capsys, 65)
     assert told.startswith("queue clicks, numbers from 4 to 4: the lake lacks")
-    main(["pipeline", "verify", str(lake), "--url", mqks_broker.url, "--bad-rows", str(other)])
+    main(["pipeline", "verify", str(lake), "--url", clicks.broker.url, "--bad-rows", str(other)])
     assert capsys.readouterr().out.splitlines()[1:] == [still(6)]
     assert main(["pipeline", "verify", str(lake), "--bad-rows", str(other)]) == 64
 
 
-@pytest.mark.parametrize("format", ["parquet", "delta"])
 def test_a_table_for_each_event_is_one_lake(
-    spark: "SparkSession",
-    mqks_broker: Broker,
-    tmp_path: Path,
-    format: str,
-    capsys: pytest.CaptureFixture[str],
+    clicks: Clicks, lake: Path, format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def archive(trim: bool) -> None:
-        address = ServerAddress(url=mqks_broker.url)
         with EventTables(lake, format) as opened:
-            job = Archive(queue="clicks", server=address, once=True, trim=trim)
-            list(job.run(spark.sparkContext, opened, Event()))
+            clicks.archive_into(opened, trim=trim)
 
-    lake = tmp_path / "lake"
-    subscribe(mqks_broker)
-    publish(mqks_broker, some(0, 3) + some(3, 4, "order.new"))
+    clicks.publish(some(0, 3) + some(3, 4, "order.new"))
     archive(trim=False)
     tables = [
         f"{lake}/{event}: {n} messages of 1 queue: all as archived"
         for event, n in (("order.new", 4), ("page.view", 3))
     ]
-    assert compared(lake, mqks_broker, capsys) == [*tables, still(7)]
+    assert compared(clicks, capsys) == [*tables, still(7)]
     rewrite(files(lake / "order.new")[0], changed("value", b"x"))
-    told = compared(lake, mqks_broker, capsys, 65)[-1]
+    told = compared(clicks, capsys, 65)[-1]
     assert told.startswith("queue clicks, numbers from 4 to 4: the lake lacks")
 
     shutil.rmtree(lake)
     archive(trim=True)
-    publish(mqks_broker, some(7, 2))
+    clicks.publish(some(7, 2))
     archive(trim=True)
-    assert compared(lake, mqks_broker, capsys)[-1] == still(0)
+    assert compared(clicks, capsys)[-1] == still(0)
     assert main(["pipeline", "vacuum", str(lake)]) == 0
     assert capsys.readouterr().out == "0 files deleted\n"
 
