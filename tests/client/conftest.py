@@ -7,7 +7,10 @@ import pytest
 
 from mqks import Options, blocking
 from mqks.testing import Broker
+from tests.kit.one_broker import mqks_broker, one_broker
 from tests.kit.waiting import WAIT_S
+
+__all__ = ["mqks_broker", "one_broker"]
 
 QUICK = Options(
     timeout_s=WAIT_S,

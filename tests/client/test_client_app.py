@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from mqks import (
 )
 from mqks.client.app import Work
 from mqks.testing import Broker
-from tests.client.waiting import until
+from tests.client.waiting import serving, until
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S
 
@@ -50,17 +49,6 @@ async def client(mqks_broker: Broker) -> AsyncIterator[AsyncClient]:
     async with connect(mqks_broker.url) as client:
         await client.subscribe("q", ["e"])
         yield client
-
-
-@asynccontextmanager
-async def serving(app: App) -> AsyncIterator[anyio.Event]:
-    """Until the end of the block, or until the event is set."""
-    stop = anyio.Event()
-    with anyio.fail_after(WAIT_S):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(app.serve, stop)
-            yield stop
-            stop.set()
 
 
 async def served(app: App, stop: anyio.Event) -> None:
@@ -96,32 +84,13 @@ async def test_stopping_finishes_what_is_in_hand(client: AsyncClient, mqks_broke
     assert await client.evaluate(WAITS) == "7"
 
 
-async def test_a_failure_puts_the_message_back(
-    client: AsyncClient, mqks_broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
-    app, stop, retries = App(mqks_broker.url), anyio.Event(), []
-
-    @app.consumer("q", events=["e"], backoff=None)
-    async def work(message: Message) -> None:
-        retries.append(message.retry)
-        if message.retry < 2:
-            raise ValueError("not yet")
-        stop.set()
-
-    await client.publish("e", "x", confirm=True)
-    with caplog.at_level(logging.ERROR):
-        await served(app, stop)
-    assert await client.evaluate(WAITS) == "0"
-    assert retries == [0, 1, 2]
-    assert caplog.text.count("ValueError: not yet") == 2
-
-
 async def failures(app: App, client: AsyncClient, count: int) -> None:
     """Let the service fail at the message of q so often, without the pauses between."""
+    before = await dead(client)
     async with serving(app):
         for _ in range(count - 1):
             await until(lambda: client.promote("q", None))
-        await until(lambda: dead(client), 1)
+        await until(lambda: dead(client), before + 1)
 
 
 async def dead(client: AsyncClient) -> int:

@@ -25,7 +25,7 @@ def wait_for(children):
 """
 BY_FORK = """
 def work(who, client):
-    for n in range(100):
+    for n in range(20):
         client.publish("e", f"{who} {n}", confirm=True)
 
 with mqks.blocking.connect() as client:
@@ -46,8 +46,8 @@ client = mqks.blocking.connect()
 client.publish("e", "first", confirm=True)
 
 def work(who):
-    for n in range(100):
-        client.publish("e", f"{who} {n}", confirm=n < 50)
+    for n in range(20):
+        client.publish("e", f"{who} {n}", confirm=n < 10)
 
 fork = multiprocessing.get_context("fork")
 children = [fork.Process(target=work, args=(who,)) for who in range(4)]
@@ -62,7 +62,7 @@ client.publish("e", "last", confirm=True)
 """
 BY_ASYNC = """
 async def work(who, client):
-    for n in range(100):
+    for n in range(20):
         await client.publish("e", f"{who} {n}", confirm=True)
 
 async def in_child(who, client):
@@ -176,7 +176,7 @@ def tls(mqks_broker: Broker, tmp_path: Path) -> Iterator[dict[str, str]]:
         yield {"url": f"mqkss://localhost:{proxy.port}", "SSL_CERT_FILE": str(tmp_path / "ca.pem")}
 
 
-EVERY = {f"{who} {n}" for who in (*range(4), "parent") for n in range(100)}
+EVERY = {f"{who} {n}" for who in (*range(4), "parent") for n in range(20)}
 
 
 @pytest.mark.parametrize("program", [BY_FORK, BY_MULTIPROCESSING, BY_ASYNC])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -32,7 +30,7 @@ from mqks.limits import PREFETCH
 from mqks.testing import Broker
 from mqks.users import User, hash_token
 from tests.client.conftest import QUICK
-from tests.client.waiting import until
+from tests.client.waiting import serving, until
 from tests.kit.proxy import Proxy
 from tests.kit.skins import SKINS
 from tests.kit.waiting import WAIT_S
@@ -40,9 +38,6 @@ from tests.kit.waiting import WAIT_S
 pytestmark = pytest.mark.anyio
 
 HOUR_S = 3600
-
-
-# ---------------------------------------------------------------- attributes and times
 
 
 async def test_attributes_of_every_kind_arrive(client: Any) -> None:
@@ -135,23 +130,6 @@ async def test_bad_terms_are_refused(client: Any, terms: Any) -> None:
         await client.publish_many([("e", "x")], **terms)
 
 
-# ---------------------------------------------------------------- deliveries
-
-
-async def test_a_consumer_holds_no_more_than_its_prefetch(client: Any) -> None:
-    async with client.consume("q", ["e"], prefetch=2) as consumer:
-        await client.publish_many(("e", n) for n in range(4))
-        first = await consumer.receive(WAIT_S)
-        await consumer.receive(WAIT_S)
-        with pytest.raises(TimeoutError):
-            await consumer.receive(0.05)
-        first.ack()
-        assert (await consumer.receive(WAIT_S)).json() == 2
-    for options in ({"prefetch": 2, "auto_ack": True}, {"prefetch": -1}):
-        with pytest.raises(InvalidRequest):
-            client.consume("q", **options)
-
-
 async def test_how_many_messages_a_consumer_holds_unless_told(client: Any) -> None:
     await client.subscribe("q", ["e"])
     await client.publish_many(("e", n) for n in range(100))
@@ -239,6 +217,9 @@ async def test_a_prefetch_that_changes(client: Any, proxy: Proxy) -> None:
     async with client.consume("q", auto_ack=True) as consumer:
         with pytest.raises(InvalidRequest):
             consumer.set_prefetch(1)
+    for options in ({"prefetch": 2, "auto_ack": True}, {"prefetch": -1}):
+        with pytest.raises(InvalidRequest):
+            client.consume("q", **options)
 
 
 class Colour(Enum):
@@ -330,20 +311,6 @@ async def test_dead_letters_say_why_and_go_back(client: Any) -> None:
         assert await client.redrive("dead", to="other", limit=1) == 1
         assert await client.move("dead", "other") == 1
         assert [row.dead_letter is None for row in await client.peek("other")] == [True, False]
-
-
-# ---------------------------------------------------------------- calls
-
-
-@asynccontextmanager
-async def serving(app: App) -> AsyncIterator[None]:
-    stop = anyio.Event()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(app.serve, stop)
-        try:
-            yield
-        finally:
-            stop.set()
 
 
 def adder(url: str) -> App:
@@ -452,15 +419,6 @@ async def test_a_call_that_nobody_answers(client: Any) -> None:
     with pytest.raises(ReplyTimeout):
         await client.call("e", "x", 0.05)
     await drained(client, "q")
-
-
-async def test_calls_outlive_lost_connections(client: Any, proxy: Proxy) -> None:
-    async with serving(adder(proxy.url)):
-        await client.subscribe("numbers", ["add"])
-        for number in range(10):
-            if number % 3 == 0:
-                proxy.cut()
-            assert (await client.call("add", [number, 1])).json() == number + 1
 
 
 async def test_calls_under_way_outlive_lost_connections(connect: Any, proxy: Proxy) -> None:

@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqks import (
-    AuthenticationFailed,
     ConnectionLost,
     InvalidRequest,
     Options,
@@ -29,7 +28,6 @@ from mqks import (
     QueueUpdate,
     Refused,
     ReplyTimeout,
-    RequestFailed,
 )
 from mqks.client import requests
 from mqks.client.session import Call, ConsumerSession, Session, SessionState
@@ -204,27 +202,6 @@ def test_a_short_pause_takes_no_time_from_a_ping(looks: int) -> None:
     assert silent(subject) - 9.0 - pinged_s >= 10.0
 
 
-def test_refused_greeting() -> None:
-    subject, call = session("secret"), Call()
-    subject.request(b"ping x", call)
-    subject.connected(0.0)
-    subject.receive(subject.take().split(b" ")[0] + b" error " + ERROR_ID.encode() + b"\n", 0.0)
-    with pytest.raises(AuthenticationFailed) as failure:
-        call.result()
-    assert failure.value.error_id == ERROR_ID
-    with pytest.raises(AuthenticationFailed):
-        subject.request(b"ping x", Call())
-
-
-def test_a_refused_connection_tells_the_reason() -> None:
-    subject = session()
-    subject.connected(0.0)
-    subject.receive(f"- error {ERROR_ID}\n".encode(), 0.0)
-    subject.lost("closed")
-    assert ERROR_ID in subject.reason
-    assert subject.failure is None
-
-
 @pytest.mark.parametrize(
     "garbage", [b"\n", b"x\n", b"x \n", b" ok x\n", b"x okay x\n", b"HTTP/1.1 400 Bad\n"]
 )
@@ -239,27 +216,6 @@ def test_an_endless_line() -> None:
     subject.receive(b"x ok " + b"x" * 900, 0.0)
     with pytest.raises(ProtocolViolation, match="reply_bytes_max"):
         subject.receive(b"x" * 200, 0.0)
-
-
-def test_the_failed_of_many_are_named() -> None:
-    subject, call = running(), Call()
-    messages: list[tuple[str, requests.Data]] = [("e", n) for n in range(1200)]
-    ids = []
-    for bodies in requests.bodies(messages):
-        subject.publish_many(bodies, call)
-        subject.request(b"ping between", Call())
-        ids += [line.split(b" ")[0] for line in subject.take().splitlines()][:-1]
-    call.settle()
-    for number, id_ in reversed(list(enumerate(ids))):
-        status = b" error %b\n" % ERROR_ID.encode() if number in (7, 1100) else b" ok \n"
-        subject.receive(id_ + status, 0.0)
-    with pytest.raises(PublishFailed) as failure:
-        call.confirmed()
-    assert failure.value.confirmed == 1198
-    assert [(f.number, f.id, f.error_id) for f in failure.value.failed] == [
-        (7, ids[7].decode(), ERROR_ID),
-        (1100, ids[1100].decode(), ERROR_ID),
-    ]
 
 
 def test_ids_with_a_prefix_tell_the_place_and_are_not_mixed_up() -> None:
@@ -345,9 +301,6 @@ def test_the_end_reaches_every_call() -> None:
     assert subject.has_room
 
 
-# -- consumers
-
-
 def test_an_update_with_another_name_is_of_a_queue_that_was_renamed() -> None:
     subject = consumer(b"q e")
     up(subject)
@@ -358,29 +311,6 @@ def test_an_update_with_another_name_is_of_a_queue_that_was_renamed() -> None:
     ]
     with pytest.raises(ProtocolViolation):
         subject.receive(b"c-2 ok --update \n", 0.0)
-
-
-def test_transcript_of_a_consumer() -> None:
-    subject = consumer(b"q e --add f --delete-queue-when-unused=5.0 --manual-ack")
-    up(subject)
-    assert subject.take() == (
-        b"c-2 consume --confirm q e --add f --delete-queue-when-unused=5.0 --manual-ack\n"
-    )
-    started = subject.is_consuming
-    subject.receive(b"c-2 ok \nc-2 ok m1 event=e,retry=3  two  spaces \n", 0.0)
-    assert (started, subject.is_consuming) == (False, True)
-    message = subject.ready.popleft()
-    assert (message.id, message.event, message.retry) == ("m1", "e", 3)
-    assert message.text == " two  spaces "
-    message.ack()
-    message.reject()
-    assert subject.take() == b"a ack c-2 m1\n"
-    call = Call()
-    subject.leave(call)
-    assert subject.take() == b"c-3 delete_consumer --confirm c-2\n"
-    subject.receive(b"c-2 ok m2 event=e late\nc-3 ok \n", 0.0)
-    assert not subject.ready
-    assert call.result() == b""
 
 
 def test_acks_are_gathered() -> None:
@@ -480,12 +410,6 @@ def test_more_events_than_a_request_holds_are_left_as_they_are() -> None:
     )
 
 
-def test_a_consumer_refused_later_ends() -> None:
-    subject = consuming()
-    subject.receive(f"c-2 error {ERROR_ID}\n".encode(), 0.0)
-    assert isinstance(subject.failure, RequestFailed)
-
-
 def test_a_full_buffer_is_no_silence() -> None:
     subject = consuming(buffer_bytes_max=10, keep_alive_s=10.0)
     subject.receive(b"c-2 ok \nc-2 ok m1 event=e x\n", 0.0)
@@ -505,8 +429,6 @@ def test_an_event_may_look_like_a_retry(event: str) -> None:
     subject.receive(b"c-2 ok m event=%b x\n" % event.encode(), 0.0)
     assert (subject.ready[0].event, subject.ready[0].retry) == (event, 0)
 
-
-# -- by chance
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters=" "), min_size=1)
 DATA = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\t\n\r"))
@@ -637,9 +559,6 @@ def test_nothing_confirmed_is_lost_whatever_breaks(numbers: list[int]) -> None:
     assert {id_ for id_, _ in story.calls} == set(story.acked)
     queues = story.world.broker.queues
     assert queues[b"q"].ready == 0
-
-
-# -- requests, and what is loaded
 
 
 def test_requests_are_written_as_the_protocol_says() -> None:

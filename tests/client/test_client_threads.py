@@ -132,17 +132,6 @@ def test_a_call_fails_when_the_client_is_closed_meanwhile(
         answer.result(WAIT_S)
 
 
-def test_a_call_outlives_its_connection(mqks_broker: Broker, threads: ThreadPoolExecutor) -> None:
-    with Proxy(mqks_broker.port) as proxy, blocking.connect(proxy.url, QUICK) as client:
-        for n in range(20):
-            proxy.is_frozen = True
-            answer = threads.submit(client.ping, str(n))
-            until(waits(client))
-            proxy.cut()
-            proxy.is_frozen = False
-            assert answer.result(WAIT_S) == str(n)
-
-
 @contextmanager
 def refusing() -> Iterator[tuple[str, Callable[[], None]]]:
     """A peer that answers one greeting; a call makes it send why it closes, and reset."""
@@ -237,7 +226,7 @@ def plain(broker: Broker) -> Iterator[tuple[str, Options]]:
 def test_many_threads_get_their_own_answers(
     mqks_broker: Broker, threads: ThreadPoolExecutor, way: Any, count: int
 ) -> None:
-    each = 200
+    each = 60
 
     with way(mqks_broker) as (url, options), blocking.connect(url, options) as client:
         client.subscribe("q", ["e"])
@@ -271,7 +260,7 @@ def test_many_threads_get_their_own_answers(
 
 
 def test_threads_share_a_consumer(mqks_broker: Broker, threads: ThreadPoolExecutor) -> None:
-    count = 2_000
+    count = 500
     got: list[str] = []
     with blocking.connect(mqks_broker.url) as client:
         with client.consume("q", ["e"], prefetch=20) as consumer:
@@ -302,9 +291,6 @@ def test_stop_ends_a_receive(mqks_broker: Broker, threads: ThreadPoolExecutor) -
         consumer.stop()
         with pytest.raises(Stopped, match="stopped"):
             message.result(WAIT_S)
-
-
-# -- exceptions of signal handlers
 
 
 class Interrupted(Exception):
@@ -363,12 +349,11 @@ def test_a_signal_handler_may_stop_a_consumer(mqks_broker: Broker) -> None:
     with (
         blocking.connect(mqks_broker.url) as client,
         client.consume("q", ["e"], auto_ack=True) as consumer,
+        handled(consumer.stop),
     ):
-        before = signal.signal(signal.SIGUSR1, lambda number, frame: consumer.stop())
         thread = when(waits(consumer))
         assert list(consumer) == []
         thread.join()
-        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_signal_handler_may_call_the_client(held: tuple[Held, BlockingClient]) -> None:
@@ -392,77 +377,80 @@ def test_a_signal_handler_may_call_the_client(held: tuple[Held, BlockingClient])
     assert answers == ["1"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_interrupts_at_any_step(mqks_broker: Broker, seed: int) -> None:
-    chance = random.Random(seed)
-    armed = False
+class Alarms:
+    """Interrupt what is done again and again, at any step of it."""
 
-    def handler() -> None:
-        if armed:
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._is_armed = False
+        self.count = 0
+
+    def _interrupt(self) -> None:
+        if self._is_armed:
             raise Interrupted
 
-    before = signal.signal(signal.SIGALRM, lambda number, frame: handler())
-    interrupted = 0
-    try:
-        with blocking.connect(mqks_broker.url, QUICK) as client:
-            client.subscribe("q", ["e"])
-            confirmed: list[str] = []
-            for n in range(400):
-                text = f"{n}"
-                with suppress(Interrupted):
-                    armed = True
-                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 400e-6))
-                    while True:
-                        assert client.ping(text) == text
-                        confirmed.append(client.publish("e", text, confirm=True))
-                armed = False
-                interrupted += 1
-                assert client.ping(text, timeout_s=WAIT_S) == text
-            messages = client.peek("q", limit=100_000)
-            assert set(confirmed) <= {message.id for message in messages}
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-    assert interrupted == 400
+    def during(self, work: Callable[[], object]) -> None:
+        with suppress(Interrupted):
+            self._is_armed = True
+            signal.setitimer(signal.ITIMER_REAL, self._chance.uniform(1e-6, 400e-6))
+            while True:
+                work()
+        self._is_armed = False
+        self.count += 1
+
+
+@pytest.fixture
+def alarms(request: pytest.FixtureRequest) -> Iterator[Alarms]:
+    alarms = Alarms(getattr(request, "param", 1))
+    before = signal.signal(signal.SIGALRM, lambda number, frame: alarms._interrupt())
+    yield alarms
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.slow
-def test_interrupts_of_a_consumer_lose_nothing(mqks_broker: Broker) -> None:
-    count, chance, armed = 3_000, random.Random(1), False
+@pytest.mark.parametrize("alarms", range(3), indirect=True)
+def test_interrupts_at_any_step(mqks_broker: Broker, alarms: Alarms) -> None:
+    confirmed: list[str] = []
+    with blocking.connect(mqks_broker.url, QUICK) as client:
+        client.subscribe("q", ["e"])
 
-    def handler() -> None:
-        if armed:
-            raise Interrupted
+        def work() -> None:
+            assert client.ping("x") == "x"
+            confirmed.append(client.publish("e", "x", confirm=True))
 
-    before = signal.signal(signal.SIGALRM, lambda number, frame: handler())
-    got = set[str]()
-    try:
-        with blocking.connect(mqks_broker.url, QUICK) as client:
-            client.subscribe("q", ["e"])
-            client.publish_many([("e", n) for n in range(count)])
-            with client.consume("q", prefetch=0) as consumer:
-                for _ in range(300):
-                    with suppress(Interrupted):
-                        armed = True
-                        signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 400e-6))
-                        while True:
-                            message = consumer.receive(WAIT_S)
-                            got.add(message.text)
-                            message.ack()
-                    armed = False
-                    client.publish("e", "one more", confirm=True)
-            # What an exception took away between the queue and the program was not acked.
-            client.publish("e", "end", confirm=True)
-            with client.consume("q") as consumer:
-                for message in consumer:
-                    got.add(message.text)
-                    message.ack()
-                    if message.text == "end":
-                        break
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+        for n in range(400):
+            alarms.during(work)
+            assert client.ping(f"{n}", timeout_s=WAIT_S) == f"{n}"
+        messages = client.peek("q", limit=100_000)
+        assert set(confirmed) <= {message.id for message in messages}
+    assert alarms.count == 400
+
+
+@pytest.mark.slow
+def test_interrupts_of_a_consumer_lose_nothing(mqks_broker: Broker, alarms: Alarms) -> None:
+    count, got = 3_000, set[str]()
+    with blocking.connect(mqks_broker.url, QUICK) as client:
+        client.subscribe("q", ["e"])
+        client.publish_many([("e", n) for n in range(count)])
+        with client.consume("q", prefetch=0) as consumer:
+
+            def take() -> None:
+                message = consumer.receive(WAIT_S)
+                got.add(message.text)
+                message.ack()
+
+            for _ in range(300):
+                alarms.during(take)
+                client.publish("e", "one more", confirm=True)
+        # What an exception took away between the queue and the program was not acked.
+        client.publish("e", "end", confirm=True)
+        with client.consume("q") as consumer:
+            for message in consumer:
+                got.add(message.text)
+                message.ack()
+                if message.text == "end":
+                    break
     assert got == {*map(str, range(count)), "one more", "end"}
 
 

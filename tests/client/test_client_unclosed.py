@@ -47,6 +47,9 @@ process.join()
 """
 
 
+ERRORS = ["-W", "error::ResourceWarning"]
+
+
 def published(url: str) -> list[str]:
     with blocking.connect(url) as client:
         return [message.text for message in client.peek("q")]
@@ -80,16 +83,15 @@ def test_what_was_published_is_sent(tmp_path: Path, url: str, program: str, code
 
 
 @pytest.mark.parametrize(
-    ("program", "line"),
+    ("flags", "program", "line"),
     [
-        (MADE + PUBLISHED, "client = mqks.blocking.connect(options"),
-        (MADE + PUBLISHED + "del client", "client = mqks.blocking.connect(options"),
-        (MADE + IN_A_FUNCTION + "published()", "    client = mqks.blocking.connect()"),
-        (MADE + CHILD, "    client = mqks.blocking.connect()"),
-        (MADE + ASYNC + "asyncio.run(published())", "    client = await mqks.connect()"),
+        (["-X", "dev"], MADE + PUBLISHED, "client = mqks.blocking.connect(options"),
+        (ERRORS, MADE + PUBLISHED + "del client", "client = mqks.blocking.connect(options"),
+        (ERRORS, MADE + IN_A_FUNCTION + "published()", "    client = mqks.blocking.connect()"),
+        (["-X", "dev"], MADE + CHILD, "    client = mqks.blocking.connect()"),
+        (ERRORS, MADE + ASYNC + "asyncio.run(published())", "    client = await mqks.connect()"),
     ],
 )
-@pytest.mark.parametrize("flags", [["-X", "dev"], ["-W", "error::ResourceWarning"]])
 def test_a_warning_says_where_it_was_made(
     tmp_path: Path, url: str, program: str, line: str, flags: list[str]
 ) -> None:

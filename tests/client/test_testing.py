@@ -8,8 +8,10 @@ import pytest
 
 from mqks import RequestFailed, blocking
 from mqks.errors import DatabaseLocked
-from mqks.testing import Broker, BrokerProcess
+from mqks.testing import Broker, BrokerProcess, mqks_broker
 from tests.kit.waiting import WAIT_S
+
+__all__ = ["mqks_broker"]
 
 
 @pytest.fixture(params=["mqks_broker", "mqks_broker_process"])

@@ -36,6 +36,7 @@ from mqks.settings import load
 from mqks.users import User, hash_password, hash_token
 from mqks.web import serving
 from tests.kit.line_client import LineClient
+from tests.kit.served_to import served_to
 from tests.kit.server_process import ServerProcess
 from tests.kit.typist import Typist
 from tests.kit.waiting import WAIT_S, until
@@ -85,14 +86,19 @@ def shown(stream: HTTPResponse) -> Any:
     return json.loads(line.removeprefix(b"data: "))
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path / "mqks.db", "--api-port", "0") as running:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Of all tests: each begins without queues."""
+    db = tmp_path_factory.mktemp("api") / "mqks.db"
+    with ServerProcess(db, "--api-port", "0") as running:
         yield running
 
 
 @pytest.fixture
 def api(server: ServerProcess) -> Api:
+    with blocking.connect(server.url) as client:
+        for row in client.stats("queues"):
+            client.delete_queue(row["name"])
     return Api(server)
 
 
@@ -103,16 +109,15 @@ def client(server: ServerProcess) -> Iterator[BlockingClient]:
 
 
 def test_any_bytes_are_stored_before_the_answer(
-    server: ServerProcess, api: Api, tmp_path: Path
+    server: ServerProcess, api: Api, client: BlockingClient
 ) -> None:
-    with blocking.connect(server.url) as client:
-        client.subscribe("q", ["e", "a/b ä".replace(" ", "_")])
+    client.subscribe("q", ["e", "a/b_ä"])
     first = api.ask("/publish/e", ANY_BYTES)
     second = api.ask(f"/publish/{quote('a/b_ä', safe='')}")
     assert (first.status, second.status) == (200, 200)
     server.kill()
-    with ServerProcess(tmp_path / "mqks.db") as again, blocking.connect(again.url) as client:
-        found = client.peek("q")
+    server.start()
+    found = client.peek("q")
     assert [(each.id, each.event, each.data) for each in found] == [
         (first.told["id"], "e", ANY_BYTES),
         (second.told["id"], "a/b_ä", b""),
@@ -171,9 +176,10 @@ def test_the_bytes_of_a_header_are_those_of_the_flag(
         assert line.ask(b"s subscribe --confirm q e") == b"s ok "
         assert seen.ask(b"c consume --confirm q --meta") == b"c ok "
         for number, value in enumerate(SAME[header]):
-            headers: dict[str, Any] = {"Idempotency-Key": str(number), header: value}
+            name = f"{header}-{number}"
+            headers: dict[str, Any] = {"Idempotency-Key": name, header: value}
             status = api.ask("/publish/e", b"x", **headers).status
-            told = line.ask(b"%d publish --confirm %b=%b e x" % (number, flag, value))
+            told = line.ask(b"%b publish --confirm %b=%b e x" % (name.encode(), flag, value))
             assert (status == 200) == told.endswith(b" ok "), (value, status, told)
             if status == 200:
                 assert seen.line() == seen.line(), value
@@ -194,10 +200,10 @@ def test_an_idempotency_key_is_an_id_of_any_bytes(
 
 
 def test_a_key_counts_from_the_first_queue_on(api: Api, client: BlockingClient) -> None:
-    assert api.ask("/publish/e", b"x", Idempotency_Key="k").status == 200
+    assert api.ask("/publish/e", b"x", Idempotency_Key="early").status == 200
     client.subscribe("q", ["e"])
     for data in (b"1", b"2"):
-        assert api.ask("/publish/e", data, Idempotency_Key="k").status == 200
+        assert api.ask("/publish/e", data, Idempotency_Key="early").status == 200
     assert [each.data for each in client.peek("q")] == [b"1"]
 
 
@@ -352,16 +358,12 @@ def test_other_sites_are_refused(api: Api) -> None:
     connection.close()
 
 
-# --------------------------------------------------------------------------------------- leases
-
-
 def test_a_lease_outlives_its_connection_and_a_kill(
-    server: ServerProcess, api: Api, tmp_path: Path
+    server: ServerProcess, api: Api, client: BlockingClient
 ) -> None:
-    with blocking.connect(server.url) as client:
-        client.subscribe("a/b", ["e"])
-        client.publish("e", ANY_BYTES, id="m1", priority=3, key="k", meta={"from": "shop"})
-        client.publish("e", "second", id="m2", confirm=True)
+    client.subscribe("a/b", ["e"])
+    client.publish("e", ANY_BYTES, id="m1", priority=3, key="k", meta={"from": "shop"})
+    client.publish("e", "second", id="m2", confirm=True)
     path = f"/queues/{quote('a/b', safe='')}/receive?lease=1h&max=10"
     (first, second) = api.ask(path).told["messages"]
     assert base64.b64decode(first.pop("data_base64")) == ANY_BYTES
@@ -370,21 +372,20 @@ def test_a_lease_outlives_its_connection_and_a_kill(
     assert first == {"id": "m1", "event": "e", **traits}
     assert api.ask(path).told == {"messages": []}
     server.kill()
-    with ServerProcess(tmp_path / "mqks.db", "--api-port", "0") as again:
-        api = Api(again)
-        assert api.ask(path).told == {"messages": []}
-        assert api.ask(f"/leases/{lease}/ack").told == {"done": "ack"}
-        assert api.ask(f"/leases/{lease}/ack").status == 410
-        lease = second["lease"]
-        assert api.ask(f"/leases/{lease}/extend?lease=1m").status == 200
-        assert api.ask(f"/leases/{lease}/extend?lease=0").status == 200
-        (second,) = api.ask(f"{path}&wait=30").told["messages"]
-        assert (second["id"], second["data"], second["retry"]) == ("m2", "second", 1)
-        assert api.ask(f"/leases/{lease}/ack").status == 410
-        dead = f"/leases/{second['lease']}/reject?dead&reason=no%20such%20customer"
-        assert api.ask(dead).status == 200
-        with blocking.connect(again.url) as client:
-            assert client.stats("queue", "a/b")["ready"] == 0
+    server.start()
+    api = Api(server)
+    assert api.ask(path).told == {"messages": []}
+    assert api.ask(f"/leases/{lease}/ack").told == {"done": "ack"}
+    assert api.ask(f"/leases/{lease}/ack").status == 410
+    lease = second["lease"]
+    assert api.ask(f"/leases/{lease}/extend?lease=1m").status == 200
+    assert api.ask(f"/leases/{lease}/extend?lease=0").status == 200
+    (second,) = api.ask(f"{path}&wait=30").told["messages"]
+    assert (second["id"], second["data"], second["retry"]) == ("m2", "second", 1)
+    assert api.ask(f"/leases/{lease}/ack").status == 410
+    dead = f"/leases/{second['lease']}/reject?dead&reason=no%20such%20customer"
+    assert api.ask(dead).status == 200
+    assert client.stats("queue", "a/b")["ready"] == 0
 
 
 def test_a_receive_waits_for_a_message(api: Api, client: BlockingClient) -> None:
@@ -459,61 +460,50 @@ def test_what_is_wrong_is_told(
     assert (answer.status, bool(answer.told["error"])) == (status, True)
 
 
-# ---------------------------------------------------------------------------------------- users
-
-
 @pytest.fixture
-def users(tmp_path: Path) -> Path:
-    path = tmp_path / "users"
+def with_users(tmp_path: Path) -> Iterator[ServerProcess]:
     writer = User("writer", token=hash_token("T" * 32), publish=["orders.**"])
-    reader = User(
-        "reader", password=hash_password("secret", salt=b"0" * 16), publish=["**"], bind=["**"]
-    )
-    reader.consume.append("**")
-    users_file.write(path, [writer, reader])
-    return path
+    password = hash_password("secret", salt=b"0" * 16)
+    every: dict[str, Any] = {key: ["**"] for key in ("publish", "consume", "bind")}
+    reader = User("reader", password=password, **every)
+    with served_to(tmp_path, writer, reader, flags=("--api-port", "0")) as server:
+        yield server
 
 
 def basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def test_users_have_their_permissions(tmp_path: Path, users: Path) -> None:
-    flags = "--api-port", "0", "--users", str(users)
-    with ServerProcess(tmp_path / "mqks.db", *flags) as server:
-        api, token = Api(server), "Bearer " + "T" * 32
-        assert api.ask("/publish/orders.new", b"x", Authorization=token).status == 200
-        assert api.ask("/publish/x", Authorization=basic("reader", "secret")).status == 200
-        refused = api.ask("/publish/users.new", b"x", Authorization=token)
-        assert refused.status == 403
-        assert refused.told["error"] == "no permission to publish 'users.new'"
-        assert api.ask("/events/**", method="GET", Authorization=token).status == 403
-        for wrong in ("Bearer " + "U" * 32, basic("reader", "no"), "Basic !", "Digest x", "Bearer"):
-            answer = api.ask("/publish/orders.new", b"x", Authorization=wrong)
-            assert answer.status == 401, wrong
-            assert "Bearer" in answer.headers["www-authenticate"]
-        assert api.ask("/publish/orders.new", b"x").status == 401
-        users_file.write(users, [])
-        server.hang_up()
-        until(lambda: "event=reloaded" in server.log)
-        assert api.ask("/publish/orders.new", b"x", Authorization=token).status == 401
+def test_users_have_their_permissions(tmp_path: Path, with_users: ServerProcess) -> None:
+    api, token = Api(with_users), "Bearer " + "T" * 32
+    assert api.ask("/publish/orders.new", b"x", Authorization=token).status == 200
+    assert api.ask("/publish/x", Authorization=basic("reader", "secret")).status == 200
+    refused = api.ask("/publish/users.new", b"x", Authorization=token)
+    assert refused.status == 403
+    assert refused.told["error"] == "no permission to publish 'users.new'"
+    assert api.ask("/events/**", method="GET", Authorization=token).status == 403
+    for wrong in ("Bearer " + "U" * 32, basic("reader", "no"), "Basic !", "Digest x", "Bearer"):
+        answer = api.ask("/publish/orders.new", b"x", Authorization=wrong)
+        assert answer.status == 401, wrong
+        assert "Bearer" in answer.headers["www-authenticate"]
+    assert api.ask("/publish/orders.new", b"x").status == 401
+    users_file.write(tmp_path / "users", [])
+    with_users.hang_up()
+    until(lambda: "event=reloaded" in with_users.log)
+    assert api.ask("/publish/orders.new", b"x", Authorization=token).status == 401
 
 
-def test_users_share_one_connection_each(tmp_path: Path, users: Path) -> None:
-    flags = "--api-port", "0", "--users", str(users)
-    with ServerProcess(tmp_path / "mqks.db", *flags) as server, LineClient(server.address) as line:
-        api = Api(server)
+def test_users_share_one_connection_each(with_users: ServerProcess) -> None:
+    api = Api(with_users)
 
-        def ask(_: int) -> int:
-            return api.ask("/publish/orders.new", b"x", Authorization="Bearer " + "T" * 32).status
+    def ask(_: int) -> int:
+        return api.ask("/publish/orders.new", b"x", Authorization="Bearer " + "T" * 32).status
 
+    with LineClient(with_users.address) as line:
         with ThreadPoolExecutor(20) as pool:
             assert set(pool.map(ask, range(200))) == {200}
-        told = json.loads(line.ask(b"s stats connections").removeprefix(b"s ok "))
+        told = line.stats("connections")
     assert [row["user"] for row in told].count("writer") == 1
-
-
-# --------------------------------------------------------------------------------------- streams
 
 
 def inside(client: BlockingClient) -> int:
@@ -627,9 +617,6 @@ def test_streams_show_one_piece_in_a_turn(tmp_path: Path, monkeypatch: pytest.Mo
     assert max(shown_in.values()) <= app.BATCH
 
 
-# ---------------------------------------------------------------------------------------- limits
-
-
 def test_a_body_has_a_limit(api: Api, client: BlockingClient) -> None:
     client.subscribe("q", ["e"])
     long = api.ask("/publish/e", b"x" * (MIB + 1))
@@ -648,13 +635,10 @@ def test_bodies_that_do_not_come_have_a_limit(api: Api) -> None:
     together = API_BODIES_BYTES_MAX // MIB
     body = b"x" * (together + 1)  # More than they leave of the limit.
     with ExitStack() as stack:
-
-        def one_more_is_too_many() -> bool:
+        for _ in range(together):
             peer = stack.enter_context(socket.create_connection(api.address, WAIT_S))
             peer.sendall(head + b"x" * (MIB - 1))
-            return api.ask("/publish/e", body).status == 503
-
-        until(one_more_is_too_many)
+        until(lambda: api.ask("/publish/e", body).status == 503)
         assert api.ask("/publish/e", body).headers["retry-after"] == "1"
     until(lambda: api.ask("/publish/e", body).status == 200)
 
@@ -698,6 +682,7 @@ def test_without_users_only_this_machine_is_served() -> None:
     assert load({"api_host": "0.0.0.0"}, {}).api_port is None
 
 
+@pytest.mark.slow
 def test_what_the_page_says_can_be_typed(server: ServerProcess, api: Api, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/http.md").read_text().partition("## Push")[0]
     with Typist(tmp_path, server.url, with_spark=False) as typist:
@@ -705,10 +690,11 @@ def test_what_the_page_says_can_be_typed(server: ServerProcess, api: Api, tmp_pa
     assert typist.typed >= 7
 
 
-def test_publishing_survives_a_stop(server: ServerProcess, api: Api, tmp_path: Path) -> None:
+def test_publishing_survives_a_stop(
+    server: ServerProcess, api: Api, client: BlockingClient
+) -> None:
     """Whatever was answered 200 is there afterwards, and nobody waits forever."""
-    with blocking.connect(server.url) as client:
-        client.subscribe("q", ["e"])
+    client.subscribe("q", ["e"])
 
     def publish(until_it_fails: Callable[[], Answer]) -> list[str]:
         stored = []
@@ -721,11 +707,9 @@ def test_publishing_survives_a_stop(server: ServerProcess, api: Api, tmp_path: P
 
     with ThreadPoolExecutor(4) as pool:
         running = [pool.submit(publish, lambda: api.ask("/publish/e", b"x")) for _ in range(4)]
-        with blocking.connect(server.url) as client:
-            until(lambda: client.stats("queue", "q")["ready"] > 100)
+        until(lambda: client.stats("queue", "q")["ready"] > 100)
         server.terminate()
         assert server.wait() == 0
         stored = [each for future in running for each in future.result()]
-    with ServerProcess(tmp_path / "mqks.db") as again, blocking.connect(again.url) as client:
-        found = {each.id for each in client.peek("q", limit=1000)}
-    assert set(stored) <= found
+    server.start()
+    assert set(stored) <= {each.id for each in client.peek("q", limit=1000)}

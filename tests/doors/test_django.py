@@ -1,28 +1,40 @@
-"""Django Tasks on a real broker, by real workers."""
+"""Django Tasks on a real broker, by real workers.
 
+The one rule: the project is set up once in the process of the tests, so what a test leaves in
+queues and rows is there for the next one.
+"""
+
+import importlib
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from textwrap import indent
+from typing import Any
 
 import pytest
 
+import mqks
 from mqks import blocking
 from tests.kit.postgres import Postgres
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
 
-pytest.importorskip("django", reason="the extra django is not installed")
+django = pytest.importorskip("django", reason="the extra django is not installed")
+from django.db import connection, connections, transaction  # noqa: E402
+from django.test import Client, override_settings  # noqa: E402
+
 SETTINGS = "tests.django_project.settings"
 ROOT = Path(__file__).parents[2]
-START = "import time, django; django.setup()\nfrom tests.django_project.jobs import *\n"
-WORKER = [sys.executable, "-m", "django", "mqks_worker"]
+DJANGO = [sys.executable, "-m", "django"]
 
 
 def environment(server: ServerProcess, path: Path) -> dict[str, str]:
@@ -31,11 +43,18 @@ def environment(server: ServerProcess, path: Path) -> dict[str, str]:
     return os.environ | more | {"TEST_SIGNALS": str(path / "signals"), "PYTHONPATH": str(ROOT)}
 
 
+def migrate(server: ServerProcess, path: Path) -> None:
+    command = [*DJANGO, "migrate", "-v0"]
+    subprocess.run(command, env=environment(server, path), check=True, timeout=WAIT_S)
+
+
+START = "import time, django; django.setup()\nfrom tests.django_project.jobs import *\n"
+
+
 def run(program: str, server: ServerProcess, path: Path) -> str:
     """What a program of the project prints."""
-    command = [sys.executable, "-W", "error", "-c", START + program]
     done = subprocess.run(
-        command,
+        [sys.executable, "-W", "error", "-c", START + program],
         env=environment(server, path),
         capture_output=True,
         text=True,
@@ -46,209 +65,224 @@ def run(program: str, server: ServerProcess, path: Path) -> str:
     return done.stdout
 
 
-@contextmanager
-def worker(server: ServerProcess, path: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    with (path / "worker.log").open("w") as log:
-        process = subprocess.Popen(
-            [*WORKER, *flags],
-            env=environment(server, path),
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
-    try:
-        if "--relay-only" not in flags:
-            until(lambda: "runs tasks" in (path / "worker.log").read_text())
-        yield process
-        process.terminate()
-        assert process.wait(WAIT_S) == 0, (path / "worker.log").read_text()
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def finished(result: Any) -> Any:
+    """The same result."""
+    until(lambda: result.refresh() or result.is_finished)
+    return result
+
+
+@dataclass
+class Project:
+    server: ServerProcess
+    path: Path
+    jobs: Any
+    rows: Any
+    """Those of all tasks."""
+    working: Any
+    """The module of the worker."""
+
+    @property
+    def client(self) -> blocking.BlockingClient:
+        found: blocking.BlockingClient = self.jobs.add.get_backend().client
+        return found
+
+    @contextmanager
+    def worker(self, *flags: str) -> Iterator[subprocess.Popen[str]]:
+        """A process."""
+        log = self.path / "worker.log"
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                [*DJANGO, "mqks_worker", *flags],
+                env=environment(self.server, self.path),
+                stderr=file,
+                text=True,
+                start_new_session=True,
+            )
+        try:
+            if "--relay-only" not in flags:
+                until(lambda: "runs tasks" in log.read_text())
+            yield process
+            process.terminate()
+            assert process.wait(WAIT_S) == 0, log.read_text()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    @contextmanager
+    def worker_here(self, task: Any = None) -> Iterator[None]:
+        """Threads of this process that run tasks of the backend of this one."""
+        backend, stop = (task or self.jobs.add).get_backend(), threading.Event()
+        work = self.working.Worker(backend, "default", 4).run
+        thread = threading.Thread(target=work, args=(stop,))
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Path]]:
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     path = tmp_path_factory.mktemp("django")
-    with ServerProcess(path / "mqks.db") as server:
-        command = [sys.executable, "-m", "django", "migrate", "-v0"]
-        subprocess.run(command, env=environment(server, path), check=True, timeout=WAIT_S)
-        yield server, path
-
-
-ROWS = "from mqks.django.models import TaskRow\n"
-FINISHED = """
-began_s = time.monotonic()
-while not result.is_finished:
-    assert time.monotonic() < began_s + 100
-    time.sleep(0.05)
-    result.refresh()
-"""
-
-
-@pytest.mark.slow
-def test_results(project: tuple[ServerProcess, Path]) -> None:
-    server, path = project
-    with worker(server, path, "--processes=2", "--threads=2"):
-        out = run(f"result = add.enqueue(1, 2){FINISHED}print(result.return_value)", *project)
-        assert out == "3\n"
-        out = run(f"result = attempt.enqueue(){FINISHED}print(result.return_value)", *project)
-        assert out == "1\n"
-        program = f"result = fails_twice.enqueue({str(path / 'tries')!r})"
-        out = run(f"{program}{FINISHED}print(result.status, result.attempts)", *project)
-        assert out == "SUCCESSFUL 3\n"
-        show = "print(result.status, result.errors[0].exception_class.__name__)"
-        assert run(f"result = fails.enqueue(){FINISHED}{show}", *project) == "FAILED ValueError\n"
-        out = run(f"result = returns_no_json.enqueue(){FINISHED}{show}", *project)
-        assert out == "FAILED TypeError\n"
-        show = "print(result.status, result.attempts)"
-        assert run(f"result = kills.enqueue(){FINISHED}{show}", *project) == "FAILED 3\n"
-
-
-def test_an_enqueue_is_in_the_queue(project: tuple[ServerProcess, Path]) -> None:
-    path = project[1] / "later"
-    program = """
-from datetime import UTC, datetime, timedelta
-later = write.using(run_after=datetime.now(UTC) + timedelta(hours=1), priority=100)
-result = later.enqueue(%r, "x")
-client = result.task.get_backend().client
-(message,) = client.peek("tasks.default", scheduled=True)
-print(message.id == result.id, message.priority, round((message.due - time.time()) / 60))
-print(later.get_result(result.id).task == later)
-"""
-    assert run(program % str(path), *project) == "True 100 60\nTrue\n"
-
-
-def test_a_unique_task_that_waits_is_returned(project: tuple[ServerProcess, Path]) -> None:
-    path = project[1] / "once"
-    program = """
-from concurrent.futures import ThreadPoolExecutor
-from django.db import connections
-client = write_once.get_backend().client
-client.set_queue("tasks.default")
-client.purge("tasks.default")
-first = write_once.enqueue(%r, "x")
-def again(_):
-    try:
-        return write_once.enqueue(%r, "x").id
-    finally:
+    with ServerProcess(path / "mqks.db") as server, pytest.MonkeyPatch.context() as patch:
+        migrate(server, path)
+        for name, value in environment(server, path).items():
+            patch.setenv(name, value)
+        django.setup()
+        names = "tests.django_project.jobs", "mqks.django.models", "mqks.django.worker"
+        jobs, models, worker = map(importlib.import_module, names)
+        made = Project(server, path, jobs, models.TaskRow.objects, worker)
+        yield made
+        made.client.close()
         connections.close_all()
-with ThreadPoolExecutor(8) as pool:
-    print({*pool.map(again, range(40))} == {first.id})
-other = write_once.enqueue(%r, "y")
-print([each.id for each in client.peek("tasks.default")] == [first.id, other.id])
-print(TaskRow.objects.filter(task_path__endswith="write_once").count())
-same = write_once.enqueue(%r, text="x")
-print(same.id in (first.id, other.id), other.status, other.args[1])
-mine = [of_user.enqueue(7), of_user.enqueue(8), of_user.enqueue(7), of_user.enqueue(7, force=True)]
-print([mine[0].id == each.id for each in mine])
-# The row of the one that waits may be of a transaction that has not ended.
-TaskRow.objects.filter(id=first.id).delete()
-print(write_once.enqueue(%r, "x").id == first.id, TaskRow.objects.filter(id=first.id).exists())
-"""
-    out = run(ROWS + program.replace("%r", repr(str(path))), *project)
-    told = "True\nTrue\n2\nFalse READY y\n[True, False, True, False]\nTrue False\n"
-    assert out == told
 
 
 @pytest.mark.slow
-def test_a_key_ends_with_its_task(project: tuple[ServerProcess, Path]) -> None:
-    server, path = project
-    file = path / "ends"
-    with worker(server, path):
+def test_results(project: Project) -> None:
+    jobs = project.jobs
+    with project.worker("--processes=2", "--threads=2"):
+        for task, arguments, attempts, told in (
+            (jobs.add, (1, 2), 1, 3),
+            (jobs.attempt, (), 1, 1),
+            (jobs.fails_twice, (str(project.path / "tries"),), 3, 3),
+            (jobs.fails, (), 1, "ValueError"),
+            (jobs.returns_no_json, (), 1, "TypeError"),
+            (jobs.kills, (), 3, "RuntimeError"),
+        ):
+            result = finished(task.enqueue(*arguments))
+            assert (result.status, result.attempts) == (
+                "FAILED" if isinstance(told, str) else "SUCCESSFUL",
+                attempts,
+            )
+            if isinstance(told, str):
+                assert result.errors[0].exception_class.__name__ == told
+            else:
+                assert result.return_value == told
+
+
+def test_an_enqueue_is_in_the_queue(project: Project) -> None:
+    in_an_hour = datetime.now(UTC) + timedelta(hours=1)
+    later = project.jobs.write.using(run_after=in_an_hour, priority=100)
+    result = later.enqueue(str(project.path / "later"), "x")
+    (message,) = project.client.peek("tasks.default", scheduled=True)
+    assert (message.id, message.priority) == (result.id, 100)
+    assert message.due == pytest.approx(in_an_hour.timestamp(), abs=1)
+    assert later.get_result(result.id).task == later
+
+
+def test_a_unique_task_that_waits_is_returned(project: Project) -> None:
+    path, rows, client = str(project.path / "once"), project.rows, project.client
+    write_once, of_user = project.jobs.write_once, project.jobs.of_user
+    client.set_queue("tasks.default")
+    client.purge("tasks.default")
+    first = write_once.enqueue(path, "x")
+
+    def again(_: int) -> str:
+        try:
+            return str(write_once.enqueue(path, "x").id)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert {*pool.map(again, range(40))} == {first.id}
+    other = write_once.enqueue(path, "y")
+    assert [each.id for each in client.peek("tasks.default")] == [first.id, other.id]
+    assert rows.filter(task_path__endswith="write_once").count() == 2
+    assert write_once.enqueue(path, text="x").id not in (first.id, other.id)
+    assert (other.status, other.args[1]) == ("READY", "y")
+    mine = [of_user.enqueue(user) for user in (7, 8, 7)] + [of_user.enqueue(7, force=True)]
+    assert [mine[0].id == each.id for each in mine] == [True, False, True, False]
+    # The row of the one that waits may be of a transaction that has not ended.
+    rows.filter(id=first.id).delete()
+    assert write_once.enqueue(path, "x").id == first.id
+    assert not rows.filter(id=first.id).exists()
+
+
+@pytest.mark.slow
+def test_a_key_ends_with_its_task(project: Project) -> None:
+    file = project.path / "ends"
+    with project.worker():
         for _ in range(2):
-            program = f"result = write_once.enqueue({str(file)!r}, 'x')"
-            assert run(f"{program}{FINISHED}print(result.return_value)", *project) == "x\n"
+            assert finished(project.jobs.write_once.enqueue(str(file), "x")).return_value == "x"
     assert file.read_text() == "x\nx\n"
 
 
-def test_a_unique_task_of_the_outbox_has_the_result_of_the_other(
-    project: tuple[ServerProcess, Path],
-) -> None:
-    program = """
-from mqks.django.worker import Worker, expire, now, relay
-from datetime import timedelta
-import threading
-task = write_once.using(backend="outbox")
-backend = task.get_backend()
-first = task.enqueue(%r, "x")
-relay(backend)
-second = task.enqueue(%r, "x")
-print(first.id != second.id, TaskRow.objects.get(id=second.id).relay_at is not None)
-print(relay(backend), relay(backend), backend.get_result(second.id).id == first.id)
-print([each.id for each in backend.client.peek("outbox.default")].count(second.id))
-stop = threading.Event()
-thread = threading.Thread(target=Worker(backend, "default", 1).run, args=(stop,))
-thread.start()
-result = second
-%s
-print(result.id == second.id, result.status, result.return_value)
-stop.set()
-thread.join()
-TaskRow.objects.filter(id=second.id).update(enqueued_at=now() - timedelta(days=8))
-expire(backend)
-print(TaskRow.objects.filter(id=second.id).exists(), TaskRow.objects.filter(id=first.id).exists())
-"""
-    path = str(project[1] / "outbox")
-    out = run(ROWS + program % (path, path, FINISHED), *project)
-    assert out == "True True\n1 0 True\n0\nTrue SUCCESSFUL x\nFalse True\n"
+def test_a_unique_task_of_the_outbox_has_the_result_of_the_other(project: Project) -> None:
+    path, rows, worker = str(project.path / "outbox"), project.rows, project.working
+    task = project.jobs.write_once.using(backend="outbox")
+    backend = task.get_backend()
+    first = task.enqueue(path, "x")
+    worker.relay(backend)
+    second = task.enqueue(path, "x")
+    assert first.id != second.id
+    assert rows.get(id=second.id).relay_at is not None
+    assert [worker.relay(backend), worker.relay(backend)] == [1, 0]
+    assert backend.get_result(second.id).id == first.id
+    assert second.id not in [each.id for each in backend.client.peek("outbox.default")]
+    with project.worker_here(task):
+        finished(second)
+    assert (second.status, second.return_value) == ("SUCCESSFUL", "x")
+    rows.filter(id=second.id).update(enqueued_at=worker.now() - timedelta(days=8))
+    worker.expire(backend)
+    assert [rows.filter(id=each.id).exists() for each in (second, first)] == [False, True]
 
 
-def test_wrong_keys_are_told_at_once(project: tuple[ServerProcess, Path]) -> None:
-    program = """
-import mqks
-for given in ("x" * 257, mqks.Unique("x", until="never"), mqks.Unique("x", on="replace")):
-    try:
-        limits(unique=given)
-    except mqks.InvalidRequest as error:
-        print(str(error)[:7])
-before = TaskRow.objects.count()
-try:
-    replaces.enqueue(1)
-except mqks.InvalidRequest as error:
-    print(error)
-print(TaskRow.objects.count() == before)
-"""
-    out = run(ROWS + program, *project)
-    told = "unique: a task whose place another one has would never end"
-    assert out == f"unique:\nunique:\nunique:\n{told}\nTrue\n"
-
-
-def test_the_outbox_follows_the_transaction(project: tuple[ServerProcess, Path]) -> None:
-    program = """
-from django.db import transaction
-from mqks.django.worker import relay
-outbox = add.using(backend="outbox")
-backend = outbox.get_backend()
-with transaction.atomic():
-    outbox.enqueue(1, 2)
-    transaction.set_rollback(True)
-with transaction.atomic():
-    kept = outbox.enqueue(3, 4)
-    print(relay(backend))
-print(relay(backend), [each.id == kept.id for each in backend.client.peek("outbox.default")])
-"""
-    assert run(program, *project) == "1\n0 [True]\n"
-
-
-def test_wrong_settings_are_told(project: tuple[ServerProcess, Path]) -> None:
-    program = """
-from mqks.django import MqksBackend
-options = {"url": "http://x", "losses": 0, "results_expire_s": "1d", "outboxes": True}
-print(sorted(each.id for each in MqksBackend("default", {"OPTIONS": options}).check()))
-options = {"queues": {"mail": {"outbox": True, "retries": 0}, "default": {"backoff": "long"}}}
-for each in MqksBackend("default", {"OPTIONS": options}).check():
-    print(each.id, each.msg.partition("queue ")[2])
-print(list(MqksBackend("default", {"OPTIONS": {}}).check()))
-"""
-    assert run(program, *project).splitlines() == [
-        "['mqks.E002', 'mqks.E003', 'mqks.E004', 'mqks.E005']",
-        "mqks.E003 'default': backoff: 'long' is not a number of seconds from 0 to 1e+09",
-        "mqks.E002 'mail' has an unknown 'outbox'.",
-        "mqks.E004 'mail': 'retries' must be at least 1.",
-        "[]",
+def test_wrong_keys_and_limits_are_told_at_once(project: Project) -> None:
+    limits, jobs = importlib.import_module("mqks.django").limits, project.jobs
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"unique": "x" * 257}, "unique:"),
+        ({"unique": mqks.Unique("x", until="never")}, "unique:"),  # type: ignore[arg-type]
+        ({"unique": mqks.Unique("x", on="replace")}, "unique:"),
+        ({"retries": -1}, "retries: '-1' is not a whole number from 0 to 1000000000"),
+        ({"backoff": "long"}, "backoff: 'long' is not a number of seconds from 0 to 1e[+]09"),
     ]
+    for given, told in wrong:
+        with pytest.raises(mqks.InvalidRequest, match=f"^{told}"):
+            limits(**given)
+    before = project.rows.count()
+    with pytest.raises(mqks.InvalidRequest, match="a task whose place another one has would never"):
+        jobs.replaces.enqueue(1)
+    with pytest.raises(ValueError, match="Out of range float values are not JSON compliant"):
+        jobs.add.enqueue(1, float("nan"))
+    assert project.rows.count() == before
+
+
+def test_the_outbox_follows_the_transaction(project: Project) -> None:
+    outbox, relay = project.jobs.add.using(backend="outbox"), project.working.relay
+    backend = outbox.get_backend()
+    with transaction.atomic():
+        outbox.enqueue(1, 2)
+        transaction.set_rollback(True)
+    with transaction.atomic():
+        kept = outbox.enqueue(3, 4)
+        assert relay(backend) == 1
+    assert relay(backend) == 0
+    assert [each.id for each in backend.client.peek("outbox.default")] == [kept.id]
+
+
+def test_wrong_settings_are_told(project: Project) -> None:
+    kind = type(project.jobs.add.get_backend())
+
+    def told(**options: Any) -> list[tuple[str, str]]:
+        found = kind("default", {"OPTIONS": options}).check()
+        return [(each.id, each.msg.partition("queue ")[2]) for each in found]
+
+    wrong = told(url="http://x", losses=0, results_expire_s="1d", outboxes=True)
+    assert sorted(id_ for id_, _ in wrong) == [f"mqks.E00{each}" for each in (2, 3, 4, 5)]
+    queues = {"mail": {"outbox": True, "retries": 0}, "default": {"backoff": "long"}}
+    assert told(queues=queues) == [
+        (
+            "mqks.E003",
+            "'default': backoff: 'long' is not a number of seconds from 0 to 1e+09",
+        ),
+        ("mqks.E002", "'mail' has an unknown 'outbox'."),
+        ("mqks.E004", "'mail': 'retries' must be at least 1."),
+    ]
+    assert told() == []
+    with override_settings(INSTALLED_APPS=[]):
+        assert told() == [("mqks.E001", "")]
 
 
 ENQUEUES = """
@@ -280,8 +314,7 @@ def test_no_task_is_lost(
     with ServerProcess(path / "mqks.db") as server, Postgres() as database, ExitStack() as ends:
         for name, value in (database.environment | {"TEST_DB": "postgres"}).items():
             monkeypatch.setenv(name, value)
-        command = [sys.executable, "-m", "django", "migrate", "-v0"]
-        subprocess.run(command, env=environment(server, path), check=True, timeout=WAIT_S)
+        migrate(server, path)
         log = ends.enter_context((path / "killed.log").open("a"))
 
         def started(*command: str) -> subprocess.Popen[bytes]:
@@ -290,14 +323,15 @@ def test_no_task_is_lost(
             ends.callback(process.kill)
             return process
 
+        worker = [*DJANGO, "mqks_worker", "--threads=2"]
         program = START + ENQUEUES.format(count=count, path=str(effects))
         enqueues = started(sys.executable, "-c", program)
-        process = started(*WORKER, "--threads=2")
+        process = started(*worker)
         for step in range(1, 20):
             until(lambda: enough(count * step // 20) or enqueues.poll())  # noqa: B023
             if step % 3 == 0:
                 process.kill()
-                process = started(*WORKER, "--threads=2")
+                process = started(*worker)
             elif step % 3 == 1:
                 server.kill()
                 server.start()
@@ -307,15 +341,25 @@ def test_no_task_is_lost(
         until(lambda: enqueues.poll() is not None)
         assert enqueues.returncode == 0
         until(lambda: len(set(effects.read_text().split())) == count)
-        look = f"{ROWS}print(TaskRow.objects.exclude(status='SUCCESSFUL').values())"
+        look = "from mqks.django.models import TaskRow\n"
+        look += "print(TaskRow.objects.exclude(status='SUCCESSFUL').values())"
         until(lambda: run(look, server, path) == "<QuerySet []>\n")
     with capsys.disabled():
         print(f"\n{count} tasks, {len(effects.read_text().split()) - count} ran again")
 
 
-def test_a_deleted_queue_is_made_again(project: tuple[ServerProcess, Path]) -> None:
+def test_a_deleted_queue_is_made_again(project: Project) -> None:
+    add, client = project.jobs.add, project.client
+    for _ in range(2):
+        client.delete_queue("tasks.default", if_exists=True)
+        add.enqueue(1, 2)
+    assert len(client.peek("tasks.default")) == 1
+
+
+def test_each_process_has_a_client_of_its_own(project: Project) -> None:
+    """Each thread has a backend, and all those of a process share one."""
     program = """
-import threading
+import os, threading
 from mqks.django.seam import task_backends
 later = add.using(backend="outbox").get_backend()
 client, seen = later.client, []
@@ -323,204 +367,151 @@ thread = threading.Thread(target=lambda: seen.append(task_backends["outbox"]))
 thread.start()
 thread.join()
 print(seen[0] is later, seen[0].client is client)
-client.delete_queue("tasks.default", if_exists=True)
-add.enqueue(1, 2)
-client.delete_queue("tasks.default", if_exists=True)
-add.enqueue(1, 2)
-print(len(client.peek("tasks.default")))
-if not (child := __import__("os").fork()):
-    add.enqueue(1, 2)
+client.delete_queue("tasks.own", if_exists=True)
+add.using(queue_name="own").enqueue(1, 2)
+if not (child := os.fork()):
+    add.using(queue_name="own").enqueue(1, 2)
     client.close()
-    __import__("os")._exit(0)
-print(__import__("os").waitpid(child, 0)[1], len(client.peek("tasks.default")))
-client.delete_queue("tasks.default", if_exists=True)
+    os._exit(0)
+print(os.waitpid(child, 0)[1], len(client.peek("tasks.own")))
+client.delete_queue("tasks.own")
 """
-    assert run(program, *project) == "False True\n1\n0 2\n"
+    assert run(program, project.server, project.path) == "False True\n0 2\n"
 
 
-def test_what_cannot_be_sent_fails_alone(project: tuple[ServerProcess, Path]) -> None:
-    program = """
-from mqks.django.models import TaskRow
-from mqks.django.worker import relay
-outbox = write.using(backend="outbox")
-outbox.enqueue("", "x" * 2_000_000)
-for number in range(20):
-    outbox.enqueue("", str(number))
-print(relay(outbox.get_backend()), relay(outbox.get_backend()))
-(row,) = TaskRow.objects.filter(backend="outbox", status="FAILED")
-print(row.relay_at, row.errors[0][0], row.finished_at is not None)
-outbox.get_backend().client.delete_queue("outbox.default", if_exists=True)
-"""
-    told = "20 0\nNone mqks.client.errors.InvalidRequest True\n"
-    assert run(program, *project) == told
+def test_what_cannot_be_sent_fails_alone(project: Project) -> None:
+    outbox, relay = project.jobs.write.using(backend="outbox"), project.working.relay
+    backend = outbox.get_backend()
+    outbox.enqueue("", "x" * 2_000_000)
+    for number in range(20):
+        outbox.enqueue("", str(number))
+    assert [relay(backend), relay(backend)] == [20, 0]
+    (row,) = project.rows.filter(backend="outbox", status="FAILED")
+    assert (row.relay_at, row.finished_at is not None) == (None, True)
+    assert row.errors[0][0] == "mqks.client.errors.InvalidRequest"
+    backend.client.delete_queue("outbox.default", if_exists=True)
 
 
-def test_what_the_broker_refuses_is_set_aside(project: tuple[ServerProcess, Path]) -> None:
+def test_what_the_broker_refuses_is_set_aside(project: Project) -> None:
     """With the reason; it delays no other, and is tried again."""
-    program = f"""
-from django.utils.timezone import now
-from mqks.django.worker import relay
-{ROWS}
-outbox = write.using(backend="outbox")
-backend = outbox.get_backend()
-backend.client.set_queue("outbox.full", messages_max=1)
-backend.queues.add("full")
-full = [outbox.using(queue_name="full").enqueue("", str(number)) for number in range(40)]
-outbox.enqueue("", "other")
-print(relay(backend), relay(backend))
-refused = TaskRow.objects.filter(id__in=[each.id for each in full]).exclude(refusal="")
-print(refused.count(), "full" in refused[0].refusal, refused[0].status)
-backend.client.set_queue("outbox.full", messages_max=None)
-refused.update(relay_at=now())
-print(relay(backend), refused.count())
-for queue in "outbox.full", "outbox.default":
-    backend.client.delete_queue(queue)
-"""
-    assert run(program, *project) == "2 0\n39 True READY\n39 0\n"
+    outbox, relay = project.jobs.write.using(backend="outbox"), project.working.relay
+    backend = outbox.get_backend()
+    backend.client.set_queue("outbox.full", messages_max=1)
+    backend.queues.add("full")
+    full = [outbox.using(queue_name="full").enqueue("", str(number)) for number in range(40)]
+    outbox.enqueue("", "other")
+    assert [relay(backend), relay(backend)] == [2, 0]
+    refused = project.rows.filter(id__in=[each.id for each in full]).exclude(refusal="")
+    assert (refused.count(), refused[0].status) == (39, "READY")
+    assert "full" in refused[0].refusal
+    backend.client.set_queue("outbox.full", messages_max=None)
+    refused.update(relay_at=project.working.now())
+    assert (relay(backend), refused.count()) == (39, 0)
+    for queue in "outbox.full", "outbox.default":
+        backend.client.delete_queue(queue)
 
 
-@pytest.mark.slow
-def test_what_others_publish_is_dead(project: tuple[ServerProcess, Path]) -> None:
-    """With the reason, and not taken again and again."""
-    server, path = project
-    odd = ("no json", "[]", '{"x": 1}', '{"run_after": 5, "arguments": [[], 1]}', "[" * 100_000)
-    run("add.enqueue(1, 2)", *project)
-    with worker(server, path), blocking.connect(server.url) as client:
-        for data in odd:
-            client.publish("tasks.default", data, confirm=True, mandatory=True)
-
-        def reasons() -> list[str]:
-            dead = [each for each in client.peek("dead") if each.data.decode() in odd]
-            return [str(each.dead_letter and each.dead_letter.why) for each in dead]
-
-        until(lambda: len(reasons()) == len(odd))
-        assert all(reason.startswith("this is no task") for reason in reasons())
-        client.purge("dead")
-
-
-def test_a_restart_of_the_broker_is_no_loss(project: tuple[ServerProcess, Path]) -> None:
-    server, path = project
-    file = path / "long"
-    task_id = run(f"print(waits.enqueue({str(file)!r}).id)", *project).strip()
-    look = f"result = waits.get_result({task_id!r})\n"
-    with worker(server, path, "--threads=5"):
+def test_a_restart_of_the_broker_is_no_loss(project: Project) -> None:
+    file = project.path / "long"
+    result = project.jobs.waits.enqueue(str(file))
+    with project.worker_here():
         for attempt in range(1, 5):
-            until(lambda: run(f"{look}print(result.attempts)", *project) == f"{attempt}\n")  # noqa: B023
-            server.stop()
-            server.start()
+            until(lambda: result.refresh() or result.attempts == attempt)  # noqa: B023
+            project.server.stop()
+            project.server.start()
         file.unlink()
-        assert run(f"{look}{FINISHED}print(result.status)", *project) == "SUCCESSFUL\n"
+        assert finished(result).status == "SUCCESSFUL"
 
 
 @pytest.mark.slow
-def test_a_dead_letter_that_is_redriven_runs_again(project: tuple[ServerProcess, Path]) -> None:
-    server, path = project
-    program = f"result = fails.using(queue_name='own').enqueue(){FINISHED}print(result.id)"
-    with worker(server, path, "--queue=own"):
-        task_id = run(program, *project).strip()
-        program = f"""
-client = add.get_backend().client
-letter, = client.peek("own.dead")
-print(letter.id, letter.dead_letter.why)
-print(client.redrive("own.dead"))
-result = fails.get_result({task_id!r})
-while result.attempts < 2:
-    result.refresh()
-{FINISHED}print(result.status, result.attempts, len(result.errors))
-"""
-        told = f"{task_id} ValueError: never\n1\nFAILED 2 1\n"
-        assert run(program, *project) == told
+def test_a_dead_letter_that_is_redriven_runs_again(project: Project) -> None:
+    with project.worker("--queue=own"):
+        result = finished(project.jobs.fails.using(queue_name="own").enqueue())
+        (letter,) = until(lambda: project.client.peek("own.dead"))
+        assert letter.dead_letter is not None
+        assert (letter.id, letter.dead_letter.why) == (result.id, "ValueError: never")
+        assert project.client.redrive("own.dead") == 1
+        until(lambda: result.refresh() or result.attempts == 2)
+        finished(result)
+    assert (result.status, result.attempts, len(result.errors)) == ("FAILED", 2, 1)
 
 
-def test_results_expire(project: tuple[ServerProcess, Path]) -> None:
-    program = """
-from datetime import timedelta
-from django.utils.timezone import now
-from mqks.django.models import TaskRow
-from mqks.django.worker import expire
-result = add.enqueue(1, 2)
-backend = result.task.get_backend()
-done = TaskRow.objects.filter(id=result.id)
-for days in 6, 8:
-    done.update(finished_at=now() - timedelta(days=days))
-    print(expire(backend), done.exists())
-print(expire(backend))
-"""
-    assert run(program, *project) == "0 True\n1 False\n0\n"
+def test_results_expire(project: Project) -> None:
+    result, expire = project.jobs.add.enqueue(1, 2), project.working.expire
+    done, backend = project.rows.filter(id=result.id), result.task.get_backend()
+    for days, gone in ((6, 0), (8, 1)):
+        done.update(finished_at=project.working.now() - timedelta(days=days))
+        assert (expire(backend), done.exists()) == (gone, not gone)
+    assert expire(backend) == 0
 
 
-def test_the_admin_shows_tasks(project: tuple[ServerProcess, Path]) -> None:
-    program = """
-from django.contrib.auth.models import User
-from django.test import Client
-from mqks.django.models import TaskRow
-User.objects.filter(username="ann").delete()
-client = Client()
-client.force_login(User.objects.create_superuser("ann"))
-result = fails.enqueue()
-TaskRow.objects.filter(id=result.id).update(status="FAILED", errors=[["E", "a trace"]])
-page = client.get("/admin/mqks/taskrow/?q=" + result.id)
-print(page.status_code, result.id in page.text, "Failed" in page.text)
-page = client.get(f"/admin/mqks/taskrow/{result.id}/change/")
-print(page.status_code, "a trace" in page.text)
-print(client.get("/admin/mqks/taskrow/add/").status_code)
-"""
-    program = program.replace("page.text", "page.content.decode()")
-    assert run(program, *project) == "200 True True\n200 True\n403\n"
-
-
-def test_an_app_that_is_not_installed_is_told(project: tuple[ServerProcess, Path]) -> None:
-    program = """
-from django.test import override_settings
-from mqks.django import MqksBackend
-with override_settings(INSTALLED_APPS=[]):
-    print([each.id for each in MqksBackend("default", {"OPTIONS": {}}).check()])
-"""
-    assert run(program, *project) == "['mqks.E001']\n"
+def test_the_admin_shows_tasks(project: Project) -> None:
+    users = importlib.import_module("django.contrib.auth.models").User.objects
+    client = Client()
+    client.force_login(users.create_superuser("ann"))
+    result = project.jobs.fails.enqueue()
+    project.rows.filter(id=result.id).update(status="FAILED", errors=[["E", "a trace"]])
+    for path, status, told in (
+        (f"?q={result.id}", 200, (result.id, "Failed")),
+        (f"{result.id}/change/", 200, ("a trace",)),
+        ("add/", 403, ()),
+    ):
+        page = client.get(f"/admin/mqks/taskrow/{path}")
+        assert page.status_code == status
+        assert all(each in page.content.decode() for each in told)
 
 
 @pytest.mark.slow
-def test_a_worker_relays_and_signals_and_ends_its_task(
-    project: tuple[ServerProcess, Path],
-) -> None:
-    server, path = project
-    program = """
-from mqks.django.seam import task_enqueued
-def told(task_result, **_):
-    print("enqueued", task_result.status)
-task_enqueued.connect(told)
-outbox = waits.using(backend="outbox")
-print(outbox.enqueue(%r).id)
-"""
-    file, signals = path / "waits", path / "signals"
+def test_a_worker_relays_and_signals_and_ends_its_task(project: Project) -> None:
+    file, signals, told = project.path / "waits", project.path / "signals", list[str]()
+    outbox = project.jobs.waits.using(backend="outbox")
+    waiting = project.rows.filter(relay_at__isnull=False)
     signals.unlink(missing_ok=True)  # Of other tests.
-    with worker(server, path, "--relay-only"):
-        told, task_id = run(program % str(file), *project).split("\n")[:2]
-        assert told == "enqueued READY"
-        look = f"{ROWS}print(TaskRow.objects.filter(relay_at__isnull=False))"
-        until(lambda: run(look, *project) == "<QuerySet []>\n")
+
+    def enqueued(task_result: Any, **_: Any) -> None:
+        told.append(task_result.status)
+
+    with project.worker("--relay-only"), signalled(project, task_enqueued=enqueued):
+        result = outbox.enqueue(str(file))
+        assert told == ["READY"]
+        until(lambda: not waiting.exists())
     assert not file.exists()
-    with worker(server, path, "--backend=outbox") as process:
+    with project.worker("--backend=outbox") as process:
         until(file.exists)
         process.terminate()
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
         file.unlink()
         assert process.wait(WAIT_S) == 0
-    look = f"print(add.get_backend().get_result({task_id!r}).return_value)"
-    assert run(look, *project) == "done\n"
-    with worker(server, path):  # Of another backend: it relays all the same.
-        run(program % str(file), *project)
-        look = f"{ROWS}print(TaskRow.objects.filter(relay_at__isnull=False))"
-        until(lambda: run(look, *project) == "<QuerySet []>\n")
-    run('add.get_backend().client.delete_queue("outbox.default")', *project)
+    assert finished(result).return_value == "done"
+    with project.worker():  # Of another backend: it relays all the same.
+        outbox.enqueue(str(file))
+        until(lambda: not waiting.exists())
+    project.client.delete_queue("outbox.default")
     assert signals.read_text() == "started RUNNING\nfinished SUCCESSFUL\n"
 
 
-def test_reload_is_for_one_process(project: tuple[ServerProcess, Path]) -> None:
-    command = [*WORKER, "--reload", "--processes=2"]
+@contextmanager
+def signalled(project: Project, **receivers: Any) -> Iterator[None]:
+    """Meanwhile these receive the signals of these names."""
+    seam = importlib.import_module("mqks.django.seam")
+    for name, receiver in receivers.items():
+        getattr(seam, name).connect(receiver)
+    try:
+        yield
+    finally:
+        for name, receiver in receivers.items():
+            getattr(seam, name).disconnect(receiver)
+
+
+def test_reload_is_for_one_process(project: Project) -> None:
+    command = [*DJANGO, "mqks_worker", "--reload", "--processes=2"]
     done = subprocess.run(
-        command, env=environment(*project), capture_output=True, timeout=WAIT_S, check=False
+        command,
+        env=environment(project.server, project.path),
+        capture_output=True,
+        timeout=WAIT_S,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (2, b"CommandError: --reload is for one process\n")
 
@@ -541,25 +532,25 @@ def database(kind: str, patch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-IN_PLACE = """
-import threading
+ODD_TASKS = """
+import json, threading
 from mqks.django.worker import Worker
-stop = threading.Event()
-thread = threading.Thread(target=Worker(add.get_backend(), "default", 4).run, args=(stop,))
+backend, stop = odd.get_backend(), threading.Event()
+results = {{kind: odd.enqueue({path!r}, kind) for kind in ODD}}
+work = Worker(backend, "default", 4).run
+thread = threading.Thread(target=work, args=(stop,), daemon=True)
 thread.start()
-try:
-{program}
-finally:
-    stop.set()
-    thread.join()
+for kind, result in results.items():
+    while not result.is_finished:
+        time.sleep(0.05)
+        result.refresh()
+    told = [each.traceback for each in result.errors]
+    print(json.dumps([kind, result.status, result.attempts, *told]))
+while any(backend.client.stats("queue", "tasks.default")[each] for each in ("ready", "unacked")):
+    time.sleep(0.01)
+stop.set()
+thread.join()
 """
-
-
-def in_place(program: str, server: ServerProcess, path: Path) -> str:
-    """What a program of the project prints that has a worker in itself."""
-    return run(IN_PLACE.format(program=indent(program, "    ")), server, path)
-
-
 REASONS = {
     "nan": "Out of range float values are not JSON compliant",
     "cyclic": "maximum recursion depth exceeded",
@@ -586,23 +577,8 @@ def test_what_the_database_cannot_store_fails(
     """After its retries, with what can be stored of the reason."""
     path, runs = tmp_path, tmp_path / "runs"
     with database(kind, monkeypatch), ServerProcess(path / "mqks.db") as server:
-        command = [sys.executable, "-m", "django", "migrate", "-v0"]
-        subprocess.run(command, env=environment(server, path), check=True, timeout=WAIT_S)
-        program = f"""
-results = {{kind: odd.enqueue({str(runs)!r}, kind) for kind in ODD}}
-import json
-import math
-for kind, result in results.items():
-{indent(FINISHED, "    ")}
-    told = [each.traceback for each in result.errors]
-    print(json.dumps([kind, result.status, result.attempts, *told]))
-def left():
-    queue = add.get_backend().client.stats("queue", "tasks.default")
-    return queue["ready"] + queue["scheduled"] + queue["unacked"]
-while left():
-    time.sleep(0.01)
-"""
-        lines = in_place(program, server, path).splitlines()
+        migrate(server, path)
+        lines = run(ODD_TASKS.format(path=str(runs)), server, path).splitlines()
     told = {each[0]: each[1:] for each in map(json.loads, lines)}
     if kind == "sqlite":  # It stores any text.
         for stored in "NUL", "surrogate":
@@ -615,150 +591,104 @@ while left():
         assert runs.read_text().splitlines().count(each) == 2
 
 
-def test_a_message_that_no_row_can_have_is_dead(project: tuple[ServerProcess, Path]) -> None:
-    """And one whose task cannot be imported has failed. Each is taken once."""
-    path = project[1]
-    (path / "broken.py").write_text("raise ValueError('this module')\n")
-    task = {"task_path": "broken.task", "arguments": [[], {}], "priority": 0, "run_after": None}
+def test_what_others_publish_is_dead(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what no row can have. A task that cannot be imported has failed. Each is taken once."""
+    (project.path / "broken.py").write_text("raise ValueError('this module')\n")
+    monkeypatch.syspath_prepend(project.path)
     at = "2026-11-28T00:00:00+00:00"
-    odd: list[dict[str, object]] = [
-        {"arguments": [[math.nan], {}]},
-        {"enqueued_at": "no time " * 100},
-        {},
+    task = {"task_path": "broken.task", "arguments": [[], {}], "priority": 0, "run_after": None}
+    task["enqueued_at"] = at
+    odd = [
+        (json.dumps(task), "ValueError: this module"),
+        (json.dumps({**task, "arguments": [[math.nan], {}]}), "this is no task: IntegrityError"),
+        (json.dumps({**task, "enqueued_at": "no time " * 100}), "this is no task: ValueError"),
+        ("no json", "this is no task: JSONDecodeError"),
+        ("[]", "this is no task: TypeError"),
+        ('{"x": 1}', "this is no task: KeyError"),
+        ('{"run_after": 5, "arguments": [[], 1]}', "this is no task: TypeError"),
+        ("[" * 100_000, "this is no task: ValueError"),
     ]
-    texts = [json.dumps({**task, "enqueued_at": at, **each}) for each in odd]
-    program = f"""
-import sys
-sys.path.insert(0, {str(path)!r})
-client = add.get_backend().client
-add.enqueue(1, 2)  # Makes the queue.
-for number, data in enumerate({texts!r}):
-    client.publish("tasks.default", data, id=f"odd{{number}}", confirm=True, mandatory=True)
-def odd():  # Tasks of other tests may still fail.
-    return [each for each in client.peek("dead") if each.id.startswith("odd")]
-while len(dead := odd()) < 3:
-    time.sleep(0.01)
-for each in sorted(dead, key=lambda each: each.id):
-    print(each.id, each.dead_letter.tries, each.dead_letter.why.partition("(")[0])
-from mqks.django.models import TaskRow
-for row in TaskRow.objects.filter(id__startswith="odd"):
-    print(row.id, row.status, len(row.errors))
-client.purge("dead")
-"""
-    assert in_place(program, *project).splitlines() == [
-        "odd0 1 this is no task: IntegrityError",
-        "odd1 1 this is no task: ValueError",
-        "odd2 1 ValueError: this module",
-        "odd2 FAILED 1",
-    ]
+    client = project.client
+
+    def dead() -> list[tuple[str, int, str]]:
+        """Tasks of other tests may still fail."""
+        found = [each for each in client.peek("dead") if each.id.startswith("odd")]
+        about = ((each.id, each.dead_letter) for each in found)
+        return sorted((id_, at.tries, (at.why or "").partition("(")[0]) for id_, at in about if at)
+
+    with project.worker_here():
+        project.jobs.add.enqueue(1, 2)  # Makes the queue.
+        for number, (data, _) in enumerate(odd):
+            client.publish("tasks.default", data, id=f"odd{number}", confirm=True, mandatory=True)
+        until(lambda: len(dead()) == len(odd))
+    assert dead() == [(f"odd{number}", 1, why) for number, (_, why) in enumerate(odd)]
+    (row,) = project.rows.filter(id__startswith="odd")
+    assert (row.id, row.status, len(row.errors)) == ("odd0", "FAILED", 1)
+    client.purge("dead")
 
 
-def test_a_receiver_of_signals_that_raises_changes_nothing(
-    project: tuple[ServerProcess, Path],
-) -> None:
-    program = f"""
-from mqks.django.seam import task_finished, task_started
-def told(**_):
-    raise ValueError("a receiver")
-task_started.connect(told)
-task_finished.connect(told)
-client = add.get_backend().client
-client.purge("dead")  # Of other tests.
-for result in add.enqueue(1, 2), fails.enqueue():
-{indent(FINISHED, "    ")}
-    print(result.status, result.attempts)
-while not (dead := client.peek("dead")):
-    time.sleep(0.01)
-print(len(dead), dead[0].dead_letter.tries, client.purge("dead"))
-"""
-    assert in_place(program, *project) == "SUCCESSFUL 1\nFAILED 1\n1 1 1\n"
+def test_a_receiver_of_signals_that_raises_changes_nothing(project: Project) -> None:
+    def told(**_: Any) -> None:
+        raise ValueError("a receiver")
+
+    project.client.purge("dead")  # Of other tests.
+    with signalled(project, task_started=told, task_finished=told), project.worker_here():
+        for task, arguments, status in (
+            (project.jobs.add, (1, 2), "SUCCESSFUL"),
+            (project.jobs.fails, (), "FAILED"),
+        ):
+            result = finished(task.enqueue(*arguments))
+            assert (result.status, result.attempts) == (status, 1)
+        (dead,) = until(lambda: project.client.peek("dead"))
+    assert dead.dead_letter is not None
+    assert (dead.dead_letter.tries, project.client.purge("dead")) == (1, 1)
 
 
-def test_a_database_that_is_away_is_waited_for(project: tuple[ServerProcess, Path]) -> None:
+def test_a_database_that_is_away_is_waited_for(project: Project) -> None:
     """A task whose end it did not store runs again, and has not failed; so does one whose row is
     gone."""
-    file = project[1] / "waits"
-    program = f"""
-from pathlib import Path
-from django.db import connection
-from mqks.django.models import TaskRow
-file = Path({str(file)!r})
-client = add.get_backend().client
+    file = project.path / "waits"
 
-def begun():
-    while not file.exists():
-        time.sleep(0.01)
+    def rename(old: str, new: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"alter table {old} rename to {new}")
 
-def rename(old, new):
-    with connection.cursor() as cursor:
-        cursor.execute(f"alter table {{old}} rename to {{new}}")
-
-result = waits.enqueue(str(file))
-begun()
-rename("mqks_taskrow", "away")
-file.unlink()
-while not client.stats("queue", "tasks.default")["scheduled"]:
-    time.sleep(0.01)
-rename("away", "mqks_taskrow")
-begun()
-TaskRow.objects.filter(id=result.id).delete()
-file.unlink()
-while not TaskRow.objects.filter(id=result.id):
-    time.sleep(0.01)
-{FINISHED}
-print(result.status, result.return_value, len(result.errors))
-"""
-    assert in_place(program, *project) == "SUCCESSFUL done 0\n"
+    with project.worker_here():
+        result = project.jobs.waits.enqueue(str(file))
+        until(file.exists)
+        rename("mqks_taskrow", "away")
+        file.unlink()
+        until(lambda: project.client.stats("queue", "tasks.default")["scheduled"])
+        rename("away", "mqks_taskrow")
+        until(file.exists)
+        project.rows.filter(id=result.id).delete()
+        file.unlink()
+        until(lambda: project.rows.filter(id=result.id))
+        finished(result)
+    assert (result.status, result.return_value, result.errors) == ("SUCCESSFUL", "done", [])
 
 
-def test_wrong_limits_are_told_at_once(project: tuple[ServerProcess, Path]) -> None:
-    program = """
-from mqks.django import limits
-for wrong in {"retries": -1}, {"backoff": "long"}:
-    try:
-        limits(**wrong)
-    except ValueError as error:
-        print(error)
-try:
-    add.enqueue(1, float("nan"))
-except ValueError as error:
-    print(str(error).partition(":")[0])  # Newer Pythons name the value.
-"""
-    assert run(program, *project).splitlines() == [
-        "retries: '-1' is not a whole number from 0 to 1000000000",
-        "backoff: 'long' is not a number of seconds from 0 to 1e+09",
-        "Out of range float values are not JSON compliant",
-    ]
-
-
-def test_dead_tasks_have_failed_beside_dead_letters_of_others(
-    project: tuple[ServerProcess, Path],
-) -> None:
-    program = r"""
-from mqks.django.worker import bury
-backend = add.get_backend()
-client = backend.client
-client.subscribe("dead", ["dead"])
-for odd in "\udcff", "a\0b":
-    client.publish("dead", "x", id=odd, confirm=True)
-result = add.using(queue_name="own").enqueue(1, 2)
-client.set_queue("tasks.own", dead_letter_queue="dead")
-with client.consume("tasks.own") as consumer:
-    next(consumer).reject(dead=True, reason="for a test")
-while not [each for each in client.peek("dead") if each.id == result.id]:
-    time.sleep(0.01)
-bury(backend, {})
-result.refresh()
-print(result.status, result.errors[0].traceback.partition(": ")[2])
-client.delete_queue("tasks.own")
-client.purge("dead")
-"""
-    told = "FAILED the broker has given it up: dead after 1 deliveries: for a test\n\n"
-    assert run(program, *project) == told
+def test_dead_tasks_have_failed_beside_dead_letters_of_others(project: Project) -> None:
+    client, task = project.client, project.jobs.add.using(queue_name="own")
+    client.subscribe("dead", ["dead"])
+    for odd in "\udcff", "a\0b":
+        client.publish("dead", "x", id=odd, confirm=True)
+    result = task.enqueue(1, 2)
+    client.set_queue("tasks.own", dead_letter_queue="dead")
+    with client.consume("tasks.own") as consumer:
+        next(consumer).reject(dead=True, reason="for a test")
+    until(lambda: [each for each in client.peek("dead") if each.id == result.id])
+    project.working.bury(task.get_backend(), {})
+    result.refresh()
+    why = "the broker has given it up: dead after 1 deliveries: for a test\n"
+    assert result.status == "FAILED"
+    assert result.errors[0].traceback.partition(": ")[2] == why
+    client.delete_queue("tasks.own")
+    client.purge("dead")
 
 
 @pytest.mark.slow
-def test_an_interrupted_enqueue_is_whole_or_absent(project: tuple[ServerProcess, Path]) -> None:
+def test_an_interrupted_enqueue_is_whole_or_absent(project: Project) -> None:
     """Whatever an exception of a signal handler breaks off."""
     program = """
 import json, signal
@@ -791,4 +721,4 @@ ids = {each for each, _ in found}
 print(len(ids) == len(found), all(whole for _, whole in found), kept <= ids, len(ids) <= 62)
 client.purge("tasks.own")
 """
-    assert run(program, *project) == "True True True True\n"
+    assert run(program, project.server, project.path) == "True True True True\n"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 import mqks
-from mqks import Options
 from mqks.testing import Broker
+from tests.client.waiting import until
 from tests.kit.proxy import Proxy
 from tests.kit.waiting import WAIT_S
 
@@ -29,16 +28,14 @@ MIB = 1024 * 1024
 DEAD: Any = {"dead_letter_queue": "dead"}
 
 
-async def until(look: Callable[[], Any]) -> Any:
-    """What was first true; of what can be awaited, its value."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            found = look()
-            if asyncio.iscoroutine(found):
-                found = await found
-            if found:
-                return found
-            await asyncio.sleep(0.01)
+@asynccontextmanager
+async def started(broker: MqksBroker) -> AsyncIterator[mqks.AsyncClient]:
+    """Its client. There is a queue for dead letters."""
+    async with broker:
+        client = await broker.lazy.get()
+        await client.set_queue("dead")
+        await broker.start()
+        yield client
 
 
 async def counts(broker: MqksBroker, queue: str = "q") -> tuple[int, int, int]:
@@ -48,10 +45,7 @@ async def counts(broker: MqksBroker, queue: str = "q") -> tuple[int, int, int]:
 
 
 async def settles(broker: MqksBroker, *expected: int) -> None:
-    async def is_so() -> bool:
-        return await counts(broker) == expected
-
-    await until(is_so)
+    await until(lambda: counts(broker), expected)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +72,7 @@ async def test_ack_policies(
         if body == "fail":
             raise ValueError("no such customer")
 
-    async with broker:
-        client = await broker.lazy.get()
-        await client.set_queue("dead")
-        await broker.start()
+    async with started(broker) as client:
         await broker.publish("fail", "q")
         await until(lambda: ran)
         await settles(broker, *expected)
@@ -112,10 +103,7 @@ async def test_settled_by_hand(mqks_broker: Broker, by: str) -> None:
         await getattr(message, body)(**how.get(body, {}))
         await message.ack()  # Only the first one counts.
 
-    async with broker:
-        await broker.start()
-        client = await broker.lazy.get()
-        await client.set_queue("dead")
+    async with started(broker) as client:
         for body in raised:
             await broker.publish(body, "q")
         await settles(broker, 0, 0, 1)
@@ -134,10 +122,7 @@ async def test_the_policy_of_the_queue_has_the_last_word(mqks_broker: Broker) ->
         tries.append(message.raw_message.retry)
         raise ValueError(body)
 
-    async with broker:
-        client = await broker.lazy.get()
-        await client.set_queue("dead")
-        await broker.start()
+    async with started(broker) as client:
         await broker.publish("no", "q")
         (letter,) = await until(lambda: client.peek("dead"))
         assert tries == [0, 1, 2]
@@ -156,11 +141,10 @@ async def test_handlers_have_no_more_than_their_workers(mqks_broker: Broker) -> 
         await goes_on.wait()
         running -= 1
 
-    async with broker:
-        await broker.start()
+    async with started(broker):
         await asyncio.gather(*(broker.publish(number, "q") for number in range(10)))
         await settles(broker, 7, 3, 0)
-        await until(lambda: asyncio.sleep(0, most == 3))
+        await until(lambda: most == 3)
         goes_on.set()
         await settles(broker, 0, 0, 0)
     assert most == 3
@@ -178,8 +162,7 @@ async def test_a_cancellation_in_a_handler_is_a_failure(mqks_broker: Broker) -> 
             await future
         ran.append(body)
 
-    async with broker:
-        await broker.start()
+    async with started(broker):
         for body in ("cancelled", "next"):
             await broker.publish(body, "q")
         await until(lambda: ran)
@@ -199,18 +182,17 @@ async def test_a_stop_gives_back_what_no_handler_has(mqks_broker: Broker) -> Non
         ran.append(body)
 
     async with mqks.connect(mqks_broker.url) as client:
-        async with broker:
-            await broker.start()
+        async with started(broker):
             await asyncio.gather(*(broker.publish(number, "q") for number in range(8)))
             await begun.wait()
             await settles(broker, 3, 5, 0)
             stopping = asyncio.create_task(broker.stop())
 
-            async def is_given_back() -> bool:
+            async def held() -> tuple[int, int]:
                 told = await client.stats("queue", "q")
-                return bool((told["ready"], told["unacked"]) == (7, 1))
+                return told["ready"], told["unacked"]
 
-            await until(is_given_back)
+            await until(held, (7, 1))
             goes_on.set()
             await stopping
         left = await client.peek("q")
@@ -227,8 +209,7 @@ async def test_a_stop_does_not_wait_for_ever(mqks_broker: Broker) -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    async with broker:
-        await broker.start()
+    async with started(broker):
         await broker.publish(1, "q")
         await begun.wait()
     async with mqks.connect(mqks_broker.url) as client:
@@ -269,8 +250,7 @@ async def test_a_lost_connection(mqks_broker: Broker, proxy: Proxy) -> None:
         if len(tries) == 1:
             await goes_on.wait()
 
-    async with broker:
-        await broker.start()
+    async with started(broker):
         await broker.publish("a", "q")
         await until(lambda: tries)
         proxy.cut()
@@ -332,7 +312,10 @@ async def test_what_the_server_keeps(mqks_broker: Broker) -> None:
         await broker.connect()
         client = await broker.lazy.get()
         await client.subscribe("q", ["q"])
-        await broker.publish("late", "q", delay_s=3600)
+        more: Any = {"key": "k", "ttl_s": 3600, "mandatory": True, "headers": {"a": "ä"}}
+        await broker.publish("late", "q", delay_s=3600, reply_to="replies", **more)
+        (late,) = await client.peek("q", scheduled=True)
+        assert (late.key, late.meta["a"], late.meta["reply-to"]) == ("k", "ä", "replies")
         for priority in (-1, 5, 0):
             await broker.publish(str(priority), "q", priority=priority)
         for _ in range(2):
@@ -346,25 +329,6 @@ async def test_what_the_server_keeps(mqks_broker: Broker) -> None:
         await broker.start()
         await until(lambda: len(ran) == 4)
         assert ran == ["5", "0", "-1", "once"]
-
-
-async def test_requests_of_nobody_and_at_the_same_time(mqks_broker: Broker) -> None:
-    broker = MqksBroker(mqks_broker.url)
-
-    @broker.subscriber("q", max_workers=100)
-    async def handle(body: int) -> int:
-        return -body
-
-    async with broker:
-        await broker.start()
-        with pytest.raises(mqks.RequestFailed, match="no queue is bound"):
-            await broker.request(1, "nobody")
-        replies = await asyncio.gather(*(broker.request(number, "q") for number in range(100)))
-        assert [await each.decode() for each in replies] == [-number for number in range(100)]
-        asked = (broker.request(1, "q", correlation_id="c") for _ in range(2))
-        first, second = await asyncio.gather(*asked, return_exceptions=True)
-        assert not isinstance(first, BaseException)
-        assert isinstance(second, mqks.InvalidRequest)
 
 
 async def test_a_first_start_loses_nothing(mqks_broker: Broker) -> None:
@@ -383,8 +347,7 @@ async def test_a_first_start_loses_nothing(mqks_broker: Broker) -> None:
     async with mqks.connect(mqks_broker.url) as client:
         await client.subscribe("q0", ["e0"])
         await client.publish("e0", 0, confirm=True)
-    async with broker:
-        await broker.start()
+    async with started(broker):
         await until(lambda: len(got) == 8)
     assert got == [*range(8)]
 
@@ -416,14 +379,28 @@ async def test_other_clients(mqks_broker: Broker) -> None:
         await service
 
 
-def test_mqks_does_not_import_it() -> None:
-    told = "import sys, mqks, mqks.blocking; assert 'faststream' not in sys.modules"
-    subprocess.run([sys.executable, "-c", told], check=True)
+async def test_requests_of_nobody_and_at_the_same_time(mqks_broker: Broker) -> None:
+    broker = MqksBroker(mqks_broker.url)
+
+    @broker.subscriber("q", max_workers=100)
+    async def handle(body: int) -> int:
+        return -body
+
+    async with broker:
+        await broker.start()
+        with pytest.raises(mqks.RequestFailed, match="no queue is bound"):
+            await broker.request(1, "nobody")
+        replies = await asyncio.gather(*(broker.request(number, "q") for number in range(100)))
+        assert [await each.decode() for each in replies] == [-number for number in range(100)]
+        asked = (broker.request(1, "q", correlation_id="c") for _ in range(2))
+        first, second = await asyncio.gather(*asked, return_exceptions=True)
+        assert not isinstance(first, BaseException)
+        assert isinstance(second, mqks.InvalidRequest)
 
 
 @pytest.mark.slow
 async def test_a_burst_with_every_option(mqks_broker: Broker) -> None:
-    patient, ran = Options(timeout_s=10 * WAIT_S), list[int]()
+    patient, ran = mqks.Options(timeout_s=10 * WAIT_S), list[int]()
     broker = MqksBroker(mqks_broker.url, options=patient, logger=None)
     options: Any = {
         "priority": 3,

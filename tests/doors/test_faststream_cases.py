@@ -92,6 +92,21 @@ class Case:
         async with asyncio.timeout(WAIT_S):
             return await self.got.get()
 
+    def gets(self, broker: MqksBroker, queue: str) -> None:
+        """What its handler gets is `next`."""
+
+        @broker.subscriber(queue)
+        async def handle(body: Any) -> None:
+            self.got.put_nowait(body)
+
+    async def answer(self, handle: Any, sent: Any, headers: Any = None, **options: Any) -> Any:
+        """What this handler, of a broker with these options, answers."""
+        broker = self.broker(**options)
+        broker.subscriber(self.queue)(handle)
+        async with self.running(broker):
+            reply = await broker.request(sent, self.queue, headers=headers, timeout=WAIT_S)
+            return await reply.decode()
+
 
 @pytest.fixture(params=["server", "memory"])
 def case(request: pytest.FixtureRequest, server: Broker) -> Case:
@@ -163,28 +178,17 @@ async def test_consume_with_filter(case: Case) -> None:
 
 
 async def test_consume_validate_false(case: Case) -> None:
-    broker = case.broker(apply_types=False)
+    async def handle(body: Order) -> Any:
+        return body
 
-    @broker.subscriber(case.queue)
-    async def handle(body: Order) -> None:
-        case.got.put_nowait(body)
-
-    async with case.running(broker):
-        await broker.publish({"no": 1}, case.queue)
-        assert await case.next() == {"no": 1}
+    assert await case.answer(handle, {"no": "1"}, apply_types=False) == {"no": "1"}
 
 
 async def test_a_sync_handler(case: Case) -> None:
-    broker = case.broker()
+    def handle(body: Order) -> int:
+        return body.no
 
-    @broker.subscriber(case.queue)
-    def handle(body: Order) -> None:
-        loop.call_soon_threadsafe(case.got.put_nowait, body.no)
-
-    async with case.running(broker):
-        loop = asyncio.get_running_loop()
-        await broker.publish({"no": 5}, case.queue)
-        assert await case.next() == 5
+    assert await case.answer(handle, {"no": 5}) == 5
 
 
 async def test_dynamic_sub(case: Case) -> None:
@@ -259,35 +263,22 @@ SERIALIZED: list[tuple[Any, Any, Any]] = [
 """What is sent, what a handler declares, and what it gets."""
 
 
-async def test_serialize(case: Case) -> None:
-    broker = case.broker()
+@pytest.mark.parametrize(("sent", "of", "expected"), SERIALIZED, ids=repr)
+async def test_serialize(case: Case, sent: Any, of: Any, expected: Any) -> None:
+    async def handle(body: Any) -> None:
+        case.got.put_nowait(body)
 
-    def handled(number: int, of: Any) -> None:
-        async def handle(body: Any) -> None:
-            case.got.put_nowait(body)
-
-        handle.__annotations__["body"] = of
-        broker.subscriber(f"{case.queue}.{number}")(handle)
-
-    for number, (_, of, _) in enumerate(SERIALIZED):
-        handled(number, of)
-    async with case.running(broker):
-        for number, (sent, _, expected) in enumerate(SERIALIZED):
-            await broker.publish(sent, f"{case.queue}.{number}")
-            assert await case.next() == expected
+    handle.__annotations__["body"] = of
+    await case.answer(handle, sent)
+    assert await case.next() == expected
 
 
-async def test_unwrap(case: Case) -> None:
-    broker = case.broker()
+@pytest.mark.parametrize("sent", [{"a": 1, "b": 2}, [1, 2]])
+async def test_unwrap(case: Case, sent: Any) -> None:
+    async def handle(a: int, b: int) -> Any:
+        return f"{a} {b}"
 
-    @broker.subscriber(case.queue)
-    async def handle(a: int, b: int) -> None:
-        case.got.put_nowait((a, b))
-
-    async with case.running(broker):
-        await broker.publish({"a": 1, "b": 2}, case.queue)
-        await broker.publish([3, 4], case.queue)
-        assert [await case.next(), await case.next()] == [(1, 2), (3, 4)]
+    assert await case.answer(handle, sent) == "1 2"
 
 
 async def test_publishers(case: Case) -> None:
@@ -349,11 +340,7 @@ async def test_reply_to(case: Case) -> None:
 
 async def test_publisher_after_start(case: Case) -> None:
     broker = case.broker()
-
-    @broker.subscriber(case.queue)
-    async def handle(body: str) -> None:
-        case.got.put_nowait(body)
-
+    case.gets(broker, case.queue)
     async with case.running(broker):
         await broker.publisher(case.queue).publish("hello")
         assert await case.next() == "hello"
@@ -443,16 +430,11 @@ async def test_request_respects_middlewares_and_parsers(case: Case) -> None:
         parsed.body = parsed.body + b"?"
         return parsed
 
-    broker = case.broker(middlewares=[Marks], parser=parser)
-
-    @broker.subscriber(case.queue)
     async def handle(body: str) -> str:
         return body
 
-    async with case.running(broker):
-        reply = await broker.request("a", case.queue, timeout=WAIT_S)
-        assert await reply.decode() == "a?!?!"
-        assert len(seen) == 2
+    assert await case.answer(handle, "a", middlewares=[Marks], parser=parser) == "a?!?!"
+    assert len(seen) == 2
 
 
 # -- routers
@@ -565,21 +547,11 @@ async def test_middlewares(case: Case) -> None:
 
 
 async def test_exception_middleware(case: Case) -> None:
-    catching = ExceptionMiddleware(publish_handlers={ValueError: lambda error: "caught"})
-    broker = case.broker(middlewares=[catching])
-
-    @broker.subscriber(case.queue)
-    @broker.publisher(f"{case.queue}.out")
     async def handle(body: str) -> str:
         raise ValueError(body)
 
-    @broker.subscriber(f"{case.queue}.out")
-    async def out(body: str) -> None:
-        case.got.put_nowait(body)
-
-    async with case.running(broker):
-        await broker.publish("a", case.queue)
-        assert await case.next() == "caught"
+    catching = ExceptionMiddleware(publish_handlers={ValueError: lambda error: "caught"})
+    assert await case.answer(handle, "a", middlewares=[catching]) == "caught"
 
 
 async def test_decoders_and_codecs(case: Case) -> None:
@@ -592,29 +564,24 @@ async def test_decoders_and_codecs(case: Case) -> None:
 
     broker = case.broker()
 
-    @broker.subscriber(case.queue, decoder=lambda message: message.body.hex())
-    async def handle(body: str) -> None:
-        case.got.put_nowait(body)
+    @broker.subscriber(f"{case.queue}.1", decoder=lambda message: message.body.hex())
+    async def handle(body: str) -> str:
+        return body
 
     @broker.subscriber(f"{case.queue}.2", parser=parse_headers)
-    async def parsed(body: str, message: MqksMessageContext) -> None:
-        case.got.put_nowait(message.headers)
+    async def parsed(body: str, message: MqksMessageContext) -> Any:
+        return message.headers["parsed"]
 
     async with case.running(broker):
-        await broker.publish("ab", case.queue)
-        assert await case.next() == "6162"
-        await broker.publish("ab", f"{case.queue}.2")
-        assert await case.next() == {"parsed": "1"}
-    coded = case.broker(codec=Reversed())
+        for number, expected in ((1, "6162"), (2, "1")):
+            reply = await broker.request("ab", f"{case.queue}.{number}", timeout=WAIT_S)
+            assert str(await reply.decode()) == expected
 
-    @coded.subscriber(f"{case.queue}.3")
     async def echo(body: str, message: MqksMessageContext) -> str:
         assert (message.body, message.content_type) == (b"cba", "text/reversed")
         return body
 
-    async with case.running(coded):
-        reply = await coded.request("abc", f"{case.queue}.3", timeout=WAIT_S)
-        assert await reply.decode() == "abc"
+    assert await case.answer(echo, "abc", codec=Reversed()) == "abc"
 
 
 # -- test broker

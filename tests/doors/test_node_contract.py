@@ -1,4 +1,6 @@
-"""What the clients for Python promise, promised by the client for Node.js: the same tests."""
+"""What the clients for Python promise, promised by the client for Node.js: the same tests. Its own
+tests, in `mqks.test.js`, take less time: `make test` has those.
+"""
 
 import inspect
 import shutil
@@ -16,6 +18,7 @@ from tests.kit.node_skin import Driver, NodeClient
 __all__ = ["authority", "client", "consumer", "refusing", "tls_proxy"]
 pytestmark = [
     pytest.mark.anyio,
+    pytest.mark.slow,
     pytest.mark.skipif(shutil.which("node") is None, reason="there is no node on this machine"),
 ]
 NOT_HERE = {

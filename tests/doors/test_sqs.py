@@ -34,6 +34,8 @@ from mqks.errors import ConfigurationError  # noqa: E402
 from mqks.settings import load  # noqa: E402
 from mqks.users import User  # noqa: E402
 from tests.kit.clock_library import Clock  # noqa: E402
+from tests.kit.one_broker import cleared  # noqa: E402
+from tests.kit.served_to import served_to  # noqa: E402
 from tests.kit.server_process import ServerProcess  # noqa: E402
 from tests.kit.waiting import WAIT_S, until  # noqa: E402
 
@@ -65,10 +67,16 @@ def connected(server: ServerProcess, key: str = "any", secret: str = "any", **mo
     )
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path / "mqks.db", "--sqs-port", "0") as running:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    db = tmp_path_factory.mktemp("sqs") / "mqks.db"
+    with ServerProcess(db, "--sqs-port", "0", "--api-port", "0") as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def _begins_without_queues(server: ServerProcess) -> None:
+    cleared(server.url)
 
 
 @pytest.fixture
@@ -243,17 +251,7 @@ def test_a_long_poll_ends_with_the_first_message(sqs: Sqs) -> None:
     assert sorted(bodies) == [*"01234567"]
 
 
-def test_who_goes_while_waiting_takes_nothing_away(server: ServerProcess, sqs: Sqs) -> None:
-    url = new(sqs, VisibilityTimeout="43200")
-    hasty = connected(server, read_timeout=0.5)
-    with pytest.raises(BotoCoreError):
-        received(hasty, url, WaitTimeSeconds=20)
-    sqs.send_message(QueueUrl=url, MessageBody="x")
-    assert until(lambda: received(sqs, url))[0]["Body"] == "x"
-
-
-def test_maximum_receives_and_a_move_task(tmp_path: Path, server: ServerProcess) -> None:
-    sqs = connected(server)
+def test_maximum_receives_and_a_move_task(server: ServerProcess, sqs: Sqs) -> None:
     dead = new(sqs, "dead")
     arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]
     redrive = {"deadLetterTargetArn": arn["QueueArn"], "maxReceiveCount": "2"}
@@ -272,19 +270,19 @@ def test_maximum_receives_and_a_move_task(tmp_path: Path, server: ServerProcess)
     start(**slow)
     assert refusal(lambda: start(**slow))[0] == "InvalidParameterValue"
     server.kill()
-    with ServerProcess(tmp_path / "mqks.db", "--sqs-port", "0") as again:
-        sqs = connected(again)
-        start, tasks = sqs.start_message_move_task, sqs.list_message_move_tasks
-        [task] = tasks(SourceArn=arn["QueueArn"])["Results"]
-        assert (task["Status"], "TaskHandle" in task) == ("FAILED", False)
-        sqs.cancel_message_move_task(TaskHandle=start(**slow)["TaskHandle"])
-        status = "CANCELLED"
-        until(lambda: tasks(SourceArn=arn["QueueArn"])["Results"][0]["Status"] == status)
-        start(SourceArn=arn["QueueArn"])
-        status = "COMPLETED"
-        until(lambda: tasks(SourceArn=arn["QueueArn"])["Results"][0]["Status"] == status)
-        assert (counts(sqs, url)[0], counts(sqs, dead)[0]) == (20, 0)
-        assert len(tasks(SourceArn=arn["QueueArn"], MaxResults=10)["Results"]) == 2
+    server.start()
+    sqs = connected(server)
+    start, tasks = sqs.start_message_move_task, sqs.list_message_move_tasks
+    [task] = tasks(SourceArn=arn["QueueArn"])["Results"]
+    assert (task["Status"], "TaskHandle" in task) == ("FAILED", False)
+    sqs.cancel_message_move_task(TaskHandle=start(**slow)["TaskHandle"])
+    status = "CANCELLED"
+    until(lambda: tasks(SourceArn=arn["QueueArn"])["Results"][0]["Status"] == status)
+    start(SourceArn=arn["QueueArn"])
+    status = "COMPLETED"
+    until(lambda: tasks(SourceArn=arn["QueueArn"])["Results"][0]["Status"] == status)
+    assert (counts(sqs, url)[0], counts(sqs, dead)[0]) == (20, 0)
+    assert len(tasks(SourceArn=arn["QueueArn"], MaxResults=10)["Results"]) == 2
 
 
 def test_a_queue_is_purged_once_a_minute(sqs: Sqs, client: BlockingClient) -> None:
@@ -328,8 +326,7 @@ def test_groups_are_in_order(sqs: Sqs) -> None:
         assert told["SequenceNumber"] == numbers[number]
 
 
-def test_duplicates_are_dropped_over_a_restart(tmp_path: Path, server: ServerProcess) -> None:
-    sqs = connected(server)
+def test_duplicates_are_dropped_over_a_restart(server: ServerProcess, sqs: Sqs) -> None:
     url = new(sqs, "q.fifo")
     message = {"MessageGroupId": "g", "MessageDeduplicationId": "d"}
     with ThreadPoolExecutor(8) as pool:
@@ -340,15 +337,15 @@ def test_duplicates_are_dropped_over_a_restart(tmp_path: Path, server: ServerPro
         told = [each.result() for each in sent]
     assert len({(each["MessageId"], each["SequenceNumber"]) for each in told}) == 1
     server.kill()
-    with ServerProcess(tmp_path / "mqks.db", "--sqs-port", "0") as again:
-        sqs = connected(again)
-        url = sqs.get_queue_url(QueueName="q.fifo")["QueueUrl"]
-        repeated = sqs.send_message(QueueUrl=url, MessageBody="y", **message)
-        assert repeated["MessageId"] == told[0]["MessageId"]
-        assert counts(sqs, url)[0] == 1
-        message["MessageDeduplicationId"] = "other"
-        sqs.send_message(QueueUrl=url, MessageBody="z", **message)
-        assert [each["Body"] for each in received(sqs, url)] == ["x", "z"]
+    server.start()
+    sqs = connected(server)
+    url = sqs.get_queue_url(QueueName="q.fifo")["QueueUrl"]
+    repeated = sqs.send_message(QueueUrl=url, MessageBody="y", **message)
+    assert repeated["MessageId"] == told[0]["MessageId"]
+    assert counts(sqs, url)[0] == 1
+    message["MessageDeduplicationId"] = "other"
+    sqs.send_message(QueueUrl=url, MessageBody="z", **message)
+    assert [each["Body"] for each in received(sqs, url)] == ["x", "z"]
 
 
 def test_groups_of_a_standard_queue_take_turns(sqs: Sqs) -> None:
@@ -542,6 +539,7 @@ def test_policies_are_kept_if_they_only_allow(server: ServerProcess, sqs: Sqs) -
     get = partial(sqs.get_queue_attributes, QueueUrl=url, AttributeNames=names)
     [statement] = json.loads(get()["Attributes"]["Policy"])["Statement"]
     assert (statement["Sid"], statement["Effect"]) == ("x", "Allow")
+    assert json.loads(get()["Attributes"]["Policy"])["Version"] == "2008-10-17"
     for policy, code in (
         ('{"Statement": {"Effect": "Deny"}}', "AWS.SimpleQueueService.UnsupportedOperation"),
         ('{"Statement": ["Allow"]}', "InvalidAttributeValue"),
@@ -554,15 +552,12 @@ def test_policies_are_kept_if_they_only_allow(server: ServerProcess, sqs: Sqs) -
 
 
 def test_requests_are_signed(tmp_path: Path) -> None:
-    path = tmp_path / "users"
-    everything = ["**"]
+    path, everything = tmp_path / "users", ["**"]
     shop = User("shop", publish=["orders*"], consume=["orders*"], sqs="SHOP:secret", queues_max=1)
     boss = User("boss", publish=everything, consume=everything, admin=True, sqs="BOSS:hidden")
-    users_file.write(path, [shop, boss])
-    assert path.stat().st_mode & 0o777 == 0o600
-    with ServerProcess(
-        tmp_path / "mqks.db", "--sqs-port", "0", "--users", str(path), "--log-level", "debug"
-    ) as server:
+    flags = "--sqs-port", "0", "--log-level", "debug"
+    with served_to(tmp_path, shop, boss, flags=flags) as server:
+        assert path.stat().st_mode & 0o777 == 0o600
         shopping, ruling = connected(server, "SHOP", "secret"), connected(server, "BOSS", "hidden")
         url, other = new(shopping, "orders"), new(ruling, "other")
         odd = "a=1&b c/ü~"
@@ -603,21 +598,20 @@ def test_beyond_loopback_it_needs_users() -> None:
 # ------------------------------------------------------------------------------------------- kills
 
 
-def test_handles_outlive_a_kill(tmp_path: Path, server: ServerProcess) -> None:
-    sqs = connected(server)
+def test_handles_outlive_a_kill(server: ServerProcess, sqs: Sqs) -> None:
     url = new(sqs)
     for body in "ab":
         sqs.send_message(QueueUrl=url, MessageBody=body)
     leased = received(sqs, url, VisibilityTimeout=600)
     server.kill()
-    with ServerProcess(tmp_path / "mqks.db", "--sqs-port", "0") as again:
-        sqs = connected(again)
-        url = sqs.get_queue_url(QueueName="q")["QueueUrl"]
-        assert (received(sqs, url), counts(sqs, url)) == ([], [0, 0, 2])
-        sqs.delete_message(QueueUrl=url, ReceiptHandle=leased[0]["ReceiptHandle"])
-        handle = leased[1]["ReceiptHandle"]
-        sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=0)
-        assert [each["Body"] for each in received(sqs, url)] == ["b"]
+    server.start()
+    sqs = connected(server)
+    url = sqs.get_queue_url(QueueName="q")["QueueUrl"]
+    assert (received(sqs, url), counts(sqs, url)) == ([], [0, 0, 2])
+    sqs.delete_message(QueueUrl=url, ReceiptHandle=leased[0]["ReceiptHandle"])
+    handle = leased[1]["ReceiptHandle"]
+    sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=0)
+    assert [each["Body"] for each in received(sqs, url)] == ["b"]
 
 
 @pytest.mark.slow
@@ -724,6 +718,7 @@ GO = {"GO111MODULE": "off", "GOPATH": "/usr/share/gocode"}
 """Debian's packages golang-go and golang-github-aws-aws-sdk-go-v2-dev."""
 
 
+@pytest.mark.slow
 def test_the_examples(server: ServerProcess) -> None:
     examples = Path(__file__).parents[2] / "examples/sqs"
     environ = {**os.environ, "AWS_ENDPOINT_URL_SQS": base_of(server), **GO}

@@ -21,12 +21,21 @@ from botocore.auth import SigV4Auth, SigV4QueryAuth  # noqa: E402
 from botocore.awsrequest import AWSRequest  # noqa: E402
 from botocore.credentials import Credentials  # noqa: E402
 
-from mqks import users_file  # noqa: E402
 from mqks.users import User  # noqa: E402
-from tests.doors.test_sqs import base_of, connected, counts, new, received, refusal  # noqa: E402
+from tests.doors.test_sqs import (  # noqa: E402
+    base_of,
+    connected,
+    counts,
+    new,
+    received,
+    refusal,
+    server,
+)
+from tests.kit.served_to import served_to  # noqa: E402
 from tests.kit.server_process import ServerProcess  # noqa: E402
 from tests.kit.waiting import WAIT_S, until  # noqa: E402
 
+__all__ = ["server"]
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 MIB = 1024 * 1024
 Sqs = Any
@@ -35,13 +44,6 @@ Answer = tuple[str, str]
 Ask = Callable[..., Answer]
 TRACE = {"AWSTraceHeader": {"DataType": "String", "StringValue": "Root=1-5759e988-bd86;Sampled=1"}}
 NUMBERS = count()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    db = tmp_path_factory.mktemp("sqs") / "mqks.db"
-    with ServerProcess(db, "--sqs-port", "0") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +134,6 @@ def bodies(messages: list[Any]) -> list[str]:
     return [each["Body"] for each in messages]
 
 
-# -------------------------------------------------------------------------------------------- FIFO
-
-
 def test_a_receive_has_one_group_before_the_next(sqs: Sqs, fifo: str) -> None:
     sent = ["a-1", "b-1", "b-2", "c-1", "a-2"]
     for body in sent:
@@ -214,9 +213,6 @@ def test_the_scope_of_deduplication_can_be_changed(sqs: Sqs, name: str, ask: Ask
     assert ask("SetQueueAttributes", QueueUrl=url, Attributes=whole) == OK
     send(ask, url, "e-1", "f-1", MessageDeduplicationId="other")
     assert bodies(received(sqs, url)) == ["e-1"]
-
-
-# ---------------------------------------------------------------------------------------- messages
 
 
 def test_the_trace_header_is_kept(sqs: Sqs, name: str, ask: Ask) -> None:
@@ -330,9 +326,6 @@ def test_all_attributes_have_a_star(sqs: Sqs, name: str) -> None:
         assert told["MessageAttributes"].keys() == {"a.b", "c"}
 
 
-# ------------------------------------------------------------------------------------------ queues
-
-
 def test_attributes_that_cannot_be_set(sqs: Sqs, name: str, fifo: str, ask: Ask) -> None:
     plain = new(sqs, name)
     unknown = "InvalidAttributeName", "Unknown Attribute {}."
@@ -420,17 +413,6 @@ def test_a_move_task_makes_no_queue(sqs: Sqs, name: str) -> None:
     assert refusal(lambda: sqs.get_queue_url(QueueName=f"{name}-other"))[1] == 400
 
 
-def test_policies_have_their_version(sqs: Sqs, name: str) -> None:
-    url = new(sqs, name)
-    label = {"QueueUrl": url, "Label": "x"}
-    sqs.add_permission(**label, AWSAccountIds=["111111111111"], Actions=["SendMessage"])
-    policy = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["Policy"])["Attributes"]
-    assert json.loads(policy["Policy"])["Version"] == "2008-10-17"
-
-
-# ------------------------------------------------------------------------------------------- links
-
-
 def signed_link(url: str, **form: str) -> str:
     request = AWSRequest("GET", f"{url}?{urlencode(form)}", {})
     SigV4QueryAuth(Credentials("any", "any"), "sqs", "eu-north-1").add_auth(request)
@@ -465,18 +447,11 @@ def test_links_do_nothing(server: ServerProcess, sqs: Sqs, name: str) -> None:
     assert b"<ReceiveMessageResult/>" in empty
 
 
-# ------------------------------------------------------------------------------------------- users
-
-
 @pytest.fixture
 def with_users(tmp_path: Path) -> Iterator[ServerProcess]:
-    path = tmp_path / "users"
-    every = ["**"]
-    users = User("shop", consume=["shop*"], sqs="SHOP:secret"), User("boss", consume=every)
-    users[1].sqs = "BOSS:hidden"
-    users_file.write(path, [*users])
-    flags = "--sqs-port", "0", "--users", str(path)
-    with ServerProcess(tmp_path / "mqks.db", *flags) as server:
+    shop = User("shop", consume=["shop*"], sqs="SHOP:secret")
+    boss = User("boss", consume=["**"], sqs="BOSS:hidden")
+    with served_to(tmp_path, shop, boss, flags=("--sqs-port", "0")) as server:
         yield server
 
 

@@ -24,21 +24,25 @@ from hypothesis import strategies as st
 from mqks.limits import API_BODIES_BYTES_MAX, SQS_REQUEST_BYTES_MAX
 from mqks.sqs import wire
 from tests.doors.test_sqs import asked, base_of
+from tests.doors.test_sqs import server as one_server
 from tests.kit.line_client import LineClient
 from tests.kit.memory import allocated
+from tests.kit.one_broker import cleared
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import until
 from tests.server.test_gateway import gateways
 
+__all__ = ["one_server"]
 MIB = 1024 * 1024
 HALF_A_PAIR = b'{"QueueUrl": "http://h/0/q\\ud800", "MessageBody": "x"}'
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path / "mqks.db", "--sqs-port", "0") as running:
-        ask(running, "CreateQueue", {"QueueName": "q", "Attributes": {"DelaySeconds": "0"}})
-        yield running
+def server(one_server: ServerProcess) -> ServerProcess:
+    """With the queue `q`, and no other one."""
+    cleared(one_server.url)
+    ask(one_server, "CreateQueue", {"QueueName": "q", "Attributes": {"DelaySeconds": "0"}})
+    return one_server
 
 
 @pytest.fixture
@@ -226,30 +230,29 @@ def test_who_does_not_read_is_closed(server: ServerProcess) -> None:
     assert message["Body"] == body
 
 
-def test_who_goes_while_waiting_uses_up_no_delivery(tmp_path: Path) -> None:
+def test_who_goes_while_waiting_uses_up_no_delivery(server: ServerProcess) -> None:
     """With one delivery allowed, what came next would be dead, and nobody would have seen it."""
-    flags = ("--sqs-port", "0", "--api-port", "0")
-    with ServerProcess(tmp_path / "mqks.db", *flags) as server:
-        policy = json.dumps({"deadLetterTargetArn": "arn:aws:sqs:r:0:dead", "maxReceiveCount": 1})
-        ask(server, "CreateQueue", {"QueueName": "dead"})
-        ask(server, "CreateQueue", {"QueueName": "q", "Attributes": {"RedrivePolicy": policy}})
-        given = b'{"QueueUrl": "q", "WaitTimeSeconds": 20}'
-        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: AmazonSQS.ReceiveMessage\r\n"
-        head += b"Content-Length: %d\r\n\r\n" % len(given)
-        for port, request in (
-            ("sqs", head + given),
-            ("api", b"POST /queues/q/receive?wait=20 HTTP/1.1\r\nHost: localhost\r\n\r\n"),
-        ):
-            pattern = re.compile(rf"address={port}:(http://\S+)")
-            found = until(partial(pattern.search, server.log))
-            place = urlsplit(found[1])
-            with create_connection((place.hostname, place.port)) as worker:
-                worker.sendall(request)
-                time.sleep(0.5)  # Nothing shows that it waits.
-        assert ask(server, "SendMessage", {"QueueUrl": "q", "MessageBody": "x"})[0] == 200
-        receive = {"QueueUrl": "q", "WaitTimeSeconds": 20}
-        [message] = ask(server, "ReceiveMessage", receive)[1]["Messages"]
-        assert message["Body"] == "x"
+    policy = json.dumps({"deadLetterTargetArn": "arn:aws:sqs:r:0:dead", "maxReceiveCount": 1})
+    ask(server, "CreateQueue", {"QueueName": "dead"})
+    redrive = {"QueueUrl": "q", "Attributes": {"RedrivePolicy": policy}}
+    assert ask(server, "SetQueueAttributes", redrive)[0] == 200
+    given = b'{"QueueUrl": "q", "WaitTimeSeconds": 20}'
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: AmazonSQS.ReceiveMessage\r\n"
+    head += b"Content-Length: %d\r\n\r\n" % len(given)
+    for port, request in (
+        ("sqs", head + given),
+        ("api", b"POST /queues/q/receive?wait=20 HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+    ):
+        pattern = re.compile(rf"address={port}:(http://\S+)")
+        found = until(partial(pattern.search, server.log))
+        place = urlsplit(found[1])
+        with create_connection((place.hostname, place.port)) as worker:
+            worker.sendall(request)
+            time.sleep(0.5)  # Nothing shows that it waits.
+    assert ask(server, "SendMessage", {"QueueUrl": "q", "MessageBody": "x"})[0] == 200
+    receive = {"QueueUrl": "q", "WaitTimeSeconds": 20}
+    [message] = ask(server, "ReceiveMessage", receive)[1]["Messages"]
+    assert message["Body"] == "x"
 
 
 def test_a_move_task_ends(server: ServerProcess, client: LineClient) -> None:

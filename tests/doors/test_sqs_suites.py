@@ -94,7 +94,7 @@ def unpacked(package: str, files: str, target: Path) -> None:
     with tarfile.open(found[-1]) as sources:
         for member in sources:
             _, _, name = member.name.partition("/")
-            if re.fullmatch(files, name):
+            if member.isfile() and re.fullmatch(files, name):
                 file = sources.extractfile(member)
                 assert file is not None
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
