@@ -74,6 +74,7 @@ def test_what_one_connection_has_taken_before_the_commit_is_bounded_in_bytes() -
     assert world.received("a").count(b"lease=") == 1  # Those that have to wait go on.
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_of_messages_on_disk(tmp_path: Path) -> None:
     """They are read first; a reject with a delay keeps the message out of the next receive."""

@@ -79,6 +79,7 @@ def test_names_take_time_by_their_bytes() -> None:
         assert ratio(small, large, None) <= RATIO_MAX
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", [NOBODY, *slow(STRANGER)], ids=["limited", "stranger"])
 def test_who_may_do_nothing_is_refused_at_once(who: Permissions) -> None:
     """Whatever is asked for takes hardly longer than a ping of as many bytes."""

@@ -166,6 +166,7 @@ def test_more_reads_ahead_than_allowed_are_refused(
         assert reader.ask("peek q") == "--end"
 
 
+@pytest.mark.slow
 def test_a_reader_that_does_not_read_holds_up_nobody(server: ServerProcess) -> None:
     with Reader(server.address) as slow, Reader(server.address) as reader:
         reader.ask("subscribe --confirm q e")

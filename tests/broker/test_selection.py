@@ -279,6 +279,7 @@ def test_commands_choose_messages(server: ServerProcess, tmp_path: Path) -> None
                 assert shell("requeue", name, *words)[0] == 64
 
 
+@pytest.mark.slow
 def test_requests_for_few_of_many_returned_messages_hold_no_copy_of_them() -> None:
     """Forty of them at once, each of which finds one, or nothing that is old enough."""
     world = BareWorld()

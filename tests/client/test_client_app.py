@@ -56,6 +56,7 @@ async def served(app: App, stop: anyio.Event) -> None:
         await app.serve(stop)
 
 
+@pytest.mark.slow
 async def test_stopping_finishes_what_is_in_hand(client: AsyncClient, mqks_broker: Broker) -> None:
     app, started, finish = App(mqks_broker.url), anyio.Event(), anyio.Event()
     at_once, done, most = 0, [], 0

@@ -183,6 +183,7 @@ def test_the_name_of_a_service_may_be_chosen(server: ServerProcess) -> None:
     anyio.run(main, App(f"{server.url}?name=mailer-3"), "mailer-3")
 
 
+@pytest.mark.slow
 def test_commands_have_names(server: ServerProcess) -> None:
     with subprocess.Popen(
         [*MQKS, "consume", "q", "e", "--create", "--url", server.url], stdout=subprocess.PIPE

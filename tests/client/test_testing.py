@@ -33,6 +33,7 @@ def test_it_keeps_messages_over_a_restart_on_the_same_port(broker: Broker | Brok
         assert consumer.receive(timeout_s=WAIT_S).text == "x"
 
 
+@pytest.mark.slow
 def test_a_killed_process_keeps_what_was_confirmed(mqks_broker_process: BrokerProcess) -> None:
     broker = mqks_broker_process
     with blocking.connect(broker.url) as client, client.consume("q", ["e"]) as own:
@@ -44,6 +45,7 @@ def test_a_killed_process_keeps_what_was_confirmed(mqks_broker_process: BrokerPr
         assert (message.text, message.retry) == ("x", 1)
 
 
+@pytest.mark.slow
 def test_what_keeps_it_from_starting_is_told(mqks_broker: Broker, tmp_path: Path) -> None:
     db = mqks_broker.settings.db_file
     with pytest.raises(DatabaseLocked), Broker(db):

@@ -301,6 +301,7 @@ def test_a_reader_that_goes_ends_it_quietly(shell: Console) -> None:
     assert left == {*range(len(lines))}, "what was not read is still there"
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_not_there_ends_anything_quietly(shell: Console) -> None:
     reader, writer = os.pipe()
     os.close(reader)

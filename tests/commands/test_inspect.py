@@ -438,6 +438,7 @@ def test_a_narrow_terminal_gets_each_row_by_itself(world: World) -> None:
     assert ("…" in full, full.count("=")) == (False, 100)
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_all_of_much(world: World, told: Told) -> None:
     names = [b"q%04d" % number for number in range(1100)]
     world.client.send(b"".join(b"s subscribe %s e\n" % name for name in names))

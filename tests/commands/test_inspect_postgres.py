@@ -67,6 +67,7 @@ def shown(capsys: pytest.CaptureFixture[str], command: str, db: str) -> list[dic
     ]
 
 
+@pytest.mark.slow
 def test_a_database_and_a_file_show_the_same(
     journal_url: DatabaseUrl, db: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -272,6 +272,7 @@ def test_a_lock_that_expires(shop: Any, mqks_broker: Broker) -> None:
         assert not shop.storage.put_if_empty("a", b"3")
 
 
+@pytest.mark.slow
 def test_a_log_of_data_is_summed_up(shop: Any, mqks_broker: Broker) -> None:
     """While others write. A process that begins then knows as much as those from the beginning."""
     name = next(f"k{number}" for number in range(99) if shop.storage._place(f"k{number}")[1] == 3)

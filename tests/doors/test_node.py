@@ -52,6 +52,7 @@ def run(*command: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_it_keeps_what_it_promises(mqks_broker: Broker, tmp_path: Path, tls_port: int) -> None:
     authority = trustme.CA()
     ca, cert, key = (tmp_path / f"{each}.pem" for each in ("ca", "cert", "key"))

@@ -135,6 +135,7 @@ def owner(postgres: Postgres, url: DatabaseUrl) -> tuple[str, int, int] | None:
     return row[0], row[1], row[2]
 
 
+@pytest.mark.slow
 def test_there_and_back_everything_is_as_it_was(
     postgres: Postgres,
     journal_url: DatabaseUrl,

@@ -101,6 +101,7 @@ def test_a_second_broker_is_refused_while_the_first_one_lives(
         assert second.stop() == 0
 
 
+@pytest.mark.slow
 def test_of_two_that_claim_at_once_one_gets_the_journal(
     postgres: Postgres, journal_url: DatabaseUrl
 ) -> None:
@@ -192,6 +193,7 @@ def test_an_owner_that_was_stopped_and_taken_over_exits_and_confirms_nothing(
 # ------------------------------------------------------------------------------- connections
 
 
+@pytest.mark.slow
 def test_connections_that_are_ended_lose_and_double_nothing(
     postgres: Postgres, journal_url: DatabaseUrl
 ) -> None:
@@ -414,6 +416,7 @@ def both(primary: Postgres, standby: Postgres) -> DatabaseUrl:
     return DatabaseUrl(primary.url(host=hosts))
 
 
+@pytest.mark.slow
 def test_a_fail_over_of_the_database_keeps_connections_and_messages(
     primary: Postgres, standby: Postgres
 ) -> None:

@@ -27,6 +27,7 @@ BACKUP = ["backup", "--force", "--db", "mqks.db"]
 ADD = ["user", "add", "--token"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "commands"),
     [

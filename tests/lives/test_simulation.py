@@ -14,6 +14,7 @@ import pytest
 import mqks
 from mqks.protocol.requests import ACTIONS, Action
 from tests.kit.compiled import patches_modules
+from tests.kit.marks import slow
 from tests.simulation import faults, vfs
 from tests.simulation.grammar import QUEUES, Usage, is_allowed
 
@@ -203,27 +204,35 @@ def seed_of(number: int, *how: str) -> list[str]:
 
 
 @patches_modules
-@pytest.mark.parametrize(
-    "how", ["4", "1 --talk", "24 --long", pytest.param("3 --lives", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("how", ["1 --talk", "24 --long", *slow("4", "3 --lives")])
 def test_a_seed_replays_exactly(how: str) -> None:
     first, again, other = (seed_of(seed, *how.split()) for seed in (1, 1, 2))
     assert first == again != other
 
 
+@pytest.mark.slow
 @patches_modules
 def test_the_world_decides_when_garbage_is_collected() -> None:
     seldom, often = (played("-c", LITTERED.format(threshold=each)) for each in (100_000, 50))
     assert seldom.stdout == often.stdout != "", seldom.stderr
 
 
+@pytest.mark.slow
 @patches_modules
 def test_a_world_holds() -> None:
     seed_of(7, "3", "--talk")
 
 
 @patches_modules
-@pytest.mark.parametrize("how", ["1-10 1 --lives", "1-60 3 --year", "1-35 24 --long"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "1-8 1 --lives",
+        "1-80 1 --year",
+        "1-12 6 --long",
+        *slow("81-140 3 --year", "13-47 24 --long"),
+    ],
+)
 def test_many_short_worlds_hold(how: str) -> None:
     """In one process, which is forked for each."""
     done = played("-m", "tests.simulation", *how.split())

@@ -460,6 +460,7 @@ def test_clients_of_a_broker_that_can_commit_no_more_are_closed(
 # ----------------------------------------------------------------------------------- SQS
 
 
+@pytest.mark.slow
 def test_sqs_goes_on_where_it_was(journal_url: DatabaseUrl) -> None:
     """Visibility timeouts, receipt handles and deduplication ids are in the journal."""
     sqs = pytest.importorskip("tests.doors.test_sqs", reason="boto3 is not installed")

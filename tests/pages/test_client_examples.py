@@ -93,6 +93,7 @@ runpy.run_path({path!r}, run_name="__main__")
 """Runs the service, which dies at one mail."""
 
 
+@pytest.mark.slow
 def test_a_message_that_kills_the_service_takes_no_other_along(
     mqks_broker_process: BrokerProcess,
 ) -> None:

@@ -151,6 +151,7 @@ def test_retry_with_backoff(kitchen: Kitchen) -> None:
         shop.shutdown()
 
 
+@pytest.mark.slow
 def test_poison_messages(kitchen: Kitchen) -> None:
     kitchen.take("Poison messages")
     kitchen.sh()
@@ -205,6 +206,7 @@ def test_delayed_and_scheduled_jobs(kitchen: Kitchen) -> None:
         assert seconds == [*range(seconds[0], seconds[0] + len(seconds))]
 
 
+@pytest.mark.slow
 def test_request_and_reply(kitchen: Kitchen) -> None:
     kitchen.take("Request and reply")
     kitchen.sh()
@@ -230,6 +232,7 @@ def unacked(client: BlockingClient, queue: str) -> int:
     return int(json.loads(client.request("stats", "queue", queue))["unacked"])
 
 
+@pytest.mark.slow
 def test_at_most_n_waiting(kitchen: Kitchen) -> None:
     kitchen.take("At most N waiting")
     kitchen.sh()
@@ -248,6 +251,7 @@ def test_at_most_n_waiting(kitchen: Kitchen) -> None:
         assert waiting(client, "uploads") == 0
 
 
+@pytest.mark.slow
 def test_fan_out_by_masks(kitchen: Kitchen) -> None:
     kitchen.take("Fan-out by masks")
     out = "\n".join(kitchen.sh())
@@ -426,6 +430,7 @@ def test_consume_and_produce(kitchen: Kitchen) -> None:
     assert sorted(packing, key=key) == [{"order": o["id"], "items": o["items"]} for o in orders]
 
 
+@pytest.mark.slow
 def test_fan_out_and_fan_in(kitchen: Kitchen) -> None:
     kitchen.take("Fan-out and fan-in")
     kitchen.sh()
@@ -445,6 +450,7 @@ def test_fan_out_and_fan_in(kitchen: Kitchen) -> None:
     assert fetched == {f"fetched {page}" for page in range(200) if page != 13}
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_three_steps(kitchen: Kitchen) -> None:
     kitchen.take("A pipeline of three steps")
     kitchen.sh()
@@ -479,6 +485,7 @@ def test_a_nightly_import(kitchen: Kitchen) -> None:
         assert waiting(client, "rows.dead") == 10
 
 
+@pytest.mark.slow
 def test_a_limited_api(kitchen: Kitchen) -> None:
     kitchen.take("A limited API")
     kitchen.sh()
@@ -492,6 +499,7 @@ def test_a_limited_api(kitchen: Kitchen) -> None:
     assert times[-1] - times[0] > 0.9
 
 
+@pytest.mark.slow
 def test_exactly_once_effects(kitchen: Kitchen) -> None:
     kitchen.take("Exactly-once effects")
     kitchen.sh()

@@ -138,6 +138,7 @@ def test_a_deleted_database_is_rescued_while_a_service_reconnects(tmp_path: Path
         assert "1 message redriven" in shell.run("mqks redrive dead")
 
 
+@pytest.mark.slow
 def test_the_backup_page_can_be_typed(tmp_path: Path) -> None:
     data, other = tmp_path / "data", tmp_path / "other"
     for directory in (data, other, tmp_path / "backup"):
@@ -185,6 +186,7 @@ def test_the_backup_page_can_be_typed(tmp_path: Path) -> None:
         assert "bob" in again.run("mqks inspect messages mail --data --json")
 
 
+@pytest.mark.slow
 def test_the_security_page_can_be_typed(tmp_path: Path) -> None:
     port, tls_port = free_port(), free_port()
     token_user, password_user, serve = lines(page("security").split("\n## ", 1)[0])
@@ -209,6 +211,7 @@ def test_the_security_page_can_be_typed(tmp_path: Path) -> None:
         assert Shell(tmp_path, "", changed).run(publish)
 
 
+@pytest.mark.slow
 def test_the_settings_page_can_be_typed(tmp_path: Path) -> None:
     _, variable, toml = lines(page("settings").split("\n## ", 1)[0])
     [check] = lines(section("settings", "Check the settings"))

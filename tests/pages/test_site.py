@@ -29,6 +29,7 @@ def test_it_has_all_pages_and_each_public_name(tmp_path: Path) -> None:
     assert "url=docs/index.html" in (tmp_path / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_what_leads_nowhere_is_an_error(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()

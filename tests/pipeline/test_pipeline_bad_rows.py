@@ -63,6 +63,7 @@ def rows(place: Any, format: str | None) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_bad_rows_have_a_place(clicks: Clicks, tmp_path: Path, kind: str) -> None:
     lake, other, format = places(tmp_path, kind)

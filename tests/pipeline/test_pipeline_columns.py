@@ -94,6 +94,7 @@ def test_attributes_of_any_bytes() -> None:
         record_batch(memoryview(damaged), runs, schema, has_meta=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("catalog")
 @pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
 def test_from_the_broker_into_an_older_lake_and_back(

@@ -90,6 +90,7 @@ def test_archive_trims_what_the_last_run_could_not(clicks: Clicks) -> None:
     assert len(clicks.keys()) == 10
 
 
+@pytest.mark.slow
 def test_a_queue_made_anew_before_the_trim_is_archived_whole(
     clicks: Clicks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_clock_that_is_set_back_stops_no_archive(
     assert len(list(lake.glob("date=*"))) == 3
 
 
+@pytest.mark.slow
 def test_two_archives_of_a_queue_notice_each_other(clicks: Clicks, lake: Path) -> None:
     other = lake.with_name("other")
     for first, path in ((0, lake), (10, other), (20, other)):
@@ -194,6 +196,7 @@ def test_two_archives_of_a_queue_notice_each_other(clicks: Clicks, lake: Path) -
     assert clicks.archive() == []
 
 
+@pytest.mark.slow
 def test_lakes_of_one_queue_have_readers_of_their_own(clicks: Clicks, lake: Path) -> None:
     other = lake.with_name("other")
 
@@ -262,6 +265,7 @@ def test_archive_of_no_queue(
         assert (main(told), capsys.readouterr().out, lake.exists()) == (65, "", False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("catalog")
 @pytest.mark.parametrize("format", ["parquet", "delta", "iceberg"])
 def test_a_queue_that_is_gone_is_a_loss(
@@ -348,6 +352,7 @@ def test_report_of_a_queue_and_of_its_lake(clicks: Clicks, lake: Path) -> None:
     assert sum(windows["messages"].to_pylist()) == 45
 
 
+@pytest.mark.slow
 def test_a_time_that_is_none_is_passed_over(clicks: Clicks) -> None:
     odd = ["NaN", "Infinity", "-Infinity", 1e300, -1e300, -5, "9" * 400, "", None, {}]
     rows = [(f"m{n}", "rare", json.dumps({"sent": told})) for n, told in enumerate(odd)]
@@ -387,6 +392,7 @@ def test_report_between_two_times(clicks: Clicks, lake: Path) -> None:
 # ------------------------------------------------------------------------------------- replay
 
 
+@pytest.mark.slow
 def test_replay_publishes_each_message_once_and_in_order(clicks: Clicks, lake: Path) -> None:
     clicks.publish(some(0, 30) + some(30, 10, "order.new"))
     clicks.archive(batch_messages=7)
@@ -467,6 +473,7 @@ def test_a_lake_whose_older_files_have_no_data(clicks: Clicks, lake: Path) -> No
     assert {row["topic"] for row in rows} == {"page.view"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("jobs_here")
 def test_a_replay_that_would_be_archived_again_needs_a_yes(
     clicks: Clicks, lake: Path, capsys: pytest.CaptureFixture[str]
@@ -557,6 +564,7 @@ def test_a_replay_of_many_parts_keeps_the_order(
     assert max(sent_at_once) < 40
 
 
+@pytest.mark.slow
 def test_replay_in_the_pace_it_had(
     clicks: Clicks, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -845,6 +853,7 @@ def test_replay_while_the_broker_is_killed(spark: "SparkSession", tmp_path: Path
 # ------------------------------------------------------------------------------------- many queues
 
 
+@pytest.mark.slow
 def test_queues_by_a_mask_into_one_table(
     clicks: Clicks, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -879,6 +888,7 @@ def test_queues_by_a_mask_into_one_table(
     assert sorted(rows) == sorted((name, f"m{n}") for name in keys for n in keys[name])
 
 
+@pytest.mark.slow
 def test_a_paused_archive_commits_nothing_and_goes_on(
     spark: "SparkSession",
     mqks_broker_process: BrokerProcess,
@@ -926,6 +936,7 @@ def test_a_paused_archive_commits_nothing_and_goes_on(
     assert clicks.waits() == []
 
 
+@pytest.mark.slow
 def test_the_server_shows_how_far_an_archive_is(clicks: Clicks, lake: Path) -> None:
     row = clicks.stats
     clicks.publish(some(0, 10))

@@ -278,6 +278,7 @@ def test_a_file_that_shows_never_changes_and_never_goes(tmp_path: Path) -> None:
     assert offsets(tmp_path) == list(range(200))
 
 
+@pytest.mark.slow
 def test_delta_has_the_files_and_how_far_they_go_in_one_log(tmp_path: Path) -> None:
     with DeltaTable(tmp_path, layout=Layout(BY_EVENT)) as lake:
         assert lake.next("q", "x-1") is None

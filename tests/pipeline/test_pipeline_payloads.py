@@ -89,6 +89,7 @@ def test_types_of_spark_are_the_same_after_arrow(spark: "SparkSession") -> None:
     assert from_arrow_type(to_arrow_type(schema)) == schema
 
 
+@pytest.mark.slow
 def test_a_schema_is_proposed(spark: "SparkSession") -> None:
     payloads = [
         b'{"n": 1, "at": "2026-11-20T10:00:00Z", "a b": [{"x": 1.5}], "day": "2026-11-20"}',

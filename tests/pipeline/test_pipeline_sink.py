@@ -267,12 +267,14 @@ def test_spark_writes_a_batch(spark: "SparkSession", broker: Broker) -> None:
     assert Counter(said(broker.url)) == {("e", b"%d" % n): 10 for n in range(10)}
 
 
+@pytest.mark.slow
 def test_spark_names_the_row_that_cannot_be_said(spark: "SparkSession", broker: Broker) -> None:
     frame = spark.range(10).selectExpr("if(id = 7, 'a b', 'e') as topic", "'x' as value")
     with pytest.raises(PySparkException, match=r"row 7: the topic b'a b'"):
         frame.coalesce(1).write.format("mqks").option("url", broker.url).mode("append").save()
 
 
+@pytest.mark.slow
 def test_a_stream_writes_all_that_a_message_has(
     spark: "SparkSession", broker: Broker, tmp_path: Path
 ) -> None:

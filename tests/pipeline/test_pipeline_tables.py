@@ -155,6 +155,7 @@ def test_a_death_at_any_commit_doubles_and_loses_nothing(
     assert archived(lake.place) == expected(60, [*CYCLE, "rare.2", "rare"])
 
 
+@pytest.mark.slow
 def test_archive_by_event_and_what_reads_all_tables(
     clicks: Clicks, opened: Opened, place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:

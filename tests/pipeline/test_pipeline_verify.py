@@ -214,6 +214,7 @@ def still(count: int) -> str:
     return f"{count} messages that the server still has: all in the lake"
 
 
+@pytest.mark.slow
 def test_what_the_broker_still_has_is_in_the_lake(
     archived: Clicks,
     format: str,
@@ -303,6 +304,7 @@ def test_a_broker_whose_older_state_was_restored(
     assert told.startswith(f"queue clicks, numbers from 6 to 10: {other}")
 
 
+@pytest.mark.slow
 def test_what_a_replay_repeats_may_be_left_out(
     archived: Clicks, format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -312,6 +314,7 @@ def test_what_a_replay_repeats_may_be_left_out(
     assert compared(archived, capsys)[1] == still(10)
 
 
+@pytest.mark.slow
 def test_bad_rows_are_in_another_lake(
     clicks: Clicks, lake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -326,6 +329,7 @@ def test_bad_rows_are_in_another_lake(
     assert main(["pipeline", "verify", str(lake), "--bad-rows", str(other)]) == 64
 
 
+@pytest.mark.slow
 def test_a_table_for_each_event_is_one_lake(
     clicks: Clicks, lake: Path, format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.kit.clock_library import Clock
 from tests.kit.fixtures import served
 from tests.kit.line_client import LineClient
@@ -34,6 +36,7 @@ def first_at(client: LineClient, years: float) -> int:
     return int(client.ask(b"r range q --at=%d" % at_us).rpartition(b"=")[2])
 
 
+@pytest.mark.slow
 def test_messages_keep_their_order_and_are_found_by_time(clock: Clock, db: Path) -> None:
     came = {"m1": 0, "m2": 1, "m3": -1, "m4": -1, "m5": -1, "m6": 0}
     with served(db, environment=clock.environment) as (server, client):
@@ -73,6 +76,7 @@ def test_timers_take_no_notice(clock: Clock, db: Path) -> None:
         assert server.terminate() == 0, server.log
 
 
+@pytest.mark.slow
 def test_later_errors_have_greater_ids_and_are_kept(clock: Clock, db: Path) -> None:
     def fail(*ahead_s: int) -> None:
         flags = "--errors-kept-max", "3"
@@ -107,6 +111,7 @@ def test_what_waits_is_as_old_as_the_clock_says(clock: Clock, db: Path) -> None:
         assert server.terminate() == 0, server.log
 
 
+@pytest.mark.slow
 def test_schedules_do_not_wait_for_a_clock_that_was_set_back(clock: Clock, db: Path) -> None:
     def next_s(client: LineClient, name: str) -> float:
         rows = json.loads(client.ask(b"s schedules").removeprefix(b"s ok "))

@@ -202,6 +202,7 @@ def test_an_idle_server_feeds_its_watchdog(db: Path) -> None:
         assert server.is_running
 
 
+@pytest.mark.slow
 def test_a_busy_server_feeds_its_watchdog(db: Path) -> None:
     with managed(db, watchdog_s=0.8) as (manager, server):
         stop = threading.Event()

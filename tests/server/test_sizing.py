@@ -18,6 +18,7 @@ COUNT = 200_000
 MEMORY_TOLERANCE, DISK_TOLERANCE = 0.2, 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data_bytes", [20, 300])
 def test_memory_and_disk_of_a_backlog(data_bytes: int, db: Path) -> None:
     with BrokerProcess(db) as broker, mqks.blocking.connect(broker.url) as client:

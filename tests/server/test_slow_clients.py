@@ -77,6 +77,7 @@ def peeked(client: LineClient, after: int) -> int:
     return after
 
 
+@pytest.mark.slow
 def test_readers_over_tls_that_leave_their_answers(tmp_path: Path, tls_port: int) -> None:
     context, tls = with_tls(tmp_path, tls_port)
     with (

@@ -134,6 +134,7 @@ def test_incomplete_lines_wait_until_there_is_room(tmp_path: Path, loop: str) ->
         assert "does not go on" not in server.log
 
 
+@pytest.mark.slow
 @patches_modules
 @loops
 def test_who_does_not_read_replies_is_closed_when_there_is_no_room(

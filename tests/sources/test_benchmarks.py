@@ -158,6 +158,7 @@ def installs(tmp_path: Path) -> Path:
     return tmp_path / "other"
 
 
+@pytest.mark.slow
 def test_each_column_is_of_the_mqks_that_its_python_has(
     installs: Path,
     tmp_path: Path,
@@ -269,6 +270,7 @@ def test_failed_work_leaves_the_others_their_figures(
     assert list(written["runs"]) == ["stream mqks"]
 
 
+@pytest.mark.slow
 def test_the_footprint_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     footprint.main(["--count", "1000"])
     figures = dict(line.split() for line in capsys.readouterr().out.splitlines())

@@ -58,6 +58,7 @@ def test_a_test_that_passes_only_by_itself_is_named(tmp_path: Path) -> None:
     assert "once more: test_x.py::test_a 17\n" in output  # with its seed
 
 
+@pytest.mark.slow
 def test_a_second_one_fails_the_run_also_a_later_run(tmp_path: Path) -> None:
     assert [run(tmp_path, text=each)[0] for each in (A, B)] == [0, 1]
     assert run(tmp_path)[2] == ["test_x.py::test_a", "test_x.py::test_b"]
