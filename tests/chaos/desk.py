@@ -78,7 +78,8 @@ class Keys:
         if other and other not in sync.rivals:
             raise Violation(f"{name!r} is told {answer!r}, which was not there")
         if word == b"replaced":
-            if not sync.replaces or self.messages[other].asked:
+            # It may have been asked for its ack: that was lost with a connection.
+            if not sync.replaces:
                 raise Violation(f"{name!r} has replaced {other!r}")
             self.messages[other].gone = True
         elif not word and sync.key < LASTING_KEYS:
