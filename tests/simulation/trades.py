@@ -187,7 +187,8 @@ class Trade:
     def _forget(self, item: Item) -> None:
         """The server has ended: what was sent last may not have arrived, or counts as nothing."""
         item.is_certain = False
-        item.early_s, item.late_s = -inf, self.now_s + self._longest_s()
+        # A lease may be longer than an ack timeout.
+        item.early_s, item.late_s = -inf, max(item.late_s, self.now_s + self._longest_s())
         item.rejects_least, item.troubles = 0, -1
 
     def _longest_s(self) -> float:
