@@ -8,8 +8,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 DB ?= mqks.db
-# Tests run side by side in so many processes: they wait a third of their time.
-JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# Tests run side by side in so many processes: they wait half of their time.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/pytest -q -n $(JOBS) --maxprocesses 8
 
