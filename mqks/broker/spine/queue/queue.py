@@ -76,6 +76,11 @@ class Queue:
         self.update_capacity()
         self.update_tracers()
 
+    def update_throttle(self) -> None:
+        """Its rules have changed."""
+        self.throttle = self.shared.features.throttle(self, self.throttle)
+        self.update_tracers()
+
     def update_tracers(self) -> None:
         """Who traces has changed."""
         found = (tracer_of(self) for tracer_of in self.shared.tracers)

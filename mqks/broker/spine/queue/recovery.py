@@ -104,8 +104,7 @@ def delete(queue: Queue) -> Work[None]:
     for tracer in queue.tracers:
         tracer.deleted(queue)
     queue.policy = queue.rules = DEFAULT
-    queue.throttle = queue.shared.features.throttle(queue, queue.throttle)
-    queue.update_tracers()
+    queue.update_throttle()
     queue.capacity.apply(DEFAULT)
     queue.shared.capacities.tight.pop(queue, None)
     queue.shared.outboxes.leave(queue)

@@ -17,8 +17,7 @@ def apply(queue: Place, rules: Policy) -> None:
     if rules.single_consumer != before.single_consumer:
         _serve_single(queue)
     queue.is_ruled = rules.count_returns or queue.times is not None
-    queue.throttle = shared.features.throttle(queue, queue.throttle)
-    queue.update_tracers()
+    queue.update_throttle()
     timeout_s = rules.ack_timeout_s
     queue.ack_timeout_us = None if timeout_s is None else round(timeout_s * 1e6)
     queue.capacity.apply(rules)
