@@ -52,6 +52,8 @@ class Sync:
 @dataclass(slots=True)
 class Keys:
     messages: dict[bytes, Sync] = field(default_factory=dict)
+    goes_on: dict[bytes, Callable[[], bool]] = field(default_factory=dict)
+    """Whether the connection of its ack does, with which an ack may be lost."""
 
     def _of(self, key: int) -> dict[bytes, Sync]:
         return {name: each for name, each in self.messages.items() if each.key == key}
@@ -78,8 +80,7 @@ class Keys:
         if other and other not in sync.rivals:
             raise Violation(f"{name!r} is told {answer!r}, which was not there")
         if word == b"replaced":
-            # It may have been asked for its ack: that was lost with a connection.
-            if not sync.replaces:
+            if not sync.replaces or (self.messages[other].asked and self.goes_on[other]()):
                 raise Violation(f"{name!r} has replaced {other!r}")
             self.messages[other].gone = True
         elif not word and sync.key < LASTING_KEYS:
@@ -424,5 +425,6 @@ class Desk(Scene):
             return b"- reject %b %b\n" % (consumer, message)
         step, result = self._id("s"), b" --result=" + message if book is self.jobs else b""
         book.asks(message)
+        self.keys.goes_on[message] = lambda: not (wire.closed or wire.leaving)
         wire.ask(step, self._doing(step, partial(book.acked, message)))
         return b"%b ack --confirm %b %b%b\n" % (step, consumer, message, result)
