@@ -62,7 +62,7 @@ VALUES: Final[dict[str, Callable[[Chance], str]]] = {
     "first": _of("0.1", "1", "60"),
     "flag": _of("--once", "--ttl=60", "--priority=3", "--key=k1", "--mandatory"),
     "key": _of("k1", "k2", "k3", "k"),
-    "lease": lambda chance: chance.rng.choice([*chance.leases[-5:], "1-1"]),
+    "lease": lambda chance: chance.rng.choice([*chance.leases[-5:], "e.1.1"]),
     "mask": _of("a.*", "*.b", "**", "e*", "user.**"),
     "max": _of("0.1", "10", "3600"),
     "meta": _of("queue=q1", "k=v", "reason=retries", "k=", "a%20b=%2c"),

@@ -52,7 +52,9 @@ LOOKS_S: Final = 3.0
 _BODY: Final = re.compile(rb"\S+ ok --read epoch=\S+ runs=\d+ rows=\d+ next=\d+ bytes=(\d+)")
 _ANSWER: Final = re.compile(rb"\S+ (?:ok --end|error .*)")
 """Of receive."""
-_LEARNED: Final = re.compile(rb"ok (?:--lease=)?(\d+-\d+)\b|epoch=(\S+)|ok (\S+) event=")
+_LEASE: Final = re.compile(rb",lease=([^ ,]+)")
+_EPOCH: Final = re.compile(rb"epoch=(\S+)")
+_MESSAGE: Final = re.compile(rb"(\S+) ok (\S+) event=")
 
 
 class Wire(asyncio.Protocol):
@@ -115,17 +117,17 @@ class Talker:
 
     def learn(self, lines: list[bytes]) -> None:
         for line in lines[:20]:
-            if found := _LEARNED.search(line):
-                for known, seen in zip(
-                    (self.leases, self.epochs, self.messages), found.groups(), strict=True
-                ):
-                    if seen is not None:
-                        known.append(seen.decode("utf-8", "replace"))
-                        del known[:-30]
-                if found[3] is not None:
-                    held = self.held.setdefault(line.partition(b" ")[0].decode(), [])
-                    held.append(self.messages[-1])
-                    del held[:-30]
+            for known, pattern in (self.leases, _LEASE), (self.epochs, _EPOCH):
+                if found := pattern.search(line):
+                    self._keep(known, found[1])
+            if found := _MESSAGE.match(line):
+                self._keep(self.messages, found[2])
+                self._keep(self.held.setdefault(found[1].decode(), []), found[2])
+
+    @staticmethod
+    def _keep(known: list[str], seen: bytes) -> None:
+        known.append(seen.decode("utf-8", "replace"))
+        del known[:-30]
 
     async def run(self) -> None:
         while self._world.has_faults:
