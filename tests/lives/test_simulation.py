@@ -204,7 +204,7 @@ def seed_of(number: int, *how: str) -> list[str]:
 
 
 @patches_modules
-@pytest.mark.parametrize("how", ["1 --talk", "24 --long", *slow("4", "3 --lives")])
+@pytest.mark.parametrize("how", ["1 --talk", "24 --long", *slow("4", "3 --lives", "6 --rare")])
 def test_a_seed_replays_exactly(how: str) -> None:
     first, again, other = (seed_of(seed, *how.split()) for seed in (1, 1, 2))
     assert first == again != other
@@ -230,7 +230,7 @@ def test_a_world_holds() -> None:
         "1-8 1 --lives",
         "1-80 1 --year",
         "1-12 6 --long",
-        *slow("81-140 3 --year", "13-47 24 --long"),
+        *slow("81-140 3 --year", "13-47 24 --long", "1-6 6 --rare"),
     ],
 )
 def test_many_short_worlds_hold(how: str) -> None:

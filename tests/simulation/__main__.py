@@ -14,6 +14,7 @@ if os.environ.get("PYTHONHASHSEED") != "0":
 
 from tests.simulation.lives import Lives
 from tests.simulation.long import Long
+from tests.simulation.rare import Rare
 from tests.simulation.shrink import Plan, shrink
 from tests.simulation.standby import WithStandby
 from tests.simulation.talk import Talk
@@ -23,6 +24,7 @@ from tests.simulation.year import Year
 KINDS = {
     "lives": (Lives, "so many lives of the chaos test"),
     "talk": (Talk, "so many lives with whatever the table of requests allows"),
+    "rare": (Rare, "so many rounds of what seldom meets"),
     "year": (Year, "so many hours in which clocks are changed"),
     "long": (Long, "so many hours of who comes for some minutes in hours or days"),
     "standby": (WithStandby, "two servers, and their journal in PostgreSQL"),

@@ -19,10 +19,10 @@ ROOT: Final = Path(__file__).parents[2]
 SEEDS: Final = 12
 SEED_S: Final = 300
 WORLD: Final = "5"
-MORE: Final = "20"
 LIVES: Final = "3 --lives"
 TALK: Final = "3 --talk"
 YEAR: Final = "12 --year"
+RARE: Final = "6 --rare"
 
 
 class Fault(NamedTuple):
@@ -128,7 +128,7 @@ FAULTS: Final = (
         "server/turn.py",
         " and self._loop.time() < until_s:",
         ":",
-        LIVES,
+        RARE,
         "700c7765: late timers wait for as long as they are late",
     ),
     Fault(
@@ -136,7 +136,7 @@ FAULTS: Final = (
         "server/turn.py",
         "if late_s > LATE_S:",
         "if late_s > inf:",
-        MORE,
+        RARE,
         "after a server stood still, acks that had been sent in time came too late",
     ),
     Fault(
@@ -144,7 +144,7 @@ FAULTS: Final = (
         "broker/features/time/delays.py",
         "last = min(self._first_away, (now_us + 1) << _TIME_SHIFT)",
         "last = (now_us + 1) << _TIME_SHIFT",
-        MORE,
+        RARE,
         "messages with --at and with --delay join a queue in the order of their due times",
     ),
     Fault(
@@ -200,7 +200,7 @@ FAULTS: Final = (
         "broker/requests/gathered_publishes.py",
         "                or (once and self._publishing.once.unfinished)\n",
         "",
-        TALK,
+        RARE,
         "publish --once could be confirmed too early",
     ),
     Fault(
@@ -208,7 +208,7 @@ FAULTS: Final = (
         "broker/requests/plans.py",
         "(n for n, line in lines.items() if n not in known and aim(line) is not None)",
         "(n for n, line in lines.items() if aim(line) is not None)",
-        TALK,
+        RARE,
         "two moves of one transaction chose the same messages",
     ),
     Fault(
@@ -224,7 +224,7 @@ FAULTS: Final = (
         "server/writer.py",
         "            await self._write(take_settled(pending))\n",
         "",
-        LIVES,
+        RARE,
         "a full disk kept acks from being written",
     ),
     Fault(
@@ -350,7 +350,7 @@ FAULTS: Final = (
         "broker/features/time/delays.py",
         ("        if number in self._gone:\n            self._anew[number] = entry\n"),
         "",
-        TALK,
+        RARE,
     ),
     Fault(
         "key-without-turn",
@@ -389,7 +389,7 @@ FAULTS: Final = (
         "broker/spine/clients/outbox.py",
         ("        elif not self.promised_bytes:\n            self.resume(Slow.RECEIVES)\n"),
         "",
-        TALK,
+        RARE,
     ),
     Fault(
         "once-unfinished",
