@@ -16,10 +16,28 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
-
-from tests.kit.disk_log import Record
+from typing import NamedTuple
 
 _SECTORS = 512, 4096
+
+
+class Record(NamedTuple):
+    """What a disk was asked for: a write when it was done, a sync when it began and when it ended.
+    `kind` tells what the numbers mean; files and directories stand by their inodes.
+
+    P  a server begins: the directory
+    C  a file was made: inode, name         W  written: inode, offset, data
+    T  truncated: inode, size               A  allocated: inode, offset, length
+    D  a directory was made: inode, name
+    U  unlinked: name                       R  renamed: old name, a zero byte, new name
+    B  a sync begins: inode, thread         E  it has ended, F  it has failed: inode, thread
+    """
+
+    kind: str
+    who: int
+    at: int = 0
+    length: int = 0
+    data: bytes = b""
 
 
 class _Unsynced:

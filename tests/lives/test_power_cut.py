@@ -3,10 +3,8 @@
 The server's own database is cut in the simulation.
 """
 
-from __future__ import annotations
-
+import json
 import os
-import random
 import shutil
 import sqlite3
 import subprocess
@@ -17,12 +15,11 @@ from pathlib import Path
 import pytest
 
 from mqks.testing import Broker
-from tests.kit import disk_log, unsynced
 from tests.kit.seeds import printed_seed
-from tests.kit.server_process import ServerProcess
-from tests.kit.unsynced import Disk
 from tests.kit.waiting import WAIT_S
+from tests.simulation import vfs
 
+ROOT = Path(__file__).parents[2]
 BACKUP = ["backup", "--force", "--db", "mqks.db"]
 ADD = ["user", "add", "--token"]
 
@@ -40,29 +37,23 @@ def test_a_file_is_there_when_its_command_is_done(
     name: str, commands: list[list[str]], tmp_path: Path
 ) -> None:
     """And until then the old one is, or none: never a part of one."""
-    log, files, rng = tmp_path / "log", tmp_path / "files", random.Random(printed_seed())
-    library = disk_log.compiled(tmp_path)
-    files.mkdir()
-    with ServerProcess(tmp_path / "mqks.db", "--ballast-bytes", "0") as server:
-        assert server.stop() == 0
-    environment = os.environ | disk_log.environment(library, log, files)
-    contents: list[bytes | None] = [None]
-    for command in commands:
-        line = [sys.executable, "-m", "mqks", *command, str(files / name)]
-        subprocess.run(
-            line, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=WAIT_S
-        )
-        contents.append((files / name).read_bytes())
-        disk = Disk()
-        for record in disk_log.records(log):
-            disk.take(record)
-        assert disk.files(unsynced.nothing)[name] == contents[-1]
-    assert contents[1] != contents[2]
-    disk = Disk()
-    for record in disk_log.records(log):
-        disk.take(record)
-        for _ in range(3):
-            assert disk.files(unsynced.something(rng)).get(name) in contents
+    try:
+        vfs.library()
+    except (ImportError, OSError) as error:
+        pytest.skip(str(error))
+    with Broker(tmp_path / "mqks.db", ballast_bytes=0):
+        pass
+    words = name, str(printed_seed()), *map(json.dumps, commands)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kit.watched_commands", *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_database_that_was_only_begun_is_begun_again(db: Path) -> None:

@@ -26,7 +26,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from tests.kit import unsynced
-from tests.kit.disk_log import Record
+from tests.kit.unsynced import Record
 from tests.simulation.loop import Violation, the_loop
 from tests.simulation.vfs import Vfs
 
