@@ -8,72 +8,20 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 from mqks import BlockingClient, blocking
 from tests.kit import forks
+from tests.kit.program import Program, printed
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "cookbook.md").read_text()
 RECIPES = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", PAGE, re.M))
-
-
-class Program:
-    """A process until exit, when it is killed; what it has printed so far are its `lines`."""
-
-    def __init__(self, path: Path, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
-        self._name = path.name
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", path.name, *arguments],
-            cwd=path.parent,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.lines: list[str] = []
-        self.errors: list[str] = []
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        self._threads = [
-            threading.Thread(target=target.extend, args=(stream,), daemon=True)
-            for target, stream in (
-                (self.lines, map(str.rstrip, self.process.stdout)),
-                (self.errors, self.process.stderr),
-            )
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def end(self, how: signal.Signals | None = None) -> int:
-        """The exit code, after a signal or without; everything it has printed is in `lines`."""
-        if how is not None:
-            self.process.send_signal(how)
-        code = self.process.wait(WAIT_S)
-        for thread in self._threads:
-            thread.join(WAIT_S)
-        return code
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.end(signal.SIGKILL)
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        self.process.stdout.close()
-        self.process.stderr.close()
-        if isinstance(error, BaseException):
-            error.add_note(f"{self._name} has printed {self.lines} and {''.join(self.errors)}")
 
 
 class Kitchen:
@@ -110,26 +58,17 @@ class Kitchen:
     def sh(self) -> list[str]:
         """Run the recipe's next shell commands, up to an empty line; all must succeed. What they
         print."""
-        done = subprocess.run(
-            ["bash", "-euc", next(self._shell)],
-            cwd=self._directory,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-        )
-        assert (done.stderr, done.returncode) == ("", 0)
-        return done.stdout.splitlines()
+        command = ["bash", "-euc", next(self._shell)]
+        return printed(command, self.broker.url, self._directory, **self.environment)
 
     def start(self, name: str, *arguments: str) -> Program:
-        return Program(self.programs[name], arguments, self.environment)
+        command = [sys.executable, "-W", "error", name, *arguments]
+        return Program(command, self.broker.url, self._directory, **self.environment)
 
     def run(self, name: str, *arguments: str) -> list[str]:
         """What a program prints that ends by itself, with 0."""
-        with self.start(name, *arguments) as program:
-            assert (program.end(), program.errors) == (0, [])
-        return program.lines
+        command = [sys.executable, "-W", "error", name, *arguments]
+        return printed(command, self.broker.url, self._directory, **self.environment)
 
     def killed(self, line: int, name: str, *arguments: str) -> tuple[str, list[str]]:
         """Run a program and kill it before the so manyth line that it executes; that line, empty

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from contextlib import ExitStack
 
@@ -12,8 +11,8 @@ import pytest
 
 from mqks import blocking
 from mqks.testing import Broker, BrokerProcess
-from tests.client.programs import ROOT, environment
-from tests.kit.waiting import WAIT_S
+from tests.kit.program import ROOT, Program, printed
+from tests.kit.waiting import until
 
 OUTPUTS = {
     "hello": ["example.hello: world", 'example.hello: {"to":["everybody","else"]}'],
@@ -61,15 +60,9 @@ def test_example(name: str, mqks_broker: Broker) -> None:
             client.subscribe(queue, events)
             consuming.enter_context(client.consume(queue))
         before = client.request("stats", "queues")
-        done = subprocess.run(
-            [sys.executable, "-W", "error", ROOT / "examples" / f"{name}.py"],
-            env=environment(mqks_broker.url),
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-        )
-        assert (done.stderr, done.returncode) == ("", 0)
-        assert done.stdout.splitlines()[: len(OUTPUTS[name])] == OUTPUTS[name]
+        command = [sys.executable, "-W", "error", ROOT / "examples" / f"{name}.py"]
+        lines = printed(command, mqks_broker.url, ROOT)
+        assert lines[: len(OUTPUTS[name])] == OUTPUTS[name]
         # A message that had been published to one of them would have taken a number, too.
         assert of_hello_world(client.request("stats", "queues")) == of_hello_world(before)
 
@@ -104,23 +97,19 @@ def test_a_message_that_kills_the_service_takes_no_other_along(
     with blocking.connect(url) as client:
         client.subscribe("mailer", ["user.created"])
         client.publish_many(("user.created", {"mail": mail}) for mail in mails)
-    out = b""
+    told = list[str]()
     for _ in range(3):
-        died = subprocess.run(service, env=environment(url), capture_output=True, timeout=WAIT_S)
-        assert died.returncode == -signal.SIGKILL
-        out += died.stdout
-    with subprocess.Popen(
-        service, env=environment(url), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        assert process.stdout is not None
-        while out.count(b"mail to") + out.count(b"gave up") < len(mails):
-            line = process.stdout.readline()
-            assert line
-            out += line
-        process.send_signal(signal.SIGTERM)
-        out += process.stdout.read()
-        assert process.wait(WAIT_S) == 0
-    told = out.decode().splitlines()
+        with Program(service, url, ROOT) as dies:
+            assert dies.end() == -signal.SIGKILL
+        told += dies.lines
+    with Program(service, url, ROOT) as last:
+        lines = ("mail to", "gave up")
+        until(
+            lambda: sum(each.startswith(lines) for each in [*told, *last.lines]) == len(mails),
+            lambda: last.told,
+        )
+        assert last.end(signal.SIGTERM) == 0
+    told += last.lines
     mailed = [line.removeprefix("mail to ") for line in told if line.startswith("mail to")]
     assert sorted(mailed) == sorted({*mails} - {"killer@example.org"})
     assert [line for line in told if line.startswith("gave up")] == [
@@ -133,28 +122,17 @@ def test_a_message_that_kills_the_service_takes_no_other_along(
 
 
 def test_service(mqks_broker_process: BrokerProcess) -> None:
-    service = subprocess.Popen(
-        [sys.executable, "-W", "error", ROOT / "examples/service.py"],
-        env=environment(mqks_broker_process.url),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        with blocking.connect(mqks_broker_process.url) as client:
-            client.subscribe("mailer", ["user.created"])  # Nothing is lost before it listens.
-            client.publish("user.created", {"mail": "nowhere"}, confirm=True)
-            client.publish("user.created", {"mail": "ann@example.org"}, confirm=True)
-            assert service.stdout is not None
-            assert {service.stdout.readline() for _ in range(3)} == {
-                "mail to ann@example.org\n",
-                'sent: {"mail":"ann@example.org"}\n',
-                'gave up after 3 tries (rejects): {"mail":"nowhere"}\n',
-            }
-            service.send_signal(signal.SIGTERM)
-            service.communicate(timeout=WAIT_S)
-            assert service.returncode == 0
-            assert client.evaluate("len(state.queues_by_consumer_ids)") == "0"
-    finally:
-        service.kill()
-        service.wait()
+    url = mqks_broker_process.url
+    command = [sys.executable, "-W", "error", ROOT / "examples/service.py"]
+    with blocking.connect(url) as client, Program(command, url, ROOT) as service:
+        client.subscribe("mailer", ["user.created"])  # Nothing is lost before it listens.
+        client.publish("user.created", {"mail": "nowhere"}, confirm=True)
+        client.publish("user.created", {"mail": "ann@example.org"}, confirm=True)
+        until(lambda: len(service.lines) == 3, lambda: service.told)
+        assert {*service.lines} == {
+            "mail to ann@example.org",
+            'sent: {"mail":"ann@example.org"}',
+            'gave up after 3 tries (rejects): {"mail":"nowhere"}',
+        }
+        assert service.end(signal.SIGTERM) == 0
+        assert client.evaluate("len(state.queues_by_consumer_ids)") == "0"

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mqks import BlockingClient
-from tests.kit.kitchen import RECIPES, Kitchen, Program
+from tests.kit.kitchen import RECIPES, Kitchen
 from tests.kit.postgres import Postgres, PostgresMissing
+from tests.kit.program import Program
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
 

@@ -1,0 +1,112 @@
+"""examples/dramatiq, faststream, on_huey, taskiq and django, as their docstrings start them."""
+
+import re
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mqks import BlockingClient, blocking
+from mqks.testing import BrokerProcess
+from tests.kit.program import ROOT, Program, installed, printed
+from tests.kit.waiting import WAIT_S, until
+
+EXAMPLES = ROOT / "examples"
+
+pytestmark = pytest.mark.slow
+
+
+def why_dead(client: BlockingClient, queue: str) -> str | None:
+    (letter,) = until(lambda: client.peek(queue))
+    assert letter.dead_letter is not None
+    return letter.dead_letter.why
+
+
+def test_dramatiq(mqks_broker_process: BrokerProcess) -> None:
+    pytest.importorskip("dramatiq", reason="the extra dramatiq is not installed")
+    where = mqks_broker_process.url, EXAMPLES / "dramatiq"
+    with (
+        Program([installed("dramatiq"), "invoices", "-p", "1"], *where) as worker,
+        blocking.connect(mqks_broker_process.url) as client,
+    ):
+        assert printed([sys.executable, "invoices.py"], *where) == ["enqueued"]
+        worker.until("is due", times=3)
+        assert {*re.findall(r"invoice (\d) is sent", worker.told)} == {"0", "1", "2"}
+        why = why_dead(client, "dramatiq.invoices.XQ")
+        assert why == "ValueError: there is no customer Ann"
+        assert worker.end(signal.SIGTERM) == 0
+
+
+def test_faststream(mqks_broker_process: BrokerProcess) -> None:
+    pytest.importorskip("faststream", reason="the extra faststream is not installed")
+    where, program = (mqks_broker_process.url, EXAMPLES / "faststream"), "orders.py"
+    with blocking.connect(mqks_broker_process.url) as client:
+        client.set_queue("orders.dead")
+        with Program([sys.executable, program], *where) as app:
+            until(lambda: len(client.stats("consumers")) == 3, lambda: app.told)
+            assert printed([sys.executable, program, "send"], *where) == ["tea is 1.5", "sent"]
+            app.until("is paid", times=3)
+            assert {*re.findall(r"order (\d) is paid", app.told)} == {"0", "1", "3"}
+            assert why_dead(client, "orders.dead") == "order 2 has no customer"
+            assert app.end(signal.SIGTERM) == 0
+
+
+def test_huey(mqks_broker_process: BrokerProcess) -> None:
+    pytest.importorskip("huey", reason="the extra huey is not installed")
+    where = mqks_broker_process.url, EXAMPLES / "on_huey"
+    with Program([installed("huey_consumer"), "reports.huey"], *where) as consumer:
+        told = [*(f"report of month {month}" for month in (1, 2, 3)), "month 3 ends"]
+        assert printed([sys.executable, "monthly.py"], *where) == told
+        assert consumer.end(signal.SIGINT) == 0
+
+
+def test_taskiq(mqks_broker_process: BrokerProcess) -> None:
+    pytest.importorskip("taskiq", reason="the extra taskiq is not installed")
+    where = mqks_broker_process.url, EXAMPLES / "taskiq"
+    program = [sys.executable, "thumbnails.py", "a.png", "b.png"]
+    with Program([installed("taskiq"), "worker", "thumbnails:broker", "--workers", "1"], *where):
+        assert printed(program, *where) == ["small-a.png", "small-b.png"]
+        with blocking.connect(mqks_broker_process.url) as client:
+            (schedule,) = client.schedules()
+        assert schedule["name"] == "thumbnails:sweep"
+
+
+def test_django(mqks_broker_process: BrokerProcess, tmp_path: Path) -> None:
+    """Its two commands, and its page."""
+    pytest.importorskip("django", reason="the extra django is not installed")
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{sock.getsockname()[1]}"
+    url = f"http://{address}/"
+
+    def page(client: httpx.Client, url: str) -> str:
+        with suppress(httpx.TransportError):
+            return client.get(url).raise_for_status().text
+        return ""
+
+    def managed(*command: str) -> Program:
+        line = [sys.executable, EXAMPLES / "django/manage.py", *command]
+        return Program(line, mqks_broker_process.url, tmp_path, DEPOT_DATA=str(tmp_path))
+
+    with (
+        managed("work") as worker,
+        managed("runserver", address, "--noreload"),
+        httpx.Client(timeout=WAIT_S, trust_env=False) as client,
+    ):
+        until(lambda: "Pack an order" in page(client, url))
+        worker.until("runs tasks")
+        for by in ("celery", "tasks"):
+            found = re.search(r'csrfmiddlewaretoken" value="(\w+)"', page(client, url))
+            assert found is not None
+            answer = client.post(url, data={"by": by, "csrfmiddlewaretoken": found[1]})
+            url = str(answer.url.join(answer.headers["location"]))
+        until(lambda: page(client, url).count("is packed") == 2)
+        shown = page(client, url)
+        assert "celery: SUCCESS order 1 is packed" in shown
+        assert "tasks: SUCCESSFUL order 2 is packed" in shown
+        assert "refresh" not in shown
+        assert worker.end(signal.SIGTERM) == 0
