@@ -8,7 +8,6 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from urllib.error import HTTPError
@@ -16,13 +15,12 @@ from urllib.request import urlopen
 
 import pytest
 
-from mqks import Options, users_file
+from mqks import Options
 from mqks.commands import main
 from mqks.errors import ConfigurationError
 from mqks.server import silence
 from mqks.settings import DatabaseUrl
 from mqks.testing import Broker
-from mqks.users import User, hash_token
 from tests.commands.console import Console
 from tests.kit import following
 from tests.kit.line_client import LineClient
@@ -118,30 +116,6 @@ def test_a_standby_opens_no_socket_for_clients(journal_url: DatabaseUrl, tmp_pat
         assert waiting.address[1] == port
         assert path.exists()
         assert waiting.stop() == 0
-
-
-def test_who_made_a_queue_is_known_after_a_take_over(
-    journal_url: DatabaseUrl, tmp_path: Path
-) -> None:
-    users, every = tmp_path / "users", ["**"]
-    shop = User("shop", token=hash_token("s"), publish=every, consume=every, admin=True)
-    shop.queues_max, shop.queue_bytes_max = 1, 30
-    users_file.write(users, [shop])
-    flags = "--users", str(users), "--auth", "always"
-    with Member(journal_url, *flags) as active, standby(journal_url, *flags) as waiting:
-        for member in (active, waiting):
-            with LineClient(member.address) as client:
-                assert client.ask(b"a auth --confirm s") == b"a ok "
-                if member is active:
-                    assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-                    assert client.ask(b"m publish --confirm e 0123456789") == b"m ok "
-                told = json.loads(client.ask(b"s stats queue q")[5:])
-                assert (told["made_by"], told["ready"]) == ("shop", 1)
-                told = json.loads(client.ask(b"s stats users")[5:])[0]
-                assert (told["queues"], told["queue_bytes"]) == (1, 20)
-                assert client.ask(b"s subscribe --confirm r e").startswith(b"s error")
-                assert client.ask(b"m publish --confirm e 0123456789").startswith(b"m error")
-            active.kill()
 
 
 def test_a_service_manager_sees_a_standby_as_started(
@@ -263,35 +237,6 @@ def test_transactions_are_whole_after_a_take_over(journal_url: DatabaseUrl) -> N
         following.check(waiting.address, 300)
 
 
-@pytest.mark.slow
-def test_each_tick_is_published_once_over_take_overs(journal_url: DatabaseUrl) -> None:
-
-    def has_more_than(count: int, client: LineClient) -> bool:
-        return int(re.findall(rb"next=(\d+)", client.ask(b"r range q"))[0]) > count
-
-    with ExitStack() as stack:
-        active = stack.enter_context(Member(journal_url))
-        with LineClient(active.address) as client:
-            assert client.ask(b"s subscribe --confirm q beat") == b"s ok "
-            assert client.ask(b"b schedule --confirm beat --every=1 publish beat x") == b"b ok "
-        for life in range(1, 4):
-            # Of two that wait, either may be the next.
-            assert active.address
-            waiting = stack.enter_context(standby(journal_url))
-            with LineClient(active.address) as client:
-                until(partial(has_more_than, 3 * life, client))
-                active.kill()
-            active = waiting
-        with LineClient(active.address) as client:
-            assert client.ask(b"u unschedule --confirm beat") == b"u ok "
-            client.send(b"p peek q\n")
-            ids = []
-            while not (line := client.line()).endswith(b"--end"):
-                ids.append(int(re.findall(rb" beat:(\d+) ", line)[0]))
-    assert ids == [*range(ids[0], ids[0] + len(ids))]
-    assert len(ids) >= 9
-
-
 def test_commands_tell_who_is_active(
     journal_url: DatabaseUrl, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -340,21 +285,10 @@ def test_of_two_standbys_one_takes_over_and_the_other_waits_for_it(
     with Member(journal_url) as active, ExitStack() as members:
         waiting = [members.enter_context(standby(journal_url)) for _ in range(2)]
         active.stop()
-        winner, loser = winner_of(waiting)
+        [winner] = until(lambda: [each for each in waiting if each.serves])
+        [loser] = [each for each in waiting if each is not winner]
         until(lambda: told_by(winner) in loser.get("/readyz")[1])
         assert not loser.serves
-        waiting = [loser, members.enter_context(standby(journal_url))]
-        winner.kill()
-        winner, loser = winner_of(waiting)
-        until(lambda: told_by(winner) in loser.get("/readyz")[1])
-        assert not loser.serves
-
-
-def winner_of(waiting: list[Member]) -> tuple[Member, Member]:
-    """Who serves, and who does not."""
-    [winner] = until(lambda: [each for each in waiting if each.serves])
-    [loser] = [each for each in waiting if each is not winner]
-    return winner, loser
 
 
 # ------------------------------------------------------------------------------- without commits
@@ -455,35 +389,3 @@ def test_clients_of_a_broker_that_can_commit_no_more_are_closed(
         until(lambda: "clients_accepted" in caplog.messages)
         with LineClient(address) as client:
             assert client.ask(b"n publish --confirm --mandatory e x") == b"n ok "
-
-
-# ----------------------------------------------------------------------------------- SQS
-
-
-@pytest.mark.slow
-def test_sqs_goes_on_where_it_was(journal_url: DatabaseUrl) -> None:
-    """Visibility timeouts, receipt handles and deduplication ids are in the journal."""
-    sqs = pytest.importorskip("tests.doors.test_sqs", reason="boto3 is not installed")
-    port = "--sqs-port", "0"
-    message = {"MessageGroupId": "g", "MessageDeduplicationId": "1", "MessageBody": "a"}
-    with Member(journal_url, *port) as active, standby(journal_url, *port) as waiting:
-        before = sqs.connected(active)
-        url, fifo = sqs.new(before), sqs.new(before, "q.fifo")
-        once = before.send_message(QueueUrl=fifo, **message)
-        for body in "abc":
-            before.send_message(QueueUrl=url, MessageBody=body)
-        told = before.receive_message(QueueUrl=url, MaxNumberOfMessages=2, VisibilityTimeout=600)[
-            "Messages"
-        ]
-        handles = [{"QueueUrl": url, "ReceiptHandle": each["ReceiptHandle"]} for each in told]
-        active.kill()
-        after = sqs.connected(waiting)
-        assert sqs.counts(after, url) == [1, 0, 2]
-        assert [each["Body"] for each in sqs.received(after, url)] == ["c"]
-        after.delete_message(**handles[0])
-        after.change_message_visibility(**handles[1], VisibilityTimeout=0)
-        [again] = sqs.received(after, url)
-        assert (again["Body"], again["Attributes"]["ApproximateReceiveCount"]) == ("b", "2")
-        assert after.send_message(QueueUrl=fifo, **message)["MessageId"] == once["MessageId"]
-        assert sqs.counts(after, fifo)[0] == 1
-        assert waiting.stop() == 0
