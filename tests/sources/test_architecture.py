@@ -4,7 +4,8 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -99,62 +100,28 @@ def room(module: str) -> str:
     return module.split(".")[1] if "." in module else "__init__"
 
 
-def imports(module: str, source: str, *, package: bool = False) -> Iterator[str]:
-    """The dotted names a module imports, relative ones resolved, wherever in it they stand."""
+def imported(module: str, source: str, *, package: bool = False) -> Iterator[tuple[str, str]]:
+    """The dotted names a module imports, relative ones resolved, wherever in it they stand; each
+    with what is imported of it, if that is named."""
     around = module if package else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = around.split(".")[: 1 - node.level or None] if node.level else []
             origin = ".".join([*base, node.module] if node.module else base)
-            if origin == "mqks":
-                yield from (f"mqks.{alias.name}" for alias in node.names)
-            else:
-                yield origin
-
-
-def files_imported(module: str, source: str, known: Collection[str]) -> Iterator[str]:
-    """The modules, of those that are known, that a module imports whole or in part."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in known)
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{module} has a relative import"
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                yield name if name in known else f"{node.module}"
+            yield from ((origin, alias.name) for alias in node.names)
 
 
 def arrows_of_files(package: str, sources: Mapping[str, str]) -> dict[str, set[str]]:
     """For each file those of its package that it imports, for types too; without its prefix."""
     prefix = f"{package}."
-    return {
-        module.removeprefix(prefix): {
-            name.removeprefix(prefix)
-            for name in files_imported(module, source, sources)
-            if name in sources
-        }
-        for module, source in sources.items()
-    }
-
-
-def circle_of(start: str, arrows: Mapping[str, set[str]]) -> set[str]:
-    """The files from which a file is reached, and which it reaches."""
-    back: dict[str, set[str]] = {}
-    for name, others in arrows.items():
-        for other in others:
-            back.setdefault(other, set()).add(name)
-    return _reached(start, arrows) & _reached(start, back)
-
-
-def _reached(start: str, arrows: Mapping[str, set[str]]) -> set[str]:
-    found, left = set[str](), [*arrows.get(start, ())]
-    while left:
-        if (name := left.pop()) not in found:
-            found.add(name)
-            left += arrows.get(name, ())
-    return found
+    arrows: dict[str, set[str]] = {module.removeprefix(prefix): set() for module in sources}
+    for module, source in sources.items():
+        for origin, name in imported(module, source):
+            for file in {origin, f"{origin}.{name}"} & sources.keys():
+                arrows[module.removeprefix(prefix)].add(file.removeprefix(prefix))
+    return arrows
 
 
 def upward(arrows: Mapping[str, set[str]]) -> set[tuple[str, str]]:
@@ -187,9 +154,11 @@ def is_allowed(module: str, name: str) -> bool:
 
 
 def faults(module: str, source: str, *, package: bool = False) -> list[str]:
-    return [
-        name for name in imports(module, source, package=package) if not is_allowed(module, name)
-    ]
+    names = (
+        f"mqks.{name}" if origin == "mqks" and name else origin
+        for origin, name in imported(module, source, package=package)
+    )
+    return [name for name in dict.fromkeys(names) if not is_allowed(module, name)]
 
 
 def test_no_room_hides_a_module_of_the_standard_library() -> None:
@@ -260,8 +229,7 @@ def test_the_spine_imports_no_feature(sources: dict[str, str]) -> None:
 
 
 def test_files_form_no_circles(sources: dict[str, str]) -> None:
-    arrows = arrows_of_files("mqks", sources)
-    assert {name for name in arrows if circle_of(name, arrows)} == set()
+    TopologicalSorter(arrows_of_files("mqks", sources)).prepare()
 
 
 def test_an_arrow_that_turns_inside_the_broker_is_noticed() -> None:
@@ -280,15 +248,14 @@ def test_an_arrow_that_turns_inside_the_broker_is_noticed() -> None:
         ("spine.log.pending", "spine.queue.lane"),
         ("spine.queue.queue", "features.order.keyed"),
     }
-    circle = {"spine.log.pending", "spine.queue.lane"}
-    assert {name for name in arrows if circle_of(name, arrows)} == circle
+    with pytest.raises(CycleError, match=r"spine\.log\.pending.*spine\.queue\.lane"):
+        TopologicalSorter(arrows).prepare()
 
 
 def test_relative_imports_of_a_package_start_at_the_package() -> None:
-    assert list(imports("mqks.broker", "from .queue import Queue", package=True)) == [
-        "mqks.broker.queue"
-    ]
-    assert list(imports("mqks.broker", "from ..server import run", package=True)) == ["mqks.server"]
+    text = "from .queue import Queue\nfrom ..server import run"
+    told = [("mqks.broker.queue", "Queue"), ("mqks.server", "run")]
+    assert list(imported("mqks.broker", text, package=True)) == told
 
 
 def example_lines() -> list[str]:
