@@ -12,6 +12,9 @@ from typing import Any
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 
+from tests.kit import task_notes
+from tests.kit.task_notes import write
+
 app: Any = Celery("tasks", broker=os.environ["BROKER"], backend=os.environ["RESULTS"])
 app.conf.update(
     task_acks_late=True,
@@ -42,25 +45,19 @@ def total(numbers: list[int]) -> int:
 
 @app.task(shared=False)  # type: ignore[untyped-decorator]
 def note(path: str, what: str) -> None:
-    """Its effect is a line of a file."""
-    with open(path, "a") as file:
-        file.write(f"{what}\n")
+    write(path, what)
 
 
 @app.task(shared=False)  # type: ignore[untyped-decorator]
 def sleep(seconds: float, path: str) -> None:
-    note(path, "begun")
+    write(path, "begun")
     time.sleep(seconds)
-    note(path, "done")
+    write(path, "done")
 
 
 @app.task(shared=False)  # type: ignore[untyped-decorator]
 def hold(path: str, gate: str) -> None:
-    """Until there is a file."""
-    note(path, "begun")
-    while not Path(gate).exists():
-        time.sleep(0.01)
-    note(path, "done")
+    task_notes.hold(path, gate)
 
 
 @app.task(shared=False, soft_time_limit=1)  # type: ignore[untyped-decorator]
@@ -68,7 +65,7 @@ def softly(path: str) -> str:
     try:
         time.sleep(600)
     except SoftTimeLimitExceeded:
-        note(path, "soft")
+        write(path, "soft")
         return "in time"
     return "too late"
 
@@ -80,14 +77,14 @@ def hardly() -> None:
 
 @app.task(shared=False, rate_limit="3/m")  # type: ignore[untyped-decorator]
 def rated(path: str) -> None:
-    note(path, str(time.time()))
+    write(path, str(time.time()))
 
 
 @app.task(shared=False)  # type: ignore[untyped-decorator]
 def die_once(path: str) -> None:
     """Its process, of those of the pool."""
     first = not Path(path).exists()
-    note(path, "begun")
+    write(path, "begun")
     if first:
         os.kill(os.getpid(), signal.SIGKILL)
-    note(path, "done")
+    write(path, "done")

@@ -1,8 +1,6 @@
 """The tasks of the workers that tests start: `dramatiq tests.kit.dramatiq_tasks`."""
 
 import os
-import time
-from pathlib import Path
 
 import dramatiq
 
@@ -20,8 +18,4 @@ def note(path: str, what: str) -> None:
 
 @dramatiq.actor
 def hold(path: str, gate: str) -> None:
-    """Until there is a file."""
-    note.fn(path, "begun")
-    while not Path(gate).exists():
-        time.sleep(0.01)
-    note.fn(path, "done")
+    task_notes.hold(path, gate)

@@ -21,12 +21,10 @@ def note(path: str, what: str) -> None:
 @broker.subscriber("hold", prefetch=5)
 async def hold(path: str, gate: str) -> None:
     """Until there is a file."""
-    with open(path, "a") as file:
-        file.write("begun\n")
+    task_notes.write(path, "begun")
     while not Path(gate).exists():
         await asyncio.sleep(0.01)
-    with open(path, "a") as file:
-        file.write("done\n")
+    task_notes.write(path, "done")
 
 
 @broker.subscriber("die", policy={"losses": 4, "dead_letter_queue": "dead"})

@@ -10,8 +10,6 @@ if os.environ.get("GREENLETS"):
 
     monkey.patch_all()
 
-import time
-from pathlib import Path
 from typing import Any
 
 from huey import signals
@@ -29,11 +27,7 @@ def note(path: str, what: str) -> None:
 
 @huey.task()
 def hold(path: str, gate: str) -> str:
-    """Until there is a file."""
-    note.call_local(path, "begun")
-    while not Path(gate).exists():
-        time.sleep(0.01)
-    note.call_local(path, "done")
+    task_notes.hold(path, gate)
     return "held"
 
 

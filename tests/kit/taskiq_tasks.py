@@ -7,6 +7,7 @@ import anyio
 from taskiq import SimpleRetryMiddleware
 
 from mqks.taskiq import MqksBroker, MqksResultBackend, MqksScheduleSource
+from tests.kit.task_notes import write
 
 results = MqksResultBackend[object]()
 broker = MqksBroker(
@@ -24,18 +25,16 @@ async def add(a: int, b: int) -> int:
 
 @broker.task
 def note(path: str, what: str) -> None:
-    """Its effect is a line of a file."""
-    with open(path, "a") as file:
-        file.write(f"{what}\n")
+    write(path, what)
 
 
 @broker.task
 async def hold(path: str, gate: str) -> None:
     """Until there is a file."""
-    note(path, "begun")
+    write(path, "begun")
     while not Path(gate).exists():
         await anyio.sleep(0.01)
-    note(path, "done")
+    write(path, "done")
 
 
 @broker.task
