@@ -22,8 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from mqks.settings import DatabaseUrl
-from tests.kit import clock_library
-from tests.kit import sync_library as sync
+from tests.kit import preloaded
 from tests.kit.postgres import Postgres, PostgresMissing
 from tools.java_classes import ARCHIVE, SETTINGS
 
@@ -198,19 +197,14 @@ def _given(running: Any, *_told: object, **_conf: object) -> Any:
 
 @pytest.fixture(scope="session")
 def sync_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library for LD_PRELOAD, of which tests/kit/sync_library.py tells."""
-    return sync.compiled(tmp_path_factory.mktemp("sync"))
-
-
-@pytest.fixture(scope="session")
-def _clock_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return clock_library.compiled(tmp_path_factory.mktemp("clock"))
+    """For LD_PRELOAD: tests/kit/preloaded.py."""
+    return preloaded.compiled(tmp_path_factory.mktemp("preloaded"))
 
 
 @pytest.fixture
-def clock(_clock_library: Path, tmp_path: Path) -> clock_library.Clock:
+def clock(sync_library: Path, tmp_path: Path) -> preloaded.Clock:
     """A wall clock that can be set, for servers that have its environment."""
-    return clock_library.Clock(_clock_library, tmp_path)
+    return preloaded.Clock(sync_library, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -264,18 +264,9 @@ def archive(
     place: Place = root / "lake" if lake is None else lake
     with BrokerProcess(root / "mqks.db") as broker:
         subscribe(broker.url, "clicks")
-        flags = [
-            "--format",
-            format,
-            "--batch",
-            str(count // 20),
-            "--interval",
-            "0.2",
-            "--roll",
-            "0.5",
-            *(["--table-by", "event"] if tables else ()),
-            *(["--upsert", "ordering_key"] if upsert else ()),
-        ]
+        flags = ["--format", format, "--batch", str(count // 20), "--interval", "0.2"]
+        flags += ["--roll", "0.5", *(["--table-by", "event"] if tables else ())]
+        flags += ["--upsert", "ordering_key"] if upsert else []
         command = ["archive", "clicks", str(place), "--url", broker.url, *flags]
         with at_the_same_time(lambda: publish(broker.url, count, upsert=upsert)):
             for number in range(driver_kills):

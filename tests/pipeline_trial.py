@@ -242,17 +242,11 @@ def main(kills: int, seed: int, kind: str | None = None) -> None:
     with tempfile.TemporaryDirectory() as directory, local_store() as store:
         root = Path(directory)
         with rest_catalog(root, "s3://bucket/warehouse") as catalog:
+            objects, tables = "s3://bucket/delta", "iceberg://trial/db"
             trials = [
                 Trial(root, root / "files", root / "files-bad", "parquet"),
-                Trial(root, "s3://bucket/delta", "s3://bucket/delta-bad", "delta", store),
-                Trial(
-                    root,
-                    "iceberg://trial/db.t",
-                    "iceberg://trial/db.bad",
-                    "iceberg",
-                    store,
-                    catalog,
-                ),
+                Trial(root, objects, f"{objects}-bad", "delta", store),
+                Trial(root, f"{tables}.t", f"{tables}.bad", "iceberg", store, catalog),
             ]
             trials = [trial for trial in trials if kind in (None, trial.format)]
             for number, trial in enumerate(trials):

@@ -25,10 +25,10 @@ from tests.commands.console import Console
 from tests.fuzz.disk import Disk
 from tests.kit.bare import BareWorld
 from tests.kit.called import lines_of
-from tests.kit.clock_library import Clock
 from tests.kit.compiled import patches_modules
 from tests.kit.line_client import LineClient
 from tests.kit.memory import allocated
+from tests.kit.preloaded import Clock
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S
 

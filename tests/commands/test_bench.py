@@ -15,9 +15,9 @@ from mqks.bench import WORKS
 from mqks.commands import main
 from tests.commands.console import Console
 from tests.kit.line_client import LineClient
+from tests.kit.proxy import WrongServer
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S
-from tests.kit.wrong_server import WrongServer
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

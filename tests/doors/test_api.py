@@ -35,8 +35,8 @@ from mqks.limits import (
 from mqks.settings import load
 from mqks.users import User, hash_password, hash_token
 from mqks.web import serving
+from tests.kit.fixtures import served_to
 from tests.kit.line_client import LineClient
-from tests.kit.served_to import served_to
 from tests.kit.server_process import ServerProcess
 from tests.kit.typist import Typist
 from tests.kit.waiting import WAIT_S, until

@@ -23,9 +23,9 @@ from mqks.client.messages import Message
 from mqks.client.options import Options
 from mqks.testing import Broker
 from mqks.users import User, hash_token
+from tests.kit.fixtures import served_to
 from tests.kit.ports import free_port
 from tests.kit.proxy import Proxy
-from tests.kit.served_to import served_to
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
 

@@ -33,9 +33,9 @@ from mqks import BlockingClient, blocking, users_file  # noqa: E402
 from mqks.errors import ConfigurationError  # noqa: E402
 from mqks.settings import load  # noqa: E402
 from mqks.users import User  # noqa: E402
-from tests.kit.clock_library import Clock  # noqa: E402
+from tests.kit.fixtures import served_to  # noqa: E402
 from tests.kit.one_broker import cleared  # noqa: E402
-from tests.kit.served_to import served_to  # noqa: E402
+from tests.kit.preloaded import Clock  # noqa: E402
 from tests.kit.server_process import ServerProcess  # noqa: E402
 from tests.kit.waiting import WAIT_S, until  # noqa: E402
 

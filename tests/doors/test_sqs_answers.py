@@ -31,7 +31,7 @@ from tests.doors.test_sqs import (  # noqa: E402
     refusal,
     server,
 )
-from tests.kit.served_to import served_to  # noqa: E402
+from tests.kit.fixtures import served_to  # noqa: E402
 from tests.kit.server_process import ServerProcess  # noqa: E402
 from tests.kit.waiting import WAIT_S, until  # noqa: E402
 

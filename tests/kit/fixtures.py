@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from mqks import users_file
 from mqks.settings import DatabaseUrl
 from mqks.testing import Broker
+from mqks.users import User
 from tests.kit.line_client import LineClient
 from tests.kit.proxy import Proxy
 from tests.kit.server_process import ServerProcess
@@ -33,6 +35,17 @@ def served(
 
 watchful = partial(served, module="tests.kit.watchful")
 """The same by a server that looks at its files, and for room on a full disk, at once."""
+
+
+@contextmanager
+def served_to(
+    directory: Path, *users: User, flags: tuple[str, ...] = ()
+) -> Iterator[ServerProcess]:
+    """By a server with these users, and nobody else; their file is `users` in the directory."""
+    path = directory / "users"
+    users_file.write(path, [*users])
+    with ServerProcess(directory / "mqks.db", "--users", str(path), *flags) as server:
+        yield server
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from mqks import BlockingClient, blocking
 from tests.kit import forks
 from tests.kit.program import Program, printed
 from tests.kit.server_process import ServerProcess
-from tests.kit.waiting import WAIT_S
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "cookbook.md").read_text()
@@ -31,11 +29,7 @@ class Kitchen:
         self.broker = broker
         self._directory = directory
         directory.mkdir()
-        self.environment = {
-            **os.environ,
-            "MQKS_URL": broker.url,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        }
+        self.environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         self._shell: Iterator[str] = iter(())
         self.programs: dict[str, Path] = {}
 
@@ -54,6 +48,11 @@ class Kitchen:
             path = self._directory / Path(link).name
             path.write_text((DOCS / link).read_text())
             self.programs[path.name] = path
+
+    def begin(self, recipe: str) -> list[str]:
+        """Take it, and run its first shell commands."""
+        self.take(recipe)
+        return self.sh()
 
     def sh(self) -> list[str]:
         """Run the recipe's next shell commands, up to an empty line; all must succeed. What they
@@ -75,22 +74,11 @@ class Kitchen:
         if it has ended sooner, and what it has printed."""
         path = self.programs[name]
         command = [sys.executable, "-m", "tests.kit.killed_at", str(line), str(path), *arguments]
-        with (
-            open(os.devnull) as none,
-            tempfile.TemporaryFile("w+") as out,
-            tempfile.TemporaryFile("w+") as err,
-        ):
-            streams = none.fileno(), out.fileno(), err.fileno()
-            process = forks.Forked(command, self.environment, streams, self._directory)
-            try:
-                code = process.wait(WAIT_S)
-            finally:
-                process.kill()
-            out.seek(0)
-            err.seek(0)
-            printed, told = out.read().splitlines(), err.read()
-        assert code == (-signal.SIGKILL if told else 0), told
-        return (path.read_text().splitlines()[int(told) - 1].strip() if told else ""), printed
+        environment = os.environ | {"MQKS_URL": self.broker.url} | self.environment
+        code, out, err = forks.run(command, b"", environment, self._directory)
+        assert code == (-signal.SIGKILL if err else 0), err
+        last = path.read_text().splitlines()[int(err) - 1].strip() if err else ""
+        return last, out.decode().splitlines()
 
     def client(self) -> BlockingClient:
         return blocking.connect(self.broker.url)

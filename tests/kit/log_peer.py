@@ -5,82 +5,50 @@ The one rule: it speaks from what it was given; nothing in it knows the code und
 
 from __future__ import annotations
 
-import socket
+import asyncio
 import struct
-import threading
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Self
 
-from tests.kit.waiting import WAIT_S
+from tests.kit.proxy import Peer
 
-Reply = bytes
 ROWS_A_REPLY = 4
 
 
-class LogPeer:
-    """A queue `q` of messages (number, arrival in µs, text) on a port of the loopback interface.
+class LogPeer(Peer):
+    """A queue `q` of messages (number, arrival in µs, text).
 
-    `cut` gives for the n-th read reply how much of it is sent before the connection breaks.
+    `cut` gives for the n-th read reply how much of it is sent before the connection ends.
     """
 
     def __init__(self, messages: list[tuple[int, int, bytes]], epoch: str = "one") -> None:
+        super().__init__()
         self.messages = {number: (time, text) for number, time, text in messages}
         self.next = max(self.messages, default=0) + 1
         self.epoch = epoch
         self.cut: Callable[[int], int | None] = lambda reply: None
         self.damage: Callable[[bytes], bytes] = lambda text: text
         self.requests: list[bytes] = []
-        self.connections = 0
         self.replies = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._open: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
-        self._accepting = threading.Thread(target=self._accept)
 
     @property
-    def url(self) -> str:
-        return f"mqks://127.0.0.1:{self._listener.getsockname()[1]}"
+    def connections(self) -> int:
+        return self.accepted
 
-    def __enter__(self) -> Self:
-        self._accepting.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._accepting.join(WAIT_S)  # Then nobody comes any more.
-        for sock in self._open:
-            with suppress(OSError):  # The other end may have gone before.
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(WAIT_S)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async for line in reader:
+            self.requests.append(line.rstrip(b"\n"))
+            request_id, action, *words = line.split()
+            reply, kept = self._reply(request_id, action, words)
+            writer.write(reply[:kept])
+            await writer.drain()
+            if kept is not None:
+                writer.close()
+                await writer.wait_closed()
                 return
-            self.connections += 1
-            self._open.append(sock)
-            thread = threading.Thread(target=self._serve, args=(sock,))
-            self._threads.append(thread)
-            thread.start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        with suppress(OSError), sock, sock.makefile("rb") as lines:
-            for line in lines:
-                self.requests.append(line.rstrip(b"\n"))
-                request_id, action, *words = line.split()
-                reply, kept = self._reply(request_id, action, words)
-                sock.sendall(reply[:kept])
-                if kept is not None:
-                    return
 
     def _reply(
         self, request_id: bytes, action: bytes, words: list[bytes]
-    ) -> tuple[Reply, int | None]:
+    ) -> tuple[bytes, int | None]:
         flags = dict(word[2:].decode().split("=") for word in words if b"=" in word)
         if action in (b"ping", b"auth", b"trim"):
             if action == b"trim":

@@ -17,7 +17,7 @@ ASIDE = 1 << 52
 """Places of what is published with a delay, until it joins."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Message:
     place: int
     id: str
@@ -82,6 +82,10 @@ class ModelQueue:
     paused: bool = False
     """Nothing is delivered."""
 
+    def remove(self, gone: Sequence[Message]) -> None:
+        self.ready = [each for each in self.ready if each not in gone]
+        self.scheduled = [each for each in self.scheduled if each[1] not in gone]
+
 
 class Model:
     def __init__(self) -> None:
@@ -94,17 +98,17 @@ class Model:
         self.rings: dict[str, list[ModelConsumer]] = {}
         """By queue name, also while there is no such queue."""
         self.held_back: list[ModelConsumer] = []
+        """Those that left their ring, or did not get back into it, because too much is unacked."""
         self.returning: set[str] = set()
         """Queues to which messages of consumers that ended come back just now."""
-        """Those that left their ring, or did not get back into it, because too much is unacked."""
         self.held: list[ModelConsumer] = []
         self.attached: list[ModelConsumer] = []
         """All consumers in the order they came."""
         self.told: dict[str, list[str]] = {}
         self.confirms: list[tuple[str, str]] = []
+        """Connection and line."""
         self.replaced: list[tuple[str, str]] = []
         """Connections whose consumer id another one uses, which they are told after its confirm."""
-        """Connection and line."""
         self.once: set[str] = set()
         self.batch: ModelBatch | None = None
         self.jobs: dict[str, Message] = {}
@@ -156,11 +160,8 @@ class Model:
 
     def living(self, batch: ModelBatch) -> int:
         """How many of its messages are neither acked nor dead."""
-        messages = [
-            *(message for queue in self.queues.values() for message in queue.ready),
-            *(message for queue in self.queues.values() for _, message in queue.scheduled),
-            *(message for consumer in self.attached for message in consumer.unacked),
-        ]
+        messages = [message for name in self.queues for message in self._waiting(name)]
+        messages += [message for consumer in self.attached for message in consumer.unacked]
         return sum(message.batch == batch.generation for message in messages)
 
     def end_batch(self, queues: list[str]) -> None:
@@ -185,10 +186,8 @@ class Model:
 
     def messages(self, name: str) -> list[Message]:
         """The log: everything that is not settled, in order, but what a delay keeps out of it."""
-        held = (message for each in self._consumers(name) for message in each.unacked)
-        scheduled = (message for _, message in self.queues[name].scheduled)
-        later = (message for message in scheduled if message.number < ASIDE)
-        messages = [*self.queues[name].ready, *held, *later]
+        there = [*self._waiting(name), *self._held(name)]
+        messages = [message for message in there if message.number < ASIDE]
         return sorted(messages, key=lambda message: message.number)
 
     def consume(
@@ -285,13 +284,11 @@ class Model:
         for name in queues:
             queue, message, place = self.queues[name], replace(wanted), 0
             if (holder := self._holder(name, wanted.unique)) is not None:
-                waits = [each for each in queue.scheduled if each[1] is holder]
-                if not replaces or not (waits or holder in queue.ready):
+                if not replaces or holder not in self._waiting(name):
                     duplicate = duplicate or holder.id
                     continue
                 place = holder.place if holder in queue.ready else 0
-                queue.ready = [each for each in queue.ready if each is not holder]
-                queue.scheduled = [each for each in queue.scheduled if each[1] is not holder]
+                queue.remove([holder])
                 replaced = replaced or holder.id
             placed = True
             if delay:
@@ -307,25 +304,24 @@ class Model:
         )
 
     def _holder(self, name: str, key: str) -> Message | None:
-        queue = self.queues[name] if name in self.queues else ModelQueue()
-        waiting = [*queue.ready, *(message for _, message in queue.scheduled)]
-        held = [message for each in self._consumers(name) for message in each.unacked]
-        living = [each for each in (*waiting, *held) if each.unique == key and not each.died_in]
+        there = [*self._waiting(name), *self._held(name)]
+        living = [each for each in there if each.unique == key and not each.died_in]
         return next((each for each in living if each.until_acked or not each.was_tried), None)
 
     def give_up(self, consumer_id: str, message_id: str, how: str, delay: float) -> None:
         """`how` is reject, reject --dead, release or touch --for=0."""
         settled = self._settle(consumer_id, message_id)
-        if settled:
-            self._go_on(self.consumers[consumer_id])
+        if not settled:
+            return
+        name = self.consumers[consumer_id].queue
+        queue = self.queues[name]
+        self._go_on(self.consumers[consumer_id])
         named = {"reject --dead": Event.KILL, "touch --for=0": Event.END}
         event = named.get(how) or Event(how)
         if delay and event is not Event.KILL:
             event = Event.DELAY
         after = AFTER[State.UNACKED, event]
         for message in settled:
-            name = self.consumers[consumer_id].queue
-            queue = self.queues[name]
             if after is State.DEAD:
                 self._kill(name, message)
                 continue
@@ -338,8 +334,7 @@ class Model:
                 queue.ready.sort(key=Message.rank)
             else:
                 self._append(name, message)
-        if settled:
-            self.deliver(self.consumers[consumer_id].queue)
+        self.deliver(name)
 
     def submit(self, job: str, name: str, data: str, delay: float) -> None:
         message = self.jobs[job] = Message(0, job, "e1", data)
@@ -354,28 +349,21 @@ class Model:
         message = self.jobs[job]
         if message.has_died:
             return {"dead"}
-        for queue in self.queues.values():
-            if any(each is message for each in [*queue.ready, *(m for _, m in queue.scheduled)]):
-                return {"waiting"}
-        is_held = any(each is message for holder in self.attached for each in holder.unacked)
+        if any(message in self._waiting(name) for name in self.queues):
+            return {"waiting"}
+        is_held = any(message in holder.unacked for holder in self.attached)
         return {"running"} if is_held else {"done", "cancelled"}
 
     def cancel_job(self, name: str, job: str) -> str:
         queue, message = self.queues.get(name), self.jobs.get(job)
         if queue is None:
             return "none"
-        waiting = [*queue.ready, *(each for _, each in queue.scheduled)]
-        held = [each for holder in self._consumers(name) for each in holder.unacked]
-        if message is not None and any(each is message for each in [*waiting, *held]):
-            waiting = [each for each in waiting if each is message]
-            held = [each for each in held if each is message]
-        if any(each.id == job for each in held):
+        waiting, held = self._waiting(name), self._held(name)
+        is_here = message in (*waiting, *held)
+        if any(message is each if is_here else each.id == job for each in held):
             return "held"
-        gone = [each for each in waiting if each.id == job]
-        queue.ready = [each for each in queue.ready if not any(each is one for one in gone)]
-        queue.scheduled = [
-            pair for pair in queue.scheduled if not any(pair[1] is one for one in gone)
-        ]
+        gone = [each for each in waiting if (message is each if is_here else each.id == job)]
+        queue.remove(gone)
         self.deliver(name)
         return "cancelled" if gone else "none"
 
@@ -414,10 +402,10 @@ class Model:
         group = message_id.removesuffix("*") if message_id.endswith("#*") else ""
         found = [
             each
-            for each in queue.scheduled
-            if message_id in ("--all", each[1].id) or (group and each[1].id.startswith(group))
+            for _, each in queue.scheduled
+            if message_id in ("--all", each.id) or (group and each.id.startswith(group))
         ]
-        queue.scheduled = [each for each in queue.scheduled if each not in found]
+        queue.remove(found)
         return len(found)
 
     def delete_consumer(self, connection: str, consumer_id: str, *, tell: bool = False) -> None:
@@ -603,6 +591,13 @@ class Model:
             self.bindings[name] = bound
         else:
             self.bindings.pop(name, None)
+
+    def _waiting(self, name: str) -> list[Message]:
+        queue = self.queues.get(name) or ModelQueue()
+        return [*queue.ready, *(message for _, message in queue.scheduled)]
+
+    def _held(self, name: str) -> list[Message]:
+        return [message for each in self._consumers(name) for message in each.unacked]
 
     def _consumers(self, name: str) -> list[ModelConsumer]:
         return [consumer for consumer in self.attached if consumer.queue == name]

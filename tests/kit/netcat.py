@@ -1,4 +1,4 @@
-"""`nc HOST PORT` of Debian (netcat-openbsd), where it is not installed.
+"""`nc HOST PORT` as of Debian (netcat-openbsd), which is not everywhere.
 
 The one rule: at the end of its input it closes its sending side only with `-N`, as that one does.
 """

@@ -59,12 +59,20 @@ def _options(options: Options | None) -> dict[str, Any]:
     }
 
 
+def _camels(words: dict[str, Any]) -> dict[str, Any]:
+    return {_camel(name.removesuffix("_s")): value for name, value in words.items()}
+
+
 def _words(**words: Any) -> dict[str, Any]:
     """Options of a call that are given."""
     if "timeout_s" in words:
         words["timeout_ms"] = words.pop("timeout_s") * 1000
-    named = {_camel(name.removesuffix("_s")): value for name, value in words.items()}
-    return {name: value for name, value in named.items() if value is not None}
+    return {name: value for name, value in _camels(words).items() if value is not None}
+
+
+def _lists(words: dict[str, Any]) -> dict[str, Any]:
+    """Options that are lists of names."""
+    return {name: _names(value) for name, value in _words(**words).items()}
 
 
 def _raw(data: bytes) -> dict[str, str]:
@@ -273,14 +281,13 @@ class NodeClient:
     async def subscribe(
         self, queue: str, events: Iterable[str] = (), *, replace: bool = False, **words: Any
     ) -> None:
-        options = {name: _names(value) for name, value in _words(**words).items()}
-        named = _names(events)
+        options, named = _lists(words), _names(events)
         if not replace:
             options["add"], named = named, []
         await self.ask("subscribe", _name(queue), named, options)
 
     async def rebind(self, queue: str, **words: Any) -> None:
-        options = {name: _names(value) for name, value in _words(**words).items()}
+        options = _lists(words)
         if "replace" in options:
             options["events"] = options.pop("replace")
         await self.ask("rebind", _name(queue), options)
@@ -288,13 +295,10 @@ class NodeClient:
     async def set_queue(self, queue: str, **policy: Any) -> None:
         if "dead_letter_queue" in policy:
             policy["dead_letters"] = policy.pop("dead_letter_queue")
-        options = {_camel(name.removesuffix("_s")): value for name, value in policy.items()}
-        await self.ask("setQueue", _name(queue), options)
+        await self.ask("setQueue", _name(queue), _camels(policy))
 
     async def pause(self, queue: str, **how: Any) -> None:
-        await self.ask(
-            "pauseQueue", _name(queue), {_camel(k.removesuffix("_s")): v for k, v in how.items()}
-        )
+        await self.ask("pauseQueue", _name(queue), _camels(how))
 
     async def resume(self, queue: str) -> None:
         await self.ask("resumeQueue", _name(queue))
@@ -302,8 +306,8 @@ class NodeClient:
     async def delete_queue(self, queue: str) -> None:
         await self.ask("deleteQueue", _name(queue))
 
-    async def purge(self, queue: str) -> int:
-        return int(await self.ask("purge", _name(queue)))
+    async def purge(self, queue: str) -> Any:
+        return await self.ask("purge", _name(queue))
 
     async def peek(self, queue: str, **words: Any) -> list[NodeMessage]:
         told = await self.ask("peek", _name(queue), _words(**words))
@@ -312,9 +316,8 @@ class NodeClient:
     async def stats(self, *words: str) -> Any:
         return await self.ask("stats", *words)
 
-    async def reason(self, error_id: str) -> str | None:
-        told: str | None = await self.ask("reason", error_id)
-        return told
+    async def reason(self, error_id: str) -> Any:
+        return await self.ask("reason", error_id)
 
     async def request(self, *words: str, **options: Any) -> str:
         return str(await self.ask("request", *words, _words(**options)))

@@ -131,3 +131,23 @@ class Proxy(Peer):
     async def _half_close(self) -> None:
         for writer in self._writers:
             writer.write_eof()
+
+
+class WrongServer(Proxy):
+    """Passes everything, with the bytes `wrong` for `right` in what the broker answers."""
+
+    def __init__(self, port: int, right: bytes, wrong: bytes) -> None:
+        super().__init__(port)
+        self._right, self._wrong = right, wrong
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if writer not in self._writers:
+            await super()._pump(reader, writer)
+            return
+        tail = b""
+        while data := await reader.read(CHUNK_BYTES):
+            # Whole lines, and those with their ends, so that no bytes to replace are cut in two.
+            lines, newline, tail = (tail + data).rpartition(b"\n")
+            writer.write((lines + newline).replace(self._right, self._wrong))
+            await writer.drain()
+        writer.write_eof()

@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -188,7 +187,8 @@ class Typist:
         self.limit_s = LONG_S if with_spark else WAIT_S
         programs = directory / "bin"
         programs.mkdir()
-        self._make_netcat(programs)
+        (programs / "nc").write_text(NETCAT)
+        (programs / "nc").chmod(0o755)
         path = f"{Path(sys.executable).parent}:{programs}:{os.environ['PATH']}"
         self.environment = {**os.environ, "PATH": path, "MQKS_URL": url, "COLUMNS": "200"}
         self.environment["PYTHONUNBUFFERED"] = "1"  # As in a terminal.
@@ -197,13 +197,6 @@ class Typist:
         self._terminals: dict[str, Running] = {}
         self._printed = ""
         self.typed = 0
-
-    def _make_netcat(self, programs: Path) -> None:
-        """Debian's `nc` where it is, else a program that does what it does."""
-        found = shutil.which("nc")
-        if not found or b"-N" not in subprocess.run([found, "-h"], capture_output=True).stderr:
-            (programs / "nc").write_text(NETCAT)
-            (programs / "nc").chmod(0o755)
 
     def __enter__(self) -> Self:
         return self

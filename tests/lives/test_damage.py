@@ -61,6 +61,14 @@ def bodies(db: Path, *flags: str) -> tuple[dict[bytes, list[bytes]], str]:
         return found, server.log
 
 
+def refuses(db: Path, place: str, *flags: str) -> None:
+    """A server does, and says where it is damaged."""
+    code, log = refusal(db, *flags)
+    assert code == DAMAGED
+    assert place in log
+    assert "Traceback" not in log
+
+
 ALL = {b"q": [b"m1", b"m2", b"m3", b"m4"]}
 
 
@@ -99,10 +107,7 @@ def test_a_row_that_is_not_what_was_written_is_refused_and_can_be_salvaged(
 ) -> None:
     change(stopped, sql)
     before = stopped.read_bytes()
-    code, log = refusal(stopped)
-    assert code == DAMAGED
-    assert place in log
-    assert "Traceback" not in log
+    refuses(stopped, place)
     assert stopped.read_bytes() == before
     assert main(["verify", str(stopped)]) == DAMAGED
     assert " ".join(place.split()[3:]) in " ".join(capsys.readouterr().out.split())
@@ -165,9 +170,7 @@ def test_commits_behind_a_damaged_place_of_the_wal_are_missed(
     flip(its_wal, at if at in (4, 20) else HEADER + frame * FRAME + at)
     place = "its header" if at in (4, 20) else f"frame {frame + 1}"
     before = db.read_bytes(), its_wal.read_bytes()
-    code, log = refusal(db)
-    assert code == DAMAGED
-    assert f"mqks.db-wal is damaged: {place} is not whole" in log
+    refuses(db, f"mqks.db-wal is damaged: {place} is not whole")
     assert (db.read_bytes(), its_wal.read_bytes()) == before
     assert main(["verify", str(db)]) == DAMAGED
     assert f"{place} is not whole" in "".join(capsys.readouterr())
@@ -261,10 +264,7 @@ def test_a_damaged_schema_is_refused(stopped: Path, old: bytes, new: bytes, plac
     assert old in content
     stopped.write_bytes(content.replace(old, new))
     for flags in ([], ["--salvage"]):
-        code, log = refusal(stopped, *flags)
-        assert code == DAMAGED
-        assert place in log
-        assert "Traceback" not in log
+        refuses(stopped, place, *flags)
     assert main(["verify", str(stopped)]) == DAMAGED
 
 
@@ -273,9 +273,7 @@ def test_a_database_of_another_program_is_refused(db: Path) -> None:
         connection.execute("create table queue (x)")
         connection.commit()
     before = db.read_bytes()
-    code, log = refusal(db)
-    assert code == DAMAGED
-    assert "no version of the schema" in log
+    refuses(db, "no version of the schema")
     assert db.read_bytes() == before
 
 
@@ -312,8 +310,6 @@ def test_a_segment_that_is_listed_and_not_found_ends_in_an_error(db: Path) -> No
         place = at + int.from_bytes(content[at + 12 + 2 * cell : at + 14 + 2 * cell], "big")
         content[place + 4] = 1  # The greatest id of the page below it.
     db.write_bytes(content)
-    code, log = refusal(db)
-    assert code == DAMAGED
-    assert "out of order" in log
+    refuses(db, "out of order")
     assert main(["verify", str(db)]) == DAMAGED
     assert main(["inspect", "messages", "q", "--db", str(db)]) == DAMAGED

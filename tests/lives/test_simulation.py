@@ -217,41 +217,29 @@ def test_the_world_decides_when_garbage_is_collected() -> None:
     assert seldom.stdout == often.stdout != "", seldom.stderr
 
 
-@pytest.mark.slow
-@patches_modules
-def test_a_world_holds() -> None:
-    seed_of(7, "3", "--talk")
-
-
 @patches_modules
 @pytest.mark.parametrize(
     "how",
     [
-        "1-8 1 --lives",
-        "1-80 1 --year",
-        "1-12 6 --long",
-        *slow("81-140 3 --year", "13-47 24 --long", "1-6 6 --rare"),
+        *("1-8 1 --lives", "1-80 1 --year", "1-12 6 --long"),
+        *slow("81-140 3 --year", "13-47 24 --long", "100 30", "101 30", "200-202 10 --lives"),
+        *slow(
+            "1-6 6 --rare",
+            "200-202 8 --talk",
+            "201 3000 --long",
+            "202 3000 --long",
+            "203 3000 --long",
+        ),
+        *(
+            pytest.param(f"{n} --standby", marks=[pytest.mark.slow, with_standby])
+            for n in (100, 101)
+        ),
     ],
 )
-def test_many_short_worlds_hold(how: str) -> None:
-    """In one process, which is forked for each."""
+def test_nothing_is_lost(how: str) -> None:
+    """Of several seeds in one process, which is forked for each."""
     done = played("-m", "tests.simulation", *how.split())
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-@patches_modules
-@pytest.mark.parametrize("how", ["10 --lives", "8 --talk"])
-@pytest.mark.parametrize("seed", range(200, 203))
-def test_a_world_holds_at_length(seed: int, how: str) -> None:
-    seed_of(seed, *how.split())
-
-
-@pytest.mark.slow
-@patches_modules
-@pytest.mark.parametrize("seed", range(201, 204))
-def test_months_of_long_times_hold(seed: int) -> None:
-    seed_of(seed, "3000", "--long")
 
 
 class Drawing:
@@ -287,44 +275,26 @@ def test_a_seed_with_a_standby_replays_exactly() -> None:
 
 @pytest.mark.slow
 @patches_modules
-@pytest.mark.parametrize("seed", range(100, 102))
-def test_nothing_is_lost(seed: int) -> None:
-    seed_of(seed, "30")
-
-
-@pytest.mark.slow
-@with_standby
-@patches_modules
-@pytest.mark.parametrize("seed", range(100, 102))
-def test_nothing_is_lost_in_take_overs(seed: int) -> None:
-    seed_of(seed, "--standby")
-
-
-@pytest.mark.slow
-@patches_modules
-@pytest.mark.parametrize("fault", FAULTS)
-def test_it_finds(fault: str) -> None:
-    assert is_found("World", 5, FAULTS[fault])
-
-
-@pytest.mark.slow
-@with_standby
-@patches_modules
-@pytest.mark.parametrize("fault", FAULTS_WITH_STANDBY)
-def test_it_finds_with_a_standby(fault: str) -> None:
-    assert is_found("WithStandby", 10, FAULTS_WITH_STANDBY[fault])
-
-
-def is_found(kind: str, messages: int, fault: str) -> bool:
+@pytest.mark.parametrize(
+    ("kind", "messages", "fault"),
+    [
+        *(pytest.param("World", 5, FAULTS[name], id=name) for name in FAULTS),
+        *(
+            pytest.param("WithStandby", 10, FAULTS_WITH_STANDBY[name], id=name, marks=with_standby)
+            for name in FAULTS_WITH_STANDBY
+        ),
+    ],
+)
+def test_it_finds(kind: str, messages: int, fault: str) -> None:
     """By one of a few seeds of a world that is as small as finds it."""
-    how = {"kind": kind, "messages": messages, "fault": fault}
     for seed in range(1, 1 + SEEDS):
-        done = played("-c", WITH_A_FAULT.format(seed=seed, **how))
+        text = WITH_A_FAULT.format(kind=kind, messages=messages, fault=fault, seed=seed)
+        done = played("-c", text)
         if done.returncode == 3:
             assert done.stdout.splitlines()[-1].startswith(("Violation", "Stuck", "ConnectionLost"))
-            return True
+            return
         assert done.returncode == 0, done.stderr
-    return False
+    raise AssertionError("no seed finds it")
 
 
 @pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: fault.name)

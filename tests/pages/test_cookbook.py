@@ -26,7 +26,7 @@ import pytest
 
 from mqks import BlockingClient
 from tests.kit.kitchen import RECIPES, Kitchen
-from tests.kit.postgres import Postgres, PostgresMissing
+from tests.kit.postgres import Postgres
 from tests.kit.program import Program
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
@@ -69,8 +69,7 @@ def test_every_recipe_is_tested_and_says_what_holds() -> None:
 
 
 def test_worker_pool(kitchen: Kitchen) -> None:
-    kitchen.take("Worker pool")
-    kitchen.sh()
+    kitchen.begin("Worker pool")
     with (
         kitchen.start("pool.py") as one,
         kitchen.start("pool.py") as other,
@@ -121,8 +120,7 @@ class Hook(BaseHTTPRequestHandler):
 
 @pytest.mark.slow
 def test_retry_with_backoff(kitchen: Kitchen) -> None:
-    kitchen.take("Retry with backoff")
-    kitchen.sh()
+    kitchen.begin("Retry with backoff")
     with Shop() as shop, kitchen.start("webhooks.py"), kitchen.client() as client:
         threading.Thread(target=shop.serve_forever, daemon=True).start()
         for path in ("/flaky", "/down", "/gone", "/ok"):
@@ -154,8 +152,7 @@ def test_retry_with_backoff(kitchen: Kitchen) -> None:
 
 @pytest.mark.slow
 def test_poison_messages(kitchen: Kitchen) -> None:
-    kitchen.take("Poison messages")
-    kitchen.sh()
+    kitchen.begin("Poison messages")
     texts = [*map(str, range(5)), "poison", *map(str, range(5, 10))]
     with kitchen.client() as client:
         client.publish_many(("document.new", text) for text in texts)
@@ -187,8 +184,7 @@ def test_poison_messages(kitchen: Kitchen) -> None:
 
 @pytest.mark.slow
 def test_delayed_and_scheduled_jobs(kitchen: Kitchen) -> None:
-    kitchen.take("Delayed and scheduled jobs")
-    out = "\n".join(kitchen.sh())
+    out = "\n".join(kitchen.begin("Delayed and scheduled jobs"))
     assert "call Ann" in out or "call-ann" in out
     with kitchen.client() as client:
         assert peeked(client, "reminders") == ["call Ann"]
@@ -209,8 +205,7 @@ def test_delayed_and_scheduled_jobs(kitchen: Kitchen) -> None:
 
 @pytest.mark.slow
 def test_request_and_reply(kitchen: Kitchen) -> None:
-    kitchen.take("Request and reply")
-    kitchen.sh()
+    kitchen.begin("Request and reply")
     with kitchen.start("prices.py") as service, kitchen.client() as client:
         assert kitchen.run("ask.py") == ["tea costs 3", "milk: KeyError"]
         # An instance dies with the request in hand.
@@ -235,8 +230,7 @@ def unacked(client: BlockingClient, queue: str) -> int:
 
 @pytest.mark.slow
 def test_at_most_n_waiting(kitchen: Kitchen) -> None:
-    kitchen.take("At most N waiting")
-    kitchen.sh()
+    kitchen.begin("At most N waiting")
     with kitchen.client() as client:
         until(lambda: peeked(client, "readings") == ["8", "9", "10"])
         with kitchen.start("uploader.py") as uploader:
@@ -254,8 +248,7 @@ def test_at_most_n_waiting(kitchen: Kitchen) -> None:
 
 @pytest.mark.slow
 def test_fan_out_by_masks(kitchen: Kitchen) -> None:
-    kitchen.take("Fan-out by masks")
-    out = "\n".join(kitchen.sh())
+    out = "\n".join(kitchen.begin("Fan-out by masks"))
     assert "billing" in out
     assert "audit" in out
     assert "alerts" not in out
@@ -331,8 +324,7 @@ class Outbox:
 
 @pytest.mark.slow
 def test_outbox_in_sqlite(kitchen: Kitchen) -> None:
-    kitchen.take("Outbox in SQLite")
-    kitchen.sh()
+    kitchen.begin("Outbox in SQLite")
 
     def select(query: str) -> list[int]:
         path = kitchen.programs["sqlite_shop.py"].with_name("shop.db")
@@ -353,21 +345,9 @@ def test_outbox_in_sqlite(kitchen: Kitchen) -> None:
         assert sorted(orders(client)) == outbox.committed()
 
 
-@pytest.fixture
-def postgres() -> Iterator[Postgres]:
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    try:
-        server = Postgres()
-    except PostgresMissing as missing:
-        pytest.skip(str(missing))
-    with server:
-        yield server
-
-
 @pytest.mark.slow
 def test_outbox_in_postgresql(kitchen: Kitchen, postgres: Postgres) -> None:
-    kitchen.take("Outbox in SQLite")
-    kitchen.sh()
+    kitchen.begin("Outbox in SQLite")
     kitchen.take("Outbox in PostgreSQL")
     kitchen.environment |= postgres.environment
 
@@ -410,8 +390,7 @@ def session(postgres: Postgres) -> psycopg.Connection:
 
 @pytest.mark.slow
 def test_consume_and_produce(kitchen: Kitchen) -> None:
-    kitchen.take("Consume and produce")
-    kitchen.sh()
+    kitchen.begin("Consume and produce")
     orders = [{"id": n, "items": n % 7, "mail": f"{n}@example.org"} for n in range(1000)]
     with kitchen.client() as client:
         client.publish_many(("order.paid", order) for order in orders)
@@ -433,8 +412,7 @@ def test_consume_and_produce(kitchen: Kitchen) -> None:
 
 @pytest.mark.slow
 def test_fan_out_and_fan_in(kitchen: Kitchen) -> None:
-    kitchen.take("Fan-out and fan-in")
-    kitchen.sh()
+    kitchen.begin("Fan-out and fan-in")
     kitchen.sh()  # Before there is any worker.
     with kitchen.start("crawl.py") as one, kitchen.start("crawl.py") as other:
         both = [one, other]
@@ -453,8 +431,7 @@ def test_fan_out_and_fan_in(kitchen: Kitchen) -> None:
 
 @pytest.mark.slow
 def test_a_pipeline_of_three_steps(kitchen: Kitchen) -> None:
-    kitchen.take("A pipeline of three steps")
-    kitchen.sh()
+    kitchen.begin("A pipeline of three steps")
     workers = list[Program]()
     with kitchen.client() as client:
         with kitchen.start("films.py") as worker:
@@ -473,8 +450,7 @@ def test_a_pipeline_of_three_steps(kitchen: Kitchen) -> None:
 
 @pytest.mark.slow
 def test_a_nightly_import(kitchen: Kitchen) -> None:
-    kitchen.take("A nightly import")
-    kitchen.sh()
+    kitchen.begin("A nightly import")
     with kitchen.client() as client:
         kitchen.sh()
         with kitchen.start("nightly.py", "100000"):
@@ -488,8 +464,7 @@ def test_a_nightly_import(kitchen: Kitchen) -> None:
 
 @pytest.mark.slow
 def test_a_limited_api(kitchen: Kitchen) -> None:
-    kitchen.take("A limited API")
-    kitchen.sh()
+    kitchen.begin("A limited API")
     with kitchen.start("lookups.py") as one, kitchen.start("lookups.py") as other:
         kitchen.sh()
         with kitchen.client() as client:
@@ -502,8 +477,7 @@ def test_a_limited_api(kitchen: Kitchen) -> None:
 
 @pytest.mark.slow
 def test_exactly_once_effects(kitchen: Kitchen) -> None:
-    kitchen.take("Exactly-once effects")
-    kitchen.sh()
+    kitchen.begin("Exactly-once effects")
     killed_before, paid = set[str](), 0
     with kitchen.client() as client:
         for line in range(8, 31):

@@ -6,6 +6,7 @@ The one rule: what a page says is read from the page, so that changing the page 
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,55 @@ def test_the_flags_that_other_pages_name_exist() -> None:
     }
     assert ours
     assert ours <= known
+
+
+# ---------------------------------------------------------------------------- what clients have
+
+CLIENT = page("docs/client.md")
+
+
+@pytest.mark.parametrize("option", [field.name for field in fields(mqks.Options)])
+def test_every_option_is_told(option: str) -> None:
+    assert f"`{option}`" in section(CLIENT, "Limits")
+
+
+def test_other_names_cannot() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = mqks.no_such_name
+
+
+ERRORS = [
+    name
+    for name in mqks.__all__
+    if isinstance(thing := getattr(mqks, name), type) and issubclass(thing, mqks.MqksError)
+]
+
+
+@pytest.mark.parametrize("error", [name for name in ERRORS if name != "ClientError"])
+def test_every_error_is_told(error: str) -> None:
+    assert f"`{error}`" in section(CLIENT, "Errors")
+
+
+@pytest.mark.parametrize("skin", [mqks.AsyncClient, mqks.BlockingClient])
+def test_every_method_is_told(skin: type) -> None:
+    for name in vars(skin):
+        written = (
+            f"`client.{name}`" if isinstance(vars(skin)[name], property) else f"client.{name}("
+        )
+        assert name.startswith("_") or written in CLIENT, name
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    pairs = (
+        (mqks.AsyncClient, mqks.BlockingClient),
+        (mqks.AsyncConsumer, mqks.BlockingConsumer),
+    )
+    for one, other in pairs:
+        assert public(one) == public(other)
+
+
+def public(skin: type) -> set[str]:
+    return {name for name in vars(skin) if not name.startswith("_")}
 
 
 # ---------------------------------------------------------------------------------------- links

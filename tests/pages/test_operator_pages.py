@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -19,10 +18,10 @@ import pytest
 from mqks import Options, blocking
 from tests.commands.test_command_tree import parsed
 from tests.kit.ports import free_port
+from tests.kit.program import ROOT, Program
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
 
-ROOT = Path(__file__).parents[2]
 PAGES = ("install", "security", "monitoring", "backup", "settings", "troubleshooting", "postgresql")
 ENDS = {"|", "&&", "&", ">", ">>", ";"}
 
@@ -80,23 +79,15 @@ class Shell:
     def __init__(self, directory: Path, url: str, changes: Mapping[str, str]) -> None:
         self._directory = directory
         self._changes = changes
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self._environment = {**os.environ, "PATH": path, "MQKS_URL": url}
+        self._url = url
 
     def run(self, line: str) -> str:
         for old, new in self._changes.items():
             line = line.replace(old, new)
-        done = subprocess.run(
-            ["bash", "-c", line],
-            cwd=self._directory,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        with Program(["bash", "-c", line], self._url, self._directory, PATH=path) as done:
+            assert done.end() == 0, f"{line}\n{done.told}"
+        return "\n".join(done.lines)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ The one rule: what is typed, and what it shows, is on the page. Blocks that need
 """
 
 import re
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,6 +29,12 @@ PAGES = {
 """The least number of things that are typed: where nothing is found, nothing fails."""
 
 
+@pytest.fixture
+def typist(server: ServerProcess, tmp_path: Path) -> Iterator[Typist]:
+    with Typist(tmp_path, server.url, with_spark=False) as typist:
+        yield typist
+
+
 @pytest.mark.parametrize(
     ("page", "least"),
     [
@@ -35,12 +42,8 @@ PAGES = {
         for each in PAGES.items()
     ],
 )
-def test_what_the_page_says_can_be_typed(page: str, least: int, tmp_path: Path) -> None:
-    with (
-        ServerProcess(tmp_path / "mqks.db") as server,
-        Typist(tmp_path, server.url, with_spark=False) as typist,
-    ):
-        typist.type((ROOT / page).read_text())
+def test_what_the_page_says_can_be_typed(page: str, least: int, typist: Typist) -> None:
+    typist.type((ROOT / page).read_text())
     assert typist.typed >= least
 
 
@@ -48,27 +51,24 @@ def test_what_the_page_says_can_be_typed(page: str, least: int, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("library", "count"), [("django", 6), ("dramatiq", 3), ("faststream", 3), ("huey", 3)]
 )
-def test_the_page_of_a_library_can_be_typed(library: str, count: int, tmp_path: Path) -> None:
+def test_the_page_of_a_library_can_be_typed(
+    library: str, count: int, server: ServerProcess, typist: Typist
+) -> None:
     pytest.importorskip(library, reason=f"the extra {library} is not installed")
     text = (ROOT / f"docs/{library}.md").read_text()
     if library == "django" and find_spec("django.tasks") is None:  # Before 6, as the page says.
         text = text.replace("from django.tasks", "from django_tasks")
-    with (
-        ServerProcess(tmp_path / "mqks.db") as server,
-        Typist(tmp_path, server.url, with_spark=False) as typist,
-    ):
-        typist.type(text.replace("mqks://localhost", server.url))
+    typist.type(text.replace("mqks://localhost", server.url))
     assert typist.typed == count
 
 
 @pytest.mark.slow
-def test_all_pages_are_typed_by_one_reader(tmp_path: Path) -> None:
+def test_all_pages_are_typed_by_one_reader(server: ServerProcess, tmp_path: Path) -> None:
     """What one page leaves behind is in the way of no other."""
-    with ServerProcess(tmp_path / "mqks.db") as server:
-        for number, page in enumerate(PAGES):
-            (directory := tmp_path / str(number)).mkdir()
-            with Typist(directory, server.url, with_spark=False) as typist:
-                typist.type((ROOT / page).read_text())
+    for number, page in enumerate(PAGES):
+        (directory := tmp_path / str(number)).mkdir()
+        with Typist(directory, server.url, with_spark=False) as typist:
+            typist.type((ROOT / page).read_text())
 
 
 @pytest.mark.slow
@@ -110,11 +110,6 @@ def test_what_is_shown_is_compared() -> None:
     assert not shown.fullmatch("a 0123456789abcdef01234567\nc 1\n")
 
 
-def typed(text: str, directory: Path, server: ServerProcess) -> None:
-    with Typist(directory, server.url, with_spark=False) as typist:
-        typist.type(text)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -126,6 +121,6 @@ def typed(text: str, directory: Path, server: ServerProcess) -> None:
         "```\nmqks ping\n```",
     ],
 )
-def test_a_page_that_is_wrong_is_noticed(server: ServerProcess, wrong: str, tmp_path: Path) -> None:
+def test_a_page_that_is_wrong_is_noticed(wrong: str, typist: Typist) -> None:
     with pytest.raises(AssertionError):
-        typed(wrong, tmp_path, server)
+        typist.type(wrong)

@@ -45,7 +45,7 @@ from mqks.testing import Broker, BrokerProcess
 from tests import pipeline_kills as kills
 from tests.commands.test_command_json import SPARK
 from tests.kit import forks
-from tests.kit.clock_library import Clock
+from tests.kit.preloaded import Clock
 from tests.kit.server_process import ServerProcess
 from tests.pipeline.conftest import Clicks, publish, some, subscribe, waits
 

@@ -35,8 +35,8 @@ from mqks.pipeline.tables import EventTables
 from mqks.testing import Broker
 from tests import pipeline_kills as kills
 from tests.kit import swift
-from tests.kit.clock_library import Clock
 from tests.kit.ports import accepts, free_port
+from tests.kit.preloaded import Clock
 from tests.kit.waiting import until
 from tests.pipeline import test_pipeline_tables as tables
 from tests.pipeline.conftest import Clicks, publish, some, subscribe, waits

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.clock_library import Clock
 from tests.kit.fixtures import served
 from tests.kit.line_client import LineClient
+from tests.kit.preloaded import Clock
 from tests.kit.waiting import until
 
 YEAR_S = 365 * 86400

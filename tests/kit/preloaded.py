@@ -1,21 +1,44 @@
-"""A library that, loaded before others, moves the wall clock of a process while it runs.
+"""A library that, loaded before others, makes every sync fail or hang once a file exists, and moves
+the wall clock of a process while it runs.
 
-The one rule: the monotonic clock goes on as it does, as when somebody sets the system's clock.
+The one rule: without the variables that name the files it changes nothing. The monotonic clock goes
+on as it does, as when somebody sets the system's clock.
 """
 
+import shutil
 import struct
+import subprocess
 from pathlib import Path
 
-from tests.kit.sync_library import built
+import pytest
 
 _SOURCE = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/time.h>
 #include <time.h>
+#include <unistd.h>
+
+static int exists(const char *variable) {
+    const char *path = getenv(variable);
+    return path && access(path, F_OK) == 0;
+}
+
+static int sync_file(const char *name, int fd) {
+    while (exists("SYNC_HANGS_WHILE_EXISTS")) usleep(5000);
+    if (exists("SYNC_FAILS_ONCE_EXISTS")) {
+        errno = EIO;
+        return -1;
+    }
+    return ((int (*)(int))dlsym(RTLD_NEXT, name))(fd);
+}
+
+int fsync(int fd) { return sync_file("fsync", fd); }
+int fdatasync(int fd) { return sync_file("fdatasync", fd); }
 
 static int (*real)(clockid_t, struct timespec *);
 static volatile long *ahead_s;
@@ -54,7 +77,14 @@ time_t time(time_t *now) {
 
 def compiled(directory: Path) -> Path:
     """The library, for LD_PRELOAD; skips the test where nothing compiles it."""
-    return built(_SOURCE, directory / "clock.so")
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler (cc)")
+    file, library = directory / "preloaded.c", directory / "preloaded.so"
+    file.write_text(_SOURCE)
+    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(file), "-ldl"]
+    subprocess.run(command, check=True, timeout=60)
+    return library
 
 
 class Clock:
