@@ -17,11 +17,11 @@ import pytest
 from mqks import blocking, users_file
 from mqks.testing import Broker
 from mqks.users import User, hash_password, hash_token
-from tests.kit.celery_workers import Workers
 from tests.kit.ports import free_port
 from tests.kit.proxy import Proxy
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
+from tests.kit.workers import CeleryWorkers as Workers
 from tests.server.test_tls import with_tls
 
 pytest.importorskip("celery")

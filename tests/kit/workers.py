@@ -1,16 +1,26 @@
 """Workers of a library of tasks: processes on a real server, and what their tasks have noted."""
 
+from __future__ import annotations
+
+import importlib
 import os
 import signal
 import subprocess
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+
+import pytest
 
 from mqks import blocking
 from tests.kit.server_process import ServerProcess
-from tests.kit.waiting import until
+from tests.kit.waiting import WAIT_S, until
+
+CELERY_TASKS = "tests.kit.celery_tasks"
+CELERY = sys.executable, "-m", "celery", "-A", CELERY_TASKS
 
 
 class WorkerGroup:
@@ -99,3 +109,34 @@ class WorkerGroup:
         self.kill(worker)
         self.start()
         self.noted(*map(str, range(count)))
+
+
+class CeleryWorkers(WorkerGroup):
+    """`tasks` is their module as this process sees it."""
+
+    def __init__(self, path: Path, **environment: str) -> None:
+        results = path / "results"
+        results.mkdir()
+        super().__init__(path, **{"RESULTS": f"file://{results}"} | environment)
+        self.tasks: Any = None
+
+    def celery(self, *words: str) -> subprocess.Popen[bytes]:
+        """A command of Celery."""
+        return self.run(*CELERY, *words)
+
+    def start(self, *flags: str) -> subprocess.Popen[bytes]:
+        """A worker that is ready."""
+        return self.ready(b" ready.", *CELERY, "worker", "-l", "INFO", *(flags or ("-c", "2")))
+
+    def stop(self, worker: subprocess.Popen[bytes], how: int = signal.SIGTERM) -> None:
+        worker.send_signal(how)
+        worker.wait(WAIT_S)
+
+    @contextmanager
+    def running(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[CeleryWorkers]:
+        for name, value in self.environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delitem(sys.modules, CELERY_TASKS, raising=False)
+        self.tasks = importlib.import_module(CELERY_TASKS)
+        with self, closing(self.tasks.app):
+            yield self

@@ -15,7 +15,6 @@ from urllib.request import urlopen
 
 import pytest
 
-from mqks import Options
 from mqks.commands import main
 from mqks.errors import ConfigurationError
 from mqks.server import silence
@@ -27,12 +26,10 @@ from tests.kit.line_client import LineClient
 from tests.kit.ports import free_port
 from tests.kit.postgres import Postgres
 from tests.kit.server_process import ServerProcess, refusal
-from tests.kit.skins import SKINS
-from tests.kit.waiting import WAIT_S, until
+from tests.kit.waiting import until
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
-PATIENT = Options(timeout_s=WAIT_S, connect_timeout_s=WAIT_S)
 HTTP = re.compile(r"event=listening address=http://(\S+)")
 
 
@@ -173,33 +170,6 @@ def test_a_standby_goes_on_waiting_while_the_database_is_away() -> None:
 
 
 # ------------------------------------------------------------------------------- taking over
-
-
-@pytest.mark.slow
-@pytest.mark.anyio
-@pytest.mark.parametrize("skin", SKINS)
-async def test_clients_find_the_active_broker_and_the_next_one_after_a_kill(
-    journal_url: DatabaseUrl, skin: str
-) -> None:
-    ports = [free_port(), free_port()]
-    urls = [f"mqks://127.0.0.1:{port}" for port in ports]
-    with (
-        Member(journal_url, "--port", str(ports[1])) as active,
-        standby(journal_url, "--port", str(ports[0])) as waiting,
-    ):
-        async with (
-            SKINS[skin](urls, PATIENT) as client,
-            client.consume("q", ["e"], prefetch=0) as consumer,
-        ):
-            await client.publish("e", "one", confirm=True)
-            unacked = await consumer.receive(WAIT_S)
-            active.kill()
-            assert await client.publish_many(("e", str(n)) for n in range(100)) == 100
-            assert waiting.serves
-            again = await consumer.receive(WAIT_S)
-            assert (again.text, again.id) == ("one", unacked.id)
-            found = [(await consumer.receive(WAIT_S)).text for _ in range(100)]
-            assert found == [str(n) for n in range(100)]
 
 
 def test_the_url_of_an_owner_is_one_for_other_machines(journal_url: DatabaseUrl) -> None:

@@ -71,56 +71,6 @@ def of_hello_world(rows: str) -> list[dict[str, object]]:
     return [row for row in json.loads(rows) if row["name"] in HELLO_WORLD]
 
 
-DEADLY = """
-import builtins, os, runpy, signal
-from functools import partial
-
-def deadly(show, text, **options):
-    if text == "mail to killer@example.org":
-        os.kill(os.getpid(), signal.SIGKILL)
-    show(text, **options)
-
-builtins.print = partial(deadly, print)
-runpy.run_path({path!r}, run_name="__main__")
-"""
-"""Runs the service, which dies at one mail."""
-
-
-@pytest.mark.slow
-def test_a_message_that_kills_the_service_takes_no_other_along(
-    mqks_broker_process: BrokerProcess,
-) -> None:
-    url = mqks_broker_process.url
-    service = [sys.executable, "-c", DEADLY.format(path=str(ROOT / "examples/service.py"))]
-    mails = [f"{number}@example.org" for number in range(30)]
-    mails[10] = "killer@example.org"
-    with blocking.connect(url) as client:
-        client.subscribe("mailer", ["user.created"])
-        client.publish_many(("user.created", {"mail": mail}) for mail in mails)
-    told = list[str]()
-    for _ in range(3):
-        with Program(service, url, ROOT) as dies:
-            assert dies.end() == -signal.SIGKILL
-        told += dies.lines
-    with Program(service, url, ROOT) as last:
-        lines = ("mail to", "gave up")
-        until(
-            lambda: sum(each.startswith(lines) for each in [*told, *last.lines]) == len(mails),
-            lambda: last.told,
-        )
-        assert last.end(signal.SIGTERM) == 0
-    told += last.lines
-    mailed = [line.removeprefix("mail to ") for line in told if line.startswith("mail to")]
-    assert sorted(mailed) == sorted({*mails} - {"killer@example.org"})
-    assert [line for line in told if line.startswith("gave up")] == [
-        'gave up after 3 tries (losses): {"mail":"killer@example.org"}'
-    ]
-    with blocking.connect(url) as client:
-        stats = json.loads(client.request("stats"))
-        assert (stats["dead"]["losses"], sum(stats["dead"].values()), stats["dropped"]) == (1, 1, 0)
-        assert client.evaluate("len(state.queues['mailer'])") == "0"
-
-
 def test_service(mqks_broker_process: BrokerProcess) -> None:
     url = mqks_broker_process.url
     command = [sys.executable, "-W", "error", ROOT / "examples/service.py"]
