@@ -340,18 +340,22 @@ def counted(lake: Place) -> Counts:
     return Counts(table.num_rows, *distinct)
 
 
-def rows_of(lake: Place, columns: list[str]) -> Any:
-    """As pyarrow, or pyiceberg, sees it; it is as it was archived."""
-    with existing(lake) as opened:
-        verified = Verification(opened).run()
+def seen(lake: Place) -> Any:
+    """A table or a dataset, as pyarrow, or pyiceberg, sees it."""
     if str(lake).startswith(ICEBERG):
         from mqks.pipeline.iceberg import found  # here, since it reads the environment
 
-        table = found(str(lake)).scan().to_arrow()
-    else:
-        table = delta(lake)
-        rows = table.to_pyarrow_dataset() if table else ds.dataset(lake, partitioning="hive")
-        table = rows.to_table(columns=columns)
+        return found(str(lake)).scan().to_arrow()
+    table = delta(lake)
+    return table.to_pyarrow_dataset() if table else ds.dataset(lake, partitioning="hive")
+
+
+def rows_of(lake: Place, columns: list[str]) -> Any:
+    """It is as it was archived."""
+    with existing(lake) as opened:
+        verified = Verification(opened).run()
+    rows = seen(lake)
+    table = rows.to_table(columns=columns) if isinstance(rows, ds.Dataset) else rows
     assert (verified.messages, verified.differences) == (table.num_rows, []), verified
     return table
 

@@ -28,21 +28,28 @@ from typing import Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
-import pyarrow.dataset as ds
 from pyiceberg.utils.config import Config
 
 from mqks.client.blocking import connect
-from mqks.pipeline.iceberg import found
 from mqks.pipeline.objects import Place
 from mqks.pipeline.places import existing
 from mqks.pipeline.sink import Publisher
-from mqks.pipeline.table import delta
 from mqks.pipeline.verify import Verification, compared
 from mqks.pipeline.wire import ServerAddress
 from mqks.testing import BrokerProcess
 from tests.kit.rest_catalog import TOKEN
 from tests.pipeline.test_pipeline_store import Between, local_store
-from tests.pipeline_kills import EVENTS, LIMIT_S, Job, descendants, kill_all, wait_for, workers
+from tests.pipeline_kills import (
+    EVENTS,
+    LIMIT_S,
+    Job,
+    at_the_same_time,
+    descendants,
+    kill_all,
+    seen,
+    wait_for,
+    workers,
+)
 
 QUEUES = {event: f"trial.{event}" for event in EVENTS}
 CHUNK = 500
@@ -78,37 +85,24 @@ def flags(number: int, one: Message) -> bytes:
 
 
 class Publishing:
-    """Publishes until it is told to end; `count` messages are confirmed then."""
+    """Publishes until it `ends`; `count` messages are confirmed then."""
 
     def __init__(self, url: str) -> None:
-        self.count = 0
-        self._ends, self._failure = threading.Event(), list[BaseException]()
-        self._thread = threading.Thread(target=self._run, args=(url,), daemon=True)
-        self._thread.start()
+        self.count, self.ends, self._url = 0, threading.Event(), url
 
-    def _run(self, url: str) -> None:
-        try:
-            with Publisher(ServerAddress(url=url)) as publisher:
-                while not self._ends.wait(0.5):
-                    numbers = range(self.count, self.count + CHUNK)
-                    sent = [message(n) for n in numbers]
-                    columns = (
-                        [b"m-%d" % n for n in numbers],
-                        [one.event.encode() for one in sent],
-                        [one.value for one in sent],
-                        [flags(n, one) for n, one in zip(numbers, sent, strict=True)],
-                    )
-                    publisher.publish(*(pa.array(column, pa.binary()) for column in columns))
-                    self.count += CHUNK
-        except BaseException as failure:
-            self._failure.append(failure)
-
-    def end(self) -> int:
-        self._ends.set()
-        self._thread.join(LIMIT_S)
-        assert not self._thread.is_alive(), "it publishes on and on"
-        assert not self._failure, self._failure
-        return self.count
+    def run(self) -> None:
+        with Publisher(ServerAddress(url=self._url)) as publisher:
+            while not self.ends.wait(0.5):
+                numbers = range(self.count, self.count + CHUNK)
+                sent = [message(n) for n in numbers]
+                columns = (
+                    [b"m-%d" % n for n in numbers],
+                    [one.event.encode() for one in sent],
+                    [one.value for one in sent],
+                    [flags(n, one) for n, one in zip(numbers, sent, strict=True)],
+                )
+                publisher.publish(*(pa.array(column, pa.binary()) for column in columns))
+                self.count += CHUNK
 
 
 class Trial:
@@ -125,23 +119,28 @@ class Trial:
                 for event, queue in QUEUES.items():
                     client.subscribe(queue, [event])
             publishing = Publishing(broker.url)
-            while self.done.total() < kills:
-                job = self._job(broker)
-                wait_for("a batch", lambda: job.told or not job.is_running())  # noqa: B023
-                for _ in range(chance.randrange(FAULTS_EACH)):
-                    time.sleep(chance.uniform(0, 1))
-                    self._fault(chance, broker, job)
-                time.sleep(chance.uniform(0, 1))
-                which = chance.choice(["driver", "driver with all of it", "JVM"])
-                if which == "JVM":
-                    kill_all(pid for pid in descendants(job.process.pid) if is_java(pid))
-                    assert job.process.wait(LIMIT_S) != 0
-                job.kill(everything=which != "driver")
-                self.done[which] += 1
-            count = publishing.end()
+            with at_the_same_time(publishing.run):
+                while self.done.total() < kills:
+                    self._kill(chance, broker)
+                publishing.ends.set()
             time.sleep(DELAY_S + 1)
             self._job(broker, "--once").succeed()
-            self._check(count, broker.url)
+            self._check(publishing.count, broker.url)
+
+    def _kill(self, chance: random.Random, broker: BrokerProcess) -> None:
+        """A job works, has some faults, and is killed."""
+        job = self._job(broker)
+        wait_for("a batch", lambda: job.told or not job.is_running())
+        for _ in range(chance.randrange(FAULTS_EACH)):
+            time.sleep(chance.uniform(0, 1))
+            self._fault(chance, broker, job)
+        time.sleep(chance.uniform(0, 1))
+        which = chance.choice(["driver", "driver with all of it", "JVM"])
+        if which == "JVM":
+            kill_all(pid for pid in descendants(job.process.pid) if is_java(pid))
+            assert job.process.wait(LIMIT_S) != 0
+        job.kill(everything=which != "driver")
+        self.done[which] += 1
 
     def _job(self, broker: BrokerProcess, *more: str) -> Job:
         options = ["--format", self.format, "--url", broker.url, "--interval", "0.2"]
@@ -199,15 +198,7 @@ class Trial:
     def _rows(self, place: Place) -> list[tuple[Any, ...]]:
         """Those that DuckDB finds."""
         with duckdb.connect() as db:
-            if self.format == "iceberg":
-                opened = found(str(place)).scan().to_arrow()
-            elif self.format == "delta":
-                table = delta(place)
-                assert table is not None
-                opened = table.to_pyarrow_dataset()
-            else:
-                opened = ds.dataset(place, partitioning="hive")
-            db.register("lake", opened)
+            db.register("lake", seen(place))
             told = "decode(key), queue, topic, value, headers['trace'], priority, ordering_key"
             return db.sql(f"select {told} from lake").fetchall()
 

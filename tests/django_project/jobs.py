@@ -10,6 +10,7 @@ from typing import Any
 from mqks import Unique
 from mqks.django import limits
 from mqks.django.seam import task_finished, task_started
+from tests.kit.task_notes import write as note
 
 try:
     from django.tasks import task
@@ -20,8 +21,7 @@ except ImportError:
 def _signalled(signal: Any, task_result: Any, **_: Any) -> None:
     if task_result.task.func.__name__ == "waits" and "TEST_SIGNALS" in os.environ:
         kind = "started" if signal is task_started else "finished"
-        with open(os.environ["TEST_SIGNALS"], "a") as file:
-            file.write(f"{kind} {task_result.status}\n")
+        note(os.environ["TEST_SIGNALS"], f"{kind} {task_result.status}")
 
 
 task_started.connect(_signalled)
@@ -30,16 +30,14 @@ task_finished.connect(_signalled)
 
 @task
 def write(path: str, text: str) -> str:
-    with open(path, "a") as file:
-        file.write(f"{text}\n")
+    note(path, text)
     return text
 
 
 @task
 @limits(unique=True)
 def write_once(path: str, text: str) -> str:
-    with open(path, "a") as file:
-        file.write(f"{text}\n")
+    note(path, text)
     return text
 
 
@@ -152,6 +150,5 @@ ODD: dict[str, Callable[[], object]] = {
 @task
 @limits(retries=2, backoff=0.1)
 def odd(path: str, kind: str) -> object:
-    with open(path, "a") as file:
-        file.write(f"{kind}\n")
+    note(path, kind)
     return ODD[kind]()

@@ -5,9 +5,11 @@ the processes that it starts.
 """
 
 import os
-import re
-from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 BLOCKER = """
@@ -30,7 +32,7 @@ def environment(directory: Path, *extras: str) -> dict[str, str]:
     blocked = {
         module
         for module, distributions in packages_distributions().items()
-        if not any(normal(each) in allowed for each in distributions)
+        if not any(canonicalize_name(each) in allowed for each in distributions)
     }
     assert {"pytest", "_pytest", "hypothesis", "trustme"} <= blocked
     assert not blocked & {"mqks", "anyio"}
@@ -40,23 +42,14 @@ def environment(directory: Path, *extras: str) -> dict[str, str]:
 
 def required(name: str, *extras: str) -> set[str]:
     """The names of a distribution and of all that it needs here."""
-    found, waiting = set[str](), [(name, extras)]
+    found, waiting = set[str](), [(name, {*extras})]
     while waiting:
-        name, extras = waiting.pop()
-        found.add(normal(name))
-        for line in distribution(name).requires or ():
-            requirement, _, marker = line.partition(";")
-            extra = re.search(r"extra *== *['\"]([^'\"]+)['\"]", marker)
-            needed = re.match(r"[A-Za-z0-9._-]+", requirement)
-            assert needed is not None
-            if (extra is None or extra[1] in extras) and normal(needed[0]) not in found:
-                try:
-                    distribution(needed[0])
-                except PackageNotFoundError:
-                    continue  # For another system or Python.
-                waiting.append((needed[0], ()))
+        name, wanted = waiting.pop()
+        found.add(canonicalize_name(name))
+        for needed in map(Requirement, distribution(name).requires or ()):
+            applies = needed.marker is None or any(
+                needed.marker.evaluate({"extra": each}) for each in ("", *wanted)
+            )
+            if applies and canonicalize_name(needed.name) not in found:
+                waiting.append((needed.name, needed.extras))
     return found
-
-
-def normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

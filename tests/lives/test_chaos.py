@@ -33,16 +33,13 @@ from tests.chaos.play import Chaos
 from tests.chaos.renting import Leases
 from tests.chaos.server import check_log
 from tests.chaos.ward import QUEUE, Book, Holder
+from tests.kit.marks import slow
 from tests.kit.seeds import printed_seed
 
 
 @pytest.mark.parametrize(
     ("lives", "texts"),
-    [
-        (2, False),
-        pytest.param(15, False, marks=pytest.mark.slow),
-        pytest.param(15, True, marks=pytest.mark.slow),
-    ],
+    [(2, False), *slow((15, False), (15, True))],
     ids=["few", "many", "all texts in files"],
 )
 def test_lives_of_servers(tmp_path: Path, lives: int, texts: bool) -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -161,6 +162,34 @@ def test_both_clients_have_the_same_methods() -> None:
 
 def public(skin: type) -> set[str]:
     return {name for name in vars(skin) if not name.startswith("_")}
+
+
+# ------------------------------------------------- the recording in the README, of real runs
+
+RECORDING = ROOT / "docs/pictures/recording.svg"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def recorded() -> list[str]:
+    told = (ROOT / "docs/pictures/recording.py").read_text().partition("STEPS = (")[2]
+    return re.findall(r'^    f?"(.+)",$', told.partition("\n)")[0], re.M)
+
+
+def test_it_shows_all_commands_and_that_nothing_was_lost() -> None:
+    lines = [each.text or "" for each in ElementTree.parse(RECORDING).iter(f"{SVG}text")]
+    shown = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    assert shown == [each.replace("{ROOT}", ".") for each in recorded()]
+    [published, *_] = [line for line in lines if line.endswith(" confirmed")]
+    taken = [line for line in lines if line.isdigit()]
+    [total] = [line for line in lines if " ready, " in line]
+    left = int(published.split()[0]) - len(taken)
+    assert taken == ["1", "2", "3"]
+    assert f"{left:,} ready, 0 unacked" in total
+
+
+def test_it_fits_into_a_page_and_asks_nobody() -> None:
+    assert RECORDING.stat().st_size < 150_000
+    assert not re.search(r"(href|src|url)[=(]\W*http", RECORDING.read_text())
 
 
 # ---------------------------------------------------------------------------------------- links

@@ -1,9 +1,10 @@
-"""The arrows between the rooms, read from the imports, and the documents that must keep step."""
+"""The arrows between the rooms, read from the imports, names, and the documents that keep step."""
 
 import ast
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -308,3 +309,58 @@ def test_the_page_marks_what_a_reload_reads_again(name: str) -> None:
     page = (ROOT / "docs/settings.md").read_text()
     row = re.findall(rf"^\| `{name}` \| .*$", page, re.MULTILINE)[0]
     assert row.endswith(" **[r]** |") == SETTINGS[name].about.is_reread
+
+
+# ------------------------------------------------------------------- one name for one thing
+
+OFTEN = {
+    "Broker": 2,  # That of `mqks.testing`, which users import, is called so there.
+    "MqksBroker": 3,  # Users of dramatiq, FastStream and taskiq import it, each their own.
+    "MqksMessage": 2,  # So with this one, of dramatiq and FastStream.
+    "Migration": 2,  # Django wants it so, in each file.
+    # Of the asyncio and blocking clients.
+    **dict.fromkeys(("Connections", "OneTimeEvent", "SessionConnection"), 2),
+}
+
+
+def test_each_class_name_stands_once() -> None:
+    names = Counter(
+        node.name
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name: count for name, count in names.items() if count > 1} == OFTEN
+
+
+def test_no_docstring_needs_the_one_before_it() -> None:
+    """It says by itself what is meant."""
+    wrong = [str(path) for path in MODULES if '"""The same' in path.read_text()]
+    assert wrong == []
+
+
+# ------------------------------------------- the way of a publish, as the documentation quotes it
+
+LINES_MAX = 60
+TEXT = (ROOT / "docs/architecture.md").read_text().partition("## A publish in 60 lines")[2]
+BLOCKS = re.findall(r"```py\n(.*?)```", TEXT.partition("\n## ")[0], re.S)
+STATIONS = re.findall(r"# (\S+\.py): (\S+)\n((?:(?!# \S+\.py: ).*\n)+)", "".join(BLOCKS))
+
+
+def test_it_is_short() -> None:
+    quoted = [line for *_, code in STATIONS for line in code.splitlines() if line.strip() != "…"]
+    assert 40 < len(quoted) <= LINES_MAX
+
+
+@pytest.mark.parametrize(("file", "name", "code"), STATIONS, ids=[name for _, name, _ in STATIONS])
+def test_it_is_quoted(file: str, name: str, code: str) -> None:
+    source = (PACKAGE / file).read_text()
+    method = name.rpartition(".")[2]
+    found = re.search(
+        rf"^( *)(?:async )?def {method}\(.*?(?=^\1(?:async )?def |^\1@|\Z)", source, re.M | re.S
+    )
+    assert found is not None, f"{file} has no {name}"
+    lines = iter([line.strip() for line in found[0].splitlines()])
+    for line in code.splitlines():
+        if line.strip() != "…":
+            assert line.strip() in lines, f"{name} has no such line, or in another order: {line}"

@@ -327,3 +327,25 @@ def test_the_clients_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_a_client_gets_wrong_is_noticed(fault: str) -> None:
     with pytest.raises(Wrong):
         client.check(10, FAULTS[fault](client.payloads(10), 5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["celery", "dramatiq", "huey", "taskiq"])
+def test_a_round_of_a_library(library: str) -> None:
+    pytest.importorskip(library)
+    words = library, "--count", "20", "--rounds", "1", "--server", "mqks"
+    command = [sys.executable, "-m", "benchmarks.tasks", *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    row = done.stdout.splitlines()[-1]
+    assert row.startswith(f"| {library} | MQKS | ")
+    assert "not within" not in row
+
+
+def test_a_library_without_a_server_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    if importlib.util.find_spec("huey") is None:
+        pytest.skip("the extra huey is not installed")
+    words = "huey", "--rounds", "0", "--server", "rabbitmq"
+    subprocess.run([sys.executable, "-m", "benchmarks.tasks", *words], check=True)
+    assert "without huey on RabbitMQ: huey has no storage" in capfd.readouterr().out
+    wrong = subprocess.run([sys.executable, "-m", "benchmarks.tasks", "rq"], check=False)
+    assert wrong.returncode == 2
