@@ -22,41 +22,7 @@ MASKED: Final = (
     *("systemd-sysctl", "systemd-modules-load", "systemd-binfmt", "systemd-remount-fs"),
     *("systemd-udevd", "systemd-udev-trigger", "systemd-tmpfiles-setup-dev"),
 )
-BOOT: Final = """
-set -e
-mount --make-rprivate /
-mount -t tmpfs tmpfs "$1"
-mkdir "$1/upper" "$1/work" "$1/root"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
-cd "$1/root"
-mount -t proc proc proc
-mount -t sysfs sysfs sys
-mount -t cgroup2 cgroup2 sys/fs/cgroup
-mount --rbind /dev dev
-for each in run tmp; do mount -t tmpfs tmpfs "$each"; done
-mkdir opt/python opt/packages opt/mqks
-mount --rbind "$2" opt/python
-mount --rbind "$3" opt/packages
-mount --rbind "$4" opt/mqks
-rm -rf etc/systemd/system/*.wants etc/systemd/system/mqks*
-for each in $6; do ln -sf /dev/null "etc/systemd/system/$each.service"; done
-printf '[Unit]\\nDefaultDependencies=no\\n' > etc/systemd/system/still.target
-cp opt/mqks/deploy/mqks.s* etc/systemd/system/
-cat > usr/local/bin/mqks <<END
-#!/bin/sh
-export LD_LIBRARY_PATH=/opt/python/lib PYTHONPATH=/opt/mqks:/opt/packages
-exec /opt/python/bin/$5 /opt/mqks/cli.py "\\$@"
-END
-chmod 755 usr/local/bin/mqks
-# Not by chroot, in which nobody may make user namespaces.
-mkdir old
-pivot_root . old
-umount -l old
-rmdir old
-# Credentials are mounted by a child, and are seen by way of that.
-mount --make-rshared /
-exec /lib/systemd/systemd --system --unit=still.target --show-status=no
-"""
+BOOT: Final = Path(__file__).with_suffix(".sh")
 
 
 class SystemdMissing(Exception):
@@ -79,7 +45,7 @@ class Systemd:
         places = map(str, (self._place, sys.base_prefix, packages, checkout))
         spaces = ["--mount", "--pid", "--fork", "--uts", "--ipc", "--cgroup", "--kill-child"]
         self._process = subprocess.Popen(
-            ["unshare", *spaces, "sh", "-c", BOOT, "boot", *places, python, " ".join(MASKED)],
+            ["unshare", *spaces, "sh", str(BOOT), *places, python, " ".join(MASKED)],
             env={"container": "unshare", "PATH": os.environ["PATH"]},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
