@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.kit import only
+from tests.kit.program import ROOT, Program, printed
 
-ROOT = Path(__file__).parents[2]
 RUN = [sys.executable, str(ROOT / "examples/clickstream/run.py")]
 
 
@@ -21,19 +21,17 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return only.environment(tmp_path, "server", "spark")
 
 
-def test_the_blocker_blocks(environment: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import pytest"], env=environment, capture_output=True, text=True
-    )
-    assert "ModuleNotFoundError: No module named 'pytest'" in done.stderr
+def test_the_blocker_blocks(environment: dict[str, str], tmp_path: Path) -> None:
+    with Program([sys.executable, "-c", "import pytest"], "", tmp_path, **environment) as program:
+        program.end()
+    assert "ModuleNotFoundError: No module named 'pytest'" in program.told
 
 
 @pytest.mark.slow
-def test_it_starts_without_the_packages_of_developers(environment: dict[str, str]) -> None:
-    done = subprocess.run(
-        [*RUN, "--help"], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert (done.stderr, done.returncode) == ("", 0)
+def test_it_starts_without_the_packages_of_developers(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    assert printed([*RUN, "--help"], "", tmp_path, **environment)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""examples/dramatiq, faststream, on_huey, taskiq and django, as their docstrings start them."""
+"""examples/dramatiq, faststream, on_huey, taskiq, django and fastapi, as their docstrings say."""
 
 import re
 import signal
@@ -110,3 +110,63 @@ def test_django(mqks_broker_process: BrokerProcess, tmp_path: Path) -> None:
         assert "tasks: SUCCESSFUL order 2 is packed" in shown
         assert "refresh" not in shown
         assert worker.end(signal.SIGTERM) == 0
+
+
+FASTAPI = [sys.executable, "-u", "-m", "uvicorn", "--app-dir", "examples/fastapi", "--port", "0"]
+
+
+class Web(Program):
+    """The server of examples/fastapi, with a worker in it, on a free port."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__([*FASTAPI, "signups:web"], url, ROOT)
+
+    def put(self, name: str) -> int:
+        place = until(lambda: re.search(r"running on (http://\S+)", self.told), lambda: self.told)
+        return httpx.put(f"{place[1]}/users/{name}", timeout=WAIT_S, trust_env=False).status_code
+
+    def mailed(self, *names: str) -> None:
+        """Wait until these are all that have got a mail."""
+        mails = [f"mail to {name}" for name in names]
+        until(lambda: [each for each in self.lines if "mail" in each] == mails, lambda: self.told)
+
+
+def test_fastapi_publishes_in_a_request_and_handles_the_message(
+    mqks_broker_process: BrokerProcess,
+) -> None:
+    with Web(mqks_broker_process.url) as web, blocking.connect(mqks_broker_process.url) as client:
+        assert [web.put(name) for name in ("ann", "ann", "ben")] == [202] * 3
+        web.mailed("ann", "ben")
+
+        # A restart of the broker.
+        mqks_broker_process.stop()
+        mqks_broker_process.start()
+        assert web.put("cleo") == 202
+        web.mailed("ann", "ben", "cleo")
+
+        client.rebind("welcome", remove=["user.created"])
+        assert web.put("dan") == 503
+
+        web.end(signal.SIGTERM)
+        assert "Application shutdown complete" in web.told
+        until(lambda: client.evaluate("len(state.queues_by_consumer_ids)") == "0")
+        assert client.stats("queue", "welcome")["unacked"] == 0
+
+
+def test_fastapi_does_not_start_without_a_broker() -> None:
+    with Web("mqks://127.0.0.1:1") as web:
+        assert web.end() != 0
+        assert "running on" not in web.told
+
+
+def test_fastapi_ends_without_its_worker(mqks_broker_process: BrokerProcess) -> None:
+    with Web(mqks_broker_process.url) as web:
+        with blocking.connect(mqks_broker_process.url) as client:
+            until(lambda: client.evaluate("len(state.queues_by_consumer_ids)") == "1")
+            [worker] = client.stats("consumers")
+        address = "127.0.0.1", mqks_broker_process.port
+        with socket.create_connection(address, WAIT_S) as other:
+            other.sendall(f"{worker['id']} consume welcome\n".encode())
+            web.end()
+        assert "the worker has failed" in web.told
+        assert "ConsumerReplaced" in web.told
