@@ -104,21 +104,19 @@ class Postgres:
         if self._primary is not None:
             self._copy(self._primary)
             return self
-        initdb = [self._program("initdb"), "--pgdata", str(self._data), "--username", "postgres"]
-        subprocess.run(
-            [*initdb, "--auth", "trust", "--encoding", "UTF8", "--no-locale", "--no-sync"],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            **self._as,
-        )
+        self._make("initdb", "--auth", "trust", "--encoding", "UTF8", "--no-locale")
         self.start()
         return self
 
+    def _make(self, program: str, *words: str) -> None:
+        """The data directory."""
+        place = "--pgdata", str(self._data), "--username", "postgres", "--no-sync"
+        command = [self._program(program), *place, *words]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, **self._as)
+
     def _copy(self, primary: Postgres) -> None:
         """Become a standby of it."""
-        backup = [self._program("pg_basebackup"), "--pgdata", str(self._data), "--no-sync"]
-        place = ["--host", str(primary._directory), "--username", "postgres"]
-        subprocess.run([*backup, *place, "--checkpoint", "fast"], check=True, **self._as)
+        self._make("pg_basebackup", "--host", str(primary._directory), "--checkpoint", "fast")
         conninfo = f"user=postgres application_name={self._name} host={primary._directory}"
         self._settings["primary_conninfo"] = conninfo
         subprocess.run(["touch", str(self._data / "standby.signal")], check=True, **self._as)

@@ -1,23 +1,99 @@
-"""examples/dramatiq, faststream, on_huey, taskiq, django and fastapi, as their docstrings say."""
+"""The examples run as they are, as their docstrings say, against a broker that MQKS_URL names."""
 
+from __future__ import annotations
+
+import json
 import re
 import signal
 import socket
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
 from mqks import BlockingClient, blocking
-from mqks.testing import BrokerProcess
+from mqks.testing import Broker, BrokerProcess
 from tests.kit.program import ROOT, Program, installed, printed
 from tests.kit.waiting import WAIT_S, until
 
 EXAMPLES = ROOT / "examples"
+OUTPUTS = {
+    "hello": ["example.hello: world", 'example.hello: {"to":["everybody","else"]}'],
+    "blocking": ["the sum is 45"],
+    "delayed": [
+        "scheduled: tomorrow's",
+        "due: the next",
+        "due: tomorrow's",
+    ],
+    "request_reply": [
+        "1 / 4 = 0.25",
+        "1 / 0: ZeroDivisionError: division by zero",
+        "nobody multiplies",
+    ],
+    "dead_letters": [
+        "coffee: no price, try 1",
+        "tea: 3",
+        "coffee: no price, try 2",
+        "dead: coffee, rejects in shop",
+        "1 redriven",
+        "coffee: 4",
+    ],
+    "batches": ["20000 confirmed, 20000 handled, the sum is 199990000"],
+}
 
-pytestmark = pytest.mark.slow
+
+HELLO_WORLD = {
+    "greetings": ["hi", "hello"],
+    "greetings-and-byes": ["hi", "hello", "bye", "good-bye"],
+    "orders": ["order.new"],
+    "mailer": ["user.new"],
+}
+"""Queues that the README and the other pages leave behind."""
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*OUTPUTS, "service"}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_example(name: str, mqks_broker: Broker) -> None:
+    """It runs, and leaves the queues of the README alone."""
+    with blocking.connect(mqks_broker.url) as client, ExitStack() as consuming:
+        for queue, events in HELLO_WORLD.items():
+            client.subscribe(queue, events)
+            consuming.enter_context(client.consume(queue))
+        before = client.request("stats", "queues")
+        command = [sys.executable, "-W", "error", EXAMPLES / f"{name}.py"]
+        lines = printed(command, mqks_broker.url, ROOT)
+        assert lines[: len(OUTPUTS[name])] == OUTPUTS[name]
+        # A message that had been published to one of them would have taken a number, too.
+        assert of_hello_world(client.request("stats", "queues")) == of_hello_world(before)
+
+
+def of_hello_world(rows: str) -> list[dict[str, object]]:
+    return [row for row in json.loads(rows) if row["name"] in HELLO_WORLD]
+
+
+def test_service(mqks_broker_process: BrokerProcess) -> None:
+    url = mqks_broker_process.url
+    command = [sys.executable, "-W", "error", EXAMPLES / "service.py"]
+    with blocking.connect(url) as client, Program(command, url, ROOT) as service:
+        client.subscribe("mailer", ["user.created"])  # Nothing is lost before it listens.
+        client.publish("user.created", {"mail": "nowhere"}, confirm=True)
+        client.publish("user.created", {"mail": "ann@example.org"}, confirm=True)
+        until(lambda: len(service.lines) == 3, lambda: service.told)
+        assert {*service.lines} == {
+            "mail to ann@example.org",
+            'sent: {"mail":"ann@example.org"}',
+            'gave up after 3 tries (rejects): {"mail":"nowhere"}',
+        }
+        assert service.end(signal.SIGTERM) == 0
+        assert client.evaluate("len(state.queues_by_consumer_ids)") == "0"
+
+
+# ------------------------------------------------------------------------------- libraries
 
 
 def why_dead(client: BlockingClient, queue: str) -> str | None:
@@ -26,6 +102,7 @@ def why_dead(client: BlockingClient, queue: str) -> str | None:
     return letter.dead_letter.why
 
 
+@pytest.mark.slow
 def test_dramatiq(mqks_broker_process: BrokerProcess) -> None:
     pytest.importorskip("dramatiq", reason="the extra dramatiq is not installed")
     where = mqks_broker_process.url, EXAMPLES / "dramatiq"
@@ -41,6 +118,7 @@ def test_dramatiq(mqks_broker_process: BrokerProcess) -> None:
         assert worker.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_faststream(mqks_broker_process: BrokerProcess) -> None:
     pytest.importorskip("faststream", reason="the extra faststream is not installed")
     where, program = (mqks_broker_process.url, EXAMPLES / "faststream"), "orders.py"
@@ -55,6 +133,7 @@ def test_faststream(mqks_broker_process: BrokerProcess) -> None:
             assert app.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_huey(mqks_broker_process: BrokerProcess) -> None:
     pytest.importorskip("huey", reason="the extra huey is not installed")
     where = mqks_broker_process.url, EXAMPLES / "on_huey"
@@ -64,6 +143,7 @@ def test_huey(mqks_broker_process: BrokerProcess) -> None:
         assert consumer.end(signal.SIGINT) == 0
 
 
+@pytest.mark.slow
 def test_taskiq(mqks_broker_process: BrokerProcess) -> None:
     pytest.importorskip("taskiq", reason="the extra taskiq is not installed")
     where = mqks_broker_process.url, EXAMPLES / "taskiq"
@@ -75,6 +155,7 @@ def test_taskiq(mqks_broker_process: BrokerProcess) -> None:
         assert schedule["name"] == "thumbnails:sweep"
 
 
+@pytest.mark.slow
 def test_django(mqks_broker_process: BrokerProcess, tmp_path: Path) -> None:
     """Its two commands, and its page."""
     pytest.importorskip("django", reason="the extra django is not installed")
@@ -131,6 +212,7 @@ class Web(Program):
         until(lambda: [each for each in self.lines if "mail" in each] == mails, lambda: self.told)
 
 
+@pytest.mark.slow
 def test_fastapi_publishes_in_a_request_and_handles_the_message(
     mqks_broker_process: BrokerProcess,
 ) -> None:
@@ -153,12 +235,14 @@ def test_fastapi_publishes_in_a_request_and_handles_the_message(
         assert client.stats("queue", "welcome")["unacked"] == 0
 
 
+@pytest.mark.slow
 def test_fastapi_does_not_start_without_a_broker() -> None:
     with Web("mqks://127.0.0.1:1") as web:
         assert web.end() != 0
         assert "running on" not in web.told
 
 
+@pytest.mark.slow
 def test_fastapi_ends_without_its_worker(mqks_broker_process: BrokerProcess) -> None:
     with Web(mqks_broker_process.url) as web:
         with blocking.connect(mqks_broker_process.url) as client:
