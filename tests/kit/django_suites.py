@@ -52,10 +52,9 @@ def unpacked(name: str, inside: str, target: Path) -> None:
     (target / "__init__.py").touch()
     with tarfile.open(path) as sources:
         for member in sources:
-            if member.isfile() and Path(*Path(member.name).parts[1:-1]) == Path(inside):
-                file = sources.extractfile(member)
-                assert file is not None
-                (target / Path(member.name).name).write_bytes(file.read())
+            place = Path(*Path(member.name).parts[1:])
+            if place.parent == Path(inside) and (file := sources.extractfile(member)):
+                (target / place.name).write_bytes(file.read())
 
 
 @contextlib.contextmanager

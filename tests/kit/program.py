@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from tests.kit.waiting import WAIT_S, until
 
@@ -42,15 +42,8 @@ class Program:
         )
         self.lines: list[str] = []
         self.errors: list[str] = []
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        self._threads = [
-            threading.Thread(target=target.extend, args=(map(str.rstrip, stream),), daemon=True)
-            for target, stream in (
-                (self.lines, self.process.stdout),
-                (self.errors, self.process.stderr),
-            )
-        ]
+        streams = (self.process.stdout, self.lines), (self.process.stderr, self.errors)
+        self._threads = [threading.Thread(target=_read, args=each, daemon=True) for each in streams]
         for thread in self._threads:
             thread.start()
 
@@ -79,12 +72,13 @@ class Program:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.end()
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        self.process.stdout.close()
-        self.process.stderr.close()
         if isinstance(error, BaseException):
             error.add_note(f"{self._command} has printed:\n{self.told}")
+
+
+def _read(stream: IO[str], into: list[str]) -> None:
+    with stream:
+        into.extend(map(str.rstrip, stream))
 
 
 def printed(command: Sequence[Any], url: str, directory: Path, **environment: str) -> list[str]:

@@ -4,10 +4,8 @@ The server's own database is cut in the simulation.
 """
 
 import json
-import os
 import shutil
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -15,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from mqks.testing import Broker
+from tests.kit.program import ROOT, Program
 from tests.kit.seeds import printed_seed
-from tests.kit.waiting import WAIT_S
 from tests.simulation import vfs
 
-ROOT = Path(__file__).parents[2]
 BACKUP = ["backup", "--force", "--db", "mqks.db"]
 ADD = ["user", "add", "--token"]
 
@@ -44,16 +41,9 @@ def test_a_file_is_there_when_its_command_is_done(
     with Broker(tmp_path / "mqks.db", ballast_bytes=0):
         pass
     words = name, str(printed_seed()), *map(json.dumps, commands)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kit.watched_commands", *words],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=WAIT_S,
-    )
-    assert done.returncode == 0, done.stdout
+    command = [sys.executable, "-m", "tests.kit.watched_commands", *words]
+    with Program(command, "", tmp_path, PYTHONPATH=str(ROOT)) as watched:
+        assert watched.end() == 0
 
 
 def test_a_database_that_was_only_begun_is_begun_again(db: Path) -> None:
