@@ -92,6 +92,10 @@ def test_mutated_replies(count: int) -> None:
 # -- what it would find
 
 
+def broken_error(request_id: bytes, error_id: str) -> bytes:
+    return b"somebody error " + error_id.encode() + b"\n"
+
+
 def broken_rebind(bindings: Bindings, request: object) -> bool:
     """It binds a name, and then refuses."""
     bindings.restore(b"made", [b"e"])
@@ -108,7 +112,7 @@ def crashing_trim(lane: Lane, end: int, *, dead: bool = False) -> int:
         # A return that loses messages; and who has acked is not served again.
         (Queue, "give_back", lambda *_, **__: None, "numbers on disk"),
         (Consumer, "_go_on", lambda _: None, "neither rests nor is in the ring"),
-        (replies, "error", lambda *_: b"somebody error 0\n", "replies that answer nobody"),
+        (replies, "error", broken_error, "replies that answer nobody"),
         (Bindings, "rebind", broken_rebind, "an error has changed something"),
         (Lane, "trim_some", crashing_trim, "KeyError"),
     ],
