@@ -175,7 +175,7 @@ def recorded() -> list[str]:
     return re.findall(r'^    f?"(.+)",$', told.partition("\n)")[0], re.M)
 
 
-def test_it_shows_all_commands_and_that_nothing_was_lost() -> None:
+def test_the_recording_shows_all_commands_and_that_nothing_was_lost() -> None:
     lines = [each.text or "" for each in ElementTree.parse(RECORDING).iter(f"{SVG}text")]
     shown = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
     assert shown == [each.replace("{ROOT}", ".") for each in recorded()]
@@ -187,7 +187,7 @@ def test_it_shows_all_commands_and_that_nothing_was_lost() -> None:
     assert f"{left:,} ready, 0 unacked" in total
 
 
-def test_it_fits_into_a_page_and_asks_nobody() -> None:
+def test_the_recording_fits_into_a_page_and_asks_nobody() -> None:
     assert RECORDING.stat().st_size < 150_000
     assert not re.search(r"(href|src|url)[=(]\W*http", RECORDING.read_text())
 

@@ -336,13 +336,13 @@ BLOCKS = re.findall(r"```py\n(.*?)```", TEXT.partition("\n## ")[0], re.S)
 STATIONS = re.findall(r"# (\S+\.py): (\S+)\n((?:(?!# \S+\.py: ).*\n)+)", "".join(BLOCKS))
 
 
-def test_it_is_short() -> None:
+def test_the_way_of_a_publish_is_short() -> None:
     quoted = [line for *_, code in STATIONS for line in code.splitlines() if line.strip() != "…"]
     assert 40 < len(quoted) <= LINES_MAX
 
 
 @pytest.mark.parametrize(("file", "name", "code"), STATIONS, ids=[name for _, name, _ in STATIONS])
-def test_it_is_quoted(file: str, name: str, code: str) -> None:
+def test_the_way_of_a_publish_is_quoted(file: str, name: str, code: str) -> None:
     source = (PACKAGE / file).read_text()
     method = name.rpartition(".")[2]
     found = re.search(
