@@ -189,19 +189,17 @@ def test_a_python_without_mqks_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(RABBITMQ.missing() is not None, reason="RabbitMQ is not installed")
-@pytest.mark.parametrize("name", ["acked", "backlog", "confirm", "fanout"])
-def test_work_against_rabbitmq(name: str) -> None:
-    assert measure(RABBITMQ, WORKS[name], WORKS[name].tiny)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["acked", "confirm_one", "confirm_10k"])
-def test_work_with_postgresql(name: str) -> None:
-    server = SERVERS["mqks-postgres"]
-    if reason := server.missing():
+@pytest.mark.parametrize(
+    ("server", "name"),
+    [
+        *(("rabbitmq", name) for name in ("acked", "backlog", "confirm", "fanout")),
+        *(("mqks-postgres", name) for name in ("acked", "confirm_one", "confirm_10k")),
+    ],
+)
+def test_work_against_another_server(server: str, name: str) -> None:
+    if reason := SERVERS[server].missing():
         pytest.skip(reason)
-    assert measure(server, WORKS[name], WORKS[name].tiny)
+    assert measure(SERVERS[server], WORKS[name], WORKS[name].tiny)
 
 
 def rabbitmq_confirms(*frames: tuple[int, bool]) -> Confirmed:
