@@ -20,7 +20,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from operator import itemgetter
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -30,9 +29,6 @@ from tests.kit.postgres import Postgres
 from tests.kit.program import Program
 from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
-
-if TYPE_CHECKING:
-    import psycopg
 
 
 def waiting(client: BlockingClient, queue: str) -> int:
@@ -225,7 +221,7 @@ def test_request_and_reply(kitchen: Kitchen) -> None:
 
 
 def unacked(client: BlockingClient, queue: str) -> int:
-    return int(json.loads(client.request("stats", "queue", queue))["unacked"])
+    return int(client.stats("queue", queue)["unacked"])
 
 
 @pytest.mark.slow
@@ -352,7 +348,7 @@ def test_outbox_in_postgresql(kitchen: Kitchen, postgres: Postgres) -> None:
     kitchen.environment |= postgres.environment
 
     def select(query: str) -> list[int]:
-        with session(postgres) as db:
+        with postgres.connection() as db:
             return [number for (number,) in db.execute(query.encode())]
 
     outbox = Outbox(kitchen, "postgres", select)
@@ -371,7 +367,7 @@ def test_outbox_in_postgresql(kitchen: Kitchen, postgres: Postgres) -> None:
         postgres.start()
         # A row that another relay has locked is left to that one, and the others go on.
         outbox.order("pepper")
-        with session(postgres) as other_relay:
+        with postgres.connection() as other_relay, other_relay.transaction():
             other_relay.execute("SELECT FROM outbox FOR UPDATE")
             outbox.order("salt")
             with kitchen.start("postgres_relay.py"):
@@ -380,12 +376,6 @@ def test_outbox_in_postgresql(kitchen: Kitchen, postgres: Postgres) -> None:
         with kitchen.start("postgres_relay.py"):
             until(lambda: not outbox.waiting())
         assert sorted(orders(client)) == outbox.committed()
-
-
-def session(postgres: Postgres) -> psycopg.Connection:
-    import psycopg
-
-    return psycopg.connect(host=postgres.environment["PGHOST"], user="postgres")
 
 
 @pytest.mark.slow
