@@ -223,13 +223,8 @@ def test_the_world_decides_when_garbage_is_collected() -> None:
     [
         *("1-8 1 --lives", "1-80 1 --year", "1-12 6 --long"),
         *slow("81-140 3 --year", "13-47 24 --long", "100 30", "101 30", "200-202 10 --lives"),
-        *slow(
-            "1-6 6 --rare",
-            "200-202 8 --talk",
-            "201 3000 --long",
-            "202 3000 --long",
-            "203 3000 --long",
-        ),
+        *slow("1-6 6 --rare", "200-202 8 --talk"),
+        *slow(*(f"{n} 3000 --long" for n in (201, 202, 203))),
         *(
             pytest.param(f"{n} --standby", marks=[pytest.mark.slow, with_standby])
             for n in (100, 101)
