@@ -8,7 +8,6 @@ plays.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,10 +16,11 @@ from typing import Protocol
 
 from mqks.client.messages import PeekedMessage
 from tests.chaos.checker import Violation
-from tests.chaos.scene import Scene
+from tests.chaos.scene import Known, Scene, doing, each_once, ids, told
 from tests.chaos.wire import Life, Wire
 
 SYNCS, JOBS, ROWS, ENDS = QUEUES = b"desk.syncs", b"desk.jobs", b"desk.rows", b"desk.ends"
+Rows = list[PeekedMessage]
 KEYS, WAITING_MAX, WORKERS = 8, 60, 2
 LASTING_KEYS = 4
 """Those below this number are held until their message is acked, others until its delivery."""
@@ -29,6 +29,8 @@ LASTING_KEYS = 4
 class Book(Protocol):
     """Of messages that are acked."""
 
+    @property
+    def waiting(self) -> int: ...
     def delivered(self, name: bytes) -> None: ...
     def asks(self, name: bytes) -> None: ...
     def acked(self, name: bytes) -> None: ...
@@ -51,17 +53,12 @@ class Sync:
 
 @dataclass(slots=True)
 class Keys:
-    messages: dict[bytes, Sync] = field(default_factory=dict)
+    messages: Known[Sync] = field(default_factory=Known)
     goes_on: dict[bytes, Callable[[], bool]] = field(default_factory=dict)
     """Whether the connection of its ack does, with which an ack may be lost."""
 
     def _of(self, key: int) -> dict[bytes, Sync]:
         return {name: each for name, each in self.messages.items() if each.key == key}
-
-    def _sync(self, name: bytes) -> Sync:
-        if name not in self.messages:
-            raise Violation(f"{name!r} was never there, or is gone since an earlier life")
-        return self.messages[name]
 
     @property
     def waiting(self) -> int:
@@ -73,7 +70,7 @@ class Keys:
 
     def told(self, name: bytes, answer: bytes) -> None:
         """The confirm of its publish."""
-        sync, (word, _, other) = self._sync(name), answer.partition(b" ")
+        sync, (word, _, other) = self.messages[name], answer.partition(b" ")
         sync.answered = True
         if word not in (b"", b"duplicate", b"replaced"):
             raise Violation(f"{name!r} is told {answer!r}")
@@ -95,22 +92,22 @@ class Keys:
         return any(each.replaces and not each.answered for each in others)
 
     def delivered(self, name: bytes) -> None:
-        sync = self._sync(name)
+        sync = self.messages[name]
         if sync.gone:
             raise Violation(f"{name!r} is back")
         sync.asked = False
 
     def asks(self, name: bytes) -> None:
-        self._sync(name).asked = True
+        self.messages[name].asked = True
 
     def acked(self, name: bytes) -> None:
-        self._sync(name).gone = True
+        self.messages[name].gone = True
 
     def compare(self, there: dict[bytes, int]) -> None:
         """All that is there after a start, and its retries."""
         held = Counter[int]()
         for name, retry in there.items():
-            sync = self._sync(name)
+            sync = self.messages[name]
             if sync.gone:
                 raise Violation(f"{name!r} is back")
             held[sync.key] += sync.key < LASTING_KEYS or not retry
@@ -121,11 +118,13 @@ class Keys:
             if is_due and name not in there:
                 raise Violation(f"{name!r} is lost")
 
-    def begin_again(self, there: dict[bytes, int]) -> None:
-        keys = {name: self.messages[name].key for name in there}
-        self.messages = {
-            name: Sync(key, False, [], sure=True, answered=True) for name, key in keys.items()
-        }
+    def begin_again(self, there: list[bytes]) -> None:
+        self.messages = Known(
+            {
+                name: Sync(self.messages[name].key, False, [], sure=True, answered=True)
+                for name in there
+            }
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -139,12 +138,7 @@ class Job:
 
 @dataclass(slots=True)
 class Jobs:
-    jobs: dict[bytes, Job] = field(default_factory=dict)
-
-    def _job(self, name: bytes) -> Job:
-        if name not in self.jobs:
-            raise Violation(f"{name!r} was never there, or has ended in an earlier life")
-        return self.jobs[name]
+    jobs: Known[Job] = field(default_factory=Known)
 
     @property
     def waiting(self) -> int:
@@ -154,23 +148,23 @@ class Jobs:
         self.jobs[name] = Job()
 
     def confirmed(self, name: bytes) -> None:
-        self._job(name).sure = True
+        self.jobs[name].sure = True
 
     def delivered(self, name: bytes) -> None:
-        job = self._job(name)
+        job = self.jobs[name]
         if job.ended:
             raise Violation(f"{name!r} is back, and was {job.ended!r}")
         job.asked.discard(b"done")
 
     def asks(self, name: bytes, end: bytes = b"done") -> None:
-        self._job(name).asked.add(end)
+        self.jobs[name].asked.add(end)
 
     def acked(self, name: bytes) -> None:
-        self._job(name).ended = b"done"
+        self.jobs[name].ended = b"done"
 
     def cancelled(self, name: bytes, answer: bytes) -> None:
         """The confirm of a cancel."""
-        job = self._job(name)
+        job = self.jobs[name]
         if answer == b"cancelled":
             if job.ended:
                 raise Violation(f"{name!r} is cancelled, and was {job.ended!r}")
@@ -192,7 +186,7 @@ class Jobs:
 
     def begin_again(self, told: dict[bytes, bytes]) -> None:
         left = [name for name in self.jobs if told[name].startswith(b"waiting")]
-        self.jobs = {name: Job(sure=True) for name in left}
+        self.jobs = Known({name: Job(sure=True) for name in left})
 
 
 @dataclass(slots=True, eq=False)
@@ -213,14 +207,11 @@ class Bundle:
 class Bundles:
     """Lives longer than the servers, with those that have ended."""
 
-    bundles: dict[bytes, Bundle] = field(default_factory=dict)
+    bundles: Known[Bundle] = field(default_factory=Known)
     ended: set[bytes] = field(default_factory=set)
 
     def of(self, member: bytes) -> Bundle:
-        name = member.partition(b"/")[0]
-        if name not in self.bundles:
-            raise Violation(f"{member!r} was never there")
-        return self.bundles[name]
+        return self.bundles[member.partition(b"/")[0]]
 
     @property
     def waiting(self) -> int:
@@ -255,9 +246,7 @@ class Bundles:
 
     def compare(self, rows: list[bytes], ends: list[bytes]) -> None:
         """All that is there after a start; `ends` were looked at first."""
-        if twice := [name for name, count in Counter(rows + ends).items() if count > 1]:
-            raise Violation(f"{twice} are there twice")
-        there, ended = {*rows}, {each.removesuffix(b":end") for each in ends}
+        there, ended = each_once(rows + ends), {each.removesuffix(b":end") for each in ends}
         for member in rows:
             if member in self.of(member).gone:
                 raise Violation(f"{member!r} is back")
@@ -287,65 +276,53 @@ class Bundles:
 
 class Desk(Scene):
     name = "desk"
+    queues = QUEUES
 
     def __init__(self) -> None:
         super().__init__()
         self.keys, self.jobs, self.bundles = Keys(), Jobs(), Bundles()
+        self.books: dict[bytes, Book] = {SYNCS: self.keys, JOBS: self.jobs, ROWS: self.bundles}
 
-    async def restarted(self, life: Life) -> None:
-        def compare(*places: list[PeekedMessage]) -> None:
-            ends, rows, _ = [[each.id.encode() for each in place] for place in places]
-            self.keys.compare({each.id.encode(): each.retry for each in places[2]})
-            self.bundles.compare(rows, ends)
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"batches": len(self.bundles.ended)}
+
+    async def restarted(self, life: Life, *, stopped: bool) -> None:
+        def compare(ends: Rows, rows: Rows, syncs: Rows) -> None:
+            self.keys.compare({each.id.encode(): each.retry for each in syncs})
+            self.bundles.compare(ids(rows), ids(ends))
 
         ends, rows, syncs = await self._places(life, [ENDS, ROWS, SYNCS], compare)
-        self.keys.begin_again({each.id.encode(): each.retry for each in syncs})
-        names = [[each.id.encode() for each in place] for place in (rows, ends)]
-        self.bundles.begin_again(*names)
-        wire = await Wire.open(life, "desk-results")
-        told = {name: await self._answer(wire, b"result " + name) for name in self.jobs.jobs}
-        self.jobs.compare(told)
-        self.jobs.begin_again(told)
+        self.keys.begin_again(ids(syncs))
+        self.bundles.begin_again(ids(rows), ids(ends))
+        wire = await self._open("results")
+        found = {name: await self._answer(wire, b"result " + name) for name in self.jobs.jobs}
+        self.jobs.compare(found)
+        self.jobs.begin_again(found)
         await wire.close()
 
-    async def _answer(self, wire: Wire, line: bytes) -> bytes:
-        return (await wire.answer(self._id("a"), line))[0]
-
     async def play(self) -> None:
-        wire = await Wire.open(self._life, "desk-publish")
-        for queue, event in zip(QUEUES, (b"sync", b"job", b"row", b"end"), strict=True):
-            await self._ask(wire, b"subscribe --confirm %b desk.%b" % (queue, event))
+        bound = zip(QUEUES, (b"sync", b"job", b"row", b"end"), strict=True)
+        lines = [b"subscribe --confirm %b desk.%b" % each for each in bound]
+        wire = await self._open("publish", *lines)
         for name, bundle in self.bundles.bundles.items():
             if not (bundle.closed or name in self.bundles.ended):
                 bundle.closing = True
                 bundle.closed = await self._answer(wire, b"close_batch --confirm " + name) == b"1"
-        await self._together(partial(self._publish_all, wire), *[self._work] * WORKERS)
+        work = partial(self._work, [*self.books])
+        await self._together(partial(self._publish_all, wire), *[work] * WORKERS)
 
     async def _publish_all(self, wire: Wire) -> None:
-        rng, books = self._rng, (self.keys, self.jobs, self.bundles)
-        kinds: list[Callable[[Wire], bytes]] = [self._sync, self._job, self._bundle, self._cancel]
+        rng, kinds = self._rng, (self._sync, self._job, self._bundle, self._cancel)
         while True:
             lines = [rng.choice(kinds)(wire) for _ in range(rng.choice([1, 5, 20]))]
             wire.send(b"".join(lines))
-            await asyncio.sleep(rng.uniform(0, 0.02))
-            while max(book.waiting for book in books) > WAITING_MAX:
-                await self._ask(wire, b"ping x")
-                await asyncio.sleep(0.01)
-
-    @staticmethod
-    def _told(name: bytes, then: Callable[[bytes], object]) -> Callable[[bytes, bytes], bool]:
-        def told(word: bytes, rest: bytes) -> bool:
-            if word != b"ok":
-                raise Violation(f"{name!r}: {word!r} {rest[:100]!r}")
-            then(rest)
-            return True
-
-        return told
+            await self._rest(wire, WAITING_MAX, *self.books.values())
 
     def _sync(self, wire: Wire) -> bytes:
         name, key, replaces = self._id("u"), self._rng.randrange(KEYS), self._rng.random() < 0.4
         self.keys.published(name, key, replaces=replaces)
-        wire.ask(name, self._told(name, partial(self.keys.told, name)))
+        wire.ask(name, told(name, partial(self.keys.told, name)))
         words = b",until=acked" if key < LASTING_KEYS else b""
         words += b",on=replace" if replaces else b""
         return b"%b publish --confirm --unique=k%d%b desk.sync x\n" % (name, key, words)
@@ -353,7 +330,7 @@ class Desk(Scene):
     def _job(self, wire: Wire) -> bytes:
         name = self._id("j")
         self.jobs.published(name)
-        wire.ask(name, self._doing(name, partial(self.jobs.confirmed, name)))
+        wire.ask(name, doing(name, partial(self.jobs.confirmed, name)))
         return b"%b publish --confirm --keep-result=900 desk.job x\n" % name
 
     def _cancel(self, wire: Wire) -> bytes:
@@ -362,7 +339,7 @@ class Desk(Scene):
             return b""
         name, step = self._rng.choice(left), self._id("x")
         self.jobs.asks(name, b"cancelled")
-        wire.ask(step, self._told(step, partial(self.jobs.cancelled, name)))
+        wire.ask(step, told(step, partial(self.jobs.cancelled, name)))
         return b"%b cancel_job --confirm %b %b\n" % (step, JOBS, name)
 
     def _bundle(self, wire: Wire) -> bytes:
@@ -373,58 +350,28 @@ class Desk(Scene):
         lines = [b"%b open_batch %b publish desk.end %b\n" % (step, name, name)]
         for member in members:
             if not together:
-                wire.ask(member, self._doing(member, partial(self.bundles.confirmed, member)))
+                wire.ask(member, doing(member, partial(self.bundles.confirmed, member)))
             confirm = b"" if together else b"--confirm "
             lines.append(b"%b publish %b--batch=%b desk.row x\n" % (member, confirm, name))
         if together:
-            wire.ask(step, self._doing(step, partial(self.bundles.closed, name)))
+            wire.ask(step, doing(step, partial(self.bundles.closed, name)))
             close = b"%b close_batch %b\n%b commit --confirm\n" % (step, name, step)
             return b"".join([step + b" begin\n", *lines, close])
         if rng.random() < 0.8:
             self.bundles.bundles[name].closing = True
-            wire.ask(step, self._told(step, lambda rest: self.bundles.closed(name)))
+            wire.ask(step, told(step, lambda rest: self.bundles.closed(name)))
             lines.append(b"%b close_batch --confirm %b\n" % (step, name))
         return b"".join(lines)
 
-    async def _work(self) -> None:
-        """One connection with its consumers after the other."""
-        rng = self._rng
-        while True:
-            wire, held = await Wire.open(self._life, "desk-work"), list[tuple[bytes, bytes]]()
-            queues: tuple[tuple[bytes, Book], ...] = (
-                *((SYNCS, self.keys), (JOBS, self.jobs), (ROWS, self.bundles)),
-            )
-            books = {self._id("c"): (queue, book) for queue, book in queues}
+    def delivered(self, consumer: bytes, queue: bytes, message: bytes) -> None:
+        self.books[queue].delivered(message)
 
-            def came(name: bytes, word: bytes, rest: bytes, books=books, held=held) -> None:  # type: ignore[no-untyped-def]
-                if name not in books or word != b"ok":
-                    raise Violation(f"nobody asked for it: {name!r} {word!r} {rest[:100]!r}")
-                message = rest.split(b" ", 1)[0]
-                books[name][1].delivered(message)
-                held.append((name, message))
-
-            wire.on_line = came
-            for consumer, (queue, _) in books.items():
-                words = queue, rng.choice([1, 3, 20])
-                line = b"consume --confirm %b --manual-ack --prefetch=%d" % words
-                await self._ask(wire, line, consumer)
-            for _ in range(rng.randrange(5, 60)):
-                await self._ask(wire, b"ping x")
-                lines = [
-                    self._settle(wire, consumer, books[consumer][1], message)
-                    for consumer, message in held
-                    if rng.random() < 0.9
-                ]
-                held.clear()
-                wire.send(b"".join(lines))
-                await asyncio.sleep(0)
-            await self._leave(wire, breaks=self._breaks())
-
-    def _settle(self, wire: Wire, consumer: bytes, book: Book, message: bytes) -> bytes:
+    def settle(self, wire: Wire, consumer: bytes, queue: bytes, message: bytes) -> bytes:
         if self._rng.random() < 0.15:
             return b"- reject %b %b\n" % (consumer, message)
-        step, result = self._id("s"), b" --result=" + message if book is self.jobs else b""
+        step, book = self._id("s"), self.books[queue]
+        result = b" --result=" + message if queue == JOBS else b""
         book.asks(message)
         self.keys.goes_on[message] = lambda: not (wire.closed or wire.leaving)
-        wire.ask(step, self._doing(step, partial(book.acked, message)))
+        wire.ask(step, doing(step, partial(book.acked, message)))
         return b"%b ack --confirm %b %b%b\n" % (step, consumer, message, result)

@@ -10,12 +10,11 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Container, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import desk, forge, renting
 from tests.chaos.checker import Checker, Found, Queue, Row, Violation
 from tests.chaos.crowd import (
     FIXED,
@@ -29,10 +28,14 @@ from tests.chaos.crowd import (
     Worker,
     peeked,
 )
+from tests.chaos.desk import Desk
+from tests.chaos.forge import Forge
 from tests.chaos.nuisance import Nuisance
 from tests.chaos.plan import LifePlan, plan
+from tests.chaos.renting import Renting
+from tests.chaos.scene import Scene
 from tests.chaos.server import Server, Servers
-from tests.chaos.ward import QUEUES, Ward
+from tests.chaos.ward import Ward
 from tests.chaos.wire import Life, Wire
 
 _RANGE = re.compile(rb"epoch=(\S+) first=(\d+) next=(\d+)(?: paused=yes)?")
@@ -41,24 +44,22 @@ _RANGE = re.compile(rb"epoch=(\S+) first=(\d+) next=(\d+)(?: paused=yes)?")
 class _Looker:
     """What there is right after a start."""
 
-    def __init__(self, life: Life, its_plan: LifePlan) -> None:
-        self._life = life
-        self._plan = its_plan
-        self._wire: Wire
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
 
-    async def look(self) -> dict[bytes, Found]:
-        self._wire = await Wire.open(self._life, "look")
+    async def look(self, others: Container[bytes], *, full: bool) -> dict[bytes, Found]:
+        """But for the queues of others."""
         bound: dict[str, set[bytes]] = {}
         for row in await self._rows("bindings"):
             bound.setdefault(row["queue"], set()).add((row["event"] or row["mask"]).encode())
         rows = {row["name"]: row for row in await self._rows("queues")}
         queues: dict[bytes, Found] = {}
         for name, row in rows.items():
-            if name.encode() in (*QUEUES, *forge.QUEUES, *desk.QUEUES, renting.QUEUE):
+            if name.encode() in others:
                 continue
             if not name.startswith("n."):
                 queues[name.encode()] = await self._queue(name, row, bound.get(name, set()))
-            elif not self._plan.full:
+            elif not full:
                 await self._wire.answer(b"look", b"delete_queue --confirm " + name.encode())
         await self._wire.close()
         return queues
@@ -112,10 +113,7 @@ class Chaos:
         self._flags = {"text_file_bytes_min": 1} if texts else {}
         self.figures = Figures()
         self._checker = Checker()
-        self._ward = Ward()
-        self._forge = forge.Forge()
-        self._renting = renting.Renting()
-        self._desk = desk.Desk()
+        self._scenes: tuple[Scene, ...] = Ward(), Forge(), Renting(), Desk()
         self._again: dict[str, dict[bytes, int]] = {}
         self._stopped = True
         self.latest: Life | None = None
@@ -166,9 +164,8 @@ class Chaos:
         figures.stopped += not its_plan.kill
         figures.events += life.events
         figures.counts = Counter(self._checker.counts)
-        figures.counts["transactions"] = self._forge.ledger.steps
-        figures.counts["leases"] = self._renting.book.given_count
-        figures.counts["batches"] = len(self._desk.bundles.ended)
+        for scene in self._scenes:
+            figures.counts.update(scene.counts)
 
     def _keep(self, life: Life, server: Server, its_plan: LifePlan, failure: BaseException) -> None:
         (self.directory / "plan.txt").write_text(f"{its_plan}\n\n{failure!r}\n")
@@ -238,15 +235,15 @@ class Chaos:
             await asyncio.sleep(0.005)
 
     async def _restarted(self, life: Life, its_plan: LifePlan) -> None:
-        seen = await _Looker(life, its_plan).look()
+        theirs = {queue for scene in self._scenes for queue in scene.queues}
+        looker = _Looker(await Wire.open(life, "look"))
+        seen = await looker.look(theirs, full=its_plan.full)
         self._checker.restarted(seen, stopped=self._stopped)
         if others := seen.keys() - self._checker.queues.keys():
             raise Violation(f"there are queues that nobody has made: {others}")
         if not its_plan.full:  # What dies at the start would be on its way to another queue.
-            await self._ward.restarted(life, stopped=self._stopped)
-            await self._forge.restarted(life)
-            await self._renting.restarted(life)
-            await self._desk.restarted(life)
+            for scene in self._scenes:
+                await scene.restarted(life, stopped=self._stopped)
 
     def _players(self, life: Life, its_plan: LifePlan) -> list[Coroutine[Any, Any, None]]:
         p = its_plan
@@ -263,8 +260,5 @@ class Chaos:
         crowd += [Reader(life, p, f"read{number}") for number in range(p.readers)]
         return [
             *(each.run() for each in crowd),
-            *([self._ward.run(life, p)] if p.ward else []),
-            *([self._forge.run(life, p)] if p.forge else []),
-            *([self._renting.run(life, p)] if p.renting else []),
-            *([self._desk.run(life, p)] if p.desk else []),
+            *(each.run(life, p) for each in self._scenes if getattr(p, each.name)),
         ]

@@ -8,39 +8,103 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 from mqks.client.messages import PeekedMessage
 from tests.chaos.checker import Violation
 from tests.chaos.plan import LifePlan
-from tests.chaos.wire import Gone, Life, Wire
+from tests.chaos.wire import Gone, Life, Told, Wire
 
 SETTLES_S = 20.0
 """Only a fault takes longer until all that is due after a start is in its place."""
+T = TypeVar("T")
 
 
-class Book(Protocol):
-    """What may be in a queue in order by key."""
+class Known(dict[bytes, T]):
+    """Messages by their names: no others may come."""
+
+    def __missing__(self, name: bytes) -> T:
+        raise Violation(f"{name!r} was never there, or is gone since an earlier life")
+
+
+@dataclass(slots=True, eq=False)
+class Order:
+    """A message of a key."""
+
+    key: int
+    place: int
+    """Among those of its key."""
+    sure: bool = False
+    """It is durable."""
+    gone: bool = False
+    """Its end was confirmed."""
+
+
+Ordered = TypeVar("Ordered", bound=Order)
+
+
+class Orders(Generic[Ordered]):
+    """What is in a queue in order by key. Lives longer than the servers."""
+
+    def __init__(self, kind: Callable[[int, int], Ordered]) -> None:
+        self._kind = kind
+        self._places = 0
+        self.orders = Known[Ordered]()
+
+    @property
+    def waiting(self) -> int:
+        return sum(not each.gone for each in self.orders.values())
+
+    def published(self, name: bytes, key: int) -> None:
+        self._places += 1
+        self.orders[name] = self._kind(key, self._places)
+
+    def confirmed(self, name: bytes) -> None:
+        self.orders[name].sure = True
+
+    def comes(self, name: bytes, has_passed: Callable[[bytes, Ordered], bool]) -> Ordered:
+        """What is given now: all earlier ones of its key must have passed."""
+        order = self.orders[name]
+        if order.gone:
+            raise Violation(f"{name!r} is back")
+        for earlier, each in self.orders.items():
+            is_before = each.key == order.key and each.place < order.place
+            if is_before and not has_passed(earlier, each):
+                raise Violation(f"{name!r} comes before {earlier!r}, which has its key")
+        return order
+
+
+class Books(Protocol):
+    """Tell how much there is."""
 
     @property
     def waiting(self) -> int: ...
-
-    def published(self, name: bytes, key: int) -> None: ...
-
-    def confirmed(self, name: bytes) -> None: ...
 
 
 class Scene:
     """Plays one life after the other."""
 
     name: str
+    queues: Sequence[bytes]
 
     def __init__(self) -> None:
         self._life: Life
         self._plan: LifePlan
         self._rng: random.Random
         self._count = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What has happened in all lives."""
+        return {}
+
+    async def restarted(self, life: Life, *, stopped: bool) -> None:
+        """Compare what there is after a start. Raises Violation."""
+        raise NotImplementedError
 
     async def play(self) -> None:
         """One life, to its end."""
@@ -67,7 +131,7 @@ class Scene:
                 raise Violation(f"the {self.name} was left") from None
 
     async def _places(
-        self, life: Life, places: list[bytes], compare: Callable[..., None]
+        self, life: Life, places: Iterable[bytes], compare: Callable[..., None]
     ) -> list[list[PeekedMessage]]:
         """Look where everything is; what is due goes on meanwhile, but not for long."""
         self._life = life
@@ -86,6 +150,15 @@ class Scene:
         await wire.close()
         return found
 
+    # -- a connection
+
+    async def _open(self, what: str, *lines: bytes) -> Wire:
+        """With these requests, each confirmed."""
+        wire = await Wire.open(self._life, f"{self.name}-{what}")
+        for line in lines:
+            await self._ask(wire, line)
+        return wire
+
     async def _leave(self, wire: Wire, *, breaks: bool) -> None:
         (wire.break_off if breaks else wire.finish)()
         await wire.until_closed()
@@ -96,7 +169,7 @@ class Scene:
         return self._plan.breaks and self._rng.random() < 0.5
 
     async def _publish(
-        self, wire: Wire, event: bytes, keys: int, waiting_max: int, book: Book
+        self, wire: Wire, event: bytes, keys: int, waiting_max: int, book: Orders[Any]
     ) -> None:
         rng = self._rng
         while True:
@@ -104,17 +177,62 @@ class Scene:
             for _ in range(rng.choice([1, 5, 40])):
                 name, key = self._id("m"), rng.randrange(keys)
                 book.published(name, key)
-
-                def confirmed(name: bytes = name) -> None:
-                    book.confirmed(name)
-
-                wire.ask(name, self._doing(name, confirmed))
+                wire.ask(name, doing(name, partial(book.confirmed, name)))
                 lines.append(b"%b publish --confirm --key=k%d %b x\n" % (name, key, event))
             wire.send(b"".join(lines))
-            await asyncio.sleep(rng.uniform(0, 0.02))
-            while book.waiting > waiting_max:
+            await self._rest(wire, waiting_max, book)
+
+    async def _rest(self, wire: Wire, waiting_max: int, *books: Books) -> None:
+        """Who publishes does, for as long as too much waits."""
+        await asyncio.sleep(self._rng.uniform(0, 0.02))
+        while max(book.waiting for book in books) > waiting_max:
+            await self._ask(wire, b"ping x")
+            await asyncio.sleep(0.01)
+
+    async def _work(self, queues: Sequence[bytes]) -> None:
+        """One connection with its consumers of these queues after the other."""
+        while True:
+            wire = await self._open("work")
+            consumers, held = {self._id("c"): queue for queue in queues}, list[list[bytes]]()
+            wire.on_line = partial(self._came, consumers, held)
+            for consumer, queue in consumers.items():
+                words = queue, self._rng.choice([1, 3, 20])
+                line = b"consume --confirm %b --manual-ack --prefetch=%d" % words
+                await self._ask(wire, line, consumer)
+            for _ in range(self._rng.randrange(5, 60)):
                 await self._ask(wire, b"ping x")
-                await asyncio.sleep(0.01)
+                lines = [self.settle(wire, *each) for each in held if self._rng.random() < 0.9]
+                held.clear()
+                wire.send(b"".join(lines))
+                await asyncio.sleep(0)
+            for consumer in consumers:
+                self.left(consumer)
+            await self._leave(wire, breaks=self._breaks())
+
+    def _came(
+        self,
+        consumers: dict[bytes, bytes],
+        held: list[list[bytes]],
+        name: bytes,
+        word: bytes,
+        rest: bytes,
+    ) -> None:
+        if name not in consumers or word != b"ok":
+            raise Violation(f"nobody asked for it: {name!r} {word!r} {rest[:100]!r}")
+        held.append([name, consumers[name], rest.split(b" ", 1)[0]])
+        self.delivered(*held[-1])
+
+    def delivered(self, consumer: bytes, queue: bytes, message: bytes) -> None:
+        """To one of those who work."""
+
+    def settle(self, wire: Wire, consumer: bytes, queue: bytes, message: bytes) -> bytes:
+        """The lines by which they do it."""
+        raise NotImplementedError
+
+    def left(self, consumer: bytes) -> None:
+        """Its connection ends."""
+
+    # -- requests
 
     def _id(self, kind: str) -> bytes:
         self._count += 1
@@ -125,6 +243,9 @@ class Scene:
         name = name or self._id("a")
         return (await wire.answer(name, line, lambda rest: b"event=" not in rest))[:-1]
 
+    async def _answer(self, wire: Wire, line: bytes) -> bytes:
+        return (await wire.answer(self._id("a"), line))[0]
+
     async def _peek(self, wire: Wire, what: bytes) -> list[PeekedMessage]:
         rows: list[PeekedMessage] = []
         while True:
@@ -134,14 +255,37 @@ class Scene:
                 return rows
             rows += map(PeekedMessage.parse, told)
 
-    @staticmethod
-    def _doing(name: bytes, done: Callable[[], None]) -> Callable[[bytes, bytes], bool]:
-        """Told of a confirm."""
 
-        def told(word: bytes, rest: bytes) -> bool:
-            if word != b"ok" or rest:
-                raise Violation(f"{name!r}: {word!r} {rest[:100]!r}")
-            done()
-            return True
+def told(name: bytes, then: Callable[[bytes], object]) -> Told:
+    """Of a confirm."""
 
-        return told
+    def take(word: bytes, rest: bytes) -> bool:
+        if word != b"ok":
+            raise Violation(f"{name!r}: {word!r} {rest[:100]!r}")
+        then(rest)
+        return True
+
+    return take
+
+
+def doing(name: bytes, done: Callable[[], None]) -> Told:
+    """The same of one that tells nothing."""
+
+    def then(rest: bytes) -> None:
+        if rest:
+            raise Violation(f"{name!r}: {rest[:100]!r}")
+        done()
+
+    return told(name, then)
+
+
+def ids(rows: Iterable[PeekedMessage]) -> list[bytes]:
+    return [each.id.encode() for each in rows]
+
+
+def each_once(names: Iterable[bytes]) -> set[bytes]:
+    """Raise Violation where one of them is there twice."""
+    counts = Counter(names)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise Violation(f"{twice} are there twice")
+    return {*counts}

@@ -16,7 +16,7 @@ from functools import partial
 
 from mqks.client.messages import DeadLetter, PeekedMessage
 from tests.chaos.checker import Violation, payload
-from tests.chaos.scene import Scene
+from tests.chaos.scene import Known, Scene, doing
 from tests.chaos.wire import Life, Wire
 
 QUEUE, ASIDE, DEAD = QUEUES = b"ward", b"ward.aside", b"ward.dead"
@@ -76,17 +76,15 @@ class Book:
     """Lives longer than the servers."""
 
     def __init__(self) -> None:
-        self.patients: dict[bytes, Patient] = {}
+        self.patients = Known[Patient]()
         self.unread = 0
         """Connections that were broken: what they had been given, nobody has read."""
         self.hurrying = 0
         """Requests under way after which nothing has to wait."""
-        self.letters = 0
 
-    def _patient(self, name: bytes) -> Patient:
-        if name not in self.patients:
-            raise Violation(f"{name!r} was never there, or is gone since an earlier life")
-        return self.patients[name]
+    @property
+    def waiting(self) -> int:
+        return sum(not each.gone for each in self.patients.values())
 
     # -- what is sent, and answered
 
@@ -95,10 +93,10 @@ class Book:
         self.patients[name] = Patient(now, delay_s, ttl_s, due, due)
 
     def confirmed(self, name: bytes) -> None:
-        self._patient(name).sure = True
+        self.patients[name].sure = True
 
     def refused(self, name: bytes) -> None:
-        if self._patient(name).holder is not None:
+        if self.patients[name].holder is not None:
             raise Violation(f"{name!r} is refused, and was delivered")
         del self.patients[name]
 
@@ -111,7 +109,7 @@ class Book:
         self, holder: Holder, name: bytes, data: bytes, now: float, *, dead: bool = False
     ) -> None:
         """`dead`: as a dead letter, which waits for nothing."""
-        patient = self._patient(name)
+        patient = self.patients[name]
         if data != payload(name):
             raise Violation(f"{name!r} was not published so")
         if holder.leaving:  # Others may have had it since, and been read sooner.
@@ -131,7 +129,7 @@ class Book:
 
     def _taken_from(self, holder: Holder, name: bytes) -> Patient:
         holder.held.remove(name)
-        patient = self._patient(name)
+        patient = self.patients[name]
         patient.holder = None
         return patient
 
@@ -159,7 +157,7 @@ class Book:
     def settled(self, name: bytes, action: bytes, due: float) -> None:
         """The confirm of an ack, reject or release; `due` is what was due when it was sent."""
         if action == b"ack":
-            self._patient(name).gone = True
+            self.patients[name].gone = True
         elif name in self.patients and self.patients[name].due == due:
             self.patients[name].due_sure = due
 
@@ -190,7 +188,7 @@ class Book:
     def cancelled(self, name: bytes, count: int) -> None:
         """The confirm of a cancel."""
         if count or name in self.patients:  # Its publish may have been refused meanwhile.
-            patient = self._patient(name)
+            patient = self.patients[name]
             patient.cancelling = False
             patient.gone |= count > 0
             patient.may_be_gone |= count > 0
@@ -199,8 +197,7 @@ class Book:
 
     def letter(self, name: bytes, letter: DeadLetter) -> None:
         """It has died of what it can have died of."""
-        patient = self._patient(name)
-        self.letters += 1
+        patient = self.patients[name]
         possible = {
             "rejects": patient.rejects >= RETRIES,
             "losses": patient.losses + self.unread >= LOSSES,
@@ -217,7 +214,7 @@ class Book:
             for row in rows:
                 where.setdefault(row.id.encode(), []).append(place)
         for name, places_of_it in where.items():
-            patient = self._patient(name)
+            patient = self.patients[name]
             if len(places_of_it) > 1:
                 raise Violation(f"{name!r} is in {places_of_it}")
             if patient.gone:
@@ -235,7 +232,7 @@ class Book:
     def begin_again(self, places: dict[str, list[PeekedMessage]]) -> None:
         """What is there is all that there is, and it is sure."""
         there = {row.id.encode() for rows in places.values() for row in rows}
-        self.patients = {name: self.patients[name] for name in there}
+        self.patients = Known({name: self.patients[name] for name in there})
         for patient in self.patients.values():
             patient.sure, patient.may_be_gone, patient.holder = True, False, None
             patient.cancelling = False
@@ -245,6 +242,7 @@ class Book:
 
 class Ward(Scene):
     name = "ward"
+    queues = QUEUES
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,20 +256,19 @@ class Ward(Scene):
         self.book.begin_again(dict(zip(PLACES, found, strict=True)))
 
     async def play(self) -> None:
-        wire = await Wire.open(self._life, "ward-nurse")
-        for line in (
+        wire = await self._open(
+            "nurse",
             b"set_queue --confirm %b %b --dead-letters=%b" % (QUEUE, POLICY, DEAD),
             b"subscribe --confirm %b %b" % (QUEUE, EVENT),
             b"set_queue --confirm %b --dead-letters=%b" % (ASIDE, DEAD),
             b"set_queue --confirm %b" % DEAD,
-        ):
-            await self._ask(wire, line)
-        works = [partial(self._work, queue) for queue in (QUEUE, QUEUE, QUEUE, DEAD)]
+        )
+        works = [partial(self._treat, queue) for queue in (QUEUE, QUEUE, QUEUE, DEAD)]
         await self._together(partial(self._nurse, wire), self._publish_any, *works)
 
     async def _publish_any(self) -> None:
         rng, book = self._rng, self.book
-        wire = await Wire.open(self._life, "ward-publish")
+        wire = await self._open("publish")
         while True:
             names, lines = list[bytes](), list[bytes]()
             for _ in range(rng.choice([1, 1, 5, 30])):
@@ -289,10 +286,7 @@ class Ward(Scene):
             if rng.random() < 0.5:
                 await self._ask(wire, b"ping x")
                 book.received(names)
-            await asyncio.sleep(rng.uniform(0, 0.02))
-            while sum(not patient.gone for patient in book.patients.values()) > MESSAGES_MAX:
-                await self._ask(wire, b"ping x")
-                await asyncio.sleep(0.01)
+            await self._rest(wire, MESSAGES_MAX, book)
 
     def _told_of_publish(self, name: bytes, confirm: bool, word: bytes, rest: bytes) -> bool:
         if word == b"error" and self._plan.errors:
@@ -303,13 +297,13 @@ class Ward(Scene):
             self.book.confirmed(name)
         return True
 
-    async def _work(self, queue: bytes) -> None:
+    async def _treat(self, queue: bytes) -> None:
         """One connection and consumer after the other."""
         while True:
-            wire = await Wire.open(self._life, f"ward-work-{queue.decode()}")
+            wire = await self._open(f"work-{queue.decode()}")
             holder = Holder(self._id("c"), self._rng.choice([1, 3, 20]))
             lines: list[bytes] = []
-            wire.on_line = partial(self._came, wire, holder, queue, lines)
+            wire.on_line = partial(self._comes, wire, holder, queue, lines)
             line = b"consume --confirm %b --manual-ack --prefetch=%d --meta"
             await self._ask(wire, line % (queue, holder.prefetch), holder.name)
             sent = 0
@@ -328,7 +322,7 @@ class Ward(Scene):
             self.book.left(holder, unread=breaks)
             await self._leave(wire, breaks=breaks)
 
-    def _came(
+    def _comes(
         self,
         wire: Wire,
         holder: Holder,
@@ -352,31 +346,25 @@ class Ward(Scene):
         delay_s = rng.choice([0.02, 0.1, 2])
         if queue == DEAD:
             what *= 0.6  # Letters are acked, and few of them kept.
-        if what < 0.45:
-            action, flag = b"ack", b""
-            book.acked(holder, message)
-        elif what < 0.6:
+        if 0.45 <= what < 0.6:
             return
-        elif what < 0.78:
-            action, flag = b"reject", b""
-            book.rejected(holder, message, now)
-        elif what < 0.84:
-            action, flag = b"reject", b" --delay=%g" % delay_s
-            book.rejected(holder, message, now, delay_s)
+        is_dead, waits = 0.84 <= what < 0.9, 0.78 <= what < 0.84 or what >= 0.95
+        flag = b" --dead" if is_dead else b" --delay=%g" % delay_s if waits else b""
+        delay_s *= waits
+        if what < 0.45:
+            action = b"ack"
+            book.acked(holder, message)
         elif what < 0.9:
-            action, flag = b"reject", b" --dead"
-            book.rejected(holder, message, now, dead=True)
-        elif what < 0.95:
-            action, flag = b"release", b""
-            book.released(holder, message, now)
+            action = b"reject"
+            book.rejected(holder, message, now, delay_s, dead=is_dead)
         else:
-            action, flag = b"release", b" --delay=%g" % delay_s
+            action = b"release"
             book.released(holder, message, now, delay_s)
         request, confirm = self._id("s"), rng.random() < 0.4
         if confirm:
             patient = book.patients[message]
             settled = partial(book.settled, message, action, patient.due)
-            wire.ask(request, self._doing(message, settled))
+            wire.ask(request, doing(message, settled))
         words = b" --confirm" * confirm, holder.name, message, flag
         lines.append(b"%s %s%s %s %s%s\n" % (request, action, *words))
 
@@ -407,5 +395,5 @@ class Ward(Scene):
         name = self._rng.choice(waiting)
         patients[name].cancelling = True
         line = b"cancel --confirm %b %b" % (QUEUE, name)
-        [count] = await wire.answer(self._id("a"), line)
+        count = await self._answer(wire, line)
         self.book.cancelled(name, int(count))
