@@ -9,14 +9,14 @@ plays.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 from mqks.client.messages import PeekedMessage
 from tests.chaos.checker import Violation
-from tests.chaos.scene import Known, Scene, doing, each_once, ids, told
+from tests.chaos.scene import Book, Item, Known, M, Scene, doing, each_once, ids, told
 from tests.chaos.wire import Life, Wire
 
 SYNCS, JOBS, ROWS, ENDS = QUEUES = b"desk.syncs", b"desk.jobs", b"desk.rows", b"desk.ends"
@@ -26,157 +26,90 @@ LASTING_KEYS = 4
 """Those below this number are held until their message is acked, others until its delivery."""
 
 
-class Book(Protocol):
-    """Of messages that are acked."""
-
-    @property
-    def waiting(self) -> int: ...
-    def delivered(self, name: bytes) -> None: ...
-    def asks(self, name: bytes) -> None: ...
-    def acked(self, name: bytes) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
-class Sync:
-    key: int
-    replaces: bool
-    rivals: list[bytes]
+class Sync(Item):
+    key: int = 0
+    replaces: bool = False
+    rivals: list[bytes] = field(default_factory=list)
     """Others of its key that may have been there when it was sent."""
-    sure: bool = False
-    """It is durable."""
     answered: bool = False
-    asked: bool = False
-    """Its ack."""
-    gone: bool = False
-    """Certainly: it was acked, replaced, or dropped."""
 
 
-@dataclass(slots=True)
-class Keys:
-    messages: Known[Sync] = field(default_factory=Known)
-    goes_on: dict[bytes, Callable[[], bool]] = field(default_factory=dict)
-    """Whether the connection of its ack does, with which an ack may be lost."""
+class AckedBook(Book[M]):
+    def delivered(self, name: bytes) -> None:
+        self.comes(name).asked.discard(b"done")
+
+    def acked(self, name: bytes) -> None:
+        self.items[name].ended = b"done"
+
+
+class Keys(AckedBook[Sync]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on: dict[bytes, Callable[[], bool]] = {}
+        """Whether the connection of its ack does, with which an ack may be lost."""
 
     def _of(self, key: int) -> dict[bytes, Sync]:
-        return {name: each for name, each in self.messages.items() if each.key == key}
-
-    @property
-    def waiting(self) -> int:
-        return sum(not each.gone for each in self.messages.values())
+        return {name: each for name, each in self.items.items() if each.key == key}
 
     def published(self, name: bytes, key: int, *, replaces: bool = False) -> None:
-        rivals = [other for other, each in self._of(key).items() if not each.gone]
-        self.messages[name] = Sync(key, replaces, rivals)
+        rivals = [other for other, each in self._of(key).items() if not each.ended]
+        self.items[name] = Sync(key=key, replaces=replaces, rivals=rivals)
 
     def told(self, name: bytes, answer: bytes) -> None:
         """The confirm of its publish."""
-        sync, (word, _, other) = self.messages[name], answer.partition(b" ")
+        sync, (word, _, other) = self.items[name], answer.partition(b" ")
         sync.answered = True
         if word not in (b"", b"duplicate", b"replaced"):
             raise Violation(f"{name!r} is told {answer!r}")
         if other and other not in sync.rivals:
             raise Violation(f"{name!r} is told {answer!r}, which was not there")
         if word == b"replaced":
-            if not sync.replaces or (self.messages[other].asked and self.goes_on[other]()):
+            if not sync.replaces or (self.items[other].asked and self.goes_on[other]()):
                 raise Violation(f"{name!r} has replaced {other!r}")
-            self.messages[other].gone = True
+            self.items[other].ended = word
         elif not word and sync.key < LASTING_KEYS:
             for rival in sync.rivals:
-                each = self.messages[rival]
-                if each.sure and not (each.asked or each.gone or self._may_be_replaced(each)):
+                each = self.items[rival]
+                if self.is_due(each):
                     raise Violation(f"{name!r} is beside {rival!r}, which has its key")
-        sync.sure, sync.gone = word != b"duplicate", word == b"duplicate"
+        sync.sure, sync.ended = word != b"duplicate", word if word == b"duplicate" else b""
 
-    def _may_be_replaced(self, sync: Sync) -> bool:
-        others = self._of(sync.key).values()
-        return any(each.replaces and not each.answered for each in others)
-
-    def delivered(self, name: bytes) -> None:
-        sync = self.messages[name]
-        if sync.gone:
-            raise Violation(f"{name!r} is back")
-        sync.asked = False
-
-    def asks(self, name: bytes) -> None:
-        self.messages[name].asked = True
-
-    def acked(self, name: bytes) -> None:
-        self.messages[name].gone = True
+    def is_due(self, item: Sync) -> bool:
+        rivals = self._of(item.key).values()
+        may_be_replaced = any(each.replaces and not each.answered for each in rivals)
+        return super().is_due(item) and not may_be_replaced
 
     def compare(self, there: dict[bytes, int]) -> None:
         """All that is there after a start, and its retries."""
         held = Counter[int]()
-        for name, retry in there.items():
-            sync = self.messages[name]
-            if sync.gone:
-                raise Violation(f"{name!r} is back")
-            held[sync.key] += sync.key < LASTING_KEYS or not retry
+        for name in self.look(there):
+            key = self.items[name].key
+            held[key] += key < LASTING_KEYS or not there[name]
         if twice := [key for key, count in held.items() if count > 1]:
             raise Violation(f"of the keys {twice} several messages wait: {there}")
-        for name, sync in self.messages.items():
-            is_due = sync.sure and not (sync.gone or sync.asked or self._may_be_replaced(sync))
-            if is_due and name not in there:
-                raise Violation(f"{name!r} is lost")
 
-    def begin_again(self, there: list[bytes]) -> None:
-        self.messages = Known(
-            {
-                name: Sync(self.messages[name].key, False, [], sure=True, answered=True)
-                for name in there
-            }
-        )
+    def begin_again(self, there: Iterable[bytes]) -> None:
+        for sync in self.keep(there):
+            sync.replaces, sync.rivals, sync.answered = False, [], True
 
 
-@dataclass(slots=True, eq=False)
-class Job:
-    sure: bool = False
-    asked: set[bytes] = field(default_factory=set)
-    """How it may have ended."""
-    ended: bytes = b""
-    """How it certainly has."""
-
-
-@dataclass(slots=True)
-class Jobs:
-    jobs: Known[Job] = field(default_factory=Known)
-
-    @property
-    def waiting(self) -> int:
-        return sum(not each.ended for each in self.jobs.values())
-
+class Jobs(AckedBook[Item]):
     def published(self, name: bytes) -> None:
-        self.jobs[name] = Job()
-
-    def confirmed(self, name: bytes) -> None:
-        self.jobs[name].sure = True
-
-    def delivered(self, name: bytes) -> None:
-        job = self.jobs[name]
-        if job.ended:
-            raise Violation(f"{name!r} is back, and was {job.ended!r}")
-        job.asked.discard(b"done")
-
-    def asks(self, name: bytes, end: bytes = b"done") -> None:
-        self.jobs[name].asked.add(end)
-
-    def acked(self, name: bytes) -> None:
-        self.jobs[name].ended = b"done"
+        self.items[name] = Item()
 
     def cancelled(self, name: bytes, answer: bytes) -> None:
         """The confirm of a cancel."""
-        job = self.jobs[name]
         if answer == b"cancelled":
-            if job.ended:
-                raise Violation(f"{name!r} is cancelled, and was {job.ended!r}")
-            job.ended = answer
+            self.comes(name).ended = answer
         elif answer in (b"held", b"none"):
-            job.asked.discard(b"cancelled")
+            self.items[name].asked.discard(b"cancelled")
         else:
             raise Violation(f"the cancel of {name!r} is told {answer!r}")
 
     def compare(self, told: dict[bytes, bytes]) -> None:
         """What `result` tells of each after a start."""
-        for name, job in self.jobs.items():
+        for name, job in self.items.items():
             state, _, rest = told[name].partition(b" ")
             is_open = state == b"waiting" or (state == b"none" and not job.sure)
             if state != job.ended if job.ended else not (is_open or state in job.asked):
@@ -185,8 +118,7 @@ class Jobs:
                 raise Violation(f"the result of {name!r} is {rest!r}")
 
     def begin_again(self, told: dict[bytes, bytes]) -> None:
-        left = [name for name in self.jobs if told[name].startswith(b"waiting")]
-        self.jobs = Known({name: Job(sure=True) for name in left})
+        self.keep([name for name in self.items if told[name].startswith(b"waiting")])
 
 
 @dataclass(slots=True, eq=False)
@@ -194,84 +126,55 @@ class Bundle:
     members: list[bytes]
     together: bool
     """It was opened, filled and closed in one transaction."""
-    sure: set[bytes] = field(default_factory=set)
-    asked: set[bytes] = field(default_factory=set)
-    """Members whose ack was sent."""
-    gone: set[bytes] = field(default_factory=set)
     closing: bool = False
     closed: bool = False
     """That was confirmed."""
 
 
-@dataclass(slots=True)
-class Bundles:
-    """Lives longer than the servers, with those that have ended."""
+class Bundles(AckedBook[Item]):
+    """With those that have ended. Its items are the members."""
 
-    bundles: Known[Bundle] = field(default_factory=Known)
-    ended: set[bytes] = field(default_factory=set)
-
-    def of(self, member: bytes) -> Bundle:
-        return self.bundles[member.partition(b"/")[0]]
-
-    @property
-    def waiting(self) -> int:
-        bundles = self.bundles.values()
-        return sum(len(each.members) - len(each.gone) for each in bundles)
+    def __init__(self) -> None:
+        super().__init__()
+        self.bundles = Known[Bundle]()
+        self.ended = set[bytes]()
 
     def opened(self, name: bytes, count: int, *, together: bool = False) -> list[bytes]:
         members = [b"%b/%d" % (name, number) for number in range(count)]
         self.bundles[name] = Bundle(members, together, closing=together)
+        self.items.update({member: Item() for member in members})
         return members
-
-    def confirmed(self, member: bytes) -> None:
-        self.of(member).sure.add(member)
 
     def closed(self, name: bytes) -> None:
         bundle = self.bundles[name]
         bundle.closed = True
-        if bundle.together:
-            bundle.sure |= {*bundle.members}
-
-    def delivered(self, member: bytes) -> None:
-        bundle = self.of(member)
-        if member in bundle.gone:
-            raise Violation(f"{member!r} is back")
-        bundle.asked.discard(member)
-
-    def asks(self, member: bytes) -> None:
-        self.of(member).asked.add(member)
-
-    def acked(self, member: bytes) -> None:
-        self.of(member).gone.add(member)
+        for member in bundle.members if bundle.together else ():
+            self.confirmed(member)
 
     def compare(self, rows: list[bytes], ends: list[bytes]) -> None:
         """All that is there after a start; `ends` were looked at first."""
-        there, ended = each_once(rows + ends), {each.removesuffix(b":end") for each in ends}
-        for member in rows:
-            if member in self.of(member).gone:
-                raise Violation(f"{member!r} is back")
+        there, ended = self.look(rows), {each.removesuffix(b":end") for each in each_once(ends)}
         if lost := self.ended - ended:
             raise Violation(f"what has followed {lost} is lost")
         for name in ended - self.bundles.keys():
             raise Violation(f"{name!r} has ended, and never was")
         for name, bundle in self.bundles.items():
             left, mine = there & {*bundle.members}, {*bundle.members}
-            if name in ended and (left or not bundle.closing or bundle.sure - bundle.asked):
+            unasked = {each for each in mine if not self.items[each].asked}
+            is_due = any(self.items[each].sure for each in unasked)
+            if name in ended and (left or not bundle.closing or is_due):
                 raise Violation(f"{name!r} has ended early: {bundle}, {left}")
             if bundle.closed and not left and name not in ended:
                 raise Violation(f"{name!r} has not ended")
-            if lost := bundle.sure - bundle.asked - left:
-                raise Violation(f"{lost} are lost")
-            if bundle.together and left not in (set(), mine) and mine - left - bundle.asked:
+            if bundle.together and left not in (set(), mine) and unasked - left:
                 raise Violation(f"a transaction has done a half: {left} of {mine}")
 
     def begin_again(self, rows: list[bytes], ends: list[bytes]) -> None:
         self.ended = {each.removesuffix(b":end") for each in ends}
-        for bundle in self.bundles.values():
+        for member, item in self.items.items():
             # What is not there now never comes.
-            bundle.sure = {*bundle.members} & {*rows}
-            bundle.gone = {*bundle.members} - bundle.sure
-            bundle.asked = {*bundle.gone}
+            item.sure, item.ended = member in rows, b"" if member in rows else b"gone"
+            item.asked = {item.ended} if item.ended else set()
 
 
 class Desk(Scene):
@@ -281,7 +184,11 @@ class Desk(Scene):
     def __init__(self) -> None:
         super().__init__()
         self.keys, self.jobs, self.bundles = Keys(), Jobs(), Bundles()
-        self.books: dict[bytes, Book] = {SYNCS: self.keys, JOBS: self.jobs, ROWS: self.bundles}
+        self.books: dict[bytes, AckedBook[Any]] = {
+            SYNCS: self.keys,
+            JOBS: self.jobs,
+            ROWS: self.bundles,
+        }
 
     @property
     def counts(self) -> dict[str, int]:
@@ -296,7 +203,7 @@ class Desk(Scene):
         self.keys.begin_again(ids(syncs))
         self.bundles.begin_again(ids(rows), ids(ends))
         wire = await self._open("results")
-        found = {name: await self._answer(wire, b"result " + name) for name in self.jobs.jobs}
+        found = {name: await self._answer(wire, b"result " + name) for name in self.jobs.items}
         self.jobs.compare(found)
         self.jobs.begin_again(found)
         await wire.close()
@@ -334,7 +241,7 @@ class Desk(Scene):
         return b"%b publish --confirm --keep-result=900 desk.job x\n" % name
 
     def _cancel(self, wire: Wire) -> bytes:
-        left = [name for name, job in self.jobs.jobs.items() if not (job.ended or job.asked)]
+        left = [name for name, job in self.jobs.items.items() if not (job.ended or job.asked)]
         if not left:
             return b""
         name, step = self._rng.choice(left), self._id("x")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tests.chaos.checker import Violation
-from tests.chaos.scene import Known, Order, Orders, Scene, doing, each_once, ids
+from tests.chaos.scene import Keyed, KeyedBook, Scene, doing, each_once, ids
 from tests.chaos.wire import Life, Wire
 
 RAW, MADE = b"forge.raw", b"forge.made"
@@ -28,7 +28,7 @@ class Smith:
 
 
 @dataclass(slots=True, eq=False)
-class Work(Order):
+class Work(Keyed):
     smith: Smith | None = None
     returning: bytes = b""
     """The reject or release of it that was not confirmed."""
@@ -36,16 +36,17 @@ class Work(Order):
     """Its commit."""
 
 
-class Ledger(Orders[Work]):
+class Ledger(KeyedBook[Work]):
     def __init__(self) -> None:
         super().__init__(Work)
+        self.orders = self.items
         self.steps = 0
         """Confirmed ones."""
 
     def delivered(self, smith: Smith, name: bytes) -> None:
         if smith.left:
             return
-        order = self.comes(name, lambda _, each: each.sent or each.smith is smith)
+        order = self.comes_in_order(name, lambda _, each: each.sent or each.smith is smith)
         if order.smith is not None and not order.returning:
             raise Violation(f"{name!r} is given to {smith.name!r}, {order.smith.name!r} has it")
         order.smith, order.returning, order.sent = smith, b"", False
@@ -57,7 +58,7 @@ class Ledger(Orders[Work]):
             order.smith, order.returning = None, b""
 
     def committed(self, name: bytes) -> None:
-        self.orders[name].gone = True
+        self.orders[name].ended = b"done"
         self.steps += 1
 
     def left(self, smith: Smith) -> None:
@@ -70,18 +71,16 @@ class Ledger(Orders[Work]):
     def compare(self, raw: list[bytes], made: list[bytes]) -> None:
         """All that is there after a start."""
         there = each_once(raw + made)
-        left = Known({name: self.orders[name] for name in raw})
         for name, order in self.orders.items():
             count = sum(result(name, part) in there for part in PARTS)
             if count == 1 or (count and (name in there or not order.sent)):
                 raise Violation(f"{name!r} is there: {name in there}, and {count} of its results")
-            if order.gone and not count:
+            if order.ended and not count:
                 raise Violation(f"what {name!r} has made is lost")
             if order.sure and not (name in there or count):
                 raise Violation(f"{name!r} is lost")
-        self.orders = left
-        for order in left.values():
-            order.sure, order.smith, order.returning, order.sent = True, None, b"", False
+        for order in self.keep(raw):
+            order.smith, order.returning, order.sent = None, b"", False
 
 
 def result(name: bytes, part: int) -> bytes:

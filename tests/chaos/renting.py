@@ -13,7 +13,7 @@ from functools import partial
 
 from mqks.client.messages import PeekedMessage
 from tests.chaos.checker import Violation
-from tests.chaos.scene import Known, Order, Orders, Scene, each_once, ids, told
+from tests.chaos.scene import Keyed, KeyedBook, Scene, ids, told
 from tests.chaos.wire import Life, Wire
 
 QUEUE = b"rented"
@@ -24,18 +24,16 @@ LEASES_S = 0.05, 0.3, 0.3, 2, 30
 
 
 @dataclass(slots=True, eq=False)
-class Job(Order):
+class Job(Keyed):
     lease: bytes = b""
     """The last one that is known."""
     until: float = 0
     """Nobody gets it before this time."""
-    asked: bytes = b""
+    step: bytes = b""
     """The request that ends its lease, or changes it, and was not answered."""
-    acked: bool = False
-    """That was an ack."""
 
 
-class Leases(Orders[Job]):
+class Leases(KeyedBook[Job]):
     def __init__(self) -> None:
         super().__init__(Job)
         self.given_count = 0
@@ -43,49 +41,40 @@ class Leases(Orders[Job]):
     def given(self, names: dict[bytes, bytes], until: float, now: float) -> None:
         """The answer of a receive: names and leases, which end then at the earliest."""
         for name, lease in names.items():
-            if _deliveries(lease) < _deliveries(self.orders[name].lease):
+            if _deliveries(lease) < _deliveries(self.items[name].lease):
                 continue  # It has ended, and others read their answer sooner.
-            job = self.comes(name, lambda earlier, each: each.acked or earlier in names)
-            if now < job.until - CLOCK_S and not job.asked:
+            job = self.comes_in_order(name, lambda other, each: bool(each.asked) or other in names)
+            if now < job.until - CLOCK_S and not job.step:
                 raise Violation(f"{name!r} is given twice, {job.until - now:.3f} s early")
-            job.lease, job.until, job.asked, job.acked = lease, until, b"", False
+            job.lease, job.until, job.step, job.asked = lease, until, b"", set()
             self.given_count += 1
 
-    def asks(self, name: bytes, step: bytes, *, ack: bool = False) -> None:
-        job = self.orders[name]
-        job.asked, job.acked = step, ack
+    def asks(self, name: bytes, step: bytes = b"", *, ack: bool = False) -> None:
+        job = self.items[name]
+        job.step, job.asked = step, {b"done"} if ack else set()
 
     def answered(self, name: bytes, step: bytes, count: int, until: float, now: float) -> None:
         """An ack, reject or extension was confirmed; the lease ends then at the earliest."""
-        job = self.orders.get(name)
-        if job is None or job.asked != step:  # It was given again meanwhile.
+        job = self.items.get(name)
+        if job is None or job.step != step:  # It was given again meanwhile.
             return
         if not count:
             if now < job.until - CLOCK_S:
                 raise Violation(f"the lease of {name!r} was over {job.until - now:.3f} s early")
-            job.asked, job.acked = b"", False
+            job.step, job.asked = b"", set()
             return
-        job.gone, job.until, job.asked = job.acked, until, b""
+        job.ended, job.until, job.step = b"done" if job.asked else b"", until, b""
 
     def compare(self, leased: list[bytes], ready: list[bytes], now: float) -> None:
         """All that is there after a start; the leased ones were looked at first."""
-        there = each_once(leased + ready)
-        for name in there:
-            if self.orders[name].gone:
-                raise Violation(f"{name!r} is back")
+        self.look(leased + ready)
         for name in ready:
-            if now < self.orders[name].until - CLOCK_S and not self.orders[name].asked:
+            if now < self.items[name].until - CLOCK_S and not self.items[name].step:
                 raise Violation(f"{name!r} is ready, and its lease has not ended")
-        for name, job in self.orders.items():
-            if job.sure and not job.acked and name not in there:
-                raise Violation(f"{name!r} is lost")
 
     def begin_again(self, there: list[bytes]) -> None:
-        self.orders = Known({name: self.orders[name] for name in there})
-        for job in self.orders.values():
-            if job.asked:
-                job.until = 0
-            job.sure, job.asked, job.acked = True, b"", False
+        for job in self.keep(there):
+            job.until, job.step = 0 if job.step else job.until, b""
 
 
 def _deliveries(lease: bytes) -> int:
@@ -135,15 +124,15 @@ class Renting(Scene):
                 leases = {name: about.rpartition(b",lease=")[2] for name, about, _ in given}
                 self.book.given(leases, sent + lease_s, time.time())
                 # Whoever knows a lease may end it.
-                jobs = self.book.orders.items()
-                known = [name for name, job in jobs if job.lease and not (job.asked or job.gone)]
+                jobs = self.book.items.items()
+                known = [name for name, job in jobs if job.lease and not (job.step or job.ended)]
                 some = [name for name in known if rng.random() < 0.5]
                 wire.send(b"".join([self._line(wire, name) for name in some]))
             await self._leave(wire, breaks=self._breaks())
 
     def _line(self, wire: Wire, name: bytes) -> bytes:
         """What is done with a lease."""
-        rng, job, step, now = self._rng, self.book.orders[name], self._id("l"), time.time()
+        rng, job, step, now = self._rng, self.book.items[name], self._id("l"), time.time()
         what, until = rng.random(), 0.0
         if what < 0.6:
             flags = b"--ack"

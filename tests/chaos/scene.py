@@ -10,9 +10,9 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mqks.client.messages import PeekedMessage
 from tests.chaos.checker import Violation
@@ -32,57 +32,100 @@ class Known(dict[bytes, T]):
 
 
 @dataclass(slots=True, eq=False)
-class Order:
-    """A message of a key."""
+class Item:
+    """A message."""
 
-    key: int
-    place: int
-    """Among those of its key."""
     sure: bool = False
     """It is durable."""
-    gone: bool = False
-    """Its end was confirmed."""
+    asked: set[bytes] = field(default_factory=set)
+    """How it may have ended."""
+    ended: bytes = b""
+    """How it certainly has."""
 
 
-Ordered = TypeVar("Ordered", bound=Order)
+M = TypeVar("M", bound=Item)
 
 
-class Orders(Generic[Ordered]):
-    """What is in a queue in order by key. Lives longer than the servers."""
+class Book(Generic[M]):
+    """What is in a queue, as it was told. Lives longer than the servers.
 
-    def __init__(self, kind: Callable[[int, int], Ordered]) -> None:
-        self._kind = kind
-        self._places = 0
-        self.orders = Known[Ordered]()
+    What was confirmed is there until it was asked to end, and never again once that was confirmed.
+    """
+
+    def __init__(self) -> None:
+        self.items = Known[M]()
 
     @property
     def waiting(self) -> int:
-        return sum(not each.gone for each in self.orders.values())
+        return sum(not each.ended for each in self.items.values())
+
+    def confirmed(self, name: bytes) -> None:
+        self.items[name].sure = True
+
+    def comes(self, name: bytes) -> M:
+        """It is delivered, or found."""
+        item = self.items[name]
+        if item.ended:
+            raise Violation(f"{name!r} is back, and was {item.ended!r}")
+        return item
+
+    def asks(self, name: bytes, end: bytes = b"done") -> None:
+        self.items[name].asked.add(end)
+
+    def is_due(self, item: M) -> bool:
+        """Whether it must be there."""
+        return item.sure and not (item.asked or item.ended)
+
+    def look(self, names: Iterable[bytes]) -> set[bytes]:
+        """All that is there after a start. Raises Violation."""
+        there = each_once(names)
+        for name in there:
+            self.comes(name)
+        for name, item in self.items.items():
+            if name not in there and self.is_due(item):
+                raise Violation(f"{name!r} is lost: {item}")
+        return there
+
+    def keep(self, names: Iterable[bytes]) -> Iterable[M]:
+        """These are all that there is, and they are sure."""
+        kept = {name: self.items[name] for name in names}
+        self.items.clear()
+        self.items.update(kept)
+        for item in kept.values():
+            item.sure, item.asked = True, set()
+        return kept.values()
+
+
+@dataclass(slots=True, eq=False)
+class Keyed(Item):
+    key: int = 0
+    place: int = 0
+    """Among those of its key."""
+
+
+K = TypeVar("K", bound=Keyed)
+
+
+class KeyedBook(Book[K]):
+    """The same of a queue in order by key."""
+
+    def __init__(self, kind: type[K]) -> None:
+        super().__init__()
+        self._kind = kind
+        self._places = 0
 
     def published(self, name: bytes, key: int) -> None:
         self._places += 1
-        self.orders[name] = self._kind(key, self._places)
+        self.items[name] = self._kind(key=key, place=self._places)
 
-    def confirmed(self, name: bytes) -> None:
-        self.orders[name].sure = True
-
-    def comes(self, name: bytes, has_passed: Callable[[bytes, Ordered], bool]) -> Ordered:
-        """What is given now: all earlier ones of its key must have passed."""
-        order = self.orders[name]
-        if order.gone:
-            raise Violation(f"{name!r} is back")
-        for earlier, each in self.orders.items():
-            is_before = each.key == order.key and each.place < order.place
+    def comes_in_order(self, name: bytes, has_passed: Callable[[bytes, K], bool]) -> K:
+        """All earlier ones of its key must have passed."""
+        item = self.comes(name)
+        for earlier, each in self.items.items():
+            is_before = each.key == item.key and each.place < item.place
             if is_before and not has_passed(earlier, each):
                 raise Violation(f"{name!r} comes before {earlier!r}, which has its key")
-        return order
-
-
-class Books(Protocol):
-    """Tell how much there is."""
-
-    @property
-    def waiting(self) -> int: ...
+        return item
 
 
 class Scene:
@@ -169,7 +212,7 @@ class Scene:
         return self._plan.breaks and self._rng.random() < 0.5
 
     async def _publish(
-        self, wire: Wire, event: bytes, keys: int, waiting_max: int, book: Orders[Any]
+        self, wire: Wire, event: bytes, keys: int, waiting_max: int, book: KeyedBook[Any]
     ) -> None:
         rng = self._rng
         while True:
@@ -182,7 +225,7 @@ class Scene:
             wire.send(b"".join(lines))
             await self._rest(wire, waiting_max, book)
 
-    async def _rest(self, wire: Wire, waiting_max: int, *books: Books) -> None:
+    async def _rest(self, wire: Wire, waiting_max: int, *books: Book[Any]) -> None:
         """Who publishes does, for as long as too much waits."""
         await asyncio.sleep(self._rng.uniform(0, 0.02))
         while max(book.waiting for book in books) > waiting_max:
@@ -285,7 +328,7 @@ def ids(rows: Iterable[PeekedMessage]) -> list[bytes]:
 
 def each_once(names: Iterable[bytes]) -> set[bytes]:
     """Raise Violation where one of them is there twice."""
-    counts = Counter(names)
+    counts = Counter([*names])  # Of a mapping it would take the values.
     if twice := [name for name, count in counts.items() if count > 1]:
         raise Violation(f"{twice} are there twice")
     return {*counts}

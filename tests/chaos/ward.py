@@ -13,10 +13,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 from mqks.client.messages import DeadLetter, PeekedMessage
+from tests.chaos import scene
 from tests.chaos.checker import Violation, payload
-from tests.chaos.scene import Known, Scene, doing
+from tests.chaos.scene import Item, Scene, doing, ids
 from tests.chaos.wire import Life, Wire
 
 QUEUE, ASIDE, DEAD = QUEUES = b"ward", b"ward.aside", b"ward.dead"
@@ -47,24 +49,15 @@ class Holder:
 
 
 @dataclass(slots=True, eq=False)
-class Patient:
-    """A message."""
-
-    sent: float
-    delay_s: float
-    ttl_s: float
-    due: float
+class Patient(Item):
+    sent: float = 0
+    ttl_s: float = 0
+    due: float = 0
     """It is not delivered before this time of the wall clock."""
-    due_sure: float
+    due_sure: float = 0
     """The same after a crash."""
-    sure: bool = False
-    """It is durable."""
     received: bool = False
     """Nothing less than a crash loses it."""
-    may_be_gone: bool = False
-    cancelling: bool = False
-    gone: bool = False
-    """It is, and that is durable."""
     rejects: int = 0
     losses: int = 0
     killed: bool = False
@@ -72,51 +65,42 @@ class Patient:
     holder: Holder | None = None
 
 
-class Book:
-    """Lives longer than the servers."""
-
+class Book(scene.Book[Patient]):
     def __init__(self) -> None:
-        self.patients = Known[Patient]()
+        super().__init__()
         self.unread = 0
         """Connections that were broken: what they had been given, nobody has read."""
+        self._stopped = False
+        """The server before, cleanly."""
         self.hurrying = 0
         """Requests under way after which nothing has to wait."""
-
-    @property
-    def waiting(self) -> int:
-        return sum(not each.gone for each in self.patients.values())
 
     # -- what is sent, and answered
 
     def published(self, name: bytes, now: float, delay_s: float = 0, ttl_s: float = 0) -> None:
         due = now + delay_s if delay_s and not self.hurrying else 0
-        self.patients[name] = Patient(now, delay_s, ttl_s, due, due)
-
-    def confirmed(self, name: bytes) -> None:
-        self.patients[name].sure = True
+        self.items[name] = Patient(sent=now, ttl_s=ttl_s, due=due, due_sure=due)
 
     def refused(self, name: bytes) -> None:
-        if self.patients[name].holder is not None:
+        if self.items[name].holder is not None:
             raise Violation(f"{name!r} is refused, and was delivered")
-        del self.patients[name]
+        del self.items[name]
 
     def received(self, names: Iterable[bytes]) -> None:
         for name in names:
-            if name in self.patients:
-                self.patients[name].received = True
+            if name in self.items:
+                self.items[name].received = True
 
     def delivered(
         self, holder: Holder, name: bytes, data: bytes, now: float, *, dead: bool = False
     ) -> None:
         """`dead`: as a dead letter, which waits for nothing."""
-        patient = self.patients[name]
         if data != payload(name):
             raise Violation(f"{name!r} was not published so")
         if holder.leaving:  # Others may have had it since, and been read sooner.
-            patient.losses += 1
+            self.items[name].losses += 1
             return
-        if patient.gone:
-            raise Violation(f"{name!r} is back")
+        patient = self.comes(name)
         if not dead and now < patient.due - CLOCK_S:
             raise Violation(f"{name!r} comes {patient.due - now:.3f} s early")
         if patient.holder is not None:
@@ -129,12 +113,12 @@ class Book:
 
     def _taken_from(self, holder: Holder, name: bytes) -> Patient:
         holder.held.remove(name)
-        patient = self.patients[name]
+        patient = self.items[name]
         patient.holder = None
         return patient
 
     def acked(self, holder: Holder, name: bytes) -> None:
-        self._taken_from(holder, name).may_be_gone = True
+        self._taken_from(holder, name).asked.add(b"done")
 
     def rejected(
         self, holder: Holder, name: bytes, now: float, delay_s: float = 0, *, dead: bool = False
@@ -157,9 +141,9 @@ class Book:
     def settled(self, name: bytes, action: bytes, due: float) -> None:
         """The confirm of an ack, reject or release; `due` is what was due when it was sent."""
         if action == b"ack":
-            self.patients[name].gone = True
-        elif name in self.patients and self.patients[name].due == due:
-            self.patients[name].due_sure = due
+            self.items[name].ended = b"done"
+        elif name in self.items and self.items[name].due == due:
+            self.items[name].due_sure = due
 
     def left(self, holder: Holder, *, unread: bool) -> None:
         """Its connection ends; `unread`: at once, so that nobody reads what is on its way."""
@@ -167,8 +151,8 @@ class Book:
         if unread:
             self.unread += 1
             for name in holder.unproved:
-                if name in self.patients:
-                    self.patients[name].due = 0
+                if name in self.items:
+                    self.items[name].due = 0
         for name in [*holder.held]:
             self._taken_from(holder, name).losses += 1
 
@@ -182,22 +166,21 @@ class Book:
         self._nothing_is_due_later()
 
     def _nothing_is_due_later(self) -> None:
-        for patient in self.patients.values():
+        for patient in self.items.values():
             patient.due = patient.due_sure = 0
 
     def cancelled(self, name: bytes, count: int) -> None:
         """The confirm of a cancel."""
-        if count or name in self.patients:  # Its publish may have been refused meanwhile.
-            patient = self.patients[name]
-            patient.cancelling = False
-            patient.gone |= count > 0
-            patient.may_be_gone |= count > 0
+        if count or name in self.items:  # Its publish may have been refused meanwhile.
+            self.items[name].asked.discard(b"cancelled")
+            if count:
+                self.items[name].ended = b"cancelled"
 
     # -- what is there
 
     def letter(self, name: bytes, letter: DeadLetter) -> None:
         """It has died of what it can have died of."""
-        patient = self.patients[name]
+        patient = self.items[name]
         possible = {
             "rejects": patient.rejects >= RETRIES,
             "losses": patient.losses + self.unread >= LOSSES,
@@ -207,23 +190,14 @@ class Book:
         if letter.queue.encode() not in (QUEUE, ASIDE) or not possible.get(letter.reason):
             raise Violation(f"{name!r} cannot have died so: {letter} of {patient}")
 
+    def is_due(self, item: Patient) -> bool:
+        is_sure = item.sure or (self._stopped and item.received)
+        return is_sure and not (item.asked or item.ended)
+
     def compare(self, places: dict[str, list[PeekedMessage]], *, stopped: bool) -> None:
         """All that there is after a start, when nothing is under way; `stopped`: cleanly."""
-        where: dict[bytes, list[str]] = {}
-        for place, rows in places.items():
-            for row in rows:
-                where.setdefault(row.id.encode(), []).append(place)
-        for name, places_of_it in where.items():
-            patient = self.patients[name]
-            if len(places_of_it) > 1:
-                raise Violation(f"{name!r} is in {places_of_it}")
-            if patient.gone:
-                raise Violation(f"{name!r} is back in {places_of_it}")
-        for name, patient in self.patients.items():
-            if name in where or patient.may_be_gone or patient.cancelling:
-                continue
-            if patient.sure or (stopped and patient.received):
-                raise Violation(f"{name!r} is lost: {patient}")
+        self._stopped = stopped
+        self.look(chain.from_iterable(map(ids, places.values())))
         for row in places["dead"]:
             if row.dead_letter is None or row.data != payload(row.id.encode()):
                 raise Violation(f"{row} is not a letter as it was published")
@@ -231,12 +205,8 @@ class Book:
 
     def begin_again(self, places: dict[str, list[PeekedMessage]]) -> None:
         """What is there is all that there is, and it is sure."""
-        there = {row.id.encode() for rows in places.values() for row in rows}
-        self.patients = Known({name: self.patients[name] for name in there})
-        for patient in self.patients.values():
-            patient.sure, patient.may_be_gone, patient.holder = True, False, None
-            patient.cancelling = False
-            patient.due = patient.due_sure
+        for patient in self.keep({*chain.from_iterable(map(ids, places.values()))}):
+            patient.holder, patient.due = None, patient.due_sure
         self.hurrying = 0
 
 
@@ -362,7 +332,7 @@ class Ward(Scene):
             book.released(holder, message, now, delay_s)
         request, confirm = self._id("s"), rng.random() < 0.4
         if confirm:
-            patient = book.patients[message]
+            patient = book.items[message]
             settled = partial(book.settled, message, action, patient.due)
             wire.ask(request, doing(message, settled))
         words = b" --confirm" * confirm, holder.name, message, flag
@@ -388,12 +358,12 @@ class Ward(Scene):
 
     async def _cancel(self, wire: Wire) -> None:
         """One of those that wait for their time, if it still does."""
-        now, patients = time.time(), self.book.patients
-        waiting = [name for name, each in patients.items() if each.due > now and not each.gone]
+        now, patients = time.time(), self.book.items
+        waiting = [name for name, each in patients.items() if each.due > now and not each.ended]
         if not waiting:
             return
         name = self._rng.choice(waiting)
-        patients[name].cancelling = True
+        self.book.asks(name, b"cancelled")
         line = b"cancel --confirm %b %b" % (QUEUE, name)
         count = await self._answer(wire, line)
         self.book.cancelled(name, int(count))
