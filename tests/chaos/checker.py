@@ -12,9 +12,10 @@ of the server begins: then `restarted` compares everything there is, and all is 
 from __future__ import annotations
 
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 FOREVER = 1 << 62
 
@@ -189,14 +190,23 @@ class Queue:
     next: int = 1
     """A reader was told this, or knows it from a number."""
 
-    def possible(self, link: Link | None = None) -> list[Shape]:
-        """What it may be for a request that this connection sends now."""
+    def possible(self, is_sure: Callable[[Request], bool]) -> list[Shape]:
+        """The last one whose request is sure, and those after it."""
         told: list[Shape] = []
         for shape, request in reversed(self.shapes):
             told.append(shape)
-            if request.done < FOREVER or request.link is link:
+            if is_sure(request):
                 break
         return told
+
+    def known(self, name: bytes, event: bytes, data: bytes, what: str) -> Copy:
+        """It must be there, as it was published."""
+        copy = self.copies.get(name)
+        if copy is None:
+            raise Violation(f"{what} was never there, or is settled since an earlier life")
+        if event != copy.event or all(data != payload(name, each) for each in copy.attempts):
+            raise Violation(f"{what} was not published so")
+        return copy
 
     @property
     def waiting(self) -> int:
@@ -234,9 +244,8 @@ class Checker:
         self.links: list[Link] = []
         self.once: dict[bytes, set[bytes]] = {}
         """Ids that may have been published once → the queues they went to."""
-        self.counts: dict[str, int] = dict.fromkeys(
-            ("published", "confirmed", "delivered", "redelivered", "acked", "rejected"), 0
-        )
+        counted = "published", "confirmed", "delivered", "redelivered", "acked", "rejected"
+        self.counts = dict.fromkeys(counted, 0)
         self.start = Request(Link(b"start"), 0, 0, done=0, durable=0)
 
     # -- requests
@@ -308,10 +317,10 @@ class Checker:
         self.counts["published"] += 1
         known = self.once.get(name) if once is not None else None
         for queue in self.queues.values():
-            shapes = queue.possible(link)
-            if any(shape is not None and event in shape for shape in shapes):
-                certain = all(shape is not None and event in shape for shape in shapes)
-                self._put(queue, request, certain and known is None, once or 0)
+            shapes = queue.possible(lambda each: each.done < FOREVER or each.link is link)
+            bound = [shape is not None and event in shape for shape in shapes]
+            if any(bound):
+                self._put(queue, request, all(bound) and known is None, once or 0)
         if once is not None:
             self.once.setdefault(name, set())
         return request
@@ -323,11 +332,9 @@ class Checker:
             queue.copies[request.name] = Copy(
                 request.name, request.event, request, certain, queue.next, request, [attempt]
             )
-        elif (
-            copy.number is None
-            and copy.gone is None
-            and (copy.publish.doubtful or not copy.publish.before(request))
-        ):
+            return
+        is_later = copy.publish.before(request) and not copy.publish.doubtful
+        if copy.number is None and copy.gone is None and not is_later:
             # Nobody knows which attempt was the one.
             copy.attempts.append(attempt)
             copy.again.append(request)
@@ -425,11 +432,7 @@ class Checker:
         self.now += 1
         queue, link = consumer.queue, consumer.link
         what = f"{name!r} (retry {retry}) for {consumer.name!r} from {queue.name!r}"
-        copy = queue.copies.get(name)
-        if copy is None:
-            raise Violation(f"{what}: it was never there, or is settled since an earlier life")
-        if event != copy.event or all(data != payload(name, each) for each in copy.attempts):
-            raise Violation(f"{what}: it was not published so")
+        copy = queue.known(name, event, data, what)
         copy.delivered = True
         self.carried(copy.publish)
         self._check_order(consumer, copy, retry, what)
@@ -483,11 +486,10 @@ class Checker:
     def ack(self, link: Link, consumer: Consumer, name: bytes | None) -> Request:
         """All that it holds with None, over its own connection."""
         request = self.send(link)
-        copies = self._settled(consumer, name)
+        copies = self._settled(consumer, request, name)
         for copy in copies:
             copy.may_be_gone = True
             copy.high = copy.low + 1
-        self._settles_all(consumer, request, name)
 
         def effect() -> None:
             self.counts["acked"] += len(copies)
@@ -501,14 +503,13 @@ class Checker:
 
     def reject(self, link: Link, consumer: Consumer, name: bytes | None) -> Request:
         request = self.send(link)
-        copies = self._settled(consumer, name)
+        copies = self._settled(consumer, request, name)
         for copy in copies:
             copy.retries(copy.low + 1, copy.low + 1, FOREVER, self.proved)
             copy.place, copy.fresh = request, copy.low
             copy.forget_number()
             copy.floor = consumer.queue.next
         consumer.rejecting[request] = copies
-        self._settles_all(consumer, request, name)
 
         def effect() -> None:
             self.counts["rejected"] += len(copies)
@@ -525,12 +526,6 @@ class Checker:
         return request
 
     @staticmethod
-    def _settles_all(consumer: Consumer, request: Request, name: bytes | None) -> None:
-        if name is None:
-            consumer.settling.append(request)
-            consumer.queue.settling.append(request)
-
-    @staticmethod
     def _has_settled(consumer: Consumer, request: Request) -> None:
         if request in consumer.settling:
             consumer.settling.remove(request)
@@ -544,8 +539,12 @@ class Checker:
         return not consumer.ending or (request.link is consumer.link and not consumer.broken)
 
     @staticmethod
-    def _settled(consumer: Consumer, name: bytes | None) -> list[Copy]:
+    def _settled(consumer: Consumer, request: Request, name: bytes | None) -> list[Copy]:
+        """What it settles: with None all that it holds, read or not."""
         names = list(consumer.held) if name is None else [name]
+        if name is None:
+            consumer.settling.append(request)
+            consumer.queue.settling.append(request)
         copies = [consumer.held.pop(each) for each in names if each in consumer.held]
         for copy in copies:
             copy.holder = None
@@ -569,22 +568,14 @@ class Checker:
     def _removed(self, queue: Queue, request: Request, end: int, count: int | None) -> None:
         queue.removing.remove(request)
         # What another removal has dropped is not known before that is answered.
-        is_quiet = (
-            queue.busy < request.sent
-            and not queue.removing
-            and not queue.consumers
-            and not queue.hiding
-            and not queue.ghosts
-        )
-        sure: list[Copy] = []
-        possible: list[Copy] = []
+        others = queue.removing or queue.consumers or queue.hiding or queue.ghosts
+        is_quiet = queue.busy < request.sent and not others
+        sure, possible = list[Copy](), list[Copy]()
         for copy in queue.copies.values():
             gone = copy.gone
-            if (gone is not None and gone.before(request)) or copy.floor >= end:
-                continue
-            if copy.number is not None and copy.number >= end:
-                continue
-            if copy.holder is not None and copy.changed < request.sent:
+            is_over = gone is not None and gone.before(request)
+            is_held = copy.holder is not None and copy.changed < request.sent
+            if is_over or is_held or max(copy.floor, copy.number or 0) >= end:
                 continue
             possible.append(copy)
             if (
@@ -620,10 +611,8 @@ class Checker:
             if row.number <= last:
                 raise Violation(f"{what} comes after number {last}")
             last = row.number
-            copy = queue.copies.get(row.name)
-            if copy is None:
-                raise Violation(f"{what} was never there, or is settled since an earlier life")
-            self._check_row(queue, copy, row, what)
+            copy = queue.known(row.name, row.event, row.data, what)
+            self._check_number(copy, row, what)
             gone = copy.gone
             # Readers see what is durable only: an ack that is not yet may be unknown to them.
             if gone is not None and gone.durable < request.sent:
@@ -635,11 +624,7 @@ class Checker:
             queue.next = max(queue.next, row.number + 1)
 
     @staticmethod
-    def _check_row(queue: Queue, copy: Copy, row: Row, what: str) -> None:
-        if row.event != copy.event or all(
-            row.data != payload(row.name, each) for each in copy.attempts
-        ):
-            raise Violation(f"{what} was not published so")
+    def _check_number(copy: Copy, row: Row, what: str) -> None:
         if copy.number is not None and row.number != copy.number:
             raise Violation(f"{what} had the number {copy.number}")
         if copy.number is None and row.number != copy.old_number and row.number < copy.floor:
@@ -718,25 +703,18 @@ class Checker:
         return False
 
     def _may_be_gone(self, queue: Queue, copy: Copy) -> bool:
-        return bool(
-            copy.gone or copy.may_be_gone or queue.removing or queue.settling or queue.loose
-        )
+        may_be = copy.gone or copy.may_be_gone or queue.removing or queue.settling
+        return bool(may_be or queue.loose)
 
     def _compare(self, queue: Queue, found: Found | None, *, stopped: bool) -> None:
-        shapes: list[Shape] = []
-        for shape, request in reversed(queue.shapes):
-            shapes.append(shape)
-            if self._is_durable(request, stopped=stopped):
-                break
+        shapes = queue.possible(partial(self._is_durable, stopped=stopped))
         shape = None if found is None else found.events
         if shape not in shapes:
             raise Violation(f"{queue.name!r} is bound to {shape}, and may be to {shapes}")
         if found is not None:
             self._compare_epoch(queue, found, stopped=stopped)
-        there = {row.name: row for row in found.rows} if found else {}
-        if found and len(there) < len(found.rows):
-            names = [row.name for row in found.rows]
-            twice = {name for name in names if names.count(name) > 1}
+        there = Counter(row.name for row in found.rows) if found else Counter[bytes]()
+        if twice := [name for name, count in there.items() if count > 1]:
             raise Violation(f"{queue.name!r} has messages twice: {twice}")
         newest: dict[Link, int] = {}
         before: dict[Link, Request] = {}
@@ -745,11 +723,8 @@ class Checker:
             copy = self._compare_row(queue, row, stopped=stopped)
             place = copy.place
             moved = queue.settling and row.retry
-            if (
-                copy.fresh < 0
-                or moved
-                or (place is not copy.publish and not self._is_durable(place, stopped=stopped))
-            ):
+            has_place = place is copy.publish or self._is_durable(place, stopped=stopped)
+            if copy.fresh < 0 or moved or not has_place:
                 continue  # It was rejected, and may have its old place.
             if place.done < latest or place.index < newest.get(place.link, 0):
                 raise Violation(
@@ -763,39 +738,34 @@ class Checker:
             if copy.name in there or not copy.certain or self._may_be_gone(queue, copy):
                 continue
             publish, sent = copy.publish, (copy.publish, *copy.again)
-            if self.limited:
-                must_be_there = any(each.confirmed and not each.doubtful for each in sent)
-            else:
+            is_sure = any(each.confirmed and not each.doubtful for each in sent)
+            if not self.limited:
+                is_sure |= any(self._is_durable(each, stopped=stopped) for each in sent)
                 # What came later on the same connection is in the same commit or in a later one.
-                must_be_there = any(self._is_durable(each, stopped=stopped) for each in sent) or (
-                    self.exact and publish.index < newest.get(publish.link, 0)
-                )
-            if copy.durable or must_be_there:
+                is_sure |= self.exact and publish.index < newest.get(publish.link, 0)
+            if copy.durable or is_sure:
                 raise Violation(f"{copy.name!r} is lost from {queue.name!r}")
 
     def _compare_epoch(self, queue: Queue, found: Found, *, stopped: bool) -> None:
         sure = any(self._is_durable(each, stopped=stopped) for each in queue.deleting)
+        is_same = found.epoch == queue.epoch
         if not queue.epoch:
             return
-        if (sure and found.epoch == queue.epoch) or (
-            not queue.deleting and found.epoch != queue.epoch
-        ):
+        if (sure and is_same) or not (queue.deleting or is_same):
             raise Violation(f"{queue.name!r} has the epoch {found.epoch!r}, had {queue.epoch!r}")
-        if found.epoch == queue.epoch and found.next < queue.next and not queue.deleting:
+        if is_same and found.next < queue.next and not queue.deleting:
             raise Violation(f"{queue.name!r} ends at {found.next}, and was at {queue.next}")
 
     def _compare_row(self, queue: Queue, row: Row, *, stopped: bool) -> Copy:
         what = f"number {row.number} of {queue.name!r}: {row.name!r}"
-        copy = queue.copies.get(row.name)
-        if copy is None:
-            raise Violation(f"{what} was never there, or is settled since an earlier life")
+        copy = queue.known(row.name, row.event, row.data, what)
         gone = copy.gone
         if gone is not None and self._is_durable(gone, stopped=stopped):
             raise Violation(f"{what} is back")
         assert row.retry is not None
         if queue.settling and row.retry:
             copy.forget_number()  # It may have been rejected before anybody has read it.
-        self._check_row(queue, copy, row, what)
+        self._check_number(copy, row, what)
         place = copy.place
         if (
             place is not copy.publish
@@ -830,11 +800,7 @@ class Checker:
             assert row.retry is not None
             place = Request(link, row.number, self.now, done=self.now, durable=self.now)
             attempts = [each for each in old.attempts if payload(row.name, each) == row.data]
-            copies[row.name] = Copy(
-                *(row.name, row.event, place, True, row.number, place, attempts, row.number),
-                low=row.retry,
-                high=row.retry,
-                sure_low=row.retry,
-                changed=self.now,
-            )
+            known = row.name, row.event, place, True, row.number, place, attempts, row.number
+            retry = row.retry
+            copies[row.name] = Copy(*known, low=retry, high=retry, sure_low=retry, changed=self.now)
         queue.copies = copies

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from mqks.client.messages import PeekedMessage
 from tests.chaos.checker import (
     Checker,
     Consumer,
@@ -83,17 +84,18 @@ class Player:
 
     def send(self, data: bytes) -> None:
         """After what was to be sent before, so that the checker knows the order."""
+        self.wire.send(self._before() + data)
+
+    def _before(self) -> bytes:
         lines, self.lines = self.lines, []
-        self.wire.send(b"".join(lines) + data)
+        return b"".join(lines)
 
     def watch(
-        self,
-        name: bytes,
-        request: Request,
-        then: Callable[[bytes], None],
-        wire: Wire | None = None,
+        self, request: Request, then: Callable[[bytes], None], wire: Wire | None = None
     ) -> None:
-        """One reply is due; an error is one where the plan makes them."""
+        """One reply to the request of this name is due; an error is one where the plan makes
+        them."""
+        name = request.name
 
         def told(word: bytes, rest: bytes) -> bool:
             if word == b"ok":
@@ -104,16 +106,19 @@ class Player:
                 raise Violation(f"an error for {name!r}")
             return True
 
-        request.name = request.name or name
         (wire or self.wire).ask(name, told)
 
-    def _confirm(self, request: Request) -> Callable[[bytes], None]:
-        def confirm(rest: bytes) -> None:
-            if rest:
-                raise Violation(f"the confirm of {request.name!r} has {rest!r}")
-            self.checker.confirmed(request)
+    def expect(self, request: Request, wire: Wire | None = None, *, confirm: bool = True) -> None:
+        """A confirm; without, a reply is an error."""
+        if confirm:
+            self.watch(request, partial(self._confirm, request), wire)
+        elif self.plan.errors:
+            self.watch(request, partial(self._no_reply, request.name), wire)
 
-        return confirm
+    def _confirm(self, request: Request, rest: bytes) -> None:
+        if rest:
+            raise Violation(f"the confirm of {request.name!r} has {rest!r}")
+        self.checker.confirmed(request)
 
     def order(
         self,
@@ -125,12 +130,19 @@ class Player:
         wire: Wire | None = None,
     ) -> bytes:
         """The line of a request; its confirm goes to the checker."""
-        name = self.id("r")
-        if confirm:
-            self.watch(name, request, self._confirm(request), wire)
-        elif self.plan.errors:
-            self.watch(name, request, partial(self._no_reply, name), wire)
-        return b"%s %s %s%s\n" % (name, action, b"--confirm " * confirm, rest)
+        request.name = self.id("r")
+        self.expect(request, wire, confirm=confirm)
+        return b"%s %s %s%s\n" % (request.name, action, b"--confirm " * confirm, rest)
+
+    def publish(
+        self, kind: str, event: bytes, flags: bytes = b"", *, confirm: bool = True
+    ) -> tuple[Request, bytes]:
+        """The request of a message with a new id, and its line."""
+        name = self.id(kind)
+        request = self.checker.publish(self.wire.link, name, event)
+        self.expect(request, confirm=confirm)
+        flags = b"--confirm " * confirm + flags
+        return request, b"%s publish %s%s %s\n" % (name, flags, event, payload(name))
 
     @staticmethod
     def _no_reply(name: bytes, rest: bytes) -> None:
@@ -153,8 +165,8 @@ class Player:
         then: Callable[[], object] = lambda: None,
     ) -> list[tuple[bytes, bytes]]:
         """After what was to be sent before."""
-        lines, self.lines = self.lines, []
-        return await self.wire.exchange(name, b"".join(lines) + data, last, then)
+        data = self._before() + data
+        return await self.wire.exchange(name, data, last, then)
 
     async def confirmed(self, *requests: Request) -> None:
         """Their replies have come."""
@@ -357,16 +369,10 @@ class Publisher(Player):
         for _ in range(count):
             if self.rng.random() < 0.5:
                 event = self.rng.choice(self.EVENTS)
-            name = self.id(kind)
-            request = self.checker.publish(self.wire.link, name, event)
             confirm = self.rng.random() < confirms
-            if confirm:
-                awaited.append(request)
-                self.watch(name, request, self._confirm(request))
-            elif self.plan.errors:
-                self.watch(name, request, partial(self._no_reply, name))
-            flag = b"--confirm " if confirm else b""
-            lines.append(b"%s publish %s%s %s\n" % (name, flag, event, payload(name)))
+            request, line = self.publish(kind, event, confirm=confirm)
+            awaited += [request] * confirm
+            lines.append(line)
         return b"".join(lines), awaited
 
     async def _burst(self, count: int, *, kind: str = "m") -> None:
@@ -384,17 +390,14 @@ class Publisher(Player):
     async def _flood(self, count: int) -> None:
         """Lines so short that thousands are read at once, all confirmed. Most go nowhere, so that
         not all that follows is to take them out again."""
-        lines, flags, awaited = [], self.rng.choice(self.FLAGS), []
-        for _ in range(count):
-            name, event = self.id("tiny"), b"nowhere"
-            if self.rng.random() < 0.05:
-                event = self.rng.choice(self.EVENTS)
-            request = self.checker.publish(self.wire.link, name, event)
-            awaited.append(request)
-            self.watch(name, request, self._confirm(request))
-            lines.append(b"%s publish --confirm %s%s %s\n" % (name, flags, event, payload(name)))
-        self.send(b"".join(lines))
-        await self.wire.until(lambda: awaited[-1].name not in self.wire.asked)
+        rng, flags = self.rng, self.rng.choice(self.FLAGS)
+        events = (
+            rng.choice(self.EVENTS) if rng.random() < 0.05 else b"nowhere" for _ in range(count)
+        )
+        sent = [self.publish("tiny", event, flags) for event in events]
+        self.send(b"".join(line for _, line in sent))
+        awaited = [request for request, _ in sent]
+        await self.confirmed(awaited[-1])  # Of so many, looked for once.
         await self.confirmed(*awaited)
 
     async def _once(self, count: int) -> None:
@@ -415,9 +418,8 @@ class Publisher(Player):
             attempt = self.again[name] = self.again[name] + 1
             request = self.checker.publish(self.wire.link, name, b"o", once=attempt)
             requests.append(request)
-            self.watch(name, request, partial(self._once_confirmed, request))
-            line = b"%s publish --confirm --once o %s\n" % (name, payload(name, attempt))
-            lines.append(line)
+            self.watch(request, partial(self._once_confirmed, request))
+            lines.append(b"%s publish --confirm --once o %s\n" % (name, payload(name, attempt)))
         self.send(b"".join(lines))
         await self.confirmed(*requests)
         if self.rng.random() < 0.3:
@@ -661,9 +663,9 @@ class Reader(Player):
             self.send(self.order(request, action, rest, confirm=False))
             await self.sync()
             return
-        name = self.id("r")
-        self.watch(name, request, lambda told: self.checker.removed(queue, request, end, int(told)))
-        self.send(b"%s %s --confirm %s\n" % (name, action, rest))
+        request.name = self.id("r")
+        self.watch(request, lambda told: self.checker.removed(queue, request, end, int(told)))
+        self.send(b"%s %s --confirm %s\n" % (request.name, action, rest))
         await self.confirmed(request)
 
 
@@ -690,7 +692,7 @@ class Owner(Player):
             elif what < 0.46:
                 await self._reshape(queue, None, b"delete_queue", b"")
             elif what < 0.8:
-                await self._publish(rng.choice([1, 10, 60]))
+                await self._publish_some(rng.choice([1, 10, 60]))
             else:
                 await self._work(queue)
         await self.leave()
@@ -730,14 +732,9 @@ class Owner(Player):
             shape, rest = frozenset(FLUX_EVENTS), b" ".join(FLUX_EVENTS)
         await self._reshape(queue, shape, b"rebind", rest)
 
-    async def _publish(self, count: int) -> None:
-        lines = []
-        for _ in range(count):
-            name, event = self.id("m"), self.rng.choice(FLUX_EVENTS)
-            request = self.checker.publish(self.wire.link, name, event)
-            self.watch(name, request, self._confirm(request))
-            lines.append(b"%s publish --confirm %s %s\n" % (name, event, payload(name)))
-        self.send(b"".join(lines))
+    async def _publish_some(self, count: int) -> None:
+        sent = [self.publish("m", self.rng.choice(FLUX_EVENTS)) for _ in range(count)]
+        self.send(b"".join(line for _, line in sent))
 
     async def _work(self, queue: Queue) -> None:
         """Takes what there is, then goes on without a consumer."""
@@ -785,14 +782,10 @@ class Drainer(Player):
 
 
 def peeked(rest: bytes) -> Row:
-    message, properties, data = rest.split(b" ", 2)
-    properties, _, time = properties.removeprefix(b"event=").rpartition(b",time=")
-    properties, _, number = properties.rpartition(b",seq=")
-    properties, _, _ = properties.partition(b",meta=")
-    event, _, retry = properties.partition(b",retry=")
-    if int(time) < 1_500_000_000_000_000:
+    found = PeekedMessage.parse(rest)
+    if found.time < 1_500_000_000:
         raise Violation(f"it came before 2017: {rest[:100]!r}")
-    return Row(int(number), message, event, int(retry or 0), data)
+    return Row(found.seq, found.id.encode(), found.event.encode(), found.retry, found.data)
 
 
 def columns(answer: bytes) -> tuple[bytes, int, list[Row]]:
