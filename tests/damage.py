@@ -31,13 +31,14 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mqks.broker.broker import Broker
 from mqks.broker.requests.intake import Intake
+from mqks.broker.spine.queue.queue import Queue
 from mqks.errors import MqksError
 from mqks.journal.compaction import Compaction
 from mqks.journal.journal import Journal
@@ -128,106 +129,81 @@ class World:
         return db
 
 
-def _ask(client: LineClient, name: bytes, rest: bytes) -> None:
-    assert client.ask(name + b" " + rest) == name + b" ok "
+def _until(client: LineClient, line: bytes, end: bytes) -> list[bytes]:
+    """Send a line, and read up to one that begins so: the messages that came before that."""
+    client.send(line + b"\n")
+    came: list[bytes] = []
+    while not (told := client.line()).startswith(end):
+        came.append(told.split(b" ")[2])
+    return came
 
 
 def _load(client: LineClient, rng: random.Random, commits: int, large: int) -> set[bytes]:
     """Some of everything; the messages that were published, as they are stored."""
-    lines: set[bytes] = set()
+    lines, held = set[bytes](), list[bytes]()
     for number in range(rng.randrange(2, 6)):
-        _ask(client, b"s", b"subscribe --confirm q%d e%d all" % (number, number))
+        _until(client, b"s subscribe --confirm q%d e%d all" % (number, number), b"s ok ")
     events = b" ".join(b"event.%d.%d" % (rng.randrange(99), n) for n in range(rng.choice([3, 300])))
-    _ask(client, b"s", b"rebind --confirm nobody " + events)
-    _ask(client, b"t", b"consume --confirm temp --delete-queue-when-unused=600")
-    _ask(client, b"d", b"delete_consumer --confirm t")
-    _ask(client, b"s", b"subscribe --confirm gone all")
+    _until(client, b"s rebind --confirm nobody " + events, b"s ok ")
+    _until(client, b"t consume --confirm temp --delete-queue-when-unused=600", b"t ok ")
+    _until(client, b"d delete_consumer --confirm t", b"d ok ")
+    _until(client, b"s subscribe --confirm gone all", b"s ok ")
     client.send(b"c consume q0 --manual-ack\n")
-    held: list[bytes] = []
     for number in range(commits):
         name, event = b"m%d" % number, rng.choice([b"all", b"e0", b"e1"])
         size = large if rng.random() < 0.2 else rng.choice([5, 60, 300])
         data = b"%0*x" % (size, rng.getrandbits(4 * size))
         once = b"--once " if rng.random() < 0.3 else b""
         lines.add(b"%s event=%s %s" % (name, event, data))
-        client.send(b"%s publish --confirm %s%s %s\n" % (name, once, event, data))
-        while (line := client.line()) != name + b" ok ":
-            if line.startswith(b"c ok "):
-                held.append(line.split(b" ")[2])
+        words = name, once, event, data
+        held += _until(client, b"%s publish --confirm %s%s %s" % words, name + b" ok ")
         if held and rng.random() < 0.4:
             action = rng.choice([b"ack", b"ack", b"ack", b"reject"])
-            client.send(b"a %s --confirm c %s\n" % (action, held.pop(0)))
-            while (line := client.line()) != b"a ok ":
-                if line.startswith(b"c ok "):
-                    held.append(line.split(b" ")[2])
+            held += _until(client, b"a %s --confirm c %s" % (action, held.pop(0)), b"a ok ")
         if number % 20 == 7:
-            client.send(b"x%d dance\n" % number)
-            while not (line := client.line()).startswith(b"x%d error " % number):
-                held.append(line.split(b" ")[2])
+            held += _until(client, b"x%d dance" % number, b"x%d error " % number)
         if number == commits // 2:
-            client.send(b"g delete_queue --confirm gone\n")
-            while client.line() != b"g ok ":
-                pass
+            _until(client, b"g delete_queue --confirm gone", b"g ok ")
     return lines
 
 
 def _served(
-    directory: Path, name: str, rng: random.Random, how: str, *flags: str, **load: int
+    directory: Path, rng: random.Random, how: str, commits: int, large: int, *flags: str
 ) -> World:
     directory.mkdir()
-    world = World(name, directory / "mqks.db", 3)
+    world = World(directory.name, directory / "mqks.db", 3)
     with (
         ServerProcess(world.db, "--ballast-bytes", "0", *flags) as server,
         LineClient(server.address) as client,
     ):
-        world.lines = _load(client, rng, **load)
+        world.lines = _load(client, rng, commits, large)
         assert (server.stop() == 0) if how == "stopped" else server.kill()
     return world
 
 
 def _older(directory: Path, schema: int, how: str) -> World:
-    directory.mkdir()
-    world = World(f"schema {schema} {how}", directory / "mqks.db", schema)
+    name = f"schema {schema} {how}"
+    (directory / name).mkdir()
+    world = World(name, directory / name / "mqks.db", schema)
     left(world.db, schema, how)
-    for stray in directory.iterdir():
-        if stray.name.startswith("made"):
-            stray.unlink()
+    for stray in world.db.parent.glob("made*"):
+        stray.unlink()
     return world
 
 
 def worlds(directory: Path, rng: random.Random) -> list[World]:
+    texts = "--text-file-bytes-min=1"
     made = [
-        _served(directory / "a", "stopped", rng, "stopped", commits=60, large=3000),
-        _served(directory / "b", "killed", rng, "killed", commits=60, large=3000),
-        _served(directory / "c", "large", rng, "stopped", commits=40, large=30_000),
-        _served(
-            directory / "d",
-            "turned WAL",
-            rng,
-            "killed",
-            "--wal-checkpoint-pages=20",
-            commits=90,
-            large=900,
-        ),
-        _served(directory / "e", "few", rng, "killed", commits=3, large=100),
+        _served(directory / "stopped", rng, "stopped", 60, 3000),
+        _served(directory / "killed", rng, "killed", 60, 3000),
+        _served(directory / "large", rng, "stopped", 40, 30_000),
+        _served(directory / "turned WAL", rng, "killed", 90, 900, "--wal-checkpoint-pages=20"),
+        _served(directory / "few", rng, "killed", 3, 100),
+        _served(directory / "texts stopped", rng, "stopped", 20, 3000, texts),
+        _served(directory / "texts killed", rng, "killed", 20, 3000, texts),
     ]
-    made += [
-        _served(
-            directory / f"texts-{how}",
-            f"texts {how}",
-            rng,
-            how,
-            "--text-file-bytes-min=1",
-            commits=20,
-            large=3000,
-        )
-        for how in ("stopped", "killed")
-    ]
-    made += [
-        _older(directory / f"{schema}-{how}", schema, how)
-        for schema in (1, 2)
-        for how in ("stopped", "killed")
-    ]
+    for schema in (1, 2):
+        made += [_older(directory, schema, how) for how in ("stopped", "killed")]
     for world in made:
         world.pages = _pages(world.db)
         scratch = world.copy(directory / "scratch")
@@ -246,26 +222,18 @@ def _said(db: Path) -> dict[int, Said]:
     with closing(sqlite3.connect(db)) as connection:
         columns = "id, body, coalesce(text_file, id), coalesce(text_bytes, 0)"
         rows = connection.execute(f"select {columns} from segment").fetchall()
-    return {
-        segment_id: Said(
-            {
-                (s.queue_id, run.first + n)
-                for s in sections
-                for run in s.runs
-                for n in range(run.total)
-            },
-            {
-                (s.queue_id, first + n)
-                for s in sections
-                for first, count in s.acks
-                for n in range(count)
-            },
-            name_of(number),
-            size,
-        )
-        for segment_id, head, number, size in rows
-        for sections in [decode(head)]
-    }
+    said = {}
+    for segment_id, head, number, size in rows:
+        has, settles = set[tuple[int, int]](), set[tuple[int, int]]()
+        for section in decode(head):
+            has |= _numbers(section.queue_id, ((run.first, run.total) for run in section.runs))
+            settles |= _numbers(section.queue_id, section.acks)
+        said[segment_id] = Said(has, settles, name_of(number), size)
+    return said
+
+
+def _numbers(queue_id: int, ranges: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    return {(queue_id, first + n) for first, count in ranges for n in range(count)}
 
 
 def _pages(db: Path) -> dict[str, list[int]]:
@@ -278,31 +246,30 @@ def _pages(db: Path) -> dict[str, list[int]]:
         except sqlite3.DatabaseError:
             roots = []
 
+    def number(at: int, size: int = 4) -> int:
+        return int.from_bytes(raw[at : at + size], "big")
+
     def walk(page: int, name: str) -> None:
         kinds[page] = name
-        at = (page - 1) * PAGE + (100 if page == 1 else 0)
+        begin = (page - 1) * PAGE
+        at = begin + (100 if page == 1 else 0)
         if raw[at] in (2, 5):
-            count = int.from_bytes(raw[at + 3 : at + 5], "big")
             kinds[page] = f"{name} interior"
-            walk(int.from_bytes(raw[at + 8 : at + 12], "big"), name)
-            for cell in range(count):
-                place = at + 12 + 2 * cell
-                pointer = int.from_bytes(raw[place : place + 2], "big")
-                place = (page - 1) * PAGE + pointer
-                walk(int.from_bytes(raw[place : place + 4], "big"), name)
+            walk(number(at + 8), name)
+            for cell in range(number(at + 3, 2)):
+                walk(number(begin + number(at + 12 + 2 * cell, 2)), name)
 
     for name, root in roots:
         walk(root, name)
     if raw:
         kinds[1], kinds[2] = "schema", "ptrmap"
-        trunk = int.from_bytes(raw[32:36], "big")
+        trunk = number(32)
         while trunk:
             at = (trunk - 1) * PAGE
             kinds[trunk] = "free trunk"
-            for n in range(int.from_bytes(raw[at + 4 : at + 8], "big")):
-                leaf = int.from_bytes(raw[at + 8 + 4 * n : at + 12 + 4 * n], "big")
-                kinds[leaf] = "free"
-            trunk = int.from_bytes(raw[at : at + 4], "big")
+            leaves = range(at + 8, at + 8 + 4 * number(at + 4), 4)
+            kinds |= dict.fromkeys(map(number, leaves), "free")
+            trunk = number(at)
     found: dict[str, list[int]] = defaultdict(list)
     for page, kind in kinds.items():
         if page <= len(raw) // PAGE:
@@ -323,6 +290,14 @@ class Place:
     """Those whose texts were damaged, and nothing else was."""
 
 
+HARMFUL = (
+    *("flip", "cut", "empty", "delete", "swap", "directory", "link"),
+    *("no directory", "no texts", "file"),
+)
+HARMLESS = "extend", "stray", "stray directory", "owner", "no owner"
+"""Done to files of texts: what nobody reads may change."""
+
+
 def _spoil_texts(world: World, db: Path, rng: random.Random) -> Place:
     """Damage one file that has a text, or two; or the directory."""
     directory = texts_path(db)
@@ -330,23 +305,9 @@ def _spoil_texts(world: World, db: Path, rng: random.Random) -> Place:
     sizes = {name: world.said[segment_id].text_bytes for name, segment_id in segments.items()}
     names = sorted(segments)
     unused = max(int(each) for each in os.listdir(directory) if each != EPOCH) + 1
-    how = rng.choice(
-        ["flip"] * 3
-        + [
-            "cut",
-            "empty",
-            "extend",
-            "delete",
-            "swap",
-            "directory",
-            "link",
-            "stray",
-            "stray directory",
-        ]
-        + ["owner", "no owner", "no directory", "no texts", "file"]
-    )
+    how = rng.choice(["flip", "flip", *HARMFUL, *HARMLESS])
     name, other = rng.sample(names, 2)
-    file, spoiled = directory / name, [name]
+    file, spoiled = directory / name, [name] if how in HARMFUL else []
     content, size = file.read_bytes(), sizes[name]
     match how:
         case "flip":
@@ -359,7 +320,6 @@ def _spoil_texts(world: World, db: Path, rng: random.Random) -> Place:
             os.truncate(file, 0)
         case "extend":
             file.write_bytes(content + rng.randbytes(rng.randrange(1, 5000)))
-            spoiled = []
         case "delete":
             file.unlink()
         case "swap":
@@ -376,16 +336,12 @@ def _spoil_texts(world: World, db: Path, rng: random.Random) -> Place:
             file.symlink_to(directory / other)
         case "stray":
             (directory / name_of(unused + rng.randrange(8))).write_bytes(content)
-            spoiled = []
         case "stray directory":
             (directory / name_of(unused + rng.randrange(8))).mkdir()
-            spoiled = []
         case "owner":
             (directory / EPOCH).write_text(f"{rng.getrandbits(64):016x}")
-            spoiled = []
         case "no owner":
             (directory / EPOCH).unlink()
-            spoiled = []
         case _:
             for each in directory.iterdir():
                 each.unlink()
@@ -503,17 +459,7 @@ async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[s
         state: State = {
             "messages": messages,
             "numbers": numbers,
-            "queues": {
-                name: (
-                    q.id,
-                    q.policy,
-                    q.lane.next_seq,
-                    q.lane.cursor,
-                    dict(q.lane.marks),
-                    [each for each, _ in q.lane.blocks if each < q.lane.cursor],
-                )
-                for name, q in broker.queues.items()
-            },
+            "queues": {name: _facts(queue) for name, queue in broker.queues.items()},
             "bindings": {name: sorted(e) for name, e in broker.bindings.by_name.items()},
             "once": [*broker.once._ids],
             "epoch": journal.epoch,
@@ -525,6 +471,12 @@ async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[s
     finally:
         await journal.store.close()
     return state, told
+
+
+def _facts(queue: Queue) -> tuple[object, ...]:
+    lane = queue.lane
+    returned = [number for number, _ in lane.blocks if number < lane.cursor]
+    return queue.id, queue.policy, lane.next_seq, lane.cursor, dict(lane.marks), returned
 
 
 async def _work(journal: Journal, broker: Broker) -> None:
@@ -699,27 +651,20 @@ class Figures:
 
 def run(cases: int, seed: int, tell: Callable[[str], object] = print) -> Figures:
     """In memory where there is such a directory: what a disk forgets is none of this."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as directory:
-        return _run(Path(directory), cases, seed, tell)
-
-
-def _run(directory: Path, cases: int, seed: int, tell: Callable[[str], object]) -> Figures:
-    rng, figures = random.Random(seed), Figures()
-    made = worlds(directory, rng)
-    try:
+    memory, rng, figures = Path("/dev/shm"), random.Random(seed), Figures()
+    with (
+        tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name,
+        suppress(KeyboardInterrupt),
+    ):
+        made = worlds(Path(name), rng)
         for number in range(cases):
-            world = made[number % len(made)]
-            case = f"{seed}-{number}"
+            world, case = made[number % len(made)], f"{seed}-{number}"
             try:
-                place, outcome = examine(world, directory, case)
+                place, outcome = examine(world, Path(name), case)
+                figures.outcomes[place.kind][outcome] += 1
             except Silent as silent:
                 figures.failures.append(f"case {case}, {world.name}: {silent}")
                 tell(figures.failures[-1])
-            else:
-                figures.outcomes[place.kind][outcome] += 1
-    except KeyboardInterrupt:
-        tell("interrupted")
     return figures
 
 
@@ -733,10 +678,8 @@ def main() -> int:
     total: Counter[str] = Counter()
     for kind, counts in sorted(figures.outcomes.items()):
         total += counts
-        print(
-            f"{kind:20} " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-        )
-    print(f"{'all':20} " + ", ".join(f"{name} {count}" for name, count in sorted(total.items())))
+        _tell(kind, counts)
+    _tell("all", total)
     print(f"{len(figures.failures)} failures")
     return bool(figures.failures)
 
