@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from mqks.client import requests
 from mqks.client.errors import ClientError, ProtocolViolation
@@ -32,6 +32,7 @@ OWNERS: Final = [
     *("publish", "many", "request", "take", "take", "take", "lost", "tick", "handle", "handle"),
     *("leave", "abandon", "ack_all"),
 ]
+HELLO: Final = Step("receive", "*", b"{g} ok hello\n")
 _ERROR = b"error 65f0c0de65f0c0de65f0c0de"
 _UPDATE = b"{c} ok --update q e1 e2 --delete-queue-when-unused=5.0 --manual-ack"
 SEEDS: Final = [
@@ -56,18 +57,13 @@ class ClientWorld:
         self._now_s = 0.0
         self._number = count(1)
         self._calls: list[Call] = []
+        how: dict[str, Any] = {"jitter": lambda: 1.0}
         if consumes:
             arguments = b"q e1 --delete-queue-when-unused=5.0 --manual-ack"
-            self.session: Session = ConsumerSession(
-                OPTIONS,
-                (),
-                prefix="c",
-                jitter=lambda: 1.0,
-                arguments=arguments,
-                guard=lambda settle: settle,
-            )
+            how |= {"arguments": arguments, "guard": lambda settle: settle}
+            self.session: Session = ConsumerSession(OPTIONS, (), prefix="c", **how)
         else:
-            self.session = Session(OPTIONS, (), prefix="s", jitter=lambda: 1.0)
+            self.session = Session(OPTIONS, (), prefix="s", **how)
         self._connect()
 
     def _connect(self) -> None:
@@ -122,8 +118,7 @@ class ClientWorld:
 
     def _on_publish(self) -> None:
         if self.session.has_room:
-            call = self._call()
-            self.session.publish("e", "x", f"m{next(self._number)}", call)
+            self.session.publish("e", "x", f"m{next(self._number)}", self._call())
 
     def _on_many(self) -> None:
         if self.session.has_room:
@@ -190,7 +185,7 @@ def play(steps: Steps) -> ClientWorld:
 
 def seeds() -> list[Steps]:
     """A life of each kind of session, with every reply that it may get."""
-    opened = [Step("receive", "*", b"{g} ok hello\n"), Step("take"), Step("publish"), Step("take")]
+    opened = [HELLO, Step("take"), Step("publish"), Step("take")]
     replies = [Step("receive", "*", seed + b"\n") for seed in SEEDS]
     return [
         (Step(kind), *opened, reply, Step("handle"), Step("request"), reply, Step("handle"))
@@ -204,18 +199,15 @@ class ClientMass:
 
     def __init__(self, corpus: Sequence[Steps], seed: int) -> None:
         self._seed = seed
-        self._corpus = corpus
-        self._lines = [
-            step.data.removesuffix(b"\n") for each in corpus for step in each if step.data
-        ]
+        sent = (step.data for each in corpus for step in each if step.data)
+        self._lines = [data.removesuffix(b"\n") for data in sent]
         self.lines = 0
         self.found: list[tuple[Steps, Exception]] = []
 
     def steps(self, number: int, lines: int = 300) -> Steps:
         chance = Random(f"{self._seed}:client:{number}")
         mutator = Mutator.of_lines(self._lines, chance)
-        steps = [Step(chance.choice(["consumer", "requests"]))]
-        steps.append(Step("receive", "*", b"{g} ok hello\n"))
+        steps = [Step(chance.choice(["consumer", "requests"])), HELLO]
         sent = 0
         while sent < lines:
             if chance.random() < 0.4:

@@ -4,8 +4,9 @@ The one rule: it knows what batches tell and nothing else, so that what a broker
 missing here, too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import TypeVar
 
 from mqks.broker.broker import Broker
 from mqks.broker.spine.base.facts import Facts
@@ -15,6 +16,8 @@ from mqks.broker.spine.message.mark import Mark
 from mqks.broker.spine.queue.recovery import restore
 from mqks.limits import PAGE_BYTES, SCHEDULED_SEQ
 
+K = TypeVar("K")
+V = TypeVar("V")
 FAR_MORE = 1 << 40
 """Numbers of which not all can have been written."""
 
@@ -41,29 +44,19 @@ class Disk:
         self.next_queue_id = 1
 
     def write(self, entry: Entry) -> None:
+        _replace(self.states, entry.queues)
         for queue_id, state in entry.queues.items():
             if state is None:
-                self.states.pop(queue_id, None)
                 self.queues.pop(queue_id, None)
             else:
-                self.states[queue_id] = state
                 self.queues.setdefault(queue_id, QueueOnDisk())
             self.next_queue_id = max(self.next_queue_id, queue_id + 1)
         for name_and_event, bound in entry.bindings.items():
             (self.bindings.add if bound else self.bindings.discard)(name_and_event)
         self.once += entry.once
-        for name, row in entry.schedules.items():
-            self.schedules.pop(name, None)
-            if row is not None:
-                self.schedules[name] = row
-        for message_id, result in entry.results.items():
-            self.results.pop(message_id, None)
-            if result is not None:
-                self.results[message_id] = result
-        for name, row in entry.batches.items():
-            self.batches.pop(name, None)
-            if row is not None:
-                self.batches[name] = row
+        _replace(self.schedules, entry.schedules)
+        _replace(self.results, entry.results)
+        _replace(self.batches, entry.batches)
         for change in entry.changes:
             queue = self.queues.get(change.lane_id)
             if queue is None:
@@ -140,27 +133,34 @@ class Disk:
         broker.start_timers()
 
 
+def _replace(table: dict[K, V], changes: Mapping[K, V | None]) -> None:
+    """What is changed comes last, as in a table in order of its rows."""
+    for key, value in changes.items():
+        table.pop(key, None)
+        if value is not None:
+            table[key] = value
+
+
 class DiskFacts(Facts):
     """What a broker is told of this journal."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
 
+    def _queue(self, queue_id: int) -> QueueOnDisk:
+        return self._disk.queues.get(queue_id) or QueueOnDisk()
+
     def arrived_us(self, queue_id: int, number: int) -> int:
-        queue = self._disk.queues.get(queue_id)
-        return 0 if queue is None else queue.times_us.get(number, 0)
+        return self._queue(queue_id).times_us.get(number, 0)
 
     def arrived_by(self, queue_id: int, time_us: int, first: int, end: int) -> tuple[int, int]:
-        queue = self._disk.queues.get(queue_id)
-        times_us = queue.times_us.items() if queue is not None else ()
+        times_us = self._queue(queue_id).times_us.items()
         old = (number for number, us in times_us if us <= time_us and first <= number < end)
         number = min(old, default=end)
         return number, min(end, number + 1)
 
     def bytes_of(self, queue_id: int, number: int) -> int:
-        queue = self._disk.queues.get(queue_id)
-        return 0 if queue is None else len(queue.lines.get(number, b""))
+        return len(self._queue(queue_id).lines.get(number, b""))
 
     def arrivals(self, queue_id: int) -> Iterator[tuple[int, int]]:
-        queue = self._disk.queues.get(queue_id)
-        return iter(sorted(queue.times_us.items()) if queue is not None else ())
+        return iter(sorted(self._queue(queue_id).times_us.items()))

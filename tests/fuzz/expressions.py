@@ -40,6 +40,7 @@ STEP_S: Final = 5e-6
 """CPU time that an expression may take, whatever it is, and for each step that it has paid for:
 three times what it takes where both cores are busy."""
 MOVES = b"".join(b"s%d subscribe q%d e e%d a.b\n" % (n, n, n) for n in range(100))
+MESSAGES = b"m1 publish e x\nm2 publish e1 y\n"
 
 
 class Expressions:
@@ -48,12 +49,8 @@ class Expressions:
     def __init__(self, seed: int) -> None:
         self._chance = Random(f"{seed}:expressions")
         with World(0) as world:
-            for line in (
-                MOVES,
-                b"c1 consume q1 --manual-ack\n",
-                b"m1 publish e x\nm2 publish e1 y\n",
-            ):
-                world.run(send("a", line))
+            for lines in (MOVES, b"c1 consume q1 --manual-ack\n", MESSAGES):
+                world.run(send("a", lines))
         self._names = {
             "state": EvalState(world.broker, lambda steps: None),
             "request": {"id": "x", "action": "_eval"},

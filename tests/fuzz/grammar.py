@@ -5,6 +5,7 @@ The one rule: the words of an action come from its usage in `ACTIONS`, so a new 
 
 import re
 from collections.abc import Iterator
+from itertools import count
 from random import Random
 from typing import Final
 
@@ -82,12 +83,9 @@ def numbered(action: bytes, size: int) -> Iterator[bytes]:
     names = [b"e%d", b"a%d.b", b"a%d.*", b"*%d.*.b", b"a.%d.**"]
     for head in (b"x %s q ", b"x %s q --add ", b"x %s q --add-mask ", b"x %s q --remove "):
         for name in names:
-            head_ = head % action
-            line = bytearray(head_)
-            number = 0
+            line, numbers = bytearray(head % action), count()
             while len(line) < size:
-                line += name % number + b" "
-                number += 1
+                line += name % next(numbers) + b" "
             yield bytes(line[:size].rsplit(b" ", 1)[0])
 
 
@@ -108,12 +106,11 @@ def random_line(chance: Random, size: int) -> bytes:
     if chance.random() < 0.3:
         return filled(head, b" ".join(period) + b" ", size, chance.choice(TAILS))
     period = [chance.choice((1, 1, 1, 30, 100)) * word for word in period]
-    line, number = bytearray(head), 0
+    line, numbers = bytearray(head), count()
     while len(line) < size:
+        number = next(numbers)
         for word in period:
-            line += (
-                word if word[:2] == b"--" else chance.choice((b"%d%b", b"%d.%b")) % (number, word)
-            )
-            line += b" "
-        number += 1
+            if word[:2] != b"--":
+                word = chance.choice((b"%d%b", b"%d.%b")) % (number, word)
+            line += word + b" "
     return bytes(line[:size])

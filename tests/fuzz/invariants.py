@@ -109,9 +109,8 @@ def _check_queue(queue: Queue, *, is_at_work: bool) -> None:
     marked = {number for number, mark in lane.marks.items() if mark.redelivered}
     unmarked = {*held} - marked
     require(max(unmarked, default=0) < lane.cursor, f"{name!r}: delivered above the cursor")
-    require(
-        marked <= {*held} or queue.returning > 0, f"{name!r}: marked as delivered, and not held"
-    )
+    is_held = marked <= {*held} or queue.returning > 0
+    require(is_held, f"{name!r}: marked as delivered, and not held")
     check_counts(queue)
     if lane.marks:
         living = {*below, *range(lane.cursor, lane.next_seq), *scheduled(queue)}
@@ -295,12 +294,16 @@ def _check_turns(queue: Queue) -> None:
 
 def _paced(queue: Queue) -> Iterator[Paced | Breaker]:
     """Its breaker, its rate, and that which it has in common with others."""
-    throttle = queue.throttle
-    for part in throttle.parts if isinstance(throttle, Throttles) else [throttle]:
-        if isinstance(part, CommonThrottle):
-            part = part.limit._paced
+    for part in _parts(queue):
+        part = part.limit._paced if isinstance(part, CommonThrottle) else part
         if isinstance(part, Paced | Breaker):
             yield part
+
+
+def _parts(queue: Queue) -> Iterable[object]:
+    """Of its throttle."""
+    throttle = queue.throttle
+    return throttle.parts if isinstance(throttle, Throttles) else [throttle]
 
 
 def _check_keys(queue: Queue, keys: Keyed) -> bool:
@@ -358,10 +361,8 @@ def _check_consumer(broker: Broker, consumer: Consumer, set_clock: bool) -> None
     require(connection is consumer.connection, f"{who!r}: its connection has gone")
     assert connection is not None
     require(connection.consumers.get(who) is consumer, f"{who!r}: not its connection's")
-    require(
-        (consumer in queue.ring) == (not consumer.rests),
-        f"{who!r} neither rests nor is in the ring",
-    )
+    takes = consumer in queue.ring
+    require(takes is not bool(consumer.rests), f"{who!r} neither rests nor is in the ring")
     _check_reasons(consumer)
     deliveries = _deliveries(consumer)
     size = sum(len(line) + UNACKED_OVERHEAD_BYTES for _, line in deliveries)
@@ -397,31 +398,27 @@ def _check_orphan(broker: Broker, name: bytes, queue: Queue) -> None:
     require(queue.deleted and queue.name == name, f"orphan {name!r} is alive")
     require(name not in broker.queues, f"{name!r} is orphaned and there")
     require(bool(queue.consumers), f"orphan {name!r} has no consumers")
-    require(not queue.ring, f"orphan {name!r} delivers")
-    require(not queue.lane.blocks.memory_bytes, f"orphan {name!r} takes memory")
+    takes = queue.ring or queue.lane.blocks.memory_bytes
+    require(not takes, f"orphan {name!r} delivers, or takes memory")
 
 
 def _check_bindings(broker: Broker) -> None:
     routes: dict[bytes, set[Queue]] = {}
     masks: set[tuple[bytes, Queue]] = set()
-    for name, events in broker.bindings.by_name.items():
-        require(bool(events), f"{name!r} is bound to nothing and known")
-        most = broker.settings.bindings_per_queue_max
-        require(len(events) <= most, f"{name!r} is bound to more than it may")
-        if name in broker.queues:
-            for event in events:
-                routes.setdefault(event, set()).add(broker.queues[name])
-    for name, bound in broker.bindings.masks_by_name.items():
-        require(bool(bound), f"{name!r} is bound to no masks and known")
+    tables = broker.bindings.by_name, broker.bindings.masks_by_name
+    for name, bound in chain.from_iterable(table.items() for table in tables):
+        require(bool(bound), f"{name!r} is bound to nothing and known")
         most = broker.settings.bindings_per_queue_max
         require(broker.bindings.count(name) <= most, f"{name!r} is bound to more than it may")
-        if name in broker.queues:
-            masks |= {(mask.removeprefix(MASK), broker.queues[name]) for mask in bound}
+    for name, queue in broker.queues.items():
+        for event in broker.bindings.by_name.get(name, ()):
+            routes.setdefault(event, set()).add(queue)
+        known = broker.bindings.masks_by_name.get(name, ())
+        masks |= {(mask.removeprefix(MASK), queue) for mask in known}
     told = {event: {*queues} for event, queues in broker.bindings.routes.bound.items()}
     require(told == routes, "routes are not the bindings of queues that exist")
-    require(
-        broker.bindings.routes.masks.count == len(masks), "masks bound are not those of the queues"
-    )
+    count = broker.bindings.routes.masks.count
+    require(count == len(masks), "masks bound are not those of the queues")
     for event in {*islice(routes, 10), *EVENTS} if masks else ():
         wanted = routes.get(event, set()) | {q for mask, q in masks if bound_matches(mask, event)}
         found = broker.bindings.routes.route(event)
@@ -482,9 +479,8 @@ def _check_sums(broker: Broker) -> None:
     require(broker.metadata.bytes == metadata, f"metadata {broker.metadata.bytes}, not {metadata}")
     require(broker.once._id_bytes == sum(map(len, broker.once._ids)), "bytes of ids")
     require(len(broker.once._known) <= len(broker.once._ids) <= settings.once_ids_max, "once")
-    require(
-        len(broker.pending.entry.errors) <= settings.errors_kept_max, "errors wait without a bound"
-    )
+    errors = len(broker.pending.entry.errors)
+    require(errors <= settings.errors_kept_max, "errors wait without a bound")
     traces = broker.traces
     size = sum(step.size for step in traces.steps)
     require(traces.bytes == size <= settings.trace_bytes_max, "bytes of steps")
@@ -541,34 +537,29 @@ def _check_limit(broker: Broker, limit: CommonLimit) -> None:
 
 def _alarms(broker: Broker) -> int:
     """How many are set."""
-    times = [timed(queue) for queue in broker.queues.values() if queue.times is not None]
-    alarms = [alarm for each in times for alarm in (each._alarm, each._dated_alarm)]
-    capacities = [queue.capacity for queue in broker.queues.values()]
-    alarms += [
-        each._alarm for each in capacities if isinstance(each, PausableCapacity) and each._alarm
-    ]
-    for throttle in (queue.throttle for queue in broker.queues.values()):
-        parts = throttle.parts if isinstance(throttle, Throttles) else [throttle]
-        alarms += [part._alarm for part in parts if isinstance(part, Paced | Breaker)]
+    queues = broker.queues.values()
+    alarms = [broker.batches._alarm, broker.results._alarm, *broker.schedules._alarms.values()]
+    for queue in queues:
+        if queue.times is not None:
+            alarms += [timed(queue)._alarm, timed(queue)._dated_alarm]
+        if isinstance(queue.capacity, PausableCapacity) and queue.capacity._alarm:
+            alarms.append(queue.capacity._alarm)
+        if isinstance(queue.order, LimitedKeys):
+            alarms.append(queue.order._alarm)
+        alarms += [each._alarm for each in _parts(queue) if isinstance(each, Paced | Breaker)]
     paced = [limit._paced for limit in broker.shared.limits.values()]
     alarms += [each._alarm for each in paced if each is not None]
-    orders = [queue.order for queue in broker.queues.values()]
-    alarms += [order._alarm for order in orders if isinstance(order, LimitedKeys)]
     awaited = [each.deadlines for each in _consumers(broker)]
     alarms += [each._alarm for each in awaited if isinstance(each, Deadlines)]
-    alarms += [*broker.schedules._alarms.values(), broker.batches._alarm, broker.results._alarm]
     return sum(alarm.is_set for alarm in alarms)
 
 
 def _metadata_bytes(broker: Broker) -> int:
-    names = {*broker.bindings.by_name, *broker.bindings.masks_by_name}
-    return (
-        sum(queue_bytes(queue.name) + queue.policy.size_bytes for queue in _all_queues(broker))
-        + sum(map(consumer_bytes, broker.consumers))
-        + sum(map(len, names))
-        + sum(map(binding_bytes, chain.from_iterable(broker.bindings.by_name.values())))
-        + sum(map(mask_bytes, chain.from_iterable(broker.bindings.masks_by_name.values())))
-    )
+    events, masks = broker.bindings.by_name, broker.bindings.masks_by_name
+    size = sum(queue_bytes(each.name) + each.policy.size_bytes for each in _all_queues(broker))
+    size += sum(map(consumer_bytes, broker.consumers)) + sum(map(len, {*events, *masks}))
+    size += sum(map(binding_bytes, chain.from_iterable(events.values())))
+    return size + sum(map(mask_bytes, chain.from_iterable(masks.values())))
 
 
 def _bound(broker: Broker) -> list[tuple[bytes, bytes]]:
@@ -610,21 +601,16 @@ def digest(broker: Broker) -> tuple[object, ...]:
         dict(broker.pending.entry.bindings),
         [_consumer_digest(each) for each in broker.consumers.values()],
         [each.id for each in broker.flow.unacked.waiters if isinstance(each, Consumer)],
+        (counters.published, counters.queued, counters.unroutable, broker.purged),
         (
-            counters.published,
-            counters.queued,
-            counters.unroutable,
             broker.answers.confirmed,
-            broker.purged,
+            counters.delivered,
+            counters.redelivered,
+            counters.consumed,
+            counters.rejected,
         ),
-        (counters.delivered, counters.redelivered, counters.consumed, counters.rejected),
-        (
-            shared.memory.used,
-            broker.metadata.bytes,
-            broker.flow.unacked.used,
-            broker.unwritable,
-            broker.pending.records,
-        ),
+        (shared.memory.used, broker.metadata.bytes, broker.flow.unacked.used),
+        (broker.unwritable, broker.pending.records, broker.answers.confirmed),
         (len(broker.once), len(broker.pending.entry.once), dict(broker.pending.entry.queues)),
         [len(each) for each in (waiters.confirms, waiters.counts, waiters.held)],
         (len(broker.access.logins), len(shared.wanted.pages), len(broker.pending.dirty)),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Final, TypeVar
 
 from mqks.broker.requests.state import EvalState
 from mqks.protocol.requests import ACTIONS
@@ -71,8 +71,8 @@ _MOVERS = ([b"publish"], [b"ack"], [b"consume"], [b"reject"])
 _DATA_ACTIONS = (b"publish", b"ping", b"_eval")
 _STARS = re.compile(rb"(?:\*[^ \n*]*){%d}" % (STARS_MAX + 1))
 
-Line = bytes
-Mutation = Callable[[Random, Line], Line]
+T = TypeVar("T")
+Mutation = Callable[[Random, bytes], bytes]
 
 
 class Mutator:
@@ -150,9 +150,8 @@ class Mutator:
             return head + b"x" * (size - len(head)) + chance.choice([b"\n", b"\r\n", b""])
         if kind == 1:
             head = chance.choice([b"s subscribe q ", b"r rebind q ", b"c consume q --add "])
-            names = (
-                b"e%d" % chance.randrange(1000) for _ in range(chance.randrange(ARGUMENTS_MAX))
-            )
+            count = chance.randrange(ARGUMENTS_MAX)
+            names = (b"e%d" % chance.randrange(1000) for _ in range(count))
             return head + b" ".join(names) + b"\n"
         if kind == 2:
             return chance.choice(self._lines) + b" " * chance.randrange(100_000) + b"\n"
@@ -172,9 +171,6 @@ class Mutator:
         first = chance.randrange(10**9)
         return b"".join(b"b%d %b\n" % (number, rest) for number in range(first, first + size))
 
-    def expression(self) -> str:
-        return mutated_expression(self.chance, EXPRESSIONS)
-
     def steps(self) -> Steps:
         """An entry of the corpus, mutated as a whole."""
         chance = self.chance
@@ -193,9 +189,10 @@ class Mutator:
         elif kind < 0.55:
             steps.insert(at, send(self.who(), self.line() + b"\n"))
         elif kind < 0.6:
-            steps.insert(at, send(self.who(), b"x _eval " + self.expression().encode() + b"\n"))
+            who, source = self.who(), mutated_expression(chance, EXPRESSIONS)
+            steps.insert(at, send(who, b"x _eval " + source.encode() + b"\n"))
         elif kind < 0.7:
-            steps.insert(at, self.event())
+            steps.insert(at, event(chance))
         elif kind < 0.8:
             other = chance.choice(self.corpus)
             start = chance.randrange(len(other))
@@ -218,11 +215,7 @@ class Mutator:
     def who(self) -> str:
         return self.chance.choice(CONNECTIONS + "abcab")
 
-    def event(self) -> Step:
-        """Something that happens besides requests."""
-        return event(self.chance)
-
-    def _with_words_of_another(self, chance: Random, line: Line) -> Line:
+    def _with_words_of_another(self, chance: Random, line: bytes) -> bytes:
         """One word, or all from there on, of a line of the same action: mostly valid."""
         words = line.split(b" ")
         if len(words) < 3 or (siblings := self._siblings.get(words[1])) is None:
@@ -232,7 +225,7 @@ class Mutator:
         words[at : None if chance.random() < 0.3 else at + 1] = other[at : at + 1]
         return b" ".join(words)
 
-    def _spliced(self, chance: Random, line: Line) -> Line:
+    def _spliced(self, chance: Random, line: bytes) -> bytes:
         other = self._lines[int(chance.random() * len(self._lines))]
         return line[: int(chance.random() * len(line))] + other[int(chance.random() * len(other)) :]
 
@@ -245,9 +238,7 @@ def tamed(line: bytes) -> bytes:
     elif len(words) > 2:
         words[2] = words[2][:NAME_BYTES_MAX]
         line = b" ".join(words)
-    if line.count(b"*") > STARS_MAX:
-        line = _STARS.sub(b"*", line)
-    return line
+    return _STARS.sub(b"*", line) if line.count(b"*") > STARS_MAX else line
 
 
 SETTINGS: Final = {
@@ -298,86 +289,91 @@ def event(chance: Random) -> Step:
 # -- mutations of one line
 
 
+def below(chance: Random, end: int) -> int:
+    """As `randrange`, in a third of its time."""
+    return int(chance.random() * end)
+
+
+def one_of(chance: Random, some: Sequence[T]) -> T:
+    return some[int(chance.random() * len(some))]
+
+
 def _replaced_word(words: Sequence[bytes]) -> Mutation:
-    def mutation(chance: Random, line: Line) -> Line:
+    def mutation(chance: Random, line: bytes) -> bytes:
         parts = line.split(b" ")
-        parts[int(chance.random() * len(parts))] = words[int(chance.random() * len(words))]
+        parts[below(chance, len(parts))] = one_of(chance, words)
         return b" ".join(parts)
 
     return mutation
 
 
 def _inserted_word(words: Sequence[bytes]) -> Mutation:
-    def mutation(chance: Random, line: Line) -> Line:
+    def mutation(chance: Random, line: bytes) -> bytes:
         parts = line.split(b" ")
-        parts.insert(
-            1 + int(chance.random() * len(parts)), words[int(chance.random() * len(words))]
-        )
+        parts.insert(1 + below(chance, len(parts)), one_of(chance, words))
         return b" ".join(parts)
 
     return mutation
 
 
-def _numbered(chance: Random, line: Line) -> Line:
+def _numbered(chance: Random, line: bytes) -> bytes:
     """Another number in the place of one."""
     places = [*re.finditer(rb"\d+", line)]
     if not places:
         return line
-    place = places[int(chance.random() * len(places))]
-    number = NUMBERS[int(chance.random() * len(NUMBERS))]
-    return line[: place.start()] + number + line[place.end() :]
+    place = one_of(chance, places)
+    return line[: place.start()] + one_of(chance, NUMBERS) + line[place.end() :]
 
 
-def _dropped_word(chance: Random, line: Line) -> Line:
+def _dropped_word(chance: Random, line: bytes) -> bytes:
     parts = line.split(b" ")
     del parts[int(chance.random() * len(parts))]
     return b" ".join(parts)
 
 
-def _doubled_word(chance: Random, line: Line) -> Line:
+def _doubled_word(chance: Random, line: bytes) -> bytes:
     parts = line.split(b" ")
     at = int(chance.random() * len(parts))
     parts.insert(at, parts[at])
     return b" ".join(parts)
 
 
-def _swapped_words(chance: Random, line: Line) -> Line:
+def _swapped_words(chance: Random, line: bytes) -> bytes:
     parts = line.split(b" ")
     a, b = int(chance.random() * len(parts)), int(chance.random() * len(parts))
     parts[a], parts[b] = parts[b], parts[a]
     return b" ".join(parts)
 
 
-def _flag_with_value(chance: Random, line: Line) -> Line:
-    flag = FLAGS[int(chance.random() * len(FLAGS))]
-    values = NAMES if chance.random() < 0.3 else NUMBERS
-    value = values[int(chance.random() * len(values))]
+def _flag_with_value(chance: Random, line: bytes) -> bytes:
+    flag = one_of(chance, FLAGS)
+    value = one_of(chance, NAMES if chance.random() < 0.3 else NUMBERS)
     return line + b" " + flag + b"=" + value
 
 
-def _spaced(chance: Random, line: Line) -> Line:
+def _spaced(chance: Random, line: bytes) -> bytes:
     at = int(chance.random() * (len(line) + 1))
     return line[:at] + b" " * (1 << int(chance.random() * 7)) + line[at:]
 
 
-def _flipped(chance: Random, line: Line) -> Line:
+def _flipped(chance: Random, line: bytes) -> bytes:
     if not line:
         return line
     at = int(chance.random() * len(line))
     return line[:at] + bytes([line[at] ^ (1 << int(chance.random() * 8))]) + line[at + 1 :]
 
 
-def _inserted_bytes(chance: Random, line: Line) -> Line:
+def _inserted_bytes(chance: Random, line: bytes) -> bytes:
     at = int(chance.random() * (len(line) + 1))
     return line[:at] + BYTES[int(chance.random() * len(BYTES))] + line[at:]
 
 
-def _cut(chance: Random, line: Line) -> Line:
+def _cut(chance: Random, line: bytes) -> bytes:
     at = int(chance.random() * (len(line) + 1))
     return line[:at] + line[at + 1 + int(chance.random() * 8) :]
 
 
-def _doubled_bytes(chance: Random, line: Line) -> Line:
+def _doubled_bytes(chance: Random, line: bytes) -> bytes:
     at = int(chance.random() * (len(line) + 1))
     end = at + int(chance.random() * 20)
     return line[:end] + line[at:end] * int(chance.random() * 4) + line[end:]
@@ -426,11 +422,9 @@ _VERBS = {"disconnect": "leave", "break off": "leave", "end of stream": "end"}
 
 def _steps_of(story: Story) -> Steps:
     letters: dict[str, str] = {}
-    steps = []
-    if story.settings:
-        known = {name: value for name, value in story.settings.items() if name in SETTINGS}
-        pairs = " ".join(f"{name}={value}" for name, value in known.items())
-        steps += [Step("settings", "*", pairs.encode())] if pairs else []
+    known = (f"{name}={value}" for name, value in story.settings.items() if name in SETTINGS)
+    pairs = " ".join(known).encode()
+    steps = [Step("settings", "*", pairs)] if pairs else []
     for step in story.steps:
         who = letters.setdefault(step.name, "abc"[len(letters) % 3]) if step.name else "*"
         match step.verb:

@@ -100,18 +100,10 @@ class Peer:
         if strangers:
             raise Finding(f"replies that answer nobody: {sorted(strangers)[:3]!r}")
         if self._keeps_books:
-            self._confirmed.update(
-                request_id
-                for request_id, told in _OK.findall(data)
-                if self._confirms(request_id, told)
-            )
+            for request_id, told in _OK.findall(data):
+                kinds = (_CONFIRMS.get(each, _PLAIN) for each in self._actions[request_id])
+                self._confirmed[request_id] += any(kind.fullmatch(told) for kind in kinds)
             self._failed.update(_ERROR.findall(data))
-
-    def _confirms(self, request_id: bytes, told: bytes) -> bool:
-        """Whether this may be a confirm of what was asked for by this id."""
-        return any(
-            _CONFIRMS.get(action, _PLAIN).fullmatch(told) for action in self._actions[request_id]
-        )
 
     def settle(self) -> None:
         """Nothing is due any more. Raise Finding for an answer too few, or too many."""

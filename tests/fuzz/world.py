@@ -12,7 +12,7 @@ from time import thread_time
 from typing import Any, Final, Self
 
 from mqks.broker.requests import intake as intake_module
-from mqks.broker.spine.clients.outbox import Slow
+from mqks.broker.spine.clients.outbox import Outbox, Slow
 from mqks.broker.spine.log.pending import ErrorRecord
 from mqks.broker.spine.queue import blocks as blocks_module
 from mqks.broker.spine.queue import lane as lane_module
@@ -128,7 +128,7 @@ class World(Played):
         """Do all that is due, and look at the whole."""
         self._on_room()
         self._on_quick()
-        for who in list(self.peers):
+        for who in self.peers:
             self._on_resume(who)
         for _ in range(_MORE_THAN_ENDLESS):
             self._flush()
@@ -159,8 +159,8 @@ class World(Played):
 
     def _on_send(self, who: str, data: bytes = b"") -> None:
         peer = self._peer(who)
-        if self._is_held(peer):
-            return
+        if peer.paused and peer.unsent_bytes > self.settings.output_buffer_bytes_max:
+            return  # The server would not read from it now.
         self._make_ready(peer)
         if peer.ended or self._is_busy(peer):
             return
@@ -187,21 +187,19 @@ class World(Played):
     def _is_busy(peer: Peer) -> bool:
         return peer.connection.overrun or peer.connection.awaits_login
 
-    def _is_held(self, peer: Peer) -> bool:
-        """Whether the server would not read from it now."""
-        return peer.paused and peer.unsent_bytes > self.settings.output_buffer_bytes_max
-
     def _receive(self, peer: Peer, data: bytes) -> None:
         connection, broker = peer.connection, self.broker
         self._alone += self._is_alone(peer, data)
         alone = self._alone >= self.digested_every
-        if alone:
-            self._alone = 0
+        self._alone *= not alone
         before, errors = digest(broker) if alone else None, broker.shared.counters.errors
         self.timed(self.intake.receive, connection, data)
         # That another connection has taken an id is told to a connection that asked for nothing.
-        if alone and broker.shared.counters.errors > errors and not self._has_replaced():
-            require(digest(broker) == before, f"an error has changed something: {data[:200]!r}")
+        if alone and broker.shared.counters.errors > errors:
+            last = broker.last_errors
+            has_replaced = not last or last[-1].reason.endswith(ENDED)
+            is_same = has_replaced or digest(broker) == before
+            require(is_same, f"an error has changed something: {data[:200]!r}")
         self._look_at(peer)
 
     def refused(self, record: ErrorRecord) -> bool:
@@ -210,10 +208,6 @@ class World(Played):
                 if peer.connection.address == record.connection:
                     peer.replaced(record.request_id)
         return True
-
-    def _has_replaced(self) -> bool:
-        errors = self.broker.last_errors
-        return not errors or errors[-1].reason.endswith(ENDED)
 
     @staticmethod
     def _is_alone(peer: Peer, data: bytes) -> bool:
@@ -323,18 +317,11 @@ class World(Played):
         self._read()
 
     def _has_work(self) -> bool:
-        broker = self.broker
-        return bool(
-            broker.has_work
-            or broker.shared.wanted.pages
-            or broker.shared.wanted.fetches
-            or self.pages
-            or self.fetched
-            or broker.access.logins
-            or broker.reads_waiting
-            or self._going
-            or any(peer.connection.overrun and not peer.ended for peer in self.peers.values())
-        )
+        broker, wanted = self.broker, self.broker.shared.wanted
+        reads = wanted.pages or wanted.fetches or self.pages or self.fetched
+        waits = broker.access.logins or broker.reads_waiting or self._going
+        overruns = any(each.connection.overrun and not each.ended for each in self.peers.values())
+        return bool(broker.has_work or reads or waits or overruns)
 
     def _page(self) -> None:
         """What was read in the turn before has come; other reads begin."""
@@ -343,7 +330,7 @@ class World(Played):
 
     def _login(self) -> None:
         login = self.broker.access.logins.popleft()
-        peer = next((p for p in self.peers.values() if p.connection is login.connection), None)
+        peer = self._of(login.connection)
         if peer is None or peer.ended:
             return
         # No password is right: verifying one takes 30 ms, and is another thread's.
@@ -373,7 +360,7 @@ class World(Played):
     def _flush(self) -> None:
         broker = self.broker
         expelled, broker.expelled = broker.expelled, []
-        for peer in [*self.peers.values()]:
+        for peer in self.peers.values():
             if peer.connection in expelled:
                 self._look_at(peer)
         for _ in range(_MORE_THAN_ENDLESS):
@@ -401,24 +388,18 @@ class World(Played):
         del self.peers[who]
         self.timed(self.broker.disconnect, connection)
 
-    def _hand_over(self) -> None:
-        broker = self.broker
-        touched, broker.flow.touched = broker.flow.touched, []
-        by_connection = {id(peer.connection): peer for peer in self.peers.values()}
-        slow = []
-        for connection in touched:
-            connection.touched = False
-            data = b"".join(connection.outbox)
-            connection.outbox.clear()
-            peer = by_connection.get(id(connection))
-            if peer is None:
-                continue
-            require(len(data) < OUTBOX_BYTES_MAX, f"{len(data)} bytes for one connection at once")
+    def _of(self, connection: Outbox) -> Peer | None:
+        return next((p for p in self.peers.values() if p.connection is connection), None)
+
+    def got(self, connection: Outbox, data: bytes) -> None:
+        require(len(data) < OUTBOX_BYTES_MAX, f"{len(data)} bytes for one connection at once")
+        if (peer := self._of(connection)) is not None:
             peer.received(data)
             peer.unsent_bytes += len(data) if peer.paused else 0
             connection.outbox_bytes = peer.unsent_bytes
-            if connection.rests == Slow.OUTBOX:
-                slow.append(connection)
+
+    def _hand_over(self) -> None:
+        slow = [each for each in self.hear() if each.rests == Slow.OUTBOX]
         self._find_out_unsent()
         for connection in slow:
             connection.outbox_bytes = 0
