@@ -78,7 +78,7 @@ class Disk:
         """What a failed sync has not written is seen until the power goes."""
         self._size = SIZE
         self.slow = SLOW
-        self.kills = self.power_cuts = self.failed_syncs = self.full = 0
+        self.power_cuts = self.failed_syncs = self.full = 0
 
     @property
     def is_dead(self) -> bool:
@@ -150,7 +150,6 @@ class Disk:
             self.power_cuts += 1
             self._cut(life)
         else:
-            self.kills += 1
             files = self._model.files(unsynced.everything)
             assert self._sees_unwritten or files == _files(Path(life)), "something was not seen"
             shutil.copytree(life, self._next, ignore=shutil.ignore_patterns(f"*{INDEX}"))
@@ -328,9 +327,6 @@ class Disk:
             self._name(path)
         return result
 
-    def random(self, size: int) -> bytes:
-        return self.rng.randbytes(size)
-
     def pause(self, time_s: float) -> None:
         the_loop().spend(time_s)
 
@@ -372,54 +368,42 @@ class Disk:
                 path, at, b"".join(pieces), lambda part: int(real.write(descriptor, part))
             )
 
-        def ftruncate(descriptor: int, size: int) -> None:
-            self.truncate(of(descriptor), size, lambda: real.ftruncate(descriptor, size))
-
         def posix_fallocate(descriptor: int, at: int, length: int) -> None:
             def longer() -> None:
                 real.ftruncate(descriptor, max(real.fstat(descriptor).st_size, at + length))
 
             self.allocate(of(descriptor), at, length, longer)
 
-        def fsync(descriptor: int) -> None:
-            self.sync(of(descriptor))
-
-        def fstatvfs(descriptor: int) -> Any:
-            return SimpleNamespace(f_bavail=self.free_bytes, f_frsize=1)
-
-        def unlink(path: Any, **how: Any) -> None:
-            self.delete(os.fspath(path), lambda: real.unlink(path, **how))
-
-        def rmdir(path: Any, **how: Any) -> None:
-            self.delete(os.fspath(path), lambda: real.rmdir(path, **how))
+        def deleting(call: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda path, **how: self.delete(os.fspath(path), lambda: call(path, **how))
 
         def rename(path: Any, to: Any, **how: Any) -> None:
             self.rename(os.fspath(path), os.fspath(to), lambda: real.rename(path, to, **how))
 
-        def mkdir(path: Any, mode: int = 0o777, **how: Any) -> None:
-            self.make_directory(os.fspath(path), lambda: real.mkdir(path, mode, **how))
+        def mkdir(path: Any, *mode: int, **how: Any) -> None:
+            self.make_directory(os.fspath(path), lambda: real.mkdir(path, *mode, **how))
 
         def scandir(path: Any = ".") -> Any:
             with real.scandir(path) as entries:
                 return _Entries(sorted(entries, key=lambda entry: str(entry.name)))
 
-        replaced: dict[str, Callable[..., object]] = {
-            "scandir": scandir,
-            "pwrite": pwrite,
-            "writev": writev,
-            "ftruncate": ftruncate,
-            "posix_fallocate": posix_fallocate,
-            "fsync": fsync,
-            "fdatasync": fsync,
-            "fstatvfs": fstatvfs,
-            "unlink": unlink,
-            "rmdir": rmdir,
-            "rename": rename,
-            "replace": rename,
-            "mkdir": mkdir,
-        }
-        for name, call in replaced.items():
-            setattr(os, name, call)
+        vars(os).update(
+            scandir=scandir,
+            pwrite=pwrite,
+            writev=writev,
+            ftruncate=lambda file, size: self.truncate(
+                of(file), size, lambda: real.ftruncate(file, size)
+            ),
+            posix_fallocate=posix_fallocate,
+            fsync=lambda file: self.sync(of(file)),
+            fdatasync=lambda file: self.sync(of(file)),
+            fstatvfs=lambda file: SimpleNamespace(f_bavail=self.free_bytes, f_frsize=1),
+            unlink=deleting(real.unlink),
+            rmdir=deleting(real.rmdir),
+            rename=rename,
+            replace=rename,
+            mkdir=mkdir,
+        )
 
 
 class _Entries(list[Any]):

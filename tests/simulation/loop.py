@@ -12,11 +12,11 @@ import gc
 import heapq
 import random
 from asyncio.base_events import BaseEventLoop
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import count
 from math import ulp
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final, cast
 
 THREAD_S = 0.002
@@ -155,6 +155,12 @@ def outcome_of(call: Callable[[], Any]) -> Callable[[asyncio.Future[Any] | None]
             future.set_exception(failure)
 
     return tell
+
+
+def put(replaced: Mapping[ModuleType, Mapping[str, object]]) -> None:
+    """Other values of names in modules."""
+    for module, names in replaced.items():
+        vars(module).update(names)
 
 
 class Violation(AssertionError):

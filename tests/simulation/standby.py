@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from tests.simulation.host import Started
-from tests.simulation.loop import NOBODY, PROCESS, Process, Violation
-from tests.simulation.world import PORT, World, mqks, put
+from tests.simulation.loop import NOBODY, PROCESS, Process, Violation, put
+from tests.simulation.world import PORT, World, mqks
 
 SERVERS = 2
 SUSPECT_S = 3.0

@@ -10,12 +10,11 @@ when it has one again.
 import asyncio
 import contextvars
 import errno
-import io
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
@@ -23,7 +22,7 @@ from math import inf
 from types import ModuleType
 from typing import Any, Self
 
-from tests.simulation.loop import SimulatedLoop, run_into
+from tests.simulation.loop import SimulatedLoop, put, run_into
 from tests.simulation.network import LATENCY_S, Network, SimulatedSocket, Transport
 
 TURN_S = 0.0005
@@ -46,19 +45,10 @@ _numbers = count(3)
 
 class Thread:
     def __init__(
-        self,
-        group: None = None,
-        target: Callable[..., object] = lambda: None,
-        name: str | None = None,
-        args: Iterable[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        daemon: bool | None = None,
+        self, target: Callable[..., object], args: Iterable[Any] = (), **how: object
     ) -> None:
         self.ident = next(_numbers)
-        self.name = name or f"thread {self.ident}"
-        self.daemon = bool(daemon)
-        self._call = partial(target, *args, **(kwargs or {}))
+        self._call = partial(target, *args)
         self._turn = threading.Lock()
         self._turn.acquire()
         self._is_started = False
@@ -71,9 +61,6 @@ class Thread:
             target=self._context.copy().run, args=(self._run,), daemon=True
         )
         self.ready()
-
-    def is_alive(self) -> bool:
-        return self._is_started and not self._ended.is_set()
 
     def join(self, timeout: float | None = None) -> None:
         self._ended.wait(timeout)
@@ -253,8 +240,6 @@ class Event:
 class Endpoint:
     """A socket of a thread."""
 
-    family = socket.AF_INET
-
     def __init__(self) -> None:
         self._fd = next(_numbers)
         self._timeout_s: float | None = None
@@ -287,13 +272,10 @@ class Endpoint:
     def events(self) -> int:
         if self._fd < 0:
             return select.POLLNVAL
+        if self._error is not None:
+            return select.POLLIN | select.POLLOUT | select.POLLERR | select.POLLHUP
         can_read = bool(self._received or self._has_end)
-        failed = self._error is not None
-        return (
-            (can_read or failed) * select.POLLIN
-            | (self._has_room() or failed) * select.POLLOUT
-            | failed * (select.POLLERR | select.POLLHUP)
-        )
+        return can_read * select.POLLIN | self._has_room() * select.POLLOUT
 
     # -- for programs
 
@@ -316,22 +298,12 @@ class Endpoint:
         self._was_read()
         return data
 
-    def recv_into(self, buffer: Any) -> int:
-        data = self.recv(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
     def send(self, data: Any) -> int:
         give_way()
         self._await(lambda: self.events() & (select.POLLOUT | select.POLLNVAL))
         self._raise()
         size = _loop.rng.choice((1, 7, len(data), len(data), len(data), len(data)))
         return self._put(bytes(data[:size]))
-
-    def sendall(self, data: Any) -> None:
-        left = memoryview(data)
-        while left:
-            left = left[self.send(left) :]
 
     def _await(self, predicate: Callable[[], object]) -> None:
         if not self.waits.until(predicate, self._timeout_s):
@@ -345,14 +317,6 @@ class Endpoint:
             self._has_end = True
             raise error
 
-    def makefile(self, mode: str, buffering: int) -> io.BufferedReader:
-        return io.BufferedReader(_Reading(self), buffering)
-
-    def shutdown(self, how: int) -> None:
-        self._end()
-        self._has_end = True
-        self.waits.end_all()
-
     def close(self) -> None:
         if self._fd >= 0:
             self._fd = -1
@@ -364,17 +328,6 @@ class Endpoint:
 
     def __exit__(self, *failure: object) -> None:
         self.close()
-
-
-class _Reading(io.RawIOBase):
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self._endpoint.recv_into(buffer)
 
 
 class PipeEnd(Endpoint):
@@ -453,10 +406,7 @@ class Connection(Endpoint, asyncio.Protocol):
             self._transport.resume_reading()
 
     def _end(self) -> None:
-        if self._fd < 0:
-            self._transport.close()
-        else:
-            self._transport.write_eof()
+        self._transport.close()
 
 
 def create_connection(address: tuple[str, int], timeout: float | None = None) -> Connection:
@@ -492,11 +442,9 @@ class Poll:
 
     def _found(self) -> list[tuple[int, int]]:
         always = select.POLLERR | select.POLLHUP | select.POLLNVAL
-        each = [
-            (fd, endpoint.events() & (wanted | always))
-            for fd, (endpoint, wanted) in self._wanted.items()
-        ]
-        return [(fd, events) for fd, events in each if events]
+        all_of_them = self._wanted.items()
+        found = [(fd, each.events() & (wanted | always)) for fd, (each, wanted) in all_of_them]
+        return [(fd, events) for fd, events in found if events]
 
 
 async def in_thread(
@@ -548,25 +496,23 @@ def install(loop: SimulatedLoop, network: Network) -> None:
 
     from mqks.client import app, blocking_connection
 
-    modules: dict[ModuleType, dict[str, object]] = {
-        blocking_connection: {
-            "threading": instead_of(threading, Thread=Thread, Lock=Lock, RLock=RLock, Event=Event),
-            "select": instead_of(select, poll=Poll),
-            "socket": instead_of(
-                socket, socketpair=socketpair, create_connection=create_connection
-            ),
-            "Lock": RLock,
-            "_beginning": Lock(),
-        },
-        time: {"sleep": sleep},
-        app: {
-            "to_thread": instead_of(to_thread, run_sync=in_thread),
-            "from_thread": instead_of(from_thread, run_sync=in_loop),
-        },
-    }
-    for module, names in modules.items():
-        for name, value in names.items():
-            setattr(module, name, value)
+    sockets = instead_of(socket, socketpair=socketpair, create_connection=create_connection)
+    put(
+        {
+            blocking_connection: {
+                "threading": instead_of(threading, Thread=Thread, Lock=Lock, Event=Event),
+                "select": instead_of(select, poll=Poll),
+                "socket": sockets,
+                "Lock": RLock,
+                "_beginning": Lock(),
+            },
+            time: {"sleep": sleep},
+            app: {
+                "to_thread": instead_of(to_thread, run_sync=in_thread),
+                "from_thread": instead_of(from_thread, run_sync=in_loop),
+            },
+        }
+    )
     # Sets of them are iterated, and the order is to be that of each run.
     once: Any = blocking_connection.OneTimeEvent
     once.__hash__ = lambda event: hash(event._lock)

@@ -11,6 +11,7 @@ import _sqlite3
 import ctypes
 import errno
 import os
+import random
 import sqlite3
 import sys
 import traceback
@@ -33,12 +34,13 @@ CODES: Final = {
 class Disk(Protocol):
     """Paths are absolute. What is called `real` does it; it returns a result code."""
 
+    rng: random.Random
+
     def opened(self, path: str, *, is_journal: bool) -> int: ...
     def write(self, path: str, at: int, data: bytes, real: Callable[[bytes], int]) -> int: ...
     def truncate(self, path: str, size: int, real: Callable[[], int]) -> int: ...
     def sync(self, path: str) -> int: ...
     def delete(self, path: str, real: Callable[[], int], *, syncs: bool) -> int: ...
-    def random(self, size: int) -> bytes: ...
     def pause(self, time_s: float) -> None: ...
 
 
@@ -163,7 +165,7 @@ class Vfs:
         return _told("delete", lambda: self._disk.delete(path, real, syncs=bool(syncs)))
 
     def _randomness(self, vfs: int, size: int, out: int) -> int:
-        ctypes.memmove(out, self._disk.random(size), size)
+        ctypes.memmove(out, self._disk.rng.randbytes(size), size)
         return size
 
     def _sleep(self, vfs: int, time_us: int) -> int:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -40,6 +40,7 @@ from tests.simulation.loop import (
     after,
     end_run,
     in_world,
+    put,
     the_loop,
 )
 from tests.simulation.network import LATENCY_S, Network
@@ -175,12 +176,6 @@ def install(outside: Outside) -> None:
 
     put({aiosqlite.core: {"SimpleQueue": Calls, "Thread": NoThread}})
     put({anyio.to_thread: {"run_sync": run_sync}})
-
-
-def put(replaced: Mapping[ModuleType, Mapping[str, object]]) -> None:
-    for module, names in replaced.items():
-        for name, value in names.items():
-            setattr(module, name, value)
 
 
 async def run_sync(call: Callable[..., Any], *args: Any, **how: Any) -> Any:
