@@ -552,8 +552,7 @@ def _outcome(world: World, spoiled: World, db: Path, place: Place, rng: random.R
     verdict, refused = _attempt(lambda: verify(db))
     is_clean = not refused and not verdict.damage
     view, _ = _attempt(lambda: _view(db))
-    process = rng.random() < 0.01
-    if process:
+    if rng.random() < 0.01:
         _in_process(spoiled.copy(db.parent))
     db = spoiled.copy(db.parent)
     works = rng.random() < 0.3

@@ -437,8 +437,7 @@ class Publisher(Player):
         """To nowhere it is an error; of what is bound, a confirm."""
         name, request = self.id("r"), self.checker.send(self.wire.link)
         line = b"%s publish --confirm --mandatory nowhere x\n" % name
-        refused = partial(self.checker.refused, request)
-        [(word, _)] = await self._exchange(name, line, then=refused)
+        [(word, _)] = await self._exchange(name, line, then=partial(self.checker.refused, request))
         if word != b"error":
             raise Violation(f"{name!r} went somewhere")
 
@@ -558,8 +557,7 @@ class Taker(Player):
         self._left: int = self.rng.choice([5, 50, 400, 2000])
         await self.consume(f"c-{self.name}".encode(), b"auto", manual=False)
         while self._left > 0:
-            seen = self._left
-            await self.wire.until(partial(self._has_taken, seen))
+            await self.wire.until(partial(self._has_taken, self._left))
             if self.rng.random() < 0.02:
                 self.wire.pause()
                 await asyncio.sleep(self.rng.uniform(0.01, 0.2))
@@ -589,8 +587,7 @@ class Reader(Player):
             elif what < 0.4:
                 await self._remove(queue, b"purge", b"log", 1 << 62)
             elif what < 0.5:
-                mixed = self.checker.queues[b"mix"]
-                await self._remove(mixed, b"purge", b"mix", 1 << 62)
+                await self._remove(self.checker.queues[b"mix"], b"purge", b"mix", 1 << 62)
             await self.rest()
         await self.leave()
 

@@ -70,8 +70,7 @@ class Keys(AckedBook[Sync]):
             self.items[other].ended = word
         elif not word and sync.key < LASTING_KEYS:
             for rival in sync.rivals:
-                each = self.items[rival]
-                if self.is_due(each):
+                if self.is_due(self.items[rival]):
                     raise Violation(f"{name!r} is beside {rival!r}, which has its key")
         sync.sure, sync.ended = word != b"duplicate", word if word == b"duplicate" else b""
 

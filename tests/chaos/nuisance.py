@@ -123,8 +123,7 @@ class Nuisance(Player):
         """Much at once, and slow to read it."""
         count = self.rng.choice([10, 1000])
         data = b"z" * self.rng.choice([0, 10, 1000])
-        slow = self.rng.random() < 0.5
-        if slow:
+        if self.rng.random() < 0.5:
             self.wire.pause()
             asyncio.get_running_loop().call_later(0.1, self.wire.resume)
         for word, rest in await self._ask_all([b"%s ping " + data + b"\n"] * count):

@@ -236,8 +236,7 @@ class Chaos:
 
     async def _restarted(self, life: Life, its_plan: LifePlan) -> None:
         theirs = {queue for scene in self._scenes for queue in scene.queues}
-        looker = _Looker(await Wire.open(life, "look"))
-        seen = await looker.look(theirs, full=its_plan.full)
+        seen = await _Looker(await Wire.open(life, "look")).look(theirs, full=its_plan.full)
         self._checker.restarted(seen, stopped=self._stopped)
         if others := seen.keys() - self._checker.queues.keys():
             raise Violation(f"there are queues that nobody has made: {others}")

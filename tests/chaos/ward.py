@@ -332,8 +332,7 @@ class Ward(Scene):
             book.released(holder, message, now, delay_s)
         request, confirm = self._id("s"), rng.random() < 0.4
         if confirm:
-            patient = book.items[message]
-            settled = partial(book.settled, message, action, patient.due)
+            settled = partial(book.settled, message, action, book.items[message].due)
             wire.ask(request, doing(message, settled))
         words = b" --confirm" * confirm, holder.name, message, flag
         lines.append(b"%s %s%s %s %s%s\n" % (request, action, *words))
@@ -364,6 +363,5 @@ class Ward(Scene):
             return
         name = self._rng.choice(waiting)
         self.book.asks(name, b"cancelled")
-        line = b"cancel --confirm %b %b" % (QUEUE, name)
-        count = await self._answer(wire, line)
+        count = await self._answer(wire, b"cancel --confirm %b %b" % (QUEUE, name))
         self.book.cancelled(name, int(count))

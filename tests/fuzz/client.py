@@ -123,8 +123,7 @@ class ClientWorld:
     def _on_many(self) -> None:
         if self.session.has_room:
             call = self._call()
-            bodies = [b" publish --confirm e x\n"] * 3
-            self.session.publish_many(bodies, call)
+            self.session.publish_many([b" publish --confirm e x\n"] * 3, call)
             call.settle()
 
     def _on_request(self) -> None:

@@ -107,8 +107,7 @@ def _check_queue(queue: Queue, *, is_at_work: bool) -> None:
     below = [*held, *returned]
     require(len({*below}) == len(below), f"{name!r}: a message is in two places")
     marked = {number for number, mark in lane.marks.items() if mark.redelivered}
-    unmarked = {*held} - marked
-    require(max(unmarked, default=0) < lane.cursor, f"{name!r}: delivered above the cursor")
+    require(max({*held} - marked, default=0) < lane.cursor, f"{name!r}: delivered above the cursor")
     is_held = marked <= {*held} or queue.returning > 0
     require(is_held, f"{name!r}: marked as delivered, and not held")
     check_counts(queue)
@@ -328,8 +327,7 @@ def _check_keys(queue: Queue, keys: Keyed) -> bool:
     require(keys._ready.keys() <= turns, f"{name!r}: a key has no turn")
     held = Counter(hold.key for hold in keys._held.values())
     require(held == {key: hold.count for key, hold in keys._holds.items()}, f"{name!r}: holds")
-    put_off = {*scheduled(queue)} & keys._held.keys()
-    require(put_off == keys._put_off, f"{name!r}: put off")
+    require({*scheduled(queue)} & keys._held.keys() == keys._put_off, f"{name!r}: put off")
     for consumer in consumers_of(queue):
         for number, line in _deliveries(consumer) if keys.is_ordered else ():
             hold = keys._held.get(number)
@@ -454,8 +452,7 @@ def _check_sums(broker: Broker) -> None:
     timers = sum(queue.timer is not None for queue in broker.queues.values())
     timers += broker.tails.is_telling + broker.audit.is_counting + len(broker.traces.rows)
     timers += sum(each.pause_entry is not None for each in consumers)
-    waiting_ones = chain.from_iterable(each.receivers for each in broker.connections.values())
-    some = [*waiting_ones]
+    some = [*chain.from_iterable(each.receivers for each in broker.connections.values())]
     receivers = [each for each in some if isinstance(each, Receiver)]
     waiters = [each for each in some if isinstance(each, ResultWaiter)]
     require(len(some) == broker.flow.receivers, "number of receives and results that wait")
@@ -520,8 +517,7 @@ def _check_results(broker: Broker, waiters: list[ResultWaiter]) -> None:
     ended = {*chain.from_iterable(results._buckets.values())}
     require(ended == {found.id for found in rows if found.until_us}, "results that are forgotten")
     require(sorted(results._due) == sorted(results._buckets), "times of results")
-    waiting = {*chain.from_iterable(results.waiters.values())}
-    require(waiting == {*waiters}, "waiters for results")
+    require({*chain.from_iterable(results.waiters.values())} == {*waiters}, "waiters for results")
     require(all(results.waiters.values()), "nobody waits for a result")
 
 

@@ -386,8 +386,7 @@ def mutated_expression(chance: Random, sources: Sequence[str]) -> str:
         others = _TOKEN.findall(chance.choice(sources))
         at = chance.randrange(len(tokens) + 1)
         start = chance.randrange(len(others))
-        some = others[start : start + chance.randrange(1, 8)]
-        tokens[at : at + chance.randrange(0, 4)] = some
+        tokens[at : at + chance.randrange(0, 4)] = others[start : start + chance.randrange(1, 8)]
     source = "".join(tokens)
     if chance.random() < 0.2:
         number = chance.choice(["10 ** 9", "2 ** 1000", "-1", "1e400", "10 ** 30", "'a' * 9999"])

@@ -153,8 +153,7 @@ class World(Played):
             connection = self.broker.connect(address, local=who in "abc")
             peer = self.peers[who] = Peer(connection, keeps_books=self._books)
             if who == "u":
-                user = self.broker.access.users.get("u")
-                self.broker.access.authenticate(connection, user)
+                self.broker.access.authenticate(connection, self.broker.access.users.get("u"))
         return peer
 
     def _on_send(self, who: str, data: bytes = b"") -> None:

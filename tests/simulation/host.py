@@ -142,6 +142,12 @@ class Host:
         self._note("kill", self.process.name)
         self._network.kill(self.process)
 
+    async def end(self, *, kill: bool) -> None:
+        if kill:
+            self.kill()
+        else:
+            await self.stop()
+
     async def stop(self) -> None:
         """SIGTERM; returns when it has ended. Raises what ended it."""
         self._note("stop", self.process.name)

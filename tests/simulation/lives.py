@@ -41,10 +41,7 @@ class SimulatedServer:
     async def end(self, *, kill: bool) -> None:
         from tests.chaos.server import check_log
 
-        if kill:
-            self._host.kill()
-        else:
-            await self._host.stop()
+        await self._host.end(kill=kill)
         check_log(self.log)
 
 
@@ -68,9 +65,8 @@ class SimulatedServers:
         with redirect_stderr(told):
             log.configure("text", "info")
         # Turns that are short end in the middle of whatever has come in.
-        self._world.clock.step_s = (
-            0.0001 if plan.hurried else self._world.rng.choice((0, 1e-6, 1e-5))
-        )
+        step_s = 0.0001 if plan.hurried else self._world.rng.choice((0, 1e-6, 1e-5))
+        self._world.clock.step_s = step_s
         await self.host.serve(**settings)
         self.listens.set()
         return SimulatedServer(self.host, told)
@@ -123,6 +119,4 @@ class Lives(World):
         while self.has_faults:
             await asyncio.sleep(self.rng.expovariate(1 / STOPS_S))
             process = self.rng.choice((host.process, clients))
-            self.stops += 1
-            self.note("stop", process.name)
-            await process.stop_for(self.rng.uniform(0, self.rng.choice(STOPPED_S)))
+            await self.stop(process, self.rng.uniform(0, self.rng.choice(STOPPED_S)))

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tests.simulation.host import Host
 from tests.simulation.loop import Violation
-from tests.simulation.trades import DAY_S, HOUR_S, Once, Trade, Unused
+from tests.simulation.trades import DAY_S, HOUR_S, Once, Trade, Unused, until_quiet
 from tests.simulation.world import PORT, URL, mqks
 from tests.simulation.year import FIELDS, GONE_S, Year
 
@@ -42,12 +42,9 @@ class Long(Year):
         super().__init__(seed, directory, messages)
         names = [*self.planned][:SCHEDULES]
         minutes = "0", "30", "59", "5,35"
-        self.planned = {
-            name: self.planned[name]._replace(
-                cron=" ".join(map(self.rng.choice, (minutes, *FIELDS[1:])))
-            )
-            for name in names
-        }
+        fields = minutes, *FIELDS[1:]
+        crons = {name: " ".join(map(self.rng.choice, fields)) for name in names}
+        self.planned = {name: self.planned[name]._replace(cron=crons[name]) for name in names}
         self.troubles = self.breaks = 0
         """Whatever makes times inexact; ends of servers."""
         self.outages: list[tuple[float, float]] = []
@@ -70,9 +67,8 @@ class Long(Year):
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Any]:
         """Who comes, and waits for as long as it takes."""
-        options = mqks().Options(
-            connect_timeout_s=1e9, timeout_s=1e9, keep_alive_s=DAY_S, reconnect_max_s=600.0
-        )
+        waits = {"connect_timeout_s": 1e9, "timeout_s": 1e9, "keep_alive_s": DAY_S}
+        options = mqks().Options(reconnect_max_s=600.0, **waits)
         self.network.tidy()
         async with mqks().connect(URL, options) as client:
             yield client
@@ -127,11 +123,7 @@ class Long(Year):
 
     async def tick_tock(self) -> None:
         async with self.client() as client, client.consume("ticks", auto_ack=True) as messages:
-            while True:
-                try:
-                    message = await messages.receive(90)
-                except TimeoutError:
-                    return
+            async for message in until_quiet(messages, 90):
                 self.note("tick", message.id)
                 self.got[message.id] += 1
 
@@ -143,10 +135,7 @@ class Long(Year):
             if what < 0.6:
                 self.breaks += 1
                 began_s = self.clock.monotonic_s
-                if what < 0.3:
-                    self.host.kill()
-                else:
-                    await self.host.stop()
+                await self.host.end(kill=what < 0.3)
                 if rng.random() < 0.1:
                     gone_s = rng.expovariate(1 / rng.choice(AWAY_S))
                 await asyncio.sleep(gone_s)

@@ -64,12 +64,6 @@ class SimulatedSocket:
     def getsockopt(self, level: int, option: int, size: int = 0) -> Any:
         return bytes(size) if size else 0
 
-    def getsockname(self) -> tuple[str, int]:
-        return self.name
-
-    def getpeername(self) -> tuple[str, int]:
-        return self.peer
-
     def fileno(self) -> int:
         return -1 if self.closed else 1000
 
@@ -205,9 +199,6 @@ class Transport(asyncio.Transport):
         self._reads = True
         self._schedule()
 
-    def is_reading(self) -> bool:
-        return self._reads
-
     # -- writing
 
     def write(self, data: Any) -> None:
@@ -267,9 +258,6 @@ class Transport(asyncio.Transport):
         if not self._ended:
             self._ended = True
             self._deliver(None)
-
-    def can_write_eof(self) -> bool:
-        return True
 
     # -- the end
 
@@ -354,10 +342,8 @@ class Network:
         """What watches an end of a connection."""
 
     def create_server(self, address: Any, **options: Any) -> Listener:
-        port = address[1]
-        if not port:
-            self._port += 1
-            port = self._port
+        self._port += not address[1]
+        port = address[1] or self._port
         listener = self.listeners[port] = Listener(self, ("127.0.0.1", port))
         return listener
 
@@ -391,10 +377,8 @@ class Network:
         if listener is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         self._port += 1
-        mine, its = (
-            SimulatedSocket(("127.0.0.1", self._port), to),
-            SimulatedSocket(to, ("127.0.0.1", self._port)),
-        )
+        name = "127.0.0.1", self._port
+        mine, its = SimulatedSocket(name, to), SimulatedSocket(to, name)
         mine.other, its.other = its, mine
         listener.backlog.append(its)
         listener.ring()

@@ -94,8 +94,7 @@ class Server:
         if statement.startswith(LOCK):
             self._take_lock(backend, statement, values)
         elif statement == self.tables.RUNS:
-            pid = values["pid"]
-            runs = any(each.pid == pid and each.is_active for each in self.backends)
+            runs = any(each.pid == values["pid"] and each.is_active for each in self.backends)
             backend.answer([(1,)] if runs else [])
         elif statement == self.tables.LOOK:
             backend.answer([self.settings(backend)])
@@ -113,8 +112,7 @@ class Server:
             self._lock = backend
             backend.answer([])
         else:
-            again = partial(self.receive, backend, statement, values)
-            the_loop().happen(LOCK_S, again, NOBODY)
+            the_loop().happen(LOCK_S, partial(self.receive, backend, statement, values), NOBODY)
 
     def unlock(self, backend: Connection[Any]) -> None:
         if self._lock is backend:

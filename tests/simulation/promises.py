@@ -13,15 +13,11 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.simulation.disk import SLOW_S
-from tests.simulation.loop import Process, Violation
-from tests.simulation.network import Watch
-
-if TYPE_CHECKING:
-    from tests.simulation.loop import SimulatedLoop
-    from tests.simulation.network import Transport
+from tests.simulation.loop import Process, SimulatedLoop, Violation
+from tests.simulation.network import Transport, Watch
 
 TURN_S: Final = 0.05
 """What the server does in one turn, it may tell its clients in any order."""
@@ -112,7 +108,7 @@ class Place:
 class Judge:
     """Of one server, over all its lives."""
 
-    def __init__(self, loop: "SimulatedLoop") -> None:
+    def __init__(self, loop: SimulatedLoop) -> None:
         self.loop = loop
         self.life = 0
         self.messages: dict[bytes, Message] = {}
@@ -154,7 +150,7 @@ class Judge:
         """End the run."""
         self.loop.fail(Violation(what))
 
-    def watch(self, port: int, transport: "Transport") -> "Wire | ClientEnd | None":
+    def watch(self, port: int, transport: Transport) -> "Wire | ClientEnd | None":
         """What watches an end of a connection to the server at this port."""
         if transport.get_extra_info("sockname")[1] == port:
             return Wire(self)
@@ -229,10 +225,8 @@ class Judge:
         newest, rank, clock = consumer.newest, message.rank, self.loop.clock
         if not message.due_s:
             # All from an earlier life, then those of each connection in its order.
-            for sequence, number in (
-                ((message.publisher, *rank), message.index),
-                (rank, message.life),
-            ):
+            by_connection = (message.publisher, *rank), message.index
+            for sequence, number in (by_connection, (rank, message.life)):
                 if number < newest.get(sequence, 0):
                     self.violate(f"{what}: a later one with its priority and key came before it")
                 newest[sequence] = max(number, newest.get(sequence, 0))
@@ -269,8 +263,7 @@ class Judge:
             self.violate(f"{what}: it was {place.settled}")
         least, holder = place.sure if is_later else place.retry, place.holder
         ends = self.ends[consumer.queue]
-        before = bisect(ends, place.delivered_s - HANDLED_S)
-        most = place.retry + len(ends) - before + is_later
+        most = place.retry + len(ends) - bisect(ends, place.delivered_s - HANDLED_S) + is_later
         if holder is not None and not is_later:
             if self._is_timed_out(place):
                 least, most = least + 1, most + 1
@@ -430,10 +423,9 @@ class Wire(Watch):
         if self._transaction is not None:
             message.transaction = self._transaction
             self._transaction.messages.append(message)
-        else:
-            if judge.has_room:
-                event = rest[end:].split(b" ", 1)[0]
-                judge.when_written(lambda: message.is_refused or judge.sure.setdefault(id_, event))
+        elif judge.has_room:
+            event = rest[end:].split(b" ", 1)[0]
+            judge.when_written(lambda: message.is_refused or judge.sure.setdefault(id_, event))
 
     def _settles(self, id_: bytes, action: bytes, words: list[bytes]) -> None:
         consumer = self._consumers.get(words[0])
@@ -518,7 +510,7 @@ class Wire(Watch):
 class ClientEnd(Watch):
     """A client's end of a connection: it leaves only when it has waited long enough."""
 
-    def __init__(self, judge: Judge, transport: "Transport") -> None:
+    def __init__(self, judge: Judge, transport: Transport) -> None:
         self._judge, self._transport = judge, transport
         self._process: Process | None = transport.process
         self._heard_s = self._own_s

@@ -122,7 +122,6 @@ def listen(world: "World") -> None:
 
     def accept() -> None:
         sock, _ = listener.accept()
-        accepted = loop.connect_accepted_socket(lambda: Endpoint(world), sock)
-        GRAVES.append(loop.create_task(accepted))
+        GRAVES.append(loop.create_task(loop.connect_accepted_socket(lambda: Endpoint(world), sock)))
 
     loop.add_reader(listener, accept)

@@ -158,9 +158,8 @@ class WithStandby(World):
     def judge_confirm(self, name: str, what: str, newest: int, claim: int | None) -> None:
         """`newest` claim served before it was sent."""
         if claim is not None and claim < newest:
-            self.violated(
-                f"{what} {name} is confirmed by claim {claim}, and {newest} served before"
-            )
+            told = f"is confirmed by claim {claim}, and {newest} served before"
+            self.violated(f"{what} {name} {told}")
 
     def judge_delivery(self, name: str, claim: int | None) -> None:
         settled = self.settled.get(name)
@@ -219,11 +218,7 @@ class WithStandby(World):
                 await asyncio.sleep(self.rng.expovariate(1 / 20))
 
     async def consume(self, number: int) -> None:
-        options = mqks().Options(connect_timeout_s=1e6)
-        async with (
-            mqks().connect(self.url, options) as client,
-            client.consume("q", ["e"]) as messages,
-        ):
+        async with self.consuming("q", ["e"]) as messages:
             async for message in messages:
                 self.note("got", number, message.text, message.retry)
                 self.judge_delivery(message.text, self.server_of(messages))
@@ -269,7 +264,7 @@ class WithStandby(World):
 
     async def kill_servers(self) -> None:
         while self.has_faults:
-            await asyncio.sleep(self.rng.expovariate(1 / 60))
+            await self.wait(60)
             place = self.rng.choice(self.places)
             if not place.process.dead:
                 self.note("kill", place.process.name)
@@ -277,34 +272,26 @@ class WithStandby(World):
 
     async def hand_over(self) -> None:
         while self.has_faults:
-            await asyncio.sleep(self.rng.expovariate(1 / 200))
+            await self.wait(200)
             place = self.rng.choice(self.places)
             self.note("SIGTERM", place.process.name)
             place.process.context.run(place.stop.set)
 
     async def break_database(self) -> None:
         kinds: list[Callable[[], Coroutine[Any, Any, None]]] = [
-            self.cut_commit,
-            self.cut_commit,
-            self.cut_commit,
-            self.crash,
-            self.crash,
-            self.split,
-            self.cut_off,
-            self.be_slow,
-            self.be_full,
-            self.lose_standby,
-            self.lose_standby,
+            *(self.cut_commit, self.cut_commit, self.cut_commit, self.crash, self.crash),
+            *(self.split, self.cut_off, self.be_slow, self.be_full),
+            *(self.lose_standby, self.lose_standby),
         ]
         while self.has_faults:
-            await asyncio.sleep(self.rng.expovariate(1 / 20))
+            await self.wait(20)
             kind = self.rng.choice(kinds)
             self.note("database", kind.__name__)
             self.ends[kind.__name__] += 1
             await kind()
 
-    def pause_s(self, mean_s: float) -> float:
-        return self.rng.expovariate(1 / mean_s)
+    async def wait(self, mean_s: float) -> None:
+        await asyncio.sleep(self.rng.expovariate(1 / mean_s))
 
     async def trapped(self, happens: Callable[[Any, Any], object]) -> None:
         """It happens to the next commit, at some point of it."""
@@ -332,7 +319,7 @@ class WithStandby(World):
         """The primary, which is started again, or is a standby afterwards."""
         primary = self.cluster.primary
         await self.trapped(lambda server, backend: server.die())
-        await asyncio.sleep(self.pause_s(8))
+        await self.wait(8)
         if self.rng.random() < 0.5:
             primary.start()
         else:
@@ -341,16 +328,16 @@ class WithStandby(World):
     async def fail_over(self) -> None:
         primary = self.cluster.primary
         primary.other.is_primary = True
-        await asyncio.sleep(self.pause_s(8))
+        await self.wait(8)
         primary.follow()
 
     async def split(self) -> None:
         """The standby is promoted, and the primary goes on for a while."""
         primary = self.cluster.primary
         primary.other.is_primary = True
-        await asyncio.sleep(self.pause_s(10))
+        await self.wait(10)
         primary.die()
-        await asyncio.sleep(self.pause_s(3))
+        await self.wait(3)
         primary.follow()
 
     async def cut_off(self) -> None:
@@ -360,17 +347,17 @@ class WithStandby(World):
             for backend in [*server.backends]:
                 if backend.process is process:
                     backend.cut()
-        await asyncio.sleep(self.pause_s(20))
+        await self.wait(20)
         self.cluster.cut_off = None
 
     async def be_slow(self) -> None:
         self.cluster.slow_mean_s = self.rng.choice((0.1, 1.0, 4.0))
-        await asyncio.sleep(self.pause_s(15))
+        await self.wait(15)
         self.cluster.slow_mean_s = 0.0
 
     async def be_full(self) -> None:
         self.cluster.is_full = True
-        await asyncio.sleep(self.pause_s(10))
+        await self.wait(10)
         self.cluster.is_full = False
 
     async def lose_standby(self) -> None:
@@ -378,14 +365,14 @@ class WithStandby(World):
         before, or an operator end the wait of a commit. All that is lost if it dies then."""
         primary = self.cluster.primary
         primary.other.die()
-        await asyncio.sleep(self.pause_s(10))
+        await self.wait(10)
         if self.rng.random() < 0.5:
             primary.die()
-            await asyncio.sleep(self.pause_s(1))
+            await self.wait(1)
             primary.start()
         elif primary.waits:
             primary.end_wait("the wait was cancelled")
-        await asyncio.sleep(self.pause_s(3))
+        await self.wait(3)
         dies = self.rng.random() < 0.5
         if dies:
             primary.die()

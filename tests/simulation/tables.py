@@ -78,8 +78,7 @@ class Tables:
                 self.owner[each] != values[each] for each in ("epoch", "holder", "last", "beat")
             ):
                 return False
-        is_alone = CHANGES.get(of_anybody(statement)) is Tables.add
-        if is_alone and values["new_last"] in self.segments:
+        if CHANGES.get(of_anybody(statement)) is Tables.add and values["new_last"] in self.segments:
             raise errors.UniqueViolation(f"segment {values['new_last']} exists")
         return True
 
@@ -127,8 +126,7 @@ class Tables:
             remove(self.named[table], values[f"deleted_{table}"])
             self.named[table] |= keyed(new, values)
         if values["has_errors"]:
-            old = sorted(self.errors, reverse=True)[values["errors_kept"] :]
-            remove(self.errors, old)
+            remove(self.errors, sorted(self.errors, reverse=True)[values["errors_kept"] :])
         self.errors = keyed(statements.NEW_ERRORS, values) | self.errors
         self.audit |= keyed(statements.NEW_AUDIT, values)
         remove(self.audit, [each for each in self.audit if each <= values["audit_end"]])

@@ -8,8 +8,9 @@ is set; over a restart by as much as clocks were wrong.
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +21,7 @@ from tests.simulation.loop import Violation
 if TYPE_CHECKING:
     from tests.simulation.long import Long
 
-MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86400.0
+HOUR_S, DAY_S = 3600.0, 86400.0
 RESTS_S: Final = 4 * HOUR_S, 12 * HOUR_S, 2 * DAY_S
 """Between two visits, about."""
 SIZES: Final = 1, 1, 5, 20, 100
@@ -75,6 +76,13 @@ class Item:
         self.ends_early_s, self.ends_late_s = self.early_s + self.ttl_s, self.late_s + self.ttl_s
 
 
+async def until_quiet(messages: Any, quiet_s: float) -> AsyncIterator[Any]:
+    """Until nothing more has come for so long."""
+    with suppress(TimeoutError):
+        while True:
+            yield await messages.receive(quiet_s)
+
+
 @dataclass(slots=True)
 class Visit:
     troubles: int
@@ -113,15 +121,9 @@ class Trade:
         await client.subscribe(self.name, [self.name])
         if self.dead:
             await client.subscribe(self.dead, [self.dead])
-        policy = {
-            "ttl_s": self.ttl_s,
-            "backoff": self.backoff,
-            "dead_letter_queue": self.dead,
-            "ack_timeout_s": self.ack_timeout_s,
-        }
-        await client.set_queue(
-            self.name, **{name: each for name, each in policy.items() if each is not None}
-        )
+        policy = {"ttl_s": self.ttl_s, "backoff": self.backoff, "dead_letter_queue": self.dead}
+        chosen = {name: each for name, each in policy.items() if each is not None}
+        await client.set_queue(self.name, ack_timeout_s=self.ack_timeout_s, **chosen)
 
     # -- who comes
 
@@ -199,17 +201,12 @@ class Trade:
         stays_s = 0.0 if wants_all else rng.choice(STAYS_S)
         world.note("consume", self.name, stays_s)
         async with self._visit() as visit:
-            async with (
-                world.client() as client,
-                client.consume(self.name) as messages,
-            ):
-                await self._work(messages, visit, wants_all=wants_all)
+            async with world.client() as client, client.consume(self.name) as messages:
+                await self._work(messages, visit, QUIET_S, wants_all=wants_all)
                 self._judge_rest(visit)
                 leaves_s = self.now_s + stays_s
                 while self.now_s < leaves_s - 1:
-                    await self._work(
-                        messages, visit, wants_all=False, quiet_s=leaves_s - self.now_s
-                    )
+                    await self._work(messages, visit, leaves_s - self.now_s, wants_all=False)
                 left_s = self.now_s
             for id_, since_s in visit.held.items():
                 if since_s + self.ack_timeout_s > left_s:
@@ -218,15 +215,9 @@ class Trade:
                     if since_s + self.ack_timeout_s < self.now_s + QUIET_S:
                         item.late_s += self._longest_s()  # Whether it left or was late is open.
 
-    async def _work(
-        self, messages: Any, visit: Visit, *, wants_all: bool, quiet_s: float = QUIET_S
-    ) -> None:
+    async def _work(self, messages: Any, visit: Visit, quiet_s: float, *, wants_all: bool) -> None:
         rng = self.rng
-        while True:
-            try:
-                message = await messages.receive(quiet_s)
-            except TimeoutError:
-                return
+        async for message in until_quiet(messages, quiet_s):
             item = self._came(message.id, message.retry, visit)
             what = 0.0 if wants_all else rng.random()
             if what > 0.95 and len(visit.held) < HELD_MAX:
@@ -267,39 +258,29 @@ class Trade:
             self._judge_rest(visit)
 
     async def _take_dead(self) -> None:
-        world = self.world
-        async with (
-            world.client() as client,
-            client.consume(self.dead, meta=True) as messages,
-        ):
-            while True:
-                try:
-                    message = await messages.receive(QUIET_S)
-                except TimeoutError:
-                    return
+        how = {"meta": True}
+        async with self.world.client() as client, client.consume(self.dead, **how) as messages:
+            async for message in until_quiet(messages, QUIET_S):
                 self._died(message)
                 message.ack()
 
     # -- what it may do
 
-    def _tolerance_s(self, item: Item) -> float:
-        return EXACT_S if item.troubles == self.world.troubles else WRONG_S
-
-    def _end_tolerance_s(self, item: Item) -> float:
-        return EXACT_S if item.first_troubles == self.world.troubles else WRONG_S
+    def _tolerance_s(self, troubles: int) -> float:
+        return EXACT_S if troubles == self.world.troubles else WRONG_S
 
     def _came(self, id_: str, retry: int, visit: Visit) -> Item:
         item = self.items.get(id_)
         if item is None:
             raise Violation(f"queue {self.name}: nobody has published {id_}, or it is over")
-        may_s = self._tolerance_s(item)
+        may_s = self._tolerance_s(item.troubles)
         if id_ in visit.touched and self.world.breaks != visit.breaks:
             self._forget(item)
         if item.is_done and item.is_certain:
             self.violate(item, "it was acked, and comes again")
         if self.now_s < item.early_s - may_s:
             self.violate(item, "it comes early")
-        if self.now_s > self._ends_s(item) + self._end_tolerance_s(item):
+        if self.now_s > self._ends_s(item) + self._tolerance_s(item.first_troubles):
             self.violate(item, "its TTL was over")
         if not item.came and item.number and not retry:
             if item.number < self._newest:
@@ -327,8 +308,7 @@ class Trade:
     def _lost(self, item: Item, lost_s: float, again: int = 1) -> None:
         """It is, at this time."""
         item.losses += again
-        most_s = 1.1 * self._longest_backoff_s(item.losses - 1)
-        self._comes_again(item, lost_s, lost_s + most_s)
+        self._comes_again(item, lost_s, lost_s + 1.1 * self._longest_backoff_s(item.losses - 1))
 
     def _comes_again(self, item: Item, early_s: float, late_s: float) -> None:
         item.early_s, item.late_s = early_s, late_s
@@ -351,8 +331,8 @@ class Trade:
         for item in self.items.values():
             if item.is_done or not item.is_certain or item.id in visit.held:
                 continue
-            is_due = item.late_s + self._tolerance_s(item) + EXACT_S < since_s
-            if is_due and self.now_s < item.ends_early_s - self._end_tolerance_s(item):
+            is_due = item.late_s + self._tolerance_s(item.troubles) + EXACT_S < since_s
+            if is_due and self.now_s < item.ends_early_s - self._tolerance_s(item.first_troubles):
                 self.violate(item, "it is due, and does not come")
 
     def _died(self, message: Any) -> None:
@@ -364,7 +344,7 @@ class Trade:
             self.violate(item, "it was acked, and is dead")
         if letter.reason != "ttl":
             self.violate(item, f"it is dead for {letter.reason}")
-        may_s = max(self._tolerance_s(item), self._end_tolerance_s(item))
+        may_s = max(self._tolerance_s(item.troubles), self._tolerance_s(item.first_troubles))
         died_s = letter.died - self.world.clock.ahead_s
         late_s = max(self._ends_s(item), self.world.served_s(item.late_s)) + may_s
         if died_s < item.ends_early_s - may_s:
@@ -399,7 +379,7 @@ class Trade:
 
     def _judge_result(self, item: Item, told: str) -> None:
         assert item.keep_s is not None
-        may_s, now_s = self._tolerance_s(item), self.now_s
+        may_s, now_s = self._tolerance_s(item.troubles), self.now_s
         over_s = item.done_s + item.keep_s
         wanted = {"waiting", "running", "dead", "none"}
         if item.is_done:
@@ -408,7 +388,7 @@ class Trade:
                 wanted = {"done"}
             elif now_s > over_s + may_s:
                 wanted = {"none"}
-        elif now_s < item.ends_early_s - self._end_tolerance_s(item):
+        elif now_s < item.ends_early_s - self._tolerance_s(item.first_troubles):
             wanted = {"waiting", "running"}
         if told not in wanted:
             self.violate(item, f"its result is {told}, and not {wanted}")
@@ -424,7 +404,7 @@ class Once:
         self.rng = random.Random(f"once {world.seed}")
         self.known: dict[str, tuple[float, float, int]] = {}
         """When each was accepted last, for how long it counts, and the troubles before."""
-        self.wanted: dict[str, int] = {}
+        self.wanted = Counter[str]()
         """How often each is in the queue."""
         self.sent = 0
 
@@ -451,17 +431,13 @@ class Once:
         if before_s - accepted_s < counts_s:
             return
         self.known[id_] = before_s, for_s, world.troubles
-        self.wanted[id_] = self.wanted.get(id_, 0) + 1
+        self.wanted[id_] += 1
 
     async def _judge(self, client: Any) -> None:
-        found: dict[str, int] = {}
-        for row in await client.peek(self.queue, limit=100_000):
-            found[row.id] = found.get(row.id, 0) + 1
+        found = Counter(row.id for row in await client.peek(self.queue, limit=100_000))
         if found != self.wanted:
-            differing = {id_ for id_, _ in found.items() ^ self.wanted.items()}
-            told = [
-                (id_, found.get(id_), self.wanted.get(id_), self.known[id_]) for id_ in differing
-            ]
+            differing = {(id_, self.known[id_]) for id_, _ in found.items() ^ self.wanted.items()}
+            told = [(id_, found.get(id_), self.wanted.get(id_), each) for id_, each in differing]
             raise Violation(f"published once, there, wanted, known: {sorted(told)[:5]}")
         await client.purge(self.queue)
         self.wanted.clear()

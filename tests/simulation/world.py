@@ -17,14 +17,14 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from itertools import chain, count
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from tests.simulation import blocking, services, threads
@@ -116,14 +116,6 @@ class Calls:
         loop.happen(self._last_s - now_s, partial(loop.step, *item))
 
 
-class NoThread:
-    def __init__(self, **how: Any) -> None:
-        pass
-
-    def start(self) -> None:
-        pass
-
-
 class Outside(NamedTuple):
     """What the product gets in place of what it takes from outside."""
 
@@ -150,31 +142,37 @@ def prepared() -> Outside:
 def install(outside: Outside) -> None:
     """Replace what the product takes from outside."""
     clock, network, rng = outside
-    replaced: dict[ModuleType, dict[str, object]] = {
-        time: {
-            "monotonic": clock.monotonic,
-            "perf_counter": clock.monotonic,
-            "time": clock.wall,
-            "monotonic_ns": lambda: round(clock.monotonic() * 1e9),
-            "time_ns": lambda: round(clock.wall() * 1e9),
-        },
-        secrets: {
-            "token_hex": lambda count=32: rng.randbytes(count).hex(),
-            "token_urlsafe": lambda count=32: rng.randbytes(count).hex(),
-            "token_bytes": lambda count=32: rng.randbytes(count),
-            "randbits": rng.getrandbits,
-        },
-        socket: {"create_server": network.create_server, "gethostname": lambda: "simulated"},
-        # Names that are made of these are sent and stored, and have a size.
-        os: {"getpid": lambda: 1},
-        sys: {"argv": ["simulation"]},
-    }
-    put(replaced)
+
+    def hexed(count: int = 32) -> str:
+        return rng.randbytes(count).hex()
+
+    put(
+        {
+            time: {
+                "monotonic": clock.monotonic,
+                "perf_counter": clock.monotonic,
+                "time": clock.wall,
+                "monotonic_ns": lambda: round(clock.monotonic() * 1e9),
+                "time_ns": lambda: round(clock.wall() * 1e9),
+            },
+            secrets: {
+                "token_hex": hexed,
+                "token_urlsafe": hexed,
+                "token_bytes": lambda count=32: rng.randbytes(count),
+                "randbits": rng.getrandbits,
+            },
+            socket: {"create_server": network.create_server, "gethostname": lambda: "simulated"},
+            # Names that are made of these are sent and stored, and have a size.
+            os: {"getpid": lambda: 1},
+            sys: {"argv": ["simulation"]},
+        }
+    )
     # They take the time from there when they are imported.
     import aiosqlite.core
     import anyio.to_thread
 
-    put({aiosqlite.core: {"SimpleQueue": Calls, "Thread": NoThread}})
+    no_thread = SimpleNamespace(start=lambda: None)
+    put({aiosqlite.core: {"SimpleQueue": Calls, "Thread": lambda **how: no_thread}})
     put({anyio.to_thread: {"run_sync": run_sync}})
 
 
@@ -366,15 +364,21 @@ class World:
         if terms.keys().isdisjoint(("at", "delay_s")):
             self.logged.update(names)
 
+    @asynccontextmanager
+    async def consuming(self, queue: str, events: Iterable[str], **how: Any) -> AsyncIterator[Any]:
+        """By a client that waits for a server for as long as it takes."""
+        options = mqks().Options(connect_timeout_s=1e6)
+        async with (
+            mqks().connect(self.url, options) as client,
+            client.consume(queue, events, **how) as messages,
+        ):
+            yield messages
+
     async def consume(self, number: int) -> None:
         if number in BLOCKING[1]:
             threads.Thread(target=blocking.consume, args=(self, number)).start()
             return
-        options = mqks().Options(connect_timeout_s=1e6)
-        async with (
-            mqks().connect(self.url, options) as client,
-            client.consume("q", EVENTS, ack_timeout_s=self.ack_timeout_s) as messages,
-        ):
+        async with self.consuming("q", EVENTS, ack_timeout_s=self.ack_timeout_s) as messages:
             async for message in messages:
                 self.note("got", number, message.id, message.retry)
                 if self.rng.random() < 0.1:
@@ -406,11 +410,9 @@ class World:
                     terms: dict[str, Any] = {"delay_s": due_s}
                     if rng.random() < 0.5:
                         terms = {"at": self.clock.wall() + due_s}
-                    many = [("burst", "x")] * size
+                    how = {"id_prefix": prefix, "once": True, "timeout_s": 1e6, **terms}
                     try:
-                        await client.publish_many(
-                            many, id_prefix=prefix, once=True, timeout_s=1e6, **terms
-                        )
+                        await client.publish_many([("burst", "x")] * size, **how)
                     except mqks().PublishFailed:  # There was no room for some.
                         continue
                     names = [f"{prefix}-{each}" for each in range(1, size + 1)]
@@ -421,11 +423,7 @@ class World:
 
     async def take(self) -> None:
         """What comes in bursts."""
-        options = mqks().Options(connect_timeout_s=1e6)
-        async with (
-            mqks().connect(self.url, options) as client,
-            client.consume("b", BINDINGS["b"], prefetch=1000) as messages,
-        ):
+        async with self.consuming("b", BINDINGS["b"], prefetch=1000) as messages:
             async for message in messages:
                 message.ack()
                 self.acked["b"][message.id] += 1
@@ -436,9 +434,8 @@ class World:
         while self.has_faults:
             await asyncio.sleep(self.rng.expovariate(1 / HASTE_S))
             with suppress(OSError):
-                transport, _ = await self.loop.create_connection(
-                    asyncio.Protocol, "127.0.0.1", PORT
-                )
+                address = "127.0.0.1", PORT
+                transport, _ = await self.loop.create_connection(asyncio.Protocol, *address)
                 size = self.rng.choice((1, 5, 5, 5, MANY))
                 names = [f"{HASTY}-{next(number)}" for _ in range(size)]
                 event = "burst" if size == MANY else "e"
@@ -510,9 +507,13 @@ class World:
         while self.has_faults:
             await asyncio.sleep(self.rng.expovariate(1 / 60))
             process = self.rng.choice([*chain(*processes), *self.servers()])
-            self.stops += 1
-            self.note("stop", process.name)
-            await process.stop_for(self.rng.expovariate(1 / self.rng.choice(STOPS_S)))
+            await self.stop(process, self.rng.expovariate(1 / self.rng.choice(STOPS_S)))
+
+    async def stop(self, process: Process, time_s: float) -> None:
+        """And let it go on after this time."""
+        self.stops += 1
+        self.note("stop", process.name)
+        await process.stop_for(time_s)
 
     async def stand_still(self, *processes: Sequence[Process]) -> None:
         """A server does, and some of those who ask it and wait, for longer than they wait."""
@@ -585,9 +586,8 @@ class World:
         missing = set[str]()
         while missing := self.missing(missing) or self.missing():
             if self.clock.monotonic_s > deadline_s:
-                raise Violation(
-                    f"{len(missing)} were confirmed and do not come: {sorted(missing)[:9]}"
-                )
+                told = f"{len(missing)} were confirmed and do not come"
+                raise Violation(f"{told}: {sorted(missing)[:9]}")
             await asyncio.sleep(10)
 
     async def outlive_full_disk(self) -> None:

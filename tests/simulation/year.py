@@ -10,7 +10,6 @@ that wait.
 """
 
 import asyncio
-import random
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -137,7 +136,9 @@ class Year(World):
         self.start = change - timedelta(hours=messages * rng.random())
         self.clock = Clock(self.start.timestamp())
         self.planned = {
-            f"s{number}": Planned(_cron(rng), rng.choice((zone, zone, rng.choice(ZONES))))
+            f"s{number}": Planned(
+                " ".join(map(rng.choice, FIELDS)), rng.choice((zone, zone, rng.choice(ZONES)))
+            )
             for number in range(SCHEDULES)
         }
         self.got: Counter[str] = Counter()
@@ -194,12 +195,8 @@ class Year(World):
         while self.has_faults:
             await asyncio.sleep(rng.expovariate(1 / 3000))
             what = rng.random()
-            if what < 0.4:
-                self.host.kill()
-                await asyncio.sleep(rng.uniform(0, GONE_S))
-                await self.host.serve()
-            elif what < 0.6:
-                await self.host.stop()
+            if what < 0.6:
+                await self.host.end(kill=what < 0.4)
                 await asyncio.sleep(rng.uniform(0, GONE_S))
                 await self.host.serve()
             elif what < 0.8:
@@ -219,9 +216,8 @@ class Year(World):
         got: dict[str, list[int]] = {name: [] for name in self.planned}
         for id_ in self.got.elements():
             name, _, second = id_.partition(":")
-            if first.timestamp() <= int(second) < last.timestamp() and not self.is_open(
-                int(second)
-            ):
+            is_judged = first.timestamp() <= int(second) < last.timestamp()
+            if is_judged and not self.is_open(int(second)):
                 got[name].append(int(second))
         for name, each in self.planned.items():
             ticks = (second for second in each.ticks(first, last) if not self.is_open(second))
@@ -229,7 +225,3 @@ class Year(World):
             if found != wanted:
                 missing, extra = sorted(wanted - found), sorted(found - wanted)
                 raise Violation(f"{each}: missing {missing[:5]}, surplus {extra[:5]}")
-
-
-def _cron(rng: random.Random) -> str:
-    return " ".join(map(rng.choice, FIELDS))
