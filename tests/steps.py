@@ -236,51 +236,18 @@ def all_fixed() -> Iterator[bytes]:
         yield from islice(grammar.plain_lines(action, MIB - 100), 0, None, 9)
 
 
-BURSTS: Final = b"""
-m%d publish e x
-m%d publish --confirm e x
-m%d publish --once e x
-m%d publish --mandatory e x
-m%d publish --delay=3600 e x
-m%d publish --at=4102444800 e x
-m%d publish --ttl=3600 e x
-m%d publish --meta=a=1 e x
-m%d publish --to=q e x
-m%d publish --confirm --once --ttl=3600 --meta=a=1 e x
-x%d subscribe q e
-x%d rebind q e f
-x%d consume q
-x%d ack c m
-x%d reject c m
-x%d release c m
-x%d touch c m
-x%d touch c m --for=9
-x%d touch c m --for=0
-x%d touch c --all --for=9
-x%d set_prefetch c 9
-x%d set_prefetch c 0
-x%d cancel q m
-x%d promote q m
-x%d move q dead --limit=1
-x%d redrive dead --limit=1
-x%d delete_consumer c
-x%d set_queue q --retries=1
-x%d purge q --limit=1
-x%d purge q --id=m
-x%d peek q --limit=1
-x%d range q
-x%d trim q 1
-x%d stats
-x%d stats queues
-x%d help
-x%d set_name n
-x%d ping x
-x%d _eval 1
-x%d tail e
-x%d delete_queue q --when-unused=9
-x%d nothing
-x%d close_connection 999
-""".strip().split(b"\n")
+_BURSTS: Final = b"""
+publish e x | publish --confirm e x | publish --once e x | publish --mandatory e x |
+publish --delay=3600 e x | publish --at=4102444800 e x | publish --ttl=3600 e x |
+publish --meta=a=1 e x | publish --to=q e x | publish --confirm --once --ttl=3600 --meta=a=1 e x |
+subscribe q e | rebind q e f | consume q | ack c m | reject c m | release c m | touch c m |
+touch c m --for=9 | touch c m --for=0 | touch c --all --for=9 | set_prefetch c 9 |
+set_prefetch c 0 | cancel q m | promote q m | move q dead --limit=1 | redrive dead --limit=1 |
+delete_consumer c | set_queue q --retries=1 | purge q --limit=1 | purge q --id=m |
+peek q --limit=1 | range q | trim q 1 | stats | stats queues | help | set_name n | ping x |
+_eval 1 | tail e | delete_queue q --when-unused=9 | nothing | close_connection 999
+"""
+BURSTS: Final = [line.strip() for line in _BURSTS.split(b"|")]
 SELECTED: Final = (
     *(b"", b" --limit=1", b" --id=none", b" --event=none.*", b" --older=3600", b" --where=k=v"),
 )
@@ -314,7 +281,7 @@ ROWS: Final = [
     Row("line: masks of many parts", each(deep_masks)),
     Row("line: _eval", each(lambda: grammar.plain_lines(b"_eval", MIB - 100))),
     Row("lines of strangers", strangers),
-    *(Row(f"burst: {line.split(b' ', 1)[1].decode()}", burst(line), bound) for line in BURSTS),
+    *(Row(f"burst: {line.decode()}", burst(b"m%d " + line), bound) for line in BURSTS),
     *(
         Row(f"{verb.decode()}{flag.decode()}", asked(b"x " + verb + flag), state)
         for verb in (b"purge q", b"move q dead")

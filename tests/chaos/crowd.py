@@ -55,8 +55,6 @@ class Player:
         self.replaced: list[Consumer] = []
         """Those whose id another connection has taken, and that said so."""
         self.wire: Wire
-        self.lines: list[bytes] = []
-        """What the checker knows already, to be sent with whatever comes next."""
         self._count = 0
 
     async def run(self) -> None:
@@ -69,7 +67,7 @@ class Player:
                     raise Violation(f"{self.name} was left") from None
 
     async def _connect(self) -> None:
-        self.consumers, self.coming, self.lines = {}, {}, []
+        self.consumers, self.coming = {}, {}
         self.wire = await Wire.open(self.life, self.name)
         self.wire.on_line = self.came
 
@@ -81,14 +79,6 @@ class Player:
         return f"{kind}-{self.name}-{self.plan.number}-{self._count}".encode()
 
     # -- asking
-
-    def send(self, data: bytes) -> None:
-        """After what was to be sent before, so that the checker knows the order."""
-        self.wire.send(self._before() + data)
-
-    def _before(self) -> bytes:
-        lines, self.lines = self.lines, []
-        return b"".join(lines)
 
     def watch(
         self, request: Request, then: Callable[[bytes], None], wire: Wire | None = None
@@ -153,20 +143,9 @@ class Player:
         name, request = self.id("p"), self.checker.send(self.wire.link)
         data = b"x" * self.rng.randrange(20)
         answered = partial(self.checker.answered, request)
-        told = await self._exchange(name, b"%s ping %s\n" % (name, data), then=answered)
+        told = await self.wire.exchange(name, b"%s ping %s\n" % (name, data), then=answered)
         if told != [(b"ok", data)]:
             raise Violation(f"{name!r}: {told} instead of {data!r}")
-
-    async def _exchange(
-        self,
-        name: bytes,
-        data: bytes,
-        last: Callable[[bytes], bool] = lambda rest: True,
-        then: Callable[[], object] = lambda: None,
-    ) -> list[tuple[bytes, bytes]]:
-        """After what was to be sent before."""
-        data = self._before() + data
-        return await self.wire.exchange(name, data, last, then)
 
     async def confirmed(self, *requests: Request) -> None:
         """Their replies have come."""
@@ -217,7 +196,7 @@ class Player:
 
         self.wire.ask(name, told)
         flag = b" --manual-ack" if manual else b""
-        self.send(b"%s consume --confirm %s%s%s\n" % (name, queue, events, flag))
+        self.wire.send(b"%s consume --confirm %s%s%s\n" % (name, queue, events, flag))
         await self.wire.until(lambda: name not in self.coming)
         claiming.remove(name)
 
@@ -244,12 +223,12 @@ class Player:
     def ack(self, consumer: Consumer, copy: Copy) -> None:
         request = self.checker.ack(self.wire.link, consumer, copy.name)
         rest = b"%s %s" % (consumer.name, copy.name)
-        self.lines.append(self.order(request, b"ack", rest, confirm=True))
+        self.wire.later.append(self.order(request, b"ack", rest, confirm=True))
 
     async def delete(self, consumer: Consumer) -> None:
         request = self.checker.send(self.wire.link)
         self.checker.ends(consumer, self.wire.link)
-        self.send(self.order(request, b"delete_consumer", consumer.name, confirm=True))
+        self.wire.send(self.order(request, b"delete_consumer", consumer.name, confirm=True))
         await self.confirmed(request)
         self.checker.ended(consumer, seen=request.confirmed)
 
@@ -282,7 +261,7 @@ class Player:
 
     async def finish(self) -> None:
         """What is still due comes before the server closes its side."""
-        self.send(b"")
+        self.wire.send()
         self._end(self.wire.link)
         self.wire.finish()
         await self.wire.until_closed()
@@ -352,11 +331,11 @@ class Publisher(Player):
             if rng.random() < 0.2:
                 await self.sync()
         if rng.random() < 0.3:
-            self.send(self._lines(rng.choice([1, 5, 50]))[0])
+            self.wire.send(self._lines(rng.choice([1, 5, 50]))[0])
             await self.leave()
         if rng.random() < 0.3:
             # A half line is none.
-            self.send(b"%s publish l %s" % (self.id("m"), b"half"))
+            self.wire.send(b"%s publish l %s" % (self.id("m"), b"half"))
         await self.leave()
 
     def _backlog(self) -> int:
@@ -383,7 +362,7 @@ class Publisher(Player):
         elif way < 0.12 and len(data) < 300:
             await self.wire.send_in_pieces(data, self.rng, len(data))
         else:
-            self.send(data)
+            self.wire.send(data)
         if self.rng.random() < 0.8:
             await self.confirmed(*awaited)
 
@@ -395,7 +374,7 @@ class Publisher(Player):
             rng.choice(self.EVENTS) if rng.random() < 0.05 else b"nowhere" for _ in range(count)
         )
         sent = [self.publish("tiny", event, flags) for event in events]
-        self.send(b"".join(line for _, line in sent))
+        self.wire.send(b"".join(line for _, line in sent))
         awaited = [request for request, _ in sent]
         await self.confirmed(awaited[-1])  # Of so many, looked for once.
         await self.confirmed(*awaited)
@@ -420,7 +399,7 @@ class Publisher(Player):
             requests.append(request)
             self.watch(request, partial(self._once_confirmed, request))
             lines.append(b"%s publish --confirm --once o %s\n" % (name, payload(name, attempt)))
-        self.send(b"".join(lines))
+        self.wire.send(b"".join(lines))
         await self.confirmed(*requests)
         if self.rng.random() < 0.3:
             # A confirmed one, again: it is confirmed, and nothing else.
@@ -437,7 +416,9 @@ class Publisher(Player):
         """To nowhere it is an error; of what is bound, a confirm."""
         name, request = self.id("r"), self.checker.send(self.wire.link)
         line = b"%s publish --confirm --mandatory nowhere x\n" % name
-        [(word, _)] = await self._exchange(name, line, then=partial(self.checker.refused, request))
+        [(word, _)] = await self.wire.exchange(
+            name, line, then=partial(self.checker.refused, request)
+        )
         if word != b"error":
             raise Violation(f"{name!r} went somewhere")
 
@@ -459,7 +440,6 @@ class Worker(Player):
         self._shared = shared is not None
         self._aide: Wire | None = None
         """Another connection, over which it settles some of its messages."""
-        self._aide_lines: list[bytes] = []
         self._aide_rests = False
         self._left = 0
 
@@ -471,17 +451,16 @@ class Worker(Player):
         rng = self.rng
         if self._aide is None and not self._shared and rng.random() < 0.3:
             self._aide = await Wire.open(self.life, self.name + "-aide")
-        await self.consume(self._id, self.queue, manual=True)
-        if self._id not in self.consumers:
-            await self.leave()
+        await self._begin()
         self._left = rng.choice([5, 50, 400, 2000])
         while True:
             self._aide_rests = False
             consumer = self.consumers[self._id]
             await self.wire.until(partial(self._is_due, consumer))
             await asyncio.sleep(0)
-            self.send(b"")
-            self._send_by_aide()
+            self.wire.send()
+            if self._aide is not None and self._aide.later:
+                self._aide.send()
             if consumer.ending:
                 await self.leave()
             if self._left > 0:
@@ -494,24 +473,19 @@ class Worker(Player):
             if what < 0.2:
                 await self.consume(self._id, self.queue, manual=True)
             elif what < 0.35 and not self._shared:
-                await self._replace(consumer)
+                await self.delete(consumer)
+                await self._begin()
             else:
                 await self.leave()
 
     def _is_due(self, consumer: Consumer) -> bool:
-        return bool(self.lines) or self._left <= 0 or consumer.ending
-
-    def _send_by_aide(self) -> None:
-        if self._aide is not None and self._aide_lines:
-            lines, self._aide_lines = self._aide_lines, []
-            self._aide.send(b"".join(lines))
+        return bool(self.wire.later) or self._left <= 0 or consumer.ending
 
     async def _sync_aide(self) -> None:
         """What it has sent means the consumer that is there, and not the next of its name."""
         self._aide_rests = True
         if self._aide is None:
             return
-        self._send_by_aide()
         answered = partial(self.checker.answered, self.checker.send(self._aide.link))
         await self._aide.exchange(b"p", b"p ping\n", then=answered)
 
@@ -524,12 +498,11 @@ class Worker(Player):
             do, action = self.checker.reject, b"reject"
         confirm = self.rng.random() < 0.5
         request = do(self.wire.link, consumer, None)
-        self.send(self.order(request, action, consumer.name + b" --all", confirm=confirm))
+        self.wire.send(self.order(request, action, consumer.name + b" --all", confirm=confirm))
         if confirm:
             await self.confirmed(request)
 
-    async def _replace(self, consumer: Consumer) -> None:
-        await self.delete(consumer)
+    async def _begin(self) -> None:
         await self.consume(self._id, self.queue, manual=True)
         if self._id not in self.consumers:
             await self.leave()
@@ -543,11 +516,11 @@ class Worker(Player):
         if chance < 100 and retry < 5 and not self._shared:
             action, do = b"reject", self.checker.reject
         rest = b"%s %s" % (consumer.name, copy.name)
-        wire, lines = self.wire, self.lines
+        wire = self.wire
         if self._aide is not None and not self._aide_rests and chance % 10 == 0:
-            wire, lines = self._aide, self._aide_lines
+            wire = self._aide
         request = do(wire.link, consumer, copy.name)
-        lines.append(self.order(request, action, rest, confirm=chance % 3 == 0, wire=wire))
+        wire.later.append(self.order(request, action, rest, confirm=chance % 3 == 0, wire=wire))
 
 
 class Taker(Player):
@@ -610,7 +583,7 @@ class Reader(Player):
     ) -> tuple[Request, list[bytes]]:
         name, request = self.id("r"), self.checker.send(self.wire.link)
         answered = partial(self.checker.answered, request)
-        told = await self._exchange(name, b"%s %s\n" % (name, line), end, answered)
+        told = await self.wire.exchange(name, b"%s %s\n" % (name, line), end, answered)
         if told[-1][0] != b"ok":
             raise Violation(f"an error for {line!r}")
         return request, [rest for _, rest in told]
@@ -657,12 +630,12 @@ class Reader(Player):
     async def _remove(self, queue: Queue, action: bytes, rest: bytes, end: int) -> None:
         request = self.checker.remove(self.wire.link, queue, end)
         if self.rng.random() < 0.3:
-            self.send(self.order(request, action, rest, confirm=False))
+            self.wire.send(self.order(request, action, rest, confirm=False))
             await self.sync()
             return
         request.name = self.id("r")
         self.watch(request, lambda told: self.checker.removed(queue, request, end, int(told)))
-        self.send(b"%s %s --confirm %s\n" % (request.name, action, rest))
+        self.wire.send(b"%s %s --confirm %s\n" % (request.name, action, rest))
         await self.confirmed(request)
 
 
@@ -694,11 +667,13 @@ class Owner(Player):
                 await self._work(queue)
         await self.leave()
 
-    async def _reshape(self, queue: Queue, shape: Shape, action: bytes, rest: bytes) -> None:
+    async def _reshape(
+        self, queue: Queue, shape: Shape, action: bytes, rest: bytes, *, confirm: bool = False
+    ) -> None:
         request = self.checker.reshape(self.wire.link, queue, shape)
-        confirm = self.rng.random() < 0.6
+        confirm = confirm or self.rng.random() < 0.6
         line = self.order(request, action, b"%s %s" % (queue.name, rest), confirm=confirm)
-        self.send(line if rest else line.replace(b" \n", b"\n"))
+        self.wire.send(line if rest else line.replace(b" \n", b"\n"))
         if confirm:
             await self.confirmed(request)
 
@@ -706,11 +681,8 @@ class Owner(Player):
         """The queues that stay, on an empty database."""
         await self._connect()
         for name, events in FIXED.items():
-            queue = self.checker.queues[name]
-            request = self.checker.reshape(self.wire.link, queue, frozenset(events))
-            rest = b"%s %s" % (name, b" ".join(events))
-            self.send(self.order(request, b"subscribe", rest, confirm=True))
-            await self.confirmed(request)
+            how = frozenset(events), b"subscribe", b" ".join(events)
+            await self._reshape(self.checker.queues[name], *how, confirm=True)
         with suppress(Gone):
             await self.finish()
 
@@ -731,7 +703,7 @@ class Owner(Player):
 
     async def _publish_some(self, count: int) -> None:
         sent = [self.publish("m", self.rng.choice(FLUX_EVENTS)) for _ in range(count)]
-        self.send(b"".join(line for _, line in sent))
+        self.wire.send(b"".join(line for _, line in sent))
 
     async def _work(self, queue: Queue) -> None:
         """Takes what there is, then goes on without a consumer."""
@@ -765,8 +737,8 @@ class Drainer(Player):
             return len(self.names) >= len(due) and not self.wire.asked
 
         while not has_all():
-            self.send(b"")
-            await self.wire.until(lambda: self.lines or has_all())
+            self.wire.send()
+            await self.wire.until(lambda: self.wire.later or has_all())
         await self.sync()
         if self.names != due:
             raise Violation(f"{self.queue.name!r} gave {self.names}, and had {due}")

@@ -16,34 +16,16 @@ from tests.chaos.wire import Gone
 
 _ERROR = re.compile(rb"[0-9a-f]{24}")
 MALFORMED = [
-    b"%s dance\n",
-    b"%s\n",
-    b"%s publish\n",
-    b"%s publish l a\tb\n",
-    b"%s publish --confirm  double\n",
-    b"%s consume\n",
-    b"%s consume work --manual-ack w\n",
-    b"%s consume work --what\n",
-    b"%s subscribe work\n",
-    b"%s rebind\n",
-    b"%s rebind work --add\n",
-    b"%s ack c\n",
-    b"%s reject a b c\n",
-    b"%s delete_queue work --when-unused=nan\n",
-    b"%s purge\n",
-    b"%s peek work --limit=1001\n",
-    b"%s peek work --after=-1\n",
-    b"%s range no-such-queue\n",
-    b"%s read log\n",
-    b"%s read log --from=x\n",
-    b"%s trim log\n",
-    b"%s trim log 1 --epoch=no-such\n",
-    b"%s stats nothing\n",
-    b"%s help dance\n",
-    b"%s _eval 1 +\n",
-    b"%s _eval --worker=7 1\n",
-    b"%s auth nobody\n",
-    b"%s \xff\xfe\x00\r\r\n",
+    b"%s" + each + b"\n"
+    for each in (
+        *(b" dance", b"", b" publish", b" publish l a\tb", b" publish --confirm  double"),
+        *(b" consume", b" consume work --manual-ack w", b" consume work --what"),
+        *(b" subscribe work", b" rebind", b" rebind work --add", b" ack c", b" reject a b c"),
+        *(b" delete_queue work --when-unused=nan", b" purge", b" peek work --limit=1001"),
+        *(b" peek work --after=-1", b" range no-such-queue", b" read log", b" read log --from=x"),
+        *(b" trim log", b" trim log 1 --epoch=no-such", b" stats nothing", b" help dance"),
+        *(b" _eval 1 +", b" _eval --worker=7 1", b" auth nobody", b" \xff\xfe\x00\r\r"),
+    )
 ]
 HARMLESS = [b"\n", b"\r\n", b"n ack no-such m\n", b"n reject no-such --all\n", b"n purge none\n"]
 HARMLESS += [b"n delete_consumer no-such\n", b"n delete_queue no-such\n", b"n rebind n.x\n"]
@@ -58,7 +40,7 @@ class Nuisance(Player):
             if what < 0.3:
                 await self._malformed(rng.choice([1, 1, 5, 30]))
             elif what < 0.4:
-                self.send(b"".join(rng.choices(HARMLESS, k=5)))
+                self.wire.send(b"".join(rng.choices(HARMLESS, k=5)))
             elif what < 0.55:
                 await self._chatter()
             elif what < 0.85:
@@ -96,7 +78,7 @@ class Nuisance(Player):
 
             self.wire.ask(name, take)
         texts = [line % name for name, line in zip(names, lines, strict=True)]
-        self.send(b"".join(texts))
+        self.wire.send(b"".join(texts))
         await self.wire.until(lambda: len(told) == len(names))
         return [told[name] for name in names]
 
@@ -131,22 +113,16 @@ class Nuisance(Player):
                 raise Violation(f"{word!r} {rest[:99]!r} for a ping")
 
     async def _look(self) -> None:
-        line, form = self.rng.choice(
-            [
-                (b"%s help\n", None),
-                (b"%s help consume\n", None),
-                (b"%s stats\n", dict),
-                (b"%s stats queues\n", list),
-                (b"%s stats bindings\n", list),
-                (b"%s stats consumers\n", list),
-                (b"%s stats connections\n", list),
-                (b"%s stats unacked --limit=100\n", list),
-                (b"%s stats errors --limit=5\n", list),
-                (b"%s stats journal\n", dict),
-                (b"%s _eval {q: len(state.queues[q]) for q in state.queues}\n", dict),
-                (b"%s _eval [state.published, state.queued, state.consumed]\n", list),
-            ]
-        )
+        listed = "queues", "bindings", "consumers", "connections", "unacked --limit=100"
+        looks: list[tuple[str, type | None]] = [
+            *(("help", None), ("help consume", None), ("stats", dict)),
+            *((f"stats {what}", list) for what in (*listed, "errors --limit=5")),
+            ("stats journal", dict),
+            ("_eval {q: len(state.queues[q]) for q in state.queues}", dict),
+            ("_eval [state.published, state.queued, state.consumed]", list),
+        ]
+        what, form = self.rng.choice(looks)
+        line = b"%%s %b\n" % what.encode()
         word, rest = await self._ask(line)
         if word != b"ok":
             raise Violation(f"{line!r} is an error")
@@ -187,7 +163,7 @@ class Nuisance(Player):
         rule = b"" if delay is None else b"=%g" % delay
         consumer = b"nc-" + self.name.encode()
         line = b"%s consume --confirm %s e.%s --delete-queue-when-unused%s\n"
-        [(word, _)] = await self._exchange(consumer, line % (consumer, name, name, rule))
+        [(word, _)] = await self.wire.exchange(consumer, line % (consumer, name, name, rule))
         if word == b"error":
             if not self.plan.full:
                 raise Violation("a consume is an error")

@@ -74,8 +74,9 @@ class Wire(asyncio.Protocol):
         self.link: Link = life.checker.connect(self.name.encode())
         self.asked: dict[bytes, Told] = {}
         self.on_line: Callable[[bytes, bytes, bytes], None] = self._unexpected
-        self.closed = False
-        self.leaving = False
+        self.later: list[bytes] = []
+        """What the checker knows already, to be sent before whatever comes next."""
+        self.closed = self.leaving = False
         """We are about to close it, so the server may."""
         self._transport: asyncio.Transport
         self._tail = b""
@@ -160,10 +161,12 @@ class Wire(asyncio.Protocol):
 
     # -- the client's side
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes = b"") -> None:
         self.check()
         if self._transport.is_closing():
             raise Gone
+        later, self.later = self.later, []
+        data = b"".join([*later, data])
         self.life.note(f"{self.name} >", data)
         self._transport.write(data)
 

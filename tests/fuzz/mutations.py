@@ -241,29 +241,16 @@ def tamed(line: bytes) -> bytes:
     return _STARS.sub(b"*", line) if line.count(b"*") > STARS_MAX else line
 
 
+_SMALL: Final = """
+memory_bytes=0,2000 unacked_bytes_max=1,700,3000 queue_messages_max=1,3,20 line_bytes_max=64,200
+name_bytes_max=1,3 metadata_bytes_max=1,4000,20000 once_ids_max=0,1,5 errors_kept_max=0,3
+consumers_per_connection_max=1,3 tails_max=0,1 tails_per_connection_max=1,2 prefetch_max=1,2,3
+tail_buffer_bytes_max=1,100 bindings_per_queue_max=1,3 queues_max=1,3 unsent_bytes_max=100,2000
+delivery_pause_bytes=1,50,1000 output_buffer_bytes_max=1,1000 calls_a_turn=1,2,5 small_steps=1
+eval=off books=1
+"""
 SETTINGS: Final = {
-    "memory_bytes": (0, 2000),
-    "unacked_bytes_max": (1, 700, 3000),
-    "queue_messages_max": (1, 3, 20),
-    "line_bytes_max": (64, 200),
-    "name_bytes_max": (1, 3),
-    "metadata_bytes_max": (1, 4000, 20_000),
-    "once_ids_max": (0, 1, 5),
-    "errors_kept_max": (0, 3),
-    "consumers_per_connection_max": (1, 3),
-    "tails_max": (0, 1),
-    "tails_per_connection_max": (1, 2),
-    "tail_buffer_bytes_max": (1, 100),
-    "bindings_per_queue_max": (1, 3),
-    "queues_max": (1, 3),
-    "prefetch_max": (1, 2, 3),
-    "delivery_pause_bytes": (1, 50, 1000),
-    "output_buffer_bytes_max": (1, 1000),
-    "unsent_bytes_max": (100, 2000),
-    "calls_a_turn": (1, 2, 5),
-    "small_steps": (1,),
-    "eval": ("off",),
-    "books": (1,),
+    name: values.split(",") for name, values in (each.split("=") for each in _SMALL.split())
 }
 """Small ones. Those with a `books` are as they come."""
 

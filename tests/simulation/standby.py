@@ -85,12 +85,8 @@ class WithStandby(World):
         place.lives += 1
         process = place.process = Process(f"server {place.number}.{place.lives}")
         place.stop, place.is_started = asyncio.Event(), False
-        settings = Settings(
-            db=DatabaseUrl("postgresql://mqks@a,b/mqks"),
-            port=PORT + place.number,
-            page="off",
-            loop_held_s=0,
-        )
+        db, port = DatabaseUrl("postgresql://mqks@a,b/mqks"), PORT + place.number
+        settings = Settings(db=db, port=port, page="off", loop_held_s=0)
 
         async def until(reload: object) -> None:
             await place.stop.wait()

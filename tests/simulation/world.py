@@ -452,14 +452,11 @@ class World:
     def faults(
         self, consumers: list[Process], *others: Sequence[Process]
     ) -> list[Coroutine[Any, Any, None]]:
+        stopping = [self.stop_processes(consumers, *others) for _ in range(STOPPED)]
+        still = self.stand_still(consumers, *others)
         return [
-            self.kill_servers(),
-            self.kill_consumers(consumers),
-            self.fill_disk(),
-            self.cut_connections(),
-            *(self.stop_processes(consumers, *others) for _ in range(STOPPED)),
-            self.stand_still(consumers, *others),
-            self.set_clock(),
+            *(self.kill_servers(), self.kill_consumers(consumers), self.fill_disk()),
+            *(self.cut_connections(), *stopping, still, self.set_clock()),
         ]
 
     async def kill_servers(self) -> None:
@@ -648,12 +645,12 @@ class World:
 
     def missing(self, of: Iterable[str] | None = None) -> set[str]:
         """What does not come to each of its queues: of these messages, or of all."""
-        return {
-            name
-            for name in (self.confirmed if of is None else of)
-            for queue in self.queues
-            if self.confirmed[name] in BINDINGS[queue] and name not in self.acked[queue]
-        }
+        of = self.confirmed if of is None else of
+        missing = set[str]()
+        for queue in self.queues:
+            wanted = {name for name in of if self.confirmed[name] in BINDINGS[queue]}
+            missing |= wanted - self.acked[queue].keys()
+        return missing
 
     async def is_empty(self, queue: str, deadline_s: float) -> None:
         """What was acked leaves nothing behind."""
