@@ -357,8 +357,7 @@ def _spoil(world: World, db: Path, rng: random.Random) -> Place:
     """Damage one place: the kind of page is chosen first, then the page, then the place."""
     if world.said and rng.random() < 0.7:
         return _spoil_texts(world, db, rng)
-    wal = db.with_name(f"{db.name}-wal")
-    kinds = [*world.pages]
+    wal, kinds = db.with_name(f"{db.name}-wal"), [*world.pages]
     if wal.exists() and wal.stat().st_size > HEADER:
         kinds += ["wal header", *["wal frame"] * 2, *["wal page"] * max(4, len(kinds) // 3)]
     kind = rng.choice(kinds)
@@ -411,14 +410,11 @@ def _last_frame(wal: bytearray) -> int:
 
 def _within(content: bytearray, start: int, size: int, rng: random.Random) -> int:
     """Anywhere, at the beginning, or where something stands."""
-    match rng.randrange(3):
-        case 0:
-            return start + rng.randrange(min(size, 32))
-        case 1:
-            written = [at for at in range(start, start + size) if content[at]]
-            if written:
-                return rng.choice(written)
-    return start + rng.randrange(size)
+    kind = rng.randrange(3)
+    written = [at for at in range(start, start + size) if content[at]] if kind == 1 else []
+    if written:
+        return rng.choice(written)
+    return start + rng.randrange(size if kind else min(size, 32))
 
 
 # ----------------------------------------------------------------------------- what is found
@@ -427,24 +423,16 @@ def _within(content: bytearray, start: int, size: int, rng: random.Random) -> in
 async def _start(db: Path, *, salvage: bool, works: bool) -> tuple[State, list[str]]:
     """What a server would begin with, and what it told. `works`: it goes on with that."""
     told: list[str] = []
-    settings = Settings(
-        db=db,
-        salvage=salvage,
-        ballast_bytes=0,
-        disk_free_bytes_min=0,
-        text_file_bytes_min=1 if texts_path(db).exists() else 0,
-    )
+    how: Any = {"ballast_bytes": 0, "disk_free_bytes_min": 0}
+    how["text_file_bytes_min"] = int(texts_path(db).exists())
+    settings = Settings(db=db, salvage=salvage, **how)
     journal = Journal(await SqliteStore.open(settings, told.append))
     try:
         if journal.store.torn:
             told.append(journal.store.torn)
-        broker = Broker(
-            settings,
-            clock=time.monotonic,
-            now_us=lambda: 0,
-            new_error_id=lambda: ("z", 0),
-            on_error=lambda _: True,
-        )
+        clocks: Any = {"clock": time.monotonic, "now_us": lambda: 0}
+        errors: Any = {"new_error_id": lambda: ("z", 0), "on_error": lambda _: True}
+        broker = Broker(settings, **clocks, **errors)
         await Recovery(journal, broker, told.append).run(salvage=salvage)
         messages, numbers = [], set[tuple[int, int]]()
         for name, queue in sorted(broker.queues.items()):
@@ -516,11 +504,8 @@ def _attempt(what: Callable[[], Any]) -> tuple[Any, str]:
 
 def _differing(was: State, now: State, keys: Iterable[str]) -> list[str]:
     """The keys whose values differ. Missing errors are not noticed: they have no tally."""
-    return [
-        key
-        for key in keys
-        if not (all(e in was[key] for e in now[key]) if key == "errors" else now[key] == was[key])
-    ]
+    known = all(each in was["errors"] for each in now["errors"])
+    return [key for key in keys if not (known if key == "errors" else now[key] == was[key])]
 
 
 def _is_true(world: World, state: State) -> bool:
@@ -542,8 +527,6 @@ def examine(world: World, directory: Path, seed: str) -> tuple[Place, str]:
     try:
         with _limit():
             return place, _outcome(world, spoiled, db, place, rng)
-    except Silent as silent:
-        raise Silent(f"{place.kind}, {place.what}: {silent}") from None
     except Exception as error:
         raise Silent(f"{place.kind}, {place.what}: {error!r}") from error
 

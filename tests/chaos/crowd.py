@@ -318,8 +318,10 @@ class Publisher(Player):
             while self._backlog() > self.plan.backlog:
                 await self.rest()
             kind = rng.random()
-            if kind < 0.1:
-                await self._once(rng.choice([1, 1, 5, 40]))
+            if kind < 0.1:  # Some of them twice in the same write.
+                names = [self.id("o") for _ in range(rng.choice([1, 1, 5, 40]))]
+                self.again |= dict.fromkeys(names, 0)
+                await self._send_once(names)
             elif kind < 0.13 and self.plan.big:
                 await self._burst(1, kind="big")
             elif kind < 0.16:
@@ -342,13 +344,11 @@ class Publisher(Player):
         return max(queue.waiting for queue in self.checker.queues.values())
 
     def _lines(self, count: int, *, kind: str = "m") -> tuple[bytes, list[Request]]:
-        lines, awaited = [], []
-        confirms = self.rng.choice([0.0, 0.5, 1.0])
-        event = self.rng.choice(self.EVENTS)
+        rng, lines, awaited = self.rng, [], []
+        confirms, event = rng.choice([0.0, 0.5, 1.0]), rng.choice(self.EVENTS)
         for _ in range(count):
-            if self.rng.random() < 0.5:
-                event = self.rng.choice(self.EVENTS)
-            confirm = self.rng.random() < confirms
+            event = rng.choice(self.EVENTS) if rng.random() < 0.5 else event
+            confirm = rng.random() < confirms
             request, line = self.publish(kind, event, confirm=confirm)
             awaited += [request] * confirm
             lines.append(line)
@@ -379,12 +379,6 @@ class Publisher(Player):
         await self.confirmed(awaited[-1])  # Of so many, looked for once.
         await self.confirmed(*awaited)
 
-    async def _once(self, count: int) -> None:
-        """Some of them twice in the same write."""
-        names = [self.id("o") for _ in range(count)]
-        self.again |= dict.fromkeys(names, 0)
-        await self._send_once(names)
-
     async def _once_more(self) -> None:
         """Those whose confirm has not come, in this life or in one before."""
         names = list(self.again)[:200]
@@ -403,9 +397,7 @@ class Publisher(Player):
         await self.confirmed(*requests)
         if self.rng.random() < 0.3:
             # A confirmed one, again: it is confirmed, and nothing else.
-            for name in names[:5]:
-                if name not in self.again:
-                    self.again[name] = 7
+            self.again |= {name: 7 for name in names[:5] if name not in self.again}
             await self._once_more()
 
     def _once_confirmed(self, request: Request, _: bytes) -> None:
@@ -489,13 +481,14 @@ class Worker(Player):
         answered = partial(self.checker.answered, self.checker.send(self._aide.link))
         await self._aide.exchange(b"p", b"p ping\n", then=answered)
 
+    def _ending(self, *, rejects: bool) -> tuple[Callable[..., Request], bytes]:
+        return (self.checker.reject, b"reject") if rejects else (self.checker.ack, b"ack")
+
     async def _settle_all(self, consumer: Consumer) -> None:
         what = self.rng.random()
         if what > 0.5:
             return
-        do, action = self.checker.ack, b"ack"
-        if what < 0.1:
-            do, action = self.checker.reject, b"reject"
+        do, action = self._ending(rejects=what < 0.1)
         confirm = self.rng.random() < 0.5
         request = do(self.wire.link, consumer, None)
         self.wire.send(self.order(request, action, consumer.name + b" --all", confirm=confirm))
@@ -512,9 +505,7 @@ class Worker(Player):
         chance = zlib.crc32(b"%d %s %d" % (self.plan.seed, copy.name, retry)) % 1000
         if chance < 15:
             return
-        action, do = b"ack", self.checker.ack
-        if chance < 100 and retry < 5 and not self._shared:
-            action, do = b"reject", self.checker.reject
+        do, action = self._ending(rejects=chance < 100 and retry < 5 and not self._shared)
         rest = b"%s %s" % (consumer.name, copy.name)
         wire = self.wire
         if self._aide is not None and not self._aide_rests and chance % 10 == 0:

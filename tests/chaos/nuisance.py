@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 import time
+from functools import partial
 
 from tests.chaos.checker import Violation
 from tests.chaos.crowd import Player
@@ -68,27 +69,24 @@ class Nuisance(Player):
         return (await self._ask_all([line]))[0]
 
     async def _ask_all(self, lines: list[bytes]) -> list[tuple[bytes, bytes]]:
-        told: dict[bytes, tuple[bytes, bytes]] = {}
-        names = [self.id("n") for _ in lines]
-        for name in names:
+        told = {self.id("n"): list[tuple[bytes, bytes]]() for _ in lines}
+        for name, replies in told.items():
+            self.wire.ask(name, partial(self._take, replies))
+        self.wire.send(b"".join(line % name for name, line in zip(told, lines, strict=True)))
+        await self.wire.until(lambda: all(told.values()))
+        return [reply for (reply,) in told.values()]
 
-            def take(word: bytes, rest: bytes, name: bytes = name) -> bool:
-                told[name] = word, rest
-                return True
-
-            self.wire.ask(name, take)
-        texts = [line % name for name, line in zip(names, lines, strict=True)]
-        self.wire.send(b"".join(texts))
-        await self.wire.until(lambda: len(told) == len(names))
-        return [told[name] for name in names]
+    @staticmethod
+    def _take(replies: list[tuple[bytes, bytes]], word: bytes, rest: bytes) -> bool:
+        replies.append((word, rest))
+        return True
 
     async def _malformed(self, count: int) -> None:
         lines = self.rng.choices(MALFORMED, k=count)
-        if any(b" auth " in line for line in lines):
-            # Three of them cost the connection.
-            self._wrong_credentials += sum(b" auth " in line for line in lines)
-            if self._wrong_credentials > 2:
-                return
+        # Three of them cost the connection.
+        self._wrong_credentials += (logins := sum(b" auth " in line for line in lines))
+        if logins and self._wrong_credentials > 2:
+            return
         for word, rest in await self._ask_all(lines):
             if word != b"error" or not _ERROR.fullmatch(rest):
                 raise Violation(f"no errors for {lines}: {word!r} {rest!r}")
@@ -141,18 +139,13 @@ class Nuisance(Player):
 
     async def _expelled(self, request_id: bytes, *chunks: bytes) -> None:
         """Send what ends the connection with one error reply."""
-        told: list[bytes] = []
-
-        def take(word: bytes, rest: bytes) -> bool:
-            told.append(word)
-            return False
-
-        self.wire.ask(request_id, take)
+        told: list[tuple[bytes, bytes]] = []
+        self.wire.ask(request_id, lambda word, rest: not self._take(told, word, rest))
         self.wire.leaving = True
         for chunk in chunks:
             self.wire.send(chunk)
         await self.wire.until_closed()
-        if told != [b"error"] and not self.life.ending:
+        if [word for word, _ in told] != [b"error"] and not self.life.ending:
             raise Violation(f"{told} for {chunks[0][:80]!r}")
         raise Gone
 

@@ -10,24 +10,13 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Coroutine
+from collections.abc import Awaitable, Callable, Container, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.chaos import crowd
 from tests.chaos.checker import Checker, Found, Queue, Row, Violation
-from tests.chaos.crowd import (
-    FIXED,
-    FLUX,
-    Drainer,
-    Owner,
-    Player,
-    Publisher,
-    Reader,
-    Taker,
-    Worker,
-    peeked,
-)
 from tests.chaos.desk import Desk
 from tests.chaos.forge import Forge
 from tests.chaos.nuisance import Nuisance
@@ -73,13 +62,12 @@ class _Looker:
         found = _RANGE.fullmatch(told)
         assert found, told
         rows: list[Row] = []
-        while True:
+        answer = [b""]
+        while answer:
             after = rows[-1].number if rows else 0
             line = f"peek {name} --after={after} --limit=1000".encode()
-            answer = await self._wire.answer(b"look", line, lambda rest: rest == b"--end")
-            if len(answer) == 1:
-                break
-            rows += [peeked(rest) for rest in answer[:-1]]
+            *answer, _ = await self._wire.answer(b"look", line, lambda rest: rest == b"--end")
+            rows += map(crowd.peeked, answer)
         numbers = [each.number for each in rows]
         first, after = int(found[2]), int(found[3])
         if numbers != sorted(set(numbers)) or first != (numbers[0] if numbers else after):
@@ -119,7 +107,7 @@ class Chaos:
         self.latest: Life | None = None
         """The one that ended last."""
         self._tasks: list[asyncio.Task[None]] = []
-        for name in [*FIXED, FLUX]:
+        for name in [*crowd.FIXED, crowd.FLUX]:
             self._checker.queues[name] = Queue(name, [(None, self._checker.start)])
 
     async def live(self, number: int) -> None:
@@ -134,9 +122,7 @@ class Chaos:
             await self._live(replace(calm, flags=flags, full=False, limited=False, kill=kill), how)
 
     async def _live(
-        self,
-        its_plan: LifePlan,
-        play: Callable[[Life, LifePlan], Coroutine[Any, Any, None]],
+        self, its_plan: LifePlan, play: Callable[[Life, LifePlan], Awaitable[None]]
     ) -> None:
         server = await self._servers.start(its_plan, its_plan.flags | self._flags)
         life = Life(server.address, self._checker, server.wait_s)
@@ -183,7 +169,7 @@ class Chaos:
         self._checker.exact = not its_plan.full
         self._checker.limited = its_plan.limited
         if its_plan.number == 0:
-            await Owner(life, its_plan, "set-up").set_up()
+            await crowd.Owner(life, its_plan, "set-up").set_up()
         self._tasks = [asyncio.ensure_future(each) for each in self._players(life, its_plan)]
         await self._until(life, its_plan.events, self._tasks)
 
@@ -209,7 +195,7 @@ class Chaos:
         self._checker.limited = False
         queues = [each for each in self._checker.queues.values() if each.shapes[-1][0] is not None]
         for queue in queues:
-            await Drainer(life, its_plan, queue).run()
+            await crowd.Drainer(life, its_plan, queue).run()
 
     async def _is_drained(self, life: Life, its_plan: LifePlan) -> None:
         await self._restarted(life, its_plan)
@@ -246,18 +232,19 @@ class Chaos:
 
     def _players(self, life: Life, its_plan: LifePlan) -> list[Coroutine[Any, Any, None]]:
         p = its_plan
-        crowd: list[Player] = [Owner(life, p, "owner"), Nuisance(life, p, "nuisance")]
+        players: list[crowd.Player] = [crowd.Owner(life, p, "owner"), Nuisance(life, p, "nuisance")]
         for number in range(p.publishers):
             name = f"publisher{number}"
-            crowd.append(Publisher(life, p, name, self._again.setdefault(name, {})))
+            players.append(crowd.Publisher(life, p, name, self._again.setdefault(name, {})))
+        shared = b"c-shared" if p.shared else None
         for number in range(p.workers):
-            crowd.append(Worker(life, p, f"work{number}", b"work"))
-            crowd.append(Worker(life, p, f"mix{number}", b"mix", b"c-shared" if p.shared else None))
+            players.append(crowd.Worker(life, p, f"work{number}", b"work"))
+            players.append(crowd.Worker(life, p, f"mix{number}", b"mix", shared))
             if number == 0:
-                crowd.append(Worker(life, p, f"solo{number}", b"solo"))
-        crowd += [Taker(life, p, f"take{number}") for number in range(p.takers)]
-        crowd += [Reader(life, p, f"read{number}") for number in range(p.readers)]
+                players.append(crowd.Worker(life, p, f"solo{number}", b"solo"))
+        players += [crowd.Taker(life, p, f"take{number}") for number in range(p.takers)]
+        players += [crowd.Reader(life, p, f"read{number}") for number in range(p.readers)]
         return [
-            *(each.run() for each in crowd),
+            *(each.run() for each in players),
             *(each.run(life, p) for each in self._scenes if getattr(p, each.name)),
         ]

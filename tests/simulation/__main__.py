@@ -54,14 +54,8 @@ if unknown := {*arguments.without} - {*kind.kinds}:
     parser.error(f"what can be left out is {', '.join(kind.kinds)}, not {', '.join(unknown)}")
 if arguments.shrink:
     flag = (f"--{arguments.kind}",) if arguments.kind else ()
-    plan = Plan(
-        int(arguments.seed),
-        arguments.count,
-        flag,
-        clients,
-        frozenset(kind.kinds),
-        (*arguments.without,),
-    )
+    left_out, may_be = (*arguments.without,), frozenset(kind.kinds)
+    plan = Plan(int(arguments.seed), arguments.count, flag, clients, may_be, left_out)
     sys.exit(1 if shrink(plan) else 0)
 now_s = time.perf_counter
 

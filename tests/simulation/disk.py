@@ -209,7 +209,7 @@ class Disk:
                 if inner is not None and entry.is_dir():
                     self._look(inner)
 
-    # -- what is asked of it, by absolute paths; all of it raises OSError
+    # -- what is asked of it, by absolute paths: all raises OSError; for SQLite, `real` tells a code
 
     def _is_last(self) -> bool:
         """Whether the server ends at this call."""

@@ -39,13 +39,9 @@ class Connection(Generic[T]):
         self.cluster.pids += 1
         self.pid = self.cluster.pids
         self.pgconn = SimpleNamespace(backend_pid=self.pid)
-        self.info = SimpleNamespace(
-            server_version=170000,
-            host=server.name,
-            hostaddr="",
-            port=5432,
-            parameter_status={"server_version": "17.0"}.get,
-        )
+        about = {"hostaddr": "", "port": 5432, "server_version": 170000}
+        told = {"server_version": "17.0"}.get
+        self.info = SimpleNamespace(host=server.name, parameter_status=told, **about)
         self.closed = self.broken = False
         self.is_cut = False
         """Nothing passes any more; the client may not know it yet."""

@@ -32,6 +32,11 @@ GRAVES: Final[list[object]] = []
 """Tasks of processes, which may be killed: what is collected would run their last lines."""
 
 
+Call = Callable[..., object]
+Work = Coroutine[Any, Any, None]
+Context = contextvars.Context | None
+
+
 def the_loop() -> "SimulatedLoop":
     return cast(SimulatedLoop, asyncio.get_running_loop())
 
@@ -61,16 +66,16 @@ class Process:
         """Since it was stopped last; 0 while it is."""
         return now_s - self._went_on_at_s if self._waiting is None else 0.0
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Work) -> asyncio.Task[None]:
         task = the_loop().create_task(work, context=self.context)
         GRAVES.append(task)
         return task
 
-    def play(self, work: Coroutine[Any, Any, None]) -> None:
+    def play(self, work: Work) -> None:
         """A failure of it ends the run."""
         self.spawn(work).add_done_callback(end_run, context=NOBODY)
 
-    def run(self, callback: Callable[..., object], *args: Any) -> None:
+    def run(self, callback: Call, *args: Any) -> None:
         if self._waiting is not None:
             self._waiting.append((contextvars.copy_context(), partial(callback, *args)))
         elif not self.dead:
@@ -104,14 +109,12 @@ NOBODY: Final = contextvars.Context()
 """Of what goes on whoever ends: bytes on their way."""
 
 
-def own(context: contextvars.Context | None) -> contextvars.Context:
+def own(context: Context) -> contextvars.Context:
     """Of what is asked for now. An empty one is false, and is one all the same."""
     return contextvars.copy_context() if context is None else context
 
 
-def of_process(
-    context: contextvars.Context, callback: Callable[..., object]
-) -> Callable[..., object]:
+def of_process(context: contextvars.Context, callback: Call) -> Call:
     process = context.get(PROCESS)
     return callback if process is None else partial(process.run, callback)
 
@@ -257,12 +260,7 @@ class SimulatedLoop(BaseEventLoop):
         else:
             self.spent_s += time_s
 
-    def happen(
-        self,
-        after_s: float,
-        what: Callable[[], object],
-        context: contextvars.Context | None = None,
-    ) -> None:
+    def happen(self, after_s: float, what: Call, context: Context = None) -> None:
         """An event from outside, for the process that asked for it, or the one of the context."""
         due_s = self.clock.monotonic_s + after_s
         event = due_s, self.rng.random(), next(self._number), what
@@ -271,24 +269,16 @@ class SimulatedLoop(BaseEventLoop):
     # -- processes
 
     def call_soon(  # type: ignore[override]
-        self,
-        callback: Callable[..., object],
-        *args: Any,
-        context: contextvars.Context | None = None,
+        self, callback: Call, *args: Any, context: Context = None
     ) -> asyncio.Handle:
-        if context is None:
-            context = contextvars.copy_context()
+        context = own(context)
         # As the base class does, which also asks whether it is closed, or debugged.
         handle = asyncio.Handle(of_process(context, callback), args, self, context)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
     def call_at(  # type: ignore[override]
-        self,
-        when: float,
-        callback: Callable[..., object],
-        *args: Any,
-        context: contextvars.Context | None = None,
+        self, when: float, callback: Call, *args: Any, context: Context = None
     ) -> asyncio.TimerHandle:
         context = own(context)
         return super().call_at(when, of_process(context, callback), *args, context=context)
@@ -319,7 +309,7 @@ class SimulatedLoop(BaseEventLoop):
         pass
 
     def add_reader(  # type: ignore[override]
-        self, fd: Any, callback: Callable[..., object], *args: Any
+        self, fd: Any, callback: Call, *args: Any
     ) -> None:
         self.readers[fd] = partial(callback, *args)
         fd.on_reader(self)
@@ -328,9 +318,7 @@ class SimulatedLoop(BaseEventLoop):
         return self.readers.pop(fd, None) is not None
 
 
-def in_world(
-    main: Callable[[], Coroutine[Any, Any, None]], clock: Clock, seed: int
-) -> SimulatedLoop:
+def in_world(main: Callable[[], Work], clock: Clock, seed: int) -> SimulatedLoop:
     """Run it; the loop is left as it is, with tasks that will never go on."""
     gc.disable()
     loop = SimulatedLoop(clock, seed)

@@ -22,7 +22,7 @@ AT_ONCE = 0.3
 
 
 class Watch:
-    """Of one end of a connection: it is told what it overrides."""
+    """Of one end of a connection: it is told what it overrides, and may be nothing."""
 
     def arrived(self, data: bytes) -> None:
         """It was not read yet."""
@@ -134,7 +134,7 @@ class Transport(asyncio.Transport):
         self._closing = self._lost = self._ended = False
         self._last_s = 0.0
         self._context = contextvars.copy_context()
-        self.watch: Watch | None = None
+        self.watch = Watch()
         self.breaks = False
         """It ends in the middle of what is written next."""
         loop.call_soon(protocol.connection_made, self)
@@ -145,7 +145,7 @@ class Transport(asyncio.Transport):
     def _arrive(self, data: bytes | None) -> None:
         if not self._lost:
             self.inbox.append(data)
-            if data and self.watch is not None:
+            if data:
                 self.watch.arrived(data)
             self._schedule()
 
@@ -171,7 +171,7 @@ class Transport(asyncio.Transport):
             return
         data = self.inbox.popleft()
         if data is None:
-            self._ends()
+            self.watch.ended()
             if not self._protocol.eof_received():
                 self.close()
         elif isinstance(self._protocol, asyncio.BufferedProtocol):
@@ -187,8 +187,7 @@ class Transport(asyncio.Transport):
             self._protocol.data_received(data)
 
     def _took(self, data: bytes) -> None:
-        if self.watch is not None:
-            self.watch.read(data)
+        self.watch.read(data)
         if (other := self.other) is not None:
             self._loop.happen(0, lambda: other._sent(len(data)), other._context)
 
@@ -205,8 +204,7 @@ class Transport(asyncio.Transport):
         data = bytes(data)
         if self._lost or self._ended or not data:
             return
-        if self.watch is not None:
-            self.watch.wrote(data)
+        self.watch.wrote(data)
         rng = self._loop.rng
         if self.breaks:
             data = data[: rng.randrange(len(data))]
@@ -266,14 +264,14 @@ class Transport(asyncio.Transport):
 
     def close(self) -> None:
         if not self._closing:
-            self._leaves()
+            self.watch.leaves()
             self._closing = True
             self.write_eof()
             self._loop.call_soon(self._lose, None)
 
     def abort(self) -> None:
         if not self._closing:
-            self._leaves()
+            self.watch.leaves()
         self._closing = True
         if self._sock.resets:
             self._ended = True
@@ -281,14 +279,6 @@ class Transport(asyncio.Transport):
         else:
             self.write_eof()
         self._loop.call_soon(self._lose, None)
-
-    def _leaves(self) -> None:
-        if self.watch is not None:
-            self.watch.leaves()
-
-    def _ends(self) -> None:
-        if self.watch is not None:
-            self.watch.ended()
 
     def _reset_other(self) -> None:
         """What is still on its way is lost."""
@@ -299,7 +289,7 @@ class Transport(asyncio.Transport):
         """Its process was killed, or the connection is reset: the other side learns of it."""
         if not self._lost:
             self._lost = self._closing = True
-            self._ends()
+            self.watch.ended()
             self.write_eof()
             self._sock.close()
 
@@ -327,7 +317,7 @@ class Transport(asyncio.Transport):
     def _lose(self, error: Exception | None) -> None:
         if not self._lost:
             self._lost = True
-            self._ends()
+            self.watch.ended()
             self._sock.close()
             self._protocol.connection_lost(error)
 
@@ -338,7 +328,7 @@ class Network:
         self._port = 30000
         self._dialled: dict[int, SimulatedSocket] = {}
         self.transports: list[Transport] = []
-        self.watch: Callable[[Transport], Watch | None] = lambda transport: None
+        self.watch: Callable[[Transport], Watch] = lambda transport: Watch()
         """What watches an end of a connection."""
 
     def create_server(self, address: Any, **options: Any) -> Listener:
@@ -367,9 +357,8 @@ class Network:
     def connected(self, transport: Transport) -> Transport:
         self.transports.append(transport)
         transport.watch = watch = self.watch(transport)
-        if watch is not None:
-            for data in filter(None, transport.inbox):
-                watch.arrived(data)
+        for data in filter(None, transport.inbox):
+            watch.arrived(data)
         return transport
 
     def dial(self, to: tuple[str, int]) -> SimulatedSocket:
@@ -390,7 +379,7 @@ class Network:
         async def getaddrinfo(host: str, port: int, **how: Any) -> list[Any]:
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
-        async def dialled(to: tuple[str, int]) -> SimulatedSocket:
+        async def dialled(to: Any) -> SimulatedSocket:
             arrived = loop.create_future()
             loop.happen(loop.rng.uniform(0, LATENCY_S), partial(run_into, arrived, lambda: None))
             await arrived
@@ -400,15 +389,10 @@ class Network:
             self._dialled[id(sock)] = await dialled(to)
 
         async def create_connection(
-            factory: Callable[[], Any],
-            host: str = "",
-            port: int = 0,
-            *,
-            sock: socket.socket | None = None,
-            **how: Any,
+            factory: Callable[[], Any], *to: Any, sock: socket.socket | None = None, **how: Any
         ) -> tuple[Any, Any]:
             if sock is None:
-                mine = await dialled((host, port))
+                mine = await dialled(to)
             else:
                 mine = self._dialled.pop(id(sock))
                 sock.close()

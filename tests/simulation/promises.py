@@ -150,12 +150,12 @@ class Judge:
         """End the run."""
         self.loop.fail(Violation(what))
 
-    def watch(self, port: int, transport: Transport) -> "Wire | ClientEnd | None":
+    def watch(self, port: int, transport: Transport) -> Watch:
         """What watches an end of a connection to the server at this port."""
         if transport.get_extra_info("sockname")[1] == port:
             return Wire(self)
         is_client = transport.get_extra_info("peername")[1] == port
-        return ClientEnd(self, transport) if is_client else None
+        return ClientEnd(self, transport) if is_client else Watch()
 
     def begin_life(self) -> None:
         self.life += 1

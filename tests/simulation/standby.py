@@ -7,12 +7,12 @@ The one rule: what is judged is what clients see, by the claim of the server tha
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from tests.simulation.host import Started
-from tests.simulation.loop import NOBODY, PROCESS, Process, Violation, put
+from tests.simulation.loop import NOBODY, PROCESS, Process, Violation, Work, put
 from tests.simulation.world import PORT, World, mqks
 
 SERVERS = 2
@@ -173,7 +173,7 @@ class WithStandby(World):
     async def set_up(self) -> None:
         """Queues are plain."""
 
-    def visitors(self) -> list[Coroutine[Any, Any, None]]:
+    def visitors(self) -> list[Work]:
         return []
 
     async def outlive_full_disk(self) -> None:
@@ -253,9 +253,7 @@ class WithStandby(World):
     async def fill_disk(self) -> None:
         """That of PostgreSQL is its own."""
 
-    def faults(
-        self, consumers: list[Process], *others: Sequence[Process]
-    ) -> list[Coroutine[Any, Any, None]]:
+    def faults(self, consumers: list[Process], *others: Sequence[Process]) -> list[Work]:
         return [*super().faults(consumers, *others), self.hand_over(), self.break_database()]
 
     async def kill_servers(self) -> None:
@@ -274,7 +272,7 @@ class WithStandby(World):
             place.process.context.run(place.stop.set)
 
     async def break_database(self) -> None:
-        kinds: list[Callable[[], Coroutine[Any, Any, None]]] = [
+        kinds: list[Callable[[], Work]] = [
             *(self.cut_commit, self.cut_commit, self.cut_commit, self.crash, self.crash),
             *(self.split, self.cut_off, self.be_slow, self.be_full),
             *(self.lose_standby, self.lose_standby),

@@ -11,13 +11,15 @@ import _sqlite3
 import ctypes
 import errno
 import os
-import random
 import sqlite3
 import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tests.simulation.disk import Disk
 
 NAME: Final = b"simulated"
 FULL: Final = 13
@@ -29,19 +31,6 @@ CODES: Final = {
     "sync": sqlite3.SQLITE_IOERR_FSYNC,
     "delete": sqlite3.SQLITE_IOERR_DELETE,
 }
-
-
-class Disk(Protocol):
-    """Paths are absolute. What is called `real` does it; it returns a result code."""
-
-    rng: random.Random
-
-    def opened(self, path: str, *, is_journal: bool) -> int: ...
-    def write(self, path: str, at: int, data: bytes, real: Callable[[bytes], int]) -> int: ...
-    def truncate(self, path: str, size: int, real: Callable[[], int]) -> int: ...
-    def sync(self, path: str) -> int: ...
-    def delete(self, path: str, real: Callable[[], int], *, syncs: bool) -> int: ...
-    def pause(self, time_s: float) -> None: ...
 
 
 def _pointers(names: str) -> list[tuple[str, type]]:
@@ -119,7 +108,7 @@ def _told(call: str, do: Callable[[], int]) -> int:
 class Vfs:
     """Must be kept while SQLite is used. Its files are used by one thread at a time."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: "Disk") -> None:
         self._disk = disk
         self._paths: dict[int, str] = {}
         """By the addresses of open files."""

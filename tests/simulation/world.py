@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -37,6 +37,7 @@ from tests.simulation.loop import (
     Process,
     SimulatedLoop,
     Violation,
+    Work,
     after,
     end_run,
     in_world,
@@ -449,9 +450,7 @@ class World:
 
     # -- faults
 
-    def faults(
-        self, consumers: list[Process], *others: Sequence[Process]
-    ) -> list[Coroutine[Any, Any, None]]:
+    def faults(self, consumers: list[Process], *others: Sequence[Process]) -> list[Work]:
         stopping = [self.stop_processes(consumers, *others) for _ in range(STOPPED)]
         still = self.stand_still(consumers, *others)
         return [
@@ -622,7 +621,7 @@ class World:
         taker.play(self.take())
         return [service, push, taker]
 
-    def visitors(self) -> list[Coroutine[Any, Any, None]]:
+    def visitors(self) -> list[Work]:
         """Who comes and goes while there are faults."""
         return [self.read_log(), self.haste(), self.burst()]
 
