@@ -479,7 +479,6 @@ async def _work(journal: Journal, broker: Broker) -> None:
 
 
 def _view(db: Path) -> State:
-    """What a reader shows."""
     with DatabaseFile.open(db) as file:
         view: State = {
             "queues": file.queues,

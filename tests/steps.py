@@ -93,7 +93,6 @@ class Lab:
             client.close()
 
     def ask(self, *lines: bytes) -> None:
-        """Send these and wait until all are done."""
         self.send(self.client, b"".join(line + b"\n" for line in lines))
 
     def send(self, client: LineClient, data: bytes) -> None:
@@ -136,8 +135,6 @@ class Row(NamedTuple):
 
 
 def each(lines: Callable[[], Iterable[bytes]], *, limited: bool = False) -> Attack:
-    """Line by line."""
-
     def attack(lab: Lab) -> None:
         client = lab.limited() if limited else lab.client
         for line in lines():
@@ -154,8 +151,6 @@ def strangers(lab: Lab) -> None:
 
 
 def burst(line: bytes) -> Attack:
-    """Many lines at once, a number in each."""
-
     def attack(lab: Lab) -> None:
         lab.send(lab.client, b"".join(line % n + b"\n" for n in range(LINES)))
 

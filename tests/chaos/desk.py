@@ -57,7 +57,6 @@ class Keys(AckedBook[Sync]):
         self.items[name] = Sync(key=key, replaces=replaces, rivals=rivals)
 
     def told(self, name: bytes, answer: bytes) -> None:
-        """The confirm of its publish."""
         sync, (word, _, other) = self.items[name], answer.partition(b" ")
         sync.answered = True
         if word not in (b"", b"duplicate", b"replaced"):
@@ -98,7 +97,6 @@ class Jobs(AckedBook[Item]):
         self.items[name] = Item()
 
     def cancelled(self, name: bytes, answer: bytes) -> None:
-        """The confirm of a cancel."""
         if answer == b"cancelled":
             self.comes(name).ended = answer
         elif answer in (b"held", b"none"):

@@ -62,7 +62,6 @@ class Ledger(KeyedBook[Work]):
         self.steps += 1
 
     def left(self, smith: Smith) -> None:
-        """Its connection ends."""
         smith.left = True
         for order in self.orders.values():
             if order.smith is smith:

@@ -94,8 +94,6 @@ class Renting(Scene):
         return {"leases": self.book.given_count}
 
     async def restarted(self, life: Life, *, stopped: bool) -> None:
-        """Leases end meanwhile."""
-
         def compare(leased: list[PeekedMessage], ready: list[PeekedMessage]) -> None:
             self.book.compare(ids(leased), ids(ready), time.time())
 
@@ -112,7 +110,6 @@ class Renting(Scene):
         await self._together(publish, *[self._receive] * RECEIVERS)
 
     async def _receive(self) -> None:
-        """One connection after the other."""
         rng = self._rng
         while True:
             wire = await self._open("receive")
@@ -131,7 +128,6 @@ class Renting(Scene):
             await self._leave(wire, breaks=self._breaks())
 
     def _line(self, wire: Wire, name: bytes) -> bytes:
-        """What is done with a lease."""
         rng, job, step, now = self._rng, self.book.items[name], self._id("l"), time.time()
         what, until = rng.random(), 0.0
         if what < 0.6:

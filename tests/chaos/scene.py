@@ -33,8 +33,6 @@ class Known(dict[bytes, T]):
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """A message."""
-
     sure: bool = False
     """It is durable."""
     asked: set[bytes] = field(default_factory=set)
@@ -300,8 +298,6 @@ class Scene:
 
 
 def told(name: bytes, then: Callable[[bytes], object]) -> Told:
-    """Of a confirm."""
-
     def take(word: bytes, rest: bytes) -> bool:
         if word != b"ok":
             raise Violation(f"{name!r}: {word!r} {rest[:100]!r}")

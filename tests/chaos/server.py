@@ -102,7 +102,6 @@ class Processes:
 
 
 def size_of_database(db: Path) -> int:
-    """In bytes."""
     return db.stat().st_size + size_of(texts_path(db)) if db.exists() else 0
 
 

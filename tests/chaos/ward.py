@@ -170,7 +170,6 @@ class Book(scene.Book[Patient]):
             patient.due = patient.due_sure = 0
 
     def cancelled(self, name: bytes, count: int) -> None:
-        """The confirm of a cancel."""
         if count or name in self.items:  # Its publish may have been refused meanwhile.
             self.items[name].asked.discard(b"cancelled")
             if count:
@@ -179,7 +178,6 @@ class Book(scene.Book[Patient]):
     # -- what is there
 
     def letter(self, name: bytes, letter: DeadLetter) -> None:
-        """It has died of what it can have died of."""
         patient = self.items[name]
         possible = {
             "rejects": patient.rejects >= RETRIES,

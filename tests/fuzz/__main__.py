@@ -59,7 +59,6 @@ def _long(seconds: float, seed: int) -> int:
 
 
 def _fuzz(options: argparse.Namespace) -> int:
-    """All kinds, in turns."""
     mass = Mass([*load(BROKER), *load(SEEDS)], options.seed)
     clients = client.ClientMass(client.seeds(), options.seed)
     looks = expressions.Expressions(options.seed)
@@ -114,7 +113,6 @@ class Findings:
                 print(f"      {path}: {written(steps)[:2000]}", flush=True)
 
     def count(self) -> int:
-        """The exit code."""
         print(f"{len(self.kinds)} kinds of findings")
         return int(bool(self.kinds))
 

@@ -98,12 +98,10 @@ class Disk:
         ]
 
     def fetch(self, queue_id: int, numbers: Sequence[int]) -> dict[int, bytes]:
-        """The living ones of these messages."""
         lines = self.queues[queue_id].lines
         return {number: lines[number] for number in numbers if number in lines}
 
     def recover(self, broker: Broker) -> None:
-        """As a server that starts on it."""
         bound: dict[bytes, list[bytes]] = {}
         for name, event in sorted(self.bindings):
             bound.setdefault(name, []).append(event)
@@ -142,8 +140,6 @@ def _replace(table: dict[K, V], changes: Mapping[K, V | None]) -> None:
 
 
 class DiskFacts(Facts):
-    """What a broker is told of this journal."""
-
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
 

@@ -183,7 +183,6 @@ def states(queue: Queue, fetches: Iterable[Fetch]) -> dict[int, State]:
 
 
 def waiting(queue: Queue) -> Iterator[int]:
-    """Numbers of the messages that are ready."""
     return (number for number, _ in queue.lane.blocks)
 
 
@@ -300,7 +299,6 @@ def _paced(queue: Queue) -> Iterator[Paced | Breaker]:
 
 
 def _parts(queue: Queue) -> Iterable[object]:
-    """Of its throttle."""
     throttle = queue.throttle
     return throttle.parts if isinstance(throttle, Throttles) else [throttle]
 
@@ -532,7 +530,6 @@ def _check_limit(broker: Broker, limit: CommonLimit) -> None:
 
 
 def _alarms(broker: Broker) -> int:
-    """How many are set."""
     queues = broker.queues.values()
     alarms = [broker.batches._alarm, broker.results._alarm, *broker.schedules._alarms.values()]
     for queue in queues:

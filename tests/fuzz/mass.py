@@ -25,8 +25,6 @@ POOL_LINES: Final = 2500
 
 
 class Mass:
-    """Episodes of mutated lines."""
-
     def __init__(self, corpus: Sequence[Steps], seed: int) -> None:
         self._seed = seed
         self._mutator = Mutator(corpus, Random(seed))

@@ -12,10 +12,15 @@ from typing import Final, TypeVar
 
 from mqks.broker.requests.state import EvalState
 from mqks.protocol.requests import ACTIONS
-from tests.fuzz.sizes import ARGUMENTS_MAX, NAME_BYTES_MAX, STARS_MAX
 from tests.fuzz.steps import CONNECTIONS, CORPUS, Step, Steps, lines_of, load, send
 from tests.kit.transcripts import Story, stories_of
 
+NAME_BYTES_MAX: Final = 1000
+"""What costs too much is kept away: of longer words what is beyond is cut off."""
+STARS_MAX: Final = 8
+"""Of a mask; a mask of many takes long."""
+ARGUMENTS_MAX: Final = 300
+"""Of one request."""
 TESTS = Path(__file__).parents[1]
 NUMBERS: Final = [
     *b"""0 1 2 3 -1 +1 00 01 1_0 1e9 1e10 1e-400 nan inf -0 0.0 .5 5. 0x10 1000 1001 10000 1000000

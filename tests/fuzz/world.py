@@ -23,10 +23,15 @@ from mqks.users import User, Users, hash_token
 from tests.fuzz import Finding
 from tests.fuzz.invariants import States, check, check_disk, digest, require
 from tests.fuzz.peer import Peer
-from tests.fuzz.sizes import CALL_S_MAX, EVAL_S_MAX, QUEUES_MAX
 from tests.fuzz.steps import Step, Steps
 from tests.kit.played import ALL, Played
 
+QUEUES_MAX: Final = 300
+"""What is sent to thousands of queues takes longer than a chunk may."""
+CALL_S_MAX: Final = 0.1
+"""CPU time of one call of the broker; a chunk shall take `limits.CHUNK_S`, a fifth of that."""
+EVAL_S_MAX: Final = 0.5
+"""The same of one that evaluates: a whole budget of steps takes up to 0.3 s on a busy machine."""
 TOKEN: Final = "token-of-u"
 USERS_FILE: Final = Path("users.jsonl")
 """It is never read: that there is one makes strangers of those from other machines."""

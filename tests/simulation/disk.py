@@ -98,7 +98,6 @@ class Disk:
         return Path(self._life)
 
     def begun(self) -> None:
-        """The server listens."""
         self._has_begun, self._calls_left = True, None
 
     @property
@@ -202,7 +201,6 @@ class Disk:
         return name
 
     def _look(self, name: str = "") -> None:
-        """See all names in a directory."""
         with os.scandir(self._life + name) as entries:
             for entry in entries:
                 inner = self._name(entry.path)
@@ -212,7 +210,6 @@ class Disk:
     # -- what is asked of it, by absolute paths: all raises OSError; for SQLite, `real` tells a code
 
     def _is_last(self) -> bool:
-        """Whether the server ends at this call."""
         if self._calls_left is None:
             return False
         self._calls_left -= 1

@@ -138,7 +138,6 @@ class Host:
         return self._stop.is_set()
 
     def kill(self) -> None:
-        """SIGKILL."""
         self._note("kill", self.process.name)
         self._network.kill(self.process)
 

@@ -136,7 +136,6 @@ def instant(time_s: float) -> float:
 
 
 def after(time_s: float) -> float:
-    """The next moment."""
     return time_s + instant(time_s)
 
 
@@ -161,7 +160,6 @@ def outcome_of(call: Callable[[], Any]) -> Callable[[asyncio.Future[Any] | None]
 
 
 def put(replaced: Mapping[ModuleType, Mapping[str, object]]) -> None:
-    """Other values of names in modules."""
     for module, names in replaced.items():
         vars(module).update(names)
 
@@ -250,7 +248,6 @@ class SimulatedLoop(BaseEventLoop):
         return ()
 
     def fail(self, failure: BaseException) -> None:
-        """End the run."""
         self.failure = self.failure or failure
 
     def spend(self, time_s: float) -> None:

@@ -311,7 +311,6 @@ class Transport(asyncio.Transport):
 
     @property
     def other(self) -> "Transport | None":
-        """The other end, if it is connected."""
         return self._sock.other.transport
 
     def _lose(self, error: Exception | None) -> None:
@@ -374,8 +373,6 @@ class Network:
         return mine
 
     def install(self, loop: SimulatedLoop) -> None:
-        """Let a loop connect through it."""
-
         async def getaddrinfo(host: str, port: int, **how: Any) -> list[Any]:
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 

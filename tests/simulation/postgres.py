@@ -50,8 +50,6 @@ class Commit:
 
 
 class Server:
-    """One of the two."""
-
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.name = name
         self.is_up = True
@@ -143,7 +141,6 @@ class Server:
         the_loop().happen(after_s, go_on, NOBODY)
 
     def _commit(self) -> None:
-        """The next one."""
         if self._is_committing or not self._waiting:
             return
         commit = self._waiting.popleft()
@@ -176,7 +173,6 @@ class Server:
 
     @property
     def waits(self) -> bool:
-        """Whether a commit waits for the standby."""
         return self._is_committing and self.seen < len(self.log)
 
     def end_wait(self, *warnings: str) -> None:
@@ -248,7 +244,6 @@ class Cluster:
 
     @property
     def primary(self) -> Server:
-        """Where there is one."""
         [primary] = (each for each in self.servers if each.is_primary)
         return primary
 

@@ -147,7 +147,6 @@ class Judge:
         return CLOCK_S + LOOKS * self.loop.clock.step_s
 
     def violate(self, what: str) -> None:
-        """End the run."""
         self.loop.fail(Violation(what))
 
     def watch(self, port: int, transport: Transport) -> Watch:
@@ -517,7 +516,6 @@ class ClientEnd(Watch):
 
     @property
     def _own_s(self) -> float:
-        """Time in which its process ran."""
         stopped_s = 0.0 if self._process is None else self._process.stopped_s(self._judge.now_s)
         return self._judge.now_s - stopped_s
 

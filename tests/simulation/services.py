@@ -30,7 +30,6 @@ class Failed(Exception):
 
 
 async def serve(world: "World") -> None:
-    """Serve the queue s, without an end."""
     import anyio
 
     import mqks
@@ -61,7 +60,6 @@ async def serve(world: "World") -> None:
 
 
 async def push(world: "World") -> None:
-    """`mqks push`, started again when it ends."""
     import anyio
 
     import mqks
@@ -116,7 +114,6 @@ class Endpoint(asyncio.Protocol):
 
 
 def listen(world: "World") -> None:
-    """Let the endpoint take connections."""
     listener = world.network.create_server(("127.0.0.1", HTTP_PORT))
     loop: Any = asyncio.get_running_loop()
 

@@ -67,7 +67,6 @@ class Tables:
 
     @staticmethod
     def adds(statement: str) -> bool:
-        """Whether it has segments."""
         return CHANGES.get(of_anybody(statement)) in (Tables.add, Tables.change)
 
     def is_met(self, statement: str, values: Any) -> bool:
@@ -83,7 +82,6 @@ class Tables:
         return True
 
     def write(self, statement: str, values: Any, settings: Row) -> list[Row]:
-        """Returns what the statement returns."""
         if statement.startswith(CREATION):
             version, journal = values
             zeros = dict.fromkeys(("epoch", "last", "segments", "beat", "durable"), 0)

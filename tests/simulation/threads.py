@@ -150,7 +150,6 @@ class Waits:
 
 
 def give_way() -> None:
-    """Another thread may come first."""
     if _running is not None:
         _loop.steps += 1  # What spins does so here.
         if _loop.rng.random() < GIVES_WAY:
@@ -360,8 +359,6 @@ def socketpair() -> tuple[PipeEnd, PipeEnd]:
 
 
 class Connection(Endpoint, asyncio.Protocol):
-    """Through the network."""
-
     def __init__(self, sock: SimulatedSocket) -> None:
         super().__init__()
         self._is_full = False
@@ -482,14 +479,12 @@ def finish(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def instead_of(module: ModuleType, **names: object) -> ModuleType:
-    """The module, with some names replaced."""
     made = ModuleType(module.__name__)
     vars(made).update(vars(module) | names)
     return made
 
 
 def install(loop: SimulatedLoop, network: Network) -> None:
-    """Let the blocking client run in this loop."""
     global _loop, _network
     _loop, _network = loop, network
     from anyio import from_thread, to_thread

@@ -178,7 +178,6 @@ def install(outside: Outside) -> None:
 
 
 async def run_sync(call: Callable[..., Any], *args: Any, **how: Any) -> Any:
-    """That of anyio."""
     from anyio import CancelScope
 
     with CancelScope(shield=not how.get("abandon_on_cancel")):
@@ -323,7 +322,6 @@ class World:
             PROCESS.get().leaves = True
 
     def terms(self) -> dict[str, Any]:
-        """Of a message."""
         rng = self.rng
         terms: dict[str, Any] = {}
         delay_s = rng.choice((None, None, 5.0, 600.0))
@@ -423,7 +421,6 @@ class World:
                     break
 
     async def take(self) -> None:
-        """What comes in bursts."""
         async with self.consuming("b", BINDINGS["b"], prefetch=1000) as messages:
             async for message in messages:
                 message.ack()
@@ -527,7 +524,6 @@ class World:
         await process.stop_for(self.rng.uniform(2.5, 4) * KEEP_ALIVE_S)
 
     def servers(self) -> list[Process]:
-        """To be chosen from."""
         return [self.process] * 4
 
     async def set_clock(self) -> None:
