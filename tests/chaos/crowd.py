@@ -9,7 +9,7 @@ import asyncio
 import random
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
@@ -39,6 +39,8 @@ FIXED = {
 """Queues whose bindings stay."""
 FLUX = b"flux"
 FLUX_EVENTS = [b"f1", b"f.x.2", b"f.y.2"]
+Answer = tuple[list[Row], int]
+"""Rows, and the number that follows."""
 _RUN = struct.Struct("<4q")
 
 
@@ -111,13 +113,7 @@ class Player:
         self.checker.confirmed(request)
 
     def order(
-        self,
-        request: Request,
-        action: bytes,
-        rest: bytes,
-        *,
-        confirm: bool,
-        wire: Wire | None = None,
+        self, request: Request, action: bytes, rest: bytes, confirm: bool, wire: Wire | None = None
     ) -> bytes:
         """The line of a request; its confirm goes to the checker."""
         request.name = self.id("r")
@@ -543,8 +539,8 @@ class Reader(Player):
         position = 1
         for _ in range(self.rng.randrange(3, 20)):
             first, start = self.checker.send(self.wire.link), self.rng.choice([1, position])
-            peeks = self.rng.random() < 0.3
-            position = await self._read_all(queue, first, start, peeks=peeks)
+            read = self._peek if self.rng.random() < 0.3 else self._read
+            position = await self._read_all(queue, first, start, read)
             what = self.rng.random()
             if what < 0.3:
                 await self._trim(queue, position - self.rng.randrange(400))
@@ -555,15 +551,13 @@ class Reader(Player):
             await self.rest()
         await self.leave()
 
-    async def _read_all(self, queue: Queue, first: Request, start: int, *, peeks: bool) -> int:
-        names: set[bytes] = set()
-        position = start
+    async def _read_all(
+        self, queue: Queue, first: Request, start: int, read: Callable[..., Awaitable[Answer]]
+    ) -> int:
+        names, position = set[bytes](), start
         while True:
-            read = self._peek if peeks else self._read
             rows, after = await read(queue, position)
             names |= {row.name for row in rows}
-            if peeks and rows:
-                after = rows[-1].number + 1
             if not rows:
                 self.checker.seen_all(queue, first, start, max(after, position), names)
                 return max(after, position)
@@ -579,15 +573,15 @@ class Reader(Player):
             raise Violation(f"an error for {line!r}")
         return request, [rest for _, rest in told]
 
-    async def _peek(self, queue: Queue, position: int) -> tuple[list[Row], int]:
+    async def _peek(self, queue: Queue, position: int) -> Answer:
         limit = self.rng.choice([1, 10, 100, 1000, 1000])
         line = b"peek %s --after=%d --limit=%d" % (queue.name, position - 1, limit)
         request, told = await self._answer(line, lambda rest: rest == b"--end")
         rows = [peeked(rest) for rest in told[:-1]]
         self._check_rows(queue, request, rows, position, limit)
-        return rows, position
+        return rows, rows[-1].number + 1 if rows else position
 
-    async def _read(self, queue: Queue, position: int) -> tuple[list[Row], int]:
+    async def _read(self, queue: Queue, position: int) -> Answer:
         limit = self.rng.choice([1, 50, 1000, 100_000, 100_000])
         line = b"read %s --from=%d --limit=%d" % (queue.name, position, limit)
         least = queue.next

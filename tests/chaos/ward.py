@@ -46,6 +46,9 @@ class Holder:
     unproved: list[bytes] = field(default_factory=list)
     """Rejected or released, and not known to be carried out."""
     leaving: bool = False
+    queue: bytes = b""
+    lines: list[bytes] = field(default_factory=list)
+    """What was decided, and not sent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -269,9 +272,9 @@ class Ward(Scene):
         """One connection and consumer after the other."""
         while True:
             wire = await self._open(f"work-{queue.decode()}")
-            holder = Holder(self._id("c"), self._rng.choice([1, 3, 20]))
-            lines: list[bytes] = []
-            wire.on_line = partial(self._comes, wire, holder, queue, lines)
+            holder = Holder(self._id("c"), self._rng.choice([1, 3, 20]), queue=queue)
+            lines = holder.lines
+            wire.on_line = partial(self._comes, wire, holder)
             line = b"consume --confirm %b --manual-ack --prefetch=%d --meta"
             await self._ask(wire, line % (queue, holder.prefetch), holder.name)
             sent = 0
@@ -290,29 +293,21 @@ class Ward(Scene):
             self.book.left(holder, unread=breaks)
             await self._leave(wire, breaks=breaks)
 
-    def _comes(
-        self,
-        wire: Wire,
-        holder: Holder,
-        queue: bytes,
-        lines: list[bytes],
-        name: bytes,
-        word: bytes,
-        rest: bytes,
-    ) -> None:
+    def _comes(self, wire: Wire, holder: Holder, name: bytes, word: bytes, rest: bytes) -> None:
         if name != holder.name or word != b"ok":
             raise Violation(f"nobody asked for it: {name!r} {word!r} {rest[:200]!r}")
         message, attributes, data = rest.split(b" ", 2)
         book, rng, now = self.book, self._rng, time.time()
-        book.delivered(holder, message, data, now, dead=queue == DEAD)
+        is_letter = holder.queue == DEAD
+        book.delivered(holder, message, data, now, dead=is_letter)
         meta = attributes.rpartition(b",meta=")[2]
-        if (queue == DEAD) != meta.startswith(b"reason="):
-            raise Violation(f"{message!r} of {queue!r} has the attributes {meta!r}")
+        if is_letter != meta.startswith(b"reason="):
+            raise Violation(f"{message!r} of {holder.queue!r} has the attributes {meta!r}")
         if holder.leaving:
             return
         what = rng.random()
         delay_s = rng.choice([0.02, 0.1, 2])
-        if queue == DEAD:
+        if is_letter:
             what *= 0.6  # Letters are acked, and few of them kept.
         if 0.45 <= what < 0.6:
             return
@@ -333,7 +328,7 @@ class Ward(Scene):
             settled = partial(book.settled, message, action, book.items[message].due)
             wire.ask(request, doing(message, settled))
         words = b" --confirm" * confirm, holder.name, message, flag
-        lines.append(b"%s %s%s %s %s%s\n" % (request, action, *words))
+        holder.lines.append(b"%s %s%s %s %s%s\n" % (request, action, *words))
 
     async def _nurse(self, wire: Wire) -> None:
         """Lets dead letters live again, and what is scheduled join its queue or go."""

@@ -80,9 +80,8 @@ def plain_lines(action: bytes, size: int) -> Iterator[bytes]:
 
 def numbered(action: bytes, size: int) -> Iterator[bytes]:
     """Words that are all different, at the places of names and values."""
-    names = [b"e%d", b"a%d.b", b"a%d.*", b"*%d.*.b", b"a.%d.**"]
     for head in (b"x %s q ", b"x %s q --add ", b"x %s q --add-mask ", b"x %s q --remove "):
-        for name in names:
+        for name in (b"e%d", b"a%d.b", b"a%d.*", b"*%d.*.b", b"a.%d.**"):
             line, numbers = bytearray(head % action), count()
             while len(line) < size:
                 line += name % next(numbers) + b" "

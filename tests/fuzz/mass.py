@@ -76,8 +76,7 @@ class Mass:
             elif kind < 0.26:
                 steps = [send(mutator.who(), mutator.burst())]
             else:
-                lines = chance.choices(pool, k=1 << int(chance.random() * 8))
-                chunk = mutator.chunk(lines)
+                chunk = mutator.chunk(chance.choices(pool, k=1 << int(chance.random() * 8)))
                 who = mutator.who()
                 cut = int(chance.random() * 4 * len(chunk))
                 steps = [send(who, chunk[:cut]), send(who, chunk[cut:])]

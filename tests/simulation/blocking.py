@@ -93,9 +93,8 @@ def consume(world: "World", number: int) -> None:
         messages.ack(batch)
         world.acked["q"].update(message.id for message in batch)
 
-    options = mqks.Options(connect_timeout_s=1e6)
     with (
-        mqks.blocking.connect(world.url, options) as client,
+        mqks.blocking.connect(world.url, mqks.Options(connect_timeout_s=1e6)) as client,
         client.consume("q", world.names, ack_timeout_s=world.ack_timeout_s) as messages,
     ):
         kind = (each, batches)[number % 2]

@@ -18,6 +18,7 @@ from tests.simulation.network import Network
 
 if TYPE_CHECKING:
     from mqks.broker.broker import Broker
+    from mqks.settings import Settings
 
 FILES: Final = "/proc/self/fd"
 """Of this process."""
@@ -31,6 +32,18 @@ class Started:
 
     def started(self, value: object = None) -> None:
         self.event.set()
+
+
+def spawn_server(
+    process: Process, settings: "Settings", stop: asyncio.Event, **how: Any
+) -> asyncio.Task[None]:
+    """One that ends when it is told to."""
+    from mqks.server.running import serve
+
+    async def until(reload: object) -> None:
+        await stop.wait()
+
+    return process.spawn(serve(settings, until, **how))
 
 
 class Host:
@@ -71,7 +84,6 @@ class Host:
 
     async def serve(self, **settings: Any) -> None:
         """Start a server on what the one before it left; it listens when this returns."""
-        from mqks.server.running import serve
         from mqks.settings import Settings
 
         old = self.db.parent
@@ -86,11 +98,7 @@ class Host:
         how = Settings(db=self.db, port=self.port, page="off", loop_held_s=0, **settings)
         self._connections.clear()
         process, started, stop = Process(f"server {self.lives}"), Started(), asyncio.Event()
-
-        async def until(reload: object) -> None:
-            await stop.wait()
-
-        self._server = process.spawn(serve(how, until, task_status=started))
+        self._server = spawn_server(process, how, stop, task_status=started)
         self._server.add_done_callback(partial(self._ended, process), context=NOBODY)
         while not started.event.is_set():
             await asyncio.sleep(0.01)

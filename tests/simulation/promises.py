@@ -366,10 +366,9 @@ class Wire(Watch):
     def _asks(self, line: bytes) -> None:
         judge = self._judge
         id_, action, rest = (*line.split(b" ", 2), b"", b"")[:3]
-        index = judge.next_index()
         self._ids.add(id_)
         if action == b"publish":
-            self._publishes(id_, rest, index)
+            self._publishes(id_, rest, judge.next_index())
             return
         flags, words = rest.split(b" "), _names(rest)
         if b"--confirm" in flags:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tests.simulation.host import Started
+from tests.simulation.host import Started, spawn_server
 from tests.simulation.loop import NOBODY, PROCESS, Process, Violation, Work, put
 from tests.simulation.world import PORT, World, mqks
 
@@ -78,7 +78,6 @@ class WithStandby(World):
 
     def start(self, place: Place) -> None:
         from mqks.journal.default_store import open_store
-        from mqks.server.running import serve
         from mqks.settings import DatabaseUrl, Settings
 
         self.lives += 1
@@ -87,9 +86,6 @@ class WithStandby(World):
         place.stop, place.is_started = asyncio.Event(), False
         db, port = DatabaseUrl("postgresql://mqks@a,b/mqks"), PORT + place.number
         settings = Settings(db=db, port=port, page="off", loop_held_s=0)
-
-        async def until(reload: object) -> None:
-            await place.stop.wait()
 
         async def opened(*how: Any) -> Any:
             self.stores[process] = store = await open_store(*how)
@@ -102,7 +98,8 @@ class WithStandby(World):
                 self.note(process.name, "serves", self.claim_of(process))
                 self.judge_claims()
 
-        task = process.spawn(serve(settings, until, open_store=opened, task_status=Status()))
+        how = {"open_store": opened, "task_status": Status()}
+        task = spawn_server(process, settings, place.stop, **how)
         task.add_done_callback(partial(self.ended, place, process), context=NOBODY)
 
     def ended(self, place: Place, process: Process, task: asyncio.Task[None]) -> None:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from tests.simulation import blocking, services, threads
 from tests.simulation.disk import Disk
-from tests.simulation.host import Started
+from tests.simulation.host import Started, spawn_server
 from tests.simulation.loop import (
     NOBODY,
     PROCESS,
@@ -256,7 +256,6 @@ class World:
 
     async def serve(self) -> None:
         """Start a server on what the one before it left."""
-        from mqks.server.running import serve
         from mqks.settings import Settings
 
         self.lives += 1
@@ -275,10 +274,7 @@ class World:
             text_file_bytes_min=self.rng.choice((0, 0, 1)),
         )
 
-        async def until(reload: object) -> None:
-            await asyncio.Event().wait()
-
-        self.server = process.spawn(serve(settings, until, task_status=started))
+        self.server = spawn_server(process, settings, asyncio.Event(), task_status=started)
         self.server.add_done_callback(self._ended, context=NOBODY)
         while not started.event.is_set():
             await asyncio.sleep(0.01)
@@ -348,9 +344,8 @@ class World:
                     for name in names:
                         step.publish(event, self.text(name), id=name, **terms)
             else:
-                text = self.text(names[0])
                 how = {"id": names[0], "confirm": True, "timeout_s": 1e6}
-                await client.publish(event, text, **how, **terms)
+                await client.publish(event, self.text(names[0]), **how, **terms)
         except mqks().RequestFailed:
             self.note("refused", *names)
             return False
@@ -366,9 +361,8 @@ class World:
     @asynccontextmanager
     async def consuming(self, queue: str, events: Iterable[str], **how: Any) -> AsyncIterator[Any]:
         """By a client that waits for a server for as long as it takes."""
-        options = mqks().Options(connect_timeout_s=1e6)
         async with (
-            mqks().connect(self.url, options) as client,
+            mqks().connect(self.url, mqks().Options(connect_timeout_s=1e6)) as client,
             client.consume(queue, events, **how) as messages,
         ):
             yield messages

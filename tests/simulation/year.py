@@ -180,9 +180,8 @@ class Year(World):
                     del self.planned[name]
 
     async def count(self) -> None:
-        options = mqks().Options(keep_alive_s=LOOK_S)
         async with (
-            mqks().connect(URL, options) as client,
+            mqks().connect(URL, mqks().Options(keep_alive_s=LOOK_S)) as client,
             client.consume("ticks", ["tick"]) as messages,
         ):
             async for message in messages:
