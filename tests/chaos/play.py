@@ -84,7 +84,6 @@ class Figures:
     lives: int = 0
     killed: int = 0
     stopped: int = 0
-    events: int = 0
     counts: Counter[str] = field(default_factory=Counter)
 
 
@@ -148,7 +147,6 @@ class Chaos:
         figures.lives += 1
         figures.killed += its_plan.kill
         figures.stopped += not its_plan.kill
-        figures.events += life.events
         figures.counts = Counter(self._checker.counts)
         for scene in self._scenes:
             figures.counts.update(scene.counts)

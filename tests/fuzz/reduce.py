@@ -29,9 +29,9 @@ def failure_of(steps: Steps) -> Exception | None:
     return None
 
 
-def reduced(steps: Steps, kind: tuple[str, ...], seconds: float = 60.0) -> Steps:
-    """The fewest steps, lines and words found in that time that fail in the same way."""
-    end_s = monotonic() + seconds
+def reduced(steps: Steps, kind: tuple[str, ...]) -> Steps:
+    """The fewest steps, lines and words found in a minute that fail in the same way."""
+    end_s = monotonic() + 60
 
     def fails(tried: Sequence[Step]) -> bool:
         failure = failure_of(tuple(tried))

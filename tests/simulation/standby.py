@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.simulation.host import Started, spawn_server
 from tests.simulation.loop import NOBODY, PROCESS, Process, Violation, Work, put
-from tests.simulation.world import PORT, World, mqks
+from tests.simulation.world import PORT, World, mqks, nothing
 
 SERVERS = 2
 SUSPECT_S = 3.0
@@ -161,26 +161,18 @@ class WithStandby(World):
 
     # -- players
 
+    # Queues are plain. A full disk is PostgreSQL's own. What has ended begins again by itself, and
+    # blocking clients play with one server. What two servers tell has no order.
+    set_up = outlive_full_disk = calm_down = is_calm = fill_disk = nothing
+
+    def watch_server(self) -> None:
+        pass
+
     def others(self) -> list[Process]:
         return []
 
-    def watch_server(self) -> None:
-        """What two servers tell has no order."""
-
-    async def set_up(self) -> None:
-        """Queues are plain."""
-
     def visitors(self) -> list[Work]:
         return []
-
-    async def outlive_full_disk(self) -> None:
-        """That of PostgreSQL is its own."""
-
-    async def calm_down(self) -> None:
-        """What has ended begins again by itself."""
-
-    async def is_calm(self) -> None:
-        """Blocking clients play with one server."""
 
     def run_s(self) -> float:
         """For how long the present process has run, without what it was stopped."""
@@ -246,9 +238,6 @@ class WithStandby(World):
             await answered.wait()
 
     # -- faults
-
-    async def fill_disk(self) -> None:
-        """That of PostgreSQL is its own."""
 
     def faults(self, consumers: list[Process], *others: Sequence[Process]) -> list[Work]:
         return [*super().faults(consumers, *others), self.hand_over(), self.break_database()]

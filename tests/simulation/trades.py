@@ -92,12 +92,28 @@ class Visit:
     """What is neither acked nor rejected, and since when."""
 
 
-class Trade:
-    """A queue, and who comes to it."""
+class Visitor:
+    """Who comes, and rests for long."""
 
     def __init__(self, world: "Long", name: str) -> None:
         self.world, self.name = world, name
-        self.rng = rng = random.Random(f"{name} {world.seed}")
+        self.rng = random.Random(f"{name} {world.seed}")
+
+    @property
+    def now_s(self) -> float:
+        return self.world.clock.monotonic_s
+
+    async def visits(self) -> AsyncIterator[None]:
+        while await self.world.rest(self.rng.expovariate(1 / self.rng.choice(RESTS_S))):
+            yield
+
+
+class Trade(Visitor):
+    """A queue, and who comes to it."""
+
+    def __init__(self, world: "Long", name: str) -> None:
+        super().__init__(world, name)
+        rng = self.rng
         self.dead = f"{name}-dead" if rng.random() < 0.6 else None
         self.ttl_s = rng.choice((None, None, 12 * HOUR_S, 10 * DAY_S))
         self.backoff = rng.choice((None, (60.0, 2 * HOUR_S), (HOUR_S, 2 * DAY_S)))
@@ -109,10 +125,6 @@ class Trade:
         """The last one without a delay that has come."""
         self._bursts = 0
         self._visits = asyncio.Lock()
-
-    @property
-    def now_s(self) -> float:
-        return self.world.clock.monotonic_s
 
     def violate(self, item: Item | str, what: str) -> None:
         raise Violation(f"queue {self.name}: {what}: {item}, now {self.now_s:.3f}")
@@ -128,10 +140,9 @@ class Trade:
     # -- who comes
 
     async def publish(self) -> None:
-        rng = self.rng
-        while await self.world.rest(rng.expovariate(1 / rng.choice(RESTS_S))):
+        async for _ in self.visits():
             async with self.world.client() as client:
-                await self._publish(client, rng.choice(SIZES))
+                await self._publish(client, self.rng.choice(SIZES))
                 await self._ask_results(client)
 
     async def _publish(self, client: Any, size: int) -> None:
@@ -162,8 +173,7 @@ class Trade:
         self.published += size
 
     async def take(self) -> None:
-        rng = self.rng
-        while await self.world.rest(rng.expovariate(1 / rng.choice(RESTS_S))):
+        async for _ in self.visits():
             await self.visit()
 
     async def visit(self, *, wants_all: bool = False) -> None:
@@ -394,14 +404,13 @@ class Trade:
             self.violate(item, f"its result is {told}, and not {wanted}")
 
 
-class Once:
+class Once(Visitor):
     """Publishes the same ids again and again: each exists once in its time."""
 
     queue = "once"
 
     def __init__(self, world: "Long") -> None:
-        self.world = world
-        self.rng = random.Random(f"once {world.seed}")
+        super().__init__(world, "once")
         self.known: dict[str, tuple[float, float, int]] = {}
         """When each was accepted last, for how long it counts, and the troubles before."""
         self.wanted = Counter[str]()
@@ -409,10 +418,9 @@ class Once:
         self.sent = 0
 
     async def publish(self) -> None:
-        rng, world = self.rng, self.world
-        while await world.rest(rng.expovariate(1 / rng.choice(RESTS_S))):
-            async with world.client() as client:
-                for _ in range(rng.choice(SIZES[:-1])):
+        async for _ in self.visits():
+            async with self.world.client() as client:
+                for _ in range(self.rng.choice(SIZES[:-1])):
                     await self._send(client)
                 await self._judge(client)
 
@@ -420,7 +428,7 @@ class Once:
         rng, world = self.rng, self.world
         id_, for_s = f"once-{rng.randrange(30)}", rng.choice(ONCE_S)
         accepted_s, counts_s, troubles = self.known.get(id_, (-inf, 0.0, 0))
-        before_s, breaks = world.clock.monotonic_s, world.breaks
+        before_s, breaks = self.now_s, world.breaks
         if troubles != world.troubles and abs(before_s - accepted_s - counts_s) < WRONG_S:
             return  # Whether it is remembered depends on the clock.
         if breaks != world.breaks:
@@ -443,21 +451,20 @@ class Once:
         self.wanted.clear()
 
 
-class Unused:
+class Unused(Visitor):
     """Queues that are deleted when they are unused."""
 
     def __init__(self, world: "Long") -> None:
-        self.world = world
-        self.rng = random.Random(f"unused {world.seed}")
+        super().__init__(world, "unused")
         self.left: dict[str, tuple[float, float]] = {}
         """When each is deleted, and after how long."""
         self.deleted = 0
         self._count = 0
 
     async def come(self) -> None:
-        rng, world = self.rng, self.world
-        while await world.rest(rng.expovariate(1 / rng.choice(RESTS_S))):
-            async with world.client() as client:
+        rng = self.rng
+        async for _ in self.visits():
+            async with self.world.client() as client:
                 await self.judge(client)
                 if self.left and rng.random() < 0.5:
                     name = rng.choice([*self.left])
@@ -472,12 +479,12 @@ class Unused:
                     await client.publish(name, "x", confirm=True)
                     await messages.receive()
                     await asyncio.sleep(rng.choice(STAYS_S))
-                self.left[name] = world.clock.monotonic_s + for_s, for_s
+                self.left[name] = self.now_s + for_s, for_s
 
     def _is_near(self, name: str) -> bool:
         """Its end is: whether it is still there is open."""
         due_s, _ = self.left.get(name, (inf, 0.0))
-        return abs(due_s - self.world.clock.monotonic_s) < WRONG_S
+        return abs(due_s - self.now_s) < WRONG_S
 
     def begin_life(self, ended_s: float) -> None:
         """A start of the server begins the time anew of those that were there at its end."""
@@ -485,10 +492,10 @@ class Unused:
             if abs(due_s - ended_s) < WRONG_S:
                 del self.left[name]
             elif due_s > ended_s:
-                self.left[name] = self.world.clock.monotonic_s + for_s, for_s
+                self.left[name] = self.now_s + for_s, for_s
 
     async def judge(self, client: Any) -> None:
-        now_s, breaks = self.world.clock.monotonic_s, self.world.breaks
+        now_s, breaks = self.now_s, self.world.breaks
         there = {row["name"] for row in await client.stats("queues")}
         if breaks != self.world.breaks:
             return
