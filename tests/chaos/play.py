@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tests.chaos.checker import Checker, Found, Queue, Row, Violation
 from tests.chaos.desk import Desk
 from tests.chaos.forge import Forge
 from tests.chaos.nuisance import Nuisance
-from tests.chaos.plan import LifePlan, plan
+from tests.chaos.plan import LifePlan
 from tests.chaos.renting import Renting
 from tests.chaos.scene import Scene
 from tests.chaos.server import Server, Servers
@@ -111,14 +111,16 @@ class Chaos:
 
     async def live(self, number: int) -> None:
         """One life. Raises Violation."""
-        await self._live(plan(self.seed, number), self._play)
+        await self._live(LifePlan(self.seed, number), self._play)
 
     async def end(self, number: int) -> None:
         """Everything is drained, and stays so after a crash. Raises Violation."""
         for how, kill in ((self._drain, True), (self._is_drained, False)):
-            calm = plan(self.seed, number)
-            flags = {name: calm.flags[name] for name in ("ballast_bytes", "disk_free_bytes_min")}
-            await self._live(replace(calm, flags=flags, full=False, limited=False, kill=kill), how)
+            calm = LifePlan(self.seed, number)
+            kept = "ballast_bytes", "disk_free_bytes_min"
+            calm.flags = {name: calm.flags[name] for name in kept}
+            calm.full, calm.limited, calm.kill = False, False, kill
+            await self._live(calm, how)
 
     async def _live(
         self, its_plan: LifePlan, play: Callable[[Life, LifePlan], Awaitable[None]]
@@ -244,5 +246,5 @@ class Chaos:
         players += [crowd.Reader(life, p, f"read{number}") for number in range(p.readers)]
         return [
             *(each.run() for each in players),
-            *(each.run(life, p) for each in self._scenes if getattr(p, each.name)),
+            *(each.run(life, p) for each in self._scenes if each.name in p.scenes),
         ]
