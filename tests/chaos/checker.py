@@ -236,14 +236,13 @@ class Checker:
         self.exact = True
         self.limited = False
         self.queues: dict[bytes, Queue] = {}
-        self.consumers: dict[bytes, Consumer] = {}
         self.claims: dict[bytes, Consumer] = {}
         """Ids → the last consumer, which may be ending."""
         self.claiming: set[bytes] = set()
         """Of those no confirm has come for."""
         self.links: list[Link] = []
-        self.once: dict[bytes, set[bytes]] = {}
-        """Ids that may have been published once → the queues they went to."""
+        self.once: set[bytes] = set()
+        """Ids that may have been published once."""
         counted = "published", "confirmed", "delivered", "redelivered", "acked", "rejected"
         self.counts = dict.fromkeys(counted, 0)
         self.start = Request(Link(b"start"), 0, 0, done=0, durable=0)
@@ -315,14 +314,14 @@ class Checker:
         request = self.send(link)
         request.event, request.name = event, name
         self.counts["published"] += 1
-        known = self.once.get(name) if once is not None else None
+        is_new = once is None or name not in self.once
         for queue in self.queues.values():
             shapes = queue.possible(lambda each: each.done < FOREVER or each.link is link)
             bound = [shape is not None and event in shape for shape in shapes]
             if any(bound):
-                self._put(queue, request, all(bound) and known is None, once or 0)
+                self._put(queue, request, all(bound) and is_new, once or 0)
         if once is not None:
-            self.once.setdefault(name, set())
+            self.once.add(name)
         return request
 
     def _put(self, queue: Queue, request: Request, certain: bool, attempt: int) -> None:
@@ -392,7 +391,7 @@ class Checker:
         elif old is not None:
             # It may come before what its connection sent last.
             old.broken |= old.link is not link
-        self.claims[name] = self.consumers[name] = consumer
+        self.claims[name] = consumer
         queue.consumers.append(consumer)
         return consumer
 
@@ -410,8 +409,6 @@ class Checker:
             if consumer.broken or request.link is not consumer.link:
                 for copy in copies:
                     copy.fresh = -1
-        if self.consumers.get(consumer.name) is consumer:
-            del self.consumers[consumer.name]
 
     def ended(self, consumer: Consumer, *, seen: bool) -> None:
         """`seen`: everything it was ever given has been read, and it is certainly gone."""
@@ -439,12 +436,10 @@ class Checker:
         self.counts["delivered"] += 1
         self.counts["redelivered"] += retry > 0
         # What it lost again before anybody read this line.
-        stale = consumer.ending
-        if (stale or consumer.settling) and (
-            copy.holder is not None or copy.gone is not None or retry < copy.low
-        ):
+        stale, gone = consumer.ending, copy.gone
+        is_others = copy.holder is not None or gone is not None or retry < copy.low
+        if (stale or consumer.settling) and is_others:
             return copy
-        gone = copy.gone
         if gone is not None and (gone.done < link.synced or gone.link is link):
             raise Violation(f"{what}: it is settled")
         if copy.holder is not None:
@@ -682,11 +677,9 @@ class Checker:
         link = Link(b"start")
         for queue in self.queues.values():
             self._compare(queue, found.get(queue.name), stopped=stopped)
-        for name in [name for name, queues in self.once.items() if self._is_absent(name, found)]:
-            del self.once[name]
+        self.once = {name for name in self.once if not self._is_absent(name, found)}
         for queue in self.queues.values():
             self._begin_again(queue, found.get(queue.name), link)
-        self.consumers.clear()
         self.claims.clear()
         self.claiming.clear()
         self.links.clear()

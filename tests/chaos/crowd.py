@@ -150,9 +150,7 @@ class Player:
 
     # -- consuming
 
-    async def consume(
-        self, name: bytes, queue: bytes, *, manual: bool, events: bytes = b""
-    ) -> None:
+    async def consume(self, name: bytes, queue: bytes, *, manual: bool) -> None:
         """With a confirm; one of the same name, on any connection, is replaced.
 
         What two connections send at once, a server may read in either order: one claims after the
@@ -163,9 +161,8 @@ class Player:
             await asyncio.sleep(0.002)
             self.wire.check()
         claiming.add(name)
-        consumer = self.checker.consume(
-            self.wire.link, name, self.checker.queues[queue], manual=manual
-        )
+        its = self.checker.queues[queue]
+        consumer = self.checker.consume(self.wire.link, name, its, manual=manual)
         request = consumer.request
         self.coming[name] = consumer
 
@@ -192,21 +189,20 @@ class Player:
 
         self.wire.ask(name, told)
         flag = b" --manual-ack" if manual else b""
-        self.wire.send(b"%s consume --confirm %s%s%s\n" % (name, queue, events, flag))
+        self.wire.send(b"%s consume --confirm %s%s\n" % (name, queue, flag))
         await self.wire.until(lambda: name not in self.coming)
         claiming.remove(name)
 
     def came(self, name: bytes, word: bytes, rest: bytes) -> None:
         """A line that is no reply."""
-        consumer = self.consumers.get(name)
+        consumer, is_update = self.consumers.get(name), rest.startswith(b"--update ")
         if word == b"error" and self._is_replaced(name):
             return
-        if word != b"ok" or (consumer is None and not rest.startswith(b"--update ")):
-            raise Violation(f"nobody asked for it: {name!r} {word!r} {rest[:200]!r}")
-        if rest.startswith(b"--update "):
-            self._updated(self.consumers.get(name) or self.coming[name], rest)
+        if word == b"ok" and is_update:
+            self._updated(consumer or self.coming[name], rest)
             return
-        assert consumer is not None
+        if word != b"ok" or consumer is None:
+            raise Violation(f"nobody asked for it: {name!r} {word!r} {rest[:200]!r}")
         message, properties, data = rest.split(b" ", 2)
         event, _, retry = properties.removeprefix(b"event=").partition(b",retry=")
         copy = self.checker.delivered(consumer, message, event, int(retry or 0), data)
