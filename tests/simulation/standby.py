@@ -41,8 +41,7 @@ class WithStandby(World):
     def install(self) -> None:
         import psycopg
 
-        from tests.simulation.driver import Connection, ThreadConnection
-        from tests.simulation.postgres import Cluster
+        from tests.simulation.postgres import Cluster, Connection, ThreadConnection
 
         put({psycopg: {"AsyncConnection": Connection}})
         from mqks.journal.postgres.connection import PostgresConnection
@@ -290,7 +289,7 @@ class WithStandby(World):
 
     async def cut_commit(self) -> None:
         """Its connection; perhaps in silence, or only its wait for the standby ends."""
-        from tests.simulation.driver import LATENCY_S, VANISHED_S
+        from tests.simulation.postgres import LATENCY_S, VANISHED_S
 
         noticed_s = self.rng.choice((LATENCY_S, LATENCY_S, VANISHED_S))
         await self.trapped(lambda server, backend: backend.cut(noticed_s))
