@@ -116,7 +116,6 @@ class Lives(World):
         self.note("life", self.chaos.figures.lives, dict(self.chaos.figures.counts))
 
     async def stop_and_go_on(self, host: Host, clients: Process) -> None:
-        while self.has_faults:
-            await asyncio.sleep(self.rng.expovariate(1 / STOPS_S))
+        async for _ in self.now_and_then(STOPS_S):
             process = self.rng.choice((host.process, clients))
             await self.stop(process, self.rng.uniform(0, self.rng.choice(STOPPED_S)))

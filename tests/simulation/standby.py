@@ -191,7 +191,7 @@ class WithStandby(World):
                         break
                     except mqks().RequestFailed:  # There was no room for it.
                         self.note("refused", name)
-                        await asyncio.sleep(self.rng.expovariate(1 / 2))
+                        await self.wait(2)
                 took_s = self.run_s() - began_s
                 self.slowest_s = max(self.slowest_s, took_s)
                 if took_s > ANSWER_S:
@@ -199,7 +199,7 @@ class WithStandby(World):
                 self.judge_confirm(name, "publish of", newest, self.server_of(client))
                 self.confirmed[name] = "e"
                 self.note("confirmed", name)
-                await asyncio.sleep(self.rng.expovariate(1 / 20))
+                await self.wait(20)
 
     async def consume(self, number: int) -> None:
         async with self.consuming("q", ["e"]) as messages:
@@ -209,7 +209,7 @@ class WithStandby(World):
                 if self.rng.random() < 0.1:
                     message.reject()
                     continue
-                await asyncio.sleep(self.rng.expovariate(1 / 0.5))
+                await self.wait(0.5)
                 await self.ack(messages, message)
 
     async def ack(self, messages: Any, message: Any) -> None:
@@ -242,16 +242,14 @@ class WithStandby(World):
         return [*super().faults(consumers, *others), self.hand_over(), self.break_database()]
 
     async def kill_servers(self) -> None:
-        while self.has_faults:
-            await self.wait(60)
+        async for _ in self.now_and_then(60):
             place = self.rng.choice(self.places)
             if not place.process.dead:
                 self.note("kill", place.process.name)
                 self.again(place, place.process)
 
     async def hand_over(self) -> None:
-        while self.has_faults:
-            await self.wait(200)
+        async for _ in self.now_and_then(200):
             place = self.rng.choice(self.places)
             self.note("SIGTERM", place.process.name)
             place.process.context.run(place.stop.set)
@@ -262,15 +260,11 @@ class WithStandby(World):
             *(self.split, self.cut_off, self.be_slow, self.be_full),
             *(self.lose_standby, self.lose_standby),
         ]
-        while self.has_faults:
-            await self.wait(20)
+        async for _ in self.now_and_then(20):
             kind = self.rng.choice(kinds)
             self.note("database", kind.__name__)
             self.ends[kind.__name__] += 1
             await kind()
-
-    async def wait(self, mean_s: float) -> None:
-        await asyncio.sleep(self.rng.expovariate(1 / mean_s))
 
     async def trapped(self, happens: Callable[[Any, Any], object]) -> None:
         """It happens to the next commit, at some point of it."""

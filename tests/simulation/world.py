@@ -273,7 +273,6 @@ class World:
             memory_bytes=self.memory_bytes,
             text_file_bytes_min=self.rng.choice((0, 0, 1)),
         )
-
         self.server = spawn_server(process, settings, asyncio.Event(), task_status=started)
         self.server.add_done_callback(self._ended, context=NOBODY)
         while not started.event.is_set():
@@ -288,18 +287,17 @@ class World:
         self.process = process
 
     def _ended(self, task: asyncio.Task[None]) -> None:
+        """Of itself, it may only for what was done to the disk."""
+        from mqks.errors import JournalFailed
+
         error = None if task.cancelled() else task.exception()
-        if error is not None and not self.is_of_disk(error):
+        if error is None:
+            return
+        others = BaseExceptionGroup("", [error]).split(JournalFailed)[1]
+        if others is not None or not self.disk.excuses:
             failure = Violation(f"a server has ended: {error!r}")
             failure.__cause__ = error
             self.loop.fail(failure)
-
-    def is_of_disk(self, error: BaseException) -> bool:
-        """Whether it tells only of what was done to the disk."""
-        from mqks.errors import JournalFailed
-
-        others = BaseExceptionGroup("", [error]).split(JournalFailed)[1]
-        return others is None and self.disk.excuses
 
     # -- players
 
@@ -313,8 +311,8 @@ class World:
                 if self.rng.random() < 0.1:
                     names = [f"{number}-{each}-{part}" for part in range(TOGETHER)]
                 while not await self.accepted(client, EVENTS[number in PUSHED], *names, **terms):
-                    await asyncio.sleep(self.rng.expovariate(1 / 2))
-                await asyncio.sleep(self.rng.expovariate(1 / 20))
+                    await self.wait(2)
+                await self.wait(20)
             PROCESS.get().leaves = True
 
     def terms(self) -> dict[str, Any]:
@@ -390,7 +388,7 @@ class World:
                 self.note("log", len(found))
                 if (missing := wanted - {*found}) or len(found) > len({*found}):
                     raise Violation(f"the log has {len(found)}, and not {sorted(missing)[:9]}")
-                await asyncio.sleep(self.rng.expovariate(1 / READ_S))
+                await self.wait(READ_S)
 
     async def burst(self) -> None:
         """Publish much that is due at about the same time."""
@@ -423,8 +421,7 @@ class World:
     async def haste(self) -> None:
         """Publish without confirms, and be gone."""
         number = count()
-        while self.has_faults:
-            await asyncio.sleep(self.rng.expovariate(1 / HASTE_S))
+        async for _ in self.now_and_then(HASTE_S):
             with suppress(OSError):
                 address = "127.0.0.1", PORT
                 transport, _ = await self.loop.create_connection(asyncio.Protocol, *address)
@@ -449,37 +446,42 @@ class World:
             *(self.cut_connections(), *stopping, still, self.set_clock()),
         ]
 
-    async def kill_servers(self) -> None:
+    async def now_and_then(self, mean_s: float) -> AsyncIterator[None]:
+        """While there are faults."""
         while self.has_faults:
-            await asyncio.sleep(self.rng.expovariate(1 / 90))
+            await self.wait(mean_s)
+            yield
+
+    async def wait(self, mean_s: float) -> None:
+        await asyncio.sleep(self.rng.expovariate(1 / mean_s))
+
+    async def kill_servers(self) -> None:
+        async for _ in self.now_and_then(90):
             await self.disk.end(self.server, self.note)
-            await asyncio.sleep(self.rng.expovariate(1 / 2))
+            await self.wait(2)
             await self.serve()
 
     async def kill_consumers(self, consumers: list[Process]) -> None:
-        while self.has_faults:
-            await asyncio.sleep(self.rng.expovariate(1 / 120))
+        async for _ in self.now_and_then(120):
             number = self.rng.randrange(len(consumers))
             self.note("kill", consumers[number].name)
             self.network.kill(consumers[number])
-            await asyncio.sleep(self.rng.expovariate(1 / 5))
+            await self.wait(5)
             consumers[number] = Process(consumers[number].name)
             consumers[number].play(self.consume(number))
 
     async def fill_disk(self) -> None:
-        while self.has_faults:
-            await asyncio.sleep(self.rng.expovariate(1 / 150))
+        async for _ in self.now_and_then(150):
             self.note("the disk is full")
             self.disk.fill()
             self.judge.has_room = False
-            await asyncio.sleep(self.rng.expovariate(1 / 20))
+            await self.wait(20)
             self.disk.empty()
             await asyncio.sleep(NOTICED_S)
             self.judge.has_room = True
 
     async def cut_connections(self) -> None:
-        while self.has_faults:
-            await asyncio.sleep(self.rng.expovariate(1 / 30))
+        async for _ in self.now_and_then(30):
             self.network.tidy()
             if self.network.transports:
                 self.cuts += 1
@@ -491,8 +493,7 @@ class World:
                     transport.breaks = True
 
     async def stop_processes(self, *processes: Sequence[Process]) -> None:
-        while self.has_faults:
-            await asyncio.sleep(self.rng.expovariate(1 / 60))
+        async for _ in self.now_and_then(60):
             process = self.rng.choice([*chain(*processes), *self.servers()])
             await self.stop(process, self.rng.expovariate(1 / self.rng.choice(STOPS_S)))
 
@@ -504,8 +505,7 @@ class World:
 
     async def stand_still(self, *processes: Sequence[Process]) -> None:
         """A server does, and some of those who ask it and wait, for longer than they wait."""
-        while self.has_faults:
-            await asyncio.sleep(self.rng.expovariate(1 / 300))
+        async for _ in self.now_and_then(300):
             server = self.rng.choice(self.servers())
             waiting = self.rng.sample([*chain(*processes)], ASKING)
             self.note("stands still", server.name)
@@ -521,8 +521,7 @@ class World:
         return [self.process] * 4
 
     async def set_clock(self) -> None:
-        while self.has_faults:
-            await asyncio.sleep(self.rng.expovariate(1 / 100))
+        async for _ in self.now_and_then(100):
             self.sets += 1
             self.note("set the clock")
             self.clock.set(self.rng.choice((-AWAY_S, -1.0, 0.0, 1.0, AWAY_S)))

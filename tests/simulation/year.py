@@ -191,8 +191,7 @@ class Year(World):
 
     async def break_things(self) -> None:
         rng = self.rng
-        while self.has_faults:
-            await asyncio.sleep(rng.expovariate(1 / 3000))
+        async for _ in self.now_and_then(3000):
             what = rng.random()
             if what < 0.6:
                 await self.host.end(kill=what < 0.4)
