@@ -48,7 +48,8 @@ async def lives(
             if time.monotonic() > begin_s + seconds:
                 break
             await chaos.live(life)
-            _report(chaos, begin_s, life, count)
+            if life % 10 == 9 or life == count - 1:
+                print(f"{time.monotonic() - begin_s:7.1f} s: {chaos.figures}", flush=True)
         await chaos.end(count)
     except BaseException as failure:
         print(in_a_line(failure))
@@ -57,17 +58,6 @@ async def lives(
     finally:
         servers.close()
     return chaos.figures
-
-
-def _report(chaos: Chaos, begin_s: float, life: int, lives: int) -> None:
-    if life % 10 == 9 or life == lives - 1:
-        figures = chaos.figures
-        counts = ", ".join(f"{number:,} {what}" for what, number in figures.counts.items())
-        print(
-            f"{time.monotonic() - begin_s:7.1f} s: {figures.lives} lives, "
-            f"{figures.killed} killed, {figures.stopped} stopped: {counts}",
-            flush=True,
-        )
 
 
 if __name__ == "__main__":

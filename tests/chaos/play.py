@@ -86,6 +86,10 @@ class Figures:
     stopped: int = 0
     counts: Counter[str] = field(default_factory=Counter)
 
+    def __str__(self) -> str:
+        counts = ", ".join(f"{number:,} {what}" for what, number in self.counts.items())
+        return f"{self.killed} killed, {self.stopped} stopped: {counts}"
+
 
 class Chaos:
     """`directory` gets all that tells about it when something is wrong."""

@@ -35,17 +35,12 @@ def main() -> int:
     logging.disable()
     print("seed", options.seed, flush=True)
     if options.replay:
-        return _replay(options.replay)
+        steps = read(options.replay.read_text())
+        (client if steps[0].verb in ("consumer", "requests") else world).play(steps)
+        return 0
     if options.long:
         return _long(options.long, options.seed)
     return _fuzz(options)
-
-
-def _replay(path: Path) -> int:
-    steps = read(path.read_text())
-    play = client.play if steps[0].verb in ("consumer", "requests") else world.play
-    play(steps)
-    return 0
 
 
 def _long(seconds: float, seed: int) -> int:

@@ -41,16 +41,9 @@ OUTBOX_BYTES_MAX: Final = 64 * 1024 * 1024
 """For one connection in one turn: `output_buffer_bytes_max`, and what one more request brings."""
 _MORE_THAN_ENDLESS: Final = 30_000
 
+LIMITS: Final[dict[str, Any]] = {"bind": ["e*", "*.b"], "queues_max": 3, "queue_bytes_max": 1000}
 USERS: Final = [
-    User(
-        "u",
-        token=hash_token(TOKEN),
-        publish=["e*", "a.**"],
-        consume=["q*"],
-        bind=["e*", "*.b"],
-        queues_max=3,
-        queue_bytes_max=1000,
-    ),
+    User("u", token=hash_token(TOKEN), publish=["e*", "a.**"], consume=["q*"], **LIMITS),
     User("admin", token=hash_token("token-of-admin"), publish=["**"], consume=["**"], admin=True),
     User("looker", token=hash_token("token-of-looker"), eval=True),
 ]

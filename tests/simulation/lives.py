@@ -83,9 +83,7 @@ class Lives(World):
         self.chaos: Chaos
 
     def __str__(self) -> str:
-        figures = self.chaos.figures
-        counts = ", ".join(f"{number:,} {what}" for what, number in figures.counts.items())
-        return f"{figures.killed} killed, {figures.stopped} stopped, {self.stops} stops: {counts}"
+        return f"{self.stops} stops, {self.chaos.figures}"
 
     async def main(self) -> None:
         from tests.chaos.play import Chaos
