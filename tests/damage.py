@@ -518,45 +518,48 @@ def _is_true(world: World, state: State) -> bool:
 def examine(world: World, directory: Path, seed: str) -> tuple[Place, str]:
     """One case: the place, and what came of it. Raises Silent."""
     rng = random.Random(seed)
-    db = world.copy(directory / "case")
-    place = _spoil(world, db, rng)
-    spoiled = World(world.name, directory / "spoiled" / "mqks.db", world.schema)
-    shutil.rmtree(directory / "spoiled", ignore_errors=True)
-    shutil.copytree(db.parent, directory / "spoiled", symlinks=True)
+    spoiled = World(world.name, world.copy(directory / "spoiled"), world.schema)
+    place = _spoil(world, spoiled.db, rng)
     try:
         with _limit():
-            return place, _outcome(world, spoiled, db, place, rng)
+            return place, _outcome(world, spoiled, directory / "case", place, rng)
     except Exception as error:
         raise Silent(f"{place.kind}, {place.what}: {error!r}") from error
 
 
-def _outcome(world: World, spoiled: World, db: Path, place: Place, rng: random.Random) -> str:
+def _verified(db: Path) -> str:
+    """What is damaged; empty if nothing is."""
     verdict, refused = _attempt(lambda: verify(db))
-    is_clean = not refused and not verdict.damage
+    return refused or "; ".join(map(str, verdict.damage))
+
+
+def _outcome(world: World, spoiled: World, case: Path, place: Place, rng: random.Random) -> str:
+    db = spoiled.copy(case)
+    damage = _verified(db)
     view, _ = _attempt(lambda: _view(db))
     if rng.random() < 0.01:
-        _in_process(spoiled.copy(db.parent))
-    db = spoiled.copy(db.parent)
+        _in_process(spoiled.copy(case))
+    db = spoiled.copy(case)
     works = rng.random() < 0.3
     found, line = _attempt(lambda: asyncio.run(_start(db, salvage=False, works=works)))
     guarded = world.schema >= 3 and not place.is_end
     if line:
-        if is_clean and guarded:
+        if guarded and not damage:
             raise Silent(f"verify finds nothing, and a start is refused: {line}")
-        _salvage(world, spoiled, db.parent, guarded, place.segments)
+        _salvage(world, spoiled, case, guarded, place.segments)
         return "detected"
     state, told = found
     if place.segments:
         raise Silent(f"a start goes on, and tells {told}")
-    if not is_clean and not told and not place.is_end:
-        raise Silent(f"verify tells {refused or verdict.damage[0]}, and a start nothing")
+    if damage and not told and not place.is_end:
+        raise Silent(f"verify tells {damage}, and a start nothing")
     # Schema 1 has no epoch: each start on it makes one.
     compared = world.state.keys() - ({"epoch"} if world.schema == 1 else set())
     differs = _differing(world.state, state, compared)
     if works and not told:
-        after, refused = _attempt(lambda: verify(db))
-        if (refused or after.damage) and guarded:
-            raise Silent(f"damaged by going on: {refused or after.damage[0]}")
+        after = _verified(db)
+        if after and guarded:
+            raise Silent(f"damaged by going on: {after}")
     if view and not view["told"] and not told:
         shown = _differing(world.view, view, world.view)
         if shown and guarded:
@@ -589,9 +592,8 @@ def _salvage(
         raise Silent("salvaged without a word")
     if not _is_true(world, found[0]) and guarded:
         raise Silent(f"salvaged, and yet there is what never was: {found[1]}")
-    verdict, refused = _attempt(lambda: verify(db))
-    if refused or verdict.damage:
-        raise Silent(f"salvaged, and not whole: {refused or verdict.damage}; told: {found[1]}")
+    if damage := _verified(db):
+        raise Silent(f"salvaged, and not whole: {damage}; told: {found[1]}")
 
 
 def _salvaged_all_else(world: World, state: State, segments: frozenset[int]) -> None:

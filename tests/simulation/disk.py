@@ -237,11 +237,10 @@ class Disk:
     def free_bytes(self) -> int:
         return self._size - (self._used_bytes if self._life else 0)
 
-    def opened(self, path: str, *, is_journal: bool) -> int:
+    def opened(self, path: str, *, is_journal: bool) -> None:
         name = self._name(path)
         if name is not None and is_journal:
             self._unsynced_names.add(name)
-        return 0
 
     def write(self, path: str, at: int, data: bytes, real: Callable[[bytes], int]) -> int:
         name = self._name(path)
@@ -276,10 +275,10 @@ class Disk:
             self._take("A", self._ids[name], at, length)
         return real()
 
-    def sync(self, path: str) -> int:
+    def sync(self, path: str) -> None:
         name = self._now(path)
         if name is None:
-            return 0
+            return
         if os.path.isdir(path):
             self._look(name)
         is_slow = self.rng.random() < self.slow
@@ -293,7 +292,6 @@ class Disk:
         if name in self._unsynced_names:
             self._unsynced_names.remove(name)
             self._certain(os.path.dirname(name))
-        return 0
 
     def delete(self, path: str, real: Callable[[], Any], *, syncs: bool = False) -> Any:
         name = self._now(path) if os.path.exists(path) else None

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 from zlib import crc32
 
 from tests.simulation.loop import Violation
@@ -126,7 +126,7 @@ class Trade(Visitor):
         self._bursts = 0
         self._visits = asyncio.Lock()
 
-    def violate(self, item: Item | str, what: str) -> None:
+    def violate(self, item: Item | str, what: str) -> NoReturn:
         raise Violation(f"queue {self.name}: {what}: {item}, now {self.now_s:.3f}")
 
     async def set_up(self, client: Any) -> None:
@@ -282,7 +282,7 @@ class Trade(Visitor):
     def _came(self, id_: str, retry: int, visit: Visit) -> Item:
         item = self.items.get(id_)
         if item is None:
-            raise Violation(f"queue {self.name}: nobody has published {id_}, or it is over")
+            self.violate(id_, "nobody has published it, or it is over")
         may_s = self._tolerance_s(item.troubles)
         if id_ in visit.touched and self.world.breaks != visit.breaks:
             self._forget(item)
@@ -349,7 +349,6 @@ class Trade(Visitor):
         item, letter = self.items.get(message.id), message.dead_letter
         if item is None or letter is None:
             self.violate(message.id, "nobody has published it, or it is over, and it is dead")
-            return
         if item.is_done and item.is_certain:
             self.violate(item, "it was acked, and is dead")
         if letter.reason != "ttl":

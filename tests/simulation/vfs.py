@@ -94,9 +94,9 @@ def library() -> Any:
     return found
 
 
-def _told(call: str, do: Callable[[], int]) -> int:
+def _told(call: str, do: Callable[[], int | None]) -> int:
     try:
-        return do()
+        return do() or 0
     except OSError as error:
         return FULL if error.errno == errno.ENOSPC else CODES[call]
     except BaseException:  # Nobody above could learn of it.
