@@ -18,7 +18,7 @@ def forget_queue(index: Index, queue_id: int) -> None:
         return
     for span in queue.spans:
         span.segment.live -= span.end - span.first - span.settled_count
-    for segment in {span.segment for span in queue.spans}:
+    for segment in dict.fromkeys(span.segment for span in queue.spans):
         index.update_fate(segment)
 
 
