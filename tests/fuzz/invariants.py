@@ -269,6 +269,8 @@ def _check_times_end(queue: Queue) -> None:
     if queue.times is not None:
         times = timed(queue)
         delays, expiry = times.delays, times.expiry
+        gone = sum(delays._gone.values())
+        require(delays._gone_count == gone, f"{queue.name!r}: entries of those taken out")
         waits = any(scheduled(queue)) or bool(expiry._own) or expiry.ttl_us is not None
         waits = waits or bool(delays._reading or delays._aside or len(times.searches))
         require(waits or times._ends_us is not None, f"{queue.name!r}: times without an end")
