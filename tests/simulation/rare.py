@@ -131,7 +131,7 @@ class Rare(World):
                 await getattr(self, kind)()
         self.judge.judge_end()
 
-    def watch(self, transport: "Transport") -> "Watch | None":
+    def watch(self, transport: "Transport") -> "Watch":
         watched = self.judge.watch(PORT, transport)
         return Teller(self) if isinstance(watched, Wire) else watched
 
