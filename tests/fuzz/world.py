@@ -188,7 +188,8 @@ class World(Played):
         connection, broker = peer.connection, self.broker
         self._alone += self._is_alone(peer, data)
         alone = self._alone >= self.digested_every
-        self._alone *= not alone
+        if alone:
+            self._alone = 0
         before, errors = digest(broker) if alone else None, broker.shared.counters.errors
         self.timed(self.intake.receive, connection, data)
         # That another connection has taken an id is told to a connection that asked for nothing.
