@@ -1,7 +1,7 @@
 """What seldom meets, again and again: acks in time at a server that stands still, messages that are
-due while the clock is set, moves of one transaction that want the same messages, and an id of
-`--once` that comes on two connections while its first message is still being routed, receives that
-together take more than a connection may be promised, acks while the database is full.
+due while the clock is set, moves of one transaction that want the same messages, an id of `--once`
+that comes on two connections while its first message is still being routed, receives that together
+take more than a connection may be promised, leases that are changed, acks on a full database.
 
 The one rule: each round is one such meeting, on queues of its own.
 """
