@@ -6,12 +6,11 @@ The one rule: nothing here knows what happened before, so that a life follows fr
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 
 KIB, MIB = 1024, 1024 * 1024
 
 
-class LifePlan(SimpleNamespace):
+class LifePlan:
     def __init__(self, seed: int, number: int) -> None:
         self.seed, self.number = seed, number
         rng = random.Random(f"{seed} {number}")
@@ -68,6 +67,3 @@ class LifePlan(SimpleNamespace):
     def errors(self) -> bool:
         """Requests that are right may be refused."""
         return self.full or self.limited
-
-
-plan = LifePlan

@@ -158,7 +158,7 @@ class Chaos:
             figures.counts.update(scene.counts)
 
     def _keep(self, life: Life, server: Server, its_plan: LifePlan, failure: BaseException) -> None:
-        (self.directory / "plan.txt").write_text(f"{its_plan}\n\n{failure!r}\n")
+        (self.directory / "plan.txt").write_text(f"{vars(its_plan)}\n\n{failure!r}\n")
         (self.directory / "server.log").write_text(server.log)
         for name, each in (("transcript.txt", life), ("transcript-before.txt", self.latest)):
             with (self.directory / name).open("wb") as file:

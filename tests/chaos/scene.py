@@ -105,7 +105,7 @@ K = TypeVar("K", bound=Keyed)
 
 
 class KeyedBook(Book[K]):
-    """The same of a queue in order by key."""
+    """Of a queue in order by key."""
 
     def __init__(self, kind: type[K]) -> None:
         super().__init__()
@@ -308,7 +308,7 @@ def told(name: bytes, then: Callable[[bytes], object]) -> Told:
 
 
 def doing(name: bytes, done: Callable[[], None]) -> Told:
-    """The same of one that tells nothing."""
+    """When a request is confirmed that tells nothing."""
 
     def then(rest: bytes) -> None:
         if rest:

@@ -331,8 +331,10 @@ class Network:
         """What watches an end of a connection."""
 
     def create_server(self, address: Any, **options: Any) -> Listener:
-        self._port += not address[1]
-        port = address[1] or self._port
+        port = address[1]
+        if not port:
+            self._port += 1
+            port = self._port
         listener = self.listeners[port] = Listener(self, ("127.0.0.1", port))
         return listener
 

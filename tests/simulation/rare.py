@@ -182,8 +182,7 @@ class Rare(World):
     async def stop_servers(self) -> None:
         while True:
             await asyncio.sleep(self.rng.uniform(0, ACK_TIMEOUT_S))
-            self.stops += 1
-            await self.host.process.stop_for(self.rng.uniform(*STANDS_S))
+            await self.stop(self.host.process, self.rng.uniform(*STANDS_S))
 
     async def ack(self, client: Client, consumer: str, left: set[str]) -> None:
         """Until nothing is left."""
@@ -193,11 +192,12 @@ class Rare(World):
         while left:
             with suppress(TimeoutError):
                 name, told, *rest = (await client.line(ACK_TIMEOUT_S)).split(" ")
-                if name != consumer:
-                    left -= {name} if told == "ok" else set()
-                elif self.rng.random() > FORGETS:
-                    ack = f"{rest[0]} ack --confirm {consumer} {rest[0]}"
-                    loop.call_later(self.rng.uniform(*ACKS_S), client.send, [ack])
+                if name == consumer:
+                    if self.rng.random() > FORGETS:
+                        ack = f"{rest[0]} ack --confirm {consumer} {rest[0]}"
+                        loop.call_later(self.rng.uniform(*ACKS_S), client.send, [ack])
+                elif told == "ok":
+                    left.discard(name)
 
     async def become_due(self) -> None:
         rng, names = self.rng, (f"d{self.round}-{number}" for number in count())

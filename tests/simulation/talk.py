@@ -291,13 +291,9 @@ class Talk(World):
             await asyncio.sleep(self.rng.expovariate(1 / self.rng.choice((1.0, 60.0, 4000.0))))
             self.note("life", self.host.lives, self.talks, self.settled)
             if self.rng.random() < 0.3:
-                self.stops += 1
-                await self.host.process.stop_for(self.rng.uniform(0, 60))
-            elif self.rng.random() < 0.7:
-                self.host.kill()
-                await self.serve()
+                await self.stop(self.host.process, self.rng.uniform(0, 60))
             else:
-                await self.host.stop()
+                await self.host.end(kill=self.rng.random() < 0.7)
                 await self.serve()
         self.has_faults = False
 
