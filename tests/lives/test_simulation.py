@@ -32,28 +32,6 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(mqks.__file__).parent  # The wheel's, where that is tested.
 LONGEST_S = 1200
-SEEDS = 12
-"""So many must be enough to find a fault."""
-WITH_A_FAULT = """
-import os
-from tests.simulation.standby import WithStandby
-from tests.simulation.world import World, run
-
-def put_in():
-{fault}
-
-class Faulty({kind}):
-    def install(self):
-        super().install()
-        put_in()
-
-try:
-    run({seed}, {messages}, Faulty)
-except BaseException as error:
-    print(type(error).__name__, error, flush=True)
-    os._exit(3)
-os._exit(0)
-"""
 LITTERED = """
 import gc, os
 from tests.simulation.world import World, run
@@ -75,111 +53,6 @@ gc.set_threshold = lambda *_: None
 print(run(1, 2, Littered).events, flush=True)
 os._exit(0)
 """
-FAULTS = {
-    "a commit that is confirmed and was not written": """
-    from mqks.journal.sqlite.store import SqliteStore
-    commit_now = SqliteStore._commit_now
-    def lost(self, segment, once):
-        if segment.id % 20:
-            commit_now(self, segment, once)
-    SqliteStore._commit_now = lost
-""",
-    "a client that does not send again what was in flight": """
-    from mqks.client.session import Session
-    Session._send_again = lambda self: self._in_flight.clear()
-""",
-    "a thread that looks before it waits to be woken": """
-    from math import inf
-    from mqks.client.blocking_connection import OneTimeEvent, SessionConnection
-    def arrival(self, predicate, timeout_s):
-        while True:
-            with self.lock:
-                if predicate():
-                    return True
-            event = OneTimeEvent()
-            with self.lock:
-                self._waiting.add(event)
-            if not event.wait(inf if timeout_s is None else timeout_s):
-                return False
-    SessionConnection.arrival = arrival
-""",
-    "a thread that is not woken by acks": """
-    from mqks.client.blocking_connection import SessionConnection
-    def output(self, is_prompt):
-        if is_prompt and not self._out:
-            self._write()
-    SessionConnection._output = output
-""",
-    "commits that are not synced": """
-    from mqks.journal.sqlite.store import SqliteStore
-    prepare = SqliteStore._prepare
-    async def normal(db, settings):
-        version = await prepare(db, settings)
-        await db.execute_fetchall("pragma synchronous = normal")
-        return version
-    SqliteStore._prepare = normal
-""",
-    "a directory of texts that is not synced": """
-    from mqks.journal.sqlite.texts import Texts
-    sync = Texts._sync
-    def unsynced(self, descriptor, call=os.fsync):
-        if descriptor != self._descriptor:
-            sync(self, descriptor, call)
-    Texts._sync = unsynced
-""",
-    "a sync that is tried again": """
-    import sqlite3
-    from mqks.journal.sqlite import commits
-    commits.FULL_CODES.add(sqlite3.SQLITE_IOERR)
-""",
-    "a full disk that has no room again": """
-    from mqks.journal.sqlite.store import SqliteStore
-    async def never(self):
-        return False
-    SqliteStore.has_room = never
-""",
-    "a timer that comes again at once": """
-    from mqks.server.turn import Turn
-    Turn._catch_up = lambda self, turns, until_s: self._loop.call_soon(self._catch_up, 0, 0)
-""",
-}
-FAULTS_WITH_STANDBY = {
-    "commits that do not depend on who owns the journal": """
-    from mqks.journal.postgres import claim, statements
-    for module, name in (claim, "BEAT"), (statements, "ADD"), (statements, "CHANGE"):
-        setattr(module, name, getattr(module, name).replace(claim.IS_OURS, "true"))
-""",
-    "a standby that does not wait until the owner is silent": """
-    from mqks.journal.postgres import claim
-    claim.LOOKS, claim.SUSPECT_S = 1, 0.0
-""",
-    "a commit that only the primary has, by a warning": """
-    from mqks.journal.postgres.connection import PostgresConnection
-    rows = PostgresConnection.rows
-    async def deaf(self, *words):
-        found = await rows(self, *words)
-        self.warnings.clear()
-        return found
-    PostgresConnection.rows = deaf
-""",
-    "a commit that only the primary has, after a lost reply": """
-    from mqks.journal.postgres.claim import Claim
-    checked, commit = Claim._checked, Claim._commit
-    class Exists(BaseException):
-        pass
-    def found(self, found, before, after):
-        if checked(self, found, before, after) != before and self._is_ours:
-            raise Exists(found)
-        return found
-    async def committed(self, *words):
-        try:
-            return await commit(self, *words)
-        except Exists as exists:
-            [self.owner], self.waits = exists.args, ""
-            return ()
-    Claim._checked, Claim._commit = found, committed
-""",
-}
 with_standby = pytest.mark.skipif(find_spec("psycopg") is None, reason="psycopg is not installed")
 
 
@@ -268,30 +141,6 @@ def test_a_seed_with_a_standby_replays_exactly() -> None:
     assert first == again
 
 
-@pytest.mark.slow
-@patches_modules
-@pytest.mark.parametrize(
-    ("kind", "messages", "fault"),
-    [
-        *(pytest.param("World", 5, FAULTS[name], id=name) for name in FAULTS),
-        *(
-            pytest.param("WithStandby", 10, FAULTS_WITH_STANDBY[name], id=name, marks=with_standby)
-            for name in FAULTS_WITH_STANDBY
-        ),
-    ],
-)
-def test_it_finds(kind: str, messages: int, fault: str) -> None:
-    """By one of a few seeds of a world that is as small as finds it."""
-    for seed in range(1, 1 + SEEDS):
-        text = WITH_A_FAULT.format(kind=kind, messages=messages, fault=fault, seed=seed)
-        done = played("-c", text)
-        if done.returncode == 3:
-            assert done.stdout.splitlines()[-1].startswith(("Violation", "Stuck", "ConnectionLost"))
-            return
-        assert done.returncode == 0, done.stderr
-    raise AssertionError("no seed finds it")
-
-
 @pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_has_one_place(fault: faults.Fault) -> None:
     """Whoever changes the place puts the fault into what is there now."""
@@ -313,7 +162,18 @@ def test_a_plan_that_fails_is_made_smaller(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @patches_modules
-@pytest.mark.parametrize("name", ["ack-not-written", "loss-not-counted", "crash-not-counted"])
-def test_it_finds_what_is_put_into_a_copy(name: str) -> None:
-    (fault,) = (each for each in faults.FAULTS if each.name == name)
-    assert fault.found() is not None
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ack-not-written", "loss-not-counted", "crash-not-counted", "commit-not-written"),
+        *("not-sent-again", "looks-before-it-waits", "not-woken-by-acks", "commit-not-synced"),
+        *("directory-not-synced", "sync-tried-again", "full-for-ever", "timer-at-once"),
+        *("commit-of-another", "owner-not-silent", "warning-not-heard", "lost-reply-confirms"),
+    ],
+)
+def test_it_finds(name: str) -> None:
+    """By one of a few seeds of a world that is as small as finds it."""
+    [fault] = (each for each in faults.FAULTS if each.name == name)
+    if fault.plays == faults.STANDBY:
+        pytest.importorskip("psycopg", reason="psycopg is not installed")
+    assert re.search(r"(Violation|Stuck|ConnectionLost): ", str(fault.found()))

@@ -23,6 +23,7 @@ LIVES: Final = "3 --lives"
 TALK: Final = "3 --talk"
 YEAR: Final = "12 --year"
 RARE: Final = "6 --rare"
+STANDBY: Final = "10 --standby"
 
 
 class Fault(NamedTuple):
@@ -411,6 +412,110 @@ FAULTS: Final = (
         "            withdraw(victims)\n",
         "",
         LIVES,
+    ),
+    Fault(
+        "commit-not-written",
+        "journal/sqlite/commits.py",
+        "                self._raw.execute(INSERT_SEGMENT, row)",
+        "                _ = row.id % 20 and self._raw.execute(INSERT_SEGMENT, row)",
+        WORLD,
+    ),
+    Fault(
+        "not-sent-again",
+        "client/session.py",
+        "            self._send_again()",
+        "            self._in_flight.clear()",
+        WORLD,
+    ),
+    Fault(
+        "looks-before-it-waits",
+        "client/blocking_connection.py",
+        (
+            "                    self._waiting.add(event)\n"
+            "                    if predicate():\n"
+            "                        return True\n"
+        ),
+        (
+            "                    if predicate():\n"
+            "                        return True\n"
+            "                with self.lock:\n"
+            "                    self._waiting.add(event)\n"
+        ),
+        WORLD,
+    ),
+    Fault(
+        "not-woken-by-acks",
+        "client/blocking_connection.py",
+        "if not is_prompt or self._out or self._problem or self.session.has_unsent:",
+        "if False:",
+        WORLD,
+    ),
+    Fault(
+        "commit-not-synced",
+        "journal/sqlite/store.py",
+        "synchronous = {settings.synchronous}",
+        "synchronous = normal",
+        WORLD,
+    ),
+    Fault(
+        "directory-not-synced",
+        "journal/sqlite/texts.py",
+        'if self._synchronous == "off":\n            return',
+        "if descriptor == self._descriptor:\n            return",
+        WORLD,
+    ),
+    Fault(
+        "sync-tried-again",
+        "journal/sqlite/commits.py",
+        "{sqlite3.SQLITE_FULL, ",
+        "{sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, ",
+        WORLD,
+    ),
+    Fault(
+        "full-for-ever",
+        "journal/sqlite/space.py",
+        "    async def has_room(self) -> bool:\n",
+        "    async def has_room(self) -> bool:\n        return False\n",
+        WORLD,
+    ),
+    Fault(
+        "timer-at-once",
+        "server/turn.py",
+        "self._timer = self._loop.call_later(LATE_TURN_S, again)",
+        "self._loop.call_soon(self._catch_up, 0, 0)",
+        WORLD,
+    ),
+    Fault(
+        "commit-of-another",
+        "journal/postgres/statements.py",
+        "import IS_OURS, NEXT",
+        'import NEXT\n\nIS_OURS = "true"',
+        STANDBY,
+    ),
+    Fault(
+        "owner-not-silent",
+        "journal/postgres/claim.py",
+        "(looks >= LOOKS and now_s - first_s >= SUSPECT_S)",
+        "looks",
+        STANDBY,
+    ),
+    Fault(
+        "warning-not-heard",
+        "journal/postgres/claim.py",
+        "if connection.warnings:",
+        "if False:",
+        STANDBY,
+    ),
+    Fault(
+        "lost-reply-confirms",
+        "journal/postgres/claim.py",
+        "                exists = now != before\n",
+        (
+            "                if (exists := now != before) and self._is_ours:\n"
+            '                    self.owner, self.waits = now, ""\n'
+            "                    return ()\n"
+        ),
+        STANDBY,
     ),
 )
 
