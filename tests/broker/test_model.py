@@ -796,6 +796,18 @@ class MachineWithPriorities(MachineWithTimes):
         super().send(name, line)
         self._flush()
 
+    @rule(seconds=st.sampled_from([1.0, 3.0, 6.0]))
+    def time_passes(self, seconds: float) -> None:
+        """So does what is due, before any of it is delivered."""
+        delivering = [name for name, queue in self.model.queues.items() if not queue.paused]
+        for name in delivering:
+            self.pause("k1", name, True)
+        super().time_passes(seconds)
+        self._flush()
+        for name in delivering:
+            if name in self.model.queues:
+                self.pause("k1", name, False)
+
     @rule(
         connection=CONNECTIONS,
         publishes=st.lists(PRIORITIZED, min_size=1, max_size=5),
