@@ -9,6 +9,9 @@ What the journal writes without SQLite, the lock, the ballast and the texts, goe
 of `os`, which are replaced. What has been written by other means is seen when it is synced, renamed
 or deleted, or when the server ends: until then no part of it is certain anyway.
 
+A bit may be another one when a server starts, until it listens: it must refuse to, or have read
+nothing else.
+
 The one rule: each life has a directory of its own. Once its server is dead, nothing is seen of what
 is written there.
 """
@@ -46,6 +49,10 @@ SIZE: Final = 1 << 30
 PAGE_BYTES: Final = 4096
 ROOM_BYTES: Final = 64 * 1024
 """What is left, at most, on a disk that is full."""
+FLIPPED: Final = 0.5
+"""How often a bit is another one when a server starts."""
+UNFLIPPED: Final = ".ballast", ".lock", "-wal"
+"""Nobody reads the first two; the last commit of a WAL would look as one that was not finished."""
 INDEX: Final = "-shm"
 """Memory that has a name."""
 
@@ -78,7 +85,12 @@ class Disk:
         """What a failed sync has not written is seen until the power goes."""
         self._size = SIZE
         self.slow = SLOW
-        self.power_cuts = self.failed_syncs = self.full = 0
+        self._bits = random.Random(f"bits {seed}")
+        self._flip: tuple[int, int, int] | None = None
+        """A bit that is another one now: its file, byte and value there."""
+        self.was_flipped = False
+        """There was one in the present life."""
+        self.power_cuts = self.failed_syncs = self.full = self.flips = 0
 
     @property
     def is_dead(self) -> bool:
@@ -95,15 +107,54 @@ class Disk:
         self._take("P", 0)
         if self.rng.random() < 0.2:
             self._end_soon(is_power=self.rng.random() < 0.5)
+        self.was_flipped = self._bits.random() < FLIPPED and self._flip_one()
         return Path(self._life)
 
     def begun(self) -> None:
         self._has_begun, self._calls_left = True, None
+        self._flip_back()
+
+    def _flip_one(self) -> bool:
+        self._look()
+        found = {name: self._content(name) for name in self._ids if not name.endswith(UNFLIPPED)}
+        kinds = {name.partition("/")[0] for name, content in found.items() if content}
+        if not kinds:
+            return False
+        kind = self._bits.choice(sorted(kinds))
+        name = self._bits.choice([each for each in found if each.startswith(kind) and found[each]])
+        # Most of a database may be zeros, which nobody reads.
+        places = [at for at, byte in enumerate(found[name]) if byte] or [0]
+        self._flip = self._ids[name], self._bits.choice(places), 1 << self._bits.randrange(8)
+        self.flips += 1
+        self._turn_over(name)
+        return True
+
+    def _content(self, name: str) -> bytes:
+        path = Path(self._life + name)
+        return path.read_bytes() if path.is_file() else b""
+
+    def _flip_back(self) -> None:
+        """If the bit is there, and was not written since."""
+        for name, number in self._ids.items():
+            if self._flip and self._flip[0] == number:
+                self._turn_over(name)
+        self._flip = None
+
+    def _turn_over(self, name: str) -> None:
+        assert self._flip
+        number, at, bit = self._flip
+        with open(self._life + name, "r+b", buffering=0) as file:
+            file.seek(at)
+            data = bytes([file.read(1)[0] ^ bit])
+            file.seek(at)
+            file.write(data)
+        self._model.take(Record("W", number, at, 1, data))
+        self._certain(name)
 
     @property
     def excuses(self) -> bool:
         """Whether a server may end of itself because of this disk."""
-        return self.has_failed or (self.is_full and not self._has_begun)
+        return self.has_failed or self.was_flipped or (self.is_full and not self._has_begun)
 
     def _end_soon(self, *, is_power: bool) -> None:
         self._is_power = is_power
@@ -112,6 +163,7 @@ class Disk:
     def rest(self) -> None:
         """Nothing more is done to the server."""
         self._calls_left, self._fails_next, self.slow = None, False, 0.0
+        self._flip_back()
         self.empty()
 
     async def end(self, server: asyncio.Future[None], note: Callable[..., None]) -> None:
@@ -143,6 +195,7 @@ class Disk:
 
     def _end(self) -> None:
         self._look()
+        self._flip_back()
         life, self._life, self._calls_left = self._life, "", None
         self._kill()
         if self._is_power:
@@ -174,6 +227,13 @@ class Disk:
 
     def _take(self, kind: str, who: int, at: int = 0, length: int = 0, data: bytes = b"") -> None:
         self._model.take(Record(kind, who, at, length, data))
+        flipped, place, _ = self._flip or (0, 0, 0)
+        if (
+            who == flipped
+            and at <= place
+            and (kind == "T" or (kind == "W" and place < at + length))
+        ):
+            self._flip = None
         if kind == "T":
             self._sizes[who] = at
         elif kind in "WA":

@@ -479,6 +479,13 @@ FAULTS: Final = (
         WORLD,
     ),
     Fault(
+        "checksum-not-checked",
+        "journal/sqlite/rows.py",
+        "is_right = found is body and checksum(segment_id, found) == crc",
+        "is_right = found is body",
+        WORLD,
+    ),
+    Fault(
         "timer-at-once",
         "server/turn.py",
         "self._timer = self._loop.call_later(LATE_TURN_S, again)",

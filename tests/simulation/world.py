@@ -232,6 +232,7 @@ class World:
         return (
             f"{self.lives} lives, {self.disk.power_cuts} power cuts, "
             f"{self.disk.failed_syncs} failed syncs, {self.disk.full} times full, "
+            f"{self.disk.flips} flipped bits, "
             f"{self.cuts} cuts, {self.stops} stops, {self.sets} clocks set, {self.judge}"
         )
 
@@ -288,12 +289,13 @@ class World:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Of itself, it may only for what was done to the disk."""
-        from mqks.errors import JournalFailed
+        from mqks.errors import JournalDamaged, JournalFailed
 
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
-        others = BaseExceptionGroup("", [error]).split(JournalFailed)[1]
+        kinds = (JournalFailed, *[JournalDamaged] * self.disk.was_flipped)
+        others = BaseExceptionGroup("", [error]).split(kinds)[1]
         if others is not None or not self.disk.excuses:
             failure = Violation(f"a server has ended: {error!r}")
             failure.__cause__ = error
@@ -372,6 +374,8 @@ class World:
         async with self.consuming("q", EVENTS, ack_timeout_s=self.ack_timeout_s) as messages:
             async for message in messages:
                 self.note("got", number, message.id, message.retry)
+                if message.text not in (message.id, message.id + PADDING):
+                    raise Violation(f"{message.id} has become {message.text[:99]!r}")
                 if self.rng.random() < 0.1:
                     message.reject()
                     continue
