@@ -68,9 +68,18 @@ class SimulatedSocket:
         return -1 if self.closed else 1000
 
     def send(self, data: bytes) -> int:
-        raise OSError(errno.EPIPE, "refused")
+        if (other := self.other.transport) is None:
+            raise OSError(errno.EPIPE, "refused")
+        other._arrive(data)
+        return len(data)
 
     def close(self) -> None:
+        """Without a transport it has read nothing: the other side learns of it, if it has sent."""
+        if not (self.closed or self.transport) and (other := self.other.transport) is not None:
+            if self.pending:
+                other.lose_by_reset()
+            else:
+                other._arrive(None)
         self.closed = True
 
     def __enter__(self) -> "SimulatedSocket":

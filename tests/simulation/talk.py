@@ -9,6 +9,7 @@ spins, and when all have left nothing is held any more.
 import asyncio
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -48,6 +49,22 @@ WRITTEN_S: Final = 1.0
 IDLE_S: Final = 3600.0
 IDLE_TURNS_MAX: Final = 20_000
 """A server that nobody asks for anything takes no more turns in this time."""
+USERS_EVERY: Final = 4
+"""In each so manieth seed everybody has to log in, and limits are low."""
+TOKENS: Final = {"u": "token", "admin": "token-of-admin"}
+LOW: Final = {
+    "auth_timeout_s": 5.0,
+    "batches_max": 2,
+    "bindings_per_queue_max": 3,
+    "connections_per_address_max": 10,
+    "consumers_per_connection_max": 1,
+    "name_bytes_max": 64,
+    "once_ids_max": 10,
+    "queues_max": 4,
+    "results_max": 5,
+    "tails_max": 1,
+    "unauthenticated_max": 2,
+}
 LOOKS_S: Final = 3.0
 _BODY: Final = re.compile(rb"\S+ ok --read epoch=\S+ runs=\d+ rows=\d+ next=\d+ bytes=(\d+)")
 _ANSWER: Final = re.compile(rb"\S+ (?:ok --end|error .*)")
@@ -147,6 +164,9 @@ class Talker:
         self.wire = Wire(Peer(cast(Any, None), keeps_books=True), self)
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self.wire, "127.0.0.1", PORT)
+        if self._world.has_users:
+            token = self.rng.choice([*TOKENS.values(), "wrong"])
+            self._send(f"{self._named('auth')} auth {token}\n".encode())
         # Others may have drained the server, and nobody would do anything else any more.
         self._send(b"u drain --off\nv read_only off\n")
         if self.rng.random() < 0.7:  # What is drawn would seldom hold a message.
@@ -250,6 +270,7 @@ class Talk(World):
     def __init__(self, seed: int, directory: Path, messages: int) -> None:
         super().__init__(seed, directory, messages)
         self.talks = self.settled = self.looks = 0
+        self.has_users = not seed % USERS_EVERY
         self._waits: tuple[object, float, int] = None, 0.0, 0
         """What was pending at the last look, since when, and at how many."""
 
@@ -264,6 +285,8 @@ class Talk(World):
         self.usages = usages(), usages(of_clients), usages(of_clients)
         """Of a talk."""
         self.in_transactions = usages(of_transactions)
+        if self.has_users:
+            self.write_users()
         await self.serve()
         self.loop.happen(LOOKS_S, self.look, NOBODY)
         processes = [Process(f"talker {number}") for number in range(self.clients)]
@@ -272,6 +295,19 @@ class Talk(World):
         ]
         await asyncio.gather(self.live(), self.set_clock(), *talking)
         await self.leave_nothing()
+
+    @property
+    def _users(self) -> Path:
+        return self.directory / "users"
+
+    def write_users(self) -> None:
+        from mqks.users import User, hash_token
+        from mqks.users_file import write
+
+        user, admin = (partial(User, name, token=hash_token(TOKENS[name])) for name in TOKENS)
+        limits: Any = {"publishes_per_s": 50, "connections_max": 3, "queues_max": 2}
+        some = user(publish=["e*", "a.**"], consume=["q*"], read=["dead"], bind=["a.*"], **limits)
+        write(self._users, [some, admin(publish=["**"], consume=["**"], bind=["**"], admin=True)])
 
     async def serve(self) -> None:
         rng = self.rng
@@ -283,6 +319,7 @@ class Talk(World):
             wal_checkpoint_pages=rng.choice((1, 250)),
             errors_kept_max=rng.choice((0, 10, 1000)),
             eval="on",
+            **({"auth": "always", "users": self._users, **LOW} if self.has_users else {}),
         )
 
     async def live(self) -> None:
@@ -328,10 +365,12 @@ class Talk(World):
         """When all have left, nothing is held for them, and the server rests."""
         # A server that drains lets in operators only, and a client is none.
         _, writer = await asyncio.open_connection("127.0.0.1", PORT)
-        writer.write(b"u drain --off\n")
+        login = f"a auth {TOKENS['admin']}\n" if self.has_users else ""
+        writer.write(f"{login}u drain --off\n".encode())
         await asyncio.sleep(1)
         writer.close()
-        async with mqks().connect(URL) as client:
+        url = URL.replace("//", f"//{TOKENS['admin']}@") if self.has_users else URL
+        async with mqks().connect(url) as client:
             for row in await client.schedules():
                 await client.unschedule(row["name"])
             for row in await client.stats("queues"):
