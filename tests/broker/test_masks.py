@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mqks.broker.spine.routing import masks as masks_module
 from mqks.broker.spine.routing import routes as routes_module
-from mqks.client.messages import QueueUpdate
 from mqks.limits import MASK_BYTES_MAX, ROUTES_BYTES_MAX
 from mqks.testing import Broker
 from mqks.users import Permissions
@@ -24,7 +23,6 @@ from tests.kit.bare import BareWorld, ask, bare
 from tests.kit.compiled import patches_modules
 from tests.kit.line_client import LineClient
 from tests.kit.memory import allocated
-from tests.kit.server_process import ServerProcess
 
 PARTS = ["a", "b", "ab", ""]
 EVENTS = [*PARTS[:3], *(f"{x}.{y}" for x in PARTS for y in PARTS), "a.b.a", "a..b", "b.ab.a.b"]
@@ -399,25 +397,3 @@ def test_stats_tell_parts_of_what_a_queue_and_a_connection_have(client: LineClie
     assert ids(b" %d --after=k1 --limit=1" % rows[0]["id"]) == ["k2"]
     assert ids(b" %d" % (rows[0]["id"] + 1)) == []
     assert client.ask(b"x stats consumers k1").startswith(b"x error ")
-
-
-def test_an_update_is_parsed() -> None:
-    told = b"q e1 e2 --add-mask a.* b.** --delete-queue-when-unused=5.0 --manual-ack"
-
-    assert QueueUpdate.parse(told) == QueueUpdate("q", ["e1", "e2"], 5.0, ["a.*", "b.**"])
-    assert QueueUpdate.parse(b"q") == QueueUpdate("q", [], False)
-
-
-def test_masks_survive_a_kill(server: ServerProcess) -> None:
-    """In the table of bindings, as events do: many, some of them removed again."""
-    masks = b" ".join(b"a.%d.**" % number for number in range(6000))
-    gone = b" ".join(b"a.%d.**" % number for number in range(50))
-    with LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm q e --add-mask " + masks) == b"s ok "
-        assert client.ask(b"r rebind --confirm q --remove-mask " + gone) == b"r ok "
-    server.kill()
-    server.start()
-    with LineClient(server.address) as client:
-        for event, count in ((b"a.49.x", 0), (b"a.50.x.y", 1), (b"a.5999.x", 1), (b"e", 1)):
-            assert client.ask(b"m publish --confirm %b x" % event) == b"m ok "
-            assert client.ask(b"t purge --confirm q") == b"t ok %d" % count

@@ -34,7 +34,6 @@ from mqks.broker.spine.log.pending import Batch, ErrorRecord, Run
 from mqks.broker.spine.queue import blocks as blocks_module
 from mqks.broker.spine.queue import lane as lane_module
 from mqks.broker.spine.queue.paging import page_in
-from mqks.broker.spine.queue.queue import Queue
 from mqks.broker.spine.queue.shared import Place
 from mqks.errors import DiskFull
 from mqks.journal import compaction, index, journal
@@ -82,11 +81,6 @@ def by_id(lines: dict[str, list[str]]) -> dict[tuple[str, str, bool], list[str]]
             key = connection, line.split(" ")[0], " ok --update " in line
             found.setdefault(key, []).append(line)
     return found
-
-
-def returned(queue: Queue) -> list[int]:
-    """Numbers of what came back and waits."""
-    return [number for number, _ in queue.lane.blocks if number < queue.lane.cursor]
 
 
 class Machine(RuleBasedStateMachine):

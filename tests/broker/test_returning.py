@@ -82,39 +82,6 @@ def world() -> BareWorld:
     return world
 
 
-def test_an_ack_timeout_brings_back_what_comes_first(world: BareWorld) -> None:
-    """Not what stands behind it, although there is room for that first."""
-    told(world, b"d delete_consumer c\ns set_queue q --ack-timeout=10")
-    told(world, b"m1 publish e a\nm2 publish e b")
-    world.send("alice", b"c consume q --manual-ack --prefetch=1\n")
-    assert lines(world, "alice") == [b"c ok m1 event=e a"]
-    world.advance(10)
-    assert lines(world, "alice") == [b"c ok m1 event=e,retry=1 a"]
-
-
-@pytest.mark.parametrize("ttl", [b"x set_queue q --ttl=10", b""], ids=["queue", "message"])
-@pytest.mark.parametrize(
-    "back",
-    [b"reject c m1", b"release c m1", b"reject c m1 --delay=4", b"release c m1 --delay=4"],
-    ids=["reject", "release", "reject later", "release later"],
-)
-def test_what_comes_back_keeps_the_end_of_its_ttl(
-    world: BareWorld, ttl: bytes, back: bytes
-) -> None:
-    told(world, ttl)
-    told(world, b"m1 publish %be a" % (b"" if ttl else b"--ttl=10 "))
-    assert lines(world, "alice") == [b"c ok m1 event=e a"]
-    world.advance(5)
-    told(world, b"s set_queue q --dead-letters=dead\nd consume dead --meta")
-    told(world, b"x " + back + b"\np promote q --all\ny delete_consumer c")
-    world.advance(4.9)
-    assert told(world, b"e _eval len(state.queues['q'])") == [b"e ok 1"]
-    world.advance(0.12)
-    [letter, left] = told(world, b"e _eval len(state.queues['q'])")
-    assert b"reason=ttl&queue=q&" in letter
-    assert left == b"e ok 0"
-
-
 def test_the_backoff_doubles_up_to_its_limit(world: BareWorld) -> None:
     told(world, b"s set_queue q --backoff=1,8")
     told(world, b"m1 publish e a")
