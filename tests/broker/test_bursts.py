@@ -134,9 +134,8 @@ def forms(action: bytes, pairs: bool) -> list[bytes]:
     before, flags, behind = REQUESTS[action]
     chosen = combinations(flags, 2) if pairs else [(), (), *((flag,) for flag in flags)]
     words = [b" ".join(filter(None, (before, *some, behind))) for some in chosen]
-    if not pairs:  # Every second one is confirmed.
-        return [b"%b %b%b" % (action, FIRST[n % 2], each) for n, each in enumerate(words)]
-    return [b"%b %b%b" % (action, confirm, each) for each in words for confirm in FIRST]
+    # Every second one is confirmed.
+    return [b"%b %b%b" % (action, FIRST[n % 2], each) for n, each in enumerate(words)]
 
 
 FIRST = b"", b"--confirm "
