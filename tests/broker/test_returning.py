@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 
 import pytest
 
-from mqks import users_file
 from mqks.broker.features.death import fates
 from mqks.broker.features.time.times import timed
 from mqks.limits import GONE_MIN
 from mqks.testing import Broker
-from mqks.users import User, hash_token
+from mqks.users import User
 from tests.kit.bare import BareWorld, ask
 from tests.kit.line_client import LineClient
-from tests.kit.server_process import ServerProcess
 
 
 def client(broker: Broker) -> LineClient:
@@ -177,25 +174,8 @@ def test_who_may_consume_one_queue_redrives_only_what_died_there() -> None:
     assert ask(world, b"r redrive --confirm mine.dead --to=mine", "worker") == b"r ok 1\n"
 
 
-def test_a_consumer_that_may_not_go_on_is_no_loss(tmp_path: Path) -> None:
-    root = User("root", "", hash_token("rootT"), ["**"], ["**"], ["**"], admin=True)
-    worker = User("worker", "", hash_token("workerT"), consume=["q"])
-    users_file.write(tmp_path / "users", [root, worker])
-    flags = ("--users", str(tmp_path / "users"), "--auth", "always")
-    with (
-        ServerProcess(tmp_path / "mqks.db", *flags) as server,
-        LineClient(server.address) as boss,
-        LineClient(server.address) as some,
-    ):
-        ok(boss, b"auth rootT")
-        ok(some, b"auth workerT")
-        ok(boss, b"set_queue q --losses=1 --dead-letters=dead")
-        ok(boss, b"subscribe q e")
-        ok(boss, b"publish e a")
-        some.send(b"c consume q --manual-ack\n")
-        assert some.line() == b"c ok r event=e a"
-
-        users_file.write(tmp_path / "users", [root, User("worker", "", hash_token("workerT"))])
-        server.hang_up()
-        boss.send(b"d consume q --manual-ack\n")
-        assert boss.line() == b"d ok r event=e,retry=1 a"
+def test_a_consumer_that_may_not_go_on_is_no_loss(world: BareWorld) -> None:
+    told(world, b"s set_queue q --losses=1 --dead-letters=dead\nm publish e a")
+    assert lines(world, "alice") == [b"c ok m event=e a"]
+    world.broker.access.grant(world.connection("alice"), User("alice", "", "").permissions())
+    assert told(world, b"d consume q --manual-ack") == [b"d ok m event=e,retry=1 a"]
