@@ -84,12 +84,14 @@ def by_id(lines: dict[str, list[str]]) -> dict[tuple[str, str, bool], list[str]]
 
 
 class Machine(RuleBasedStateMachine):
-    open_store: OpenStore = staticmethod(open_store)
+    is_in_memory = False
+    """The journal's store; else it is a file of SQLite."""
     share = 2
     """Of the examples, one in so many is played: half where others have all of the rules, too."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.open_store: OpenStore = Memory().open if self.is_in_memory else open_store
         self.runner = asyncio.Runner()
         self.directory = Path(tempfile.mkdtemp())
         self.patch = pytest.MonkeyPatch()
@@ -782,6 +784,8 @@ class MachineWithJobs(MachineWithTimes):
 class MachineWithPriorities(MachineWithTimes):
     """The same, of several priorities."""
 
+    is_in_memory = True
+
     def send(self, name: str, line: str) -> None:
         """What comes from disk, comes before the next request: one of a higher priority that joins
         meanwhile would go first, and the model knows no disk."""
@@ -818,6 +822,8 @@ class MachineWithPriorities(MachineWithTimes):
 
 class MachineWithKeys(MachineWithTimes):
     """The same, of unique messages."""
+
+    is_in_memory = True
 
     def send(self, name: str, line: str) -> None:
         """What comes from disk, comes before the next request: the model knows no disk."""
@@ -868,12 +874,6 @@ class MachineWithKeys(MachineWithTimes):
         self.pause(connection, "q1", False)
 
 
-class MachineInMemory(Machine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.open_store = Memory().open
-
-
 class MachineInPostgres(Machine):
     share = 4
     server: Postgres
@@ -900,7 +900,7 @@ class MachineInPostgres(Machine):
     "machine",
     [
         *(Machine, MachineWithKeys),
-        *slow(MachineWithPriorities, MachineWithJobs, MachineInMemory, MachineInPostgres),
+        *slow(MachineWithPriorities, MachineWithJobs, MachineInPostgres),
     ],
 )
 @patches_modules
