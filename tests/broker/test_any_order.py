@@ -3,7 +3,7 @@
 from itertools import count
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
@@ -19,7 +19,7 @@ from mqks.broker.spine.queue import blocks, lane, order, queue
 from mqks.broker.spine.queue.order import Rest
 from tests.fuzz.invariants import require, waiting
 from tests.kit.lab import Lab
-from tests.kit.small_steps import SmallSteps
+from tests.kit.small_steps import SmallSteps, as_test
 
 QUEUES = [b"q", b"r", b"d"]
 POLICIES = [
@@ -397,16 +397,9 @@ class Kept(Kills):
 
 
 # Most rules are the same, and where nothing may be lost, more is seen.
-for machine, quick, full in ((Kills, 1, 2), (Kept, 2, 5)):
-    many = settings().max_examples > 100
-    machine.TestCase.settings = settings(
-        max_examples=(full if many else quick) * settings().max_examples,
-        stateful_step_count=60,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-TestKills = Kills.TestCase
-TestKept = Kept.TestCase
+MANY = settings().max_examples > 100
+TestKills = as_test(Kills, 2 if MANY else 1, steps=60)
+TestKept = as_test(Kept, 5 if MANY else 2, steps=60)
 
 
 def test_a_delivery_that_goes_on_delivers_nothing_expired() -> None:

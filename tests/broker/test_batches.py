@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 from typing import Any
 
 import pytest
@@ -121,31 +120,6 @@ def play(seed: int) -> int:
     return opened
 
 
-def test_acks_of_two_that_race_while_the_disk_is_slow() -> None:
-    world = world_of()
-    ask(world, b"o open_batch --confirm b publish done x")
-    ask(world, b"m0 publish --batch=b e 0")
-    ask(world, b"m1 publish --batch=b e 1")
-    assert ask(world, b"x close_batch --confirm b") == b"x ok 1\n"
-    for name in ("k0", "k1"):
-        ask(world, b"%b consume q0 --manual-ack --prefetch=1" % name.encode(), name)
-    world.intake.receive(world.connection("k0"), b"a ack --confirm k0 m0\n")
-    world.take()
-    world.intake.receive(world.connection("k1"), b"a ack --confirm k1 m1\n")
-    world.land()
-    assert ends(world) == []
-    world.take()
-    assert world.broker.batches.found(b"b") is None
-    world.fail()
-    world.take()
-    world.land()
-    assert ends(world) == [b"b:end"]
-    world.crash()
-    world.commit()
-    assert ends(world) == [b"b:end"]
-    assert not world.disk.batches
-
-
 def test_the_last_ack_is_no_small_commit() -> None:
     """Those on the spot have no rows, and what follows would come again after a crash."""
     world = world_of()
@@ -155,25 +129,6 @@ def test_the_last_ack_is_no_small_commit() -> None:
     ask(world, b"c consume q0 --manual-ack", "c")
     world.intake.receive(world.connection("k"), b"a ack --confirm c m0\n")
     assert world.broker.pending.need is Need.WRITE_MUCH
-
-
-def test_a_publish_that_races_with_the_end() -> None:
-    """What joins before the commit keeps the batch open; what comes behind it gets an error."""
-    world = world_of()
-    ask(world, b"o open_batch --confirm b publish done x")
-    ask(world, b"m0 publish --batch=b e 0")
-    ask(world, b"c consume q0 --manual-ack", "c")
-    world.intake.receive(world.connection("k"), b"x close_batch b\na ack c m0\n")
-    world.intake.receive(world.connection("k"), b"m1 publish --batch=b e 1\n")
-    world.take()
-    assert world.broker.batches.found(b"b") is not None
-    world.land()
-    world.intake.receive(world.connection("k"), b"a ack c m1\n")
-    world.take()
-    world.intake.receive(world.connection("k"), b"m2 publish --confirm --batch=b e 2\n")
-    world.land()
-    assert re.search(rb"m2 error", ask(world, b"p ping x"))
-    assert ends(world) == [b"b:end"]
 
 
 def test_a_thousand_that_end_in_one_commit() -> None:

@@ -7,7 +7,6 @@ back, and each queue has its turns.
 from math import inf
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
@@ -15,7 +14,7 @@ from mqks.broker.features.throttle import common
 from tests.broker.test_keys import SMALL_STEPS
 from tests.kit.compiled import patches_modules
 from tests.kit.lab import Lab
-from tests.kit.small_steps import Bucket, Holders, Rate
+from tests.kit.small_steps import Bucket, Holders, Rate, as_test
 
 QUEUES = "abc"
 
@@ -171,13 +170,7 @@ class Common(Holders):
             limit.bucket.fill()
 
 
-Common.TestCase.settings = settings(
-    max_examples=settings().max_examples // 2,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-TestCommon = Common.TestCase
+TestCommon = as_test(Common, 0.5)
 
 
 def common_queues(lab: Lab, *names: str, limit: str) -> None:

@@ -67,10 +67,11 @@ class TcpWorld:
 
     patience_seconds: float = WAIT_S
 
-    def __init__(self, db: Path, story: Story, *flags: str) -> None:
+    def __init__(self, db: Path, story: Story) -> None:
         self._db = db
-        told = (f"--{key.replace('_', '-')}={value}" for key, value in story.settings.items())
-        self._flags = [*flags, *told]
+        self._flags = [
+            f"--{key.replace('_', '-')}={value}" for key, value in story.settings.items()
+        ]
         self._clients: dict[str, LineClient] = {}
         self.server = ServerProcess(db, *self._flags)
 
@@ -251,13 +252,6 @@ def test_in_postgresql(story: Story, postgres: Postgres) -> None:
 @each(DURABLE, lambda story: story.name.startswith(KILLED))
 def test_over_tcp(story: Story, tmp_path: Path) -> None:
     played(story, lambda left: TcpWorld(tmp_path / f"{left}.db", story))
-
-
-@pytest.mark.slow
-@each(DURABLE)
-def test_over_tcp_with_all_texts_in_files(story: Story, tmp_path: Path) -> None:
-    flag = "--text-file-bytes-min=1"
-    played(story, lambda left: TcpWorld(tmp_path / f"{left}.db", story, flag))
 
 
 @each(BARE)

@@ -7,7 +7,6 @@ another consumer, or was rejected and waits; and no consumer with room waits for
 import random
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
@@ -18,7 +17,7 @@ from mqks.limits import STEP_RULED
 from tests.kit.bare import ask, bare
 from tests.kit.compiled import patches_modules
 from tests.kit.lab import Lab
-from tests.kit.small_steps import Holders
+from tests.kit.small_steps import Holders, as_test
 
 SMALL_STEPS = {
     blocks: {"BLOCK": 6, "SHORT": 2, "DELIVERY_BYTES": 60},
@@ -117,13 +116,7 @@ class Ordered(Holders):
             super().set_clock(seconds)
 
 
-Ordered.TestCase.settings = settings(
-    max_examples=settings().max_examples,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-TestOrdered = Ordered.TestCase
+TestOrdered = as_test(Ordered)
 
 
 @patches_modules

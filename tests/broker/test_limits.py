@@ -316,12 +316,6 @@ def test_errors_waiting_for_the_journal() -> None:
     assert len(ERROR.findall(b"".join(connection.outbox))) == 50
 
 
-@pytest.mark.parametrize("number", [b"9" * 19, b"9" * 5000, b"x"])
-@pytest.mark.parametrize("what", [b"connections --after=", b"unacked --after=q --then="])
-def test_numbers(what: bytes, number: bytes) -> None:
-    assert ERROR.fullmatch(ask(bare(), b"r stats " + what + number))
-
-
 def test_a_page_that_a_trim_has_overtaken() -> None:
     """The consumer that waits for it gets what is left, without anybody doing anything."""
     world = bare(memory_bytes=0)

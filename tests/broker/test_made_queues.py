@@ -11,8 +11,6 @@ from mqks.users import User, Users, hash_token
 from tests.kit.lab import Lab
 from tests.kit.seeds import printed_seed
 
-HOUR_S = 3600.0
-
 
 class UserLab(Lab):
     """Whoever is called as a user, with a digit behind it or without, has logged in as that."""
@@ -396,31 +394,6 @@ def test_who_made_what_outlives_a_crash_a_reset_and_a_new_name(memory_bytes: int
     assert lab.waiting() > (told[1] or 0)
     assert lab.outcome("alice", b"s subscribe q3 e") == ""
     assert lab.outcome("alice", b"s subscribe q4 e") != ""
-    lab.check()
-
-
-def test_a_thousand_that_end_in_one_commit() -> None:
-    lab = UserLab(queues_max=1000, queue_bytes_max=1_000_000)
-    lab.do("alice", *[b"s subscribe q%d e" % n for n in range(1000)])
-    lab.do("bob", b"m publish e x", b"n publish --delay=9 e x")
-    assert lab.told() == (1000, lab.waiting())
-    lab.send("alice", *[b"d delete_queue --confirm q%d" % n for n in range(1000)])
-    lab.rest()
-    assert lab.told() == (0, 0)
-    lab.do("alice", *[b"s subscribe r%d e" % n for n in range(1000)])
-    assert lab.told() == (1000, 0)
-    lab.check()
-
-
-def test_a_clock_set_back_an_hour_changes_nothing() -> None:
-    lab = UserLab(queue_bytes_max=200)
-    lab.do("alice", b"s subscribe q e", b"m publish --delay=5 e x", b"n publish --ttl=5 e x")
-    before = lab.told()
-    lab.wall_ahead_us -= round(HOUR_S * 1e6)
-    lab.wait(4)
-    assert lab.told() == before
-    lab.wait(HOUR_S + 60)
-    assert lab.told() == (1, lab.waiting())
     lab.check()
 
 

@@ -4,9 +4,8 @@ meanwhile, however many masks there are, and in bounded memory."""
 import json
 import re
 import tracemalloc
-from collections.abc import Iterator
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -15,16 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mqks.broker.spine.routing import masks as masks_module
 from mqks.broker.spine.routing import routes as routes_module
-from mqks.client.messages import QueueUpdate
 from mqks.limits import MASK_BYTES_MAX, ROUTES_BYTES_MAX
-from mqks.testing import Broker
 from mqks.users import Permissions
 from tests.fuzz.invariants import check
 from tests.kit.bare import BareWorld, ask, bare
 from tests.kit.compiled import patches_modules
-from tests.kit.line_client import LineClient
 from tests.kit.memory import allocated
-from tests.kit.server_process import ServerProcess
 
 PARTS = ["a", "b", "ab", ""]
 EVENTS = [*PARTS[:3], *(f"{x}.{y}" for x in PARTS for y in PARTS), "a.b.a", "a..b", "b.ab.a.b"]
@@ -369,20 +364,17 @@ def test_a_queue_deleted_between_two_rebinds(has_masks: bool) -> None:
     check(world.broker)
 
 
-@pytest.fixture
-def client(mqks_broker: Broker) -> Iterator[LineClient]:
-    with LineClient(("127.0.0.1", mqks_broker.port)) as client:
-        yield client
-
-
-def test_stats_tell_parts_of_what_a_queue_and_a_connection_have(client: LineClient) -> None:
-    assert client.ask(b"s subscribe --confirm q a b c --add-mask a.* b.*") == b"s ok "
+def test_stats_tell_parts_of_what_a_queue_and_a_connection_have() -> None:
+    world = bare()
+    ask(world, b"s subscribe q a b c --add-mask a.* b.*")
     for consumer_id in (b"k2", b"k1", b"k3"):
-        client.send(b"%b consume q --keep\n" % consumer_id)
-    assert client.stats()["bindings"] == 5
+        ask(world, b"%b consume q --keep" % consumer_id)
+
+    def stats(words: bytes = b"") -> Any:
+        return json.loads(ask(world, b"x stats" + words).removeprefix(b"x ok "))
 
     def lists(flags: bytes) -> list[list[str]]:
-        told = json.loads(client.ask(b"x stats queue q" + flags).removeprefix(b"x ok "))
+        told = stats(b" queue q" + flags)
         return [told[key] for key in ("events", "masks", "consumer_ids")]
 
     assert lists(b"") == [["a", "b", "c"], ["a.*", "b.*"], ["k2", "k1", "k3"]]
@@ -391,33 +383,11 @@ def test_stats_tell_parts_of_what_a_queue_and_a_connection_have(client: LineClie
     assert lists(b" --after=k1") == [[], [], ["k2", "k3"]]
 
     def ids(words: bytes) -> list[str]:
-        told = json.loads(client.ask(b"x stats consumers" + words).removeprefix(b"x ok "))
-        return [each["id"] for each in told]
+        return [each["id"] for each in stats(b" consumers" + words)]
 
-    rows = client.stats("connections")
-    assert ids(b" %d" % rows[0]["id"]) == ids(b"") == ["k1", "k2", "k3"]
-    assert ids(b" %d --after=k1 --limit=1" % rows[0]["id"]) == ["k2"]
-    assert ids(b" %d" % (rows[0]["id"] + 1)) == []
-    assert client.ask(b"x stats consumers k1").startswith(b"x error ")
-
-
-def test_an_update_is_parsed() -> None:
-    told = b"q e1 e2 --add-mask a.* b.** --delete-queue-when-unused=5.0 --manual-ack"
-
-    assert QueueUpdate.parse(told) == QueueUpdate("q", ["e1", "e2"], 5.0, ["a.*", "b.**"])
-    assert QueueUpdate.parse(b"q") == QueueUpdate("q", [], False)
-
-
-def test_masks_survive_a_kill(server: ServerProcess) -> None:
-    """In the table of bindings, as events do: many, some of them removed again."""
-    masks = b" ".join(b"a.%d.**" % number for number in range(6000))
-    gone = b" ".join(b"a.%d.**" % number for number in range(50))
-    with LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm q e --add-mask " + masks) == b"s ok "
-        assert client.ask(b"r rebind --confirm q --remove-mask " + gone) == b"r ok "
-    server.kill()
-    server.start()
-    with LineClient(server.address) as client:
-        for event, count in ((b"a.49.x", 0), (b"a.50.x.y", 1), (b"a.5999.x", 1), (b"e", 1)):
-            assert client.ask(b"m publish --confirm %b x" % event) == b"m ok "
-            assert client.ask(b"t purge --confirm q") == b"t ok %d" % count
+    assert stats()["bindings"] == 5
+    number = stats(b" connections")[0]["id"]
+    assert ids(b" %d" % number) == ids(b"") == ["k1", "k2", "k3"]
+    assert ids(b" %d --after=k1 --limit=1" % number) == ["k2"]
+    assert ids(b" %d" % (number + 1)) == []
+    assert ask(world, b"x stats consumers k1").startswith(b"x error ")

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from mqks.broker.spine.log.metadata import BINDING_BYTES, CONSUMER_BYTES, QUEUE_BYTES, queue_bytes
+from mqks.broker.spine.log.metadata import BINDING_BYTES, CONSUMER_BYTES, QUEUE_BYTES
 from mqks.commands import main
 from mqks.limits import CREDENTIALS_BYTES_MAX
-from mqks.settings import Settings
 from tests.kit.bare import BareWorld, ask
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
@@ -234,8 +233,3 @@ def test_a_new_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*add, "ü" * 128]) == 64
     assert "longer than 255 bytes" in capsys.readouterr().err
     assert main([*add, "u" * 255]) == 0
-
-
-def test_the_default() -> None:
-    assert Settings().name_bytes_max == 255
-    assert queue_bytes(b"") == QUEUE_BYTES

@@ -13,7 +13,7 @@ import pytest
 from mqks.broker.spine.base.turns import finish
 from mqks.commands import main
 from mqks.errors import ConfigurationError
-from mqks.limits import DEAD_LETTERS_MAX, QUEUE_TABLES_MAX
+from mqks.limits import QUEUE_TABLES_MAX
 from mqks.protocol.requests import Backoff
 from mqks.settings import QueueTable, load
 from tests.kit.bare import BareWorld
@@ -108,27 +108,6 @@ def test_what_was_set_goes_before_the_first_default_that_matches(client: LineCli
     assert policy(client, b"jobs.mail") == JOBS | {"dead_letters": said("dead")}
 
 
-def test_policies_outlive_a_kill_and_end_with_their_queue(
-    server: ServerProcess, client: LineClient
-) -> None:
-    everything = (
-        b"set_queue q --retries=1 --losses=2 --backoff=0.1 --dead-letters=d\xff --ttl=3 "
-        b"--messages-max=4 --bytes-max=5 --overflow=drop --single-consumer=yes --ack-timeout=0.001"
-    )
-    ok(client, everything)
-    ok(client, b"set_queue gone --ttl=1")
-    ok(client, b"delete_queue gone")
-    before = policy(client, b"q")
-    assert before["dead_letters"] == said("d\udcff")
-    assert len(before) == 10
-    server.kill()
-    server.start()
-    with LineClient(server.address) as client:
-        assert policy(client, b"q") == before
-        ok(client, b"set_queue gone")
-        assert "ttl_s" not in policy(client, b"gone")
-
-
 def test_a_default_that_would_close_a_chain_is_left_out(client: LineClient) -> None:
     ok(client, b"set_queue jobs.dead")
     assert policy(client, b"jobs.dead").keys() == JOBS.keys() - {"dead_letters"}
@@ -141,29 +120,6 @@ def test_a_default_that_would_close_a_chain_is_left_out(client: LineClient) -> N
     ok(client, b"set_queue jobs.dead --dead-letters=graves")
     ok(client, b"set_queue jobs.mail --dead-letters=graves")
     ok(client, b"set_queue graves.old --dead-letters=graves")
-
-
-def test_a_cycle_that_was_set_outlives_a_restart(server: ServerProcess) -> None:
-    ring = {b"a": b"b", b"b": b"c", b"c": b"a", b"d": b"a", b"e": b"e"}
-    with LineClient(server.address) as client:
-        for name, target in ring.items():
-            ok(client, b"set_queue %b --dead-letters=%b" % (name, target))
-    server.kill()
-    server.start()
-    with LineClient(server.address) as client:
-        for name, target in ring.items():
-            assert policy(client, name)["dead_letters"]["value"] == target.decode()
-
-
-def test_a_chain_is_bounded(client: LineClient) -> None:
-    for number in range(DEAD_LETTERS_MAX, 0, -1):
-        ok(client, b"set_queue q%d --dead-letters=q%d" % (number, number + 1))
-    assert f"{DEAD_LETTERS_MAX} queues" in refused(client, b"set_queue q0 --dead-letters=q1")
-    last = DEAD_LETTERS_MAX + 1
-    ok(client, b"set_queue q%d --dead-letters=q%d" % (last, last + 1))
-    ok(client, b"set_queue q1 --ttl=0.01")
-    ok(client, b"publish --to=q1 e x")
-    until(lambda: client.stats("queue q2")["ready"] == 1)
 
 
 def test_defaults_are_reloaded(server: ServerProcess, client: LineClient, config: Path) -> None:

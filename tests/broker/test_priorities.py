@@ -41,16 +41,6 @@ def by_priority(priorities: list[int]) -> list[int]:
     return sorted(range(1, len(priorities) + 1), key=lambda each: (-priorities[each - 1], each))
 
 
-def test_each_delivery_of_one_id_has_its_ack_timeout() -> None:
-    lab = opened()
-    lab.send("a", b"s set_queue q --ack-timeout=5")
-    lab.do("a", b"m1 publish e d", b"m1 publish --priority=5 e d")
-    assert drained(lab, "y") == [1, 1]
-    lab.wait(6)
-    assert sum(b"retry=1" in line for line in lab.replies) == 2
-    lab.check()
-
-
 @pytest.mark.parametrize("memory", [0, 20_000, 1 << 20])
 def test_many_levels_in_any_order_with_crashes(
     monkeypatch: pytest.MonkeyPatch, memory: int

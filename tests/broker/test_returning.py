@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 
 import pytest
 
-from mqks import users_file
 from mqks.broker.features.death import fates
 from mqks.broker.features.time.times import timed
 from mqks.limits import GONE_MIN
 from mqks.testing import Broker
-from mqks.users import User, hash_token
+from mqks.users import User
 from tests.kit.bare import BareWorld, ask
 from tests.kit.line_client import LineClient
-from tests.kit.server_process import ServerProcess
 
 
 def client(broker: Broker) -> LineClient:
@@ -80,39 +77,6 @@ def world() -> BareWorld:
     world = BareWorld()
     world.send("alice", b"c consume q e --manual-ack\n")
     return world
-
-
-def test_an_ack_timeout_brings_back_what_comes_first(world: BareWorld) -> None:
-    """Not what stands behind it, although there is room for that first."""
-    told(world, b"d delete_consumer c\ns set_queue q --ack-timeout=10")
-    told(world, b"m1 publish e a\nm2 publish e b")
-    world.send("alice", b"c consume q --manual-ack --prefetch=1\n")
-    assert lines(world, "alice") == [b"c ok m1 event=e a"]
-    world.advance(10)
-    assert lines(world, "alice") == [b"c ok m1 event=e,retry=1 a"]
-
-
-@pytest.mark.parametrize("ttl", [b"x set_queue q --ttl=10", b""], ids=["queue", "message"])
-@pytest.mark.parametrize(
-    "back",
-    [b"reject c m1", b"release c m1", b"reject c m1 --delay=4", b"release c m1 --delay=4"],
-    ids=["reject", "release", "reject later", "release later"],
-)
-def test_what_comes_back_keeps_the_end_of_its_ttl(
-    world: BareWorld, ttl: bytes, back: bytes
-) -> None:
-    told(world, ttl)
-    told(world, b"m1 publish %be a" % (b"" if ttl else b"--ttl=10 "))
-    assert lines(world, "alice") == [b"c ok m1 event=e a"]
-    world.advance(5)
-    told(world, b"s set_queue q --dead-letters=dead\nd consume dead --meta")
-    told(world, b"x " + back + b"\np promote q --all\ny delete_consumer c")
-    world.advance(4.9)
-    assert told(world, b"e _eval len(state.queues['q'])") == [b"e ok 1"]
-    world.advance(0.12)
-    [letter, left] = told(world, b"e _eval len(state.queues['q'])")
-    assert b"reason=ttl&queue=q&" in letter
-    assert left == b"e ok 0"
 
 
 def test_the_backoff_doubles_up_to_its_limit(world: BareWorld) -> None:
@@ -210,25 +174,8 @@ def test_who_may_consume_one_queue_redrives_only_what_died_there() -> None:
     assert ask(world, b"r redrive --confirm mine.dead --to=mine", "worker") == b"r ok 1\n"
 
 
-def test_a_consumer_that_may_not_go_on_is_no_loss(tmp_path: Path) -> None:
-    root = User("root", "", hash_token("rootT"), ["**"], ["**"], ["**"], admin=True)
-    worker = User("worker", "", hash_token("workerT"), consume=["q"])
-    users_file.write(tmp_path / "users", [root, worker])
-    flags = ("--users", str(tmp_path / "users"), "--auth", "always")
-    with (
-        ServerProcess(tmp_path / "mqks.db", *flags) as server,
-        LineClient(server.address) as boss,
-        LineClient(server.address) as some,
-    ):
-        ok(boss, b"auth rootT")
-        ok(some, b"auth workerT")
-        ok(boss, b"set_queue q --losses=1 --dead-letters=dead")
-        ok(boss, b"subscribe q e")
-        ok(boss, b"publish e a")
-        some.send(b"c consume q --manual-ack\n")
-        assert some.line() == b"c ok r event=e a"
-
-        users_file.write(tmp_path / "users", [root, User("worker", "", hash_token("workerT"))])
-        server.hang_up()
-        boss.send(b"d consume q --manual-ack\n")
-        assert boss.line() == b"d ok r event=e,retry=1 a"
+def test_a_consumer_that_may_not_go_on_is_no_loss(world: BareWorld) -> None:
+    told(world, b"s set_queue q --losses=1 --dead-letters=dead\nm publish e a")
+    assert lines(world, "alice") == [b"c ok m event=e a"]
+    world.broker.access.grant(world.connection("alice"), User("alice", "", "").permissions())
+    assert told(world, b"d consume q --manual-ack") == [b"d ok m event=e,retry=1 a"]

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from mqks.broker.spine.base.budget import Budget
 from mqks.broker.spine.base.schedule import RINGS_MAX, WALL_LOOK_S, Alarm, Schedule
 from mqks.broker.spine.base.turns import Turns
-from tests.kit.marks import slow
 from tests.kit.memory import allocated
 
 MILLION = 1_000_000
@@ -88,9 +87,8 @@ def test_a_point_of_time_is_met_by_the_wall_clock() -> None:
     assert clocks.schedule.next_s() is None
 
 
-@pytest.mark.parametrize("count", [20_000, *slow(MILLION)])
-def test_what_entries_take_in_memory(count: int) -> None:
-    clocks = Clocks()
+def test_what_entries_take_in_memory() -> None:
+    clocks, count = Clocks(), 20_000
     act = clocks.act
     with allocated() as memory:
         for number in range(count):

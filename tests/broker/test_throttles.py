@@ -5,7 +5,6 @@ holds back.
 """
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
@@ -15,7 +14,7 @@ from tests.broker.test_keys import SMALL_STEPS
 from tests.kit.bare import ask, bare
 from tests.kit.compiled import patches_modules
 from tests.kit.lab import Lab
-from tests.kit.small_steps import Bucket, Holders, Rate
+from tests.kit.small_steps import Bucket, Holders, Rate, as_test
 
 ORDERS = "--reset", "--fair=key", "--ordered=key"
 
@@ -156,13 +155,7 @@ class Throttled(Holders):
             bucket.fill()
 
 
-Throttled.TestCase.settings = settings(
-    max_examples=settings().max_examples // 2,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-TestThrottled = Throttled.TestCase
+TestThrottled = as_test(Throttled, 0.5)
 
 
 @pytest.mark.parametrize("limit", [b"--concurrency=1000", b"--limit=x,concurrency=1000"])

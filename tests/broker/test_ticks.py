@@ -16,7 +16,16 @@ SECOND_US = 1_000_000
 STEPS = "commit", "take", "land", "fail", "fill", "make_room", "crash", "late"
 
 
-def due(world: BareWorld) -> None:
+def scheduled(flags: bytes, **settings: Any) -> BareWorld:
+    """The queue `q`, and the schedule `a` that publishes to it."""
+    world = bare(**settings)
+    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
+    assert ask(world, b"t schedule --confirm a %b publish e x" % flags) == b"t ok \n"
+    return world
+
+
+def due(world: BareWorld, after_s: int = 0) -> None:
+    world.now_us += after_s * SECOND_US
     world.broker.schedule.run_due(world.broker.turns)
     while world.broker.has_work:
         world.broker.go_on()
@@ -32,14 +41,9 @@ def on_disk(world: BareWorld) -> tuple[list[int], int]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_tick_and_the_next_time_are_in_one_commit(seed: int) -> None:
-    chance = random.Random(seed)
-    world = bare()
-    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
-    assert ask(world, b"t schedule --confirm a --every=1 --missed=one publish e x") == b"t ok \n"
-    world.commit()
+    chance, world = random.Random(seed), scheduled(b"--every=1 --missed=one")
     for _ in range(100):
-        world.now_us += SECOND_US
-        due(world)
+        due(world, 1)
         match chance.choice(STEPS):
             case "late":
                 world.now_us += chance.randrange(30) * SECOND_US
@@ -62,27 +66,15 @@ def test_a_tick_and_the_next_time_are_in_one_commit(seed: int) -> None:
 @pytest.mark.parametrize(("rule", "count"), [(b"skip", 6), (b"one", 1)])
 def test_missed_ticks(rule: bytes, count: int) -> None:
     """Those of the last minute are late, and were not missed."""
-    world = bare()
-    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
-    line = b"t schedule --confirm a --every=10 --missed=%b publish e x" % rule
-    assert ask(world, line) == b"t ok \n"
-    world.now_us += 3600 * SECOND_US
-    due(world)
-    world.commit()
-    assert len(on_disk(world)[0]) == count
-    world.now_us += 10 * SECOND_US
-    due(world)
-    world.commit()
-    assert len(on_disk(world)[0]) == count + 1
+    world = scheduled(b"--every=10 --missed=" + rule)
+    for seconds, published in (3600, count), (10, count + 1):
+        due(world, seconds)
+        world.commit()
+        assert len(on_disk(world)[0]) == published
 
 
 def test_jitter_is_the_same_after_a_crash() -> None:
-    world = bare()
-    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
-    line = b"t schedule --confirm a --every=100 --jitter=50 publish e x"
-    assert ask(world, line) == b"t ok \n"
-    world.commit()
-    late = 0
+    world, late = scheduled(b"--every=100 --jitter=50"), 0
     while not on_disk(world)[0]:
         world.now_us += SECOND_US
         late += 1
@@ -94,46 +86,41 @@ def test_jitter_is_the_same_after_a_crash() -> None:
 
 
 def test_a_full_queue_delays_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = bare(queue_messages_max=1)
-    assert ask(world, b"s subscribe --confirm q e") == b"s ok \n"
-    assert ask(world, b"t schedule --confirm a --every=30 publish e x") == b"t ok \n"
+    world = scheduled(b"--every=30", queue_messages_max=1)
     assert ask(world, b"m publish --confirm e x") == b"m ok \n"
     failed: list[tuple[bytes, str]] = []
     monkeypatch.setattr(world.broker.notices, "tick_failed", lambda *what: failed.append(what))
     for seconds in (30, 1, 1):
-        world.now_us += seconds * SECOND_US
-        due(world)
+        due(world, seconds)
         assert b'"error": "queue_messages_max is 1, and' in ask(world, b"l schedules")
     [(name, reason)] = failed
     assert (name, reason[:21]) == (b"a", "queue_messages_max is")
     assert len(world.broker.queues[b"q"].lane.blocks) == 1
     assert ask(world, b"p purge --confirm q") == b"p ok 1\n"
-    world.now_us += SECOND_US
-    due(world)
+    due(world, 1)
     world.commit()
     assert len(on_disk(world)[0]) == 1
     assert b'"error": null' in ask(world, b"l schedules")
 
 
+def last_queues(world: BareWorld) -> object:
+    """How many queues have got the last message, as it is told."""
+    return json.loads(ask(world, b"l schedules").split(b" ok ")[1])[0]["last_queues"]
+
+
 def test_schedules_tell_how_many_queues_got_the_last_message() -> None:
-    world = bare()
-
-    def last_queues() -> object:
-        world.now_us += SECOND_US
-        due(world)
-        return json.loads(ask(world, b"l schedules").split(b" ok ")[1])[0]["last_queues"]
-
-    line = b"t schedule --confirm a --every=1 publish e x"
-    assert ask(world, line) == b"t ok \n"
-    assert json.loads(ask(world, b"l schedules").split(b" ok ")[1])[0]["last_queues"] is None
-    assert last_queues() == 0
-    for name in (b"q", b"r"):
-        assert ask(world, b"s subscribe --confirm %b e" % name) == b"s ok \n"
-    assert last_queues() == 2
-    assert ask(world, b"d delete_queue --confirm q") == b"d ok \n"
-    assert last_queues() == 1
-    assert ask(world, line.replace(b" x", b" y")) == b"t ok \n"
-    assert json.loads(ask(world, b"l schedules").split(b" ok ")[1])[0]["last_queues"] is None
+    world = scheduled(b"--every=1")
+    assert last_queues(world) is None
+    for line, count in (
+        (b"s subscribe --confirm r e", 2),
+        (b"d delete_queue --confirm q", 1),
+        (b"d delete_queue --confirm r", 0),
+    ):
+        assert b" ok " in ask(world, line)
+        due(world, 1)
+        assert last_queues(world) == count
+    assert ask(world, b"t schedule --confirm a --every=1 publish e y") == b"t ok \n"
+    assert last_queues(world) is None
 
 
 def test_a_duplicate_is_in_no_queue() -> None:
@@ -148,8 +135,7 @@ def test_a_duplicate_is_in_no_queue() -> None:
         for queue in (b"none", b"none", b"q"):
             ask(world, b"p purge --confirm " + queue)
             assert ask(world, b"r schedule --confirm a --run") == b"r ok \n"
-            rows = json.loads(ask(world, b"l schedules").split(b" ok ")[1])
-            told.append(rows[0]["last_queues"])
+            told.append(last_queues(world))
     assert told == [2, 0, 1, 2, 2, 2]
 
 

@@ -5,15 +5,13 @@ The one rule: whoever acks is served, in order, whatever others hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from mqks.broker.spine.queue import blocks
 from tests.kit.bare import BareWorld, ask
-from tests.kit.compiled import patches_modules
 from tests.kit.fixtures import served
 from tests.kit.line_client import LineClient
 from tests.kit.server_process import ServerProcess
@@ -21,12 +19,6 @@ from tests.kit.waiting import until
 
 MIB = 1024 * 1024
 DATA = b"x" * 100_000
-
-
-@pytest.fixture(autouse=True)
-def by_single_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes out in one step may pass the bound by so much."""
-    monkeypatch.setattr(blocks, "DELIVERY_BYTES", 1)
 
 
 def bare() -> BareWorld:
@@ -38,94 +30,13 @@ def bare() -> BareWorld:
 
 
 def publish(world: BareWorld, *numbers: int) -> None:
-    """One by one, as above."""
+    """One by one, as what goes out in one step may pass the bound."""
     for number in numbers:
         world.send("k", b"m%d publish e x\n" % number)
 
 
-@patches_modules
-def test_one_at_a_time() -> None:
-    world = bare()
-    publish(world, 1, 2, 3, 4)
-    assert world.received("a") == b"a ok m1 event=e x\n"
-    assert ask(world, b"r ack a m1", "a") == b"a ok m2 event=e x\n"
-    assert ask(world, b"r reject a m2", "a") == b"a ok m3 event=e x\n"
-    assert ask(world, b"r ack a nothing", "a") == b""
-    assert ask(world, b"r ack a --all", "a") == b"a ok m4 event=e x\n"
-    assert ask(world, b"r ack a m4", "a") == b"a ok m2 event=e,retry=1 x\n"
-    assert ask(world, b"r ack --confirm a m2", "a") == b"r ok \n"
-    assert world.broker.flow.unacked.used == 0
-
-
-def hoarder(world: BareWorld) -> None:
-    """Another consumer of another queue, which acks nothing."""
-    assert ask(world, b"b consume --confirm other f --manual-ack", "b") == b"b ok \n"
-    world.send("k", b"n1 publish f x\nn2 publish f x\n")
-    assert len(world.received("b").splitlines()) == 2
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        lambda world: ask(world, b"r ack b --all", "b"),
-        lambda world: ask(world, b"r delete_consumer b", "b"),
-        lambda world: ask(world, b"b consume elsewhere", "b"),
-        lambda world: ask(world, b"r delete_queue other", "k"),
-        lambda world: world.disconnect("b"),
-    ],
-    ids=["ack", "delete_consumer", "replaced", "delete_queue", "disconnect"],
-)
-def test_who_was_held_back_goes_on_by_itself(end: Callable[[BareWorld], object]) -> None:
-    world = bare()
-    hoarder(world)
-    publish(world, 1, 2, 3)
-    assert world.received("a") == b"a ok m1 event=e x\n"
-    assert ask(world, b"r ack a m1", "a") == b"a ok m2 event=e x\n"
-    end(world)
-    assert world.received("a") == b""
-    assert ask(world, b"r ack a m2", "a") == b"a ok m3 event=e x\n"
-
-
-def test_consumers_go_on_in_the_order_in_which_they_were_held_back() -> None:
-    """Who has just acked stands behind them."""
-    world = BareWorld(unacked_bytes_max=700)
-    for name in ("a", "b", "c"):
-        world.send(name, b"%b consume %b %b --manual-ack\n" % ((name.encode(),) * 3))
-    for event in (b"a", b"b", b"c", b"b", b"a", b"c"):
-        world.send("k", b"m publish %b x\n" % event)
-    for name in ("a", "b", "c"):
-        assert world.received(name) == b"%b ok m event=%b x\n" % ((name.encode(),) * 2)
-    world.send("c", b"r ack c m\n")
-    assert world.received("b") == b"b ok m event=b x\n"
-    assert world.received("c") == b"c ok m event=c x\n", "it holds nothing"
-    assert world.received("a") == b""
-
-
-def test_who_left_the_ring_for_another_reason_is_not_forgotten() -> None:
-    world = BareWorld(unacked_bytes_max=10_000, prefetch_max=2)
-    world.send("a", b"a consume q e --manual-ack\n")
-    publish(world, 1, 2, 3)
-    assert len(world.received("a").splitlines()) == 2
-    world.send("b", b"b consume other f --manual-ack\n")
-    world.send("k", b"n publish f %b\n" % DATA)
-    assert world.received("b") == b"b ok n event=f %b\n" % DATA
-    # Now it has room by its own count, and there is none over all.
-    assert ask(world, b"r ack a m1", "a") == b""
-    world.send("b", b"r ack b n\n")
-    assert world.received("a") == b"a ok m3 event=e x\n"
-
-
-def test_consumers_without_manual_ack_are_never_held_back() -> None:
-    world = bare()
-    publish(world, 1)
-    assert ask(world, b"b consume --confirm q", "b") == b"b ok \n"
-    publish(world, 2, 3, 4)
-    assert [line.split()[2] for line in world.received("b").splitlines()] == [b"m2", b"m3", b"m4"]
-
-
 def test_consumers_that_are_gone_are_not_remembered() -> None:
     world = bare()
-    hoarder(world)
     for number in range(100):
         world.send("c", b"c consume q --manual-ack\n")
         publish(world, 2 * number, 2 * number + 1)

@@ -50,24 +50,6 @@ def test_lengths_of_scheduled_messages_never_fall_below_zero(flag: bytes) -> Non
     lab.check()
 
 
-@pytest.mark.parametrize("memory_bytes", [0, 1 << 24])
-def test_a_message_that_was_promoted_can_wait_for_a_time_again(memory_bytes: int) -> None:
-    lab = lab_with(b"", memory_bytes)
-    lab.send("b", b"c consume q --manual-ack")
-    lab.do("a", b"m0 publish e x")
-    for delay in (b"9", b"1", b"5"):
-        lab.do("a", b"x release c m0 --delay=%b" % delay, b"x promote q m0")
-        lab.check()
-    lab.do("a", b"x release c m0 --delay=2")
-    lab.check()
-    for seconds, times in ((1.5, 4), (0.6, 5), (9, 5)):
-        lab.wait(seconds)
-        assert lab.replies.count(b"c ok m0 event=e x") == times, seconds
-    lab.do("a", b"x release c m0 --delay=3", b"x cancel q m0")
-    lab.check()
-    assert lab.lines(b"q") == []
-
-
 @pytest.mark.parametrize(
     "line", [b"move --confirm q r", b"redrive --confirm d", b"promote --confirm q --all"]
 )
@@ -147,22 +129,6 @@ def test_messages_join_in_the_order_of_their_times(
     assert [line.split(b" ")[0] for line in lab.lines(b"q")] == sorted(
         due_us, key=due_us.__getitem__
     )
-
-
-@patches_modules
-def test_one_that_is_due_sooner_waits_for_none_of_very_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(delays, "NEAR_MAX", 3)
-    lab = lab_with(b"")
-    lab.send("a", *(b"m%d publish --delay=1.5 e x" % number for number in range(6)))
-    lab.tick(0)
-    lab.send("a", b"m6 publish --delay=0.5 e x")
-    lab.tick(0.5)
-    assert ready(lab) == {b"q": 1}
-    lab.wait(1)
-    lab.check()
-    assert ready(lab) == {b"q": 7}
 
 
 @patches_modules

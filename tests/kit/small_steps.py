@@ -5,8 +5,10 @@ from fractions import Fraction
 from itertools import count
 from types import ModuleType
 from typing import ClassVar
+from unittest import TestCase
 
 import pytest
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
@@ -39,6 +41,16 @@ class SmallSteps(RuleBasedStateMachine):
     def end(self) -> None:
         """What holds when all steps are done."""
         raise NotImplementedError
+
+
+def as_test(machine: type[SmallSteps], share: float = 1, steps: int = 30) -> type[TestCase]:
+    """For pytest, with this share of the usual examples."""
+    machine.TestCase.settings = settings(
+        max_examples=round(share * settings().max_examples),
+        stateful_step_count=steps,
+        suppress_health_check=list(HealthCheck),
+    )
+    return machine.TestCase
 
 
 class Bucket:
