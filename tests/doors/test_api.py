@@ -416,11 +416,7 @@ def test_what_a_client_that_has_gone_was_given_goes_back(api: Api, client: Block
         ("/publish/", {}, 400),
         ("/publish/e?mandatry", {}, 400),
         ("/publish/e", {"Mqks_Delay": "soon"}, 400),
-        ("/publish/e", {"Mqks_Delay": "nan"}, 400),
-        ("/publish/e", {"Mqks_Ttl": "-1"}, 400),
-        ("/publish/e", {"Mqks_Priority": "1000"}, 400),
         ("/publish/e", {"Mqks_Priority": "1" * 5000}, 400),
-        ("/publish/e", {"Mqks_Meta": "a"}, 400),
         ("/publish/e", {"Mqks_Meta": "a=1&a=2"}, 400),
         ("/publish/e", {"Mqks_Dealy": "1"}, 400),
         ("/publish/e", {"Idempotency_Key": "a b"}, 400),
@@ -429,8 +425,6 @@ def test_what_a_client_that_has_gone_was_given_goes_back(api: Api, client: Block
         ("/publish/" + "e" * 300, {}, 400),
         ("/queues/nowhere/receive", {}, 404),
         ("/queues/a%20b/receive", {}, 400),
-        ("/queues/q/receive?max=0", {}, 400),
-        ("/queues/q/receive?max=101", {}, 400),
         ("/queues/q/receive?max=1_0", {}, 400),
         ("/queues/q/receive?max=1&max=2", {}, 400),
         ("/queues/q/receive?max=ten", {}, 400),
@@ -676,10 +670,12 @@ def test_one_connection_too_many_makes_the_oldest_go(api: Api) -> None:
         assert api.ask("/publish/e", b"x").status == 200
 
 
-def test_without_users_only_this_machine_is_served() -> None:
-    with pytest.raises(ConfigurationError, match=r"api-host: '0\.0\.0\.0' is not loopback"):
-        load({"api_host": "0.0.0.0", "api_port": "0"}, {})
-    assert load({"api_host": "0.0.0.0"}, {}).api_port is None
+@pytest.mark.parametrize("door", ["api", "sqs"])
+def test_without_users_only_this_machine_is_served(door: str) -> None:
+    everywhere = {f"{door}_host": "0.0.0.0"}
+    with pytest.raises(ConfigurationError, match=rf"{door}-host: '0\.0\.0\.0' is not loopback"):
+        load({**everywhere, f"{door}_port": "0"}, {})
+    load(everywhere, {})
 
 
 @pytest.mark.slow
