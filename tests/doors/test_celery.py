@@ -611,7 +611,7 @@ def test_what_an_earlier_connection_has_delivered_is_not_acked(
 
 BEGIN = """
 import os, sys
-import celery, kombu, mqks, mqks.celery
+import kombu, mqks, mqks.celery
 from mqks.celery.transport import pipelined
 
 url = os.environ["MQKS_URL"]
@@ -625,30 +625,6 @@ def declared(connection):
     producer.channel.queue_declare("q")
     return producer
 """
-TASKS = """
-app = celery.Celery(broker=url, set_as_current=False)
-
-@app.task(name="t")
-def task(text):
-    pass
-
-def work(who):
-    for n in range(20):
-        task.apply_async((f"{who} {n}",), queue="q")
-
-task.apply_async(("first",), queue="q")
-"""
-BY_FORK = """
-children = []
-for who in range(4):
-    if (child := os.fork()) == 0:
-        work(who)
-        os._exit(0)
-    children.append(child)
-work("parent")
-wait_for(children)
-work("later")
-"""
 PRODUCER = """
 connection = kombu.Connection(url)
 producer = declared(connection)
@@ -658,6 +634,15 @@ def work(who):
         producer.publish(f"{who} {n}")
 
 producer.publish("first")
+children = []
+for who in range(4):
+    if (child := os.fork()) == 0:
+        work(who)
+        os._exit(0)
+    children.append(child)
+work("parent")
+wait_for(children)
+work("later")
 """
 IN_A_PIPELINE = """
 connection = kombu.Connection(url)
@@ -710,11 +695,8 @@ def texts(url: str) -> Counter[str]:
     return Counter(re.findall(r"[a-z0-9 ]+", each)[0] for each in bodies(url))
 
 
-@pytest.mark.parametrize("begin", [TASKS, PRODUCER])
-def test_each_process_has_its_own_connection(
-    tmp_path: Path, mqks_broker: Broker, begin: str
-) -> None:
-    printed(begin + BY_FORK, tmp_path, mqks_broker.url)
+def test_each_process_has_its_own_connection(tmp_path: Path, mqks_broker: Broker) -> None:
+    printed(PRODUCER, tmp_path, mqks_broker.url)
     expected = {f"{who} {n}" for who in (*range(4), "parent", "later") for n in range(20)}
     assert texts(mqks_broker.url) == dict.fromkeys(expected | {"first"}, 1)
 
