@@ -396,17 +396,6 @@ def test_a_receive_waits_for_a_message(api: Api, client: BlockingClient) -> None
     assert api.ask("/queues/q/receive?wait=0.01").told == {"messages": []}
 
 
-def test_what_a_client_that_has_gone_was_given_goes_back(api: Api, client: BlockingClient) -> None:
-    client.subscribe("q", ["e"])
-    with socket.create_connection(api.address, WAIT_S) as gone:
-        gone.sendall(b"POST /queues/q/receive?wait=60&lease=1h HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        until(lambda: inside(client) == 1)
-        assert api.ask("/queues/q/receive").told == {"messages": []}  # It has come after that one.
-    client.publish("e", "x", confirm=True)
-    (found,) = until(lambda: api.ask("/queues/q/receive").told["messages"])
-    assert (found["data"], found["retry"]) == ("x", 0)  # Nobody was told it.
-
-
 @pytest.mark.parametrize(
     ("path", "headers", "status"),
     [
