@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 URL = "iceberg://lake/db.events"
 COMPACTION = 4
-"""Sooner than else."""
+"""Here a table is compacted sooner than by default."""
 
 
 @pytest.fixture(scope="module")

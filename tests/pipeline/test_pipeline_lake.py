@@ -402,6 +402,3 @@ def test_old_days_leave_a_table_and_its_files_later(tmp_path: Path) -> None:
     told = sorted(delta(tmp_path).to_pyarrow_table()["offset"].to_pylist())
     assert told == [*range(20, 33)]
     assert before.to_pyarrow_table().num_rows == 30, "a reader of the older version goes on"
-    only_tables = pytest.raises(LakeUnfit, match="only tables forget")
-    with FileLake(tmp_path / "plain") as plain, only_tables:
-        plain.expire(date(2026, 11, 22))

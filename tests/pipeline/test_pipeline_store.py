@@ -240,7 +240,7 @@ def test_a_store_is_away_when_tables_are_opened_and_when_they_are_committed(
 
 
 COMPACTION = 4
-"""Sooner than else."""
+"""Here a table is compacted sooner than by default."""
 
 
 @pytest.mark.parametrize("hours", [-5, 5])
