@@ -557,6 +557,8 @@ def test_streams_show_one_piece_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> No
         assert [each async for each in api._shown(Behind())][-1].startswith(b"event: error")
 
     async def run() -> None:
+        ticks: asyncio.Handle
+
         def tick() -> None:
             nonlocal turn, ticks
             turn += 1

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-COUNT = 2000
+COUNT = 1000
 
 
 class Crew(WorkerGroup):
@@ -164,12 +164,6 @@ class FastStream(AsyncCrew):
 
     def close(self) -> None:
         self.runner.run(self.tasks.broker.stop())
-
-
-@pytest.fixture
-def server(db: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(db) as server:
-        yield server
 
 
 @pytest.fixture
