@@ -99,7 +99,7 @@ class Cluster:
 
     @property
     def few(self) -> list[str]:
-        """Of one for which an executor will do."""
+        """Of a command for which one executor will do."""
         return [*self.flags, "--conf", "spark.cores.max=1"]
 
     def executors(self) -> list[int]:

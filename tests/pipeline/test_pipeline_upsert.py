@@ -465,6 +465,6 @@ def test_what_the_command_refuses(
 def test_all_is_killed_and_each_key_has_its_last_value(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
-    """What kills do to Iceberg has a test of its own, and here deaths at each commit."""
+    """In Iceberg it dies at each commit, above; its kills are in test_pipeline_iceberg.py."""
     place = kills.archive(spark, tmp_path, 40_000, 1, "delta", 2, upsert=True)
     assert found(place) == kills.last_values(40_000)
