@@ -385,31 +385,6 @@ def test_what_is_damaged_is_exported_as_far_as_it_goes(
     assert len(tool.all_of(other)) == len(rows)
 
 
-def test_messages_go_into_their_own_queue_alone(
-    server: ServerProcess, other: ServerProcess, tool: Tool
-) -> None:
-    """Both queues end up bound to the event, and each had its own messages of it."""
-    rows = [
-        HEADER,
-        queue("a"),
-        queue("b"),
-        *(message("a", f"a{number}") for number in range(1200)),
-        *(message("b", f"b{number}") for number in range(1200)),
-        message("a", "a-late"),
-        *({"kind": "binding", "queue": name, "event": "e"} for name in "ab"),
-        end(2, 2401, 2),
-    ]
-    assert tool.imported(rows, other) == 0
-    again = tool.all_of(other)
-    wanted = sorted(
-        (row["queue"], number, row["id"])
-        for number, row in enumerate(rows)
-        if row["kind"] == "message"
-    )
-    found = [(row["queue"], row["id"]) for row in again if row["kind"] == "message"]
-    assert found == [(name, id_) for name, _, id_ in wanted]
-
-
 def test_one_queue_of_many_is_imported(
     server: ServerProcess, other: ServerProcess, tool: Tool
 ) -> None:

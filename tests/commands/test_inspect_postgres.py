@@ -192,7 +192,7 @@ def peak_bytes(*words: str) -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux says how much memory it was")
 def test_verify_takes_little_more_memory_than_the_largest_segment(journal_url: DatabaseUrl) -> None:
-    size = 64 * MIB
+    size = 24 * MIB
     limits = {"line_bytes_max": 2 * size, "batch_bytes_max": 2 * size}
     with served(journal_url, **limits) as client:
         least = peak_bytes("verify", journal_url.text)

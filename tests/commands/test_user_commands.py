@@ -12,7 +12,7 @@ from mqks import users_file
 from mqks.users import User, Users
 from tests.commands.console import MQKS, Console, Here, Terminal
 from tests.kit.fixtures import served
-from tests.kit.waiting import WAIT_S, until
+from tests.kit.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -108,20 +108,6 @@ def test_a_new_token(user: Console, path: Path) -> None:
     assert only(path).publish == ["x"]
     assert users.by_token(first.encode()) is None
     assert users.by_token(second.encode()) is users.get("alice")
-
-
-def test_a_running_server_learns_what_was_granted_by_a_hang_up(
-    user: Console, path: Path, tmp_path: Path
-) -> None:
-    token = user.out("user", "add", "alice", "--token").strip()
-    flags = ("--users", str(path), "--auth", "always")
-    with served(tmp_path / "mqks.db", *flags) as (server, client):
-        assert client.ask(b"a auth --confirm " + token.encode()) == b"a ok "
-        assert client.ask(b"m publish --confirm e x").startswith(b"m error ")
-        user.out("user", "grant", "alice", "--publish", "e")
-        server.hang_up()
-        until(lambda: "event=reloaded" in server.log)
-        assert client.ask(b"m publish --confirm e x") == b"m ok "
 
 
 @pytest.mark.slow

@@ -25,7 +25,6 @@ from mqks.celery import names
 from mqks.testing import Broker
 from tests.client.programs import ended
 from tests.kit.proxy import Proxy
-from tests.kit.server_process import ServerProcess
 from tests.kit.waiting import WAIT_S, until
 from tools.sdists import DIRECTORY
 
@@ -295,10 +294,8 @@ def declared(connection: Any) -> Any:
 
 def bodies(url: str) -> list[str]:
     """Of what is stored, in its order. No two have one id."""
-    found = list[mqks.PeekedMessage]()
     with blocking.connect(url) as client:
-        while page := client.peek("q", after=found[-1].seq if found else 0, limit=1000):
-            found += page
+        found = client.peek("q", limit=10**6)
     assert len({each.id for each in found}) == len(found)
     return [each.data.partition(b"\n")[2].decode() for each in found]
 
@@ -387,32 +384,6 @@ def test_a_pipeline_outlives_its_connection(mqks_broker: Broker, proxy: Proxy, w
                 producer.publish(number, **again(lambda: setattr(proxy, what, False)))
     assert proxy.accepted == 2
     assert numbers(mqks_broker.url) == [*range(PIPELINED_MAX + 10)]
-
-
-def test_a_pipeline_over_a_kill(tmp_path: Path) -> None:
-    """Tasks, with the defaults of Celery."""
-    count = PIPELINED_MAX + 10
-    with ServerProcess(tmp_path / "db") as server:
-        app = celery.Celery(broker=server.url)
-
-        @app.task  # type: ignore[untyped-decorator]
-        def task(number: int) -> None:
-            pass
-
-        def restart(*_: Any) -> None:
-            server.kill()
-            server.start()
-
-        policy = {"errback": restart, "max_retries": 3}
-        with app.producer_pool.acquire(block=True) as producer, pipelined(producer):
-            for number in range(count):
-                task.apply_async((number,), producer=producer, retry_policy=policy)
-                if number == 0:  # That has declared the queue.
-                    noticed(producer)
-                    server.suspend()
-        app.close()
-        with blocking.connect(server.url) as client:
-            assert client.stats("queue", "celery")["ready"] == count
 
 
 def test_a_pipeline_whose_end_is_lost_raises(mqks_broker: Broker, proxy: Proxy) -> None:
@@ -611,7 +582,7 @@ def test_what_an_earlier_connection_has_delivered_is_not_acked(
 
 BEGIN = """
 import os, sys
-import celery, kombu, mqks, mqks.celery
+import kombu, mqks, mqks.celery
 from mqks.celery.transport import pipelined
 
 url = os.environ["MQKS_URL"]
@@ -625,30 +596,6 @@ def declared(connection):
     producer.channel.queue_declare("q")
     return producer
 """
-TASKS = """
-app = celery.Celery(broker=url, set_as_current=False)
-
-@app.task(name="t")
-def task(text):
-    pass
-
-def work(who):
-    for n in range(20):
-        task.apply_async((f"{who} {n}",), queue="q")
-
-task.apply_async(("first",), queue="q")
-"""
-BY_FORK = """
-children = []
-for who in range(4):
-    if (child := os.fork()) == 0:
-        work(who)
-        os._exit(0)
-    children.append(child)
-work("parent")
-wait_for(children)
-work("later")
-"""
 PRODUCER = """
 connection = kombu.Connection(url)
 producer = declared(connection)
@@ -658,6 +605,15 @@ def work(who):
         producer.publish(f"{who} {n}")
 
 producer.publish("first")
+children = []
+for who in range(4):
+    if (child := os.fork()) == 0:
+        work(who)
+        os._exit(0)
+    children.append(child)
+work("parent")
+wait_for(children)
+work("later")
 """
 IN_A_PIPELINE = """
 connection = kombu.Connection(url)
@@ -710,11 +666,8 @@ def texts(url: str) -> Counter[str]:
     return Counter(re.findall(r"[a-z0-9 ]+", each)[0] for each in bodies(url))
 
 
-@pytest.mark.parametrize("begin", [TASKS, PRODUCER])
-def test_each_process_has_its_own_connection(
-    tmp_path: Path, mqks_broker: Broker, begin: str
-) -> None:
-    printed(begin + BY_FORK, tmp_path, mqks_broker.url)
+def test_each_process_has_its_own_connection(tmp_path: Path, mqks_broker: Broker) -> None:
+    printed(PRODUCER, tmp_path, mqks_broker.url)
     expected = {f"{who} {n}" for who in (*range(4), "parent", "later") for n in range(20)}
     assert texts(mqks_broker.url) == dict.fromkeys(expected | {"first"}, 1)
 

@@ -79,16 +79,8 @@ def test_a_worker(workers: Workers) -> None:
     assert {"task-received", "task-started", "task-succeeded"} <= {*events}
 
 
-@pytest.mark.parametrize(
-    "pool",
-    [
-        "threads",
-        pytest.param("prefork", marks=pytest.mark.slow),
-        pytest.param("gevent", marks=pytest.mark.slow),
-        pytest.param("solo", marks=pytest.mark.slow),
-    ],
-)
-def test_pools(workers: Workers, pool: str) -> None:
+@pytest.mark.parametrize("pool", ["threads", pytest.param("gevent", marks=pytest.mark.slow)])
+def test_many_at_once(workers: Workers, pool: str) -> None:
     worker = workers.start("-P", pool, "-c", "4", *QUIET)
     names = [*map(str, range(50))]
     for name in names:
@@ -440,24 +432,3 @@ def test_rate_limits(workers: Workers, mqks_broker: Broker) -> None:
     (answer,) = tasks.app.control.rate_limit(tasks.rated.name, "1000/s", reply=True, limit=1)
     assert [*answer.values()] == [{"ok": "new rate limit set successfully"}]
     until(lambda: len(workers.notes()) == 3)
-
-
-@pytest.mark.slow
-def test_a_restart_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers come back by themselves, and go on."""
-    with (
-        ServerProcess(tmp_path / "db") as server,
-        Workers(tmp_path, BROKER=server.url).running(monkeypatch) as workers,
-    ):
-        worker = workers.start("-c", "2")
-        policy = {"max_retries": 100, "interval_start": 0.1, "interval_max": 1}
-        names = [*map(str, range(600))]
-        for number, name in enumerate(names):
-            args = (str(tmp_path / "notes"), name)
-            workers.tasks.note.apply_async(args, retry_policy=policy)
-            if number % 200 == 100:
-                server.stop()
-                server.start()
-        workers.noted(*names)
-        assert worker.poll() is None
-        assert workers.tasks.app.control.ping(timeout=10, limit=1)

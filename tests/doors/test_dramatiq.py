@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -274,21 +273,6 @@ def test_a_worker_that_stops_returns_what_waits(broker: Any) -> None:
     assert (told["ready"], told["unacked"], told["consumers"]) == (2, 0, 0)
 
 
-def test_what_was_lost_with_its_connection_is_acked_without_effect(
-    mqks_broker: Broker, proxy: Proxy
-) -> None:
-    with brought(proxy.url) as broker:
-        broker.enqueue(message())
-        consumer = broker.consume("default")
-        lost = received(consumer)
-        proxy.cut()
-        again = received(consumer)
-        consumer.nack(lost)
-        consumer.ack(again)
-        broker.join("default")
-        assert broker.get_queue_message_counts("default") == (0, 0, 0)
-
-
 def test_without_a_server(tmp_path: Path) -> None:
     options = Options(connect_timeout_s=0.2, timeout_s=0.2)
     port = free_port()
@@ -323,18 +307,3 @@ def test_who_enqueues_needs_no_more_than_to_publish(tmp_path: Path) -> None:
             consumer = theirs.consume("default")
             ours.enqueue(task)
             assert received(consumer).actor_name == "any"
-
-
-def test_a_child_of_a_fork_enqueues_by_itself(broker: Any) -> None:
-    task = message()
-    broker.enqueue(task)
-    child = os.fork()
-    if not child:
-        try:
-            broker.enqueue(task)
-            broker.close()
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    broker.enqueue(task)
-    assert broker.get_queue_message_counts("default") == (3, 0, 0)

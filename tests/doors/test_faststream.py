@@ -396,31 +396,3 @@ async def test_requests_of_nobody_and_at_the_same_time(mqks_broker: Broker) -> N
         first, second = await asyncio.gather(*asked, return_exceptions=True)
         assert not isinstance(first, BaseException)
         assert isinstance(second, mqks.InvalidRequest)
-
-
-@pytest.mark.slow
-async def test_a_burst_with_every_option(mqks_broker: Broker) -> None:
-    patient, ran = mqks.Options(timeout_s=10 * WAIT_S), list[int]()
-    broker = MqksBroker(mqks_broker.url, options=patient, logger=None)
-    options: Any = {
-        "priority": 3,
-        "key": "k",
-        "ttl_s": 3600,
-        "mandatory": True,
-        "headers": {"a": "ä"},
-        "reply_to": "replies",
-        "delay_s": 0.001,
-    }
-
-    @broker.subscriber("q", max_workers=100, no_reply=True)
-    async def handle(body: int) -> None:
-        ran.append(body)
-
-    async with broker:
-        await broker.start()
-        numbers = range(20_000)
-        await asyncio.gather(*(broker.publish(number, "q", **options) for number in numbers))
-        for count in range(1000, 20_001, 1000):
-            await until(lambda: len(ran) >= count)  # noqa: B023
-        await settles(broker, 0, 0, 0)
-        assert sorted(ran) == [*numbers]

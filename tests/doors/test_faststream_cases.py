@@ -92,13 +92,6 @@ class Case:
         async with asyncio.timeout(WAIT_S):
             return await self.got.get()
 
-    def gets(self, broker: MqksBroker, queue: str) -> None:
-        """What its handler gets is `next`."""
-
-        @broker.subscriber(queue)
-        async def handle(body: Any) -> None:
-            self.got.put_nowait(body)
-
     async def answer(self, handle: Any, sent: Any, headers: Any = None, **options: Any) -> Any:
         """What this handler, of a broker with these options, answers."""
         broker = self.broker(**options)
@@ -132,6 +125,8 @@ async def test_consume(case: Case) -> None:
         for event in (queue, f"{queue}.2"):
             await broker.publish("hello", event)
             assert await case.next() == "hello"
+        await broker.publisher(queue).publish("of a publisher after the start")
+        assert await case.next() == "of a publisher after the start"
 
 
 async def test_different_consume(case: Case) -> None:
@@ -336,14 +331,6 @@ async def test_reply_to(case: Case) -> None:
         await broker.publish("a", queue, reply_to=f"{queue}.replies", correlation_id="7")
         assert await case.next() == ("A", "7", "")
         assert case.got.empty()
-
-
-async def test_publisher_after_start(case: Case) -> None:
-    broker = case.broker()
-    case.gets(broker, case.queue)
-    async with case.running(broker):
-        await broker.publisher(case.queue).publish("hello")
-        assert await case.next() == "hello"
 
 
 async def test_message_context(case: Case) -> None:

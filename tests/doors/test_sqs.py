@@ -9,12 +9,10 @@ import random
 import re
 import shutil
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -30,8 +28,6 @@ from botocore.config import Config  # noqa: E402
 from botocore.exceptions import BotoCoreError, ClientError  # noqa: E402
 
 from mqks import BlockingClient, blocking, users_file  # noqa: E402
-from mqks.errors import ConfigurationError  # noqa: E402
-from mqks.settings import load  # noqa: E402
 from mqks.users import User  # noqa: E402
 from tests.kit.fixtures import served_to  # noqa: E402
 from tests.kit.one_broker import cleared  # noqa: E402
@@ -361,14 +357,23 @@ def test_groups_of_a_standard_queue_take_turns(sqs: Sqs) -> None:
 # ---------------------------------------------------------------------------------- both protocols
 
 
-def asked(server: ServerProcess, path: str = "/", **form: str) -> tuple[int, ElementTree.Element]:
-    data = urlencode(form).encode()
+def answer_of(request: urllib.request.Request) -> tuple[int, bytes]:
     try:
-        with urllib.request.urlopen(base_of(server) + path, data, WAIT_S) as answer:
-            status, text = answer.status, answer.read()
+        with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
+            return answer.status, answer.read()
     except urllib.error.HTTPError as failure:
-        status, text = failure.code, failure.read()
-    return status, ElementTree.fromstring(re.sub(rb' xmlns="[^"]*"', b"", text))
+        with failure:
+            return failure.code, failure.read()
+
+
+def xml(text: bytes) -> ElementTree.Element:
+    return ElementTree.fromstring(re.sub(rb' xmlns="[^"]*"', b"", text))
+
+
+def asked(server: ServerProcess, path: str = "/", **form: str) -> tuple[int, ElementTree.Element]:
+    request = urllib.request.Request(base_of(server) + path, urlencode(form).encode())
+    status, text = answer_of(request)
+    return status, xml(text)
 
 
 def test_the_query_protocol(server: ServerProcess, sqs: Sqs, client: BlockingClient) -> None:
@@ -432,16 +437,8 @@ def test_errors_are_those_of_sqs(sqs: Sqs) -> None:
         "AWS.SimpleQueueService.NonExistentQueue": lambda: send(QueueUrl=f"{url}x", MessageBody=""),
         "MissingParameter": lambda: send(QueueUrl=url, MessageBody=""),
         "InvalidMessageContents": lambda: send(QueueUrl=url, MessageBody="\0"),
-        "InvalidAttributeName": lambda: new(sqs, "r", Colour="red"),
         "InvalidAttributeValue": lambda: new(sqs, "r", DelaySeconds="901"),
         "InvalidParameterValue": lambda: create(QueueName="a b"),
-        "ReceiptHandleIsInvalid": lambda: sqs.delete_message(QueueUrl=url, ReceiptHandle="x"),
-        "AWS.SimpleQueueService.BatchRequestTooLong": lambda: sqs.send_message_batch(
-            QueueUrl=url, Entries=[{"Id": n, "MessageBody": "é" * (MIB // 4 + 1)} for n in "ab"]
-        ),
-        "AWS.SimpleQueueService.EmptyBatchRequest": lambda: sqs.send_message_batch(
-            QueueUrl=url, Entries=[]
-        ),
     }
     for code, do in cases.items():
         assert refusal(do)[0] == code
@@ -462,15 +459,6 @@ def test_what_is_no_request_is_refused(server: ServerProcess) -> None:
             urllib.request.urlopen(request, timeout=WAIT_S)
         assert failure.value.code == 400, body[:20]
         assert failure.value.headers["x-amzn-query-error"].endswith(";Sender")
-
-
-def test_web_sites_are_refused(server: ServerProcess) -> None:
-    for name, value in (("Origin", "https://evil.example"), ("Host", "evil.example")):
-        form = b"Action=CreateQueue&QueueName=q"
-        request = urllib.request.Request(base_of(server), form, {name: value})
-        with pytest.raises(urllib.error.HTTPError) as failure:
-            urllib.request.urlopen(request, timeout=WAIT_S)
-        assert failure.value.code in (403, 421)
 
 
 # ------------------------------------------------------------------------------------------ limits
@@ -590,11 +578,6 @@ def test_requests_are_signed(tmp_path: Path) -> None:
         assert "secret" not in server.log
 
 
-def test_beyond_loopback_it_needs_users() -> None:
-    with pytest.raises(ConfigurationError, match="--sqs-host"):
-        load({"sqs_host": "0.0.0.0", "sqs_port": "0"}, {})
-
-
 # ------------------------------------------------------------------------------------------- kills
 
 
@@ -618,13 +601,8 @@ def test_handles_outlive_a_kill(server: ServerProcess, sqs: Sqs) -> None:
 def test_kills_lose_nothing_that_was_answered(tmp_path: Path) -> None:
     """Senders and receivers, and a server that is killed again and again. Leases are long, so a
     message that is received twice was leased to two at once."""
-    answered: set[str] = set()
-    deleted: set[str] = set()
-    maybe: set[str] = set()
-    seen: Counter[str] = Counter()
-    orders: dict[str, list[int]] = {}
-    lock, ends = threading.Lock(), threading.Event()
-    sqs_of: list[Sqs] = []
+    answered, deleted, seen = set[str](), set[str](), list[str]()
+    flags, ends, sqs_of = ("--sqs-port", "0"), threading.Event(), list[Sqs]()
 
     def send(worker: int) -> None:
         number = 0
@@ -648,14 +626,9 @@ def test_kills_lose_nothing_that_was_answered(tmp_path: Path) -> None:
                 sqs = sqs_of[-1]
                 url = sqs.get_queue_url(QueueName="q.fifo")["QueueUrl"]
                 for each in received(sqs, url, WaitTimeSeconds=1):
-                    body = each["Body"]
-                    worker, number = body.split()
-                    with lock:
-                        seen[body] += 1
-                        orders.setdefault(worker, []).append(int(number))
-                        maybe.add(body)
+                    seen.append(each["Body"])
                     sqs.delete_message(QueueUrl=url, ReceiptHandle=each["ReceiptHandle"])
-                    deleted.add(body)
+                    deleted.add(each["Body"])
             except LOST:
                 time.sleep(0.05)
 
@@ -663,39 +636,33 @@ def test_kills_lose_nothing_that_was_answered(tmp_path: Path) -> None:
     chance = random.Random(7)
     threads = [threading.Thread(target=send, args=(n,)) for n in range(4)]
     threads += [threading.Thread(target=receive) for _ in range(4)]
-    for turn in range(6):
-        with ServerProcess(db, "--sqs-port", "0") as server:
-            sqs = connected(server, read_timeout=5)
-            if not turn:
-                new(sqs, "q.fifo", VisibilityTimeout="43200")
-            sqs_of.append(sqs)
-            if not turn:
-                for thread in threads:
-                    thread.start()
+    with ServerProcess(db, *flags) as server:
+        sqs_of.append(connected(server, read_timeout=5))
+        new(sqs_of[-1], "q.fifo", VisibilityTimeout="43200")
+        for thread in threads:
+            thread.start()
+    for _ in range(6):
+        with ServerProcess(db, *flags) as server:
+            sqs_of.append(connected(server, read_timeout=5))
             before = len(answered)
             until(lambda before=before: len(answered) > before + 50)  # type: ignore[misc]
             time.sleep(chance.random() / 5)
             server.kill()
     ends.set()
-    with ServerProcess(db, "--sqs-port", "0") as server:
+    with ServerProcess(db, *flags) as server:
         sqs_of.append(connected(server))
         for thread in threads:
             thread.join()
         with blocking.connect(server.url) as client:
-            waiting = {e.text for which in (False, True) for e in _all(client, scheduled=which)}
+            left = [client.peek("q.fifo", limit=10**6, scheduled=each) for each in (False, True)]
+            waiting = {message.text for messages in left for message in messages}
     assert len(answered) > 300
-    assert answered <= waiting | maybe, "a message that was answered is lost"
+    assert answered <= waiting | {*seen}, "a message that was answered is lost"
     assert not waiting & deleted, "a message that was deleted is back"
-    assert max(seen.values()) == 1, "a message was received twice"
-    for numbers in orders.values():
+    assert len({*seen}) == len(seen), "a message was received twice"
+    for worker in map(str, range(4)):
+        numbers = [int(number) for each, number in map(str.split, seen) if each == worker]
         assert numbers == sorted(numbers), "a group is out of order"
-
-
-def _all(client: BlockingClient, *, scheduled: bool) -> Iterator[Any]:
-    after = 0
-    while some := client.peek("q.fifo", after=after, limit=1000, scheduled=scheduled):
-        yield from some
-        after = some[-1].seq
 
 
 def test_duplicates_are_known_whatever_the_clock_is_set_to(clock: Clock, tmp_path: Path) -> None:
@@ -719,18 +686,14 @@ GO = {"GO111MODULE": "off", "GOPATH": "/usr/share/gocode"}
 
 
 @pytest.mark.slow
-def test_the_examples(server: ServerProcess) -> None:
-    examples = Path(__file__).parents[2] / "examples/sqs"
+@pytest.mark.skipif(
+    not (shutil.which("go") and Path(GO["GOPATH"], "src/github.com/aws/aws-sdk-go-v2").exists()),
+    reason="there is no Go with the SDK of AWS",
+)
+def test_the_example_in_go(server: ServerProcess) -> None:
+    """That in Python is typed behind its page."""
+    command = "go", "run", str(Path(__file__).parents[2] / "examples/sqs/worker.go")
     environ = {**os.environ, "AWS_ENDPOINT_URL_SQS": base_of(server), **GO}
-
-    def told(*command: str) -> str:
-        done = subprocess.run(command, env=environ, capture_output=True, text=True)
-        assert not done.returncode, done.stderr
-        return done.stdout
-
-    done = "done: mow\ndone: rake\ndone: water\n"
-    python = sys.executable, str(examples / "worker.py")
-    assert told(*python, "send") == ""
-    assert told(*python) == done
-    if shutil.which("go") and Path(GO["GOPATH"], "src/github.com/aws/aws-sdk-go-v2").exists():
-        assert told("go", "run", str(examples / "worker.go")) == done
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done: mow\ndone: rake\ndone: water\n"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,6 +21,7 @@ from botocore.credentials import Credentials  # noqa: E402
 
 from mqks.users import User  # noqa: E402
 from tests.doors.test_sqs import (  # noqa: E402
+    answer_of,
     base_of,
     connected,
     counts,
@@ -30,10 +29,11 @@ from tests.doors.test_sqs import (  # noqa: E402
     received,
     refusal,
     server,
+    xml,
 )
 from tests.kit.fixtures import served_to  # noqa: E402
 from tests.kit.server_process import ServerProcess  # noqa: E402
-from tests.kit.waiting import WAIT_S, until  # noqa: E402
+from tests.kit.waiting import until  # noqa: E402
 
 __all__ = ["server"]
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -82,19 +82,6 @@ def in_form(action: str, given: dict[str, Any], prefix: str = "") -> dict[str, s
         else:
             form[prefix + name] = str(value)
     return form
-
-
-def answer_of(request: urllib.request.Request) -> tuple[int, bytes]:
-    try:
-        with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
-            return answer.status, answer.read()
-    except urllib.error.HTTPError as failure:
-        with failure:
-            return failure.code, failure.read()
-
-
-def xml(text: bytes) -> ElementTree.Element:
-    return ElementTree.fromstring(re.sub(rb' xmlns="[^"]*"', b"", text))
 
 
 @pytest.fixture(params=["JSON", "Query"])

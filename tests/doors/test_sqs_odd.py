@@ -4,7 +4,6 @@ import base64
 import json
 import re
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from hypothesis import strategies as st
 
 from mqks.limits import API_BODIES_BYTES_MAX, SQS_REQUEST_BYTES_MAX
 from mqks.sqs import wire
-from tests.doors.test_sqs import asked, base_of
+from tests.doors.test_sqs import answer_of, asked, base_of
 from tests.doors.test_sqs import server as one_server
 from tests.kit.line_client import LineClient
 from tests.kit.memory import allocated
@@ -55,13 +54,9 @@ def ask(server: ServerProcess, action: str, given: bytes | dict[str, Any]) -> tu
     """The status and the answer of a request that is not signed."""
     body = given if isinstance(given, bytes) else json.dumps(given).encode()
     headers = {"X-Amz-Target": f"AmazonSQS.{action}"}
-    request = urllib.request.Request(base_of(server), body, headers)
-    try:
-        with urllib.request.urlopen(request) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)["__type"].rpartition("#")[2]
+    status, text = answer_of(urllib.request.Request(base_of(server), body, headers))
+    told = json.loads(text)
+    return status, told if status == 200 else told["__type"].rpartition("#")[2]
 
 
 @pytest.mark.parametrize(
@@ -303,18 +298,10 @@ def test_forms_at_once_have_a_limit_of_memory(tmp_path: Path) -> None:
     form = b"Action=SendMessage&QueueUrl=http://localhost/0/none&MessageBody="
     form += b"%41" * ((SQS_REQUEST_BYTES_MAX - len(form)) // 3)
 
-    def post(base: str) -> int:
-        headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        try:
-            with urllib.request.urlopen(urllib.request.Request(base, form, headers)):
-                return 200
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code
-
     with ServerProcess(tmp_path / "mqks.db", "--sqs-port", "0") as server:
         with ThreadPoolExecutor(16) as pool:
-            assert set(pool.map(post, [base_of(server)] * 16)) <= {400, 503}
+            answers = pool.map(answer_of, [urllib.request.Request(base_of(server), form)] * 16)
+            assert {status for status, _ in answers} <= {400, 503}
         [gateway] = gateways(server)
         peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{gateway}/status").read_text())
     assert peak is not None

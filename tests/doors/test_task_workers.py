@@ -4,14 +4,13 @@ server are killed, told to end, and die of a task."""
 from __future__ import annotations
 
 import asyncio
-import importlib
 import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -26,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-COUNT = 2000
+COUNT = 1000
 
 
 class Crew(WorkerGroup):
@@ -46,16 +45,8 @@ class Crew(WorkerGroup):
         self.library = type(self).__name__.lower()
         pytest.importorskip(self.library, reason=f"the extra {self.library} is not installed")
 
-    @contextmanager
-    def running(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-        module = f"tests.kit.{self.library}_tasks"
-        for name, value in self.environment.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.delitem(sys.modules, module, raising=False)
-        self.tasks: Any = importlib.import_module(module)
-        with self:
-            yield self
-            self.close()
+    def running(self, monkeypatch: pytest.MonkeyPatch) -> AbstractContextManager[Self]:
+        return self.seen(monkeypatch, f"tests.kit.{self.library}_tasks")
 
     def command(self, *flags: str) -> list[str]:
         raise NotImplementedError
@@ -68,10 +59,6 @@ class Crew(WorkerGroup):
 
     def note(self, what: str) -> None:
         self.send("note", str(self.path / "notes"), what)
-
-    def close(self) -> None:
-        """What sends."""
-        raise NotImplementedError
 
 
 class Celery(Crew):
@@ -125,7 +112,7 @@ class Huey(Crew):
 
 class AsyncCrew(Crew):
     @contextmanager
-    def running(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    def running(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Self]:
         with asyncio.Runner() as runner, super().running(monkeypatch) as running:
             self.runner = runner
             yield running
@@ -177,12 +164,6 @@ class FastStream(AsyncCrew):
 
     def close(self) -> None:
         self.runner.run(self.tasks.broker.stop())
-
-
-@pytest.fixture
-def server(db: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(db) as server:
-        yield server
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,6 +35,23 @@ class WorkerGroup:
         self.log = path / "worker.log"
         self.log.touch()
         self._all: list[subprocess.Popen[bytes]] = []
+        self.tasks: Any = None
+        """Their module as this process sees it."""
+
+    @contextmanager
+    def seen(self, monkeypatch: pytest.MonkeyPatch, module: str) -> Iterator[Self]:
+        """With their module of tasks, and what it sends by."""
+        for name, value in self.environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        self.tasks = importlib.import_module(module)
+        with self:
+            yield self
+            self.close()
+
+    def close(self) -> None:
+        """What sends."""
+        raise NotImplementedError
 
     def run(self, *command: str) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
@@ -112,13 +129,10 @@ class WorkerGroup:
 
 
 class CeleryWorkers(WorkerGroup):
-    """`tasks` is their module as this process sees it."""
-
     def __init__(self, path: Path, **environment: str) -> None:
         results = path / "results"
         results.mkdir()
         super().__init__(path, **{"RESULTS": f"file://{results}"} | environment)
-        self.tasks: Any = None
 
     def celery(self, *words: str) -> subprocess.Popen[bytes]:
         """A command of Celery."""
@@ -132,11 +146,8 @@ class CeleryWorkers(WorkerGroup):
         worker.send_signal(how)
         worker.wait(WAIT_S)
 
-    @contextmanager
-    def running(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[CeleryWorkers]:
-        for name, value in self.environment.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.delitem(sys.modules, CELERY_TASKS, raising=False)
-        self.tasks = importlib.import_module(CELERY_TASKS)
-        with self, closing(self.tasks.app):
-            yield self
+    def running(self, monkeypatch: pytest.MonkeyPatch) -> AbstractContextManager[Self]:
+        return self.seen(monkeypatch, CELERY_TASKS)
+
+    def close(self) -> None:
+        self.tasks.app.close()

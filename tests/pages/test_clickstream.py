@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import only
-from tests.kit.program import ROOT, Program, printed
+from tests.kit.program import ROOT, Program
 
 RUN = [sys.executable, str(ROOT / "examples/clickstream/run.py")]
 
@@ -25,13 +25,6 @@ def test_the_blocker_blocks(environment: dict[str, str], tmp_path: Path) -> None
     with Program([sys.executable, "-c", "import pytest"], "", tmp_path, **environment) as program:
         program.end()
     assert "ModuleNotFoundError: No module named 'pytest'" in program.told
-
-
-@pytest.mark.slow
-def test_it_starts_without_the_packages_of_developers(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
-    assert printed([*RUN, "--help"], "", tmp_path, **environment)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """A copy that follows a journal on an object store, also while the store is away."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,9 @@ from mqks.errors import JournalDamaged
 from mqks.follow.copies import Copy
 from mqks.pipeline.errors import StoreAway
 from tests.journal.test_follow import LARGE, follower, publish, restored_at, served
-from tests.pipeline.test_pipeline_store import Between, local_store
+from tests.pipeline.test_pipeline_store import Between, between
 
-
-@pytest.fixture(scope="module")
-def between() -> Iterator[Between]:
-    with local_store() as opened:
-        yield opened
+__all__ = ["between"]
 
 
 @pytest.mark.lakes

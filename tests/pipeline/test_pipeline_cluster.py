@@ -97,6 +97,11 @@ class Cluster:
         """Of a command that is to run here."""
         return ["--master", self.url, *self._conf]
 
+    @property
+    def few(self) -> list[str]:
+        """Of a command for which one executor will do."""
+        return [*self.flags, "--conf", "spark.cores.max=1"]
+
     def executors(self) -> list[int]:
         """Their process ids."""
         return [pid for pid in self._running() if "ExecutorBackend" in _command(pid)]
@@ -156,7 +161,7 @@ def test_an_executor_is_killed_and_each_message_is_there_once(
     subprocess.run(
         # Its queue is archived no more: it is the one beside it that is counted.
         [
-            *[str(BIN / "spark-submit"), *cluster.flags, *kills.conf(SPARK_SETTINGS), str(module)],
+            *[str(BIN / "spark-submit"), *cluster.few, *kills.conf(SPARK_SETTINGS), str(module)],
             *["pipeline", "replay", str(lake), "--yes", "--url", url],
         ],
         env=os.environ | {"PYSPARK_PYTHON": sys.executable},
@@ -202,7 +207,7 @@ def test_workers_get_the_package_as_a_zip(
     monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "python" / "bin" / "python"))
     job = kills.Job(
         tmp_path / "log",
-        *["archive", "clicks", str(lake), "--url", url, "--once", *cluster.flags],
+        *["archive", "clicks", str(lake), "--url", url, "--once", *cluster.few],
         *["--conf", "spark.submit.pyFiles=mqks.zip", "--schema", "n bigint"],
     )
     job.succeed()

@@ -278,24 +278,6 @@ def test_a_file_that_shows_never_changes_and_never_goes(tmp_path: Path) -> None:
     assert offsets(tmp_path) == list(range(200))
 
 
-@pytest.mark.slow
-def test_delta_has_the_files_and_how_far_they_go_in_one_log(tmp_path: Path) -> None:
-    with DeltaTable(tmp_path, layout=Layout(BY_EVENT)) as lake:
-        assert lake.next("q", "x-1") is None
-        for n in range(2 * COMPACTION):
-            put(lake, range(n * 10, n * 10 + 10), ["e1", "ö%/ü"][n % 2])
-            lake.roll(60)
-        lake.commit("q", "x-1", 1000, [])
-        assert lake.next("q", "x-1") == 1000
-    with DeltaTable(tmp_path, layout=Layout(BY_EVENT)) as lake:
-        assert lake.next("q", "x-1") == 1000
-        assert lake.next("q", "x-2") is None
-    table = delta(tmp_path).to_pyarrow_table()
-    assert sorted(table["offset"].to_pylist()) == list(range(20 * COMPACTION))
-    assert set(table["event"].to_pylist()) == {"e1", "ö%/ü"}
-    assert len(delta(tmp_path).file_uris()) < 2 * COMPACTION
-
-
 def test_a_delta_table_tells_what_it_cannot_have(tmp_path: Path) -> None:
     with DeltaTable(tmp_path) as lake:
         data = pa.array([{"took": timedelta(1)}] * 2)
@@ -420,6 +402,3 @@ def test_old_days_leave_a_table_and_its_files_later(tmp_path: Path) -> None:
     told = sorted(delta(tmp_path).to_pyarrow_table()["offset"].to_pylist())
     assert told == [*range(20, 33)]
     assert before.to_pyarrow_table().num_rows == 30, "a reader of the older version goes on"
-    only_tables = pytest.raises(LakeUnfit, match="only tables forget")
-    with FileLake(tmp_path / "plain") as plain, only_tables:
-        plain.expire(date(2026, 11, 22))

@@ -1,4 +1,4 @@
-"""examples/shop.ipynb, executed as it is, with its table in a directory and on a store.
+"""examples/shop.ipynb, executed as it is.
 
 The one rule: what it shows is what is committed with it.
 """
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from mqks.testing import BrokerProcess
-from tests.pipeline.test_pipeline_store import local_store
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "examples/shop.ipynb"
@@ -28,37 +27,24 @@ def shown(notebook: Path) -> dict[str, dict[str, Any]]:
     return {name: output["data"] for name, output in outputs if "data" in output}
 
 
-def executed(directory: Path, **environment: str) -> dict[str, dict[str, Any]]:
-    """What it shows, executed in this directory."""
-    copy(NOTEBOOK, directory)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("java", "quick_spark")
+def test_it_shows_what_it_showed(tmp_path: Path) -> None:
+    """That a table is the same on a store is seen in `test_pipeline_readers.py`."""
+    copy(NOTEBOOK, tmp_path)
     beside = Path(sys.executable).parent
     path = f"{beside}{os.pathsep}{os.environ['PATH']}"
-    with BrokerProcess(directory / "mqks.db") as broker:
+    with BrokerProcess(tmp_path / "mqks.db") as broker:
         done = subprocess.run(
-            [beside / "jupyter-execute", "--inplace", directory / NOTEBOOK.name],
-            env={**os.environ, **environment, "PATH": path, "MQKS_URL": broker.url},
+            [beside / "jupyter-execute", "--inplace", tmp_path / NOTEBOOK.name],
+            env={**os.environ, "PATH": path, "MQKS_URL": broker.url},
             capture_output=True,
             text=True,
         )
     assert done.returncode == 0, done.stderr
-    return shown(directory / NOTEBOOK.name)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("java", "quick_spark")
-@pytest.mark.parametrize("place", ["directory", "store"])
-def test_it_shows_what_it_showed(place: str, tmp_path: Path) -> None:
-    if place == "directory":
-        found = executed(tmp_path)
-        assert any((tmp_path / "warehouse").rglob("*.parquet"))
-    else:
-        with local_store():
-            told = {"WAREHOUSE": "s3://bucket/shop", "S3__ENDPOINT": os.environ["AWS_ENDPOINT_URL"]}
-            names = {f"PYICEBERG_CATALOG__LAKE__{name}": told[name] for name in told}
-            found = executed(tmp_path, **names)
-        assert not (tmp_path / "warehouse").exists()
-    kept = shown(NOTEBOOK)
+    assert any((tmp_path / "warehouse").rglob("*.parquet"))
+    found, kept = shown(tmp_path / NOTEBOOK.name), shown(NOTEBOOK)
     assert found["querying"]["text/plain"] == kept["querying"]["text/plain"]
     assert found["drawing"].keys() == kept["drawing"].keys()
 

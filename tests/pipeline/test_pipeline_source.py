@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.types import LongType, StringType, StructType
+from pyspark.sql.types import StringType, StructType
 
 import mqks
 from mqks.client import urls
@@ -496,15 +496,6 @@ def test_the_columns_are_the_same_for_spark_and_for_arrow() -> None:
     assert to_arrow_schema(SCHEMA) == columns.SCHEMA
 
 
-def test_a_subset_of_the_columns(mqks_broker: Broker) -> None:
-    publish(mqks_broker, [1])
-    schema = StructType().add("offset", LongType()).add("topic", StringType(), nullable=False)
-    reader = BatchReader(source(mqks_broker.url).options, schema)
-    assert rows(reader, reader.partitions()) == [{"offset": 1, "topic": "e.1"}]
-    [batch] = reader.read(reader.partitions()[0])
-    assert batch.schema == to_arrow_schema(schema)
-
-
 @pytest.mark.parametrize(
     ("schema", "hint"),
     [
@@ -530,17 +521,6 @@ def test_headers_are_the_attributes(mqks_broker: Broker) -> None:
         assert [row["topic"] for row in found] == ["e", "e"]
         assert [row["value"] for row in found] == [b"plain", b"t\tn\n"]
         assert [row["headers"] for row in found] == [None, headers]
-
-
-def test_a_batch_is_what_is_there(mqks_broker: Broker) -> None:
-    publish(mqks_broker, range(5))
-    found = everything(mqks_broker.url)
-    assert [row["value"] for row in found] == [b"data %d" % n for n in range(5)]
-    assert [row["topic"] for row in found] == ["e.0", "e.1", "e.0", "e.1", "e.0"]
-    assert [row["offset"] for row in found] == [1, 2, 3, 4, 5]
-    assert {row["partition"] for row in found} == {0}
-    assert {row["headers"] for row in found} == {None}
-    assert len({row["key"] for row in found}) == 5
 
 
 @pytest.mark.parametrize(

@@ -159,8 +159,17 @@ def test_a_death_at_any_commit_doubles_and_loses_nothing(
 def test_archive_by_event_and_what_reads_all_tables(
     clicks: Clicks, opened: Opened, place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The whole is verified, vacuumed and replayed; one table has the messages of its event."""
     clicks.publish(some(0, 50) + some(50, 10, "order.new"))
-    first = run(clicks, opened, batch_messages=25)
+    first = run(clicks, opened, batch_messages=25, trim=False)
+    url = ["--url", clicks.broker.url]
+    assert main(["pipeline", "verify", str(place), *url]) == 0
+    assert "\n60 messages that the server still has: all in the lake" in capsys.readouterr().out
+    one = str(table_at(place, "order.new"))
+    assert main(["pipeline", "verify", one]) == 0
+    assert main(["pipeline", "verify", one, *url]) == 65
+    assert f"one event of its queues: with --url, verify {place}" in capsys.readouterr().err
+    assert main(["pipeline", "vacuum", str(place), "--dry-run"]) == 0
     clicks.publish(some(60, 7, "rare"))
     [second] = run(clicks, opened)
     assert [(p.first, p.next, p.messages, p.lag, p.files) for p in first] == [
@@ -176,6 +185,8 @@ def test_archive_by_event_and_what_reads_all_tables(
     assert clicks.messages(table_at(place, "rare")).count() == 7
     assert main(["pipeline", "verify", str(place)]) == 0
     assert f"{table_at(place, 'rare')}: 7 messages of 1 queue" in capsys.readouterr().out
+    assert clicks.replay(lake=place)[-1].messages == 67
+    assert [each.messages for each in clicks.replay(lake=place)] == [67], "nothing is left"
 
 
 @pytest.mark.slow
@@ -408,21 +419,3 @@ def test_bad_rows_of_all_tables_are_in_one_lake(clicks: Clicks, lake: Path) -> N
     assert (progress.messages, progress.unparsed) == (5, 2)
     assert counted(lake) == {"page.view": 3}
     assert {row["key"].decode() for row in clicks.messages(other).collect()} == {"bad1", "bad2"}
-
-
-@pytest.mark.slow
-def test_one_table_is_not_compared_with_the_queue_and_the_whole_is_vacuumed_and_replayed(
-    clicks: Clicks, opened: Opened, place: Place, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clicks.publish(some(0, 20) + some(20, 10, "order.new"))
-    run(clicks, opened, trim=False)
-    url = ["--url", clicks.broker.url]
-    assert main(["pipeline", "verify", str(place), *url]) == 0
-    assert "\n30 messages that the server still has: all in the lake" in capsys.readouterr().out
-    one = str(table_at(place, "order.new"))
-    assert main(["pipeline", "verify", one]) == 0
-    assert main(["pipeline", "verify", one, *url]) == 65
-    assert f"one event of its queues: with --url, verify {place}" in capsys.readouterr().err
-    assert main(["pipeline", "vacuum", str(place), "--dry-run"]) == 0
-    assert clicks.replay(lake=place)[-1].messages == 30
-    assert [each.messages for each in clicks.replay(lake=place)] == [30], "nothing is left"

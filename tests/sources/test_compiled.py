@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MODULES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]["modules"]
 BESIDE = "tests", "docs", "examples", "benchmarks", "tools", ".ci", "migrations"
+HERE = "-v", "--no-deps", "--no-build-isolation"
 WITH_A_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
 
@@ -45,11 +46,19 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> str:
     return result.stdout
 
 
-def pip_wheel(into: Path, **variables: str) -> tuple[Path, str]:
-    """The wheel that pip builds, and what the build has told."""
-    told = run(sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", ROOT, cwd=into, **variables)
-    [wheel] = into.glob("*.whl")
-    return wheel, told
+@pytest.fixture(scope="module")
+def pip(tmp_path_factory: pytest.TempPathFactory) -> tuple[str | Path, ...]:
+    """That of an environment that lacks mypyc, so that the modules do not compile."""
+    place = tmp_path_factory.mktemp("without")
+    venv.create(place, with_pip=True)
+    pip = place / "bin/python", "-m", "pip"
+    run(*pip, "install", "--quiet", "hatchling", "editables", cwd=place)
+    return pip
+
+
+def is_pure(directory: Path) -> bool:
+    [wheel] = directory.glob("*.whl")
+    return wheel.name.endswith("-py3-none-any.whl")
 
 
 def test_every_module_that_is_compiled_exists() -> None:
@@ -101,36 +110,37 @@ def test_types_are_right_for_each_python(version: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "variables", [{"CC": "false"}, {"CC": "there-is-none"}, {"MQKS_COMPILED": "0"}]
 )
-def test_without_a_compiler_the_wheel_is_pure(variables: dict[str, str], tmp_path: Path) -> None:
-    wheel, told = pip_wheel(tmp_path, **variables)
-    assert wheel.name.endswith("-py3-none-any.whl")
+def test_without_a_compiler_the_wheel_is_pure(
+    variables: dict[str, str], pip: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    told = run(*pip, "wheel", *HERE, ROOT, cwd=tmp_path, **variables)
+    assert is_pure(tmp_path)
     assert "Pure Python: there is no C compiler, or MQKS_COMPILED is 0" in told
 
 
 @pytest.mark.slow
 @WITH_A_COMPILER
-def test_only_who_asks_for_compiled_modules_must_have_them(tmp_path: Path) -> None:
-    """The environment lacks mypyc, so that they do not compile."""
-    venv.create(tmp_path / "without", with_pip=True)
-    pip = tmp_path / "without/bin/python", "-m", "pip"
-    run(*pip, "install", "--quiet", "hatchling", "editables", cwd=tmp_path)
-    flags = "-v", "--no-deps", "--no-build-isolation"
-    wheel = *pip, "wheel", *flags, ROOT
+def test_only_who_asks_for_compiled_modules_must_have_them(
+    pip: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    wheel = *pip, "wheel", *HERE, ROOT
     failed = done(*wheel, cwd=tmp_path, MQKS_COMPILED="1")
     assert failed.returncode != 0
     assert "No module named 'mypyc'" in failed.stdout
     assert "Pure Python, since the modules do not compile" in run(*wheel, cwd=tmp_path)
-    assert [path.name.endswith("-py3-none-any.whl") for path in tmp_path.glob("*.whl")] == [True]
+    assert is_pure(tmp_path)
     # Nothing is compiled for an editable installation, whoever asks.
-    run(*pip, "install", *flags, "--editable", ROOT, cwd=tmp_path, MQKS_COMPILED="1")
+    run(*pip, "install", *HERE, "--editable", ROOT, cwd=tmp_path, MQKS_COMPILED="1")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @WITH_A_COMPILER
 def test_the_compiled_wheel_does_what_the_sources_do(tmp_path: Path) -> None:
-    wheel, told = pip_wheel(tmp_path, MQKS_COMPILED_LEVEL="0")
-    assert "none-any" not in wheel.name
+    build = sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", ROOT
+    told = run(*build, cwd=tmp_path, MQKS_COMPILED_LEVEL="0")
+    [wheel] = tmp_path.glob("*.whl")
+    assert not is_pure(tmp_path)
     assert "Compiled: MQKS_COMPILED=0 builds it as pure Python" in told
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
