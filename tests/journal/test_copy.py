@@ -7,7 +7,6 @@ import shutil
 import signal
 import sqlite3
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -15,21 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from mqks.broker.spine.message.policy import DEFAULT
 from mqks.commands import main
 from mqks.errors import CannotWrite, DatabaseLocked, InspectionFailed, JournalDamaged, JournalFailed
 from mqks.journal import copying
-from mqks.journal.default_store import existing_store, new_store
+from mqks.journal.default_store import new_store
 from mqks.journal.memory import Memory
-from mqks.journal.segment import encode
 from mqks.journal.sqlite.database_file import DatabaseFile
 from mqks.journal.sqlite.texts import text_of, texts_path
-from mqks.journal.store import Metadata, QueueRow
+from mqks.journal.store import Metadata
 from mqks.settings import DatabaseUrl, Settings
-from tests.journal.test_store import SECTIONS
 from tests.kit import forks
 from tests.kit.fixtures import client_here, served
 from tests.kit.line_client import LineClient
@@ -215,58 +209,6 @@ def test_ids_of_segments_that_are_gone_stay_unused(
     with client_here(back) as client:
         assert client.ask(b"m publish --confirm e2 x") == b"m ok "
     assert contents(back)["segments"][-1][0] >= end
-
-
-IDS = st.integers(1, 3_000_000_000)
-NAMES = st.binary(min_size=1, max_size=9).filter(lambda name: not {*b" \n"} & {*name})
-NUMBERS = st.tuples(st.integers(1, 9), st.integers(0, 9))
-JOURNALS = st.fixed_dictionaries(
-    {
-        "segments": st.dictionaries(IDS, SECTIONS, max_size=9),
-        "unused": NUMBERS,
-        "queues": st.dictionaries(st.integers(1, 99), st.tuples(NAMES, NUMBERS), max_size=9),
-        "bindings": st.lists(st.tuples(NAMES, NAMES), unique=True, max_size=9),
-        "once": st.lists(NAMES, unique=True, max_size=9),
-        "schedules": st.dictionaries(NAMES, st.just('{"publish":"e x","every_us":9}'), max_size=9),
-        "batches": st.dictionaries(NAMES, st.just('{"number":9,"then":"e x"}'), max_size=9),
-    }
-)
-
-
-@pytest.mark.slow
-@pytest.mark.anyio
-@given(JOURNALS)
-async def test_any_journal_comes_back_as_it_was(journal: dict[str, Any]) -> None:
-    queues = {
-        queue_id: QueueRow(queue_id, b"%d%b" % (queue_id, name), DEFAULT.encode(), a + b, a)
-        for queue_id, (name, (a, b)) in journal["queues"].items()
-    }
-    more_segments, more_queues = journal["unused"]
-    first, last = Memory(), Memory()
-    for segment_id, sections in sorted(journal["segments"].items()):
-        head, texts = encode(sections)
-        first.segments[segment_id] = head, b"".join(texts)
-    first.metadata = Metadata(
-        epoch="0123456789abcdef",
-        queues=queues,
-        bindings=journal["bindings"],
-        once=journal["once"],
-        schedules=journal["schedules"],
-        batches=journal["batches"],
-        next_queue_id=max(queues, default=0) + 1 + more_queues,
-        next_segment=max(first.segments, default=0) + more_segments,
-    )
-    wanted = replace(first.metadata, bindings=sorted(journal["bindings"]))
-    with tempfile.TemporaryDirectory() as directory:
-        settings = Settings(db=Path(directory, "mqks.db"))
-        source = await first.open(settings, print)
-        async with new_store(settings, print) as target:
-            await copying.copy(source, target, lambda _: None)
-        async with existing_store(settings, print) as source:
-            await copying.copy(source, await last.open(settings, print), lambda _: None)
-    assert last.segments == first.segments
-    assert replace(last.metadata, bindings=sorted(last.metadata.bindings)) == wanted
-    assert first.metadata.epoch != wanted.epoch
 
 
 # ------------------------------------------------------------------------------- refused
