@@ -27,6 +27,7 @@ from mqks.settings import DatabaseUrl, Settings
 from tests.kit import forks
 from tests.kit.fixtures import client_here, served
 from tests.kit.line_client import LineClient
+from tests.kit.marks import slow
 from tests.kit.postgres import Postgres
 from tests.kit.server_process import ServerProcess, refusal
 from tests.kit.waiting import until
@@ -306,21 +307,25 @@ def test_a_damaged_journal_is_refused(
 # ------------------------------------------------------------------------------- killed
 
 
-def killed_at(call: int, source: str, target: str) -> bool:
-    """Whether a copy is killed at its N-th step, or ends before."""
+STEPS = 16
+"""Of a copy of these journals."""
+
+
+def kill_at(call: int, source: str, target: str) -> None:
+    """A copy, at its N-th step; it ends before if it has no more."""
     module = sys.executable, "-m", "tests.kit.killed_copy"
     code, _, told = forks.run([*module, str(call), source, target, *ALONE])
-    assert code in (0, -signal.SIGKILL), told
-    return code != 0
+    assert code == (-signal.SIGKILL if call <= STEPS else 0), told
 
 
-def steps(fast: int) -> list[Any]:
-    """Some of them; with slow tests all, and one that no copy comes to."""
-    some = random.sample(range(1, 25), fast)
-    return [pytest.param(some, id="some"), pytest.param([*range(1, 40)], marks=pytest.mark.slow)]
+EVERY = [*range(1, STEPS + 2)]
+"""One more: it ends before that."""
+some_or_all_steps = pytest.mark.parametrize(
+    "calls", [random.sample(EVERY, 2), *slow((EVERY,))], ids=["some", "all"]
+)
 
 
-@pytest.mark.parametrize("calls", steps(2))
+@some_or_all_steps
 def test_a_copy_that_is_killed_is_there_as_a_whole_or_not_at_all(
     postgres: Postgres, db: Path, journal_url: DatabaseUrl, calls: list[int]
 ) -> None:
@@ -329,14 +334,14 @@ def test_a_copy_that_is_killed_is_there_as_a_whole_or_not_at_all(
     for call in calls:
         url = DatabaseUrl(f"{journal_url.text}_{call}")
         own = epoch(db)
-        was_killed = killed_at(call, text(db), url.text)
+        kill_at(call, text(db), url.text)
         assert contents(db)["segments"] == whole["segments"]
         found = owner(postgres, url)
         if found is not None and found[0] == own:
             assert found[1:] == (len(whole["segments"]), 1)
             assert epoch(db) != own
         elif found is not None and found[1:] != (0, 0):
-            assert was_killed
+            assert call <= STEPS
             assert found[0] == ""
             for flag in ("--no-salvage", "--salvage"):
                 code, log = refusal(url.text, *ALONE, flag)
@@ -345,7 +350,7 @@ def test_a_copy_that_is_killed_is_there_as_a_whole_or_not_at_all(
             assert main(["copy", text(db), url.text, *ALONE]) == JournalDamaged.exit_code
 
 
-@pytest.mark.parametrize("calls", steps(2))
+@some_or_all_steps
 def test_a_file_that_is_not_complete_has_no_name(
     db: Path, tmp_path: Path, calls: list[int]
 ) -> None:
@@ -354,13 +359,13 @@ def test_a_file_that_is_not_complete_has_no_name(
     for call in calls:
         target = tmp_path / f"copy{call}.db"
         own = epoch(db)
-        was_killed = killed_at(call, text(db), text(target))
+        kill_at(call, text(db), text(target))
         assert contents(db) == whole
         if target.exists():
             assert (epoch(target), contents(target)) == (own, whole)
             assert epoch(db) != own
         else:
-            assert was_killed
+            assert call <= STEPS
             assert main(["copy", text(db), text(target)]) == 0
             assert contents(target) == whole
             assert [each.name for each in tmp_path.glob("*.partial*")] == []
