@@ -264,7 +264,7 @@ def test_stop_ends_all_receives(mqks_broker: Broker, threads: ThreadPoolExecutor
         blocking.connect(mqks_broker.url) as client,
         client.consume("q", ["e"], auto_ack=True) as consumer,
     ):
-        messages = [threads.submit(consumer.receive, WAIT_S) for _ in range(4)]
+        messages = [threads.submit(consumer.receive) for _ in range(4)]
         until(lambda: len(consumer._connection._waiting) == 4)
         consumer.stop()
         for message in messages:
