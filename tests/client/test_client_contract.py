@@ -10,11 +10,9 @@ import socket
 import ssl
 import threading
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
-from dataclasses import replace
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -696,10 +694,8 @@ def test_a_blocking_client_without_with(mqks_broker: Broker) -> None:
     mqks.blocking.connect(mqks_broker.url).close()
 
 
-def test_a_blocking_client_without_with_or_server() -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        url = f"mqks://127.0.0.1:{listener.getsockname()[1]}"
-    client = mqks.blocking.connect(url, Options(connect_again=False))
+def test_a_blocking_client_without_with_or_server(refusing: str) -> None:
+    client = mqks.blocking.connect(refusing, Options(connect_again=False))
     for _ in range(2):
         with pytest.raises(ConnectionLost, match="Connection refused"):
             client.publish("e", "x")
@@ -970,23 +966,6 @@ async def test_silence_is_noticed(client: Any, proxy: Proxy) -> None:
         await until(partial(are_new, client, 1, earlier))
         await client.publish("e", "x", confirm=True)
         assert (await consumer.receive(WAIT_S)).data == b"x"
-
-
-async def test_a_quiet_connection_stays(connect: Any) -> None:
-    lines: Counter[bytes] = Counter()
-    """By the beginning of their ids, one of each connection."""
-
-    def answer(line: bytes) -> bytes:
-        lines[line.split()[0].rpartition(b"-")[0]] += 1
-        return b"%b ok "
-
-    with answering(answer) as peer:
-        quick = replace(QUICK, keep_alive_s=0.05)
-        async with connect(peer.url, quick) as client, client.consume("q", ["e"]):
-            # The client's and the consumer's: a connection that counts as lost although it is
-            # answered would never come so far, and one whose answers were late has a successor.
-            await until(lambda: sum(count > 5 for count in lines.values()) == 2)
-            assert await client.ping("x") == ""
 
 
 async def test_a_client_that_was_held_up_keeps_its_connection(connect: Any, proxy: Proxy) -> None:
@@ -1277,14 +1256,11 @@ async def test_batches_end_when_nothing_comes(client: Any) -> None:
             await anext(consumer.batches(None, 0.05))
 
 
-async def test_a_first_connection_that_fails_may_be_the_last(connect: Any) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # Taken, but nobody listens.
-        url = f"mqks://127.0.0.1:{taken.getsockname()[1]}"
-        options = Options(connect_again=False, connect_timeout_s=10 * WAIT_S)
-        with anyio.fail_after(WAIT_S), pytest.raises(ConnectionLost):
-            async with connect(url, options):
-                pass
+async def test_a_first_connection_that_fails_may_be_the_last(connect: Any, refusing: str) -> None:
+    options = Options(connect_again=False, connect_timeout_s=10 * WAIT_S)
+    with anyio.fail_after(WAIT_S), pytest.raises(ConnectionLost):
+        async with connect(refusing, options):
+            pass
 
 
 # ------------------------------------------------------------------------------- several servers

@@ -92,21 +92,6 @@ async def test_what_is_peeked_at_is_told_page_by_page(client: Any) -> None:
     assert await client.peek("q", after=5) == []
 
 
-async def test_a_lost_connection_tells_nothing_twice(client: Any, proxy: Proxy) -> None:
-    await client.subscribe("q", ["e"])
-    await client.publish_many([("e", "x" * 1000)] * 1000)
-    async with anyio.create_task_group() as tasks:
-        told: list[int] = []
-
-        async def peek() -> None:
-            told.append(len(await client.peek("q", limit=1000)))
-
-        tasks.start_soon(peek)
-        await anyio.sleep(0.005)
-        proxy.cut()
-    assert told == [1000]
-
-
 @pytest.mark.parametrize(
     "terms",
     [

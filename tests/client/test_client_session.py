@@ -1,6 +1,6 @@
 """The session without sockets: by transcripts, and by chance.
 
-The one rule: the server's side is played by the bare broker or written out; time is a number.
+The one rule: the server's side is written out; time is a number.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from math import inf
@@ -31,7 +30,6 @@ from mqks import (
 )
 from mqks.client import requests
 from mqks.client.session import Call, ConsumerSession, Session, SessionState
-from tests.kit.bare import BareWorld
 
 ERROR_ID = "65f0c0de65f0c0de65f0c0de"
 
@@ -459,106 +457,6 @@ def test_any_split_of_the_stream(
     assert list(subject.updates) == [QueueUpdate("q", ["e", "f"], False)]
     got = [(m.id, m.event, m.retry, m.text) for m in subject.ready]
     assert got == [(f"m{n}", event, n, data) for n, (event, data) in enumerate(messages)]
-
-
-@given(st.data())
-def test_any_interleaving_of_replies(data: st.DataObject) -> None:
-    subject = running()
-    calls: list[tuple[Call, bytes, bytes]] = []
-    for _ in range(data.draw(st.integers(0, 10))):
-        call = Call()
-        if data.draw(st.booleans()):
-            id_ = subject.publish("e", "x", None, call)
-            calls.append((call, id_ + b" ok \n", b""))
-        else:
-            answer = data.draw(DATA).encode()
-            id_ = subject.request(b"ping x", call)
-            calls.append((call, id_ + b" ok " + answer + b"\n", answer))
-    many = Call()
-    some: list[tuple[str, requests.Data]] = [("e", n) for n in range(5)]
-    for bodies in requests.bodies(some):
-        subject.publish_many(bodies, many)
-    many.settle()
-    confirms = [line.split(b" ")[0] + b" ok \n" for line in subject.take().splitlines()[-5:]]
-    replies = data.draw(st.permutations([reply for _, reply, _ in calls] + confirms))
-    stream = b"".join(replies)
-    for piece in split(stream, data.draw(st.lists(st.integers(0, 1000), max_size=8))):
-        subject.receive(piece, 0.0)
-    assert [call.result() for call, _, _ in calls] == [answer for _, _, answer in calls]
-    assert many.confirmed() == 5
-    assert subject.is_idle
-
-
-class Story:
-    """A publisher and a consumer against the bare broker, with connections that break."""
-
-    def __init__(self) -> None:
-        self.world = BareWorld()
-        self.sessions: dict[str, Session] = {"p": session(), "c": consumer()}
-        self.calls: list[tuple[str, Call]] = []
-        self.acked: list[str] = []
-        for name in self.sessions:
-            self.connect(name)
-
-    def connect(self, name: str) -> None:
-        self.world.connect(name)
-        self.sessions[name].connected(0.0)
-
-    def cut(self, name: str) -> None:
-        self.world.disconnect(name)
-        self.world.received(name)
-        self.sessions[name].lost("cut")
-        self.connect(name)
-
-    def publish(self) -> None:
-        call = Call()
-        id_ = f"m{len(self.calls)}"
-        self.sessions["p"].publish("e", id_, id_, call)
-        self.calls.append((id_, call))
-
-    def send(self, name: str) -> None:
-        if data := self.sessions[name].take():
-            self.world.send(name, data)
-
-    def receive(self, name: str) -> None:
-        if data := self.world.received(name):
-            self.sessions[name].receive(data, 0.0)
-
-    def handle(self) -> None:
-        subject = self.sessions["c"]
-        assert isinstance(subject, ConsumerSession)
-        while subject.ready:
-            message = subject.ready.popleft()
-            assert message.text == message.id
-            message.ack()
-            self.acked.append(message.id)
-
-
-STEPS: list[Callable[[Story], None]] = [
-    Story.publish,
-    Story.handle,
-    *(partial(act, name=name) for act in (Story.send, Story.receive, Story.cut) for name in "pc"),
-]
-
-
-@given(st.lists(st.sampled_from(range(len(STEPS))), max_size=60))
-def test_nothing_confirmed_is_lost_whatever_breaks(numbers: list[int]) -> None:
-    story = Story()
-    # The queue must be there before the first message.
-    for _ in range(2):
-        story.send("c")
-        story.receive("c")
-    for number in numbers:
-        STEPS[number](story)
-    for _ in range(4):
-        for name in "pc":
-            story.send(name)
-            story.receive(name)
-        story.handle()
-    assert [call.result() for _, call in story.calls] == [b""] * len(story.calls)
-    assert {id_ for id_, _ in story.calls} == set(story.acked)
-    queues = story.world.broker.queues
-    assert queues[b"q"].ready == 0
 
 
 def test_requests_are_written_as_the_protocol_says() -> None:

@@ -66,11 +66,7 @@ def assert_published(url: str) -> None:
         (MADE + PUBLISHED, 0),
         (MADE + PUBLISHED + "sys.exit(3)", 3),
         (MADE + PUBLISHED + "raise ValueError", 1),
-        (MADE + PUBLISHED + "del client", 0),
-        (MADE + IN_A_FUNCTION + "published()", 0),
         (MADE + IN_A_FUNCTION + "published(); raise ValueError", 1),
-        (MADE + CHILD, 0),
-        (MADE + ASYNC + "asyncio.run(published())", 0),
         (MADE + PUBLISHED + "client.close()", 0),
     ],
 )
@@ -100,6 +96,7 @@ def test_a_warning_says_where_it_was_made(
     number = 1 + [each.startswith(line) for each in program.splitlines()].index(True)
     told = f"the client made at {tmp_path}/program.py:{number} was not closed"
     assert done.stderr.count(f"ResourceWarning: {told}") == 1
+    assert "lost" not in done.stderr
     assert_published(url)
 
 

@@ -7,7 +7,6 @@ import shutil
 import signal
 import sqlite3
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -15,24 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from mqks.broker.spine.message.policy import DEFAULT
 from mqks.commands import main
 from mqks.errors import CannotWrite, DatabaseLocked, InspectionFailed, JournalDamaged, JournalFailed
 from mqks.journal import copying
-from mqks.journal.default_store import existing_store, new_store
+from mqks.journal.default_store import new_store
 from mqks.journal.memory import Memory
-from mqks.journal.segment import encode
 from mqks.journal.sqlite.database_file import DatabaseFile
 from mqks.journal.sqlite.texts import text_of, texts_path
-from mqks.journal.store import Metadata, QueueRow
+from mqks.journal.store import Metadata
 from mqks.settings import DatabaseUrl, Settings
-from tests.journal.test_store import SECTIONS
 from tests.kit import forks
 from tests.kit.fixtures import client_here, served
 from tests.kit.line_client import LineClient
+from tests.kit.marks import slow
 from tests.kit.postgres import Postgres
 from tests.kit.server_process import ServerProcess, refusal
 from tests.kit.waiting import until
@@ -217,58 +212,6 @@ def test_ids_of_segments_that_are_gone_stay_unused(
     assert contents(back)["segments"][-1][0] >= end
 
 
-IDS = st.integers(1, 3_000_000_000)
-NAMES = st.binary(min_size=1, max_size=9).filter(lambda name: not {*b" \n"} & {*name})
-NUMBERS = st.tuples(st.integers(1, 9), st.integers(0, 9))
-JOURNALS = st.fixed_dictionaries(
-    {
-        "segments": st.dictionaries(IDS, SECTIONS, max_size=9),
-        "unused": NUMBERS,
-        "queues": st.dictionaries(st.integers(1, 99), st.tuples(NAMES, NUMBERS), max_size=9),
-        "bindings": st.lists(st.tuples(NAMES, NAMES), unique=True, max_size=9),
-        "once": st.lists(NAMES, unique=True, max_size=9),
-        "schedules": st.dictionaries(NAMES, st.just('{"publish":"e x","every_us":9}'), max_size=9),
-        "batches": st.dictionaries(NAMES, st.just('{"number":9,"then":"e x"}'), max_size=9),
-    }
-)
-
-
-@pytest.mark.slow
-@pytest.mark.anyio
-@given(JOURNALS)
-async def test_any_journal_comes_back_as_it_was(journal: dict[str, Any]) -> None:
-    queues = {
-        queue_id: QueueRow(queue_id, b"%d%b" % (queue_id, name), DEFAULT.encode(), a + b, a)
-        for queue_id, (name, (a, b)) in journal["queues"].items()
-    }
-    more_segments, more_queues = journal["unused"]
-    first, last = Memory(), Memory()
-    for segment_id, sections in sorted(journal["segments"].items()):
-        head, texts = encode(sections)
-        first.segments[segment_id] = head, b"".join(texts)
-    first.metadata = Metadata(
-        epoch="0123456789abcdef",
-        queues=queues,
-        bindings=journal["bindings"],
-        once=journal["once"],
-        schedules=journal["schedules"],
-        batches=journal["batches"],
-        next_queue_id=max(queues, default=0) + 1 + more_queues,
-        next_segment=max(first.segments, default=0) + more_segments,
-    )
-    wanted = replace(first.metadata, bindings=sorted(journal["bindings"]))
-    with tempfile.TemporaryDirectory() as directory:
-        settings = Settings(db=Path(directory, "mqks.db"))
-        source = await first.open(settings, print)
-        async with new_store(settings, print) as target:
-            await copying.copy(source, target, lambda _: None)
-        async with existing_store(settings, print) as source:
-            await copying.copy(source, await last.open(settings, print), lambda _: None)
-    assert last.segments == first.segments
-    assert replace(last.metadata, bindings=sorted(last.metadata.bindings)) == wanted
-    assert first.metadata.epoch != wanted.epoch
-
-
 # ------------------------------------------------------------------------------- refused
 
 
@@ -364,21 +307,25 @@ def test_a_damaged_journal_is_refused(
 # ------------------------------------------------------------------------------- killed
 
 
-def killed_at(call: int, source: str, target: str) -> bool:
-    """Whether a copy is killed at its N-th step, or ends before."""
+STEPS = 16
+"""Of a copy of these journals."""
+
+
+def kill_at(call: int, source: str, target: str) -> None:
+    """A copy, at its N-th step; it ends before if it has no more."""
     module = sys.executable, "-m", "tests.kit.killed_copy"
     code, _, told = forks.run([*module, str(call), source, target, *ALONE])
-    assert code in (0, -signal.SIGKILL), told
-    return code != 0
+    assert code == (-signal.SIGKILL if call <= STEPS else 0), told
 
 
-def steps(fast: int) -> list[Any]:
-    """Some of them; with slow tests all, and one that no copy comes to."""
-    some = random.sample(range(1, 25), fast)
-    return [pytest.param(some, id="some"), pytest.param([*range(1, 40)], marks=pytest.mark.slow)]
+EVERY = [*range(1, STEPS + 2)]
+"""One more: it ends before that."""
+some_or_all_steps = pytest.mark.parametrize(
+    "calls", [random.sample(EVERY, 2), *slow((EVERY,))], ids=["some", "all"]
+)
 
 
-@pytest.mark.parametrize("calls", steps(2))
+@some_or_all_steps
 def test_a_copy_that_is_killed_is_there_as_a_whole_or_not_at_all(
     postgres: Postgres, db: Path, journal_url: DatabaseUrl, calls: list[int]
 ) -> None:
@@ -387,14 +334,14 @@ def test_a_copy_that_is_killed_is_there_as_a_whole_or_not_at_all(
     for call in calls:
         url = DatabaseUrl(f"{journal_url.text}_{call}")
         own = epoch(db)
-        was_killed = killed_at(call, text(db), url.text)
+        kill_at(call, text(db), url.text)
         assert contents(db)["segments"] == whole["segments"]
         found = owner(postgres, url)
         if found is not None and found[0] == own:
             assert found[1:] == (len(whole["segments"]), 1)
             assert epoch(db) != own
         elif found is not None and found[1:] != (0, 0):
-            assert was_killed
+            assert call <= STEPS
             assert found[0] == ""
             for flag in ("--no-salvage", "--salvage"):
                 code, log = refusal(url.text, *ALONE, flag)
@@ -403,7 +350,7 @@ def test_a_copy_that_is_killed_is_there_as_a_whole_or_not_at_all(
             assert main(["copy", text(db), url.text, *ALONE]) == JournalDamaged.exit_code
 
 
-@pytest.mark.parametrize("calls", steps(2))
+@some_or_all_steps
 def test_a_file_that_is_not_complete_has_no_name(
     db: Path, tmp_path: Path, calls: list[int]
 ) -> None:
@@ -412,13 +359,13 @@ def test_a_file_that_is_not_complete_has_no_name(
     for call in calls:
         target = tmp_path / f"copy{call}.db"
         own = epoch(db)
-        was_killed = killed_at(call, text(db), text(target))
+        kill_at(call, text(db), text(target))
         assert contents(db) == whole
         if target.exists():
             assert (epoch(target), contents(target)) == (own, whole)
             assert epoch(db) != own
         else:
-            assert was_killed
+            assert call <= STEPS
             assert main(["copy", text(db), text(target)]) == 0
             assert contents(target) == whole
             assert [each.name for each in tmp_path.glob("*.partial*")] == []

@@ -7,11 +7,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from tests.kit.postgres import Postgres, taken_over
 from tests.kit.proxy import CHUNK_BYTES, Peer
 from tests.kit.server_process import ServerProcess, refusal
 from tests.kit.waiting import WAIT_S, until
+from tests.lives.test_standby import line_of
 from tests.lives.test_standby import standby as waiting_broker
 from tests.server.test_metrics import Web
 
@@ -101,25 +101,6 @@ def test_a_second_broker_is_refused_while_the_first_one_lives(
         assert second.stop() == 0
 
 
-@pytest.mark.slow
-def test_of_two_that_claim_at_once_one_gets_the_journal(
-    postgres: Postgres, journal_url: DatabaseUrl
-) -> None:
-    servers: list[ServerProcess] = []
-    for _ in range(3):
-        servers[:] = [server_of(journal_url, "--no-standby") for _ in range(2)]
-        try:
-            until(lambda: not (servers[0].is_running and servers[1].is_running))
-            [winner] = [server for server in servers if server.is_running]
-            [loser] = [server for server in servers if server is not winner]
-            assert loser.wait() == DatabaseLocked.exit_code, loser.log
-            with LineClient(winner.address) as client:
-                assert client.ask(b"m publish --confirm e x") == b"m ok "
-        finally:
-            for server in servers:
-                server.stop() if server.is_running else server.kill()
-
-
 async def loaded(url: DatabaseUrl) -> PostgresStore:
     store = await PostgresStore.open(Settings(db=url, db_replication="none"), print)
     await store.claim(wait=False)
@@ -168,26 +149,6 @@ async def test_an_owner_that_was_taken_over_writes_nothing(
         await write(old)
     await old.close()
     assert owner(postgres, journal_url) == before
-
-
-@pytest.mark.slow
-def test_an_owner_that_was_stopped_and_taken_over_exits_and_confirms_nothing(
-    postgres: Postgres, journal_url: DatabaseUrl
-) -> None:
-    with server_of(journal_url) as old, LineClient(old.address) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        assert client.ask(b"m publish --confirm e before") == b"m ok "
-        # It has ended when it would go on at the end of the block.
-        with suppress(ProcessLookupError), old.paused():
-            client.send(b"n publish --confirm e after\n")
-            with server_of(journal_url) as new, LineClient(new.address) as other:
-                assert other.ask(b"o publish --confirm e new") == b"o ok "
-                os.kill(old.pid, signal.SIGCONT)
-                with pytest.raises(EOFError):
-                    client.line()
-                assert old.wait() == ClaimLost.exit_code, old.log
-                assert "has taken over" in old.log
-                assert consumed(other, b"q", b"o") == [(b"m", b"before"), (b"o", b"new")]
 
 
 # ------------------------------------------------------------------------------- connections
@@ -403,12 +364,6 @@ def test_a_server_that_must_end_does_not_wait_for_a_standby(
             with pytest.raises(EOFError):
                 client.line()
         assert "the server ended before a commit was durable" in server.log
-
-
-def line_of(client: LineClient) -> bytes | None:
-    with suppress(TimeoutError):
-        return client.line()
-    return None
 
 
 def both(primary: Postgres, standby: Postgres) -> DatabaseUrl:

@@ -258,6 +258,9 @@ def test_a_host_is_a_name_and_perhaps_a_port(seen: Seen, host: str, status: int)
     "head",
     [
         pytest.param(b"GET /took HTTP/1.1\r\n\r\n", id="no host"),
+        pytest.param(b"GET\r\n\r\n", id="no target"),
+        pytest.param(b"\0" * 100, id="zeros"),
+        pytest.param(GET[:-2] + b"A: \xff\0\r\n\r\n", id="bytes"),
         pytest.param(LENGTH[:-2] % (b"/took", 1) + b"Content-Length: 2\r\n\r\n", id="lengths"),
         pytest.param(GET[:-2] + b"a:\r\n" * 5000 + b"\r\n", id="lines"),
         pytest.param(GET[:-2] + b"a: " + b"b" * 1_000_000 + b"\r\n\r\n", id="long"),

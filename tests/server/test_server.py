@@ -3,8 +3,7 @@
 import os
 import signal
 import socket
-import sqlite3
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -37,27 +36,6 @@ def test_a_stop_journals_what_it_delivers(tmp_path: Path) -> None:
         got += len(client.rest())
     with ServerProcess(db) as server, LineClient(server.address) as client:
         assert got + waiting(client) == count + 1
-
-
-def test_what_a_confirmed_consumer_gets_is_journaled_at_once(tmp_path: Path) -> None:
-    db = tmp_path / "mqks.db"
-    with ServerProcess(db) as server, LineClient(server.address) as client:
-        assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        for number in range(3):
-            assert client.ask(b"m%d publish --confirm e x" % number).endswith(b" ok ")
-        assert client.ask(b"c consume --confirm q") == b"c ok "
-        for number in range(3):
-            assert client.line() == b"c ok m%d event=e x" % number
-        with closing(sqlite3.connect(f"{db.as_uri()}?mode=ro", uri=True)) as reader:
-            sql = "select (select count(*) from segment), (select max(cursor) from queue)"
-            # Three segments of messages become one more of what was settled, or none at all.
-            until(
-                lambda: reader.execute(sql).fetchone() != (3, 1),
-                "the journal never learnt of the deliveries",
-            )
-        server.kill()
-    with ServerProcess(db) as server, LineClient(server.address) as client:
-        assert waiting(client) == 0
 
 
 @pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -128,19 +106,6 @@ def test_replies_wait_for_no_acknowledgement_of_earlier_ones(mqks_broker: Broker
                 if sock.family == socket.AF_INET and sock.getpeername()[1] == client.port:
                     found.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
     assert found == [1]
-
-
-def test_publishers_that_were_paused_go_on(tmp_path: Path) -> None:
-    """Many small commits add up to more than a batch may hold, and pause nobody for good."""
-    flags = ("--batch-bytes-max", "4KiB")
-    with ServerProcess(tmp_path / "mqks.db", *flags) as server:
-        with LineClient(server.address) as client:
-            assert client.ask(b"s subscribe --confirm q e") == b"s ok "
-        for number in range(30):
-            with LineClient(server.address) as client:
-                client.send(b"m%d publish e %s\n" % (number, b"x" * 1000))
-                assert client.ask(b"p ping") == b"p ok "
-                assert client.ask(b"p publish --confirm e x") == b"p ok "
 
 
 def test_expressions_of_one_chunk_share_their_steps() -> None:
