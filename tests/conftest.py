@@ -53,7 +53,10 @@ JVMS = (
     *("tests/pipeline/test_pipeline_notebook", "tests/pipeline/"),
 )
 """Beginnings of files that share a JVM, or start their own."""
-LONGEST = *JVMS, "tests/lives/test_simulation", "tests/sources/test_compiled"
+LONGEST = (
+    *(*JVMS, "tests/lives/test_simulation", "tests/sources/test_compiled"),
+    *("tests/broker/test_model", "tests/doors/test_celery", "tests/sources/test_benchmarks"),
+)
 """Beginnings of files that take long, and so begin first."""
 
 
