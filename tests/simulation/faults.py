@@ -23,6 +23,7 @@ LIVES: Final = "3 --lives"
 TALK: Final = "3 --talk"
 YEAR: Final = "12 --year"
 RARE: Final = "6 --rare"
+TASKS: Final = "4 --tasks"
 STANDBY: Final = "10 --standby"
 
 
@@ -484,6 +485,41 @@ FAULTS: Final = (
         "self._timer = self._loop.call_later(LATE_TURN_S, again)",
         "self._loop.call_soon(self._catch_up, 0, 0)",
         WORLD,
+    ),
+    Fault(
+        "pipeline-forgets",
+        "celery/link.py",
+        "            for id_, (body, call) in self._sent.items():",
+        "            self._sent.clear()\n            for id_, (body, call) in self._sent.items():",
+        TASKS,
+    ),
+    Fault(
+        "pipeline-hides-refusals",
+        "celery/link.py",
+        "        if self._refused is not None:",
+        "        if False:",
+        TASKS,
+    ),
+    Fault(
+        "consumers-not-begun-anew",
+        "celery/link.py",
+        "        if self.shared.lost is not None and not self.consumers:",
+        "        if False:",
+        TASKS,
+    ),
+    Fault(
+        "requeue-is-dead",
+        "celery/transport.py",
+        'b"reject %b %b" if requeue else',
+        'b"reject %b %b" if not requeue else',
+        TASKS,
+    ),
+    Fault(
+        "published-twice",
+        "celery/transport.py",
+        '["--confirm", f"--once={ONCE_S}"]',
+        '["--confirm"]',
+        TASKS,
     ),
     Fault(
         "commit-of-another",

@@ -23,7 +23,8 @@ from functools import partial
 from itertools import count
 from math import inf
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, Final, Self
+from weakref import WeakValueDictionary
 
 from tests.simulation.loop import SimulatedLoop, put, run_into
 from tests.simulation.network import LATENCY_S, Network, SimulatedSocket, Transport
@@ -44,6 +45,8 @@ _back = threading.Lock()
 """Free when the loop has its turn again."""
 _back.acquire()
 _numbers = count(3)
+ENDPOINTS: Final = WeakValueDictionary[int, "Endpoint"]()
+"""Those that are used, by their numbers."""
 
 
 class Thread:
@@ -67,6 +70,9 @@ class Thread:
 
     def join(self, timeout: float | None = None) -> None:
         self._ended.wait(timeout)
+
+    def is_alive(self) -> bool:
+        return not self._ended.is_set()
 
     def ready(self) -> None:
         """It has its turn soon; called once for each `pause`."""
@@ -244,6 +250,7 @@ class Endpoint:
 
     def __init__(self) -> None:
         self._fd = next(_numbers)
+        ENDPOINTS[self._fd] = self
         self._timeout_s: float | None = None
         self.waits = Waits()
         self._received = bytearray()
@@ -318,6 +325,11 @@ class Endpoint:
             error, self._error = self._error, None
             self._has_end = True
             raise error
+
+    def shutdown(self, how: int) -> None:
+        self._end()
+        self._has_end = True
+        self.waits.end_all()
 
     def close(self) -> None:
         if self._fd >= 0:
