@@ -1,4 +1,4 @@
-"""Who has tasks done: programs and workers of Celery, with its real kombu and loops.
+"""Who has tasks done: programs and workers of Celery, with its real kombu and loops, and of Django.
 
     python -m tests.simulation SEED --tasks
 
@@ -7,18 +7,18 @@ The one rule: no two threads share what has a lock of others, so that nobody who
 
 import asyncio
 import logging
+import secrets
 import uuid
 from collections.abc import Iterable, Sequence
-from secrets import token_bytes
+from typing import Any
 
 from tests.simulation import threads
 from tests.simulation.loop import Process, Violation, Work, put
 from tests.simulation.world import World, mqks, nothing
 
-WORKED = ("tasks",)
-"""What both workers of a kind consume."""
-WORKERS = 4
-MANY, HASTE_S = 30, 1.0
+WORKERS = {"tasks": 2, "tasks.default": 1, "outbox.default": 1}
+"""Of each queue."""
+MANY, HASTE_S = 12, 1.0
 CUT_S = 3.0
 ANEW_S = 1200.0
 """A worker has begun anew in this time."""
@@ -27,20 +27,46 @@ ANEW_S = 1200.0
 class Tasks(World):
     clients = 6
     kinds: Sequence[str] = World.kinds[:-3]
-    queues: Sequence[str] = ("tasks",)
-    set_up = outlive_full_disk = nothing
+    queues: Sequence[str] = (*WORKERS,)
+    outlive_full_disk = nothing
 
     async def main(self) -> None:
         logging.disable()
-        put({uuid: {"uuid4": lambda: uuid.UUID(bytes=token_bytes(16), version=4)}})
+        put({uuid: {"uuid4": lambda: uuid.UUID(bytes=secrets.token_bytes(16), version=4)}})
         threads.install(self.loop, self.network)
+        self.handled, self.successful, self.undone = set[str](), set[str](), set[str]()
+        """What has ended; rows that were saved so; rows of the outbox that were rolled back."""
+        self.wanted: dict[str, str] = {}
+        """How tasks of Django end."""
+        self.set_django()
         # Their modules take the time, pauses and ids from where these are replaced now.
-        from tests.simulation import linked
+        from tests.simulation import enqueued, linked
 
         linked.install()
-        self.linked = linked
-        self.handled = set[str]()
+        enqueued.install(self)
+        self.linked, self.enqueued = linked, enqueued
         await super().main()
+
+    def set_django(self) -> None:
+        import django
+        from django.conf import settings
+
+        database = {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": f"file:{self.directory}/tasks.db?vfs=unix",  # Not on the simulated disk.
+            "OPTIONS": {"timeout": 0, "transaction_mode": "IMMEDIATE"},
+        }
+        options = {"url": self.url, "losses": 1000, "retries": 2}
+        tasks = {
+            alias: {"BACKEND": "mqks.django.MqksBackend", "OPTIONS": {**options, **more}}
+            for alias, more in (("default", {}), ("outbox", {"outbox": True, "prefix": "outbox."}))
+        }
+        how = {"DATABASES": {"default": database}, "INSTALLED_APPS": ["mqks.django"]}
+        settings.configure(**how, TASKS=tasks, USE_TZ=True, LOGGING_CONFIG=None)
+        django.setup()
+
+    async def set_up(self) -> None:
+        await Process("migrate").spawn(threads.in_thread(self.enqueued.migrate))
 
     def others(self) -> list[Process]:
         return []
@@ -48,33 +74,40 @@ class Tasks(World):
     def visitors(self) -> list[Work]:
         return []
 
-    async def publish(self, number: int) -> None:
-        await threads.in_thread(self.linked.publish, self, number, self.messages)
+    def player(self, number: int) -> Any:
+        return self.enqueued if number % 2 else self.linked
+
+    async def publish(self, number: int, *how: Any) -> None:
+        how = how or (self.messages,)
+        await threads.in_thread(self.player(number).publish, self, number, *how)
 
     async def consume(self, number: int) -> None:
-        threads.Thread(self.linked.work, (self, number)).start()
+        threads.Thread(self.player(number).work, (self, number)).start()
 
     def missing(self, of: Iterable[str] | None = None) -> set[str]:
-        return {*(self.confirmed if of is None else of)} - self.handled
+        return {*([*self.confirmed, *self.wanted] if of is None else of)} - self.handled
 
     async def is_calm(self) -> None:
         """The server runs, and all connections are cut, again and again: each worker goes on."""
-        many = threads.in_thread(self.linked.publish, self, self.clients, MANY, HASTE_S)
-        last = Process("last").spawn(many)
-        while not last.done():
+        last = [
+            Process("last").spawn(self.publish(self.clients + each, MANY, HASTE_S))
+            for each in range(2)
+        ]
+        while not all(each.done() for each in last):
             await self.wait(CUT_S)
             self.network.tidy()
             for each in self.network.transports:
                 each.reset()
             await self.all_work()
-        await last
+        await asyncio.gather(*last)
         await self.all_come(self.clock.monotonic_s + ANEW_S)
+        await Process("judge").spawn(threads.in_thread(self.enqueued.judge))
 
     async def all_work(self) -> None:
         deadline_s = self.clock.monotonic_s + ANEW_S
         async with mqks().connect(self.url) as client:
-            for queue in WORKED:
-                while (count := (await client.stats("queue", queue))["consumers"]) != WORKERS:
+            for queue, count in WORKERS.items():
+                while (found := (await client.stats("queue", queue))["consumers"]) != count:
                     if self.clock.monotonic_s > deadline_s:
-                        raise Violation(f"{queue} has {count} consumers, and not {WORKERS}")
+                        raise Violation(f"{queue} has {found} consumers, and not {count}")
                     await asyncio.sleep(1)
