@@ -9,25 +9,34 @@ import sqlite3
 import threading
 import time
 from collections import UserDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import nullcontext, suppress
-from datetime import datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Self
 
+import django
+from django.conf import settings
 from django.core.management import call_command
 from django.db import DatabaseError, connection, connections, transaction
 from django.db.backends.signals import connection_created
 from django.db.models.signals import post_save
 
-from mqks.client import blocking_connection
-from mqks.django import backend, worker
-from mqks.django.management.commands import mqks_worker
-from mqks.django.models import TaskRow
 from mqks.errors import MqksError
 from tests.simulation.blocking import together
-from tests.simulation.loop import GRAVES, PROCESS, Process, Violation, put
-from tests.simulation.threads import Event, Lock, Thread, instead_of
+from tests.simulation.loop import GRAVES, PROCESS, Process, Violation, put, run_into
+from tests.simulation.threads import Event, Thread, instead_of
+
+settings.DATABASES["default"]["OPTIONS"]["timeout"] = 0
+for _each in settings.TASKS.values():
+    _each["OPTIONS"] |= {"losses": 1000, "retries": 2}
+django.setup()
+
+from mqks.django import backend, worker  # noqa: E402
+from mqks.django.management.commands import mqks_worker  # noqa: E402
+from mqks.django.models import TaskRow  # noqa: E402
 
 try:
     from django.tasks import task
@@ -37,6 +46,8 @@ except ImportError:
 ALIASES = {1: "default", 3: "outbox"}
 """What workers run."""
 THREADS = 2
+RELAY_S = 5.0
+"""To look at a database more often takes longer."""
 LOST = MqksError, OSError, DatabaseError
 
 world: Any
@@ -59,85 +70,41 @@ class Brokers(UserDict[str, Any]):
     data = property(lambda _: vars(PROCESS.get()).setdefault("brokers", {}), lambda *_: None)
 
 
-class OwnLock:
-    """Each process has one."""
-
-    def _own(self) -> Lock:
-        found: Lock = vars(PROCESS.get()).setdefault("beginning", Lock())
-        return found
-
-    def __enter__(self) -> None:
-        self._own().acquire()
-
-    def __exit__(self, *failure: object) -> None:
-        self._own().release()
-
-
-class Tried(Thread):
+def tried(target: Callable[..., object], args: tuple[Any, ...]) -> Thread:
     """It may end of itself, and with it the command."""
 
-    def __init__(self, target: Callable[..., object], args: Iterable[Any] = ()) -> None:
-        def tried() -> None:
-            try:
-                target(*args)
-            except LOST as error:
-                world.note("a thread ends:", type(error).__name__, error)
+    def run() -> None:
+        try:
+            target(*args)
+        except LOST as error:
+            world.note("a thread ends:", type(error).__name__, error)
 
-        super().__init__(tried)
+    return Thread(run)
 
 
-class Pool:
-    """An executor, as far as it is used."""
-
-    def __init__(self, size: int) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        pass
-
-    def map(self, call: Callable[[Any], Any], given: list[Any]) -> Iterator[Any]:
-        told: list[Any] = [None] * len(given)
-
-        def run(number: int) -> None:
-            try:
-                told[number] = True, call(given[number])
-            except LOST as error:
-                told[number] = False, error
-
-        together(*(partial(run, number) for number in range(len(given))))
-        for is_done, result in told:
-            if not is_done:
-                raise result
-            yield result
+def mapped(call: Callable[[Any], Any], rows: list[Any]) -> Iterator[Any]:
+    told: list[Any] = [Future() for _ in rows]
+    pairs = zip(told, rows, strict=True)
+    together(*(partial(run_into, future, partial(call, row)) for future, row in pairs))
+    return (each.result() for each in told)
 
 
 def install(playing: Any) -> None:
     global world
     world = playing
-    own, brokers = instead_of(threading, Thread=Tried, Event=Event), Brokers()
-    put(
-        {
-            blocking_connection: {"_beginning": OwnLock()},
-            backend: {"datetime": Datetime, "brokers": brokers},
-            worker: {
-                "datetime": Datetime,
-                "threading": own,
-                "ThreadPoolExecutor": Pool,
-                "RELAY_S": 5.0,
-            },
-            mqks_worker: {"threading": own, "brokers": brokers},
-        }
-    )
-    post_save.connect(saved, TaskRow)
+    common = {"threading": instead_of(threading, Thread=tried, Event=Event), "brokers": Brokers()}
+    common |= {"datetime": Datetime, "RELAY_S": RELAY_S}
+    pool = SimpleNamespace(map=mapped)
+    put({backend: common, mqks_worker: common, worker: common})
+    put({worker: {"ThreadPoolExecutor": lambda _: nullcontext(pool)}})
     connection_created.connect(opened)
-
-
-def migrate() -> None:
+    post_save.connect(saved, TaskRow)
     with connection.schema_editor() as editor:
         editor.create_model(TaskRow)
+
+
+def opened(connection: Any, **_: Any) -> None:
+    vars(PROCESS.get()).setdefault("databases", []).append(connection.connection)
 
 
 def saved(instance: TaskRow, **_: Any) -> None:
@@ -147,51 +114,42 @@ def saved(instance: TaskRow, **_: Any) -> None:
         world.handled.add(instance.id)
 
 
-def opened(connection: Any, **_: Any) -> None:
-    vars(PROCESS.get()).setdefault("databases", []).append(connection.connection)
-
-
 @task(takes_context=True)
-def job(context: Any, name: str, fails: bool) -> str:
+def job(context: Any, name: str, fails: bool) -> None:
     id_ = context.task_result.id
     world.note("runs", name, id_, context.attempt)
-    if id_ in world.successful or id_ in world.undone:
-        why = "has ended" if id_ in world.successful else "was rolled back"
-        world.loop.fail(Violation(f"{name} runs, and {why}"))
+    if id_ in world.successful | world.undone:
+        world.loop.fail(Violation(f"{name} runs, and has ended, or was rolled back"))
     time.sleep(world.rng.expovariate(1 / 0.5))
     if fails:
         raise ValueError(name)
-    return name
 
 
-def publish(world: Any, number: int, count: int, mean_s: float = 20.0) -> None:
+def publish(world: Any, number: int, count: int, mean_s: float) -> None:
+    def some(own: int) -> None:
+        for each in range(count):
+            while not is_enqueued(f"{number}-{own}-{each}", is_together=world.rng.random() < 0.5):
+                time.sleep(world.rng.expovariate(1 / 2))
+            time.sleep(world.rng.expovariate(1 / mean_s))
+        connections.close_all()
+
     PROCESS.get().leaves = True
-    together(*(partial(enqueue, f"{number}-{own}", count, mean_s) for own in range(THREADS)))
-
-
-def enqueue(prefix: str, count: int, mean_s: float) -> None:
-    for each in range(count):
-        while not is_enqueued(f"{prefix}-{each}", is_together=world.rng.random() < 0.5):
-            time.sleep(world.rng.expovariate(1 / 2))
-        time.sleep(world.rng.expovariate(1 / mean_s))
-    connections.close_all()
+    together(*(partial(some, own) for own in range(THREADS)))
 
 
 def is_enqueued(name: str, *, is_together: bool) -> bool:
     """`is_together`: with others, in a transaction, which may be rolled back."""
     rng = world.rng
     fails, alias = rng.random() < 0.2, rng.choice([*ALIASES.values()])
-    later = Datetime.now().astimezone() + timedelta(seconds=rng.expovariate(1 / 60))
+    later = Datetime.now(UTC) + timedelta(seconds=rng.expovariate(1 / 60))
     asked = job.using(backend=alias, run_after=rng.choice((None, later)))
     try:
         with transaction.atomic() if is_together else nullcontext():
             id_ = asked.enqueue(name, fails).id
-            if is_together:
-                time.sleep(rng.expovariate(1 / 0.2))
-                if rng.random() < 0.3:
-                    raise Undone
+            time.sleep(is_together * rng.expovariate(1 / 0.2))
+            if is_together and rng.random() < 0.3:
+                raise Undone
     except Undone:
-        world.note("rolled back", name, id_)
         if alias == "outbox":
             world.undone.add(id_)
             return True
@@ -208,7 +166,7 @@ def work(world: Any, number: int) -> None:
     process.leaves = True
     GRAVES.append(process)
     for each in vars(_workers.get(number, process)).get("databases", ()):
-        with suppress(sqlite3.ProgrammingError):  # It is closed.
+        with suppress(sqlite3.ProgrammingError):  # It is closed; or its process was killed.
             each.rollback()
             each.close()
     _workers[number] = process
@@ -222,11 +180,9 @@ def work(world: Any, number: int) -> None:
 def judge() -> None:
     """All have ended."""
     rows = {row.id: row for row in TaskRow.objects.all()}
-    for id_, status in world.wanted.items():
-        if rows[id_].status != status:
-            raise Violation(f"task {id_} is {rows[id_].status}, and not {status}")
-    if there := world.undone & rows.keys():
-        raise Violation(f"{there} were rolled back, and are there")
-    if waiting := [id_ for id_, row in rows.items() if row.relay_at is not None]:
-        raise Violation(f"{waiting} wait in the outbox")
+    found = {id_: rows[id_].status for id_ in world.wanted}
+    if wrong := found.items() ^ world.wanted.items():
+        raise Violation(f"tasks have not ended as their functions: {wrong}")
+    if there := world.undone & rows.keys() | {id_ for id_, row in rows.items() if row.relay_at}:
+        raise Violation(f"{there} were rolled back, or wait in the outbox")
     connections.close_all()

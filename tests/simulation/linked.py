@@ -9,7 +9,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from unittest.mock import Mock
 
 from celery.bootsteps import RUN
 from celery.worker.loops import asynloop, synloop
@@ -23,15 +24,9 @@ from mqks.celery.transport import Transport, pipelined
 from tests.simulation.loop import PROCESS, put
 from tests.simulation.threads import ENDPOINTS, Poll, RLock, Thread, instead_of
 
-if TYPE_CHECKING:
-    from tests.simulation.world import World
-
 QUEUE = Queue("tasks", Exchange("tasks"), routing_key="tasks")
 HEARTBEAT_S = 10.0
-BATCH = 5
-PREFETCH = 4
-RETRIES = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 0.2}
-"""Celery's own."""
+BATCH, PREFETCH = 5, 4
 LOST = (*Transport.connection_errors, *Transport.channel_errors, OperationalError)
 
 
@@ -46,12 +41,10 @@ class Poller(Poll):
         del self._wanted[fd]
 
     def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
-        open_ones = {fd: each for fd, each in self._wanted.items() if each[0].fileno() == fd}
-        self._wanted = open_ones
+        self._wanted = {fd: each for fd, each in self._wanted.items() if each[0].fileno() == fd}
         return super().poll(None if timeout is None else timeout * 1000)
 
-    def close(self) -> None:
-        self._wanted.clear()
+    close = int
 
 
 class Set(dict[Any, None]):
@@ -64,83 +57,60 @@ class Set(dict[Any, None]):
         self.pop(each, None)
 
 
-class Waker:
-    """Of a hub that no other thread wakes."""
-
-    pid = 1
-
-    def fileno(self) -> int:
-        return -1
-
-    def close(self) -> None:
-        pass
-
-
 def install() -> None:
+    # Nobody wakes a hub.
+    wakers = partial(SimpleNamespace, pid=1, fileno=lambda: -1, close=int)
     replaced = {"select": instead_of(select, poll=Poll), "RLock": RLock}
-    put({link: replaced, hubs: {"poll": Poller, "_Waker": Waker, "set": Set}})
+    put({link: replaced, hubs: {"poll": Poller, "_Waker": wakers, "set": Set}})
 
 
-def publish(world: "World", number: int, count: int, mean_s: float = 20.0) -> None:
+def publish(world: Any, number: int, count: int, mean_s: float) -> None:
     PROCESS.get().leaves = True  # What it was stopped counts as a wait.
     connection = Connection(world.url)
     producer = Producer(connection)
 
-    def send(name: str, terms: dict[str, Any]) -> None:
-        headers = (
-            {"eta": datetime.fromtimestamp(terms["at"], UTC).isoformat()} if "at" in terms else {}
-        )
-        how = {"declare": [QUEUE], "retry": True, "retry_policy": RETRIES, "headers": headers}
-        how |= {"priority": terms.get("priority"), "mqks_id": name}
-        producer.publish(name, exchange=QUEUE.exchange, routing_key="tasks", **how)
+    def send(name: str, *, priority: Any = None, at: float | None = None, **_: Any) -> None:
+        how: dict[str, Any] = {"exchange": QUEUE.exchange, "declare": [QUEUE], "mqks_id": name}
+        how |= {"retry": True, "retry_policy": {"max_retries": 3, "interval_start": 0}}
+        headers = {} if at is None else {"eta": datetime.fromtimestamp(at, UTC).isoformat()}
+        producer.publish(name, "tasks", priority=priority, headers=headers, **how)
 
-    def some(names: list[str], terms: dict[str, Any]) -> None:
-        producer.revive(connection)  # As the pool of producers does.
-        if len(names) == 1:
-            send(names[0], terms)
-        else:
+    def are_confirmed(names: list[str], terms: dict[str, Any]) -> bool:
+        try:
+            producer.revive(connection)  # As the pool of producers does.
+            if len(names) == 1:
+                send(*names, **terms)
+                return True
             with pipelined(producer):
                 for name in names:
-                    send(name, terms)
+                    send(name, **terms)
                     time.sleep(world.rng.expovariate(1 / 0.3))
+        except LOST as error:
+            world.note("not published:", type(error).__name__, error)
+            return False
+        return True
 
     for each in range(count):
         names, terms = [f"{number}-{each}"], world.terms()
         if world.rng.random() < 0.3:
             names = [f"{number}-{each}-{part}" for part in range(BATCH)]
-        until_done(world, partial(some, names, terms))
+        while not are_confirmed(names, terms):
+            time.sleep(world.rng.expovariate(1 / 2))
         world.has_confirmed("tasks.tasks", *names)
         time.sleep(world.rng.expovariate(1 / mean_s))
     connection.release()
 
 
-def until_done(world: "World", call: Callable[[], None]) -> None:
-    while True:
-        try:
-            return call()
-        except LOST as error:
-            world.note("not published:", type(error).__name__, error)
-            time.sleep(world.rng.expovariate(1 / 2))
-
-
-Pool = Callable[[float, Callable[[Any], None], Any], object]
-"""Calls, after so long, what settles a message."""
-
-
 def alone(after_s: float, done: Callable[[Any], None], message: Any) -> None:
-    """`--pool solo`."""
+    """`--pool solo`; others do so in threads, or in processes, which tell the hub."""
     time.sleep(after_s)
     done(message)
-
-
-def in_thread(*how: Any) -> None:
-    Thread(alone, how).start()
 
 
 def work(world: Any, number: int) -> None:
     PROCESS.get().leaves = True
     hub = hubs.Hub()
-    pool = world.rng.choice((alone, in_thread, hub.call_later))
+    pool = world.rng.choice((alone, lambda *how: Thread(alone, how).start(), hub.call_later))
     while True:
         try:
             with Connection(world.url, heartbeat=HEARTBEAT_S) as connection:
@@ -149,21 +119,20 @@ def work(world: Any, number: int) -> None:
             world.note("worker", number, "begins anew:", type(error).__name__, error)
 
 
-def consume(world: Any, number: int, pool: Pool, hub: Any, connection: Any) -> None:
+def consume(world: Any, number: int, pool: Any, hub: Any, connection: Any) -> None:
     """As a worker does, until the connection is lost."""
-    rng, nothing = world.rng, lambda *_: None
+    rng = world.rng
 
     def take(message: Any) -> None:
         world.note("got", number, message.payload)
-        change = rng.choice((qos.increment_eventually, qos.decrement_eventually, nothing))
-        change()
+        rng.choice((qos.increment_eventually, qos.decrement_eventually, int))()
         pool(rng.expovariate(1 / 0.5), done, message)
 
     def done(message: Any) -> None:
+        settle = rng.choice((message.requeue, *[message.ack] * 8, message.reject))
+        if settle != message.requeue:
+            world.handled.add(message.payload)
         try:
-            settle = rng.choice((message.requeue, *[message.ack] * 8, message.reject))
-            if settle != message.requeue:
-                world.handled.add(message.payload)
             settle()
         except LOST as error:
             world.note("not acked:", message.payload, error)
@@ -171,21 +140,11 @@ def consume(world: Any, number: int, pool: Pool, hub: Any, connection: Any) -> N
     consumer = Consumer(connection.default_channel, [QUEUE])
     consumer.qos(prefetch_count=PREFETCH)
     qos = QoS(consumer.qos, PREFETCH)
-    worker = SimpleNamespace(
-        create_task_handler=lambda: take,
-        timer_entries_before_start=None,
-        event_dispatcher=None,
-        controller=SimpleNamespace(register_with_event_loop=nothing),
-        register_with_event_loop=nothing,
-        perform_pending_operations=nothing,
-        on_ready=nothing,
-        pool=None,
-        restart_count=1,
-        connection=connection,
-    )
+    worker = Mock(timer_entries_before_start=None, event_dispatcher=None, pool=None)
+    worker.create_task_handler = lambda: take
     loop = synloop
     if pool is not alone:
-        loop = asynloop
+        loop, worker.pool = asynloop, Mock()
         connection.transport.register_with_event_loop(connection.connection, hub)
     running = SimpleNamespace(state=RUN)
     loop(worker, connection, consumer, running, hub, qos, HEARTBEAT_S, None)

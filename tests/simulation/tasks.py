@@ -1,15 +1,14 @@
 """Who has tasks done: programs and workers of Celery, with its real kombu and loops, and of Django.
 
-    python -m tests.simulation SEED --tasks
-
 The one rule: no two threads share what has a lock of others, so that nobody who waits holds one.
 """
 
 import asyncio
 import logging
+import os
 import secrets
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from tests.simulation import threads
@@ -17,56 +16,33 @@ from tests.simulation.loop import Process, Violation, Work, put
 from tests.simulation.world import World, mqks, nothing
 
 WORKERS = {"tasks": 2, "tasks.default": 1, "outbox.default": 1}
-"""Of each queue."""
-MANY, HASTE_S = 12, 1.0
-CUT_S = 3.0
+MANY, HASTE_S, CUT_S = 12, 1.0, 3.0
 ANEW_S = 1200.0
 """A worker has begun anew in this time."""
 
 
 class Tasks(World):
     clients = 6
-    kinds: Sequence[str] = World.kinds[:-3]
-    queues: Sequence[str] = (*WORKERS,)
+    kinds = World.kinds[:-3]
+    queues = (*WORKERS,)
     outlive_full_disk = nothing
 
-    async def main(self) -> None:
+    async def set_up(self) -> None:
         logging.disable()
         put({uuid: {"uuid4": lambda: uuid.UUID(bytes=secrets.token_bytes(16), version=4)}})
-        threads.install(self.loop, self.network)
+        os.environ["DJANGO_SETTINGS_MODULE"] = "tests.django_project.settings"
+        os.environ["TEST_DB"] = f"file:{self.directory}/tasks.db?vfs=unix"  # Not on its disk.
+        os.environ["MQKS_URL"] = self.url
         self.handled, self.successful, self.undone = set[str](), set[str](), set[str]()
         """What has ended; rows that were saved so; rows of the outbox that were rolled back."""
-        self.wanted: dict[str, str] = {}
+        self.wanted = dict[str, str]()
         """How tasks of Django end."""
-        self.set_django()
         # Their modules take the time, pauses and ids from where these are replaced now.
         from tests.simulation import enqueued, linked
 
-        linked.install()
-        enqueued.install(self)
         self.linked, self.enqueued = linked, enqueued
-        await super().main()
-
-    def set_django(self) -> None:
-        import django
-        from django.conf import settings
-
-        database = {
-            "ENGINE": "django.db.backends.sqlite3",
-            "NAME": f"file:{self.directory}/tasks.db?vfs=unix",  # Not on the simulated disk.
-            "OPTIONS": {"timeout": 0, "transaction_mode": "IMMEDIATE"},
-        }
-        options = {"url": self.url, "losses": 1000, "retries": 2}
-        tasks = {
-            alias: {"BACKEND": "mqks.django.MqksBackend", "OPTIONS": {**options, **more}}
-            for alias, more in (("default", {}), ("outbox", {"outbox": True, "prefix": "outbox."}))
-        }
-        how = {"DATABASES": {"default": database}, "INSTALLED_APPS": ["mqks.django"]}
-        settings.configure(**how, TASKS=tasks, USE_TZ=True, LOGGING_CONFIG=None)
-        django.setup()
-
-    async def set_up(self) -> None:
-        await Process("migrate").spawn(threads.in_thread(self.enqueued.migrate))
+        linked.install()
+        await Process("migrate").spawn(threads.in_thread(enqueued.install, self))
 
     def others(self) -> list[Process]:
         return []
@@ -78,7 +54,7 @@ class Tasks(World):
         return self.enqueued if number % 2 else self.linked
 
     async def publish(self, number: int, *how: Any) -> None:
-        how = how or (self.messages,)
+        how = how or (self.messages, 20.0)
         await threads.in_thread(self.player(number).publish, self, number, *how)
 
     async def consume(self, number: int) -> None:
@@ -89,17 +65,15 @@ class Tasks(World):
 
     async def is_calm(self) -> None:
         """The server runs, and all connections are cut, again and again: each worker goes on."""
-        last = [
-            Process("last").spawn(self.publish(self.clients + each, MANY, HASTE_S))
-            for each in range(2)
-        ]
-        while not all(each.done() for each in last):
+        works = [self.publish(self.clients + each, MANY, HASTE_S) for each in range(2)]
+        last = asyncio.gather(*(Process("last").spawn(each) for each in works))
+        while not last.done():
             await self.wait(CUT_S)
             self.network.tidy()
             for each in self.network.transports:
                 each.reset()
             await self.all_work()
-        await asyncio.gather(*last)
+        await last
         await self.all_come(self.clock.monotonic_s + ANEW_S)
         await Process("judge").spawn(threads.in_thread(self.enqueued.judge))
 

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any, Final, Self
 from weakref import WeakValueDictionary
 
-from tests.simulation.loop import SimulatedLoop, put, run_into
+from tests.simulation.loop import PROCESS, Process, SimulatedLoop, put, run_into
 from tests.simulation.network import LATENCY_S, Network, SimulatedSocket, Transport
 
 TURN_S = 0.0005
@@ -174,9 +174,11 @@ def sleep(seconds: float) -> None:
 
 
 class Lock:
+    """Each process has its own."""
+
     def __init__(self) -> None:
         self._number = next(_numbers)
-        self._is_locked = False
+        self._holders = set[Process | None]()
         self._waits = Waits()
 
     def __hash__(self) -> int:
@@ -185,19 +187,19 @@ class Lock:
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         give_way()
         limit_s = (None if timeout < 0 else timeout) if blocking else 0.0
-        is_free = self._waits.until(lambda: not self._is_locked, limit_s)
-        self._is_locked = True
+        is_free = self._waits.until(lambda: not self.locked(), limit_s)
+        self._holders.add(PROCESS.get(None))
         return is_free
 
     def release(self) -> None:
-        if not self._is_locked:
+        if not self.locked():
             raise RuntimeError("release unlocked lock")
-        self._is_locked = False
+        self._holders.remove(PROCESS.get(None))
         self._waits.end_one()
         give_way()
 
     def locked(self) -> bool:
-        return self._is_locked
+        return PROCESS.get(None) in self._holders
 
     def __enter__(self) -> bool:
         return self.acquire()
