@@ -84,7 +84,7 @@ def publish(world: Any, number: int, count: int, mean_s: float) -> None:
             with pipelined(producer):
                 for name in names:
                     send(name, **terms)
-                    time.sleep(world.rng.expovariate(1 / 0.3))
+                    time.sleep(world.rng.expovariate(1))
         except LOST as error:
             world.note("not published:", type(error).__name__, error)
             return False
@@ -92,7 +92,7 @@ def publish(world: Any, number: int, count: int, mean_s: float) -> None:
 
     for each in range(count):
         names, terms = [f"{number}-{each}"], world.terms()
-        if world.rng.random() < 0.3:
+        if world.rng.random() < 0.5:
             names = [f"{number}-{each}-{part}" for part in range(BATCH)]
         while not are_confirmed(names, terms):
             time.sleep(world.rng.expovariate(1 / 2))
