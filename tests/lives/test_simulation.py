@@ -80,7 +80,13 @@ def seed_of(number: int, *how: str) -> list[str]:
 
 
 @patches_modules
-@pytest.mark.parametrize("how", ["1 --talk", "24 --long", *slow("4", "3 --lives", "6 --rare")])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("1 --talk", "24 --long", *slow("4", "3 --lives", "6 --rare")),
+        pytest.param("4 --tasks", marks=[pytest.mark.slow, with_tasks]),
+    ],
+)
 def test_a_seed_replays_exactly(how: str) -> None:
     first, again, other = (seed_of(seed, *how.split()) for seed in (1, 1, 2))
     assert first == again != other
@@ -102,7 +108,7 @@ def test_the_world_decides_when_garbage_is_collected() -> None:
         *slow("1-6 6 --rare", "200-202 8 --talk"),
         *slow(*(f"{n} 3000 --long" for n in (201, 202, 203))),
         pytest.param("1 3 --tasks", marks=with_tasks),
-        *(pytest.param(f"{n} 9 --tasks", marks=[pytest.mark.slow, with_tasks]) for n in (101, 102)),
+        pytest.param("101 9 --tasks", marks=[pytest.mark.slow, with_tasks]),
         *(
             pytest.param(f"{n} --standby", marks=[pytest.mark.slow, with_standby])
             for n in (100, 101)
@@ -137,14 +143,6 @@ def test_every_action_and_flag_is_drawn(action: Action) -> None:
     assert any(is_allowed(f"x {action.name} {line}".encode()) for line in lines)
     for flag in re.findall(r"--[a-z-]+", action.usage):
         assert any(re.search(rf"{flag}\b", line) for line in lines), flag
-
-
-@pytest.mark.slow
-@with_tasks
-@patches_modules
-def test_a_seed_with_tasks_replays_exactly() -> None:
-    first, again = (seed_of(1, "5", "--tasks") for _ in range(2))
-    assert first == again
 
 
 @with_standby
@@ -182,7 +180,7 @@ def test_a_plan_that_fails_is_made_smaller(tmp_path: Path) -> None:
         *("not-sent-again", "looks-before-it-waits", "not-woken-by-acks", "commit-not-synced"),
         *("directory-not-synced", "sync-tried-again", "full-for-ever", "timer-at-once"),
         *("commit-of-another", "owner-not-silent", "warning-not-heard", "lost-reply-confirms"),
-        *("pipeline-forgets", "consumers-not-begun-anew"),
+        *("pipeline-forgets", "published-twice", "ack-before-its-row"),
     ],
 )
 def test_it_finds(name: str) -> None:
@@ -190,7 +188,6 @@ def test_it_finds(name: str) -> None:
     [fault] = (each for each in faults.FAULTS if each.name == name)
     if fault.plays == faults.TASKS:
         pytest.importorskip("celery", reason="Celery is not installed")
-        pytest.importorskip("django", reason="Django is not installed")
     if fault.plays == faults.STANDBY:
         pytest.importorskip("psycopg", reason="psycopg is not installed")
     assert re.search(r"(Violation|Stuck|ConnectionLost): ", str(fault.found()))
