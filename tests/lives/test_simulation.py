@@ -53,6 +53,9 @@ gc.set_threshold = lambda *_: None
 print(run(1, 2, Littered).events, flush=True)
 os._exit(0)
 """
+with_tasks = pytest.mark.skipif(
+    not (find_spec("celery") and find_spec("django")), reason="Celery or Django is not installed"
+)
 with_standby = pytest.mark.skipif(find_spec("psycopg") is None, reason="psycopg is not installed")
 
 
@@ -77,7 +80,13 @@ def seed_of(number: int, *how: str) -> list[str]:
 
 
 @patches_modules
-@pytest.mark.parametrize("how", ["1 --talk", "24 --long", *slow("4", "3 --lives", "6 --rare")])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("1 --talk", "24 --long", *slow("4", "3 --lives", "6 --rare")),
+        pytest.param("4 --tasks", marks=[pytest.mark.slow, with_tasks]),
+    ],
+)
 def test_a_seed_replays_exactly(how: str) -> None:
     first, again, other = (seed_of(seed, *how.split()) for seed in (1, 1, 2))
     assert first == again != other
@@ -98,6 +107,8 @@ def test_the_world_decides_when_garbage_is_collected() -> None:
         *slow("81-140 3 --year", "13-47 24 --long", "100 30", "101 30", "200-202 10 --lives"),
         *slow("3-6 6 --rare", "200-202 8 --talk"),
         *slow(*(f"{n} 3000 --long" for n in (201, 202, 203))),
+        pytest.param("1 3 --tasks", marks=with_tasks),
+        pytest.param("101 9 --tasks", marks=[pytest.mark.slow, with_tasks]),
         *(
             pytest.param(f"{n} --standby", marks=[pytest.mark.slow, with_standby])
             for n in (100, 101)
@@ -169,11 +180,14 @@ def test_a_plan_that_fails_is_made_smaller(tmp_path: Path) -> None:
         *("not-sent-again", "looks-before-it-waits", "not-woken-by-acks", "commit-not-synced"),
         *("directory-not-synced", "sync-tried-again", "full-for-ever", "timer-at-once"),
         *("commit-of-another", "owner-not-silent", "warning-not-heard", "lost-reply-confirms"),
+        *("pipeline-forgets", "published-twice", "ack-before-its-row"),
     ],
 )
 def test_it_finds(name: str) -> None:
     """By one of a few seeds of a world that is as small as finds it."""
     [fault] = (each for each in faults.FAULTS if each.name == name)
+    if fault.plays == faults.TASKS:
+        pytest.importorskip("celery", reason="Celery is not installed")
     if fault.plays == faults.STANDBY:
         pytest.importorskip("psycopg", reason="psycopg is not installed")
     assert re.search(r"(Violation|Stuck|ConnectionLost): ", str(fault.found()))

@@ -18,6 +18,7 @@ from tests.simulation.rare import Rare
 from tests.simulation.shrink import Plan, shrink
 from tests.simulation.standby import WithStandby
 from tests.simulation.talk import Talk
+from tests.simulation.tasks import Tasks
 from tests.simulation.world import MESSAGES, Outside, World, prepared, run
 from tests.simulation.year import Year
 
@@ -27,6 +28,7 @@ KINDS = {
     "rare": (Rare, "so many rounds of what seldom meets"),
     "year": (Year, "so many hours in which clocks are changed"),
     "long": (Long, "so many hours of who comes for some minutes in hours or days"),
+    "tasks": (Tasks, "programs and workers of Celery and Django"),
     "standby": (WithStandby, "two servers, and their journal in PostgreSQL"),
 }
 
@@ -83,7 +85,7 @@ def play(seed: int, outside: Outside | None = None) -> None:
 first, _, last = arguments.seed.partition("-")
 if not last:
     play(int(first))
-if kind in (World, WithStandby):
+if kind in (World, Tasks, WithStandby):
     parser.error("threads and PostgreSQL are replaced in a process of its own: one seed at a time")
 forked = prepared()
 gc.freeze()

@@ -23,6 +23,7 @@ LIVES: Final = "3 --lives"
 TALK: Final = "3 --talk"
 YEAR: Final = "12 --year"
 RARE: Final = "6 --rare"
+TASKS: Final = "4 --tasks"
 STANDBY: Final = "10 --standby"
 
 
@@ -491,6 +492,36 @@ FAULTS: Final = (
         "self._timer = self._loop.call_later(LATE_TURN_S, again)",
         "self._loop.call_soon(self._catch_up, 0, 0)",
         WORLD,
+    ),
+    Fault(
+        "pipeline-forgets",
+        "celery/link.py",
+        "            for id_, (body, call) in self._sent.items():",
+        "            self._sent.clear()\n            for id_, (body, call) in self._sent.items():",
+        TASKS,
+    ),
+    Fault(
+        "consumers-not-begun-anew",
+        "celery/link.py",
+        "        if self.shared.lost is not None and not self.consumers:",
+        "        if False:",
+        TASKS,
+    ),
+    Fault("published-twice", "celery/transport.py", ', f"--once={ONCE_S}"', "", TASKS),
+    Fault(
+        "ack-before-its-row",
+        "django/worker.py",
+        "        try:\n            _run(row, result)\n",
+        "        try:\n            message.ack()\n            _run(row, result)\n",
+        TASKS,
+    ),
+    Fault("success-forgotten", "django/worker.py", '.status == "SUCCESSFUL":', " is None:", TASKS),
+    Fault(
+        "refused-is-sent",
+        "django/worker.py",
+        "            return error\n\n    try:\n        with ThreadPool",
+        '            return ""\n\n    try:\n        with ThreadPool',
+        TASKS,
     ),
     Fault(
         "commit-of-another",

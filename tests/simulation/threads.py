@@ -23,9 +23,10 @@ from functools import partial
 from itertools import count
 from math import inf
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, Final, Self
+from weakref import WeakValueDictionary
 
-from tests.simulation.loop import SimulatedLoop, put, run_into
+from tests.simulation.loop import PROCESS, Process, SimulatedLoop, put, run_into
 from tests.simulation.network import LATENCY_S, Network, SimulatedSocket, Transport
 
 TURN_S = 0.0005
@@ -44,6 +45,8 @@ _back = threading.Lock()
 """Free when the loop has its turn again."""
 _back.acquire()
 _numbers = count(3)
+ENDPOINTS: Final = WeakValueDictionary[int, "Endpoint"]()
+"""Those that are used, by their numbers."""
 
 
 class Thread:
@@ -67,6 +70,9 @@ class Thread:
 
     def join(self, timeout: float | None = None) -> None:
         self._ended.wait(timeout)
+
+    def is_alive(self) -> bool:
+        return not self._ended.is_set()
 
     def ready(self) -> None:
         """It has its turn soon; called once for each `pause`."""
@@ -168,9 +174,11 @@ def sleep(seconds: float) -> None:
 
 
 class Lock:
+    """Each process has its own."""
+
     def __init__(self) -> None:
         self._number = next(_numbers)
-        self._is_locked = False
+        self._holders = set[Process | None]()
         self._waits = Waits()
 
     def __hash__(self) -> int:
@@ -179,19 +187,19 @@ class Lock:
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         give_way()
         limit_s = (None if timeout < 0 else timeout) if blocking else 0.0
-        is_free = self._waits.until(lambda: not self._is_locked, limit_s)
-        self._is_locked = True
+        is_free = self._waits.until(lambda: not self.locked(), limit_s)
+        self._holders.add(PROCESS.get(None))
         return is_free
 
     def release(self) -> None:
-        if not self._is_locked:
+        if not self.locked():
             raise RuntimeError("release unlocked lock")
-        self._is_locked = False
+        self._holders.remove(PROCESS.get(None))
         self._waits.end_one()
         give_way()
 
     def locked(self) -> bool:
-        return self._is_locked
+        return PROCESS.get(None) in self._holders
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -244,6 +252,7 @@ class Endpoint:
 
     def __init__(self) -> None:
         self._fd = next(_numbers)
+        ENDPOINTS[self._fd] = self
         self._timeout_s: float | None = None
         self.waits = Waits()
         self._received = bytearray()
@@ -318,6 +327,11 @@ class Endpoint:
             error, self._error = self._error, None
             self._has_end = True
             raise error
+
+    def shutdown(self, how: int) -> None:
+        self._end()
+        self._has_end = True
+        self.waits.end_all()
 
     def close(self) -> None:
         if self._fd >= 0:
