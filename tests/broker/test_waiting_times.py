@@ -103,36 +103,6 @@ def test_what_is_due_in_memory_waits_for_what_was_due_before_on_disk(flag: bytes
 
 @patches_modules
 @pytest.mark.parametrize("seed", [*range(10), *slow(*range(10, 30))])
-def test_messages_join_in_the_order_of_their_times(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delays, "NEAR_MAX", 3)
-    monkeypatch.setattr(delays, "STEP_MESSAGES", 2)
-    chance, lab = random.Random(seed), lab_with(b"")
-    due_us: dict[bytes, int] = {}
-    for number in range(80):
-        seconds = chance.choice([0.5, 1, 1.5, 3, 5])
-        due_us[b"m%d" % number] = lab.now_us + round(seconds * 1e6)
-        due_s = (lab.wall_us + round(seconds * 1e6)) / 1e6
-        when = chance.choice([b"--delay=%.1f" % seconds, b"--at=%.6f" % due_s])
-        lab.send("a", b"m%d publish %b e x" % (number, when))
-        lab.commit()
-        match chance.choice(["tick", "tick", "read", "answer", "crash"]):
-            case "tick":
-                lab.tick(chance.choice([0, 0, 0.5, 2.5]))
-            case "crash":
-                lab.crash()
-            case step:
-                getattr(lab, step)()
-    lab.wait(5)
-    lab.check()
-    assert [line.split(b" ")[0] for line in lab.lines(b"q")] == sorted(
-        due_us, key=due_us.__getitem__
-    )
-
-
-@patches_modules
-@pytest.mark.parametrize("seed", [*range(10), *slow(*range(10, 30))])
 def test_what_depends_on_the_wall_clock_follows_it(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

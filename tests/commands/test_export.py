@@ -19,9 +19,7 @@ HEADER = {"kind": "mqks", "version": 1, "messages": True}
 Row = dict[str, Any]
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture

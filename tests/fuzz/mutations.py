@@ -4,16 +4,14 @@ The one rule: chance is `random.Random` with a seed, so that a run can be had ag
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
-from pathlib import Path
 from random import Random
 from typing import Final, TypeVar
 
 from mqks.broker.requests.state import EvalState
 from mqks.protocol.requests import ACTIONS
-from tests.fuzz.steps import CONNECTIONS, CORPUS, Step, Steps, lines_of, load, send
-from tests.kit.transcripts import Story, stories_of
+from tests.fuzz.steps import CONNECTIONS, Step, Steps, lines_of, send
 
 NAME_BYTES_MAX: Final = 1000
 """What costs too much is kept away: of longer words what is beyond is cut off."""
@@ -21,7 +19,6 @@ STARS_MAX: Final = 8
 """Of a mask; a mask of many takes long."""
 ARGUMENTS_MAX: Final = 300
 """Of one request."""
-TESTS = Path(__file__).parents[1]
 NUMBERS: Final = [
     *b"""0 1 2 3 -1 +1 00 01 1_0 1e9 1e10 1e-400 nan inf -0 0.0 .5 5. 0x10 1000 1001 10000 1000000
     9223372036854775807 9223372036854775808 99999999999999999999 1e999999999""".split(),
@@ -393,38 +390,3 @@ def mutated_expression(chance: Random, sources: Sequence[str]) -> str:
 
 
 # -- seeds
-
-
-def seeds() -> Iterator[Steps]:
-    """All stories and all examples of the protocol, as steps, and what they do not tell: strangers,
-    users, slow clients, slow and full disks, small limits."""
-    paths = [*sorted((TESTS / "conformance").glob("*.txt")), TESTS.parent / "docs" / "protocol.md"]
-    for story in stories_of(paths):
-        yield _steps_of(story)
-    yield from load(CORPUS / "seeds.txt")
-    for source in EXPRESSIONS:
-        yield (
-            send("a", b"s subscribe q1 e1\nm1 publish e1 x\nx _eval " + source.encode() + b"\n"),
-        )
-
-
-_VERBS = {"disconnect": "leave", "break off": "leave", "end of stream": "end"}
-
-
-def _steps_of(story: Story) -> Steps:
-    letters: dict[str, str] = {}
-    known = (f"{name}={value}" for name, value in story.settings.items() if name in SETTINGS)
-    pairs = " ".join(known).encode()
-    steps = [Step("settings", "*", pairs)] if pairs else []
-    for step in story.steps:
-        who = letters.setdefault(step.name, "abc"[len(letters) % 3]) if step.name else "*"
-        match step.verb:
-            case "send" | "send raw" | "ask":
-                steps.append(send(who, step.data + b"\n" * (step.verb != "send raw")))
-            case "disconnect" | "break off" | "end of stream":
-                steps.append(Step(_VERBS[step.verb], who))
-            case "advance":
-                steps.append(Step("tick", "*", b"%.1f" % step.seconds))
-            case "crash" | "restart":
-                steps.append(Step("restart"))
-    return tuple(steps)

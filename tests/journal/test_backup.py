@@ -25,9 +25,7 @@ DAMAGED, IN_USE, CANNOT_WRITE = 65, 69, 73
 MIB = 1024 * 1024
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture

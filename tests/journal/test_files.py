@@ -29,9 +29,7 @@ ROOT = Path(__file__).parents[2]
 DAMAGED, WRONG_SETTING = 65, 78
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture

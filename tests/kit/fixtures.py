@@ -80,3 +80,9 @@ def connect(request: pytest.FixtureRequest) -> Any:
 def proxy(mqks_broker: Broker) -> Iterator[Proxy]:
     with Proxy(mqks_broker.port) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory is one of the test."""
+    monkeypatch.chdir(tmp_path)

@@ -17,7 +17,7 @@ from mqks.client.messages import Message
 from mqks.client.session import ConsumerSession
 from mqks.errors import BadRequest
 from mqks.protocol import replies
-from tests.fuzz import Finding, client, mutations, steps
+from tests.fuzz import Finding, client, steps
 from tests.fuzz.expressions import Expressions
 from tests.fuzz.mass import Mass
 from tests.fuzz.peer import Peer
@@ -50,11 +50,6 @@ def test_the_corpus_is_as_it_is_written(tmp_path: Path) -> None:
     save(copy, BROKER)
     assert copy.read_bytes() == CORPUS_FILE.read_bytes()
     assert sum(path.stat().st_size for path in CORPUS.iterdir()) < CORPUS_BYTES_MAX
-
-
-def test_stories_are_steps() -> None:
-    for entry in mutations.seeds():
-        assert not entry or read(written(entry)) == entry
 
 
 def told(found: Iterable[tuple[Steps, BaseException]]) -> None:

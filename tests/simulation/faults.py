@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parents[2]
 SEEDS: Final = 12
 SEED_S: Final = 300
+PLAY: Final = "-m", "tests.simulation"
 WORLD: Final = "5"
 LIVES: Final = "3 --lives"
 TALK: Final = "3 --talk"
@@ -60,7 +61,7 @@ class Fault(NamedTuple):
             self.copy_into(Path(made))
             for seed in range(1, SEEDS + 1):
                 try:
-                    done = played(made, str(seed), *self.plays.split())
+                    done = played(made, *PLAY, str(seed), *self.plays.split())
                 except subprocess.TimeoutExpired:
                     return seed, f"no end in {SEED_S} s"
                 if done.returncode:
@@ -68,15 +69,17 @@ class Fault(NamedTuple):
         return None
 
 
-def played(directory: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m tests.simulation` with the product there."""
+def played(
+    directory: str, *arguments: str, timeout_s: float = SEED_S
+) -> subprocess.CompletedProcess[str]:
+    """Of Python with the product there."""
     return subprocess.run(
-        [sys.executable, "-m", "tests.simulation", *arguments],
+        [sys.executable, *arguments],
         cwd=directory,
         env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": directory},
         capture_output=True,
         text=True,
-        timeout=SEED_S,
+        timeout=timeout_s,
         check=False,
     )
 
