@@ -318,6 +318,7 @@ class SimulatedLoop(BaseEventLoop):
 def in_world(main: Callable[[], Work], clock: Clock, seed: int) -> SimulatedLoop:
     """Run it; the loop is left as it is, with tasks that will never go on."""
     gc.disable()
+    gc.freeze()
     loop = SimulatedLoop(clock, seed)
     asyncio.set_event_loop(loop)
     loop.run_until_complete(main())
