@@ -2,7 +2,6 @@
 ask; and what becomes of messages when connections are lost, answers are late, processes fork and
 signals interrupt. Each message is stored once, or its publisher gets an exception."""
 
-import gc
 import json
 import re
 import signal
@@ -37,15 +36,10 @@ from mqks.celery.transport import pipelined  # noqa: E402
 
 # What Celery and kombu's own tests leave open.
 pytestmark = [
+    pytest.mark.usefixtures("collected"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nothing_is_left_for_others() -> Iterator[None]:
-    yield
-    gc.collect()
 
 
 def _mixins() -> Any:

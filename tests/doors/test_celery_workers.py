@@ -31,6 +31,7 @@ from mqks.celery.transport import pipelined
 
 # What Celery leaves open.
 pytestmark = [
+    pytest.mark.usefixtures("collected"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

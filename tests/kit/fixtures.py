@@ -1,5 +1,6 @@
 """Servers and clients, as many tests want them; loaded when pytest has loaded `mqks.testing`."""
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -80,6 +81,13 @@ def connect(request: pytest.FixtureRequest) -> Any:
 def proxy(mqks_broker: Broker) -> Iterator[Proxy]:
     with Proxy(mqks_broker.port) as proxy:
         yield proxy
+
+
+@pytest.fixture(scope="module")
+def collected() -> Iterator[None]:
+    """What is left open is not found by the tests of another file."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture
