@@ -167,8 +167,7 @@ def test_a_plan_that_fails_is_made_smaller(tmp_path: Path) -> None:
 def test_it_finds(name: str) -> None:
     """By one of a few seeds of a world that is as small as finds it."""
     [fault] = (each for each in faults.FAULTS if each.name == name)
-    if fault.plays == faults.TASKS:
-        pytest.importorskip("celery", reason="Celery is not installed")
-    if fault.plays == faults.STANDBY:
-        pytest.importorskip("psycopg", reason="psycopg is not installed")
+    wanted = {faults.TASKS: ("celery", "django"), faults.STANDBY: ("psycopg",)}
+    for each in wanted.get(fault.plays, ()):
+        pytest.importorskip(each, reason=f"{each} is not installed")
     assert re.search("Violation|Stuck|ConnectionLost", str(fault.found()))
