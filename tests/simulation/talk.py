@@ -50,7 +50,7 @@ IDLE_S: Final = 3600.0
 IDLE_TURNS_MAX: Final = 20_000
 """A server that nobody asks for anything takes no more turns in this time."""
 USERS_EVERY: Final = 4
-"""In each so manieth seed everybody has to log in, and limits are low."""
+"""In one of so many seeds everybody has to log in, and limits are low."""
 TOKENS: Final = {"u": "token", "admin": "token-of-admin"}
 LOW: Final = {
     "auth_timeout_s": 5.0,
