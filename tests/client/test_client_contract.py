@@ -689,8 +689,8 @@ def test_a_blocking_client_without_with(mqks_broker: Broker) -> None:
     client.close()
     with pytest.raises(ConnectionLost, match="the client is closed"):
         client.ping()
-    with mqks.blocking.connect(mqks_broker.url) as another:
-        assert another.peek("q")[-1].text == "last"
+    with mqks.blocking.connect(mqks_broker.url) as another, another.consume("q") as consumer:
+        assert consumer.receive(WAIT_S).text == "last"
     mqks.blocking.connect(mqks_broker.url).close()
 
 

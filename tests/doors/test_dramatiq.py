@@ -248,7 +248,7 @@ def test_an_enqueue_whose_confirm_is_lost_is_one_message(mqks_broker: Broker, pr
         proxy.is_mute = True
         enqueues = threading.Thread(target=broker.enqueue, args=(task,))
         enqueues.start()
-        until(lambda: client.stats("queue", QUEUE)["ready"] == 2)
+        until(lambda: proxy.swallowed and client.stats("queue", QUEUE)["ready"] == 2)
         proxy.is_mute = False
         proxy.cut()
         enqueues.join()

@@ -377,10 +377,10 @@ def test_an_enqueue_whose_confirm_is_lost_is_one_message(mqks_broker: Broker, pr
             (lambda: shop.storage.enqueue(b"b"), lambda: direct.pending_count() == 2),
             (lambda: shop.storage.incr("n"), lambda: direct.storage.incr("n", 0) == 2),
         ):
-            proxy.is_mute = True
+            proxy.is_mute, proxy.swallowed = True, b""
             thread = threading.Thread(target=act)
             thread.start()
-            until(seen)
+            until(lambda: proxy.swallowed and seen())  # noqa: B023
             proxy.is_mute = False
             proxy.cut()
             thread.join()
