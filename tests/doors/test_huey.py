@@ -380,7 +380,8 @@ def test_an_enqueue_whose_confirm_is_lost_is_one_message(mqks_broker: Broker, pr
             proxy.is_mute, proxy.swallowed = True, b""
             thread = threading.Thread(target=act)
             thread.start()
-            until(lambda: proxy.swallowed and seen())  # noqa: B023
+            until(lambda: proxy.swallowed)
+            until(seen)
             proxy.is_mute = False
             proxy.cut()
             thread.join()

@@ -116,22 +116,20 @@ class Disk:
 
     def _flip_one(self) -> bool:
         self._look()
-        found = {name: self._content(name) for name in self._ids if not name.endswith(UNFLIPPED)}
-        kinds = {name.partition("/")[0] for name, content in found.items() if content}
-        if not kinds:
+        files = sorted(_files(Path(self._life)).items())
+        found = {
+            name: content for name, content in files if content and not name.endswith(UNFLIPPED)
+        }
+        if not found:
             return False
-        kind = self._bits.choice(sorted(kinds))
-        name = self._bits.choice([each for each in found if each.startswith(kind) and found[each]])
+        kind = self._bits.choice(sorted({name.partition("/")[0] for name in found}))
+        name = self._bits.choice([each for each in found if each.startswith(kind)])
         # Most of a database may be zeros, which nobody reads.
         places = [at for at, byte in enumerate(found[name]) if byte] or [0]
         self._flip = self._ids[name], self._bits.choice(places), 1 << self._bits.randrange(8)
         self.flips += 1
         self._turn_over(name)
         return True
-
-    def _content(self, name: str) -> bytes:
-        path = Path(self._life + name)
-        return path.read_bytes() if path.is_file() else b""
 
     def _flip_back(self) -> None:
         """If the bit is there, and was not written since."""
@@ -141,15 +139,14 @@ class Disk:
         self._flip = None
 
     def _turn_over(self, name: str) -> None:
+        """Nobody has written it: the model, which power cuts go by, does not know of it."""
         assert self._flip
-        number, at, bit = self._flip
+        _, at, bit = self._flip
         with open(self._life + name, "r+b", buffering=0) as file:
             file.seek(at)
             data = bytes([file.read(1)[0] ^ bit])
             file.seek(at)
             file.write(data)
-        self._model.take(Record("W", number, at, 1, data))
-        self._certain(name)
 
     @property
     def excuses(self) -> bool:
@@ -227,13 +224,10 @@ class Disk:
 
     def _take(self, kind: str, who: int, at: int = 0, length: int = 0, data: bytes = b"") -> None:
         self._model.take(Record(kind, who, at, length, data))
-        flipped, place, _ = self._flip or (0, 0, 0)
-        if (
-            who == flipped
-            and at <= place
-            and (kind == "T" or (kind == "W" and place < at + length))
-        ):
-            self._flip = None
+        if self._flip and kind in "TW":
+            number, place, _ = self._flip
+            if who == number and at <= place < (at + length if kind == "W" else SIZE):
+                self._flip = None
         if kind == "T":
             self._sizes[who] = at
         elif kind in "WA":
