@@ -100,8 +100,8 @@ MEMORY = Path("/dev/shm")
 """A file system that is faster than a disk, where there is one."""
 FREE_BYTES = 2**30
 """It has more, so that worlds do not fill it: in containers it may be tiny."""
-LAST = 50
-"""Events that a failure tells."""
+LAST, TOLD = 50, 200
+"""Events that a failure tells, and characters of each."""
 
 
 class Calls:
@@ -240,10 +240,10 @@ class World:
         words = " ".join(map(str, what)).replace(str(self.directory), "")
         told = f"{self.clock.monotonic_s:.9f} {words}"
         self.events.update(told.encode())
-        self.last.append(told)
+        self.last.append(told[:TOLD])
         if self.tells:
             shown = datetime.fromtimestamp(self.clock.wall(), UTC)
-            print(f"{shown:%Y-%m-%d %H:%M:%S.%f}", words)
+            print(f"{shown:%Y-%m-%d %H:%M:%S.%f}", words[:TOLD])
 
     def install(self) -> None:
         """Replace more, before the product is imported."""
