@@ -78,6 +78,8 @@ class Kills(SmallSteps):
         self.is_gone: set[bytes] = set()
         self.due_us: dict[bytes, int] = {}
         self.dies_us: dict[bytes, int] = {}
+        self.lives_us: dict[bytes, int] = {}
+        """The TTL of what has a delay: it starts when `promote` makes that due, however late."""
         self.acks: dict[bytes, bytes] = {}
         self.unconfirmed_delays: dict[bytes, bytes] = {}
         self.returned: set[bytes] = set()
@@ -161,12 +163,12 @@ class Kills(SmallSteps):
             self.published.add(message)
             if "--unique" in flags:  # Another one may keep it out, or take its place.
                 self.may_be_gone.add(message)
-            self.due_us[message] = {
-                "--delay=2": lab.now_us + 2_000_000,
-                "--delay=1 --ttl=2": lab.now_us + 1_000_000,
-            }.get(flags, 0)
+            delay_us = {"--delay=2": 2_000_000, "--delay=1 --ttl=2": 1_000_000}.get(flags, 0)
+            self.due_us[message] = lab.now_us + delay_us if delay_us else 0
             if life_us := {"--ttl=1": 1_000_000, "--delay=1 --ttl=2": 3_000_000}.get(flags):
                 self.dies_us[message] = lab.now_us + life_us + 50_000
+                if delay_us:
+                    self.lives_us[message] = life_us - delay_us + 50_000
             told = (flags + priority).strip().encode()
             words = [message, b"publish --confirm", told, event, b"x" * size]
             lab.send("a", b" ".join(word for word in words if word != b""))
@@ -246,6 +248,8 @@ class Kills(SmallSteps):
     def redrive(self, who: str, line: bytes) -> None:
         if b"promote" in line:
             self.due_us.clear()
+            for each in self.lives_us.keys() & self.dies_us.keys():
+                self.dies_us[each] = max(self.dies_us[each], self.lab.now_us + self.lives_us[each])
         else:
             self.dies_us.clear()
             for message in self.returned:

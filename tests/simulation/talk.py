@@ -270,7 +270,7 @@ class Talk(World):
     def __init__(self, seed: int, directory: Path, messages: int) -> None:
         super().__init__(seed, directory, messages)
         self.talks = self.settled = self.looks = 0
-        self.has_users = not seed % USERS_EVERY
+        self.has_users, self.users = not seed % USERS_EVERY, directory / "users"
         self._waits: tuple[object, float, int] = None, 0.0, 0
         """What was pending at the last look, since when, and at how many."""
 
@@ -296,10 +296,6 @@ class Talk(World):
         await asyncio.gather(self.live(), self.set_clock(), *talking)
         await self.leave_nothing()
 
-    @property
-    def _users(self) -> Path:
-        return self.directory / "users"
-
     def write_users(self) -> None:
         from mqks.users import User, hash_token
         from mqks.users_file import write
@@ -307,7 +303,7 @@ class Talk(World):
         user, admin = (partial(User, name, token=hash_token(TOKENS[name])) for name in TOKENS)
         limits: Any = {"publishes_per_s": 50, "connections_max": 3, "queues_max": 2}
         some = user(publish=["e*", "a.**"], consume=["q*"], read=["dead"], bind=["a.*"], **limits)
-        write(self._users, [some, admin(publish=["**"], consume=["**"], bind=["**"], admin=True)])
+        write(self.users, [some, admin(publish=["**"], consume=["**"], bind=["**"], admin=True)])
 
     async def serve(self) -> None:
         rng = self.rng
@@ -319,7 +315,7 @@ class Talk(World):
             wal_checkpoint_pages=rng.choice((1, 250)),
             errors_kept_max=rng.choice((0, 10, 1000)),
             eval="on",
-            **({"auth": "always", "users": self._users, **LOW} if self.has_users else {}),
+            **({"auth": "always", "users": self.users, **LOW} if self.has_users else {}),
         )
 
     async def live(self) -> None:

@@ -201,8 +201,7 @@ class Lock:
     def locked(self) -> bool:
         return PROCESS.get(None) in self._holders
 
-    def _at_fork_reinit(self) -> None:
-        """Only the world itself forks, and not to go on."""
+    _at_fork_reinit = int  # Only the world itself forks, and not to go on.
 
     def __enter__(self) -> bool:
         return self.acquire()
